@@ -1,0 +1,322 @@
+"""Frozen kernels in fewer bits: int8 per output channel, and packed 4-bit NormalFloat (nf4).
+
+A quantised kernel stands where the plain kernel stood, in the same place of the same nested dict:
+it is a NamedTuple of arrays, all of which carry the leading layer axes, so `jax.lax.scan` over
+stacked layers slices it like any other leaf. Everything about a kernel follows from the shapes of
+its arrays, so nothing static has to travel beside them.
+
+The linear layer multiplies through `matmul`, which rebuilds the kernel in the compute dtype inside
+the layer, forward and again backward; the rebuilt kernel is never kept.
+
+Memory in bytes per weight, n inputs: int8 1 + 4/n; nf4 0.5 + 4/64 = 0.5625; nf4 with double
+quantisation 0.5 + 1/64 + 4/(64 * 256) = 0.5159.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from raslik_jax.axes import Array, Tree
+
+FORMATS = ("int8", "nf4")
+
+# QLoRA (Dettmers et al. 2023, arXiv:2305.14314), Appendix E: quantiles of a standard normal, made
+# asymmetric so that zero is exact, scaled to [-1, 1]. bitsandbytes prints the same float32 values.
+NF4_CODEBOOK = np.array(
+    [
+        -1.0,
+        -0.6961928009986877,
+        -0.5250730514526367,
+        -0.39491748809814453,
+        -0.28444138169288635,
+        -0.18477343022823334,
+        -0.09105003625154495,
+        0.0,
+        0.07958029955625534,
+        0.16093020141124725,
+        0.24611230194568634,
+        0.33791524171829224,
+        0.44070982933044434,
+        0.5626170039176941,
+        0.7229568362236023,
+        1.0,
+    ],
+    np.float32,
+)
+_NF4_BLOCK = 64
+_SCALE_GROUP = 256
+
+
+class Int8Kernel(NamedTuple):
+    """A kernel as signed bytes with one scale per output channel.
+
+    codes: [*layers, inputs, outputs] int8 in [-127, 127]; -128 is not used, so that -w has the
+        negated codes of w.
+    scale: [*layers, outputs] float32, largest absolute weight of the channel / 127.
+    """
+
+    codes: Any
+    scale: Any
+
+
+class GroupedScales(NamedTuple):
+    """Scales of an nf4 kernel, themselves in eight bits (QLoRA's double quantisation).
+
+    codes: [*layers, groups, 256] int8: the scales minus `offset`, flat, zero-padded at the end.
+    scale: [*layers, groups] float32, largest absolute value of the group / 127.
+    offset: [*layers] float32, the mean scale of the layer; scales are positive, so without it one
+        bit would be wasted.
+    """
+
+    codes: Any
+    scale: Any
+    offset: Any
+
+
+class Nf4Kernel(NamedTuple):
+    """A kernel as 4-bit codes, two to a byte, with one scale per block of inputs and output.
+
+    packed: [*layers, inputs / 2, outputs] uint8. A block of 64 inputs is 32 rows: the high half of
+        a byte is the code of input i of the block, the low half that of input i + 32, so that
+        unpacking is a concatenation and not an interleaving.
+    scale: [*layers, blocks, outputs] float32, the block's largest absolute weight, or
+        GroupedScales of these.
+    """
+
+    packed: Any
+    scale: Any
+
+
+def is_quantised(kernel: object) -> bool:
+    """Says whether this is a quantised kernel, so that a tree walk stops at it as at a leaf."""
+    return isinstance(kernel, Int8Kernel | Nf4Kernel)
+
+
+def block_size(num_inputs: int) -> int:
+    """Returns the number of inputs that share one nf4 scale.
+
+    64, as in QLoRA, wherever 64 divides the inputs, which every published width of the supported
+    architectures does. A toy width takes its largest power-of-two divisor instead, so that a block
+    never runs over the edge.
+
+    Raises:
+        ValueError: the number of inputs is odd, so that two codes do not fill a byte.
+    """
+    block = min(_NF4_BLOCK, num_inputs & -num_inputs)
+    if block < 2:
+        raise ValueError(
+            f"nf4 packs two inputs into a byte and wants an even number of them, got {num_inputs=};"
+            " use int8 for this kernel"
+        )
+    return block
+
+
+def quantise_int8(kernel: Float[Array, "*layers inputs outputs"]) -> Int8Kernel:
+    """Returns the kernel as int8 with one scale per output channel.
+
+    scale_o = max_i |w_io| / 127; code_io = round(w_io / scale_o), ties to even. This is the weight
+    side of LLM.int8 (Dettmers et al. 2022, arXiv:2208.07339) without its outlier decomposition of
+    the activations, which stay in the compute dtype here.
+
+    Args:
+        kernel: `x @ kernel` layout. An all-zero channel gets the scale 0 and comes back as zeros.
+    """
+    wide = jnp.asarray(kernel, jnp.float32)
+    scale = jnp.max(jnp.abs(wide), axis=-2) / 127
+    safe = jnp.where(scale == 0, 1, scale)
+    codes = jnp.round(wide / jnp.expand_dims(safe, -2))
+    # The division can land one rounding above 127 when the scale is a denormal.
+    return Int8Kernel(codes=jnp.clip(codes, -127, 127).astype(jnp.int8), scale=scale)
+
+
+def quantise_nf4(
+    kernel: Float[Array, "*layers inputs outputs"], *, double_quant: bool
+) -> Nf4Kernel:
+    """Returns the kernel as packed 4-bit NormalFloat.
+
+    scale_bo = max over block b of |w_io|; the code is that of the codebook level nearest to
+    w_io / scale_bo. Blocks run along the inputs of one output channel. Where 64 divides the inputs
+    these are bitsandbytes' blocks, which run over the flat [outputs, inputs] weight; the order of
+    the packed nibbles and the 8-bit format of the doubly quantised scales (linear here, a dynamic
+    exponent there) are our own.
+
+    Source: QLoRA, arXiv:2305.14314, Sec. 3.
+
+    Args:
+        kernel: `x @ kernel` layout, an even number of inputs.
+        double_quant: Hold the scales in eight bits as well, in groups of 256.
+
+    Raises:
+        ValueError: the number of inputs is odd.
+    """
+    *layers, inputs, outputs = kernel.shape
+    block = block_size(inputs)
+    blocks = jnp.asarray(kernel, jnp.float32).reshape(*layers, inputs // block, block, outputs)
+    scale = jnp.max(jnp.abs(blocks), axis=-2)
+    unit = blocks / jnp.expand_dims(jnp.where(scale == 0, 1, scale), -2)
+    # Counting the midpoints below a value is the index of its nearest level, without a 16-fold
+    # array of distances; a value on a midpoint goes down, as in bitsandbytes.
+    midpoints = (NF4_CODEBOOK[1:] + NF4_CODEBOOK[:-1]) / 2
+    codes = functools.reduce(
+        jnp.add, [(unit > midpoint).astype(jnp.uint8) for midpoint in midpoints]
+    )
+    high, low = jnp.split(codes, 2, axis=-2)
+    packed = (high << 4 | low).reshape(*layers, inputs // 2, outputs)
+    return Nf4Kernel(packed=packed, scale=_group_scales(scale) if double_quant else scale)
+
+
+def _group_scales(scale: Float[Array, "*layers blocks outputs"]) -> GroupedScales:
+    *layers, blocks, outputs = scale.shape
+    flat = scale.reshape(*layers, blocks * outputs)
+    offset = flat.mean(axis=-1)
+    padding = -flat.shape[-1] % _SCALE_GROUP
+    centred = jnp.pad(
+        flat - jnp.expand_dims(offset, -1), [(0, 0)] * len(layers) + [(0, padding)]
+    ).reshape(*layers, -1, _SCALE_GROUP)
+    step = jnp.max(jnp.abs(centred), axis=-1) / 127
+    codes = jnp.round(centred / jnp.expand_dims(jnp.where(step == 0, 1, step), -1))
+    return GroupedScales(
+        codes=jnp.clip(codes, -127, 127).astype(jnp.int8), scale=step, offset=offset
+    )
+
+
+def _ungroup_scales(
+    grouped: GroupedScales, *, blocks: int, outputs: int
+) -> Float[Array, "*layers {blocks} {outputs}"]:
+    *layers, _, _ = grouped.codes.shape
+    centred = grouped.codes.astype(jnp.float32) * jnp.expand_dims(grouped.scale, -1)
+    flat = centred.reshape(*layers, -1)[..., : blocks * outputs]
+    return (flat + jnp.expand_dims(grouped.offset, -1)).reshape(*layers, blocks, outputs)
+
+
+def dequantise(
+    kernel: Array | Int8Kernel | Nf4Kernel, dtype: Any
+) -> Float[Array, "*layers inputs outputs"]:
+    """Returns the kernel as an ordinary array of `dtype`; a plain kernel is only cast.
+
+    code * scale is taken in float32 and rounded once, so that a bfloat16 kernel is the rounded
+    float32 one.
+    """
+    if isinstance(kernel, Int8Kernel):
+        wide = kernel.codes.astype(jnp.float32) * jnp.expand_dims(kernel.scale, -2)
+        return wide.astype(dtype)
+    if isinstance(kernel, Nf4Kernel):
+        *layers, half, outputs = kernel.packed.shape
+        block = block_size(2 * half)
+        blocks = 2 * half // block
+        scale = kernel.scale
+        if isinstance(scale, GroupedScales):
+            scale = _ungroup_scales(scale, blocks=blocks, outputs=outputs)
+        bytes_ = kernel.packed.reshape(*layers, blocks, block // 2, outputs)
+        codes = jnp.concatenate([bytes_ >> 4, bytes_ & 15], axis=-2)
+        # Codes are below 16 by construction: the gather need not check its bounds.
+        unit = jnp.asarray(NF4_CODEBOOK).at[codes].get(mode="promise_in_bounds")
+        wide = unit * jnp.expand_dims(scale, -2)
+        return wide.reshape(*layers, 2 * half, outputs).astype(dtype)
+    return jnp.asarray(kernel).astype(dtype)
+
+
+def kernel_shape(kernel: Array | Int8Kernel | Nf4Kernel) -> tuple[int, ...]:
+    """Returns the shape [*layers, inputs, outputs] of the kernel that `dequantise` would give."""
+    if isinstance(kernel, Int8Kernel):
+        return tuple(kernel.codes.shape)
+    if isinstance(kernel, Nf4Kernel):
+        *layers, half, outputs = kernel.packed.shape
+        return (*layers, 2 * half, outputs)
+    return tuple(kernel.shape)
+
+
+def matmul(
+    inputs: Float[Array, "*batch inputs"], kernel: Array | Int8Kernel | Nf4Kernel
+) -> Float[Array, "*batch outputs"]:
+    """Returns `inputs @ kernel` in the dtype of the inputs.
+
+    For a quantised kernel the product is a checkpoint: a gradient with respect to the inputs
+    rebuilds the kernel from its codes. Without that, differentiating a scan over layers would keep
+    every layer's rebuilt kernel until the backward pass, which is the memory that quantising saved.
+    """
+    if not is_quantised(kernel):
+        return inputs @ jnp.asarray(kernel).astype(inputs.dtype)
+    return _checkpointed_matmul(inputs, kernel)
+
+
+@jax.checkpoint
+def _checkpointed_matmul(inputs: Any, kernel: Any) -> Any:
+    return inputs @ dequantise(kernel, inputs.dtype)
+
+
+def quantise_kernel(
+    kernel: Float[Array, "*layers inputs outputs"], format: str, *, double_quant: bool
+) -> Int8Kernel | Nf4Kernel:
+    """Returns the kernel in one of FORMATS; `double_quant` concerns nf4 only.
+
+    Raises:
+        ValueError: an unknown format, or double quantisation asked of int8, whose one scale per
+            channel leaves nothing to save.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"a quantised base is one of {FORMATS}, got {format=}")
+    if format == "nf4":
+        return quantise_nf4(kernel, double_quant=double_quant)
+    if double_quant:
+        raise ValueError(f"double quantisation belongs to nf4, got {format=}; leave it off")
+    return quantise_int8(kernel)
+
+
+def is_linear_kernel(path: tuple[Any, ...]) -> bool:
+    """Says whether the leaf at this key path is the kernel of a linear layer inside the stack.
+
+    Embeddings, norms, biases and the head are not: they are read row by row or cost little, and
+    QLoRA leaves them in full precision too.
+    """
+    names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+    return bool(names) and names[0] == "layers" and names[-1] == "kernel"
+
+
+def quantise_base(base: Tree, format: str, *, double_quant: bool) -> Tree:
+    """Returns the base weights with every linear kernel of the layers quantised.
+
+    The result fits everywhere the base did. Works under `jax.eval_shape`, which tells the memory
+    of a model without having one (`num_bytes`).
+
+    Args:
+        base: Base weights as `create` or `load_model` hands them out.
+        format: "int8" or "nf4".
+        double_quant: nf4 only: the scales in eight bits as well.
+
+    Raises:
+        ValueError: an unknown format, a kernel that is quantised already, or one that nf4 cannot
+            pack.
+    """
+
+    def quantise(path: tuple[Any, ...], leaf: Any) -> Any:
+        if is_quantised(leaf):
+            raise ValueError(
+                f"a plain kernel was wanted at {jax.tree_util.keystr(path)}, it is quantised"
+                " already; quantise the original base"
+            )
+        if not is_linear_kernel(path):
+            return leaf
+        return quantise_kernel(leaf, format, double_quant=double_quant)
+
+    return jax.tree_util.tree_map_with_path(quantise, base, is_leaf=is_quantised)
+
+
+def dequantise_base(base: Tree, dtype: Any) -> Tree:
+    """Returns the base weights with every quantised kernel as an ordinary array of `dtype`."""
+    return jax.tree.map(
+        lambda leaf: dequantise(leaf, dtype) if is_quantised(leaf) else leaf,
+        base,
+        is_leaf=is_quantised,
+    )
+
+
+def num_bytes(tree: Tree) -> int:
+    """Returns the bytes that the arrays (or abstract arrays) of a tree take."""
+    return sum(
+        int(np.prod(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree)
+    )
