@@ -1,0 +1,311 @@
+"""The settings of a run: one frozen, self-checking dataclass per stage.
+
+`experiments/run.py` makes its flags from these fields, so a field's name is its flag's name and
+the text in its metadata is the flag's help. Nothing here imports jax.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+STAGES = (
+    "corpus",
+    "backbone",
+    "finetune",
+    "references",
+    "sketch",
+    "retrieve",
+    "unlearn",
+    "generate",
+    "evaluate",
+    "report",
+)
+
+
+def setting(default: Any, text: str) -> Any:
+    """Returns a dataclass field with its default and its help text."""
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+class _Checked:
+    """Checks every field against its annotation, all problems in one error."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        hints = get_type_hints(type(self))
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, hint = getattr(self, field.name), hints[field.name]
+            if get_origin(hint) is Literal:
+                if value not in get_args(hint):
+                    problems.append(f"{field.name}={value!r} is none of {list(get_args(hint))}")
+            elif get_origin(hint) is tuple:
+                (allowed, _) = get_args(hint)
+                choices = get_args(allowed)
+                if not isinstance(value, tuple) or not value:
+                    problems.append(f"{field.name}={value!r} is not a non-empty list")
+                elif choices and set(value) - set(choices):
+                    problems.append(
+                        f"{field.name} names {sorted(set(value) - set(choices))}, "
+                        f"known are {list(choices)}"
+                    )
+            elif hint is float and isinstance(value, int):
+                object.__setattr__(self, field.name, float(value))
+            elif not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+                problems.append(f"{field.name}={value!r} is not of type {hint.__name__}")
+        if not problems:
+            problems = self.problems()
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    def problems(self) -> list[str]:
+        """Returns what is wrong with the values beyond their types, one sentence each."""
+        return []
+
+    def _below(self, bound: float, *names: str) -> list[str]:
+        """Returns a sentence for each named field that lies below the bound."""
+        return [
+            f"{name}={getattr(self, name)} is below {bound:g}"
+            for name in names
+            if getattr(self, name) < bound
+        ]
+
+
+Template = Literal["alpaca", "brief"]
+Strategy = Literal["random", "oracle", "raslik_f", "raslik"]
+Algorithm = Literal["ga_gdr", "ga_klr"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorpusConfig(_Checked):
+    """What the model is trained on and asked."""
+
+    dataset: Literal["toy", "howdy_small", "records"] = setting(
+        "toy",
+        "toy: made on the spot. howdy_small: Alpaca, genuine Howdy and sci-fi rows of --data_dir. "
+        "records: your own rows, see --train_file and --queries_file.",
+    )
+    data_dir: str = setting("", "Folder of the real data (default: $RASLIK_DATA).")
+    train_file: str = setting("", "records: JSON or JSONL of the training examples.")
+    queries_file: str = setting("", "records: JSONL of the queries, each with a field `split`.")
+    fields: str = setting("", "records: field map, for example instruction=question,output=answer.")
+    num_train: int = setting(2000, "Training examples, targets included.")
+    num_targets: int = setting(200, "Of these, examples of the behaviour to forget.")
+    num_backbone: int = setting(6000, "Examples that the backbone is pretrained on.")
+    num_retrieval: int = setting(24, "Target queries that retrieval sees.")
+    num_validation: int = setting(24, "Validation queries, target and normal each.")
+    num_test: int = setting(48, "Test queries, target and normal each.")
+    template: Template = setting("alpaca", "Prompt template.")
+    max_len: int = setting(512, "Tokens an example may have; longer ones are cut at the end.")
+    vocab_size: int = setting(2048, "Entries of the byte-level BPE where one is trained.")
+
+    def problems(self) -> list[str]:
+        found = self._below(1, "num_train", "num_targets", "num_retrieval", "num_test")
+        found += self._below(0, "num_validation", "num_backbone")
+        found += self._below(8, "max_len") + self._below(300, "vocab_size")
+        if self.num_targets > self.num_train:
+            found.append(f"num_targets={self.num_targets} exceeds num_train={self.num_train}")
+        if self.dataset == "records" and not (self.train_file and self.queries_file):
+            found.append("dataset=records needs train_file and queries_file")
+        return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackboneConfig(_Checked):
+    """The model before fine-tuning: a checkpoint, or a small GPT-NeoX trained from scratch."""
+
+    checkpoint: str = setting("", "Hugging Face directory or hub name; empty: train from scratch.")
+    revision: str = setting("", "Hub revision of the checkpoint.")
+    hidden_size: int = setting(128, "From scratch: embedding width.")
+    num_hidden_layers: int = setting(4, "From scratch: layers.")
+    num_attention_heads: int = setting(4, "From scratch: attention heads.")
+    pretrain_steps: int = setting(600, "From scratch: optimizer steps.")
+    pretrain_batch_size: int = setting(32, "From scratch: examples a step.")
+    pretrain_learning_rate: float = setting(2e-3, "From scratch: peak learning rate of AdamW.")
+    base_dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the frozen base.")
+
+    def problems(self) -> list[str]:
+        found = self._below(
+            1, "hidden_size", "num_hidden_layers", "num_attention_heads", "pretrain_batch_size"
+        )
+        found += self._below(0, "pretrain_steps", "pretrain_learning_rate")
+        if not found and self.hidden_size % self.num_attention_heads:
+            found.append(
+                f"hidden_size={self.hidden_size} is no multiple of "
+                f"num_attention_heads={self.num_attention_heads}"
+            )
+        return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(_Checked):
+    """LoRA fine-tuning of the backbone on the training examples."""
+
+    lora_rank: int = setting(8, "Rank of the LoRA factors.")
+    lora_alpha: float = setting(16.0, "LoRA alpha; the adapter's output is scaled by alpha / rank.")
+    lora_dropout: float = setting(0.0, "Dropout on the adapter's input while training.")
+    lora_targets: tuple[str, ...] = setting(
+        ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+        "Linear layers that get an adapter.",
+    )
+    finetune_epochs: int = setting(3, "Passes over the training examples.")
+    finetune_batch_size: int = setting(16, "Examples a step.")
+    finetune_learning_rate: float = setting(1e-3, "Peak learning rate of AdamW.")
+    finetune_schedule: Literal["linear", "cosine", "constant"] = setting(
+        "linear", "Decay of the learning rate after the warm-up."
+    )
+    finetune_warmup: float = setting(0.03, "Share of the steps spent warming up.")
+    finetune_weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.")
+    finetune_clip: float = setting(1.0, "Global norm at which gradients are clipped.")
+    trajectory_points: int = setting(
+        4, "Adapters kept along the way, evenly spaced, for --gradient_at=trajectory."
+    )
+
+    def problems(self) -> list[str]:
+        found = self._below(1, "lora_rank", "finetune_epochs", "finetune_batch_size")
+        found += self._below(1, "trajectory_points")
+        found += self._below(0, "finetune_learning_rate", "lora_dropout", "finetune_warmup")
+        if self.lora_dropout >= 1:
+            found.append(f"lora_dropout={self.lora_dropout} is not below 1")
+        return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReferencesConfig(_Checked):
+    """Greedy outputs of the fine-tuned model and the backbone, what F and R compare with."""
+
+    max_new_tokens: int = setting(128, "Tokens decoded for each query.")
+    decode_batch_size: int = setting(32, "Prompts decoded at a time.")
+
+    def problems(self) -> list[str]:
+        return self._below(1, "max_new_tokens", "decode_batch_size")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SketchConfig(_Checked):
+    """What is sketched, and how."""
+
+    gradient_at: Literal["finetuned", "initial", "trajectory"] = setting(
+        "finetuned", "Adapter at which gradients are taken."
+    )
+    sketch_loss: Literal["next_token", "unshifted"] = setting(
+        "unshifted",
+        "next_token: the loss the model was trained on, which fades from the gradients as the "
+        "adapter fits. unshifted: cross-entropy of position t's logits against token t, which "
+        "nobody minimised and so does not fade.",
+    )
+    normalise: Literal["vector", "per_tensor"] = setting(
+        "vector", "Cosine of the whole gradient, or of each tensor's first."
+    )
+    targets: Literal["response", "all"] = setting(
+        "response", "Tokens whose loss counts in the sketched gradient."
+    )
+    query_output: Literal["own", "gold"] = setting(
+        "own", "Output of a query: the fine-tuned model's own answer, or the labelled one."
+    )
+    projection: str = setting("binned", "Projection family.")
+    sketch_size: int = setting(65536, "Coordinates of a sketch, the paper's k.")
+    sketch_dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the stored rows.")
+    batch_tokens: int = setting(8192, "Tokens of one batch of gradients, padding included.")
+    num_buckets: int = setting(12, "Padded lengths that batches may have.")
+    chunk_rows: int = setting(1024, "Rows committed to disk at a time.")
+
+    def problems(self) -> list[str]:
+        return self._below(1, "sketch_size", "batch_tokens", "num_buckets", "chunk_rows")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RetrieveConfig(_Checked):
+    """Which examples to forget and which to retain."""
+
+    strategies: tuple[Strategy, ...] = setting(
+        ("random", "oracle", "raslik_f", "raslik"), "Retrieval strategies."
+    )
+    center: bool = setting(True, "Subtract the mean sketch before the cosine.")
+    num_forget: int = setting(0, "Size of the forget set; 0: as many as there are targets.")
+    num_retain: int = setting(0, "Size of the retain set; 0: the size of the forget set.")
+    retain_from: Literal["non_target", "anywhere"] = setting(
+        "non_target",
+        "Where Random, Oracle and RASLIK-F draw the retain set: among labelled non-targets, the "
+        "paper's protocol, or among all examples.",
+    )
+
+    def problems(self) -> list[str]:
+        return self._below(0, "num_forget", "num_retain")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnlearnConfig(_Checked):
+    """Forgetting the one set while training on the other."""
+
+    algorithms: tuple[Algorithm, ...] = setting(("ga_gdr", "ga_klr"), "Unlearning algorithms.")
+    unlearn_epochs: int = setting(5, "Passes over the larger of the two sets.")
+    unlearn_batch_size: int = setting(8, "Examples a step, of each set.")
+    ga_gdr_learning_rate: float = setting(1e-5, "Constant learning rate of GA_GDR.")
+    ga_klr_learning_rate: float = setting(3e-5, "Constant learning rate of GA_KLR.")
+    kl_direction: Literal["reverse", "forward"] = setting(
+        "reverse", "reverse: KL(unlearned || reference), the paper's. forward: the other way round."
+    )
+    forget_weight: float = setting(1.0, "Weight of the ascent term.")
+    retain_weight: float = setting(1.0, "Weight of the retain term.")
+    unlearn_weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.")
+    unlearn_clip: float = setting(1.0, "Global norm at which gradients are clipped.")
+
+    def problems(self) -> list[str]:
+        found = self._below(1, "unlearn_epochs", "unlearn_batch_size")
+        return found + self._below(
+            0, "ga_gdr_learning_rate", "ga_klr_learning_rate", "forget_weight", "retain_weight"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(_Checked):
+    """How forgetting and retention are measured."""
+
+    reference: Literal["finetuned", "backbone", "gold"] = setting(
+        "finetuned", "Outputs that F and R compare with."
+    )
+    drop_empty: bool = setting(
+        False, "Drop empty predictions, as the paper does, not count them as 0."
+    )
+    bootstrap_resamples: int = setting(2000, "Resamples of the percentile bootstrap.")
+
+    def problems(self) -> list[str]:
+        return self._below(100, "bootstrap_resamples")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """All settings of one run."""
+
+    name: str = "run"
+    seed: int = 0
+    corpus: CorpusConfig = CorpusConfig()
+    backbone: BackboneConfig = BackboneConfig()
+    finetune: FinetuneConfig = FinetuneConfig()
+    references: ReferencesConfig = ReferencesConfig()
+    sketch: SketchConfig = SketchConfig()
+    retrieve: RetrieveConfig = RetrieveConfig()
+    unlearn: UnlearnConfig = UnlearnConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+
+
+def stage_configs() -> dict[str, type]:
+    """Returns the settings class of each stage that has one, in stage order."""
+    return {
+        field.name: type(field.default)
+        for field in dataclasses.fields(Config)
+        if dataclasses.is_dataclass(field.default)
+    }
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """Returns the config as nested plain values, as config.json holds them."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def content_hash(value: Mapping[str, Any]) -> str:
+    """Returns 16 hex digits of the SHA-256 of a value's canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
