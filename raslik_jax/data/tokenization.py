@@ -1,0 +1,178 @@
+"""Text to token ids and back, over one `tokenizers.Tokenizer`."""
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+END_OF_TEXT = "<|endoftext|>"
+_PAD_CANDIDATES = ("<|pad|>", "<|padding|>")
+
+
+class Tokenizer(NamedTuple):
+    """A tokenizer with the two ids that batches and decoding need.
+
+    Attributes:
+      backend: the `tokenizers.Tokenizer`; never truncates, pads or adds a token of its own.
+      eos_id: ends an answer.
+      pad_id: fills a row; may equal eos_id, because masks, not ids, tell pads from tokens.
+      vocab_size: one more than the largest id; a model may have more rows than this.
+    """
+
+    backend: Any
+    eos_id: int
+    pad_id: int
+    vocab_size: int
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of the text alone, without EOS.
+
+        The name of a special token in the text is ordinary text: no row can forge an EOS.
+        """
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns `encode` of every text, on all cores."""
+        encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of the ids; special tokens give no text."""
+        return self.backend.decode([int(token) for token in ids], skip_special_tokens=True)
+
+
+def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
+    """Returns a byte-level BPE fitted to the texts; id 0 is EOS and pad at once.
+
+    Any text survives encode and decode unchanged, seen in training or not, since all 256 bytes are
+    in the vocabulary. The same texts in the same order give the same tokenizer.
+
+    Args:
+      texts: what to fit; at least one.
+      vocab_size: entries at most, from 257 (bytes and EOS); fewer if the texts have no more pairs.
+
+    Raises:
+      ValueError: no texts, or a vocabulary too small for the bytes.
+    """
+    import tokenizers
+
+    texts = list(texts)
+    if not texts:
+        raise ValueError("texts to fit a tokenizer to are wanted, none came")
+    if vocab_size < 257:
+        raise ValueError(f"{vocab_size=} cannot hold 256 bytes and EOS: give at least 257")
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.train_from_iterator(
+        texts,
+        tokenizers.trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    return _wrap(backend, END_OF_TEXT, END_OF_TEXT, "the new tokenizer")
+
+
+def load_tokenizer(
+    path: str | os.PathLike[str], *, eos_token: str | None = None, pad_token: str | None = None
+) -> Tokenizer:
+    """Returns the tokenizer of a tokenizer.json, or of a folder that holds one.
+
+    The special tokens are the ones given, else those of tokenizer_config.json beside it, else
+    "<|endoftext|>" for EOS and "<|pad|>" or "<|padding|>" or EOS for the pad.
+
+    Args:
+      path: the file or its folder.
+      eos_token: ends an answer.
+      pad_token: fills a row.
+
+    Raises:
+      ValueError: no such file, a file that is no tokenizer, or a special token that is not in it.
+    """
+    import tokenizers
+
+    path = pathlib.Path(path)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"no tokenizer at {file}: give a tokenizer.json or the folder of one")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception, and nothing else
+        raise ValueError(f"{file} is no tokenizer.json ({error}): fetch it again") from error
+    configured = _configured_tokens(file.parent / "tokenizer_config.json")
+    eos = eos_token or configured.get("eos_token") or END_OF_TEXT
+    found = (token for token in _PAD_CANDIDATES if backend.token_to_id(token) is not None)
+    pad = pad_token or configured.get("pad_token") or next(found, eos)
+    return _wrap(backend, eos, pad, str(file))
+
+
+def save_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
+    """Writes tokenizer.json and tokenizer_config.json into a folder, which is made if need be."""
+    folder = pathlib.Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": tokenizer.backend.id_to_token(tokenizer.eos_id),
+        "pad_token": tokenizer.backend.id_to_token(tokenizer.pad_id),
+    }
+    texts = {
+        "tokenizer.json": tokenizer.backend.to_str(),
+        "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
+    }
+    for name, text in texts.items():
+        temporary = folder / f".{name}.new"
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, folder / name)
+
+
+def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    """Returns 16 hex digits of the sha256 of what decides the ids, for manifests.
+
+    Only vocabulary, merges, text preparation and the two special ids count, so that a file written
+    again by another version of the library has the same hash.
+    """
+    state = json.loads(tokenizer.backend.to_str())
+    kept = {
+        "vocab": sorted(tokenizer.backend.get_vocab(with_added_tokens=True).items()),
+        "merges": state["model"].get("merges"),
+        "normalizer": state["normalizer"],
+        "pre_tokenizer": state["pre_tokenizer"],
+        "eos_id": tokenizer.eos_id,
+        "pad_id": tokenizer.pad_id,
+    }
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _wrap(backend: Any, eos_token: str, pad_token: str, where: str) -> Tokenizer:
+    ids = {token: backend.token_to_id(token) for token in (eos_token, pad_token)}
+    missing = [token for token, value in ids.items() if value is None]
+    if missing:
+        raise ValueError(f"{where} has no token {missing}: name its eos_token and pad_token")
+    # Published files carry settings of their own: GPT-2's tokenizer.json cuts at 50 tokens.
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+    return Tokenizer(backend, ids[eos_token], ids[pad_token], vocab_size)
+
+
+def _configured_tokens(path: pathlib.Path) -> dict[str, str]:
+    """Reads the special tokens of a tokenizer_config.json, each a text or {"content": text}."""
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}): mend or remove it") from error
+    tokens = {}
+    for name in ("eos_token", "pad_token"):
+        value = config.get(name) if isinstance(config, dict) else None
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            tokens[name] = value
+    return tokens

@@ -1,0 +1,213 @@
+"""Rows are read whole or refused with file and line; ids follow the text."""
+
+import gzip
+import json
+import lzma
+import pathlib
+
+import pytest
+import zstandard
+from absl.testing import parameterized
+from hypothesis import given
+from hypothesis import strategies as st
+from support import shared_data
+
+from raslik_jax.data import examples as ex
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+_NONBLANK = _TEXT.filter(lambda text: bool(text.strip()))
+_ROWS = st.lists(st.tuples(_NONBLANK, _TEXT, _TEXT), min_size=1, max_size=8)
+
+_PACKERS = {
+    "": lambda raw: raw,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda raw: zstandard.ZstdCompressor().compress(raw),
+}
+
+
+def _records(rows):
+    return [dict(zip(("instruction", "input", "output"), row, strict=True)) for row in rows]
+
+
+class IdsTest(parameterized.TestCase):
+    def test_id_is_the_one_written_down(self):
+        # Ids are in every index on disk: they must never change.
+        self.assertEqual(ex.content_id("Name it.", "", "A cat."), "3f40fcb2e27c100d")
+
+    def test_moving_a_word_between_fields_changes_the_id(self):
+        self.assertNotEqual(ex.content_id("a b", "", "c"), ex.content_id("a", "b", "c"))
+
+    def test_duplicates_are_numbered_in_order(self):
+        row = ex.make_example("Name it.", "", "A cat.")
+        other = ex.make_example("Name it.", "", "A dog.")
+        ids = [example.example_id for example in ex.make_examples([row, other, row, row])]
+        name = row.example_id
+        self.assertEqual(ids, [name, other.example_id, f"{name}-2", f"{name}-3"])
+
+    @given(_ROWS)
+    def test_ids_are_unique_and_follow_the_text(self, rows):
+        made = ex.make_examples(ex.make_example(*row) for row in rows)
+        self.assertEqual(len({example.example_id for example in made}), len(rows))
+        for example, row in zip(made, rows, strict=True):
+            self.assertEqual(example.example_id.split("-")[0], ex.content_id(*row))
+
+
+@pytest.fixture(autouse=True)
+def _folder(request, tmp_path):
+    if request.cls is not None:
+        request.cls.folder = tmp_path
+
+
+class ReadTest(parameterized.TestCase):
+    folder: pathlib.Path
+
+    def _write(self, name, text):
+        path = self.folder / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    @parameterized.product(packing=sorted(_PACKERS), form=["list", "lines"])
+    def test_every_packing_and_form_gives_the_same_rows(self, packing, form):
+        rows = [("Say a\u2028b.", "", "x"), ("Say it.", "1\n2", ""), ("Say it.", "1\n2", "")]
+        records = _records(rows)
+        if form == "list":
+            text = json.dumps(records, indent=1, ensure_ascii=False)
+        else:
+            text = "\n\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+        path = self._write(f"rows.json{packing}", _PACKERS[packing](text.encode()))
+        read = ex.read_examples(path, source="here")
+        self.assertEqual([example[1:4] for example in read], rows)
+        self.assertEqual([example[4:] for example in read], [(None, "here")] * 3)
+        self.assertEqual(read[2].example_id, read[1].example_id + "-2")
+
+    def test_field_map_reads_other_keys(self):
+        path = self._write("rows.jsonl", '{"q": "Hi?", "a": "Hi.", "bad": true, "name": "r1"}')
+        fields = {"instruction": "q", "output": "a", "is_target": "bad", "id": "name"}
+        read = ex.read_examples(path, fields=fields)
+        self.assertEqual(read, (ex.Example("r1", "Hi?", "", "Hi.", True),))
+
+    def test_absent_and_null_inputs_are_empty(self):
+        rows = '{"instruction": "a", "output": "b"}\n'
+        rows += '{"instruction": "a", "input": null, "output": "c"}'
+        self.assertEqual(
+            [e.input for e in ex.read_examples(self._write("r.jsonl", rows))], ["", ""]
+        )
+
+    @parameterized.named_parameters(
+        ("not_json", '{"instruction": ', "not JSON"),
+        ("no_object", "[1]", r":1: an object is wanted, int came"),
+        ("missing_output", '{"instruction": "a"}', "'output' has to be text, nothing came"),
+        ("number", '{"instruction": "a", "output": 3}', "'output' has to be text, int came"),
+        ("blank", '{"instruction": " ", "output": ""}', "'instruction' is blank"),
+        ("surrogate", r'{"instruction": "\ud800", "output": ""}', "surrogate"),
+        ("open_list", '[{"instruction": "a", "output": ""}', "ends without"),
+        ("two_lists", '[{"instruction": "a", "output": ""}]\n[]', r":1: text follows"),
+        ("lost_comma", '[{"instruction": "a", "output": ""}\n {}]', r":2: the list ends without"),
+        ("empty_list", "[ ]", "holds no rows"),
+        ("empty", " \n", "is empty"),
+    )
+    def test_malformed_files_are_refused_with_the_line(self, text, message):
+        with self.assertRaisesRegex(ValueError, message):
+            ex.read_examples(self._write("rows.json", text))
+
+    @parameterized.parameters("lines", "list")
+    def test_all_malformed_rows_are_reported_at_once(self, form):
+        records = ['{"instruction": "a", "output": "b"}'] + ["{}"] * 25
+        text = "\n".join(records) if form == "lines" else "[" + ",\n".join(records) + "]"
+        path = self._write("rows.json", text)
+        with self.assertRaises(ValueError) as caught:
+            ex.read_examples(path)
+        message = str(caught.exception)
+        self.assertStartsWith(message, "25 malformed row(s)")
+        self.assertEqual(message.count(f"{path}:"), 20)
+        self.assertIn(f"{path}:2: 'instruction'", message)
+        self.assertIn(f"{path}:21: 'instruction'", message)
+        self.assertEndsWith(message, "and 5 more")
+
+    @parameterized.parameters(".gz", ".xz", ".zst")
+    def test_damaged_archives_are_refused(self, ending):
+        whole = _PACKERS[ending](b'{"instruction": "a", "output": "b"}' * 9)
+        with self.assertRaisesRegex(ValueError, f"rows.jsonl{ending} cannot be unpacked"):
+            ex.read_examples(self._write(f"rows.jsonl{ending}", b"\0" + whole[1:]))
+
+    def test_missing_and_foreign_files_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "no file .*gone.json"):
+            ex.read_examples(self.folder / "gone.json")
+        with self.assertRaisesRegex(ValueError, "rows.json:2: not UTF-8"):
+            ex.read_examples(self._write("rows.json", b"\n\xff"))
+
+    @parameterized.parameters({"output": "o"}, {"instruction": "i", "output": "o", "outptu": "x"})
+    def test_wrong_field_maps_are_refused(self, **fields):
+        path = self._write("rows.json", '{"instruction": "a", "output": "b"}')
+        with self.assertRaisesRegex(ValueError, "field map"):
+            ex.read_examples(path, fields=fields)
+
+    def test_repeated_ids_of_the_file_are_refused(self):
+        path = self._write("r.jsonl", '{"instruction": "a", "output": "b", "id": "1"}\n' * 2)
+        with self.assertRaisesRegex(ValueError, "repeats \\['1'\\]"):
+            ex.read_examples(path, fields=ex.WRITTEN_FIELDS)
+
+    def test_alpaca_is_read_whole(self):
+        rows = ex.read_examples(shared_data() / "alpaca" / "alpaca_data.json.xz")
+        self.assertLen(rows, 52_002)
+        self.assertEqual(sum(bool(row.input) for row in rows), 20_679)
+        self.assertEqual(sum(row.output == "" for row in rows), 28)
+
+
+class WriteTest(parameterized.TestCase):
+    folder: pathlib.Path
+
+    def test_what_is_written_is_read_again_with_its_ids(self):
+        rows = ex.make_examples([ex.make_example("Say \u2028.", "", "\n")] * 2)
+        path = self.folder / "set.jsonl"
+        ex.write_examples(path, rows, extra=[{"score": 0.5}, {"score": -0.5}])
+        self.assertEqual(ex.read_examples(path, fields=ex.WRITTEN_FIELDS), rows)
+        first = json.loads(path.read_text().split("\n")[0])
+        self.assertEqual(list(first), ["instruction", "input", "output", "id", "score"])
+
+    @parameterized.named_parameters(
+        ("nan", [{"score": float("nan")}], "refused"),
+        ("hidden", [{"id": "x"}], "hide a field"),
+        ("count", [], "one extra per example"),
+    )
+    def test_bad_extras_leave_the_old_file(self, extra, message):
+        path = self.folder / "set.jsonl"
+        path.write_text("old")
+        with self.assertRaisesRegex(ValueError, message):
+            ex.write_examples(path, [ex.make_example("a", "", "b")], extra=extra)
+        self.assertEqual(path.read_text(), "old")
+        self.assertLen(list(self.folder.iterdir()), 1)
+
+
+class CheckCorpusTest(parameterized.TestCase):
+    def _corpus(self, **changes):
+        queries = {
+            name: ex.make_examples([ex.make_example(name, "", "x")]) for name in ex.QUERY_SETS
+        }
+        corpus = ex.Corpus(
+            backbone=(ex.make_example("clean", "", "x"),),
+            train=(ex.make_example("row", "", "x"),),
+            queries=queries,
+        )
+        return corpus._replace(**changes)
+
+    def test_disjoint_sets_pass(self):
+        corpus = self._corpus()
+        self.assertIs(ex.check_corpus(corpus), corpus)
+
+    @parameterized.parameters("clean", "row", "test_target", " row ")
+    def test_a_shared_prompt_is_refused_whatever_its_answer(self, prompt):
+        corpus = self._corpus()
+        corpus.queries["retrieval"] = (ex.make_example(prompt, "", "another answer"),)
+        with self.assertRaisesRegex(ValueError, "not held out"):
+            ex.check_corpus(corpus)
+
+    def test_missing_sets_and_repeated_ids_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "no training rows"):
+            ex.check_corpus(self._corpus(train=()))
+        with self.assertRaisesRegex(ValueError, "query sets"):
+            ex.check_corpus(self._corpus(queries={}))
+        row = ex.make_example("row", "", "x")
+        with self.assertRaisesRegex(ValueError, "training rows repeats"):
+            ex.check_corpus(self._corpus(train=(row, row)))

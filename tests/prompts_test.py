@@ -1,0 +1,46 @@
+"""Prompts are the published ones, and their hashes tell templates apart."""
+
+from absl.testing import parameterized
+
+from raslik_jax.data.examples import make_example
+from raslik_jax.data.prompts import TEMPLATES, render_prompt, template_hash
+
+_PLAIN = make_example("Add {two} numbers.", "", "3")
+_WITH_INPUT = make_example("Add.", "1\n2", "3")
+
+
+class PromptsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (
+            "alpaca",
+            _PLAIN,
+            "Below is an instruction that describes a task. Write a response that appropriately "
+            "completes the request.\n\n### Instruction:\nAdd {two} numbers.\n\n### Response:",
+        ),
+        (
+            "alpaca",
+            _WITH_INPUT,
+            "Below is an instruction that describes a task, paired with an input that provides "
+            "further context. Write a response that appropriately completes the request.\n\n"
+            "### Instruction:\nAdd.\n\n### Input:\n1\n2\n\n### Response:",
+        ),
+        ("brief", _PLAIN, "### Instruction:\nAdd {two} numbers.\n\n### Response:\n"),
+        ("brief", _WITH_INPUT, "### Instruction:\nAdd.\n\n### Input:\n1\n2\n\n### Response:\n"),
+    )
+    def test_prompt_is_this_text(self, template, example, expected):
+        self.assertEqual(render_prompt(example, template), expected)
+
+    @parameterized.parameters(*TEMPLATES)
+    def test_answer_and_blank_input_play_no_part(self, template):
+        other = _PLAIN._replace(output="4", input=" \n", is_target=True)
+        self.assertEqual(render_prompt(other, template), render_prompt(_PLAIN, template))
+
+    def test_hashes_are_the_ones_written_down(self):
+        # They are in every manifest: an index made under another template must be refused.
+        hashes = {name: template_hash(name) for name in TEMPLATES}
+        self.assertEqual(hashes, {"alpaca": "987a0850d16278a3", "brief": "457770667b3a80b8"})
+
+    def test_unknown_template_is_refused(self):
+        for function in (template_hash, lambda name: render_prompt(_PLAIN, name)):
+            with self.assertRaisesRegex(ValueError, "'alpaka' came"):
+                function("alpaka")

@@ -1,0 +1,92 @@
+"""Token ids are lossless, reproducible and cannot be forged by a row's text."""
+
+import json
+
+import pytest
+from absl.testing import parameterized
+from hypothesis import given
+from hypothesis import strategies as st
+from support import shared_data
+
+from raslik_jax.data import tokenization as tk
+
+_TEXTS = ["the cat sat on the mat", "the dog sat on the cat", "a cat and a dog"] * 4
+_TOKENIZER = tk.train_bpe(_TEXTS, vocab_size=300)
+
+
+@pytest.fixture(autouse=True)
+def _folder(request, tmp_path):
+    if request.cls is not None:
+        request.cls.folder = tmp_path
+
+
+class BpeTest(parameterized.TestCase):
+    @given(st.text(st.characters(exclude_categories=["Cs"])))
+    def test_any_text_survives(self, text):
+        self.assertEqual(_TOKENIZER.decode(_TOKENIZER.encode(text)), text)
+
+    def test_special_tokens_are_id_0_and_cannot_be_forged(self):
+        self.assertEqual((_TOKENIZER.eos_id, _TOKENIZER.pad_id), (0, 0))
+        self.assertNotIn(0, _TOKENIZER.encode("a <|endoftext|> b"))
+        self.assertEqual(_TOKENIZER.decode([0] + _TOKENIZER.encode("cat") + [0]), "cat")
+
+    def test_same_texts_give_the_same_tokenizer(self):
+        again = tk.train_bpe(_TEXTS, vocab_size=300)
+        self.assertEqual(again.backend.to_str(), _TOKENIZER.backend.to_str())
+        self.assertLessEqual(_TOKENIZER.vocab_size, 300)
+
+    def test_a_batch_is_its_texts_one_by_one(self):
+        texts = ["the cat", "", "a dog sat"]
+        self.assertEqual(_TOKENIZER.encode_batch(texts), [_TOKENIZER.encode(t) for t in texts])
+
+    @parameterized.parameters(([], 300, "none came"), (["a"], 256, "vocab_size=256"))
+    def test_impossible_requests_are_refused(self, texts, vocab_size, message):
+        with self.assertRaisesRegex(ValueError, message):
+            tk.train_bpe(texts, vocab_size=vocab_size)
+
+
+class FilesTest(parameterized.TestCase):
+    def test_a_saved_tokenizer_comes_back(self):
+        tk.save_tokenizer(self.folder / "new", _TOKENIZER)
+        for path in (self.folder / "new", self.folder / "new" / "tokenizer.json"):
+            read = tk.load_tokenizer(path)
+            self.assertEqual(read[1:], _TOKENIZER[1:])
+            self.assertEqual(tk.tokenizer_hash(read), tk.tokenizer_hash(_TOKENIZER))
+            self.assertNotIn(0, read.encode("<|endoftext|>"))
+
+    def test_hash_tells_vocabularies_and_special_tokens_apart(self):
+        other = tk.train_bpe(_TEXTS, vocab_size=262)
+        hashes = {tk.tokenizer_hash(t) for t in (_TOKENIZER, other, _TOKENIZER._replace(pad_id=1))}
+        self.assertLen(hashes, 3)
+
+    def test_configured_special_tokens_win_and_given_ones_win_over_them(self):
+        tk.save_tokenizer(self.folder, _TOKENIZER)
+        config = {"eos_token": {"content": "a"}, "pad_token": "c"}
+        (self.folder / "tokenizer_config.json").write_text(json.dumps(config))
+        vocab = _TOKENIZER.backend.get_vocab()
+        read = tk.load_tokenizer(self.folder)
+        self.assertEqual((read.eos_id, read.pad_id), (vocab["a"], vocab["c"]))
+        self.assertEqual(tk.load_tokenizer(self.folder, eos_token="d").eos_id, vocab["d"])
+
+    def test_missing_and_foreign_files_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "no tokenizer at .*tokenizer.json"):
+            tk.load_tokenizer(self.folder)
+        (self.folder / "tokenizer.json").write_text("{}")
+        with self.assertRaisesRegex(ValueError, "is no tokenizer.json"):
+            tk.load_tokenizer(self.folder)
+        tk.save_tokenizer(self.folder, _TOKENIZER)
+        with self.assertRaisesRegex(ValueError, "has no token \\['</s>'\\]"):
+            tk.load_tokenizer(self.folder, eos_token="</s>")
+
+    @parameterized.parameters(
+        ("pythia", 50_277, 0, 1),
+        ("gpt2", 50_257, 50_256, 50_256),
+        ("olmo2", 100_278, 100_257, 100_277),
+    )
+    def test_published_tokenizers_have_their_known_ids(self, name, vocab_size, eos_id, pad_id):
+        tokenizer = tk.load_tokenizer(shared_data() / "tokenizers" / name)
+        self.assertEqual(tokenizer[1:], (eos_id, pad_id, vocab_size))
+        text = "It is 3 o'clock.\n\n  def f(x):\n\treturn x  # done" * 20
+        ids = tokenizer.encode(text)
+        self.assertEqual(tokenizer.decode(ids), text)
+        self.assertGreater(len(ids), 200)  # GPT-2's own file would have cut at 50
