@@ -1,0 +1,783 @@
+"""The sketch index on disk: unit sketches, their norms, ids, and a manifest that guards them.
+
+Layout of an index, local folder or `gs://`, `s3://` prefix alike:
+
+    manifest.json      what the index is and what it was made from; written last at creation
+    ids/<s>.json       ids of segment s (one per creation or append), in sketching order
+    deleted.json       ids marked deleted (absent until the first deletion)
+    rows/ norms/ lengths/ sums/ (scales/)    zarr3 arrays, one file per chunk of whole rows
+    commits/<i>.json   the commit record of chunk i, written after everything else of the chunk
+    claims/            of running jobs only, see `raslik_jax.index.claims`
+
+Codecs are `bytes` (little endian) and `crc32c`: no compression (a sketch is noise: zstd saves 22 %
+and costs 20 times the read), no sharding. So a chunk file is the raw row block and four more bytes,
+and a local reader maps it into memory; everything else goes through TensorStore.
+
+Every segment begins with a new chunk: an append touches no old file. The price is that the last
+chunk of a segment is padded with zero rows on disk.
+
+Nothing in an index depends on time, process or order of work, so any number of interrupted or
+concurrent runs end with the same bytes.
+"""
+
+import errno
+import functools
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import tensorstore as ts
+from jaxtyping import Bool, Float, Float32, Float64, Shaped
+
+SKETCH_FORMAT = 1
+DTYPES: Mapping[str, np.dtype] = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+# Chunk sums are integers in units of 2^-40: integer addition is associative, so the mean of a store
+# is the same bits whatever the chunks, their order, or the path of appends and deletions.
+_SUM_SCALE = float(2**40)
+_LOW_BITS = 20
+_UNIT_TOLERANCE = 1e-3
+_OPEN_MAPS = 256  # each memory map holds a file descriptor; the usual limit is 1,024
+
+
+class Block(NamedTuple):
+    """One chunk as a reader sees it: which rows, and their stored form.
+
+    Attributes:
+        positions: the rows' positions in `ids`.
+        stored: the rows as stored, one per position; a read-only memory map for a local index.
+    """
+
+    positions: slice
+    stored: Shaped[np.ndarray, "C _"]
+
+
+class Damage(NamedTuple):
+    """One damaged file of an index; `chunk` is None where it belongs to no chunk."""
+
+    chunk: int | None
+    file: str
+    reason: str
+
+
+def _json_bytes(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def _sealed(record: Mapping[str, Any]) -> bytes:
+    """The record as JSON with a checksum of itself, so that a flipped byte is noticed."""
+    return _json_bytes({**record, "crc32": zlib.crc32(_json_bytes(record))})
+
+
+def _unsealed(value: bytes, file: str) -> dict[str, Any]:
+    try:
+        record = json.loads(value)
+        seal = record.pop("crc32")
+    except (ValueError, KeyError, AttributeError):
+        raise ValueError(f"{file} is damaged: it is no sealed JSON record.") from None
+    # Bytes, not values: a flip inside white space is damage too.
+    if zlib.crc32(_json_bytes(record)) != seal or value != _sealed(record):
+        raise ValueError(f"{file} is damaged: its contents do not match its checksum.")
+    return record
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping) and value:
+        fields: dict[str, Any] = {}
+        for key, inner in value.items():
+            fields |= _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+        return fields
+    return {prefix: value}
+
+
+def _refuse_differences(path: str, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    stored, wanted = _flatten(stored), _flatten(wanted)
+    differing = [
+        f"{name} (index: {stored.get(name, 'absent')!r}, asked for: {wanted.get(name, 'absent')!r})"
+        for name in sorted(stored | wanted)
+        if (name in stored) != (name in wanted) or stored[name] != wanted[name]
+    ]
+    if differing:
+        raise ValueError(
+            f"The index {path} was made for something else: {'; '.join(differing)}. "
+            "Use the settings it was made with, or another path."
+        )
+
+
+def _fixed_point(rows_CK: np.ndarray) -> np.ndarray:
+    """Rows as integers in units of 2^-40."""
+    return np.rint(rows_CK.astype(np.float64) * _SUM_SCALE).astype(np.int64)
+
+
+def _fixed_point_sum(rows_CK: np.ndarray) -> np.ndarray:
+    total_K = np.zeros(rows_CK.shape[1], np.int64)
+    for start in range(0, len(rows_CK), 16):  # a few rows at a time stay in the cache
+        total_K += _fixed_point(rows_CK[start : start + 16]).sum(axis=0)
+    return total_K
+
+
+def _row_lengths(rows_CK: np.ndarray) -> np.ndarray:
+    lengths_C = np.empty(len(rows_CK), np.float64)
+    for start in range(0, len(rows_CK), 16):
+        part = rows_CK[start : start + 16].astype(np.float64)
+        lengths_C[start : start + 16] = np.sqrt(np.einsum("ck,ck->c", part, part))
+    return lengths_C
+
+
+class SketchStore:
+    """An index of N unit sketches of size K, in sketching order.
+
+    Made by `SketchStore.create` (which also resumes) or `SketchStore.open`.
+
+    Example:
+        store = SketchStore.create(path, identity={"model": "..."}, ids=ids, size=4096)
+        for chunk in store.missing_chunks():
+            store.write_chunk(chunk, *sketch(store.chunk_ids(chunk)))
+    """
+
+    def __init__(self, path: str, manifest: Mapping[str, Any], ids: tuple[str, ...]):
+        """Use `create` or `open`."""
+        self._path = path
+        self._local = None if "://" in path else Path(path)
+        self._kv = _key_value_store(path)
+        self._maps: dict[int, np.ndarray] = {}
+        self._arrays: dict[str, ts.TensorStore] = {}
+        self._use(manifest, ids)
+
+    def _use(self, manifest: Mapping[str, Any], ids: tuple[str, ...]) -> None:
+        self._manifest = manifest
+        self._ids = ids
+        spans, start = [], 0
+        for segment in manifest["segments"]:
+            end = start + segment["rows"]
+            spans += [
+                slice(a, min(a + self.chunk_rows, end)) for a in range(start, end, self.chunk_rows)
+            ]
+            start = end
+        self._spans = tuple(spans)
+        self._arrays.clear()  # their shapes may have grown
+        self._forget_cached()
+
+    # ------------------------------------------------------------------ making and opening
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike,
+        *,
+        identity: Mapping[str, Any],
+        ids: Sequence[str],
+        size: int,
+        dtype: str = "float32",
+        chunk_rows: int = 512,
+    ) -> "SketchStore":
+        """Returns the index at `path`, made if it is not there, opened if it is the same one.
+
+        Resuming is calling this again with the same arguments. Safe to call from many processes
+        at once.
+
+        Args:
+            path: a local folder, or a prefix that TensorStore knows (`gs://...`, `s3://...`).
+            identity: JSON values that say what the rows were made from: hashes of base weights,
+                adapter, tokenizer and template, loss, normalisation, projection, ...
+            ids: one id per row, in sketching order, all different.
+            size: K, coordinates of a sketch.
+            dtype: a key of `DTYPES`.
+            chunk_rows: rows of one chunk: what one commit, one claim and one kill are worth.
+
+        Raises:
+            ValueError: an argument is not usable, or the index at `path` was made with others.
+        """
+        path = _clean_path(path)
+        if not ids or len(set(ids)) != len(ids):
+            raise ValueError(
+                f"An index needs one or more ids that all differ, and got {len(ids)} of which "
+                f"{len(set(ids))} differ; make them unique."
+            )
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {sorted(DTYPES)}, not {dtype!r}.")
+        if size < 1 or not 1 <= chunk_rows <= 2**20:
+            raise ValueError(
+                f"size must be at least 1 and chunk_rows 1 to 2^20, not {size=}, {chunk_rows=}."
+            )
+        settings = {
+            "sketch_format": SKETCH_FORMAT,
+            "size": size,
+            "dtype": dtype,
+            "chunk_rows": chunk_rows,
+            "identity": _as_json(identity),
+        }
+        kv = _key_value_store(path)
+        if not kv.read("manifest.json").result().state == "value":
+            segment, ids_bytes = _make_segment(ids)
+            manifest = {**settings, "segments": [segment]}
+            store = cls(path, manifest, tuple(ids))
+            store._put_bytes("ids/0.json", ids_bytes)
+            store._put_metadata()
+            # Absent when looked for; should another job have made it since, its word stands.
+            absent = kv.read("manifest.json").result().stamp.generation
+            store._put_bytes("manifest.json", _sealed(manifest), if_equal=absent)
+        store = cls.open(path)
+        stored = {name: store._manifest[name] for name in settings}
+        _refuse_differences(path, stored, settings)
+        if store.ids != tuple(ids):
+            raise ValueError(_ids_differ(path, store.ids, tuple(ids)))
+        return store
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike, *, identity: Mapping[str, Any] | None = None
+    ) -> "SketchStore":
+        """Returns the index at `path`; refuses it when `identity` is given and differs anywhere.
+
+        Raises:
+            ValueError: no index is there, it is damaged, its format is not ours, or a field of
+                its identity differs (each differing field is named with both values).
+        """
+        path = _clean_path(path)
+        kv = _key_value_store(path)
+        read = kv.read("manifest.json").result()
+        if read.state != "value":
+            raise ValueError(f"An index was wanted in {path}, which has no manifest.json.")
+        manifest = _unsealed(read.value, f"{path}/manifest.json")
+        if manifest.get("sketch_format") != SKETCH_FORMAT:
+            raise ValueError(
+                f"The index {path} has sketch_format {manifest.get('sketch_format')!r}, and this "
+                f"version reads {SKETCH_FORMAT}; make the index again."
+            )
+        if identity is not None:
+            _refuse_differences(path, manifest["identity"], _as_json(identity))
+        ids: list[str] = []
+        for number, segment in enumerate(manifest["segments"]):
+            value = kv.read(f"ids/{number}.json").result().value
+            if hashlib.sha256(value).hexdigest() != segment["ids_sha256"]:
+                raise ValueError(
+                    f"{path}/ids/{number}.json is damaged: its contents do not match the manifest."
+                )
+            ids += json.loads(value)
+        return cls(path, manifest, tuple(ids))
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def path(self) -> str:
+        """Where the index is."""
+        return self._path
+
+    @property
+    def sketch_format(self) -> int:
+        """The format's number."""
+        return self._manifest["sketch_format"]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the rows were made from."""
+        return json.loads(json.dumps(self._manifest["identity"]))
+
+    @property
+    def size(self) -> int:
+        """K, coordinates of a sketch."""
+        return self._manifest["size"]
+
+    @property
+    def dtype(self) -> str:
+        """How rows are stored: a key of `DTYPES`."""
+        return self._manifest["dtype"]
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of a full chunk."""
+        return self._manifest["chunk_rows"]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Ids of all rows in sketching order, deleted ones included."""
+        return self._ids
+
+    @property
+    def num_rows(self) -> int:
+        """N, deleted rows included."""
+        return len(self._ids)
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks, written or not."""
+        return len(self._spans)
+
+    def chunk_positions(self, chunk: int) -> slice:
+        """Returns which positions of `ids` a chunk holds."""
+        return self._spans[chunk]
+
+    def chunk_ids(self, chunk: int) -> tuple[str, ...]:
+        """Returns the ids of a chunk's rows, in order."""
+        return self._ids[self._spans[chunk]]
+
+    @functools.cached_property
+    def deleted_ids(self) -> frozenset[str]:
+        """Ids marked deleted."""
+        read = self._kv.read("deleted.json").result()
+        if read.state != "value":
+            return frozenset()
+        return frozenset(_unsealed(read.value, f"{self._path}/deleted.json")["ids"])
+
+    @functools.cached_property
+    def is_live_N(self) -> Bool[np.ndarray, " N"]:
+        """Which rows are not deleted."""
+        deleted = self.deleted_ids
+        return np.array([example_id not in deleted for example_id in self._ids], bool)
+
+    # ------------------------------------------------------------------ writing
+
+    def missing_chunks(self) -> tuple[int, ...]:
+        """Returns the chunks without a commit record, ascending: what is left to do."""
+        keys = self._kv.list(ts.KvStore.KeyRange("commits/", "commits0")).result()
+        done = {key.decode() for key in keys}
+        return tuple(i for i in range(self.num_chunks) if f"commits/{i}.json" not in done)
+
+    def write_chunk(
+        self, chunk: int, rows_CK: Float[np.ndarray, "C K"], norms_C: Float[np.ndarray, " C"]
+    ) -> None:
+        """Writes and commits one chunk; a kill at any moment leaves it whole or missing.
+
+        Every file appears by an atomic rename after fsync, the commit record last. Writing a
+        chunk again is allowed: with the same rows nothing changes, not even for a moment.
+
+        Args:
+            chunk: which one.
+            rows_CK: the unit sketches of `chunk_ids(chunk)`, in order; a zero gradient's is zero.
+            norms_C: each sketch's norm before it was made a unit vector.
+
+        Raises:
+            ValueError: wrong shape, a value that is not finite, or a row that is no unit vector.
+            OSError: the disk is full or the write failed. The chunk is still missing then, and can
+                be written when there is space.
+        """
+        span = self._spans[chunk]
+        count = span.stop - span.start
+        if rows_CK.shape != (count, self.size) or norms_C.shape != (count,):
+            raise ValueError(
+                f"Chunk {chunk} of {self._path} takes rows of shape {(count, self.size)} and as "
+                f"many norms, and got {rows_CK.shape} and {norms_C.shape}."
+            )
+        rows_CK = np.ascontiguousarray(rows_CK, np.float32)
+        lengths_C = _row_lengths(rows_CK)
+        wanted_C = np.where(norms_C > 0, 1.0, 0.0)
+        is_wrong_C = ~(np.abs(lengths_C - wanted_C) <= _UNIT_TOLERANCE) | ~np.isfinite(norms_C)
+        if is_wrong_C.any():
+            first = int(np.argmax(is_wrong_C))
+            raise ValueError(
+                f"{int(is_wrong_C.sum())} rows of chunk {chunk} of {self._path} are neither unit "
+                "vectors with a positive norm nor zero with norm 0; the first is "
+                f"{self._ids[span.start + first]!r} of length {lengths_C[first]} and norm "
+                f"{norms_C[first]}. Check the gradients for values that are not finite."
+            )
+        arrays = self._encode(rows_CK, np.asarray(norms_C, np.float32))
+        record = self._commit_record(chunk, arrays)
+        key = f"commits/{chunk}.json"
+        existing = self._kv.read(key).result()
+        if existing.state == "value" and existing.value != record:
+            self._delete_key(key)  # other bytes than before: missing until all of them are there
+        if not self._arrays:
+            self._put_metadata()
+        for name, values in arrays.items():
+            self._put_array(name, chunk, values)
+        self._put_bytes(key, record)
+        self._forget_cached()
+
+    def append(self, ids: Sequence[str]) -> tuple[int, ...]:
+        """Returns the new chunks that now wait for rows of `ids`; old chunks are not touched.
+
+        Raises:
+            ValueError: an id is in the index already (deleted or not), or twice in `ids`.
+        """
+        known = set(self._ids)
+        clashing = [i for i in ids if i in known]
+        if clashing or not ids or len(set(ids)) != len(ids):
+            raise ValueError(
+                f"Appending to {self._path} takes new ids that all differ, and got {len(ids)} of "
+                f"which {len(set(ids))} differ and {len(clashing)} are in the index already "
+                f"{clashing[:5]}; leave those out."
+            )
+        old_chunks = self.num_chunks
+        segment, ids_bytes = _make_segment(ids)
+        segments = self._manifest["segments"]
+        self._put_bytes(f"ids/{len(segments)}.json", ids_bytes)
+        manifest = {**self._manifest, "segments": [*segments, segment]}
+        self._put_bytes("manifest.json", _sealed(manifest))
+        self._use(manifest, (*self._ids, *ids))
+        self._put_metadata()  # derived from the manifest: after a kill here the next writer does it
+        return tuple(range(old_chunks, self.num_chunks))
+
+    def delete(self, ids: Iterable[str]) -> None:
+        """Marks rows deleted: they leave the mean and every search, their bytes stay.
+
+        Raises:
+            ValueError: an id is not in the index, or no row would be left.
+        """
+        wanted = set(ids)
+        unknown = sorted(wanted - set(self._ids))
+        if unknown:
+            raise ValueError(
+                f"{len(unknown)} of the ids to delete are not in the index {self._path}: "
+                f"{unknown[:5]}; nothing was deleted."
+            )
+        deleted = wanted | self.deleted_ids
+        if len(deleted) == self.num_rows:
+            raise ValueError(f"Deleting every row of {self._path} would leave no index.")
+        self._put_bytes("deleted.json", _sealed({"ids": sorted(deleted)}))
+        self._forget_cached()
+
+    # ------------------------------------------------------------------ reading
+
+    def blocks(self) -> Iterator[Block]:
+        """Yields the chunks in order, each with its rows as stored.
+
+        Raises:
+            ValueError: a chunk is missing or has the wrong size.
+        """
+        self._refuse_missing()
+        for chunk, span in enumerate(self._spans):
+            yield Block(span, self.stored_chunk(chunk)[: span.stop - span.start])
+
+    def rows(self, positions: Sequence[int] | np.ndarray) -> Float32[np.ndarray, "M K"]:
+        """Returns the rows at `positions` of `ids` as float32.
+
+        Raises:
+            ValueError: their chunk is missing or has the wrong size.
+        """
+        wanted_M = np.asarray(positions, np.int64)
+        starts = np.array([span.start for span in self._spans])
+        chunks_M = np.searchsorted(starts, wanted_M, side="right") - 1
+        rows_MK = np.empty((len(wanted_M), self.size), np.float32)
+        for chunk in np.unique(chunks_M):
+            here = np.flatnonzero(chunks_M == chunk)
+            rows_MK[here] = self._decode(int(chunk), wanted_M[here] - starts[chunk])
+        return rows_MK
+
+    def stored_chunk(self, chunk: int) -> Shaped[np.ndarray, "C _"]:
+        """Returns a chunk as stored, with the zero rows that pad it to `chunk_rows`.
+
+        A local chunk is memory-mapped and its checksum not looked at (`verify` does); one in a
+        cloud store is read through TensorStore, which checks it.
+        """
+        if self._local is None:
+            return self._read_array("rows", chunk)
+        if chunk in self._maps:
+            return self._maps[chunk]
+        shape, dtype = self._array_layout("rows")
+        file = self._local / "rows" / "c" / str(chunk) / "0"
+        expected = int(np.prod(shape)) * dtype.itemsize + 4
+        actual = file.stat().st_size if file.exists() else None
+        if actual != expected:
+            raise ValueError(
+                f"Chunk {chunk} of {self._path} should have {expected} bytes in {file} and has "
+                f"{actual}; run verify and make the damaged chunks again."
+            )
+        mapped = np.memmap(file, dtype, mode="r", shape=shape)
+        if len(self._maps) < _OPEN_MAPS:
+            self._maps[chunk] = mapped
+        return mapped
+
+    @functools.cached_property
+    def norms(self) -> Float32[np.ndarray, " N"]:
+        """Norm of each sketch before normalisation."""
+        return self._column("norms")
+
+    @functools.cached_property
+    def lengths(self) -> Float32[np.ndarray, " N"]:
+        """Length of each row as stored: 1 but for rounding, 0 for a zero gradient."""
+        return self._column("lengths")
+
+    @functools.cached_property
+    def mean_K(self) -> Float64[np.ndarray, " K"]:
+        """Mean of the live rows as stored, rounded once.
+
+        A function of the set of live rows alone: appends and deletions lead to the very bits
+        that an index made of the remaining rows would give (chunk sums are kept as integers).
+        """
+        self._refuse_missing()
+        live = int(self.is_live_N.sum())
+        high_K = np.zeros(self._sum_size, np.int64)
+        low_K = np.zeros(self._sum_size, np.int64)
+        mask = (1 << _LOW_BITS) - 1
+        for chunk, span in enumerate(self._spans):
+            total_K = self._read_array("sums", chunk)[0]
+            dead = np.flatnonzero(~self.is_live_N[span])
+            if len(dead):
+                total_K = total_K - _fixed_point_sum(self._decode_stored(chunk, dead))
+            # Two words: one would overflow at 8 million rows that share a coordinate.
+            high_K += total_K >> _LOW_BITS
+            low_K += total_K & mask
+        high_K += low_K >> _LOW_BITS
+        total = high_K.astype(np.float64) * 2.0**_LOW_BITS + (low_K & mask).astype(np.float64)
+        return self._mean_from_stored(total / _SUM_SCALE / live)
+
+    # ------------------------------------------------------------------ looking after it
+
+    def verify(self) -> tuple[Damage, ...]:
+        """Returns what is damaged, after reading everything and checking every checksum.
+
+        Missing chunks are no damage. To have damaged chunks made again: `discard` them, then write
+        what `missing_chunks` names.
+        """
+        damages: list[Damage] = []
+        for file, value in self._metadata().items():
+            read = self._kv.read(file).result()
+            if read.state != "value" or read.value != value:
+                damages.append(Damage(None, file, "differs from what the manifest says"))
+        missing = set(self.missing_chunks())
+        for chunk in range(self.num_chunks):
+            if chunk not in missing:
+                damages += self._verify_chunk(chunk)
+        return tuple(damages)
+
+    def discard(self, chunks: Iterable[int]) -> None:
+        """Drops the commit records of `chunks`, which makes them missing."""
+        for chunk in chunks:
+            self._delete_key(f"commits/{chunk}.json")
+        self._forget_cached()
+
+    def finish(self) -> None:
+        """Clears away what killed or waiting jobs left; to be called when no chunk is missing.
+
+        Raises:
+            ValueError: a chunk is missing.
+        """
+        self._refuse_missing()
+        self._put_metadata()
+        self._kv.delete_range(ts.KvStore.KeyRange("claims/", "claims0")).result()
+        if self._local is not None:
+            for leftover in self._local.rglob("*.__lock"):
+                leftover.unlink(missing_ok=True)
+            if (self._local / "claims").is_dir():
+                (self._local / "claims").rmdir()
+
+    # ------------------------------------------------------------------ layout
+
+    @property
+    def _sum_size(self) -> int:
+        return self.size
+
+    def _array_layout(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """Shape and dtype of one chunk of an array."""
+        return {
+            "rows": ((self.chunk_rows, self.size), DTYPES[self.dtype]),
+            "norms": ((self.chunk_rows,), np.dtype(np.float32)),
+            "lengths": ((self.chunk_rows,), np.dtype(np.float32)),
+            "sums": ((1, self._sum_size), np.dtype(np.int64)),
+        }[name]
+
+    @property
+    def _array_names(self) -> tuple[str, ...]:
+        return ("rows", "norms", "lengths", "sums")
+
+    def _metadata(self) -> dict[str, bytes]:
+        """The zarr.json of every array: a function of the manifest."""
+        files = {"zarr.json": _json_bytes({"zarr_format": 3, "node_type": "group"})}
+        for name in self._array_names:
+            shape, dtype = self._array_layout(name)
+            codec: dict[str, Any] = {"name": "bytes"}
+            if dtype.itemsize > 1:
+                codec["configuration"] = {"endian": "little"}
+            files[f"{name}/zarr.json"] = _json_bytes(
+                {
+                    "zarr_format": 3,
+                    "node_type": "array",
+                    "shape": [shape[0] * self.num_chunks, *shape[1:]],
+                    "data_type": dtype.name,
+                    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shape}},
+                    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+                    "fill_value": 0,
+                    "codecs": [codec, {"name": "crc32c"}],
+                }
+            )
+        return files
+
+    def _encode(self, rows_CK: np.ndarray, norms_C: np.ndarray) -> dict[str, np.ndarray]:
+        """The arrays of one chunk, padded to whole chunks."""
+        stored_CK = rows_CK.astype(DTYPES[self.dtype])
+        arrays = {
+            "rows": stored_CK,
+            "norms": norms_C,
+            "lengths": _row_lengths(stored_CK).astype(np.float32),
+        }
+        padded = {}
+        for name, values in arrays.items():
+            shape, dtype = self._array_layout(name)
+            padded[name] = np.zeros(shape, dtype)
+            padded[name][: len(values)] = values
+        return padded | {"sums": _fixed_point_sum(stored_CK)[None]}
+
+    def _decode_stored(self, chunk: int, offsets: np.ndarray) -> np.ndarray:
+        return self.stored_chunk(chunk)[offsets].astype(np.float32)
+
+    def _decode(self, chunk: int, offsets: np.ndarray) -> np.ndarray:
+        return self._decode_stored(chunk, offsets)
+
+    def _mean_from_stored(self, mean: np.ndarray) -> np.ndarray:
+        return mean
+
+    def _commit_record(self, chunk: int, arrays: Mapping[str, np.ndarray]) -> bytes:
+        checksums = {name: zlib.crc32(np.ascontiguousarray(v).view(np.uint8).data)
+                     for name, v in arrays.items()}  # fmt: skip
+        span = self._spans[chunk]
+        return _sealed({"chunk": chunk, "rows": span.stop - span.start, "checksums": checksums})
+
+    def _verify_chunk(self, chunk: int) -> list[Damage]:
+        damages = []
+        record_file = f"commits/{chunk}.json"
+        arrays: dict[str, np.ndarray] = {}
+        for name in self._array_names:
+            try:
+                arrays[name] = self._read_array(name, chunk)
+            except ValueError as error:
+                damages.append(Damage(chunk, self._chunk_file(name, chunk), str(error)))
+        try:
+            record = _unsealed(self._kv.read(record_file).result().value, record_file)
+        except ValueError as error:
+            return [*damages, Damage(chunk, record_file, str(error))]
+        expected = json.loads(self._commit_record(chunk, arrays))
+        if (record["chunk"], record["rows"]) != (chunk, expected["rows"]):
+            damages.append(Damage(chunk, record_file, "is of another chunk"))
+        for name, checksum in expected["checksums"].items():
+            if record["checksums"].get(name) != checksum:
+                reason = "differs from the commit record's checksum"
+                damages.append(Damage(chunk, self._chunk_file(name, chunk), reason))
+        return damages
+
+    # ------------------------------------------------------------------ files
+
+    def _chunk_file(self, name: str, chunk: int) -> str:
+        dimensions = len(self._array_layout(name)[0])
+        return "/".join([name, "c", str(chunk), *["0"] * (dimensions - 1)])
+
+    def _array(self, name: str) -> ts.TensorStore:
+        if name not in self._arrays:
+            spec = {
+                "driver": "zarr3",
+                "kvstore": _kvstore_spec(self._path, f"{name}/"),
+                # zarr.json is for other readers; the manifest says the same and is checked.
+                "metadata": json.loads(self._metadata()[f"{name}/zarr.json"]),
+                "assume_metadata": True,
+                "store_data_equal_to_fill_value": True,  # a chunk of zeros is a chunk all the same
+            }
+            self._arrays[name] = ts.open(spec).result()
+        return self._arrays[name]
+
+    def _read_array(self, name: str, chunk: int) -> np.ndarray:
+        """One chunk through TensorStore; ValueError when it is absent or its checksum is wrong."""
+        length = self._array_layout(name)[0][0]
+        file = self._chunk_file(name, chunk)
+        # An absent chunk would be read as zeros.
+        try:
+            if not len(self._kv.list(ts.KvStore.KeyRange(file, file + "\0")).result()):
+                raise ValueError(f"{file} is not there")
+            array = self._array(name)
+            return array[chunk * length : (chunk + 1) * length].read().result()
+        except (ValueError, OSError, RuntimeError) as error:
+            raise ValueError(f"{self._path}/{file} cannot be read: {error}") from None
+
+    def _put_array(self, name: str, chunk: int, values: np.ndarray) -> None:
+        length = len(values)
+        with _explained(self._path, self._chunk_file(name, chunk)):
+            array = self._array(name)
+            array[chunk * length : (chunk + 1) * length].write(values).result()
+
+    def _put_bytes(self, key: str, value: bytes, if_equal: bytes | None = None) -> None:
+        with _explained(self._path, key):
+            self._kv.write(key, value, if_equal=if_equal).result()
+
+    def _delete_key(self, key: str) -> None:
+        with _explained(self._path, key):
+            self._kv.write(key, None).result()
+
+    def _put_metadata(self) -> None:
+        for file, value in self._metadata().items():
+            read = self._kv.read(file).result()
+            if read.state != "value" or read.value != value:
+                self._put_bytes(file, value)
+
+    def _column(self, name: str) -> np.ndarray:
+        self._refuse_missing()
+        return np.concatenate(
+            [self._read_array(name, i)[: s.stop - s.start] for i, s in enumerate(self._spans)]
+        )
+
+    def _refuse_missing(self) -> None:
+        missing = self.missing_chunks()
+        if missing:
+            raise ValueError(
+                f"The index {self._path} lacks {len(missing)} of its {self.num_chunks} chunks "
+                f"(first: {missing[0]}); finish sketching before reading it."
+            )
+
+    def _forget_cached(self) -> None:
+        self._maps.clear()
+        for name in ("deleted_ids", "is_live_N", "norms", "lengths", "mean_K"):
+            self.__dict__.pop(name, None)
+
+
+class _explained:
+    """Turns a failed write into an OSError that says what happened and what to do."""
+
+    def __init__(self, path: str, key: str):
+        self._path, self._key = path, key
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or not isinstance(error, ValueError | OSError | RuntimeError):
+            return
+        full = "No space left" in str(error) or "quota" in str(error).lower()
+        advice = "free some space" if full else "look at the cause"
+        raise OSError(
+            errno.ENOSPC if full else errno.EIO,
+            f"{'No space left' if full else 'Failed'} writing {self._key} of the index "
+            f"{self._path}: what was committed is safe; {advice} and start again ({error})",
+        ) from None
+
+
+def _clean_path(path: str | os.PathLike) -> str:
+    text = os.fspath(path)
+    return text.rstrip("/") if "://" in text else os.path.abspath(text)
+
+
+def _kvstore_spec(path: str, prefix: str = "") -> Any:
+    if "://" in path:
+        return f"{path}/{prefix}"
+    return {"driver": "file", "path": f"{path}/{prefix}"}
+
+
+def _key_value_store(path: str) -> ts.KvStore:
+    return ts.KvStore.open(_kvstore_spec(path)).result()
+
+
+def _make_segment(ids: Sequence[str]) -> tuple[dict[str, Any], bytes]:
+    value = _json_bytes(list(ids))
+    return {"rows": len(ids), "ids_sha256": hashlib.sha256(value).hexdigest()}, value
+
+
+def _as_json(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(dict(identity), allow_nan=False))
+
+
+def _ids_differ(path: str, stored: tuple[str, ...], wanted: tuple[str, ...]) -> str:
+    if len(stored) != len(wanted):
+        what = f"it has {len(stored)} ids, and {len(wanted)} were given"
+    else:
+        first = next(i for i, (a, b) in enumerate(zip(stored, wanted, strict=True)) if a != b)
+        what = f"its id {first} is {stored[first]!r}, and {wanted[first]!r} was given"
+    return (
+        f"The index {path} was made for other rows: {what}. "
+        "Use append for new rows, or another path."
+    )

@@ -1,0 +1,274 @@
+"""The index on disk: what is written is read, nothing is lost, what is foreign is refused."""
+
+import json
+import pathlib
+import shutil
+import tempfile
+
+import numpy as np
+import tensorstore as ts
+from absl.testing import absltest, parameterized
+
+from raslik_jax.index import store as store_lib
+from raslik_jax.index.store import SketchStore
+
+IDENTITY = {"model": "tiny", "projection": {"family": "binned", "seed": 3}, "loss": "unshifted"}
+
+
+def unit_rows(count: int, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rows = np.random.default_rng(seed).standard_normal((count, size)).astype(np.float32)
+    norms = np.linalg.norm(rows, axis=1)
+    return rows / norms[:, None], norms
+
+
+def fill(store: SketchStore, rows: np.ndarray, norms: np.ndarray) -> None:
+    for chunk in store.missing_chunks():
+        span = store.chunk_positions(chunk)
+        store.write_chunk(chunk, rows[span], norms[span])
+
+
+def tree_bytes(folder: str | pathlib.Path) -> dict[str, bytes]:
+    """Every file of a folder by its relative path."""
+    folder = pathlib.Path(folder)
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+class StoreTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.root = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.root)
+        self.path = f"{self.root}/index"
+        self.rows, self.norms = unit_rows(22, 24)
+        self.ids = [f"id-{(7 * i) % 22:02d}" for i in range(22)]
+
+    def make(self, path=None, *, rows=None, norms=None, ids=None, **options) -> SketchStore:
+        options = {"identity": IDENTITY, "size": 24, "chunk_rows": 8} | options
+        store = SketchStore.create(path or self.path, ids=ids or self.ids, **options)
+        fill(store, self.rows if rows is None else rows, self.norms if norms is None else norms)
+        store.finish()
+        return store
+
+    @parameterized.product(dtype=["float32", "bfloat16"], scheme=["", "file://"])
+    def test_reads_back_what_was_written(self, dtype, scheme):
+        self.make(scheme + self.path, dtype=dtype)
+        store = SketchStore.open(scheme + self.path, identity=IDENTITY)
+        expected = self.rows.astype(store_lib.DTYPES[dtype])
+        blocks = list(store.blocks())
+        self.assertEqual([b.positions for b in blocks], [slice(0, 8), slice(8, 16), slice(16, 22)])
+        np.testing.assert_array_equal(np.concatenate([b.stored for b in blocks]), expected)
+        np.testing.assert_array_equal(store.rows([21, 0, 9]), expected[[21, 0, 9]].astype("f4"))
+        np.testing.assert_array_equal(store.norms, self.norms)
+        np.testing.assert_allclose(store.lengths, np.linalg.norm(expected.astype("f8"), axis=1))
+        np.testing.assert_allclose(store.mean_K, expected.astype("f8").mean(0), atol=1e-12)
+        self.assertEqual(store.ids, tuple(self.ids))
+        self.assertEqual(store.verify(), ())
+        self.assertEqual((store.sketch_format, store.identity), (1, IDENTITY))
+        # A local chunk is the file itself, a remote one goes through TensorStore.
+        self.assertEqual(isinstance(store.stored_chunk(0), np.memmap), not scheme)
+
+    def test_another_zarr_reader_sees_the_rows(self):
+        self.make()
+        kvstore = {"driver": "file", "path": f"{self.path}/rows/"}
+        array = ts.open({"driver": "zarr3", "kvstore": kvstore}).result()
+        np.testing.assert_array_equal(array[:22].read().result(), self.rows)
+
+    def test_order_of_work_and_interruptions_leave_no_trace(self):
+        self.make()
+        other = f"{self.root}/other"
+        for chunk in (2, 0, 1):  # a new start for every chunk
+            store = SketchStore.create(
+                other, identity=IDENTITY, ids=self.ids, size=24, chunk_rows=8
+            )
+            self.assertIn(chunk, store.missing_chunks())
+            span = store.chunk_positions(chunk)
+            store.write_chunk(chunk, self.rows[span], self.norms[span])
+        store.finish()
+        self.assertEqual(tree_bytes(self.path), tree_bytes(other))
+
+    @parameterized.named_parameters(
+        ("identity", {"identity": IDENTITY | {"loss": "next_token"}}, "loss .*unshifted.*next_tok"),
+        (
+            "nested",
+            {"identity": IDENTITY | {"projection": {"family": "binned", "seed": 4}}},
+            r"projection\.seed \(index: 3, asked for: 4\)",
+        ),
+        ("absent", {"identity": IDENTITY | {"adapter": "x"}}, "adapter .*'absent'.*'x'"),
+        ("size", {"size": 32}, r"size \(index: 24, asked for: 32\)"),
+        ("dtype", {"dtype": "bfloat16"}, "dtype .*float32.*bfloat16"),
+        ("chunk_rows", {"chunk_rows": 4}, "chunk_rows .*8.*4"),
+        ("ids", {"ids": ["a"]}, "22 ids, and 1 were given"),
+        ("order", {"ids": [f"id-{i:02d}" for i in range(22)]}, "its id 1 is 'id-07', and 'id-01'"),
+    )
+    def test_refuses_what_it_was_not_made_for(self, options, message):
+        self.make()
+        with self.assertRaisesRegex(ValueError, message):
+            self.make(**options)
+
+    def test_open_names_every_differing_field(self):
+        self.make()
+        identity = IDENTITY | {"loss": "next_token", "model": "other"}
+        with self.assertRaisesRegex(ValueError, r"loss \(.*model \("):
+            SketchStore.open(self.path, identity=identity)
+        with self.assertRaisesRegex(ValueError, "no manifest.json"):
+            SketchStore.open(f"{self.root}/nowhere")
+
+    def test_refuses_another_sketch_format(self):
+        self.make()
+        manifest = pathlib.Path(self.path, "manifest.json")
+        record = json.loads(manifest.read_bytes())
+        del record["crc32"]
+        manifest.write_bytes(store_lib._sealed(record | {"sketch_format": 99}))
+        with self.assertRaisesRegex(ValueError, "sketch_format 99, and this version reads 1"):
+            SketchStore.open(self.path)
+
+    @parameterized.named_parameters(
+        ("shape", lambda r, n: (r[:, :5], n), "takes rows of shape"),
+        (
+            "not finite",
+            lambda r, n: (np.where(r == r[0, 0], np.nan, r), n),
+            "'id-00' of length nan",
+        ),
+        ("not a unit", lambda r, n: (r * 2, n), "8 rows of chunk 0"),
+        ("infinite norm", lambda r, n: (r, np.where(n == n[0], np.inf, n)), "norm inf"),
+    )
+    def test_refuses_bad_rows(self, change, message):
+        store = SketchStore.create(
+            self.path, identity=IDENTITY, ids=self.ids, size=24, chunk_rows=8
+        )
+        with self.assertRaisesRegex(ValueError, message):
+            store.write_chunk(0, *change(self.rows[:8], self.norms[:8]))
+        self.assertEqual(store.missing_chunks(), (0, 1, 2))
+        with self.assertRaisesRegex(ValueError, "lacks 3 of its 3 chunks"):
+            next(store.blocks())
+        with self.assertRaisesRegex(ValueError, "lacks 3"):
+            store.finish()
+
+    def test_a_zero_gradient_is_a_zero_row(self):
+        self.rows[4], self.norms[4] = 0, 0
+        store = self.make()
+        self.assertEqual((store.lengths[4], store.norms[4]), (0, 0))
+
+    def test_a_chunk_of_zero_rows_is_stored(self):
+        store = self.make(rows=np.zeros_like(self.rows), norms=np.zeros_like(self.norms))
+        self.assertEqual(store.verify(), ())
+        np.testing.assert_array_equal(store.mean_K, np.zeros(24))
+
+    def test_append_touches_no_old_chunk(self):
+        self.make()
+        before = tree_bytes(self.path)
+        rows, norms = unit_rows(11, 24, seed=1)
+        store = SketchStore.open(self.path)
+        self.assertEqual(store.append([f"new-{i}" for i in range(11)]), (3, 4))
+        self.assertEqual(store.missing_chunks(), (3, 4))
+        store = SketchStore.open(self.path)  # a killed run would do the same
+        for chunk in store.missing_chunks():
+            span = store.chunk_positions(chunk)
+            store.write_chunk(
+                chunk, rows[span.start - 22 : span.stop - 22], norms[: span.stop - span.start]
+            )
+        store.finish()
+        after = tree_bytes(self.path)
+        changed = {name for name in before if before[name] != after[name]}
+        self.assertEqual(
+            changed, {"manifest.json", *(f"{a}/zarr.json" for a in store._array_names)}
+        )
+        np.testing.assert_array_equal(store.rows(range(33)), np.concatenate([self.rows, rows]))
+        self.assertEqual(store.verify(), ())
+        with self.assertRaisesRegex(ValueError, r"1 are in the index already \['new-3'\]"):
+            store.append(["new-3", "new-77"])
+
+    @parameterized.parameters("float32", "bfloat16")
+    def test_mean_follows_appends_and_deletions_exactly(self, dtype):
+        rows, norms = unit_rows(40, 24, seed=2)
+        ids = [f"x{i}" for i in range(40)]
+        store = SketchStore.create(
+            self.path, identity={}, ids=ids[:25], size=24, dtype=dtype, chunk_rows=8
+        )
+        fill(store, rows, norms)
+        store.delete(["x3", "x24"])
+        store.append(ids[25:])
+        for chunk in store.missing_chunks():
+            span = store.chunk_positions(chunk)
+            store.write_chunk(chunk, rows[span], norms[span])
+        store.delete(["x30"])
+        store.finish()
+        left = [i for i in range(40) if i not in (3, 24, 30)]
+        fresh = self.make(
+            f"{self.root}/fresh", rows=rows[left], norms=norms[left],
+            ids=[ids[i] for i in left], dtype=dtype, chunk_rows=16, identity={},
+        )  # fmt: skip
+        self.assertEqual(store.mean_K.tobytes(), fresh.mean_K.tobytes())
+        self.assertEqual(SketchStore.open(self.path).mean_K.tobytes(), fresh.mean_K.tobytes())
+        np.testing.assert_array_equal(np.flatnonzero(~store.is_live_N), [3, 24, 30])
+        with self.assertRaisesRegex(ValueError, r"not in the index .*\['y'\]"):
+            store.delete(["y", "x1"])
+        self.assertTrue(store.is_live_N[1])
+
+    @parameterized.parameters("float32", "bfloat16")
+    def test_a_flipped_byte_in_any_file_is_found(self, dtype):
+        self.make(dtype=dtype)
+        random = np.random.default_rng(0)
+        pristine = tree_bytes(self.path)
+        for name, value in pristine.items():
+            offsets = {0, len(value) - 1, *random.integers(len(value), size=6).tolist()}
+            for offset in sorted(offsets):
+                damaged = bytearray(value)
+                damaged[offset] ^= 1 << int(random.integers(8))
+                file = pathlib.Path(self.path, name)
+                file.write_bytes(damaged)
+                try:
+                    found = SketchStore.open(self.path).verify()
+                    named = [damage.file for damage in found]
+                except ValueError as error:  # manifest and ids are checked at opening
+                    named = [n for n in ("manifest.json", "ids/0.json") if n in str(error)]
+                self.assertEqual(named, [name], msg=f"{name=} {offset=}")
+                file.write_bytes(value)
+        self.assertEqual(SketchStore.open(self.path).verify(), ())
+
+    def test_lost_swapped_and_truncated_files_are_found(self):
+        self.make()
+        root = pathlib.Path(self.path)
+        (root / "norms/c/1").unlink()
+        shutil.copy(root / "rows/c/0/0", root / "rows/c/2/0")
+        damages = SketchStore.open(self.path).verify()
+        self.assertEqual([d.file for d in damages], ["norms/c/1", "rows/c/2/0"])
+        (root / "rows/c/0/0").write_bytes(b"short")
+        with self.assertRaisesRegex(ValueError, "Chunk 0 .* should have 772 bytes"):
+            next(SketchStore.open(self.path).blocks())
+
+    def test_damaged_chunks_alone_are_made_again(self):
+        self.make()
+        before = tree_bytes(self.path)
+        file = pathlib.Path(self.path, "rows/c/1/0")
+        file.write_bytes(file.read_bytes()[:-9] + b"overwrite")
+        store = SketchStore.open(self.path)
+        store.discard({damage.chunk for damage in store.verify()})
+        self.assertEqual(store.missing_chunks(), (1,))
+        fill(store, self.rows, self.norms)
+        store.finish()
+        self.assertEqual(tree_bytes(self.path), before)
+
+    def test_rows_of_a_chunk_can_be_replaced(self):
+        store = self.make()
+        rows, norms = unit_rows(8, 24, seed=5)
+        store.write_chunk(0, rows, norms)
+        np.testing.assert_array_equal(store.rows(range(8)), rows)
+        self.assertEqual(store.verify(), ())
+
+    def test_finish_clears_what_killed_jobs_left(self):
+        store = self.make()
+        before = tree_bytes(self.path)
+        for leftover in ("claims/1.json", "rows/c/1/0.__lock"):
+            pathlib.Path(self.path, leftover).parent.mkdir(exist_ok=True)
+            pathlib.Path(self.path, leftover).write_bytes(b"x")
+        store.finish()
+        self.assertEqual(tree_bytes(self.path), before)
+
+
+if __name__ == "__main__":
+    absltest.main()
