@@ -13,6 +13,8 @@ import jax
 import numpy as np
 
 Word = TypeVar("Word", np.ndarray, jax.Array)
+# Two uint32 scalars: NumPy's, or traced ones.
+Keys = tuple[np.uint32 | jax.Array, np.uint32 | jax.Array]
 
 # Independent streams of one seed. The numbers are part of the sketch format: never renumber.
 SIGN_STREAM = 1
@@ -60,7 +62,7 @@ def stream_keys(seed: int, stream: int) -> tuple[np.uint32, np.uint32]:
     return np.uint32(value & _MASK_32), np.uint32(value >> 32)
 
 
-def counter_hash(counter: Word, keys: tuple[np.uint32, np.uint32]) -> Word:
+def counter_hash(counter: Word, keys: Keys) -> Word:
     """Returns 32 random bits for every counter: mix(mix(counter ^ key0) + key1).
 
     A bijection for each pair of keys: different counters never collide.

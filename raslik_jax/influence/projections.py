@@ -16,7 +16,7 @@ dense_rademacher K ** -0.5 times a signed sum of all   2 P K operations         
 ================ ===================================== ============================== ==========
 
 E <h(u), h(v)> = <u, v> exactly, for all three, before any normalisation. Variances and biases are
-in `raslik_jax.influence.diagnose`; the first order is the same for all three, (1 - rho^2)^2 / K for
+in `raslik_jax.influence.theory`; the first order is the same for all three, (1 - rho^2)^2 / K for
 unit vectors with inner product rho.
 """
 
@@ -58,7 +58,7 @@ class ProjectionSpec:
     num_params: int
     size: int
     seed: int
-    operand: str = "float32"
+    operand: kernels.Operand = "float32"
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -125,29 +125,39 @@ def binned_table(spec: ProjectionSpec) -> np.ndarray:
     return np.where(sign_MK == 1, ~member_MK, member_MK)
 
 
+def _apply_binned(spec: ProjectionSpec, table_MK: jax.Array, gradients_BP: jax.Array) -> jax.Array:
+    return kernels.binned_sums(table_MK, gradients_BP)
+
+
+def _apply_hashed(spec: ProjectionSpec, table: tuple, gradients_BP: jax.Array) -> jax.Array:
+    return kernels.hashed_sums(
+        gradients_BP,
+        size=spec.size,
+        sign_keys=hashing.stream_keys(spec.seed, hashing.SIGN_STREAM),
+        bin_keys=hashing.stream_keys(spec.seed, hashing.BIN_STREAM),
+    )
+
+
+def _apply_dense(spec: ProjectionSpec, table: tuple, gradients_BP: jax.Array) -> jax.Array:
+    sums_BK = kernels.dense_sums(
+        gradients_BP,
+        size=spec.size,
+        row_keys=hashing.stream_keys(spec.seed, hashing.ROW_STREAM),
+        column_keys=hashing.stream_keys(spec.seed, hashing.COLUMN_STREAM),
+        operand=spec.operand,
+    )
+    return sums_BK * np.float32(spec.size**-0.5)
+
+
 FAMILIES: dict[str, Family] = {
-    "binned": Family(
-        init=lambda spec: jnp.asarray(binned_table(spec)),
-        apply=lambda spec, table, gradients_BP: kernels.binned_sums(table, gradients_BP),
-    ),
-    "binned_hashed": Family(
-        init=lambda spec: (),
-        apply=lambda spec, table, gradients_BP: kernels.hashed_sums(
-            gradients_BP, size=spec.size, seed=spec.seed
-        ),
-    ),
-    "dense_rademacher": Family(
-        init=lambda spec: (),
-        apply=lambda spec, table, gradients_BP: (
-            kernels.dense_sums(gradients_BP, size=spec.size, seed=spec.seed, operand=spec.operand)
-            * np.float32(spec.size**-0.5)
-        ),
-    ),
+    "binned": Family(lambda spec: jnp.asarray(binned_table(spec)), _apply_binned),
+    "binned_hashed": Family(lambda spec: (), _apply_hashed),
+    "dense_rademacher": Family(lambda spec: (), _apply_dense),
 }
 
 
 def init_projection(
-    seed: int, family: str, num_params: int, size: int, *, operand: str = "float32"
+    seed: int, family: str, num_params: int, size: int, *, operand: kernels.Operand = "float32"
 ) -> Projection:
     """Returns the projection of a seed; the same arguments give the same one anywhere.
 
