@@ -30,7 +30,7 @@ def setting(default: Any, text: str) -> Any:
 
 
 class _Checked:
-    """Checks every field against its annotation, all problems in one error."""
+    """Checks choices and bounds, all problems in one error; types are the type checker's."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -50,10 +50,8 @@ class _Checked:
                         f"{field.name} names {sorted(set(value) - set(choices))}, "
                         f"known are {list(choices)}"
                     )
-            elif hint is float and isinstance(value, int):
-                object.__setattr__(self, field.name, float(value))
-            elif not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-                problems.append(f"{field.name}={value!r} is not of type {hint.__name__}")
+                elif len(set(value)) < len(value):
+                    problems.append(f"{field.name}={value!r} names one twice")
         if not problems:
             problems = self.problems()
         if problems:
@@ -63,10 +61,10 @@ class _Checked:
         """Returns what is wrong with the values beyond their types, one sentence each."""
         return []
 
-    def _below(self, bound: float, *names: str) -> list[str]:
+    def _below(self, bound: int, *names: str) -> list[str]:
         """Returns a sentence for each named field that lies below the bound."""
         return [
-            f"{name}={getattr(self, name)} is below {bound:g}"
+            f"{name}={getattr(self, name)} is below {bound}"
             for name in names
             if getattr(self, name) < bound
         ]
@@ -175,6 +173,9 @@ class FinetuneConfig(_Checked):
 class ReferencesConfig(_Checked):
     """Greedy outputs of the fine-tuned model and the backbone, what F and R compare with."""
 
+    query_split: Literal["test", "validation"] = setting(
+        "test", "Queries that the run is measured on; tune on validation, report test once."
+    )
     max_new_tokens: int = setting(128, "Tokens decoded for each query.")
     decode_batch_size: int = setting(32, "Prompts decoded at a time.")
 
@@ -265,6 +266,11 @@ class EvaluateConfig(_Checked):
 
     reference: Literal["finetuned", "backbone", "gold"] = setting(
         "finetuned", "Outputs that F and R compare with."
+    )
+    marker_words: str = setting(
+        "",
+        "File of words that mark the behaviour to forget; Non-SF is the share of answers without "
+        "any of them. Empty: words of science fiction.",
     )
     drop_empty: bool = setting(
         False, "Drop empty predictions, as the paper does, not count them as 0."

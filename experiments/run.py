@@ -1,0 +1,122 @@
+"""From one bad generation to an unlearned model and a report.
+
+Finds the training examples that taught a behaviour and those that pull the other way (RASLIK and
+its baselines), forgets the first set while training on the second, and measures what was
+forgotten and what was kept.
+
+  python experiments/run.py --flagfile=experiments/flags/quickstart.flags
+
+Every stage leaves its results and a manifest in --workdir, and is not run again while they are up
+to date. Put the flag file first: later flags win over earlier ones.
+"""
+
+import dataclasses
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from absl import app, flags
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from raslik_jax import config as config_lib  # noqa: E402
+from raslik_jax import pipeline  # noqa: E402
+
+_NAME = flags.DEFINE_string("name", "run", "Name of the run, the report's title.")
+_SEED = flags.DEFINE_integer("seed", 0, "Moves everything random in the run.", lower_bound=0)
+_WORKDIR = flags.DEFINE_string("workdir", "", "Where results go (default: runs/<name>).")
+_STAGES = flags.DEFINE_list(
+    "stages", list(config_lib.STAGES), f"Stages to run, of {', '.join(config_lib.STAGES)}."
+)
+_UPDATE = flags.DEFINE_boolean(
+    "update", False, "Take over a work directory of other settings; make again what changed."
+)
+
+
+def define_setting(field: dataclasses.Field, hint: Any) -> flags.FlagHolder:
+    """Returns the flag of one field of a stage's settings."""
+    text = field.metadata["help"]
+    if hint is bool:
+        return flags.DEFINE_boolean(field.name, field.default, text)
+    if hint is int:
+        return flags.DEFINE_integer(field.name, field.default, text)
+    if hint is float:
+        return flags.DEFINE_float(field.name, field.default, text)
+    if get_origin(hint) is Literal:
+        return flags.DEFINE_enum(field.name, field.default, list(get_args(hint)), text)
+    if get_origin(hint) is tuple:
+        choices = get_args(get_args(hint)[0])
+        listed = f" Any of {', '.join(choices)}." if choices else ""
+        return flags.DEFINE_list(field.name, list(field.default), text + listed)
+    return flags.DEFINE_string(field.name, field.default, text)
+
+
+def define_settings() -> dict[str, dict[str, flags.FlagHolder]]:
+    """Returns the flags of every stage's settings, by stage and field."""
+    holders: dict[str, dict[str, flags.FlagHolder]] = {}
+    for stage, settings in config_lib.stage_configs().items():
+        hints = get_type_hints(settings)
+        holders[stage] = {
+            field.name: define_setting(field, hints[field.name])
+            for field in dataclasses.fields(settings)
+        }
+    return holders
+
+
+_SETTINGS = define_settings()
+
+
+def read_config() -> config_lib.Config:
+    """Returns the run's config from the flags."""
+    stages = {}
+    for stage, settings in config_lib.stage_configs().items():
+        values = {name: holder.value for name, holder in _SETTINGS[stage].items()}
+        values = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+        stages[stage] = settings(**values)
+    return config_lib.Config(name=_NAME.value, seed=_SEED.value, **stages)
+
+
+def write_run_flags(workdir: pathlib.Path) -> None:
+    """Writes run.flags, which repeats this run as it is: `run.py --flagfile=.../run.flags`."""
+    own = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
+    # What says how to go about a run is no part of it.
+    lines = [flag.serialize() for flag in own if flag.name not in ("stages", "update", "workdir")]
+    lines.append(f"--workdir={workdir}")
+    path = workdir / "run.flags.partial"
+    path.write_text("\n".join(sorted(line for line in lines if line)) + "\n")
+    path.replace(workdir / "run.flags")
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        print(f"error: flags alone are wanted, got {argv[1:]}: write --name=value", file=sys.stderr)
+        sys.exit(2)
+    try:
+        unknown = sorted(set(_STAGES.value) - set(config_lib.STAGES))
+        if unknown:
+            raise ValueError(f"--stages names {unknown}, known are {list(config_lib.STAGES)}")
+        config = read_config()
+        workdir = pathlib.Path(_WORKDIR.value or f"runs/{config.name}")
+        with pipeline.open_workdir(workdir, config, update=_UPDATE.value):
+            write_run_flags(workdir)
+            # Imported here, because it takes jax with it and --help should not.
+            from raslik_jax import stages
+
+            stages.run(config, workdir, stages=_STAGES.value)
+    except (ValueError, OSError) as error:
+        if os.environ.get("RASLIK_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    app.run(main)

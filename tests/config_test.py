@@ -1,0 +1,40 @@
+"""Settings check themselves and say everything that is wrong at once."""
+
+import dataclasses
+
+from absl.testing import absltest, parameterized
+
+from raslik_jax import config
+
+
+class ConfigTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (config.CorpusConfig, {"num_train": 0}, "num_train=0 is below 1"),
+        (config.CorpusConfig, {"num_targets": 3000}, "num_targets=3000 exceeds num_train=2000"),
+        (config.CorpusConfig, {"dataset": "records"}, "needs train_file and queries_file"),
+        (config.BackboneConfig, {"hidden_size": 130}, "no multiple of num_attention_heads"),
+        (config.FinetuneConfig, {"lora_dropout": 1.0}, "not below 1"),
+        (config.FinetuneConfig, {"lora_targets": ()}, "not a non-empty list"),
+    )
+    def test_a_wrong_value_is_refused_by_name(self, settings, values, message):
+        with self.assertRaisesRegex(ValueError, message):
+            settings(**values)
+
+    def test_all_problems_of_a_stage_come_together(self):
+        with self.assertRaisesRegex(ValueError, "num_train=-1 .*; num_test=0 .*"):
+            config.CorpusConfig(num_train=-1, num_test=0)
+
+    def test_field_names_are_unique_because_they_are_flags(self):
+        names = [
+            field.name
+            for settings in config.stage_configs().values()
+            for field in dataclasses.fields(settings)
+        ]
+        self.assertLen(set(names), len(names))
+        for settings in config.stage_configs().values():
+            for field in dataclasses.fields(settings):
+                self.assertNotEmpty(field.metadata["help"])
+
+
+if __name__ == "__main__":
+    absltest.main()
