@@ -1,0 +1,281 @@
+"""Decoders as plain dicts of arrays and pure functions: create, abstract, bind.
+
+This is the edge of the only room that knows Flax. `create` hands out a description of the model
+(`GraphDef`, hashable, no arrays) and two nested dicts of arrays; `bind` turns the description into
+pure functions of those dicts, written for one example:
+
+    graphdef, lora, base = create(config, lora_config, key=key, dtype=jnp.float32)
+    decoder = bind(graphdef)
+    hidden_LE = decoder.hidden(lora, base, tokens_L)
+    logits_LV = decoder.logits(lora, base, hidden_LE)
+
+The dicts follow Hugging Face's leaf names. All layers of one kind are stacked along a leading axis
+NL, and kernels are [in, out] (torch's transposed), so that a layer computes x @ kernel:
+
+    base["embed"]["embedding"]             [V, E]
+    base["layers"][<linear>]["kernel"]     [NL, in, out]   query_key_value, dense, q_proj, ...
+    base["layers"][<linear>]["bias"]       [NL, out]       where the architecture has one
+    base["layers"][<norm>]["scale"]        [NL, E]         input_layernorm, ...; "bias" in LayerNorm
+    base["final_norm"]["scale"]            [E]             "bias" in LayerNorm
+    base["head"]["kernel"]                 [E, V]          absent where the embedding is tied
+    lora["layers"][<target>]["a"]          [NL, in, rank]  PEFT's lora_A.weight, transposed
+    lora["layers"][<target>]["b"]          [NL, rank, out] PEFT's lora_B.weight, transposed
+
+LoRA leaves are float32; base leaves have the dtype asked for. A "kernel" may be replaced by a
+packed one (`layers.PackedKernel`); the rest of the tree stays as it is.
+"""
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Bool, Float, Int
+
+from raslik_jax.axes import Array, Tree
+from raslik_jax.models import gpt_neox, layers
+from raslik_jax.models.lora import LoRAConfig, LoRAParam, init_factor_a
+
+ModelConfig = gpt_neox.GPTNeoXConfig
+
+# model_type of config.json -> (config class, module class).
+ARCHITECTURES: dict[str, tuple[Any, Any]] = {
+    "gpt_neox": (gpt_neox.GPTNeoXConfig, gpt_neox.GPTNeoX),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphDef:
+    """What a model is, without its arrays; hashable, so it can be a static argument of a jit.
+
+    Attributes:
+      config: The architecture's settings.
+      lora_config: The adapter's settings, or None.
+      definition: Flax's description of the module tree; of no use outside models/.
+    """
+
+    config: ModelConfig
+    lora_config: LoRAConfig | None
+    definition: Any = dataclasses.field(repr=False)
+
+
+class Decoder(NamedTuple):
+    """Pure functions of (lora, base, ...) on one example; the caller vmaps.
+
+    Attributes:
+      config: The architecture's settings.
+      hidden: (lora, base, tokens_L, *, mask_L=None, positions_L=None, dropout_key=None) ->
+        hidden_LE, the final norm applied. mask_L is True at real tokens; padding may stand at
+        either end, and at the right end needs no mask (a causal model never looks there).
+        Positions count real tokens from 0 unless given. No dropout without a key.
+      logits: (lora, base, hidden_TE) -> float32 logits_TV. Rows of the vocabulary beyond the
+        tokenizer's are ordinary rows.
+      prefill: (lora, base, tokens_L, *, mask_L=None, positions_L=None) -> (hidden_LE, KeyValues
+        of these tokens, [NL, G, L, D] each).
+      extend: (lora, base, tokens_L, past, *, past_mask_S, positions_L) -> (hidden_LE, KeyValues of
+        these tokens). `past` is read, not written: the caller stores the new ones where it likes.
+      init_cache: (num_slots) -> KeyValues of zeros, [NL, G, S, D] each, in the dtype given.
+    """
+
+    config: ModelConfig
+    hidden: Callable[..., Float[jax.Array, "L E"]]
+    logits: Callable[..., Float[jax.Array, "T V"]]
+    prefill: Callable[..., tuple[Float[jax.Array, "L E"], layers.KeyValues]]
+    extend: Callable[..., tuple[Float[jax.Array, "L E"], layers.KeyValues]]
+    init_cache: Callable[..., layers.KeyValues]
+
+
+def _module_class(config: ModelConfig) -> Any:
+    """Returns the module class of a config."""
+    return ARCHITECTURES[config.model_type][1]
+
+
+def abstract(
+    config: ModelConfig, lora_config: LoRAConfig | None, dtype: Any = jnp.float32
+) -> tuple[GraphDef, Tree, Tree]:
+    """Returns what `create` returns, with shapes in place of arrays; nothing is allocated.
+
+    Args:
+      config: The architecture's settings.
+      lora_config: The adapter's settings; None gives an empty `lora`.
+      dtype: The dtype of the base.
+
+    Raises:
+      ValueError: The adapter targets a layer that the architecture does not have.
+    """
+    module = nnx.eval_shape(lambda: _module_class(config)(config, lora_config, dtype=dtype))
+    # The specific filter first: LoRAParam is also a Param, and the first match takes the leaf.
+    definition, lora_state, base_state = nnx.split(module, LoRAParam, ...)  # type: ignore[misc]
+    lora, base = nnx.to_pure_dict(lora_state), nnx.to_pure_dict(base_state)
+    if lora_config is not None:
+        linears = {name for name, leaves in base["layers"].items() if "kernel" in leaves}
+        unknown = sorted(set(lora_config.targets) - linears)
+        if unknown:
+            raise ValueError(
+                f"LoRA targets must be linear layers of {config.model_type}, {sorted(linears)}, "
+                f"got {unknown}: correct the targets"
+            )
+    return GraphDef(config, lora_config, definition), lora, base
+
+
+def _fill(shapes: Tree, key: jax.Array, *, initializer_range: float) -> Tree:
+    """Returns arrays for a tree of shapes, each leaf by its name and from a key of its own path.
+
+    A leaf's start depends on the key, its path and its shape only, not on the order of leaves or
+    on Flax's version.
+    """
+
+    def fill(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        names = [entry.key for entry in path]
+        own_key = jax.random.fold_in(key, zlib.crc32("/".join(names).encode()))
+        match names[-1]:
+            case "scale":
+                return jnp.ones(leaf.shape, leaf.dtype)
+            case "bias" | "b":
+                return jnp.zeros(leaf.shape, leaf.dtype)
+            case "a":
+                return init_factor_a(own_key, leaf.shape)
+        values = jax.random.normal(own_key, leaf.shape, jnp.float32) * initializer_range
+        return values.astype(leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(fill, shapes)
+
+
+def init_lora(graphdef: GraphDef, *, key: jax.Array) -> Tree:
+    """Returns a fresh adapter for a model, {} where it has none.
+
+    Factor A is uniform in +-1 / sqrt(in) and B is zero, as in PEFT; so the adapter changes no
+    output, and the gradient of A is zero, until B has moved.
+    """
+    _, lora, _ = abstract(graphdef.config, graphdef.lora_config)
+    return _fill(lora, key, initializer_range=0.0)
+
+
+def create(
+    config: ModelConfig,
+    lora_config: LoRAConfig | None,
+    *,
+    key: jax.Array,
+    dtype: Any = jnp.float32,
+) -> tuple[GraphDef, Tree, Tree]:
+    """Returns a model with random weights: (graphdef, lora, base).
+
+    Kernels and embeddings are normal with the config's `initializer_range`, biases 0, norms 1, as
+    Hugging Face starts these models; the adapter as in `init_lora`.
+
+    Args:
+      config: The architecture's settings.
+      lora_config: The adapter's settings; None gives an empty `lora`.
+      key: A random key.
+      dtype: The dtype of the base.
+
+    Raises:
+      ValueError: The adapter targets a layer that the architecture does not have.
+    """
+    graphdef, lora, base = abstract(config, lora_config, dtype)
+    base_key, lora_key = jax.random.split(key)
+    return (
+        graphdef,
+        _fill(lora, lora_key, initializer_range=0.0),
+        _fill(base, base_key, initializer_range=config.initializer_range),
+    )
+
+
+def count_parameters(tree: Tree) -> int:
+    """Returns the number of scalars in a tree of arrays or shapes."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+@functools.cache
+def bind(
+    graphdef: GraphDef, *, remat: bool = False, attention: layers.AttentionKind | None = None
+) -> Decoder:
+    """Returns the model's pure functions.
+
+    Equal arguments give the same object, so functions jitted over it are compiled once.
+
+    Args:
+      graphdef: From `create`, `abstract` or a checkpoint.
+      remat: Gradient checkpointing: each block's activations are recomputed in the backward pass.
+        The results are the same; memory falls from all layers' activations to one layer's.
+      attention: The implementation of `jax.nn.dot_product_attention`; None lets JAX choose.
+    """
+    config = graphdef.config
+
+    def merge(lora: Tree, base: Tree) -> Any:
+        return nnx.merge(graphdef.definition, lora, base)
+
+    def hidden(
+        lora: Tree,
+        base: Tree,
+        tokens_L: Int[Array, " L"],
+        *,
+        mask_L: Bool[Array, " L"] | None = None,
+        positions_L: Int[Array, " L"] | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> Float[jax.Array, "L E"]:
+        hidden_LE, _ = merge(lora, base).run(
+            tokens_L,
+            positions_L=_count_positions(tokens_L, mask_L) if positions_L is None else positions_L,
+            mask_L=mask_L,
+            dropout_key=dropout_key,
+            remat=remat,
+            kind=attention,
+        )
+        return hidden_LE
+
+    def logits(lora: Tree, base: Tree, hidden_TE: Float[Array, "T E"]) -> Float[jax.Array, "T V"]:
+        return merge(lora, base).logits(hidden_TE)
+
+    def prefill(
+        lora: Tree,
+        base: Tree,
+        tokens_L: Int[Array, " L"],
+        *,
+        mask_L: Bool[Array, " L"] | None = None,
+        positions_L: Int[Array, " L"] | None = None,
+    ) -> tuple[Float[jax.Array, "L E"], layers.KeyValues]:
+        return merge(lora, base).run(
+            tokens_L,
+            positions_L=_count_positions(tokens_L, mask_L) if positions_L is None else positions_L,
+            mask_L=mask_L,
+            keep=True,
+            kind=attention,
+        )
+
+    def extend(
+        lora: Tree,
+        base: Tree,
+        tokens_L: Int[Array, " L"],
+        past: layers.KeyValues,
+        *,
+        past_mask_S: Bool[Array, " S"],
+        positions_L: Int[Array, " L"],
+    ) -> tuple[Float[jax.Array, "L E"], layers.KeyValues]:
+        return merge(lora, base).run(
+            tokens_L, positions_L=positions_L, past=past, past_mask_S=past_mask_S, keep=True
+        )
+
+    def init_cache(num_slots: int, dtype: Any = jnp.float32) -> layers.KeyValues:
+        shape = (
+            config.num_hidden_layers,
+            config.num_cached_heads,
+            num_slots,
+            config.head_width,
+        )
+        return layers.KeyValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+    return Decoder(config, hidden, logits, prefill, extend, init_cache)
+
+
+def _count_positions(
+    tokens_L: Int[Array, " L"], mask_L: Bool[Array, " L"] | None
+) -> Int[jax.Array, " L"]:
+    """Returns each token's number among the real tokens, from 0; 0 on left padding."""
+    if mask_L is None:
+        return jnp.arange(tokens_L.shape[0])
+    return jnp.maximum(jnp.cumsum(mask_L.astype(jnp.int32)) - 1, 0)
