@@ -1,0 +1,234 @@
+"""Batches hold every row once, in an order and shape that follow from the corpus alone."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from absl.testing import parameterized
+from hypothesis import given
+from hypothesis import strategies as st
+from support import shared_data
+
+from experiments.make_alpaca_lengths import count_lengths
+from raslik_jax.data import batches as bt
+from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
+from raslik_jax.data.examples import make_example, make_examples, read_examples
+from raslik_jax.data.prompts import render_prompt
+from raslik_jax.data.tokenization import load_tokenizer, train_bpe
+
+_EXAMPLES = make_examples(
+    [
+        make_example("Name a pet.", "", "A cat."),
+        make_example("Say nothing.", "", ""),
+        make_example("Copy.", "one two", "one two, three four five six"),
+    ]
+)
+_TOKENIZER = train_bpe([render_prompt(row, "brief") for row in _EXAMPLES], vocab_size=300)
+
+
+def _encode(**changes):
+    options = {"max_len": 1000, "template": "brief"} | changes
+    return bt.encode(_EXAMPLES, _TOKENIZER, **options)
+
+
+class EncodeTest(parameterized.TestCase):
+    def test_tokens_are_prompt_response_and_eos(self):
+        encoded = _encode()
+        prompts = bt.encode_prompts(_EXAMPLES, _TOKENIZER, max_len=1000, template="brief")
+        for row, tokens, prompt in zip(_EXAMPLES, encoded.tokens, prompts, strict=True):
+            self.assertEqual(tokens.dtype, np.int32)
+            self.assertEqual(tokens[: len(prompt)].tolist(), prompt)
+            self.assertEqual(_TOKENIZER.decode(prompt), render_prompt(row, "brief"))
+            self.assertEqual(_TOKENIZER.decode(tokens[len(prompt) :].tolist()), row.output)
+            self.assertEqual(tokens[-1], _TOKENIZER.eos_id)
+        self.assertEqual(encoded.ids, tuple(row.example_id for row in _EXAMPLES))
+        self.assertEqual(encoded.start_N.tolist(), [len(prompt) for prompt in prompts])
+        self.assertEqual(encoded.num_targets_N[1], 1)  # an empty answer still ends
+        self.assertEqual((encoded.num_truncated, encoded.num_without_targets), (0, 0))
+
+    def test_long_rows_lose_their_right_end_and_are_counted(self):
+        whole = _encode()
+        longest = int(whole.lengths_N.max())
+        cut = _encode(max_len=longest - 2)
+        self.assertEqual((cut.num_truncated, cut.num_without_targets), (1, 0))
+        self.assertEqual(cut.tokens[2].tolist(), whole.tokens[2][:-2].tolist())
+        self.assertEqual(cut.num_targets_N[2], whole.num_targets_N[2] - 2)
+        gone = _encode(max_len=3)
+        self.assertEqual((gone.num_truncated, gone.num_without_targets), (3, 3))
+        self.assertEqual(gone.num_targets_N.tolist(), [0, 0, 0])
+
+    def test_all_targets_leave_out_only_the_first_token(self):
+        encoded = _encode(targets="all")
+        np.testing.assert_array_equal(encoded.num_targets_N, encoded.lengths_N - 1)
+
+    @parameterized.parameters(
+        ({"targets": "answer"}, "'answer' came"),
+        ({"max_len": 1}, "max_len=1"),
+        ({"template": "long"}, "'long' came"),
+    )
+    def test_wrong_settings_are_refused(self, changes, message):
+        with self.assertRaisesRegex(ValueError, message):
+            _encode(**changes)
+
+    def test_prompts_are_never_cut(self):
+        with self.assertRaisesRegex(ValueError, "exceed max_len=3"):
+            bt.encode_prompts(_EXAMPLES, _TOKENIZER, max_len=3, template="brief")
+
+
+class MakeBatchTest(parameterized.TestCase):
+    def test_rectangle_is_the_rows_and_pads_count_nothing(self):
+        encoded = _encode()
+        batch = bt.make_batch(encoded, bt.plan_rows(encoded, np.array([2, -1, 0])))
+        self.assertEqual(batch.tokens_BL.shape[1] % 8, 0)
+        for slot, row in ((0, 2), (2, 0)):
+            length, start = len(encoded.tokens[row]), encoded.start_N[row]
+            self.assertEqual(batch.length_B[slot], length)
+            np.testing.assert_array_equal(batch.tokens_BL[slot, :length], encoded.tokens[row])
+            self.assertTrue((batch.tokens_BL[slot, length:] == encoded.pad_id).all())
+            np.testing.assert_array_equal(
+                np.flatnonzero(batch.target_mask_BL[slot]), np.arange(start, length)
+            )
+        self.assertEqual(batch.length_B[1], 0)
+        self.assertFalse(batch.target_mask_BL[1].any())
+        self.assertTrue((batch.tokens_BL[1] == encoded.pad_id).all())
+        self.assertEqual((batch.tokens_BL.dtype, batch.length_B.dtype), (np.int32, np.int32))
+
+    def test_a_plan_of_another_corpus_is_refused(self):
+        plan = bt.BatchPlan(np.array([2]), 8, 8)
+        with self.assertRaisesRegex(ValueError, "the plan holds 8"):
+            bt.make_batch(_encode(), plan)
+
+
+_LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
+
+
+def _plan(lengths, **options):
+    lengths_N = np.array(lengths, np.int64)
+    ids = [f"r{position:03d}" for position in range(len(lengths))]
+    options = {"num_buckets": 3, "batch_tokens": 128, "ids": ids} | options
+    return bt.plan_batches(lengths_N, np.maximum(lengths_N - 2, 0), **options)
+
+
+def _cheapest(lengths, num_buckets, batch_tokens):
+    """Tries every choice of edges."""
+    padded = [-(-length // 8) * 8 for length in lengths]
+    known = sorted(set(padded))
+    costs = []
+    for size in range(min(num_buckets, len(known))):
+        for inner in itertools.combinations(known[:-1], size):
+            low, cost = 0, 0
+            for edge in (*inner, known[-1]):
+                rows = sum(low < length <= edge for length in padded)
+                num_batches = -(-rows // (batch_tokens // edge))
+                cost += num_batches * -(-rows // num_batches) * edge
+                low = edge
+            costs.append(cost)
+    return min(costs)
+
+
+class PlanTest(parameterized.TestCase):
+    @given(_LENGTHS, st.integers(1, 5))
+    def test_every_row_is_there_once_and_fits(self, lengths, num_buckets):
+        plans = _plan(lengths, num_buckets=num_buckets)
+        order = bt.sketching_order(plans).tolist()
+        self.assertCountEqual(order, range(len(lengths)))
+        for plan in plans:
+            rows = plan.rows[plan.rows >= 0]
+            self.assertNotEmpty(rows)
+            self.assertLessEqual(max(lengths[row] for row in rows), plan.length)
+            self.assertLessEqual(max(lengths[row] - 2 for row in rows), plan.num_targets)
+            self.assertEqual((plan.length % 8, plan.num_targets % 8), (0, 0))
+            self.assertLessEqual(len(plan.rows) * plan.length, 128)
+
+    @given(_LENGTHS, st.integers(1, 5))
+    def test_buckets_have_one_shape_sorted_ids_and_dummies_at_their_end(self, lengths, num_buckets):
+        plans = _plan(lengths, num_buckets=num_buckets)
+        buckets = [list(group) for _, group in itertools.groupby(plans, lambda p: p.length)]
+        self.assertLessEqual(len(buckets), num_buckets)
+        edges = [bucket[0].length for bucket in buckets]
+        self.assertEqual(edges, sorted(set(edges)))
+        for bucket in buckets:
+            self.assertLen({(len(plan.rows), plan.num_targets) for plan in bucket}, 1)
+            rows = np.concatenate([plan.rows for plan in bucket])
+            real = rows[rows >= 0].tolist()
+            self.assertEqual(rows[: len(real)].tolist(), sorted(real))  # ids sort as positions
+            self.assertLess(len(rows) - len(real), len(bucket))
+
+    @given(_LENGTHS, st.integers(1, 5))
+    def test_edges_are_the_cheapest_of_all(self, lengths, num_buckets):
+        plans = _plan(lengths, num_buckets=num_buckets)
+        computed = sum(plan.rows.size * plan.length for plan in plans)
+        self.assertEqual(computed, _cheapest(lengths, num_buckets, 128))
+        waste = 1 - sum(lengths) / computed
+        self.assertAlmostEqual(bt.padding_waste(plans, np.array(lengths)), waste)
+
+    @given(_LENGTHS, st.randoms(use_true_random=False))
+    def test_order_of_the_corpus_plays_no_part(self, lengths, random):
+        ids = [f"r{position:03d}" for position in range(len(lengths))]
+        mixed = list(range(len(lengths)))
+        random.shuffle(mixed)
+        plans = _plan(lengths)
+        again = _plan([lengths[i] for i in mixed], ids=[ids[i] for i in mixed])
+        self.assertEqual([p[1:] for p in plans], [p[1:] for p in again])
+        for plan, other in zip(plans, again, strict=True):
+            named = [mixed[row] if row >= 0 else -1 for row in other.rows]
+            self.assertEqual(plan.rows.tolist(), named)
+
+    @parameterized.named_parameters(
+        ("empty", [], {}, "none came"),
+        ("counts", [3], {"ids": ["a", "b"]}, "1, 1 and 2 came"),
+        ("repeats", [3, 4], {"ids": ["a", "a"]}, "1 of 2 repeat"),
+        ("buckets", [3], {"num_buckets": 0}, "num_buckets=0"),
+        ("long", [200], {}, "200 tokens exceeds batch_tokens=128"),
+    )
+    def test_impossible_plans_are_refused(self, lengths, options, message):
+        with self.assertRaisesRegex(ValueError, message):
+            _plan(lengths, **options)
+
+    def test_real_lengths_waste_little(self):
+        lengths_N, targets_N = load_alpaca_lengths(max_len=512)
+        self.assertLen(lengths_N, 52_002)
+        ids = [f"{position:05d}" for position in range(len(lengths_N))]
+        plans = bt.plan_batches(lengths_N, targets_N, ids=ids)
+        self.assertLess(bt.padding_waste(plans, lengths_N), 0.12)
+        self.assertLessEqual(len({plan.length for plan in plans}), 12)
+
+    @pytest.mark.heavy
+    def test_lengths_in_the_package_are_those_of_the_real_rows(self):
+        data = shared_data()
+        alpaca, pythia = data / "alpaca" / "alpaca_data.json.xz", data / "tokenizers" / "pythia"
+        text = count_lengths(str(alpaca), str(pythia))
+        encoded = bt.encode(
+            read_examples(alpaca), load_tokenizer(pythia), max_len=512, template="alpaca"
+        )
+        length_N, target_N = encoded.lengths_N, encoded.num_targets_N
+        shipped_N, shipped_targets_N = load_alpaca_lengths(max_len=512)
+        np.testing.assert_array_equal(np.sort(length_N), np.sort(shipped_N))
+        np.testing.assert_array_equal(np.sort(target_N), np.sort(shipped_targets_N))
+        self.assertEqual(sum(row[2] for row in json.loads(text)["counts"]), 52_002)
+        plans = bt.plan_batches(length_N, target_N, ids=encoded.ids)
+        self.assertLess(bt.padding_waste(plans, length_N), 0.12)
+
+
+class TrainingBatchesTest(parameterized.TestCase):
+    @given(st.integers(1, 50), st.integers(1, 60), st.integers(0, 3))
+    def test_every_epoch_uses_every_row_once(self, num_examples, batch_size, epoch):
+        rows_MB = bt.training_batches(num_examples, batch_size, seed=0, epoch=epoch)
+        flat = rows_MB.reshape(-1).tolist()
+        self.assertCountEqual(flat[:num_examples], range(num_examples))
+        self.assertEqual(set(flat[num_examples:]) - {-1}, set())
+        self.assertEqual(rows_MB.shape, (-(-num_examples // batch_size), batch_size))
+
+    def test_seed_and_epoch_decide_the_order(self):
+        def order(seed, epoch):
+            return bt.training_batches(8, 4, seed=seed, epoch=epoch).tolist()
+
+        self.assertEqual(order(0, 0), [[6, 5, 2, 7], [4, 3, 0, 1]])
+        self.assertNotEqual(order(0, 0), order(0, 1))
+        self.assertNotEqual(order(0, 0), order(1, 0))
+
+    @parameterized.parameters((0, 1), (1, 0))
+    def test_counts_below_1_are_refused(self, num_examples, batch_size):
+        with self.assertRaisesRegex(ValueError, "at least 1"):
+            bt.training_batches(num_examples, batch_size, seed=0, epoch=0)
