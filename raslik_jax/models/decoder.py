@@ -37,14 +37,16 @@ from flax import nnx
 from jaxtyping import Bool, Float, Int
 
 from raslik_jax.axes import Array, Tree
-from raslik_jax.models import gpt_neox, layers
+from raslik_jax.models import gpt_neox, layers, llama, olmo2
 from raslik_jax.models.lora import LoRAConfig, LoRAParam, init_factor_a
 
-ModelConfig = gpt_neox.GPTNeoXConfig
+ModelConfig = gpt_neox.GPTNeoXConfig | llama.LlamaConfig | olmo2.Olmo2Config
 
 # model_type of config.json -> (config class, module class).
 ARCHITECTURES: dict[str, tuple[Any, Any]] = {
     "gpt_neox": (gpt_neox.GPTNeoXConfig, gpt_neox.GPTNeoX),
+    "llama": (llama.LlamaConfig, llama.Llama),
+    "olmo2": (olmo2.Olmo2Config, olmo2.Olmo2),
 }
 
 

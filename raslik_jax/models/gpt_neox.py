@@ -48,16 +48,8 @@ class GPTNeoXConfig:
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
         hf_config.check_sizes(self, (*sizes, "intermediate_size", "layer_norm_eps"))
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size must be a multiple of num_attention_heads, got {self.hidden_size=} "
-                f"and {self.num_attention_heads=}: correct config.json"
-            )
-        if self.hidden_act not in layers.ACTIVATIONS:
-            raise ValueError(
-                f"hidden_act must be one of {sorted(layers.ACTIVATIONS)}, got "
-                f"{self.hidden_act!r}: this activation is not implemented"
-            )
+        hf_config.check_heads(self, explicit_head_dim=False)
+        hf_config.check_choice("hidden_act", self.hidden_act, layers.ACTIVATIONS)
         layers.rope_frequencies(self.rope_parameters, self.head_width)
 
     @property

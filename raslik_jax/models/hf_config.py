@@ -7,7 +7,7 @@ spellings of the rotary fields are read, and both are written.
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 _Config = TypeVar("_Config")
@@ -290,3 +290,33 @@ def check_sizes(config: Any, names: tuple[str, ...]) -> None:
     wrong = {name: getattr(config, name) for name in names if not getattr(config, name) > 0}
     if wrong:
         raise ValueError(f"these sizes must be positive: {wrong}; correct config.json")
+
+
+def check_heads(config: Any, *, explicit_head_dim: bool) -> None:
+    """Raises ValueError unless the heads divide the width, and the key-value heads the heads.
+
+    Args:
+      config: A decoder's config.
+      explicit_head_dim: Whether the architecture may set its head width apart from hidden_size.
+    """
+    heads = config.num_attention_heads
+    if not (explicit_head_dim and config.head_dim) and config.hidden_size % heads:
+        raise ValueError(
+            "hidden_size must be a multiple of num_attention_heads, got "
+            f"hidden_size={config.hidden_size} and num_attention_heads={heads}: "
+            "correct config.json"
+        )
+    groups = getattr(config, "num_key_value_heads", None)
+    if groups is not None and (groups < 1 or heads % groups):
+        raise ValueError(
+            "num_attention_heads must be a multiple of num_key_value_heads, got "
+            f"num_attention_heads={heads} and num_key_value_heads={groups}: correct config.json"
+        )
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Raises ValueError unless the value of a field is one that is implemented."""
+    if value not in set(choices):
+        raise ValueError(
+            f"{name} must be one of {sorted(choices)}, got {value!r}: it is not implemented"
+        )
