@@ -10,18 +10,18 @@ scalars, except in the Pallas kernels, which want constants.
 """
 
 import functools
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, UInt
 
 from raslik_jax.influence import hashing
 
-Operand = Literal["float32", "bfloat16"]
 Keys = hashing.Keys
 
 # The dense signs come in blocks of 32 * SIGN_GROUP rows (see `sign_words`). Part of the sketch
@@ -217,7 +217,7 @@ def sign_words(
     return hashing.mix(column_word_C[:, None] ^ row_word_G[None, :])
 
 
-def signs_of(bit: UInt[Array, "..."], dtype: jnp.dtype) -> Float[Array, "..."]:
+def signs_of(bit: UInt[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
     """Returns +1 where the lowest bit is 0, -1 where it is 1."""
     is_positive = (bit & np.uint32(1)) == np.uint32(0)
     return jnp.where(is_positive, np.array(1, dtype), np.array(-1, dtype))
@@ -229,7 +229,7 @@ def block_signs(
     *,
     row_keys: Keys,
     column_keys: Keys,
-    dtype: jnp.dtype,
+    dtype: DTypeLike,
 ) -> Float[Array, "2048 C"]:
     """Returns the +1 / -1 signs of rows 2048 * block ... of the dense matrix at some columns."""
     row_G = block.astype(jnp.uint32) * np.uint32(SIGN_GROUP) + _arange(SIGN_GROUP)
@@ -244,7 +244,7 @@ def dense_sums(
     size: int,
     row_keys: Keys,
     column_keys: Keys,
-    operand: Operand,
+    operand: str,
 ) -> Float[Array, "B K"]:
     """Returns gradients_BP @ signs_PK in float32: by Pallas on an NVIDIA GPU, else by its twin.
 
@@ -270,7 +270,7 @@ def dense_sums_xla(
     size: int,
     row_keys: Keys,
     column_keys: Keys,
-    operand: Operand,
+    operand: str,
 ) -> Float[Array, "B K"]:
     """Returns gradients_BP @ signs_PK in float32, the signs made block by block by XLA.
 
@@ -360,7 +360,7 @@ def dense_sums_pallas(
     size: int,
     row_keys: Keys,
     column_keys: Keys,
-    operand: Operand,
+    operand: str,
     blocks: DenseBlocks | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B K"]:
@@ -456,7 +456,7 @@ def _bfloat16_parts(value: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(parts)
 
 
-def _as_operand(gradients_BP: jax.Array, operand: Operand) -> jax.Array:
+def _as_operand(gradients_BP: jax.Array, operand: str) -> jax.Array:
     """Returns the gradients rounded to the operand's dtype, for good."""
     if operand == "float32":
         return gradients_BP.astype(jnp.float32)

@@ -8,7 +8,7 @@ gives the same projection on every backend and every version of jax; and none st
 family           coordinate j of the sketch            cost of one example            memory
 ================ ===================================== ============================== ==========
 binned           signed sum of ceil(P / K) coordinates P additions                    4 P bytes
-                 drawn by a permutation of all P
+                 dealt by a permutation of all P
 binned_hashed    signed sum of the coordinates whose   P additions                    none
                  hash is j
 dense_rademacher K ** -0.5 times a signed sum of all   2 P K operations               none
@@ -58,7 +58,7 @@ class ProjectionSpec:
     num_params: int
     size: int
     seed: int
-    operand: kernels.Operand = "float32"
+    operand: str = "float32"
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -108,18 +108,20 @@ class Family(NamedTuple):
 def binned_table(spec: ProjectionSpec) -> np.ndarray:
     """Returns int32 [M, K]: column j holds the M = ceil(P / K) signed members of bin j.
 
-    The members are a true permutation of the whole zero-padded vector, cut into K bins of equal
-    length. An entry e >= 0 stands for +g[e], e < 0 for -g[~e]; an index of P or more is padding.
+    The members are a true permutation of the whole vector, dealt out one to a bin until none is
+    left: every bin has M members, or M - 1 and a zero of padding, and none is empty. An entry
+    e >= 0 stands for +g[e], e < 0 for -g[~e]; an index of P is the padding.
+
     Neither the order of the members of a bin nor the numbering of the bins changes any inner
     product, so both are free, and are spent on the memory: members ascend down a column and
-    columns ascend in their first member, so that the reads of a row of the table go through
-    the gradient nearly in order, and all rows together once from end to end.
+    columns ascend in their first member, so that each row of the table reads one band of the
+    gradient, the first row from end to end in order, and all rows together go through it once.
     """
     slots = -(-spec.num_params // spec.size)
-    member_KM = hashing.hashed_order(slots * spec.size, spec.seed).reshape(spec.size, slots)
-    member_KM.sort(axis=1)
-    member_KM = member_KM[np.argsort(member_KM[:, 0])]
-    member_MK = np.ascontiguousarray(member_KM.T)
+    member = np.full(slots * spec.size, spec.num_params, np.int32)
+    member[: spec.num_params] = hashing.hashed_order(spec.num_params, spec.seed)
+    member_KM = np.sort(member.reshape(slots, spec.size).T, axis=1)
+    member_MK = np.ascontiguousarray(member_KM[np.argsort(member_KM[:, 0])].T)
     keys = hashing.stream_keys(spec.seed, hashing.SIGN_STREAM)
     sign_MK = hashing.counter_hash(member_MK.astype(np.uint32), keys) >> np.uint32(31)
     return np.where(sign_MK == 1, ~member_MK, member_MK)
@@ -157,7 +159,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def init_projection(
-    seed: int, family: str, num_params: int, size: int, *, operand: kernels.Operand = "float32"
+    seed: int, family: str, num_params: int, size: int, *, operand: str = "float32"
 ) -> Projection:
     """Returns the projection of a seed; the same arguments give the same one anywhere.
 

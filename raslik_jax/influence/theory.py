@@ -20,15 +20,18 @@ from raslik_jax.influence.projections import ProjectionSpec, binned_table
 
 
 def collision_probability(family: str, num_params: int, size: int) -> float:
-    """Returns p: 1 / K, and for bins of fixed length (1 / K) (P - K) / (P - 1).
+    """Returns p, the probability that two coordinates meet in one coordinate of the sketch.
 
-    P counts the zeros that `binned` pads its vector with. For `dense_rademacher`, where every
-    coordinate meets every other one in all K sums of variance 1 / K, p is 1 / K.
+    1 / K for hashed bins, and for `dense_rademacher`, where all coordinates meet in all K sums.
+    For bins of fixed length (1 / K) (P - K) / (P - 1) where K divides P; where it does not, the
+    bins have M = ceil(P / K) or M - 1 members, and p counts the pairs in both kinds.
     """
     if family != "binned":
         return 1.0 / size
-    padded = -(-num_params // size) * size
-    return (padded - size) / (padded - 1) / size if padded > 1 else 0.0
+    slots = -(-num_params // size)
+    full = num_params - (slots - 1) * size
+    pairs = full * slots * (slots - 1) + (size - full) * (slots - 1) * (slots - 2)
+    return pairs / (num_params * (num_params - 1)) if num_params > 1 else 0.0
 
 
 def unnormalised_variance(
@@ -96,7 +99,8 @@ def bin_of_coordinate(spec: ProjectionSpec) -> Int[np.ndarray, " P"]:
     if spec.family == "binned":
         table_MK = binned_table(spec)
         index_MK = table_MK ^ (table_MK >> 31)
-        bin_P = np.empty(index_MK.size, np.int64)
+        # One more entry than coordinates: the padding's.
+        bin_P = np.empty(spec.num_params + 1, np.int64)
         bin_P[index_MK] = np.arange(spec.size)[None, :]
         return bin_P[: spec.num_params]
     if spec.family == "binned_hashed":
