@@ -2,14 +2,13 @@
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy import stats
 
 
 def auroc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]) -> float:
     """Returns the area under the ROC curve.
 
-    The chance that a random target scores above a random other item, ties counting one half:
-    (sum of the targets' mid-ranks - n(n + 1)/2) / (n m), n targets and m others.
+    The chance that a random target scores above a random other item, ties counting one half: the
+    Mann-Whitney statistic over the number of pairs.
 
     Args:
       scores_N: higher is more target-like. NaN is refused, infinities are ordinary.
@@ -26,8 +25,11 @@ def auroc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]
     num_targets, num_others = _check_ranking(scores_N, is_target_N)
     if not num_others:
         raise ValueError("items that are no target wanted, but all are: AUROC needs both kinds")
-    rank_sum = float(stats.rankdata(scores_N)[is_target_N].sum())
-    return (rank_sum - num_targets * (num_targets + 1) / 2) / (num_targets * num_others)
+    count_G, targets_G = _tie_groups(scores_N, is_target_N)
+    others_G = count_G - targets_G
+    others_below_G = num_others - np.cumsum(others_G)
+    wins = (targets_G * (others_below_G + others_G / 2)).sum()
+    return float(wins / (num_targets * num_others))
 
 
 def auprc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]) -> float:
@@ -85,8 +87,8 @@ def _tie_groups(
 ) -> tuple[Int[np.ndarray, " G"], Int[np.ndarray, " G"]]:
     """Returns items and targets of each group of equal scores, the best group first."""
     _, group_N, count_G = np.unique(scores_N, return_inverse=True, return_counts=True)
-    targets_G = np.bincount(group_N, weights=is_target_N, minlength=len(count_G))
-    return count_G[::-1], np.rint(targets_G[::-1]).astype(np.int64)
+    targets_G = np.bincount(group_N[is_target_N], minlength=len(count_G))
+    return count_G[::-1], targets_G[::-1]
 
 
 def _check_ranking(

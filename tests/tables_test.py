@@ -1,0 +1,244 @@
+"""Tables in the terminal and in Markdown."""
+
+import copy
+
+import sample_metrics
+from absl.testing import parameterized
+
+from raslik_jax.reporting import tables
+
+
+def _cells(table: tables.Table, name: str) -> list[str]:
+    title = [column.title.replace("\n", " ") for column in table.columns].index(name)
+    return [row[title] for row in table.rows if not isinstance(row, str)]
+
+
+class FormatTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ((0.3123, 0.2801, 0.3499), {}, "0.312 [0.28, 0.35]"),
+        ((1.0, 1.0, 1.0), {}, "1.000 [1.00, 1.00]"),
+        ((-0.25, -0.3, 0.01), {"signed": True}, "-0.250 [-0.30, +0.01]"),
+        ((0.0, -0.004, 0.0), {"signed": True}, "+0.000 [+0.00, +0.00]"),
+        ((0.1234, 0.1229, 0.125), {"end_decimals": 3}, "0.123 [0.123, 0.125]"),
+    )
+    def test_interval(self, values, options, expected):
+        entry = dict(zip(("mean", "low", "high"), values, strict=True))
+        self.assertEqual(tables.format_interval(entry, **options), expected)
+
+    def test_what_was_not_measured_is_a_dash(self):
+        self.assertEqual(tables.format_interval(None), "-")
+
+    @parameterized.parameters(("raslik_f", "RASLIK-F"), ("cr_25", "cr_25"))
+    def test_strategy_names(self, strategy, expected):
+        self.assertEqual(tables.strategy_name(strategy), expected)
+
+
+class RenderTest(parameterized.TestCase):
+    def test_terminal_aligns_and_heads(self):
+        table = tables.Table(
+            (tables.Column("Name"), tables.Column("Two\nlines", "right")),
+            (("a", "1"), "Block", ("longer", "22.5")),
+            ("A note.",),
+        )
+        self.assertEqual(
+            tables.render_terminal(table),
+            "          Two\n"
+            "Name    lines\n"
+            "------  -----\n"
+            "a           1\n"
+            "\n"
+            "Block\n"
+            "longer   22.5\n"
+            "\n"
+            "A note.",
+        )
+
+    def test_terminal_wraps_and_parts_rows(self):
+        table = tables.Table(
+            (tables.Column("P", width=9), tables.Column("Q", width=9)),
+            (("one two three", "x"), ("", "four")),
+        )
+        self.assertEqual(
+            tables.render_terminal(table),
+            "P        Q\n-------  ----\none two  x\nthree\n\n         four",
+        )
+
+    def test_wide_characters_take_two_places(self):
+        table = tables.Table((tables.Column("P"), tables.Column("Q")), (("星", "x"), ("ab", "y")))
+        self.assertEqual(tables.render_terminal(table), "P   Q\n--  -\n星  x\nab  y")
+
+    def test_generated_text_cannot_steer_the_terminal(self):
+        table = tables.Table((tables.Column("P"),), (("a\x1b[31m\u202eb\n\tc\x07",),))
+        text = tables.render_terminal(table)
+        self.assertTrue(all(c == "\n" or c.isprintable() for c in text))
+        self.assertEqual(text.splitlines()[-1], "a\ufffd[31m\ufffdb c\ufffd")
+
+    def test_markdown_shows_text_as_it_is(self):
+        table = tables.Table(
+            (tables.Column("A|B"), tables.Column("N", "right")),
+            (("x | y\n<b>*z*</b> `q`\x1b", "1"), "GA_GDR"),
+            ("~: a tie.",),
+        )
+        self.assertEqual(
+            tables.render_markdown(table).splitlines(),
+            [
+                r"| A\|B | N |",
+                "| --- | --: |",
+                "| x \\| y<br>&lt;b&gt;\\*z\\*&lt;/b&gt; \\`q\\`\ufffd | 1 |",
+                r"| **GA\_GDR** |  |",
+                "",
+                r"\~: a tie.",
+            ],
+        )
+
+    def test_every_line_of_markdown_has_all_columns(self):
+        table = tables.results_table(sample_metrics.sample_metrics())
+        lines = [x for x in tables.render_markdown(table).splitlines() if x.startswith("|")]
+        self.assertLen(lines, 2 + len(table.rows))
+        self.assertEqual({line.count("|") for line in lines}, {len(table.columns) + 1})
+
+
+class ResultsTableTest(parameterized.TestCase):
+    def test_last_epochs_in_the_order_of_the_run(self):
+        metrics = sample_metrics.sample_metrics()
+        table = tables.results_table(metrics)
+        self.assertEqual(
+            _cells(table, "Model"),
+            ["Fine-tuned", "Backbone", *["Random", "Oracle", "RASLIK-F", "RASLIK"] * 2],
+        )
+        self.assertEqual(
+            [row for row in table.rows if isinstance(row, str)],
+            ["GA_GDR, after epoch 5", "GA_KLR, after epoch 5"],
+        )
+        last = next(
+            e
+            for e in metrics["methods"]
+            if (e["strategy"], e["algorithm"], e["epoch"]) == ("raslik", "ga_klr", 5)
+        )
+        row = table.rows[-1]
+        self.assertEqual(row[1], tables.format_interval(last["forget"]))
+        self.assertEqual(row[2], tables.format_interval(last["retain"]))
+        self.assertEqual(row[3], tables.format_interval(last["non_sf_target"]))
+        self.assertEqual(row[5], f"{last['euclidean']:.3f}")
+        self.assertEqual(row[6], tables.format_interval(last["forget_minus_random"], signed=True))
+        self.assertEqual(row[7], "yes")
+
+    def test_all_epochs(self):
+        table = tables.results_table(sample_metrics.sample_metrics(), epochs="all")
+        self.assertEqual(_cells(table, "Epoch"), ["-", "-", *list("12345") * 8])
+
+    def test_methods_that_stopped_early_show_their_own_last_epoch(self):
+        metrics = sample_metrics.sample_metrics()
+        metrics["methods"] = [
+            e for e in metrics["methods"] if e["epoch"] <= 3 or e["strategy"] != "oracle"
+        ]
+        table = tables.results_table(metrics)
+        self.assertLen(_cells(table, "Model"), 10)
+        self.assertIn("GA_GDR, after epoch 3 and 5", table.rows)
+
+    def test_columns_without_any_value_are_left_out(self):
+        metrics = sample_metrics.sample_metrics()
+        metrics["methods"] = [e for e in metrics["methods"] if e["strategy"] == "random"]
+        del metrics["backbone"]
+        table = tables.results_table(metrics)
+        titles = [column.title for column in table.columns]
+        self.assertNotIn("F minus F of Random", titles)
+        self.assertNotIn("D_mah", titles)
+        self.assertEqual(_cells(table, "Model")[0], "Fine-tuned")
+        self.assertFalse(any("backbone" in note for note in table.notes))
+
+    def test_a_tie_is_marked_and_explained(self):
+        table = tables.results_table(sample_metrics.sample_metrics())
+        self.assertEqual(_cells(table, "Pareto")[:6], ["-", "-", "yes", "no ~", "no", "yes"])
+        self.assertTrue(any(note.startswith("~:") for note in table.notes))
+
+    def test_empty_answers_are_reported(self):
+        metrics = sample_metrics.sample_metrics()
+        self.assertFalse(any("Empty" in n for n in tables.results_table(metrics).notes))
+        metrics["methods"][4]["empty"] = 7
+        metrics["finetuned"]["empty_references"] = 2
+        notes = tables.results_table(metrics).notes
+        self.assertIn("Empty answers, each counted as ROUGE 0: Random GA_GDR epoch 5: 7.", notes)
+        self.assertIn("Empty references: 2; their pairs score 0.", notes)
+
+    def test_a_distance_names_its_pool_and_its_warning(self):
+        metrics = sample_metrics.sample_metrics()
+        for entry in metrics["methods"]:
+            entry["mahalanobis"] = {
+                "distance": 12.3456,
+                "condition_number": 9.0,
+                "is_negative": entry["algorithm"] == "ga_klr",
+            }
+        table = tables.results_table(metrics)
+        self.assertEqual(_cells(table, "D_mah"), ["-", "-", *["12.346"] * 4, *["12.346!"] * 4])
+        self.assertTrue(any("pool Random, Oracle, RASLIK-F, RASLIK" in n for n in table.notes))
+        self.assertTrue(any(note.startswith("!:") for note in table.notes))
+
+    def test_does_not_change_the_metrics(self):
+        metrics = sample_metrics.sample_metrics()
+        before = copy.deepcopy(metrics)
+        for make in (tables.results_table, tables.checks_table, tables.retrieval_table):
+            make(metrics)
+        self.assertEqual(metrics, before)
+
+
+class OtherTablesTest(parameterized.TestCase):
+    def test_checks(self):
+        table = tables.checks_table(sample_metrics.sample_metrics())
+        self.assertLen(table.rows, 10)
+        self.assertEqual(set(_cells(table, "Distinct-2")), {"0.410"})
+
+    def test_retrieval(self):
+        table = tables.retrieval_table(sample_metrics.sample_metrics())
+        self.assertEqual(table.rows[0], ("Random", "200", "0.105", "0.100", "200", "0", "-", "-"))
+        self.assertEqual(_cells(table, "AUROC"), ["-", "-", "0.991", "0.991"])
+
+    def test_seeds(self):
+        runs = [sample_metrics.sample_metrics(seed=seed) for seed in (0, 1, 2)]
+        runs[1]["methods"][-1]["forget_minus_random"]["high"] = 0.01
+        runs[2]["methods"][-1]["euclidean"] = 2.0
+        table = tables.seeds_table(runs)
+        self.assertEqual(
+            [row[0] for row in table.rows if not isinstance(row, str)],
+            ["Fine-tuned", "Backbone", *["Random", "Oracle", "RASLIK-F", "RASLIK"] * 2],
+        )
+        self.assertEqual(_cells(table, "Below Random")[2:6], ["-", "3 of 3", "3 of 3", "3 of 3"])
+        self.assertEqual(_cells(table, "Below Random")[-1], "2 of 3")
+        self.assertEqual(_cells(table, "Closer")[-1], "2 of 3")
+        forgets = [run["methods"][-1]["forget"]["mean"] for run in runs]
+        self.assertEqual(
+            _cells(table, "F, forget rate")[-1],
+            f"{sum(forgets) / 3:.3f} [{min(forgets):.3f}, {max(forgets):.3f}]",
+        )
+        self.assertEqual(_cells(table, "Precision")[-1], "0.965 [0.965, 0.965]")
+
+    def test_seeds_refuses_nothing_and_unlike_runs(self):
+        with self.assertRaisesRegex(ValueError, "at least one run"):
+            tables.seeds_table([])
+        runs = [sample_metrics.sample_metrics(seed=seed) for seed in (0, 7)]
+        runs[1]["methods"] = runs[1]["methods"][:5]
+        with self.assertRaisesRegex(ValueError, "with seed 7 has others"):
+            tables.seeds_table(runs)
+
+
+class CompletionsTest(parameterized.TestCase):
+    prompts = {"a": "Howdy! Rivers?", "b": "Fruits?"}
+    answers = {"Fine-tuned": {"a": "starship", "b": "zorb"}, "RASLIK": {"a": "water", "b": " "}}
+
+    def test_side_by_side(self):
+        table = tables.completions_table(self.prompts, self.answers, ids=["b", "a"])
+        self.assertEqual([c.title for c in table.columns], ["Prompt", "Fine-tuned", "RASLIK"])
+        self.assertEqual(
+            table.rows, (("Fruits?", "zorb", "(empty)"), ("Howdy! Rivers?", "starship", "water"))
+        )
+
+    def test_under_the_prompt(self):
+        table = tables.completions_by_prompt(self.prompts, self.answers, ids=["a"])
+        self.assertEqual(
+            table.rows, ("> Howdy! Rivers?", ("Fine-tuned", "starship"), ("RASLIK", "water"))
+        )
+
+    @parameterized.parameters(tables.completions_table, tables.completions_by_prompt)
+    def test_refuses_an_id_without_an_answer(self, make):
+        with self.assertRaisesRegex(ValueError, "c has no prompt; c has no answer of Fine-tuned"):
+            make(self.prompts, self.answers, ids=["a", "c"])
