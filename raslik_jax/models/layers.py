@@ -13,7 +13,7 @@ import functools
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from raslik_jax.models import quantize
 from raslik_jax.models.hf_config import RopeParameters
 from raslik_jax.models.lora import LoRAConfig, LoRAParam, adapter_output
 
@@ -37,25 +38,11 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-class PackedKernel(Protocol):
-    """A kernel that is stored packed: any pytree of stacked arrays with this method.
-
-    It may stand in place of a "kernel" leaf of the base; the layer unpacks it where it is used.
-    """
-
-    def dequantize(self, dtype: Any) -> jax.Array:
-        """Returns the kernel [in, out] in the given dtype."""
-
-
-def read_kernel(kernel: Any, dtype: Any) -> Float[Array, "I O"]:
-    """Returns a kernel as an array, unpacking a quantised one into `dtype`."""
-    return kernel.dequantize(dtype) if hasattr(kernel, "dequantize") else kernel
-
-
 class Linear(nnx.Module):
     """A linear layer x W + b, with an adapter where the LoRA settings name it.
 
-    Parameters: "kernel" [in, out], "bias" [out] (both frozen), "a" [in, rank], "b" [rank, out].
+    Parameters: "kernel" [in, out], an array or a quantised kernel (`quantize`), "bias" [out] (both
+    frozen), "a" [in, rank], "b" [rank, out].
     """
 
     def __init__(
@@ -82,7 +69,7 @@ class Linear(nnx.Module):
         self, input_LI: Float[Array, "L I"], key: jax.Array | None = None
     ) -> Float[Array, "L O"]:
         """Returns the output in the input's dtype; `key` switches the adapter's dropout on."""
-        output_LO = input_LI @ read_kernel(self.kernel.get_value(), input_LI.dtype)
+        output_LO = quantize.matmul(input_LI, self.kernel.get_value())
         if self.has_bias:
             output_LO = output_LO + self.bias.get_value()[None, :]
         if self.lora is None:
@@ -383,7 +370,7 @@ class CausalLM(nnx.Module):
         if self.config.tie_word_embeddings:
             table, contract = self.embed.embedding.get_value(), 1
         else:
-            table = read_kernel(self.head.kernel.get_value(), hidden_TE.dtype)
+            table = self.head.kernel.get_value()
             contract = 0
         if hidden_TE.dtype == jnp.float32:
             return _contract(hidden_TE, table, contract)
