@@ -182,11 +182,9 @@ class MatmulTest(parameterized.TestCase):
         # would be twice that.
         self.assertLess(temporary, 8 * width * width * 4)
 
-    def test_a_plain_kernel_is_multiplied_in_the_inputs_dtype(self):
+    def test_a_plain_kernel_is_multiplied_as_it_is(self):
         x, kernel = _gaussian(2, 8), _gaussian(8, 3)
         np.testing.assert_array_equal(quantize.matmul(x, kernel), x @ kernel)
-        low = quantize.matmul(x.astype(jnp.bfloat16), kernel)
-        self.assertEqual(low.dtype, jnp.bfloat16)
 
 
 if __name__ == "__main__":

@@ -186,7 +186,7 @@ def _group_scales(scale: Float[Array, "*layers blocks outputs"]) -> GroupedScale
 
 def _ungroup_scales(
     grouped: GroupedScales, *, blocks: int, outputs: int
-) -> Float[Array, "*layers {blocks} {outputs}"]:
+) -> Float[jax.Array, "*layers {blocks} {outputs}"]:
     *layers, _, _ = grouped.codes.shape
     centred = grouped.codes.astype(jnp.float32) * jnp.expand_dims(grouped.scale, -1)
     flat = centred.reshape(*layers, -1)[..., : blocks * outputs]
@@ -195,7 +195,7 @@ def _ungroup_scales(
 
 def dequantise(
     kernel: Array | Int8Kernel | Nf4Kernel, dtype: Any
-) -> Float[Array, "*layers inputs outputs"]:
+) -> Float[jax.Array, "*layers inputs outputs"]:
     """Returns the kernel as an ordinary array of `dtype`; a plain kernel is only cast.
 
     code * scale is taken in float32 and rounded once, so that a bfloat16 kernel is the rounded
@@ -231,16 +231,16 @@ def kernel_shape(kernel: Array | Int8Kernel | Nf4Kernel) -> tuple[int, ...]:
 
 
 def matmul(
-    inputs: Float[Array, "*batch inputs"], kernel: Array | Int8Kernel | Nf4Kernel
-) -> Float[Array, "*batch outputs"]:
-    """Returns `inputs @ kernel` in the dtype of the inputs.
+    inputs: Float[jax.Array, "*batch inputs"], kernel: Array | Int8Kernel | Nf4Kernel
+) -> Float[jax.Array, "*batch outputs"]:
+    """Returns `inputs @ kernel`; a quantised kernel takes the dtype of the inputs.
 
     For a quantised kernel the product is a checkpoint: a gradient with respect to the inputs
     rebuilds the kernel from its codes. Without that, differentiating a scan over layers would keep
     every layer's rebuilt kernel until the backward pass, which is the memory that quantising saved.
     """
     if not is_quantised(kernel):
-        return inputs @ jnp.asarray(kernel).astype(inputs.dtype)
+        return inputs @ jnp.asarray(kernel)
     return _checkpointed_matmul(inputs, kernel)
 
 
