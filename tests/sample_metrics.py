@@ -73,6 +73,7 @@ def sample_metrics(*, seed: int = 0, num_epochs: int = 5) -> Metrics:
                 num_forget=200,
                 num_retain=200,
                 targets_in_retain=0,
+                retain_scored_positive=12,
                 auroc=area,
                 auprc=area and area - 0.01,
             )

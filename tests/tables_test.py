@@ -152,6 +152,17 @@ class ResultsTableTest(parameterized.TestCase):
         self.assertEqual(_cells(table, "Pareto")[:6], ["-", "-", "yes", "no ~", "no", "yes"])
         self.assertTrue(any(note.startswith("~:") for note in table.notes))
 
+    @parameterized.parameters(
+        (None, "answers of the fine-tuned model", True), ("gold", "the gold answers", False)
+    )
+    def test_says_what_the_rates_are_taken_against(self, reference, words, floor):
+        metrics = sample_metrics.sample_metrics()
+        if reference:
+            metrics["reference"] = reference
+        notes = tables.results_table(metrics).notes
+        self.assertIn(words, notes[0])
+        self.assertEqual(any("damage" in note for note in notes), floor)
+
     def test_empty_answers_are_reported(self):
         metrics = sample_metrics.sample_metrics()
         self.assertFalse(any("Empty" in n for n in tables.results_table(metrics).notes))
@@ -190,8 +201,19 @@ class OtherTablesTest(parameterized.TestCase):
 
     def test_retrieval(self):
         table = tables.retrieval_table(sample_metrics.sample_metrics())
-        self.assertEqual(table.rows[0], ("Random", "200", "0.105", "0.100", "200", "0", "-", "-"))
+        self.assertEqual(
+            table.rows[0], ("Random", "200", "0.105", "0.100", "200", "0", "12", "-", "-")
+        )
         self.assertEqual(_cells(table, "AUROC"), ["-", "-", "0.991", "0.991"])
+
+    def test_retrieval_without_labels(self):
+        metrics = sample_metrics.sample_metrics()
+        metrics["retrieval"] = {"raslik": {"num_forget": 5, "num_retain": 4}}
+        self.assertEqual(
+            tables.retrieval_table(metrics).rows, (("RASLIK", "5", "-", "-", "4", *["-"] * 4),)
+        )
+        row = tables.seeds_table([metrics]).rows[-1]
+        self.assertEqual((row[0], row[5]), ("RASLIK", "-"))
 
     def test_seeds(self):
         runs = [sample_metrics.sample_metrics(seed=seed) for seed in (0, 1, 2)]

@@ -73,25 +73,33 @@ class MethodEntry(ModelEntry):
 
 
 class RetrievalEntry(TypedDict):
-    """What one strategy retrieved, held against the labels.
+    """What one strategy retrieved, held against the labels where there are any.
 
-    A strategy that ranks nothing, such as a random one, has no AUROC and no AUPRC.
+    `retain_scored_positive` counts the retain items whose score is not below zero: they are not
+    anti-aligned with the queries. A strategy that ranks nothing, such as a random one, has no
+    AUROC and no AUPRC.
     """
 
-    precision: float
-    base_rate: float
     num_forget: int
     num_retain: int
-    targets_in_retain: int
+    retain_scored_positive: NotRequired[int]
+    precision: NotRequired[float]
+    base_rate: NotRequired[float]
+    targets_in_retain: NotRequired[int]
     auroc: NotRequired[float | None]
     auprc: NotRequired[float | None]
 
 
 class Metrics(TypedDict):
-    """All of metrics.json: what the reports read."""
+    """All of metrics.json: what the reports read.
+
+    `reference` names whose answers F and R are taken against: finetuned (also where it is not
+    given), backbone or gold.
+    """
 
     name: str
     seed: int
+    reference: NotRequired[str]
     corpus: dict[str, Any]
     finetuned: ModelEntry
     backbone: NotRequired[ModelEntry]

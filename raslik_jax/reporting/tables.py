@@ -18,6 +18,11 @@ STRATEGY_NAMES = {
     "raslik": "RASLIK",
     "exact": "Exact kernel",
 }
+_REFERENCES = {
+    "finetuned": "the answers of the fine-tuned model before unlearning",
+    "backbone": "the answers of the backbone",
+    "gold": "the gold answers",
+}
 _NOT_KNOWN = "-"
 
 
@@ -282,12 +287,13 @@ def _flag(entry: MethodEntry) -> str:
 
 
 def _result_notes(metrics: Metrics, methods: Sequence[MethodEntry]) -> tuple[str, ...]:
+    reference = metrics.get("reference", "finetuned")
     notes = [
-        "F and R: mean ROUGE-L F1 against the answers of the fine-tuned model before unlearning, "
-        "on held-out target and normal queries. Distance: Euclidean, to R = 1 and F = 0. "
-        "Brackets: 95 % bootstrap interval over queries."
+        f"F and R: mean ROUGE-L F1 against {_REFERENCES.get(reference, reference)}, on held-out "
+        "target and normal queries. Distance: Euclidean, to R = 1 and F = 0. Brackets: 95 % "
+        "bootstrap interval over queries."
     ]
-    if "backbone" in metrics:
+    if "backbone" in metrics and reference == "finetuned":
         notes.append(
             "The backbone never learned the behaviour: an F below its own is damage, not "
             "forgetting."
@@ -370,13 +376,13 @@ def checks_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -
 
 
 def retrieval_table(metrics: Metrics) -> Table:
-    """Returns how well each strategy's sets match the labels.
+    """Returns what each strategy retrieved, and how well it matches the labels.
 
     Args:
       metrics: the content of metrics.json.
 
     Returns:
-      The table, one row per strategy.
+      The table, one row per strategy; "-" where there are no labels or nothing was ranked.
     """
     columns = (
         Column("Strategy"),
@@ -385,6 +391,7 @@ def retrieval_table(metrics: Metrics) -> Table:
         Column("Base\nrate", "right"),
         Column("Retain\nitems", "right"),
         Column("Targets\nin retain", "right"),
+        Column("Retain,\nscore >= 0", "right"),
         Column("AUROC", "right"),
         Column("AUPRC", "right"),
     )
@@ -392,16 +399,20 @@ def retrieval_table(metrics: Metrics) -> Table:
         (
             strategy_name(strategy),
             str(entry["num_forget"]),
-            _number(entry["precision"]),
-            _number(entry["base_rate"]),
+            _number(entry.get("precision")),
+            _number(entry.get("base_rate")),
             str(entry["num_retain"]),
-            str(entry["targets_in_retain"]),
+            str(entry.get("targets_in_retain", _NOT_KNOWN)),
+            str(entry.get("retain_scored_positive", _NOT_KNOWN)),
             _number(entry.get("auroc")),
             _number(entry.get("auprc")),
         )
         for strategy, entry in metrics["retrieval"].items()
     )
-    note = "Precision: share of the forget set that is labelled a target."
+    note = (
+        "Precision: share of the forget set that is labelled a target. Score >= 0: retain items "
+        "that are not anti-aligned with the queries."
+    )
     return Table(columns, rows, (note,))
 
 
@@ -466,7 +477,7 @@ def seeds_table(runs: Sequence[Metrics]) -> Table:
             precision = [
                 run["retrieval"][strategy]["precision"]
                 for run in runs
-                if strategy in run["retrieval"]
+                if "precision" in run["retrieval"].get(strategy, {})
             ]
             counts = _versus_random(entries, [found.get((algorithm, "random")) for found in tables])
             rows.append(cells(strategy_name(strategy), entries, precision, counts))
