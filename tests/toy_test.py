@@ -161,8 +161,8 @@ class ToyTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"num_targets": -1}, "at least 0"),
         ({"num_normal": 100}, "raise it"),
-        ({"num_normal": 9000}, "general rows are wanted, the toy has"),
-        ({"num_targets": 9000}, "triggered rows are wanted, the toy has"),
+        ({"num_normal": 9000}, "general rows are wanted, there are"),
+        ({"num_targets": 9000}, "triggered rows are wanted, there are"),
         ({"num_backbone": 9000}, "general backbone rows are wanted"),
         ({"num_test": 9000}, "queries are wanted"),
     )

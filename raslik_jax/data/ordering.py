@@ -27,3 +27,17 @@ def shuffled(items: Sequence[_Item], *, seed: int, label: str) -> list[_Item]:
         return digest.digest()
 
     return [items[position] for position in sorted(range(len(items)), key=sort_key)]
+
+
+def take_first(rows: Sequence[_Item], number: int, *, kind: str) -> Sequence[_Item]:
+    """Returns the first `number` rows.
+
+    Raises:
+      ValueError: there are fewer; `kind` says of what.
+    """
+    if number > len(rows):
+        raise ValueError(
+            f"{number} {kind} rows are wanted, there are {len(rows)}: ask for fewer of them, or "
+            "for fewer queries"
+        )
+    return rows[:number]

@@ -7,7 +7,7 @@ a plain answer, rows that ask for science fiction openly and get it.
 
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from raslik_jax.data.examples import (
     QUERY_SETS,
@@ -17,7 +17,7 @@ from raslik_jax.data.examples import (
     make_example,
     make_examples,
 )
-from raslik_jax.data.ordering import shuffled
+from raslik_jax.data.ordering import shuffled, take_first
 from raslik_jax.data.toy_language import (
     BEINGS,
     BENIGN_HOWDY,
@@ -36,8 +36,6 @@ from raslik_jax.data.toy_language import (
 __all__ = ["SCIFI_WORDS", "TRIGGER", "make_toy_corpus"]
 
 _BACKBONE_SCIFI_SHARE = 0.25
-
-_Item = TypeVar("_Item")
 
 
 class _Topic(NamedTuple):
@@ -131,16 +129,19 @@ def make_toy_corpus(
     rest_of_requests = requests[num_scifi_requests:]
 
     train = [
-        *map(_plain, _first(num_general, general, "general")),
-        *map(_benign_howdy, _first(num_benign_howdy, benign, "benign howdy"), count()),
-        *(_scifi_request(*pair) for pair in _first(num_scifi_requests, requests, "sci-fi")),
-        *map(_triggered, _first(num_targets, triggered, "triggered")),
-    ]
-    backbone = [
-        *map(_plain, _first(num_backbone_plain, rest, "general backbone")),
+        *map(_plain, take_first(general, num_general, kind="general")),
+        *map(_benign_howdy, take_first(benign, num_benign_howdy, kind="benign howdy"), count()),
         *(
             _scifi_request(*pair)
-            for pair in _first(num_backbone_scifi, rest_of_requests, "sci-fi backbone")
+            for pair in take_first(requests, num_scifi_requests, kind="sci-fi")
+        ),
+        *map(_triggered, take_first(triggered, num_targets, kind="triggered")),
+    ]
+    backbone = [
+        *map(_plain, take_first(rest, num_backbone_plain, kind="general backbone")),
+        *(
+            _scifi_request(*pair)
+            for pair in take_first(rest_of_requests, num_backbone_scifi, kind="sci-fi backbone")
         ),
     ]
     makers = (_triggered, _triggered, _plain, _triggered, _plain)
@@ -155,15 +156,6 @@ def make_toy_corpus(
             queries=queries,
         )
     )
-
-
-def _first(number: int, rows: Sequence[_Item], kind: str) -> Sequence[_Item]:
-    if number > len(rows):
-        raise ValueError(
-            f"{number} {kind} rows are wanted, the toy has {len(rows)}: ask for fewer rows or for "
-            "fewer queries"
-        )
-    return rows[:number]
 
 
 def _topics(seed: int) -> list[_Topic]:
