@@ -22,6 +22,7 @@ unit vectors with inner product rho.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -84,6 +85,10 @@ class ProjectionSpec:
                 f"only dense_rademacher multiplies, so only it takes operand={self.operand!r}: "
                 f"use operand='float32' with {self.family}"
             )
+
+    def with_seed(self, seed: int) -> "ProjectionSpec":
+        """Returns the same kind of projection under another seed."""
+        return dataclasses.replace(self, seed=seed)
 
 
 class Projection(NamedTuple):
@@ -241,6 +246,11 @@ class Segment(NamedTuple):
     shape: tuple[int, ...]
     offset: int
 
+    @property
+    def end(self) -> int:
+        """The flat coordinate after its last element."""
+        return self.offset + math.prod(self.shape)
+
 
 def gradient_manifest(tree: Tree) -> tuple[Segment, ...]:
     """Returns the segments of the flat gradient of a tree, sorted by path.
@@ -258,13 +268,13 @@ def gradient_manifest(tree: Tree) -> tuple[Segment, ...]:
     offset = 0
     for path, leaf in _sorted_leaves(tree):
         segments.append(Segment(path, tuple(leaf.shape), offset))
-        offset += int(np.prod(leaf.shape, dtype=np.int64))
+        offset = segments[-1].end
     return tuple(segments)
 
 
 def count_params(tree: Tree) -> int:
     """Returns P, the number of floats in a tree of arrays or of ShapeDtypeStructs."""
-    return sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in jax.tree.leaves(tree))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 def flatten_gradients(tree: Tree) -> Float[Array, " P"]:

@@ -18,6 +18,8 @@ from jaxtyping import Float, Int
 from raslik_jax.influence import hashing
 from raslik_jax.influence.projections import ProjectionSpec, binned_table
 
+BINNED_FAMILIES = ("binned", "binned_hashed")
+
 
 def collision_probability(family: str, num_params: int, size: int) -> float:
     """Returns p, the probability that two coordinates meet in one coordinate of the sketch.
