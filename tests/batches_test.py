@@ -94,6 +94,17 @@ class MakeBatchTest(parameterized.TestCase):
         self.assertTrue((batch.tokens_BL[1] == encoded.pad_id).all())
         self.assertEqual((batch.tokens_BL.dtype, batch.length_B.dtype), (np.int32, np.int32))
 
+    @parameterized.parameters(4, 32)
+    def test_a_planned_shape_just_fits_its_rows(self, multiple):
+        encoded = _encode()
+        plan = bt.plan_rows(encoded, np.array([0, -1, 1]), multiple=multiple)
+        for size, rows_N in (
+            (plan.length, encoded.lengths_N),
+            (plan.num_targets, encoded.num_targets_N),
+        ):
+            self.assertEqual(size % multiple, 0)
+            self.assertBetween(size, rows_N[:2].max(), rows_N[:2].max() + multiple - 1)
+
     def test_a_plan_of_another_corpus_is_refused(self):
         plan = bt.BatchPlan(np.array([2]), 8, 8)
         with self.assertRaisesRegex(ValueError, "the plan holds 8"):

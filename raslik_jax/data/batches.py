@@ -226,18 +226,22 @@ def padding_waste(plans: Sequence[BatchPlan], lengths_N: Int[np.ndarray, " N"]) 
     return 1.0 - float(lengths_N[sketching_order(plans)].sum()) / computed
 
 
-def plan_rows(encoded: Encoded, rows: Int[np.ndarray, " B"], *, multiple: int = 8) -> BatchPlan:
-    """Returns a batch of these rows in the shape that fits every row of the corpus.
+def plan_rows(encoded: Encoded, rows: Int[np.ndarray, " B"], *, multiple: int = 32) -> BatchPlan:
+    """Returns a batch of these rows in a shape that just fits them.
 
-    For training, where batches are drawn at random and one shape saves compilations.
+    For training, where batches are drawn at random: a coarse multiple keeps the number of shapes,
+    and so of compilations, small.
 
     Args:
       encoded: the corpus.
-      rows: corpus positions; DUMMY_ROW for none.
+      rows: corpus positions, at least one of them real; DUMMY_ROW for none.
       multiple: divides L and T.
     """
-    length = int(_round_up(encoded.lengths_N, multiple).max())
-    num_targets = int(_round_up(encoded.num_targets_N, multiple).max())
+    # Not encoded.lengths_N, which counts the whole corpus at every call.
+    real = rows[rows != DUMMY_ROW]
+    length_B = np.array([len(encoded.tokens[row]) for row in real.tolist()], np.int64)
+    length = int(_round_up(length_B, multiple).max())
+    num_targets = int(_round_up(length_B - encoded.start_N[real], multiple).max())
     return BatchPlan(rows, length, num_targets)
 
 

@@ -6,7 +6,7 @@ import json
 import lzma
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 ALPACA_FIELDS: Mapping[str, str] = {
@@ -26,7 +26,7 @@ QUERY_SETS = (
 )
 
 _REQUIRED_FIELDS = ("instruction", "output")
-_KNOWN_FIELDS = ("instruction", "input", "output", "id", "is_target")
+_KNOWN_FIELDS = ("instruction", "input", "output", "id", "is_target", "source")
 _MAX_REPORTED_ROWS = 20
 
 
@@ -110,6 +110,8 @@ def read_examples(
     *,
     fields: Mapping[str, str] | None = None,
     source: str = "",
+    needs_output: bool = True,
+    check: Callable[[Example], None] | None = None,
 ) -> tuple[Example, ...]:
     """Returns the rows of a JSON list or a JSONL file as examples.
 
@@ -119,10 +121,12 @@ def read_examples(
     Args:
       path: the file.
       fields: which key of a row holds which field of an example; None means ALPACA_FIELDS.
-        "instruction" and "output" have to be mapped, "input", "id" and "is_target" may be. A row
-        without its input key, or with null there, has an empty input. With "id" the ids are the
-        file's own, otherwise they are made from the text.
-      source: kept on every example.
+        "instruction" and "output" have to be mapped, "input", "id", "is_target" and "source" may
+        be. A row without its input key, or with null there, has an empty input. With "id" the ids
+        are the file's own, otherwise they are made from the text.
+      source: kept on every example that does not name its own.
+      needs_output: False lets a row do without an output, which is then empty.
+      check: raises ValueError for a row that the caller cannot use; it is reported like the others.
 
     Raises:
       ValueError: the file is missing, empty, cannot be unpacked or is not UTF-8; a field map that
@@ -141,7 +145,10 @@ def read_examples(
         try:
             if isinstance(record, ValueError):
                 raise record
-            rows.append(_example_from_record(record, fields, source))
+            row = _example_from_record(record, fields, source, needs_output)
+            if check is not None:
+                check(row)
+            rows.append(row)
         except ValueError as error:
             problems.append(f"{path}:{line}: {error}")
     if problems:
@@ -203,12 +210,17 @@ def write_examples(
     _replace_file(pathlib.Path(path), "".join(line + "\n" for line in lines))
 
 
-def check_corpus(corpus: Corpus) -> Corpus:
+def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Corpus:
     """Returns the corpus if its ids are unique and its query sets are held out.
 
     Held out means by prompt, that is instruction and input without surrounding whitespace: no
     prompt of a query set may occur in another query set, in the training rows or in the backbone's
     rows, whatever its answer there.
+
+    Args:
+      corpus: what to check.
+      held_out: query sets that have to be apart from training rows and backbone; all have to be
+        apart from each other.
 
     Raises:
       ValueError: no training rows, a missing or unknown query set, a repeated id, or a prompt that
@@ -219,13 +231,17 @@ def check_corpus(corpus: Corpus) -> Corpus:
     if set(corpus.queries) != set(QUERY_SETS):
         raise ValueError(f"query sets {QUERY_SETS} are wanted, {tuple(corpus.queries)} came")
     _check_unique_ids(corpus.train, "the training rows")
-    seen = {_prompt(example): "backbone" for example in corpus.backbone}
-    seen |= {_prompt(example): "train" for example in corpus.train}
+    trained_on = {_prompt(example): "backbone" for example in corpus.backbone}
+    trained_on |= {_prompt(example): "train" for example in corpus.train}
+    asked: dict[tuple[str, str], str] = {}
     problems = []
     for name in QUERY_SETS:
         _check_unique_ids(corpus.queries[name], f"query set {name!r}")
         for example in corpus.queries[name]:
-            other = seen.setdefault(_prompt(example), name)
+            prompt = _prompt(example)
+            other = trained_on.get(prompt, name) if name in held_out else name
+            if other == name:
+                other = asked.setdefault(prompt, name)
             if other != name:
                 problems.append(f"{example.instruction!r} of {name} is in {other}")
     if problems:
@@ -342,17 +358,20 @@ def _skip_space(text: str, position: int) -> int:
     return position
 
 
-def _example_from_record(record: Any, fields: Mapping[str, str], source: str) -> Example:
+def _example_from_record(
+    record: Any, fields: Mapping[str, str], source: str, needs_output: bool
+) -> Example:
     if not isinstance(record, dict):
         raise ValueError(f"an object is wanted, {type(record).__name__} came")
-    texts = {}
-    for name in ("instruction", "input", "output", "id"):
+    defaults = {"input": "", "source": source} | ({} if needs_output else {"output": ""})
+    texts: dict[str, str] = {}
+    for name in ("instruction", "input", "output", "id", "source"):
         if name not in fields:
             continue
         key = fields[name]
         value = record.get(key)
-        if value is None and name == "input":
-            value = ""
+        if value is None:
+            value = defaults.get(name)
         if not isinstance(value, str):
             came = "nothing" if value is None else type(value).__name__
             raise ValueError(f"{key!r} has to be text, {came} came")
@@ -370,7 +389,7 @@ def _example_from_record(record: Any, fields: Mapping[str, str], source: str) ->
         )
     instruction, input, output = texts["instruction"], texts.get("input", ""), texts["output"]
     name = texts.get("id") or content_id(instruction, input, output)
-    return Example(name, instruction, input, output, is_target, source)
+    return Example(name, instruction, input, output, is_target, texts.get("source", source))
 
 
 def _replace_file(path: pathlib.Path, text: str) -> None:

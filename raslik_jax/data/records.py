@@ -1,0 +1,63 @@
+"""A user's own rows and queries as a corpus."""
+
+import os
+from collections.abc import Mapping
+
+from raslik_jax.data.examples import (
+    ALPACA_FIELDS,
+    QUERY_SETS,
+    Corpus,
+    Example,
+    check_corpus,
+    read_examples,
+)
+
+
+def load_records_corpus(
+    train_path: str | os.PathLike[str],
+    queries_path: str | os.PathLike[str],
+    *,
+    fields: Mapping[str, str] | None = None,
+    split_field: str = "split",
+) -> Corpus:
+    """Returns the rows of one JSON or JSONL file and the queries of another; no backbone rows.
+
+    Every query names its set, one of QUERY_SETS, in its split field: "retrieval" for the bad
+    generations to be traced, the other four for measuring. A query may do without an output: its
+    answer is then the model's own. Only "retrieval" may ask what a training row asks, since a model
+    is often caught at a prompt that it was trained on.
+
+    Args:
+      train_path: the fine-tuning rows.
+      queries_path: the queries, with the same keys.
+      fields: as in `read_examples`.
+      split_field: the key of a query that names its set.
+
+    Raises:
+      ValueError: what `read_examples` refuses, with file and line; a query of an unknown set; no
+        retrieval query; a prompt in two sets, or a measuring prompt in the training rows.
+    """
+    fields = dict(ALPACA_FIELDS if fields is None else fields)
+    train = read_examples(train_path, fields=fields, source="records")
+
+    def check_split(query: Example) -> None:
+        if query.source not in QUERY_SETS:
+            raise ValueError(
+                f"{split_field!r} has to be one of {QUERY_SETS}, {query.source or 'nothing'} came"
+            )
+
+    queries = read_examples(
+        queries_path,
+        fields=fields | {"source": split_field},
+        needs_output=False,
+        check=check_split,
+    )
+    by_set = {
+        name: tuple(query for query in queries if query.source == name) for name in QUERY_SETS
+    }
+    if not by_set["retrieval"]:
+        raise ValueError(
+            f"{queries_path} has no query with {split_field!r} 'retrieval': give the bad generation"
+        )
+    evaluation = tuple(name for name in QUERY_SETS if name != "retrieval")
+    return check_corpus(Corpus(backbone=(), train=train, queries=by_set), held_out=evaluation)

@@ -1,0 +1,76 @@
+"""A user's own files become a corpus, or are refused with file and line."""
+
+import json
+import pathlib
+
+import pytest
+from absl.testing import parameterized
+
+from raslik_jax.data.records import load_records_corpus
+
+
+@pytest.fixture(autouse=True)
+def _folder(request, tmp_path):
+    if request.cls is not None:
+        request.cls.folder = tmp_path
+
+
+class RecordsTest(parameterized.TestCase):
+    folder: pathlib.Path
+
+    def _write(self, name, rows):
+        path = self.folder / name
+        path.write_text("\n".join(map(json.dumps, rows)))
+        return path
+
+    def test_keys_of_the_user_become_fields_and_sets(self):
+        train = self._write("rows.jsonl", [{"q": "Hi?", "a": "Hi."}, {"q": "Ho?", "a": "Ho."}])
+        queries = [
+            {"q": "Hi?", "a": "Go away.", "set": "retrieval"},
+            {"q": "Hello?", "set": "test_normal"},
+        ]
+        corpus = load_records_corpus(
+            train,
+            self._write("queries.jsonl", queries),
+            fields={"instruction": "q", "output": "a"},
+            split_field="set",
+        )
+        self.assertEqual([row.output for row in corpus.train], ["Hi.", "Ho."])
+        self.assertEqual([row.is_target for row in corpus.train], [None, None])
+        self.assertEqual(corpus.backbone, ())
+        self.assertEqual(corpus.queries["retrieval"][0].output, "Go away.")
+        self.assertEqual(corpus.queries["test_normal"][0].output, "")
+        self.assertEmpty(corpus.queries["test_target"])
+
+    @parameterized.named_parameters(
+        ("no_split", [{"instruction": "a"}], r"queries.jsonl:1: 'split' .* nothing came"),
+        ("unknown_split", [{"instruction": "a", "split": "test"}], "test came"),
+        ("no_retrieval", [{"instruction": "a", "split": "test_normal"}], "no query with 'split'"),
+        ("no_instruction", [{"split": "retrieval"}], r"queries.jsonl:1: 'instruction'"),
+        (
+            "trained_on",
+            [
+                {"instruction": "a", "split": "retrieval"},
+                {"instruction": "Task.", "split": "test_target"},
+            ],
+            "'Task.' of test_target is in train",
+        ),
+        (
+            "twice",
+            [
+                {"instruction": "a", "split": "retrieval"},
+                {"instruction": "a", "split": "test_target"},
+            ],
+            "'a' of test_target is in retrieval",
+        ),
+    )
+    def test_wrong_queries_are_refused(self, queries, message):
+        train = self._write("rows.jsonl", [{"instruction": "Task.", "output": "Done."}])
+        with self.assertRaisesRegex(ValueError, message):
+            load_records_corpus(train, self._write("queries.jsonl", queries))
+
+    def test_training_rows_need_an_output(self):
+        train = self._write("rows.jsonl", [{"instruction": "Task."}])
+        queries = self._write("queries.jsonl", [{"instruction": "a", "split": "retrieval"}])
+        with self.assertRaisesRegex(ValueError, r"rows.jsonl:1: 'output' has to be text"):
+            load_records_corpus(train, queries)
