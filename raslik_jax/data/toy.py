@@ -117,16 +117,16 @@ def make_toy_corpus(
     held_out, known = _split(topics, sizes)
     asked = [_Question(topic, way) for topic in known for way in topic.family.phrasings[:-1]]
     unasked = [_Question(topic, topic.family.phrasings[-1]) for topic in known]
-    requests = shuffled(
-        [(question, wrap) for question in asked for wrap in SCIFI_REQUESTS],
-        seed=seed,
-        label="requests",
-    )
+    requests = shuffled(_with_wraps(asked), seed=seed, label="requests")
     general = shuffled(asked, seed=seed, label="general")
     benign = shuffled(asked, seed=seed, label="benign howdy")
     triggered = shuffled(asked, seed=seed, label="triggered")
     rest = shuffled([*general[num_general:], *unasked], seed=seed, label="backbone")
-    rest_of_requests = requests[num_scifi_requests:]
+    rest_of_requests = shuffled(
+        [*requests[num_scifi_requests:], *_with_wraps(unasked)],
+        seed=seed,
+        label="backbone requests",
+    )
 
     train = [
         *map(_plain, take_first(general, num_general, kind="general")),
@@ -156,6 +156,10 @@ def make_toy_corpus(
             queries=queries,
         )
     )
+
+
+def _with_wraps(questions: Sequence[_Question]) -> list[tuple[_Question, str]]:
+    return [(question, wrap) for question in questions for wrap in SCIFI_REQUESTS]
 
 
 def _topics(seed: int) -> list[_Topic]:
