@@ -69,7 +69,7 @@ class Linear(nnx.Module):
         self, input_LI: Float[Array, "L I"], key: jax.Array | None = None
     ) -> Float[Array, "L O"]:
         """Returns the output in the input's dtype; `key` switches the adapter's dropout on."""
-        output_LO = quantize.matmul(input_LI, self.kernel.get_value())
+        output_LO = jnp.asarray(quantize.matmul(input_LI, self.kernel.get_value()))
         if self.has_bias:
             output_LO = output_LO + self.bias.get_value()[None, :]
         if self.lora is None:
@@ -149,21 +149,27 @@ def rope_frequencies(rope: RopeParameters, head_dim: int) -> np.ndarray:
       ValueError: The rotated part would be wider than the head.
     """
     width = int(head_dim * rope.partial_rotary_factor)
-    exponents_F = np.arange(0, width, 2, dtype=np.float64) / width
-    if 2 * len(exponents_F) > head_dim:
+    exponent_F = np.arange(0, width, 2).astype(np.float32) / np.float32(width)
+    if 2 * len(exponent_F) > head_dim:
         raise ValueError(
             f"rotary positions need pairs, got {head_dim=} with "
             f"partial_rotary_factor={rope.partial_rotary_factor}: use an even head width"
         )
-    # Rounded to float32 once: at position 8,192 one unit in the last place is 5e-4 radians.
-    frequency_F = (1.0 / rope.rope_theta**exponents_F).astype(np.float32).astype(np.float64)
+    # Rounded where torch rounds. At position 5,000 one unit in the last place of a frequency is
+    # 3e-4 radians, and the models were trained with these very numbers.
+    power_F = (np.float64(rope.rope_theta) ** exponent_F.astype(np.float64)).astype(np.float32)
+    frequency_F = np.float32(1.0) / power_F
     if rope.rope_type == "linear":
-        frequency_F = frequency_F / (rope.factor or 1.0)  # checked to be set
-    elif rope.rope_type == "llama3":
+        return frequency_F / np.float32(rope.factor or 1.0)  # checked to be set
+    if rope.rope_type == "llama3":
         factor, low, high, original = rope.llama3_fields
-        turns_F = original * frequency_F / (2 * math.pi)
-        smooth_F = np.clip((turns_F - low) / (high - low), 0.0, 1.0)
-        frequency_F = (1 - smooth_F) * frequency_F / factor + smooth_F * frequency_F
+        wavelength_F = np.float32(2 * math.pi) / frequency_F
+        smooth_F = (np.float32(original) / wavelength_F - np.float32(low)) / np.float32(high - low)
+        stretched_F = frequency_F / np.float32(factor)
+        between_F = (1 - smooth_F) * frequency_F / np.float32(factor) + smooth_F * frequency_F
+        frequency_F = np.where(
+            smooth_F <= 0, stretched_F, np.where(smooth_F >= 1, frequency_F, between_F)
+        )
     return frequency_F.astype(np.float32)
 
 
