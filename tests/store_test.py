@@ -53,23 +53,44 @@ class StoreTest(parameterized.TestCase):
         store.finish()
         return store
 
-    @parameterized.product(dtype=["float32", "bfloat16"], scheme=["", "file://"])
+    @parameterized.product(dtype=["float32", "bfloat16", "int8", "sign"], scheme=["", "file://"])
     def test_reads_back_what_was_written(self, dtype, scheme):
         self.make(scheme + self.path, dtype=dtype)
         store = SketchStore.open(scheme + self.path, identity=IDENTITY)
-        expected = self.rows.astype(store_lib.DTYPES[dtype])
-        blocks = list(store.blocks())
-        self.assertEqual([b.positions for b in blocks], [slice(0, 8), slice(8, 16), slice(16, 22)])
-        np.testing.assert_array_equal(np.concatenate([b.stored for b in blocks]), expected)
-        np.testing.assert_array_equal(store.rows([21, 0, 9]), expected[[21, 0, 9]].astype("f4"))
-        np.testing.assert_array_equal(store.norms, self.norms)
-        np.testing.assert_allclose(store.lengths, np.linalg.norm(expected.astype("f8"), axis=1))
-        np.testing.assert_allclose(store.mean_K, expected.astype("f8").mean(0), atol=1e-12)
+        # A local chunk is the file itself, a remote one goes through TensorStore.
+        self.assertEqual(isinstance(store.stored_chunk(0), np.memmap), not scheme)
         self.assertEqual(store.ids, tuple(self.ids))
         self.assertEqual(store.verify(), ())
         self.assertEqual((store.sketch_format, store.identity), (1, IDENTITY))
-        # A local chunk is the file itself, a remote one goes through TensorStore.
-        self.assertEqual(isinstance(store.stored_chunk(0), np.memmap), not scheme)
+        np.testing.assert_array_equal(store.norms, self.norms)
+        blocks = list(store.blocks())
+        self.assertEqual([b.positions for b in blocks], [slice(0, 8), slice(8, 16), slice(16, 22)])
+        self.assertEqual([len(b.stored) for b in blocks], [8, 8, 6])
+        rows = store.rows(range(22))
+        np.testing.assert_array_equal(store.rows([21, 0, 9]), rows[[21, 0, 9]])
+        tolerance = {"float32": 0, "bfloat16": 2e-3, "int8": 5e-3, "sign": 0.7}[dtype]
+        np.testing.assert_allclose(rows, self.rows, atol=tolerance)
+        if dtype != "sign":
+            np.testing.assert_allclose(store.mean_K, rows.astype("f8").mean(0), atol=1e-7)
+
+    @parameterized.parameters("float32", "bfloat16")
+    def test_stored_rows_are_the_rows_rounded(self, dtype):
+        store = self.make(dtype=dtype)
+        expected = self.rows.astype(store_lib.DTYPES[dtype])
+        stored = np.concatenate([block.stored for block in store.blocks()])
+        np.testing.assert_array_equal(stored, expected)
+        np.testing.assert_array_equal(store.rows([21, 0, 9]), expected[[21, 0, 9]].astype("f4"))
+        np.testing.assert_allclose(store.lengths, np.linalg.norm(expected.astype("f8"), axis=1))
+        np.testing.assert_allclose(store.mean_K, expected.astype("f8").mean(0), atol=1e-12)
+
+    def test_sizes_on_disk_are_those_of_the_dtypes(self):
+        rows, norms = unit_rows(16, 1024)
+        bits = {"float32": 32, "bfloat16": 16, "int8": 8, "sign": 1}
+        for dtype, expected in bits.items():
+            store = self.make(f"{self.root}/{dtype}", rows=rows, norms=norms,
+                              ids=self.ids[:16], size=1024, dtype=dtype)  # fmt: skip
+            size = sum(len(v) for k, v in tree_bytes(store.path).items() if k.startswith("rows/c"))
+            self.assertEqual(size, 16 * 1024 * expected // 8 + 2 * 4)  # 4 bytes of CRC a chunk
 
     def test_another_zarr_reader_sees_the_rows(self):
         self.make()
@@ -101,6 +122,8 @@ class StoreTest(parameterized.TestCase):
         ("size", {"size": 32}, r"size \(index: 24, asked for: 32\)"),
         ("dtype", {"dtype": "bfloat16"}, "dtype .*float32.*bfloat16"),
         ("chunk_rows", {"chunk_rows": 4}, "chunk_rows .*8.*4"),
+        ("rotation", {"dtype": "int8", "rotation_seed": 1}, "rotation_seed .*None, .*1"),
+        ("centre", {"dtype": "sign", "centre_K": np.ones(24)}, "centre_sha256"),
         ("ids", {"ids": ["a"]}, "22 ids, and 1 were given"),
         ("order", {"ids": [f"id-{i:02d}" for i in range(22)]}, "its id 1 is 'id-07', and 'id-01'"),
     )
@@ -125,6 +148,19 @@ class StoreTest(parameterized.TestCase):
         manifest.write_bytes(store_lib._sealed(record | {"sketch_format": 99}))
         with self.assertRaisesRegex(ValueError, "sketch_format 99, and this version reads 1"):
             SketchStore.open(self.path)
+
+    @parameterized.named_parameters(
+        ("no ids", {"ids": ()}, "got 0 of which 0 differ"),
+        ("twice", {"ids": ["a", "b", "a"]}, "got 3 of which 2 differ"),
+        ("dtype", {"dtype": "float16"}, "must be one of .*'bfloat16'.* not 'float16'"),
+        ("chunk_rows", {"chunk_rows": 0}, "chunk_rows=0"),
+        ("centre", {"centre_K": np.ones(24)}, "is for dtype 'sign', not 'float32'"),
+        ("int8", {"dtype": "int8", "size": 2**17 + 1}, "up to 131,072"),
+    )
+    def test_refuses_to_make(self, options, message):
+        options = {"identity": {}, "ids": ["a"], "size": 24} | options
+        with self.assertRaisesRegex(ValueError, message):
+            SketchStore.create(self.path, **options)
 
     @parameterized.named_parameters(
         ("shape", lambda r, n: (r[:, :5], n), "takes rows of shape"),
@@ -182,7 +218,7 @@ class StoreTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, r"1 are in the index already \['new-3'\]"):
             store.append(["new-3", "new-77"])
 
-    @parameterized.parameters("float32", "bfloat16")
+    @parameterized.parameters("float32", "bfloat16", "int8")
     def test_mean_follows_appends_and_deletions_exactly(self, dtype):
         rows, norms = unit_rows(40, 24, seed=2)
         ids = [f"x{i}" for i in range(40)]
@@ -209,9 +245,10 @@ class StoreTest(parameterized.TestCase):
             store.delete(["y", "x1"])
         self.assertTrue(store.is_live_N[1])
 
-    @parameterized.parameters("float32", "bfloat16")
+    @parameterized.parameters("float32", "bfloat16", "int8", "sign")
     def test_a_flipped_byte_in_any_file_is_found(self, dtype):
-        self.make(dtype=dtype)
+        centre = self.rows.astype(np.float64).mean(axis=0) if dtype == "sign" else None
+        self.make(dtype=dtype, centre_K=centre)
         random = np.random.default_rng(0)
         pristine = tree_bytes(self.path)
         for name, value in pristine.items():

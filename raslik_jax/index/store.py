@@ -5,7 +5,8 @@ Layout of an index, local folder or `gs://`, `s3://` prefix alike:
     manifest.json      what the index is and what it was made from; written last at creation
     ids/<s>.json       ids of segment s (one per creation or append), in sketching order
     deleted.json       ids marked deleted (absent until the first deletion)
-    rows/ norms/ lengths/ sums/ (scales/)    zarr3 arrays, one file per chunk of whole rows
+    rows/ norms/ lengths/ scales/ sums/    zarr3 arrays, one file per chunk of whole rows
+    centre             what 1-bit rows had subtracted before their signs were taken
     commits/<i>.json   the commit record of chunk i, written after everything else of the chunk
     claims/            of running jobs only, see `raslik_jax.index.claims`
 
@@ -35,10 +36,23 @@ import numpy as np
 import tensorstore as ts
 from jaxtyping import Bool, Float, Float32, Float64, Shaped
 
+from raslik_jax.index.quantise import (
+    pack_signs,
+    quantise_int8,
+    rotate,
+    rotated_size,
+    unpack_signs,
+    unrotate,
+)
+
 SKETCH_FORMAT = 1
+# How rows are stored, each with the NumPy dtype of its array. "int8" has a scale per row, "sign" is
+# one bit a coordinate, eight of them a byte; both after the rotation of `quantise.rotate`.
 DTYPES: Mapping[str, np.dtype] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "int8": np.dtype(np.int8),
+    "sign": np.dtype(np.uint8),
 }
 
 # Chunk sums are integers in units of 2^-40: integer addition is associative, so the mean of a store
@@ -133,6 +147,10 @@ def _row_lengths(rows_CK: np.ndarray) -> np.ndarray:
     return lengths_C
 
 
+def _from_int8(values_CW: np.ndarray, scale_C: np.ndarray) -> np.ndarray:
+    return values_CW.astype(np.float32) * scale_C[:, None]
+
+
 class SketchStore:
     """An index of N unit sketches of size K, in sketching order.
 
@@ -179,6 +197,8 @@ class SketchStore:
         size: int,
         dtype: str = "float32",
         chunk_rows: int = 512,
+        rotation_seed: int = 0,
+        centre_K: Float64[np.ndarray, " K"] | None = None,
     ) -> "SketchStore":
         """Returns the index at `path`, made if it is not there, opened if it is the same one.
 
@@ -193,6 +213,9 @@ class SketchStore:
             size: K, coordinates of a sketch.
             dtype: a key of `DTYPES`.
             chunk_rows: rows of one chunk: what one commit, one claim and one kill are worth.
+            rotation_seed: key of the sign flips before int8 or sign quantisation.
+            centre_K: for `sign` only: the mean to subtract before the signs are taken, which makes
+                this an index of centred cosines. Centring cannot come after the sign.
 
         Raises:
             ValueError: an argument is not usable, or the index at `path` was made with others.
@@ -209,11 +232,23 @@ class SketchStore:
             raise ValueError(
                 f"size must be at least 1 and chunk_rows 1 to 2^20, not {size=}, {chunk_rows=}."
             )
+        if centre_K is not None and (dtype != "sign" or centre_K.shape != (size,)):
+            raise ValueError(
+                f"centre_K of shape {(size,)} is for dtype 'sign', not {dtype!r} and shape "
+                f"{centre_K.shape}; other rows are centred when they are scored."
+            )
+        if dtype == "int8" and rotated_size(size) > 2**17:
+            raise ValueError(
+                f"int8 rows take a size up to 131,072, where sums of 8-bit products still fit 32 "
+                f"bits, not {size=}; use bfloat16."
+            )
         settings = {
             "sketch_format": SKETCH_FORMAT,
             "size": size,
             "dtype": dtype,
             "chunk_rows": chunk_rows,
+            "rotation_seed": rotation_seed if dtype in ("int8", "sign") else None,
+            "centre_sha256": None if centre_K is None else _centre_hash(centre_K),
             "identity": _as_json(identity),
         }
         kv = _key_value_store(path)
@@ -222,6 +257,8 @@ class SketchStore:
             manifest = {**settings, "segments": [segment]}
             store = cls(path, manifest, tuple(ids))
             store._put_bytes("ids/0.json", ids_bytes)
+            if centre_K is not None:
+                store._put_bytes("centre", centre_K.astype("<f8").tobytes())
             store._put_metadata()
             # Absent when looked for; should another job have made it since, its word stands.
             absent = kv.read("manifest.json").result().stamp.generation
@@ -297,6 +334,29 @@ class SketchStore:
     def chunk_rows(self) -> int:
         """Rows of a full chunk."""
         return self._manifest["chunk_rows"]
+
+    @property
+    def is_rotated(self) -> bool:
+        """Whether rows are stored after the rotation of `quantise.rotate`."""
+        return self.dtype in ("int8", "sign")
+
+    @property
+    def rotation_seed(self) -> int:
+        """Key of the rotation."""
+        return self._manifest["rotation_seed"]
+
+    @functools.cached_property
+    def centre_K(self) -> Float64[np.ndarray, " K"] | None:
+        """What was subtracted from the rows before their signs were taken, if anything."""
+        wanted = self._manifest["centre_sha256"]
+        if wanted is None:
+            return None
+        value = self._kv.read("centre").result().value
+        if hashlib.sha256(value).hexdigest() != wanted:
+            raise ValueError(
+                f"{self._path}/centre is damaged: its contents do not match the manifest."
+            )
+        return np.frombuffer(value, "<f8")
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -399,6 +459,7 @@ class SketchStore:
         Raises:
             ValueError: an id is in the index already (deleted or not), or twice in `ids`.
         """
+        self._refuse_centred("append to")
         known = set(self._ids)
         clashing = [i for i in ids if i in known]
         if clashing or not ids or len(set(ids)) != len(ids):
@@ -423,6 +484,7 @@ class SketchStore:
         Raises:
             ValueError: an id is not in the index, or no row would be left.
         """
+        self._refuse_centred("delete from")
         wanted = set(ids)
         unknown = sorted(wanted - set(self._ids))
         if unknown:
@@ -438,18 +500,29 @@ class SketchStore:
 
     # ------------------------------------------------------------------ reading
 
+    def require_complete(self) -> None:
+        """Raises a ValueError that says what is missing, where a chunk is."""
+        missing = self.missing_chunks()
+        if missing:
+            raise ValueError(
+                f"The index {self._path} lacks {len(missing)} of its {self.num_chunks} chunks "
+                f"(first: {missing[0]}); finish sketching before reading it."
+            )
+
     def blocks(self) -> Iterator[Block]:
         """Yields the chunks in order, each with its rows as stored.
 
         Raises:
             ValueError: a chunk is missing or has the wrong size.
         """
-        self._refuse_missing()
+        self.require_complete()
         for chunk, span in enumerate(self._spans):
             yield Block(span, self.stored_chunk(chunk)[: span.stop - span.start])
 
     def rows(self, positions: Sequence[int] | np.ndarray) -> Float32[np.ndarray, "M K"]:
-        """Returns the rows at `positions` of `ids` as float32.
+        """Returns the rows at `positions` of `ids` as float32 sketches, rotated back if need be.
+
+        Signs come back as unit vectors that share the signs, so only their direction means much.
 
         Raises:
             ValueError: their chunk is missing or has the wrong size.
@@ -460,7 +533,10 @@ class SketchStore:
         rows_MK = np.empty((len(wanted_M), self.size), np.float32)
         for chunk in np.unique(chunks_M):
             here = np.flatnonzero(chunks_M == chunk)
-            rows_MK[here] = self._decode(int(chunk), wanted_M[here] - starts[chunk])
+            rows_M = self._decode_stored(int(chunk), wanted_M[here] - starts[chunk])
+            if self.is_rotated:
+                rows_M = unrotate(rows_M, size=self.size, seed=self.rotation_seed)
+            rows_MK[here] = rows_M
         return rows_MK
 
     def stored_chunk(self, chunk: int) -> Shaped[np.ndarray, "C _"]:
@@ -498,16 +574,29 @@ class SketchStore:
         return self._column("lengths")
 
     @functools.cached_property
+    def scales(self) -> Float32[np.ndarray, " N"]:
+        """Scale of each int8 row."""
+        return self._column("scales")
+
+    @functools.cached_property
     def mean_K(self) -> Float64[np.ndarray, " K"]:
         """Mean of the live rows as stored, rounded once.
 
         A function of the set of live rows alone: appends and deletions lead to the very bits
         that an index made of the remaining rows would give (chunk sums are kept as integers).
+
+        Raises:
+            ValueError: a chunk is missing, or the rows are signs, which have no mean.
         """
-        self._refuse_missing()
+        if self.dtype == "sign":
+            raise ValueError(
+                f"The index {self._path} holds 1-bit rows, which have no mean; take that of the "
+                "finer index they were made from (centre_K, when they are centred)."
+            )
+        self.require_complete()
         live = int(self.is_live_N.sum())
-        high_K = np.zeros(self._sum_size, np.int64)
-        low_K = np.zeros(self._sum_size, np.int64)
+        high_K = np.zeros(self._stored_size, np.int64)
+        low_K = np.zeros(self._stored_size, np.int64)
         mask = (1 << _LOW_BITS) - 1
         for chunk, span in enumerate(self._spans):
             total_K = self._read_array("sums", chunk)[0]
@@ -519,7 +608,10 @@ class SketchStore:
             low_K += total_K & mask
         high_K += low_K >> _LOW_BITS
         total = high_K.astype(np.float64) * 2.0**_LOW_BITS + (low_K & mask).astype(np.float64)
-        return self._mean_from_stored(total / _SUM_SCALE / live)
+        mean = total / _SUM_SCALE / live
+        if not self.is_rotated:
+            return mean
+        return unrotate(mean[None], size=self.size, seed=self.rotation_seed)[0]
 
     # ------------------------------------------------------------------ looking after it
 
@@ -534,6 +626,9 @@ class SketchStore:
             read = self._kv.read(file).result()
             if read.state != "value" or read.value != value:
                 damages.append(Damage(None, file, "differs from what the manifest says"))
+        wanted = self._manifest["centre_sha256"]
+        if wanted and hashlib.sha256(self._kv.read("centre").result().value).hexdigest() != wanted:
+            damages.append(Damage(None, "centre", "differs from what the manifest says"))
         missing = set(self.missing_chunks())
         for chunk in range(self.num_chunks):
             if chunk not in missing:
@@ -552,7 +647,7 @@ class SketchStore:
         Raises:
             ValueError: a chunk is missing.
         """
-        self._refuse_missing()
+        self.require_complete()
         self._put_metadata()
         self._kv.delete_range(ts.KvStore.KeyRange("claims/", "claims0")).result()
         if self._local is not None:
@@ -564,21 +659,26 @@ class SketchStore:
     # ------------------------------------------------------------------ layout
 
     @property
-    def _sum_size(self) -> int:
-        return self.size
+    def _stored_size(self) -> int:
+        """Numbers a stored row stands for."""
+        return rotated_size(self.size) if self.is_rotated else self.size
 
     def _array_layout(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
         """Shape and dtype of one chunk of an array."""
+        width = self._stored_size // 8 if self.dtype == "sign" else self._stored_size
         return {
-            "rows": ((self.chunk_rows, self.size), DTYPES[self.dtype]),
+            "rows": ((self.chunk_rows, width), DTYPES[self.dtype]),
             "norms": ((self.chunk_rows,), np.dtype(np.float32)),
             "lengths": ((self.chunk_rows,), np.dtype(np.float32)),
-            "sums": ((1, self._sum_size), np.dtype(np.int64)),
+            "scales": ((self.chunk_rows,), np.dtype(np.float32)),
+            "sums": ((1, self._stored_size), np.dtype(np.int64)),
         }[name]
 
     @property
     def _array_names(self) -> tuple[str, ...]:
-        return ("rows", "norms", "lengths", "sums")
+        scales = ("scales",) if self.dtype == "int8" else ()
+        sums = () if self.dtype == "sign" else ("sums",)
+        return ("rows", "norms", "lengths", *scales, *sums)
 
     def _metadata(self) -> dict[str, bytes]:
         """The zarr.json of every array: a function of the manifest."""
@@ -604,27 +704,40 @@ class SketchStore:
 
     def _encode(self, rows_CK: np.ndarray, norms_C: np.ndarray) -> dict[str, np.ndarray]:
         """The arrays of one chunk, padded to whole chunks."""
-        stored_CK = rows_CK.astype(DTYPES[self.dtype])
-        arrays = {
-            "rows": stored_CK,
-            "norms": norms_C,
-            "lengths": _row_lengths(stored_CK).astype(np.float32),
-        }
+        arrays: dict[str, np.ndarray] = {"norms": norms_C}
+        if self.dtype == "int8":
+            values_CW, scale_C = quantise_int8(rotate(rows_CK, seed=self.rotation_seed))
+            arrays |= {"rows": values_CW, "scales": scale_C}
+            seen_CW = _from_int8(values_CW, scale_C)
+        elif self.dtype == "sign":
+            is_zero_C = norms_C == 0
+            if self.centre_K is not None:
+                rows_CK = (rows_CK - self.centre_K).astype(np.float32)
+                rows_CK[is_zero_C] = 0  # a zero gradient has no direction, centred or not
+            rotated_CW = rotate(rows_CK, seed=self.rotation_seed)
+            arrays["rows"] = pack_signs(rotated_CW, seed=self.rotation_seed)
+            seen_CW = np.where(is_zero_C, np.float32(0), np.float32(1))[:, None]
+        else:
+            arrays["rows"] = seen_CW = rows_CK.astype(DTYPES[self.dtype])
+        arrays["lengths"] = _row_lengths(seen_CW).astype(np.float32)
         padded = {}
-        for name, values in arrays.items():
+        for name in self._array_names:
+            if name == "sums":
+                padded[name] = _fixed_point_sum(seen_CW)[None]
+                continue
             shape, dtype = self._array_layout(name)
             padded[name] = np.zeros(shape, dtype)
-            padded[name][: len(values)] = values
-        return padded | {"sums": _fixed_point_sum(stored_CK)[None]}
+            padded[name][: len(arrays[name])] = arrays[name]
+        return padded
 
     def _decode_stored(self, chunk: int, offsets: np.ndarray) -> np.ndarray:
-        return self.stored_chunk(chunk)[offsets].astype(np.float32)
-
-    def _decode(self, chunk: int, offsets: np.ndarray) -> np.ndarray:
-        return self._decode_stored(chunk, offsets)
-
-    def _mean_from_stored(self, mean: np.ndarray) -> np.ndarray:
-        return mean
+        """Rows as float32, in the coordinates they are stored in."""
+        stored = self.stored_chunk(chunk)[offsets]
+        if self.dtype == "sign":
+            return unpack_signs(stored)
+        if self.dtype == "int8":
+            return _from_int8(stored, self._read_array("scales", chunk)[offsets])
+        return stored.astype(np.float32)
 
     def _commit_record(self, chunk: int, arrays: Mapping[str, np.ndarray]) -> bytes:
         checksums = {name: zlib.crc32(np.ascontiguousarray(v).view(np.uint8).data)
@@ -707,22 +820,21 @@ class SketchStore:
                 self._put_bytes(file, value)
 
     def _column(self, name: str) -> np.ndarray:
-        self._refuse_missing()
+        self.require_complete()
         return np.concatenate(
             [self._read_array(name, i)[: s.stop - s.start] for i, s in enumerate(self._spans)]
         )
 
-    def _refuse_missing(self) -> None:
-        missing = self.missing_chunks()
-        if missing:
+    def _refuse_centred(self, what: str) -> None:
+        if self._manifest["centre_sha256"] is not None:
             raise ValueError(
-                f"The index {self._path} lacks {len(missing)} of its {self.num_chunks} chunks "
-                f"(first: {missing[0]}); finish sketching before reading it."
+                f"One cannot {what} {self._path}: its bits are of centred rows, and the mean would "
+                "move; change the finer index and make this one from it again."
             )
 
     def _forget_cached(self) -> None:
         self._maps.clear()
-        for name in ("deleted_ids", "is_live_N", "norms", "lengths", "mean_K"):
+        for name in ("deleted_ids", "is_live_N", "norms", "lengths", "scales", "mean_K"):
             self.__dict__.pop(name, None)
 
 
@@ -760,6 +872,53 @@ def _kvstore_spec(path: str, prefix: str = "") -> Any:
 
 def _key_value_store(path: str) -> ts.KvStore:
     return ts.KvStore.open(_kvstore_spec(path)).result()
+
+
+def _centre_hash(centre_K: np.ndarray) -> str:
+    return hashlib.sha256(centre_K.astype("<f8").tobytes()).hexdigest()
+
+
+def requantise(
+    source: SketchStore,
+    path: str | os.PathLike,
+    *,
+    dtype: str,
+    is_centred: bool = False,
+    chunk_rows: int | None = None,
+    rotation_seed: int = 0,
+) -> SketchStore:
+    """Returns a coarser copy of a finished index; interrupted, it goes on where it stopped.
+
+    Rows deleted from `source` are left out.
+
+    Args:
+        source: the finer index.
+        path: of the copy.
+        dtype: of the copy.
+        is_centred: for `sign`: take the signs of row minus `source.mean_K`.
+        chunk_rows: of the copy; by default that of `source`.
+        rotation_seed: of the copy's rotation.
+    """
+    positions = np.flatnonzero(source.is_live_N)
+    store = SketchStore.create(
+        path,
+        identity=source.identity,
+        ids=[source.ids[i] for i in positions],
+        size=source.size,
+        dtype=dtype,
+        chunk_rows=chunk_rows or source.chunk_rows,
+        rotation_seed=rotation_seed,
+        centre_K=source.mean_K if is_centred else None,
+    )
+    for chunk in store.missing_chunks():
+        wanted = positions[store.chunk_positions(chunk)]
+        rows_CK, lengths_C = source.rows(wanted), source.lengths[wanted]
+        # What was rounded once is a unit vector no longer; int8 and sign do not care, but the
+        # store does.
+        rows_CK /= np.where(lengths_C > 0, lengths_C, 1)[:, None]
+        store.write_chunk(chunk, rows_CK, source.norms[wanted])
+    store.finish()
+    return store
 
 
 def _make_segment(ids: Sequence[str]) -> tuple[dict[str, Any], bytes]:
