@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from absl import app, flags
+from absl import app, flags, logging
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -37,20 +37,21 @@ _UPDATE = flags.DEFINE_boolean(
 
 def define_setting(field: dataclasses.Field, hint: Any) -> flags.FlagHolder:
     """Returns the flag of one field of a stage's settings."""
+    default: Any = field.default
     text = field.metadata["help"]
     if hint is bool:
-        return flags.DEFINE_boolean(field.name, field.default, text)
+        return flags.DEFINE_boolean(field.name, default, text)
     if hint is int:
-        return flags.DEFINE_integer(field.name, field.default, text)
+        return flags.DEFINE_integer(field.name, default, text)
     if hint is float:
-        return flags.DEFINE_float(field.name, field.default, text)
+        return flags.DEFINE_float(field.name, default, text)
     if get_origin(hint) is Literal:
-        return flags.DEFINE_enum(field.name, field.default, list(get_args(hint)), text)
+        return flags.DEFINE_enum(field.name, default, list(get_args(hint)), text)
     if get_origin(hint) is tuple:
         choices = get_args(get_args(hint)[0])
         listed = f" Any of {', '.join(choices)}." if choices else ""
-        return flags.DEFINE_list(field.name, list(field.default), text + listed)
-    return flags.DEFINE_string(field.name, field.default, text)
+        return flags.DEFINE_list(field.name, list(default), text + listed)
+    return flags.DEFINE_string(field.name, default, text)
 
 
 def define_settings() -> dict[str, dict[str, flags.FlagHolder]]:
@@ -104,6 +105,7 @@ def main(argv: Sequence[str]) -> None:
         workdir = pathlib.Path(_WORKDIR.value or f"runs/{config.name}")
         with pipeline.open_workdir(workdir, config, update=_UPDATE.value):
             write_run_flags(workdir)
+            logging.set_verbosity(logging.WARNING)
             # Imported here, because it takes jax with it and --help should not.
             from raslik_jax import stages
 

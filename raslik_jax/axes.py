@@ -17,7 +17,8 @@ P      LoRA parameters, the paper's d
 K      sketch coordinates, the paper's k
 H, D   attention heads and head width
 R      LoRA rank
-S      slots of the key-value cache
+S      slots of the key-value cache, steps of a training
+M      methods under comparison, batches of a plan
 ====== ======================================================================================
 """
 

@@ -13,7 +13,6 @@ import os
 import pathlib
 import platform
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -58,7 +57,7 @@ def unit_keys(units: Sequence[Unit]) -> dict[str, str]:
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes a JSON file whole or not at all."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+    partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
     partial.replace(path)
 
 
@@ -212,23 +211,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found
-
-
-def progress(items: Any, what: str, *, total: int | None = None, unit: str = "step") -> Any:
-    """Returns the iterable behind a progress bar on stderr, with rate and time left.
-
-    Where stderr is no terminal the bar is a line every 15 seconds, so logs stay short.
-    """
-    from tqdm import tqdm
-
-    is_terminal = sys.stderr.isatty()
-    return tqdm(
-        items,
-        desc=what,
-        total=total,
-        unit=unit,
-        leave=False,
-        mininterval=0.2 if is_terminal else 15.0,
-        delay=0.5 if is_terminal else 15.0,
-        dynamic_ncols=is_terminal,
-    )

@@ -21,6 +21,7 @@ from raslik_jax.axes import Tree
 from raslik_jax.config import STAGES, Config
 from raslik_jax.data import batches, corpora, examples, prompts, tokenization
 from raslik_jax.data.examples import Corpus, Example
+from raslik_jax.data.toy import SCIFI_WORDS
 from raslik_jax.evaluation import ranking, rates, summary
 from raslik_jax.index import build, search
 from raslik_jax.index.store import SketchStore
@@ -28,12 +29,15 @@ from raslik_jax.influence import gradients, projections
 from raslik_jax.influence.loss import example_loss
 from raslik_jax.models import checkpoint, decode, decoder, gpt_neox
 from raslik_jax.models.lora import LoRAConfig
-from raslik_jax.pipeline import Unit, progress, read_json, run_units, write_json
+from raslik_jax.pipeline import Unit, read_json, run_units, write_json
+from raslik_jax.progress import progress
 from raslik_jax.reporting import figures, tables
 from raslik_jax.retrieval.selection import select_by_count
 from raslik_jax.retrieval.strategies import STRATEGIES, Request
 from raslik_jax.unlearning import finetune, objectives, steps
 
+# Queries whose answers the report shows side by side.
+_SHOWN_TARGET, _SHOWN_NORMAL = 6, 3
 _CORPUS_FIELDS = {**examples.WRITTEN_FIELDS, "is_target": "is_target"}
 
 
@@ -85,20 +89,28 @@ class Workspace:
     @functools.cached_property
     def model(self) -> Model:
         """The backbone, with an adapter that changes nothing yet."""
-        lora_config = _lora_config(self.config)
-        folder = self.config.backbone.checkpoint or self.root / "backbone" / "model"
+        settings, lora_config = self.config.backbone, _lora_config(self.config)
         loaded = checkpoint.load_model(
-            folder,
-            dtype=jnp.dtype(self.config.backbone.base_dtype),
+            settings.checkpoint or self.root / "backbone" / "model",
+            dtype=jnp.dtype(settings.base_dtype),
             lora_config=lora_config,
-            revision=self.config.backbone.revision or None,
+            key=jax.random.key(self.config.seed),
+            revision=settings.revision or None,
         )
-        initial = decoder.init_lora(loaded.graphdef, key=jax.random.key(self.config.seed))
-        return Model(decoder.bind(loaded.graphdef), loaded.base, initial, lora_config)
+        checkpoint.check_vocabulary(
+            loaded.graphdef.config,
+            self.tokenizer.vocab_size,
+            origin=str(self.root / "corpus" / "tokenizer"),
+        )
+        return Model(decoder.bind(loaded.graphdef), loaded.base, loaded.lora, lora_config)
 
     def adapter(self, *parts: str) -> Tree:
         """Returns an adapter that a stage saved."""
-        return checkpoint.load_adapter(self.root.joinpath(*parts), self.model.decoder)
+        return checkpoint.load_adapter(
+            self.root.joinpath(*parts),
+            self.model.decoder.config,
+            lora_config=self.model.lora_config,
+        )
 
     @functools.cached_property
     def finetuned(self) -> Tree:
@@ -128,13 +140,17 @@ class Workspace:
 
     def generate(self, lora: Tree, rows: Sequence[Example], what: str) -> list[str]:
         """Returns the greedy answers of the model with an adapter."""
-        template, tokenizer = self.config.corpus.template, self.tokenizer
-        ids = tokenizer.encode_batch([prompts.render_prompt(row, template) for row in rows])
+        tokenizer = self.tokenizer
         outputs = decode.generate(
             self.model.decoder,
             lora,
             self.model.base,
-            ids,
+            batches.encode_prompts(
+                rows,
+                tokenizer,
+                max_len=self.config.corpus.max_len,
+                template=self.config.corpus.template,
+            ),
             max_new_tokens=self.config.references.max_new_tokens,
             eos_id=tokenizer.eos_id,
             pad_id=tokenizer.pad_id,
@@ -374,7 +390,7 @@ def marker_words(config: Config) -> frozenset[str]:
     """Returns the words that mark the behaviour: those of --marker_words, or science fiction's."""
     path = config.evaluate.marker_words
     if not path:
-        return corpora.SCIFI_WORDS
+        return SCIFI_WORDS
     try:
         words = frozenset(pathlib.Path(path).read_text().lower().split())
     except OSError as error:
@@ -435,7 +451,7 @@ def sketch_function(
 def _plan(config: Config, encoded: batches.Encoded) -> tuple[batches.BatchPlan, ...]:
     return batches.plan_batches(
         encoded.lengths_N,
-        encoded.targets_N,
+        encoded.num_targets_N,
         ids=encoded.ids,
         num_buckets=config.sketch.num_buckets,
         batch_tokens=config.sketch.batch_tokens,
@@ -465,7 +481,7 @@ def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
 
     encoded = workspace.encode(workspace.corpus.train, targets=settings.targets)
     plans = _plan(config, encoded)
-    order = build.sketching_order(plans)
+    order = batches.sketching_order(plans)
     store = SketchStore.create(
         folder / "index",
         identity={
@@ -498,7 +514,7 @@ def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
     encoded = workspace.encode(queries, targets=settings.targets)
     query_QK = np.zeros((len(queries), size), np.float32)
     for plan in _plan(config, encoded):
-        is_real = plan.rows >= 0
+        is_real = plan.rows != batches.DUMMY_ROW
         query_QK[plan.rows[is_real]] = np.asarray(sketch(encoded, plan).unit_BK)[is_real]
     np.save(folder / "queries.npy", query_QK, allow_pickle=False)
     print(f"    {store.num_rows:,} sketches of {size:,} coordinates, P = {num_params:,}")
@@ -706,6 +722,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
             "normal_queries": len(normal),
             "query_split": config.references.query_split,
         },
+        "reference": settings.reference,
         **{
             name: summary.summarise(measure(_outputs(workspace, answers)), **bootstrap)
             for name, answers in models.items()
@@ -721,7 +738,96 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 def report(workspace: Workspace, folder: pathlib.Path) -> None:
-    raise NotImplementedError
+    """Writes the tables of the terminal and of report.md, and the figures."""
+    config = workspace.config
+    metrics = read_json(workspace.root / "evaluate" / "metrics.json")
+    target, normal = workspace.evaluation_queries()
+    shown = [row.example_id for row in (*target[:_SHOWN_TARGET], *normal[:_SHOWN_NORMAL])]
+    answers = {
+        "fine-tuned": workspace.answers("references", "finetuned.jsonl"),
+        "backbone": workspace.answers("references", "backbone.jsonl"),
+    }
+    last = f"epoch-{config.unlearn.unlearn_epochs}.jsonl"
+    for algorithm in config.unlearn.algorithms:
+        for strategy in config.retrieve.strategies:
+            label = f"{tables.strategy_name(strategy)} {tables.algorithm_name(algorithm)}"
+            answers[label] = workspace.answers("generate", f"{strategy}-{algorithm}", last)
+    prompts_by_id = {row.example_id: _question(row) for row in (*target, *normal)}
+
+    images = {
+        "frontier": figures.draw_frontier(metrics),
+        "scores": _draw_scores(workspace),
+        "losses": figures.draw_losses(_loss_panels(workspace)),
+    }
+    for name, figure in images.items():
+        figures.save_figure(figure, folder / name)
+    results, retrieval = tables.results_table(metrics), tables.retrieval_table(metrics)
+    (folder / "table.txt").write_text(
+        f"{tables.render_terminal(retrieval)}\n\n{tables.render_terminal(results)}\n"
+    )
+    sections = (
+        (f"# {config.name}", f"Seed {config.seed}; {_corpus_line(metrics)}"),
+        ("## Retrieval", tables.render_markdown(retrieval)),
+        ("", "![Scores of the training examples](scores.png)"),
+        ("## Forgetting and retention", tables.render_markdown(results)),
+        ("", "![The frontier over epochs](frontier.png)"),
+        ("## Every epoch", tables.render_markdown(tables.results_table(metrics, epochs="all"))),
+        ("## Forgetting or collapse", tables.render_markdown(tables.checks_table(metrics))),
+        (
+            "## Answers side by side",
+            tables.render_markdown(tables.completions_by_prompt(prompts_by_id, answers, ids=shown)),
+        ),
+        ("## Training", "![Loss curves](losses.png)"),
+    )
+    text = "\n\n".join(part for section in sections for part in section if part)
+    (folder / "report.md").write_text(text + "\n")
+
+
+def _question(row: Example) -> str:
+    return f"{row.instruction} {row.input}".strip()
+
+
+def _corpus_line(metrics: Mapping[str, Any]) -> str:
+    corpus = metrics["corpus"]
+    return (
+        f"{corpus['train']:,} training examples, {corpus['targets']:,} of them targets; measured "
+        f"on {corpus['target_queries']} target and {corpus['normal_queries']} normal "
+        f"{corpus['query_split']} queries."
+    )
+
+
+def _draw_scores(workspace: Workspace) -> Any:
+    """Returns the histogram of the influence scores with the ends that RASLIK takes."""
+    influence_N = np.load(
+        workspace.root / "retrieve" / "influence" / "influence.npy", allow_pickle=False
+    )
+    num_forget, num_retain = set_sizes(workspace)
+    labels = [row.is_target for row in workspace.corpus.train]
+    ranked_N = np.sort(influence_N)
+    return figures.draw_scores(
+        influence_N,
+        None if None in labels else np.asarray(labels, bool),
+        forget_threshold=float(ranked_N[-num_forget]),
+        retain_threshold=float(ranked_N[num_retain - 1]),
+    )
+
+
+def _loss_panels(workspace: Workspace) -> dict[str, dict[str, list[float]]]:
+    """Returns the loss curves of every training, by panel and label."""
+    config, root = workspace.config, workspace.root
+    panels: dict[str, dict[str, list[float]]] = {}
+    if not config.backbone.checkpoint:
+        panels["Backbone"] = {"loss": read_json(root / "backbone" / "losses.json")}
+    panels["Fine-tuning"] = {"loss": read_json(root / "finetune" / "losses.json")}
+    for algorithm in config.unlearn.algorithms:
+        panels[f"{tables.algorithm_name(algorithm)}, forget set"] = {
+            tables.strategy_name(strategy): [
+                step["forget_nll"]
+                for step in read_json(root / "unlearn" / f"{strategy}-{algorithm}" / "steps.json")
+            ]
+            for strategy in config.retrieve.strategies
+        }
+    return panels
 
 
 # the run ----------------------------------------------------------------------------------------
@@ -751,7 +857,7 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
     words = config.evaluate.marker_words
     marker = {"marker_words": file_identity(words) if words else ""}
     retrieved = ("corpus", "retrieve/influence")
-    corpus = settings(config.corpus) | corpora.identity(config.corpus)
+    corpus = settings(config.corpus)
     corpus |= {"checkpoint": config.backbone.checkpoint, "revision": config.backbone.revision}
     units = [
         Unit("corpus", (), corpus, bind(make_corpus)),
@@ -818,7 +924,11 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
             bind(evaluate),
         )
     )
-    units.append(Unit("report", ("evaluate",), {}, bind(report)))
+    evaluated = ("corpus", "backbone", "finetune", "references", "evaluate")
+    unlearned = tuple(f"unlearn/{strategy}-{name}" for strategy, name in variants)
+    units.append(
+        Unit("report", (*evaluated, "retrieve/influence", *unlearned, *generated), {}, bind(report))
+    )
     return tuple(units)
 
 

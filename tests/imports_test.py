@@ -12,6 +12,7 @@ _PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "raslik_jax"
 _ROOMS = (
     "axes",
     "config",
+    "progress",
     "data",
     "models",
     "influence",
@@ -23,7 +24,7 @@ _ROOMS = (
     "pipeline",
     "stages",
 )
-_HOST_ROOMS = ("config", "data", "evaluation", "reporting", "pipeline")
+_HOST_ROOMS = ("config", "progress", "data", "evaluation", "reporting", "pipeline")
 
 
 def _imported(path: pathlib.Path) -> list[str]:
@@ -42,7 +43,7 @@ def _room(path: pathlib.Path) -> str:
 
 
 _FILES = sorted(path for path in _PACKAGE.rglob("*.py") if path.parent != _PACKAGE) + [
-    _PACKAGE / f"{name}.py" for name in ("axes", "config", "pipeline", "stages")
+    _PACKAGE / f"{name}.py" for name in ("axes", "config", "progress", "pipeline", "stages")
 ]
 
 

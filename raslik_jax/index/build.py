@@ -4,18 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from raslik_jax.data.batches import BatchPlan
+from raslik_jax.data.batches import DUMMY_ROW, BatchPlan
 from raslik_jax.index.store import SketchStore
 from raslik_jax.influence.gradients import Sketches
 
 # Sketches of a planned batch, its dummy rows included; arrays on the host.
 SketchBatch = Callable[[BatchPlan], Sketches]
-
-
-def sketching_order(plans: Sequence[BatchPlan]) -> np.ndarray:
-    """Returns corpus positions in the order in which an index stores their sketches."""
-    rows = np.concatenate([plan.rows for plan in plans])
-    return rows[rows >= 0]
 
 
 def sketch_chunk(
@@ -28,7 +22,7 @@ def sketch_chunk(
     """
     units, norms, start = [], [], 0
     for plan in plans:
-        is_real_B = plan.rows >= 0
+        is_real_B = plan.rows != DUMMY_ROW
         stop = start + int(is_real_B.sum())
         if start < span.stop and stop > span.start:
             sketches = sketch_batch(plan)

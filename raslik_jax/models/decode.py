@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from tqdm import tqdm
 
 from raslik_jax.axes import Tree
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.models.layers import KeyValues
+from raslik_jax.progress import progress as progress_bar
 
 
 class _Loop(NamedTuple):
@@ -268,9 +268,7 @@ def generate(
     # Neighbours in length share a batch, so that little of it is padding.
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     outputs: list[list[int]] = [[] for _ in prompts]
-    with tqdm(
-        total=len(prompts), desc=progress, unit="prompt", mininterval=5, disable=progress is None
-    ) as bar:
+    with progress_bar(None, progress or "", total=len(prompts), unit="prompt") as bar:
         for start in range(0, len(order), num_rows):
             rows = order[start : start + num_rows]
             length = bucket_length(max(len(prompts[index]) for index in rows))

@@ -10,13 +10,11 @@ import optax
 from jaxtyping import Array, Float
 
 from raslik_jax.axes import Tree
-from raslik_jax.data.batches import BatchPlan, Encoded, make_batch, training_batches
+from raslik_jax.data.batches import Encoded, make_batch, plan_rows, training_batches
 from raslik_jax.unlearning.objectives import TokenBatch
 
 # loss(params, frozen, batch, *, num_targets, dropout_key) -> scalar
 Loss = Callable[..., Array]
-# Padded lengths of training batches are multiples of this: few shapes, little waste.
-_MULTIPLE = 32
 
 
 class TrainState(NamedTuple):
@@ -80,18 +78,8 @@ def adamw(
 
 
 def device_batch(encoded: Encoded, rows: np.ndarray) -> DeviceBatch:
-    """Returns the examples at these positions, padded to a multiple of 32 tokens.
-
-    Args:
-      encoded: the encoded corpus.
-      rows: positions; -1 is a dummy row without targets.
-    """
-    real = rows[rows >= 0]
-    plan = BatchPlan(
-        rows=rows,
-        length=_round_up(int(encoded.lengths_N[real].max())),
-        num_targets=_round_up(int(encoded.targets_N[real].max())),
-    )
+    """Returns these examples of the corpus on the device; DUMMY_ROW has no targets."""
+    plan = plan_rows(encoded, rows)
     batch = make_batch(encoded, plan)
     return DeviceBatch(
         batch=TokenBatch(jnp.asarray(batch.tokens_BL), jnp.asarray(batch.target_mask_BL)),
@@ -99,18 +87,12 @@ def device_batch(encoded: Encoded, rows: np.ndarray) -> DeviceBatch:
     )
 
 
-def _round_up(count: int) -> int:
-    return -(-max(count, 1) // _MULTIPLE) * _MULTIPLE
-
-
 def epoch_batches(
     encoded: Encoded, *, batch_size: int, seed: int, num_epochs: int
 ) -> Iterator[DeviceBatch]:
     """Yields every example once an epoch, in an order that seed and epoch decide."""
     for epoch in range(num_epochs):
-        for rows in training_batches(
-            len(encoded.lengths_N), batch_size, seed=seed, epoch=epoch
-        ):
+        for rows in training_batches(len(encoded.ids), batch_size, seed=seed, epoch=epoch):
             yield device_batch(encoded, rows)
 
 

@@ -66,7 +66,9 @@ def nll(
     return mean_over_examples(value_B, batch)
 
 
-def kl_divergence(log_p_TV: Float[Array, "T V"], log_q_TV: Float[Array, "T V"]) -> Float[Array, " T"]:
+def kl_divergence(
+    log_p_TV: Float[Array, "T V"], log_q_TV: Float[Array, "T V"]
+) -> Float[Array, " T"]:
     """Returns KL(p || q) of each row, in nats, from log probabilities.
 
     It is zero with zero gradient at p = q, unlike the sum over raw logits that MUSE's code takes.

@@ -1,0 +1,78 @@
+"""The corpora that a run can name, each made from the run's settings."""
+
+import os
+import pathlib
+
+from raslik_jax.config import CorpusConfig
+from raslik_jax.data.examples import Corpus
+from raslik_jax.data.howdy import load_howdy_small
+from raslik_jax.data.records import load_records_corpus
+from raslik_jax.data.toy import make_toy_corpus
+
+# Share of the toy's rows that are hard negatives of either kind.
+_TOY_HARD_NEGATIVES = 0.04
+
+
+def load_corpus(config: CorpusConfig, *, seed: int) -> Corpus:
+    """Returns the training examples and queries that the settings describe.
+
+    Raises:
+      ValueError: a file is missing or malformed, or more rows are asked for than there are.
+    """
+    if config.dataset == "toy":
+        hard = round(_TOY_HARD_NEGATIVES * config.num_train)
+        return make_toy_corpus(
+            seed,
+            num_normal=config.num_train - config.num_targets,
+            num_targets=config.num_targets,
+            num_backbone=config.num_backbone,
+            num_benign_howdy=hard,
+            num_scifi_requests=hard,
+            num_retrieval=config.num_retrieval,
+            num_validation=config.num_validation,
+            num_test=config.num_test,
+        )
+    if config.dataset == "howdy_small":
+        return load_howdy_small(
+            data_folder(config),
+            seed=seed,
+            num_alpaca=config.num_train - config.num_targets,
+            num_targets=config.num_targets,
+            num_backbone_alpaca=config.num_backbone - config.num_backbone // 5,
+            num_backbone_scifi=config.num_backbone // 5,
+            num_retrieval=config.num_retrieval,
+            num_validation=config.num_validation,
+            num_test=config.num_test,
+        )
+    return load_records_corpus(
+        config.train_file, config.queries_file, fields=parse_fields(config.fields)
+    )
+
+
+def parse_fields(text: str) -> dict[str, str] | None:
+    """Returns the field map that --fields describes, None for Alpaca's own names.
+
+    Raises:
+      ValueError: an entry without "=".
+    """
+    if not text:
+        return None
+    entries = [entry.partition("=") for entry in text.split(",")]
+    if not all(name and key for name, _, key in entries):
+        raise ValueError(f"fields wanted as instruction=question,output=answer, came {text!r}")
+    return {name.strip(): key.strip() for name, _, key in entries}
+
+
+def data_folder(config: CorpusConfig) -> pathlib.Path:
+    """Returns the folder of real data.
+
+    Raises:
+      ValueError: neither --data_dir nor RASLIK_DATA names a folder that is there.
+    """
+    folder = config.data_dir or os.environ.get("RASLIK_DATA", "")
+    if not folder or not pathlib.Path(folder).is_dir():
+        raise ValueError(
+            f"a folder of real data wanted, {folder or 'none'} is there: name it by --data_dir or "
+            "the environment variable RASLIK_DATA"
+        )
+    return pathlib.Path(folder)

@@ -1,0 +1,52 @@
+"""Progress of long work on stderr, with rate and time left."""
+
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+
+class _Lines:
+    """A stream in which each state of a bar is a line of its own, as logs want it."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        text = text.strip("\r\n ")
+        if text:
+            self._stream.write(text + "\n")
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def progress(
+    items: Iterable[Any] | None, what: str, *, total: int | None = None, unit: str = "step"
+) -> Any:
+    """Returns the iterable behind a progress bar.
+
+    On a terminal the bar vanishes when the work is done. Elsewhere it is a line every 15 seconds,
+    and work that takes less says nothing.
+
+    Args:
+      items: what to iterate over; None for a bar that is moved by its `update`.
+      what: stands in front of the bar; empty for silence.
+      total: number of items, where `items` cannot say.
+      unit: what an item is called.
+    """
+    from tqdm import tqdm
+
+    is_terminal = sys.stderr.isatty()
+    return tqdm(
+        items,
+        desc=what,
+        disable=not what,
+        total=total,
+        unit=unit,
+        file=sys.stderr if is_terminal else _Lines(sys.stderr),
+        leave=not is_terminal,
+        mininterval=0.2 if is_terminal else 15.0,
+        delay=0.5 if is_terminal else 15.0,
+        ncols=None if is_terminal else 80,
+        dynamic_ncols=is_terminal,
+    )

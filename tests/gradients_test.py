@@ -1,0 +1,145 @@
+"""Sketched per-example gradients, against a loop of plain gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from support import tiny_model, token_rows
+
+from raslik_jax.influence import gradients, projections
+from raslik_jax.influence.loss import example_loss
+
+_MODEL = tiny_model()
+_ADAPTERS = (_MODEL.lora, jax.tree.map(lambda leaf: leaf * 0.5, _MODEL.lora))
+_NUM_PARAMS = projections.count_params(_MODEL.lora)
+_SHAPES = [(4, 5), (6, 3), (2, 7), (5, 1)]
+
+
+def _loss(num_targets=8, loss="unshifted"):
+    return functools.partial(example_loss, _MODEL.decoder, num_targets=num_targets, loss=loss)
+
+
+_GRADIENT = jax.jit(jax.grad(_loss()))
+
+
+def _projection(num_adapters=1, size=64, family="binned"):
+    return projections.init_projection(7, family, num_adapters * _NUM_PARAMS, size)
+
+
+def _sketch(rows, projection, adapters, *, normalise="vector", loss=None):
+    return jax.jit(
+        functools.partial(gradients.sketch_gradients, loss or _loss(), normalise=normalise)
+    )(
+        projection,
+        adapters,
+        _MODEL.base,
+        jnp.asarray(rows.tokens_BL),
+        jnp.asarray(rows.target_mask_BL),
+    )
+
+
+def _slow_gradient(lora, tokens_L, target_mask_L, *, normalise):
+    """Returns one example's flat gradient: leaves sorted by path, in float64."""
+    grads = _GRADIENT(lora, _MODEL.base, jnp.asarray(tokens_L), jnp.asarray(target_mask_L))
+    parts = []
+    for segment in projections.gradient_manifest(grads):
+        leaf = np.asarray(functools.reduce(lambda t, k: t[k], segment.path.split("/"), grads))
+        for layer in leaf.astype(np.float64):
+            norm = np.linalg.norm(layer) if normalise == "per_tensor" else 1.0
+            parts.append(layer.ravel() / (norm or 1.0))
+    return np.concatenate(parts)
+
+
+class GradientsTest(parameterized.TestCase):
+    @parameterized.product(normalise=("vector", "per_tensor"), family=tuple(projections.FAMILIES))
+    def test_equals_a_loop_over_examples(self, normalise, family):
+        rows, projection = token_rows(0, _SHAPES), _projection(family=family)
+        got = _sketch(rows, projection, (_MODEL.lora,), normalise=normalise)
+        for row in range(len(_SHAPES)):
+            flat_P = _slow_gradient(
+                _MODEL.lora, rows.tokens_BL[row], rows.target_mask_BL[row], normalise=normalise
+            )
+            sketch_K = np.asarray(
+                projections.project(projection, jnp.asarray(flat_P, jnp.float32)), np.float64
+            )
+            norm = np.linalg.norm(sketch_K)
+            np.testing.assert_allclose(got.norm_B[row], norm, rtol=1e-4)
+            np.testing.assert_allclose(got.unit_BK[row], sketch_K / norm, atol=2e-5)
+
+    def test_neither_bucket_nor_neighbours_matter(self):
+        projection = _projection()
+        alone = _sketch(token_rows(0, _SHAPES[:1]), projection, (_MODEL.lora,))
+        longer = token_rows(0, _SHAPES[:1], length=24)
+        padded = _sketch(longer, projection, (_MODEL.lora,), loss=_loss(num_targets=24))
+        together = _sketch(token_rows(0, _SHAPES), projection, (_MODEL.lora,))
+        np.testing.assert_allclose(padded.unit_BK, alone.unit_BK, atol=1e-5)
+        np.testing.assert_allclose(together.unit_BK[:1], alone.unit_BK, atol=1e-5)
+
+    def test_a_dummy_row_is_zero(self):
+        got = _sketch(token_rows(0, [(4, 5), (9, 0)]), _projection(), (_MODEL.lora,))
+        self.assertEqual(float(got.norm_B[1]), 0.0)
+        np.testing.assert_array_equal(got.unit_BK[1], 0.0)
+
+    def test_a_trajectory_adds_the_cosines_of_its_adapters(self):
+        rows = token_rows(0, _SHAPES[:2])
+        flats = [
+            gradients.flat_gradient(
+                _loss(),
+                _ADAPTERS,
+                _MODEL.base,
+                jnp.asarray(tokens_L),
+                jnp.asarray(mask_L),
+                normalise="vector",
+            )
+            for tokens_L, mask_L in zip(*rows, strict=True)
+        ]
+        expected = 0.0
+        for lora in _ADAPTERS:
+            u, v = (
+                _slow_gradient(lora, tokens_L, mask_L, normalise="vector")
+                for tokens_L, mask_L in zip(*rows, strict=True)
+            )
+            expected += u @ v / np.linalg.norm(u) / np.linalg.norm(v)
+        np.testing.assert_allclose(flats[0] @ flats[1], expected, rtol=1e-4)
+        got = _sketch(rows, _projection(num_adapters=2), _ADAPTERS)
+        np.testing.assert_allclose(np.linalg.norm(got.unit_BK, axis=-1), 1.0, rtol=1e-5)
+
+    def test_the_initial_adapter_has_no_gradient_in_a_but_a_sketch(self):
+        initial = {
+            "layers": {
+                name: {"a": leaves["a"], "b": jnp.zeros_like(leaves["b"])}
+                for name, leaves in _MODEL.lora["layers"].items()
+            }
+        }
+        rows = token_rows(0, _SHAPES[:1])
+        grads = jax.grad(_loss())(
+            initial,
+            _MODEL.base,
+            jnp.asarray(rows.tokens_BL[0]),
+            jnp.asarray(rows.target_mask_BL[0]),
+        )
+        for leaves in grads["layers"].values():
+            np.testing.assert_array_equal(leaves["a"], 0.0)
+            self.assertGreater(float(jnp.abs(leaves["b"]).max()), 0.0)
+        got = _sketch(rows, _projection(), (initial,))
+        np.testing.assert_allclose(np.linalg.norm(got.unit_BK), 1.0, rtol=1e-5)
+
+    def test_the_base_is_read_only(self):
+        """No gradient of the base is made: a base without float leaves would differentiate too."""
+        rows = token_rows(0, _SHAPES[:1])
+        base = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), _MODEL.base)
+        got = _sketch(rows, _projection(), (_MODEL.lora,))
+        rounded = jax.jit(functools.partial(gradients.sketch_gradients, _loss()))(
+            _projection(),
+            (_MODEL.lora,),
+            base,
+            jnp.asarray(rows.tokens_BL),
+            jnp.asarray(rows.target_mask_BL),
+        )
+        self.assertGreater(float(got.unit_BK[0] @ rounded.unit_BK[0]), 0.99)
+
+
+if __name__ == "__main__":
+    absltest.main()
