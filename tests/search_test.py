@@ -198,22 +198,27 @@ class ScoreTest(IndexCase):
         self.assertEqual(scores.forget_N[5], scores.forget_N[6])
         self.assertEqual(scores.forget_N[0], -np.inf)
 
-    @parameterized.parameters("int8", "sign")
-    def test_a_finer_index_sets_the_candidates_right(self, dtype):
-        rows = correlated_rows(600, 1024, seed=0)
+    @parameterized.parameters(("int8", 100, 2), ("sign", 50, 4))
+    def test_a_finer_index_sets_the_candidates_right(self, dtype, wanted, candidates):
+        random = np.random.default_rng(0)
+        query_QK = random.standard_normal((2, 1024))
+        # Rows that lie along the queries to every degree, either way.
+        rows = (
+            random.standard_normal((600, 1024)) + random.uniform(-0.5, 0.5, (600, 1)) * query_QK[0]
+        )
+        rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
         fine = self.make(rows)
         coarse = requantise(fine, f"{self.root}/coarse", dtype=dtype, is_centred=dtype == "sign")
-        query_QK = correlated_rows(2, 1024, seed=1)
-        options = {"center": True, "k_forget": 60, "k_retain": 60}
+        options = {"center": True, "k_forget": wanted, "k_retain": wanted}
         exact_ids = search.search_store(fine, query_QK, **options)
         alone = search.search_store(coarse, query_QK, **options)
-        again = search.search_store(coarse, query_QK, finer=fine, candidates=5, **options)
+        again = search.search_store(coarse, query_QK, finer=fine, candidates=candidates, **options)
         self.assertNotEqual(alone.forget_ids, exact_ids.forget_ids)
         self.assertEqual(again.forget_ids, exact_ids.forget_ids)
         self.assertEqual(again.retain_ids, exact_ids.retain_ids)
         np.testing.assert_allclose(again.forget_scores, exact_ids.forget_scores, atol=1e-6)
         np.testing.assert_allclose(again.retain_scores, exact_ids.retain_scores, atol=1e-6)
-        other = self.make(rows[:, :32] / np.linalg.norm(rows[:, :32], axis=1, keepdims=True))
+        other = self.make(correlated_rows(70, 64, seed=0))
         with self.assertRaisesRegex(ValueError, "was not made from what"):
             search.search_store(coarse, query_QK, finer=other, **options)
 
