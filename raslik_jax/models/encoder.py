@@ -316,12 +316,15 @@ def _attention(
     weights: Tree, hidden_LE: Float[jax.Array, "L E"], mask_L: Bool[Array, " L"], num_heads: int
 ) -> Float[jax.Array, "L E"]:
     def heads(name: str) -> Float[jax.Array, "L H D"]:
-        return _linear(weights[name], hidden_LE).reshape(hidden_LE.shape[0], num_heads, -1)
+        # In float32, as XLA keeps the attention weights, and as its backward pass wants it.
+        projected_LE = _linear(weights[name], hidden_LE).astype(jnp.float32)
+        return projected_LE.reshape(hidden_LE.shape[0], num_heads, -1)
 
     mixed_LHD = jax.nn.dot_product_attention(
         heads("query"), heads("key"), heads("value"), mask=mask_L[None, None, :]
     )
-    return _linear(weights["attention_output"], mixed_LHD.reshape(hidden_LE.shape))
+    mixed_LE = mixed_LHD.reshape(hidden_LE.shape).astype(hidden_LE.dtype)
+    return _linear(weights["attention_output"], mixed_LE)
 
 
 def _linear(weights: Tree, x: Float[jax.Array, "*batch I"]) -> Float[jax.Array, "*batch O"]:
