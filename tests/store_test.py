@@ -1,9 +1,11 @@
 """The index on disk: what is written is read, nothing is lost, what is foreign is refused."""
 
+import errno
 import json
 import pathlib
 import shutil
 import tempfile
+from unittest import mock
 
 import numpy as np
 import tensorstore as ts
@@ -35,6 +37,19 @@ def tree_bytes(folder: str | pathlib.Path) -> dict[str, bytes]:
         for file in sorted(folder.rglob("*"))
         if file.is_file()
     }
+
+
+class _FullStore:
+    """A key-value store that reads, and answers every write with `full`."""
+
+    def __init__(self, store, full):
+        self._store, self._full = store, full
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def write(self, *args, **kwargs):
+        return self._full
 
 
 class StoreTest(parameterized.TestCase):
@@ -289,6 +304,37 @@ class StoreTest(parameterized.TestCase):
         fill(store, self.rows, self.norms)
         store.finish()
         self.assertEqual(tree_bytes(self.path), before)
+
+    @parameterized.parameters("rows", "norms", "sums", "commits")
+    def test_a_full_disk_is_named_and_the_chunk_stays_missing(self, where):
+        store = SketchStore.create(
+            self.path, identity=IDENTITY, ids=self.ids, size=24, chunk_rows=8
+        )
+        store.write_chunk(0, self.rows[:8], self.norms[:8])
+        full = mock.Mock()  # TensorStore's own words
+        full.result.side_effect = ValueError(
+            "RESOURCE_EXHAUSTED: Error writing local file: No space left on device"
+        )
+        if where == "commits":
+            broken = mock.patch.object(store, "_kv", _FullStore(store._kv, full))
+        else:
+            array = mock.MagicMock()
+            array.__getitem__.return_value.write.return_value = full
+            arrays = {name: store._array(name) for name in store._array_names} | {where: array}
+            broken = mock.patch.object(store, "_array", arrays.__getitem__)
+        with (
+            broken,
+            self.assertRaisesRegex(
+                OSError, f"No space left writing {where}/.*committed is safe; free some space"
+            ) as caught,
+        ):
+            store.write_chunk(1, self.rows[8:16], self.norms[8:16])
+        self.assertEqual(caught.exception.errno, errno.ENOSPC)
+        self.assertEqual(store.missing_chunks(), (1, 2))
+        fill(store, self.rows, self.norms)  # goes on in the same process
+        store.finish()
+        self.make(f"{self.root}/other")
+        self.assertEqual(tree_bytes(self.path), tree_bytes(f"{self.root}/other"))
 
     def test_rows_of_a_chunk_can_be_replaced(self):
         store = self.make()

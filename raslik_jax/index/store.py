@@ -21,7 +21,9 @@ Nothing in an index depends on time, process or order of work, so any number of 
 concurrent runs end with the same bytes.
 """
 
+import contextlib
 import errno
+import fcntl
 import functools
 import hashlib
 import json
@@ -652,9 +654,23 @@ class SketchStore:
         self._kv.delete_range(ts.KvStore.KeyRange("claims/", "claims0")).result()
         if self._local is not None:
             for leftover in self._local.rglob("*.__lock"):
-                leftover.unlink(missing_ok=True)
-            if (self._local / "claims").is_dir():
+                _remove_if_dead(leftover)
+            with contextlib.suppress(OSError):  # a slow job may be looking at its claim
                 (self._local / "claims").rmdir()
+
+    # ------------------------------------------------------------------ claims, for claims.py
+
+    def read_claim(self, chunk: int) -> ts.KvStore.ReadResult:
+        """Returns the claim on a chunk: state `value` or `missing`, value, generation."""
+        return self._kv.read(f"claims/{chunk}.json").result()
+
+    def write_claim(self, chunk: int, value: bytes, generation: bytes | None) -> bytes | None:
+        """Returns the generation written, or None when the claim was not of `generation`."""
+        return self._put_bytes(f"claims/{chunk}.json", value, if_equal=generation) or None
+
+    def drop_claim(self, chunk: int, generation: bytes | None = None) -> None:
+        """Removes the claim on a chunk, if it is of `generation` where one is given."""
+        self._delete_key(f"claims/{chunk}.json", if_equal=generation)
 
     # ------------------------------------------------------------------ layout
 
@@ -805,13 +821,14 @@ class SketchStore:
             array = self._array(name)
             array[chunk * length : (chunk + 1) * length].write(values).result()
 
-    def _put_bytes(self, key: str, value: bytes, if_equal: bytes | None = None) -> None:
+    def _put_bytes(self, key: str, value: bytes, if_equal: bytes | None = None) -> bytes:
+        """Writes a file whole or not at all; its generation, empty when `if_equal` was not met."""
         with _explained(self._path, key):
-            self._kv.write(key, value, if_equal=if_equal).result()
+            return self._kv.write(key, value, if_equal=if_equal).result().generation
 
-    def _delete_key(self, key: str) -> None:
+    def _delete_key(self, key: str, if_equal: bytes | None = None) -> None:
         with _explained(self._path, key):
-            self._kv.write(key, None).result()
+            self._kv.write(key, None, if_equal=if_equal).result()
 
     def _put_metadata(self) -> None:
         for file, value in self._metadata().items():
@@ -857,6 +874,13 @@ class _explained:
             f"{'No space left' if full else 'Failed'} writing {self._key} of the index "
             f"{self._path}: what was committed is safe; {advice} and start again ({error})",
         ) from None
+
+
+def _remove_if_dead(lock_file: Path) -> None:
+    """Removes the unfinished write of a killed process; one still at work holds its lock."""
+    with contextlib.suppress(FileNotFoundError, BlockingIOError), open(lock_file, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file.unlink()
 
 
 def _clean_path(path: str | os.PathLike) -> str:

@@ -1,0 +1,149 @@
+"""Many jobs, one index: each claims the chunks it makes, and a claim dies with its job.
+
+Sketching needs no communication. A job that wants work takes the first chunk that is neither
+committed nor claimed, by a conditional write of `claims/<chunk>.json` that only one job can win.
+Then its heart beats: it rewrites its claim every few seconds. A heart that stopped loses its claim.
+
+No clock is shared. Each watcher measures, by its own clock, for how long a claim has not changed. A
+job that was only slow may so lose its chunk to another, and both make it. That is harmless: the
+same chunk has the same bytes, and every write is atomic. Claims save work, they guard nothing.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from raslik_jax.index.store import SketchStore
+
+
+class Claim(NamedTuple):
+    """A chunk that is this job's for now."""
+
+    chunk: int
+    generation: bytes
+
+
+class Claims:
+    """The claims of one job on the chunks of an index.
+
+    Args:
+        store: the index.
+        worker: names the job in its claims, for people to read.
+        heartbeat_s: seconds between two heartbeats.
+        expiry_s: seconds without a heartbeat after which another job's claim is void; several
+            heartbeats, since a compilation or a slow disk can hold one up.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        store: SketchStore,
+        *,
+        worker: str,
+        heartbeat_s: float = 10.0,
+        expiry_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        if not 0 < heartbeat_s < expiry_s:
+            raise ValueError(
+                f"A claim has to outlive its heartbeat, and got {heartbeat_s=}, {expiry_s=}; make "
+                "expiry_s several times heartbeat_s."
+            )
+        self._store = store
+        self._worker = worker
+        self._heartbeat_s = heartbeat_s
+        self._expiry_s = expiry_s
+        self._clock = clock
+        self._seen: dict[int, tuple[bytes, float]] = {}  # of others: generation, since when
+
+    def take(self) -> Claim | None:
+        """Returns a missing chunk that is now this job's, or None while others have them all."""
+        for chunk in self._store.missing_chunks():
+            read = self._store.read_claim(chunk)
+            if read.state == "value" and not self._is_expired(chunk, read.stamp.generation):
+                continue
+            generation = self._store.write_claim(chunk, self._value(0), read.stamp.generation)
+            if generation is None:
+                continue  # another job was faster
+            # Its last maker may have committed it between our look and our claim.
+            if chunk in self._store.missing_chunks():
+                return Claim(chunk, generation)
+            self._store.drop_claim(chunk, generation)
+        return None
+
+    def _is_expired(self, chunk: int, generation: bytes) -> bool:
+        now = self._clock()
+        known, since = self._seen.get(chunk, (b"", now))
+        if known != generation:
+            since = now
+        self._seen[chunk] = (generation, since)
+        return now - since > self._expiry_s
+
+    def _value(self, beat: int) -> bytes:
+        return json.dumps({"worker": self._worker, "beat": beat}).encode()
+
+    @contextlib.contextmanager
+    def beating(self, claim: Claim) -> Iterator[None]:
+        """Keeps a claim alive, and drops it at the end."""
+        stop = threading.Event()
+        generation: bytes | None = claim.generation
+
+        def beat() -> None:
+            nonlocal generation
+            number = 0
+            while generation is not None and not stop.wait(self._heartbeat_s):
+                number += 1
+                # A full disk must not stop the heart: the next beat may succeed. None means taken
+                # over, or cleared away because the index is complete.
+                with contextlib.suppress(OSError):
+                    generation = self._store.write_claim(
+                        claim.chunk, self._value(number), generation
+                    )
+
+        heart = threading.Thread(target=beat, name=f"claim on chunk {claim.chunk}", daemon=True)
+        heart.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            heart.join()
+            if generation is not None:
+                self._store.drop_claim(claim.chunk, generation)
+
+
+def claimed_chunks(
+    store: SketchStore,
+    *,
+    worker: str,
+    heartbeat_s: float = 10.0,
+    expiry_s: float = 60.0,
+    poll_s: float = 1.0,
+) -> Iterator[int]:
+    """Yields chunks for this job to make, until none of the index is missing.
+
+    A chunk is this job's until the next one is asked for. While other jobs hold all that is
+    missing, waits: for their commits, or for a claim to expire.
+
+    Args:
+        store: the index, the same for all jobs (`SketchStore.create` by each of them is safe).
+        worker: names the job; different for each (host name and process id, say).
+        heartbeat_s: seconds between two heartbeats.
+        expiry_s: seconds after which a claim without heartbeats is void.
+        poll_s: seconds between two looks while waiting.
+
+    Example:
+        for chunk in claimed_chunks(store, worker=f"{socket.gethostname()}-{os.getpid()}"):
+            store.write_chunk(chunk, *sketch(store.chunk_ids(chunk)))
+        store.finish()
+    """
+    claims = Claims(store, worker=worker, heartbeat_s=heartbeat_s, expiry_s=expiry_s)
+    while store.missing_chunks():
+        claim = claims.take()
+        if claim is None:
+            time.sleep(poll_s)
+            continue
+        with claims.beating(claim):
+            yield claim.chunk
