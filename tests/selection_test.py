@@ -1,12 +1,18 @@
 """The antipodal selector and the strategies: sizes, disjointness, ties, errors."""
 
+import functools
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from raslik_jax.data.examples import Example
-from raslik_jax.retrieval.selection import select_by_count
+from raslik_jax.influence import theory
+from raslik_jax.retrieval import selection
+from raslik_jax.retrieval.selection import SELECTORS, select_by_count
 from raslik_jax.retrieval.strategies import STRATEGIES, Request
 
 # Few distinct values, so that ties are common.
@@ -68,6 +74,283 @@ class SelectionTest(parameterized.TestCase):
     def test_errors_say_what_was_wanted(self, score_N, num_forget, num_retain, message):
         with self.assertRaisesRegex(ValueError, message):
             select_by_count(score_N, score_N, _ids(2), num_forget=num_forget, num_retain=num_retain)
+
+
+_RULES = {
+    "count": lambda f, r: {"num_forget": f, "num_retain": r},
+    "threshold": lambda f, r: {"forget_threshold": 0.1 * f, "retain_threshold": 0.1 * r},
+    "margin": lambda f, r: {
+        "forget_threshold": 0.0,
+        "retain_threshold": -0.05,
+        "sigma": 0.05 * max(f, r),
+        "z": 2.0,
+    },
+    "quantile": lambda f, r: {"forget_share": 0.08 * f, "retain_share": 0.08 * r},
+}
+
+
+class RulesTest(parameterized.TestCase):
+    """Every rule of SELECTORS goes through the same battery."""
+
+    def test_every_rule_is_tested(self):
+        self.assertEqual(set(_RULES), set(SELECTORS))
+
+    def _choose(self, name, score_N, ids, amounts, retain_N=None):
+        """Returns the selection, or None where these scores leave a set empty or overlapping."""
+        retain_N = -score_N if retain_N is None else retain_N
+        try:
+            return SELECTORS[name](score_N, retain_N, ids, **_RULES[name](*amounts))
+        except ValueError as error:
+            self.assertRegex(str(error), "wanted")
+            return None
+
+    @parameterized.parameters(*_RULES)
+    def test_disjoint_best_first_and_the_same_for_every_order_of_rows(self, name):
+        @given(
+            scores=st.lists(st.integers(-9, 9).map(lambda x: x / 10), min_size=2, max_size=25),
+            amounts=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+            seed=st.integers(0, 99),
+        )
+        def check(scores, amounts, seed):
+            score_N, ids = np.asarray(scores), np.asarray(_ids(len(scores)))
+            chosen = self._choose(name, score_N, list(ids), amounts)
+            order = np.random.default_rng(seed).permutation(len(scores))
+            again = self._choose(name, score_N[order], list(ids[order]), amounts)
+            self.assertEqual(chosen is None, again is None)
+            if chosen is None:
+                return
+            self.assertEmpty(set(chosen.forget) & set(chosen.retain))
+            for one, two, sign in zip(chosen, again, (1, -1), strict=True):
+                np.testing.assert_array_equal(ids[one], ids[order][two])
+                self.assertNotEmpty(one)
+                keys = [(-sign * score_N[i], ids[i]) for i in one]
+                self.assertEqual(keys, sorted(keys))
+                worst = min(sign * score_N[one])
+                left = set(range(len(scores))) - set(chosen.forget) - set(chosen.retain)
+                self.assertTrue(all(sign * score_N[i] <= worst for i in left))
+
+        check()
+
+    @parameterized.parameters(*_RULES)
+    def test_a_query_of_the_other_sign_swaps_the_sets(self, name):
+        @given(
+            scores=st.lists(
+                st.integers(-500, 500).map(lambda x: x / 500), min_size=2, max_size=25, unique=True
+            ),
+            amounts=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+        )
+        def check(scores, amounts):
+            score_N, ids = np.asarray(scores), _ids(len(scores))
+            rule = _RULES[name]
+            options = rule(*amounts)
+            if name == "margin":
+                options["retain_threshold"] = options["forget_threshold"]
+            swapped = {
+                key: options.get(key.replace("forget", "retain"))
+                if "forget" in key
+                else options.get(key.replace("retain", "forget"))
+                for key in options
+            }
+            try:
+                one = SELECTORS[name](score_N, -score_N, ids, **options)
+            except ValueError:
+                assume(False)
+            other = SELECTORS[name](-score_N, score_N, ids, **swapped)
+            np.testing.assert_array_equal(one.forget, other.retain)
+            np.testing.assert_array_equal(one.retain, other.forget)
+
+        check()
+
+    @given(
+        scores=st.lists(st.floats(-1, 1), min_size=3, max_size=30, unique=True),
+        low=st.floats(0.0, 1.0),
+        more=st.floats(0.0, 1.0),
+        sigma=st.floats(0.0, 0.3),
+    )
+    def test_a_higher_threshold_or_margin_takes_a_subset(self, scores, low, more, sigma):
+        score_N, ids = np.asarray(scores), _ids(len(scores))
+        options = {"retain_threshold": 0.05, "sigma": sigma}
+        try:
+            kept = [
+                selection.select_by_margin(
+                    score_N, -score_N, ids, forget_threshold=threshold, z=z, **options
+                )
+                for threshold, z in ((low, 0.0), (low + more, 0.0), (low, 1.0))
+            ]
+        except ValueError:
+            assume(False)
+        wide, higher, further = (set(chosen.forget) for chosen in kept)
+        self.assertLessEqual(higher, wide)
+        self.assertLessEqual(further, wide)
+        self.assertLessEqual(set(kept[2].retain), set(kept[0].retain))
+
+    def test_the_rules_agree_where_they_mean_the_same(self):
+        score_N, ids = np.linspace(1, -1, 21), _ids(21)
+        wanted = select_by_count(score_N, -score_N, ids, num_forget=3, num_retain=4)
+        for name, options in (
+            ("threshold", {"forget_threshold": 0.8, "retain_threshold": 0.7}),
+            ("margin", dict(forget_threshold=0.7, retain_threshold=0.6, sigma=0.05, z=1.9)),
+            ("quantile", {"forget_share": 3 / 21, "retain_share": 4 / 21}),
+        ):
+            found = SELECTORS[name](score_N, -score_N, ids, **options)
+            for one, two in zip(wanted, found, strict=True):
+                np.testing.assert_array_equal(one, two)
+
+    def test_the_core_runs_under_jit_with_the_same_result(self):
+        score_N = np.round(np.random.default_rng(0).normal(size=40), 1).astype(np.float32)
+        rank_N = np.random.default_rng(1).permutation(40)
+        core = functools.partial(selection.positions_by_count, num_forget=7, num_retain=9)
+        jitted = jax.jit(core)(jnp.asarray(score_N), -jnp.asarray(score_N), jnp.asarray(rank_N))
+        for one, two in zip(core(score_N, -score_N, rank_N), jitted, strict=True):
+            np.testing.assert_array_equal(one, two)
+        masks = jax.jit(selection.pass_thresholds)(score_N, -score_N, 0.5, 0.25)
+        for one, two in zip(
+            selection.pass_thresholds(score_N, -score_N, 0.5, 0.25), masks, strict=True
+        ):
+            np.testing.assert_array_equal(one, two)
+
+    @parameterized.parameters(
+        ("threshold", (0.2, -0.1), r"2 examples pass both .* such as id002: raise one"),
+        ("threshold", (1.5, 0.1), "examples to forget wanted, none clears .* highest score is 1"),
+        ("threshold", (0.1, 1.5), "examples to retain wanted, none clears"),
+        ("threshold", (np.nan, 0.1), "a finite forget_threshold wanted"),
+        ("quantile", (0.6, 0.5), "sum to more than 1: lower one"),
+        ("quantile", (0.0, 0.5), "shares above 0"),
+        ("quantile", (0.01, 0.5), "examples to forget wanted, forget_share=0.01 of 11 eligible"),
+        ("count", (8, 4), "num_retain=4 examples wanted beside 8 to forget, 3 are eligible"),
+        ("count", (-1, 4), "counts of at least 0"),
+    )
+    def test_what_cannot_be_is_refused(self, name, values, message):
+        keys = [key for key in _RULES[name](1, 1) if key.startswith(("forget", "retain", "num"))]
+        score_N = np.linspace(1, -1, 11)
+        score_N[2:4] = 0.2, 0.1
+        score_N[3] = 0.2
+        score_N[4:7] = 0.09
+        with self.assertRaisesRegex(ValueError, message):
+            retain_N = np.where(score_N == 0.2, 0.0, -score_N)
+            SELECTORS[name](score_N, retain_N, _ids(11), **dict(zip(keys, values, strict=True)))
+
+    @parameterized.parameters(*_RULES)
+    def test_nan_and_infinite_scores_are_refused_by_id(self, name):
+        for value, word in ((np.nan, "NaN"), (np.inf, "infinite")):
+            score_N = np.linspace(1, -1, 11)
+            score_N[4] = value
+            with self.assertRaisesRegex(ValueError, f"score of example id004 is {word}"):
+                SELECTORS[name](score_N, -score_N, _ids(11), **_RULES[name](1, 1))
+
+    def test_negative_sigma_is_refused(self):
+        options = _RULES["margin"](1, 1) | {"sigma": -0.1}
+        with self.assertRaisesRegex(ValueError, "at least 0 wanted"):
+            selection.select_by_margin(np.ones(2), -np.ones(2), _ids(2), **options)
+
+
+def _unit(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+class SketchNoiseTest(parameterized.TestCase):
+    def test_sigma_of_a_mean_over_queries_is_the_row_by_row_formula(self):
+        generator = np.random.default_rng(3)
+        queries, rows = generator.normal(size=(4, 9)), generator.normal(size=(6, 9))
+        queries = _unit(queries + 1.0)
+        rho_NQ = _unit(rows) @ queries.T
+        gram_QQ = queries @ queries.T
+        expected = [theory.mean_score_variance(gram_QQ, rho_Q, 0.01) for rho_Q in rho_NQ]
+        np.testing.assert_allclose(
+            selection.score_sigma(gram_QQ, rho_NQ, 0.01), np.sqrt(expected), rtol=1e-12
+        )
+
+    def test_a_row_parallel_to_the_only_query_has_no_noise(self):
+        sigma_N = selection.score_sigma(np.ones((1, 1)), np.array([[1.0], [0.0]]), 0.25)
+        np.testing.assert_allclose(sigma_N, [0.0, 0.5], atol=1e-12)
+
+    @parameterized.parameters(False, True)
+    def test_formula_and_pilot_meet_the_spread_over_sketches(self, centre):
+        generator = np.random.default_rng(7)
+        num_params, size, num_seeds = 4096, 256, 100
+        queries = _unit(generator.normal(size=(3, num_params)) + 0.8)
+        rows = _unit(generator.normal(size=(4, num_params)) + np.array([[0.0], [0.5], [1.0], [-1]]))
+        mean = rows.mean(axis=0) if centre else np.zeros(num_params)
+        directions = [_unit(vectors - mean) for vectors in (rows, queries)]
+        rho_NQ = directions[0] @ directions[1].T
+        gram_QQ = directions[1] @ directions[1].T
+        scores, pilots = [], []
+        vectors = np.concatenate([rows, queries, mean[None]])
+        for _ in range(num_seeds):
+            signed = vectors * generator.choice([-1.0, 1.0], num_params)
+            table = generator.permutation(num_params).reshape(size, -1)
+            sketch = signed[:, table].sum(axis=-1)
+            mean_K = sketch[7] if centre else None
+            pilots.append(selection.pilot_sigma(sketch[:4], sketch[4:7], mean_K) ** 2)
+            unit = [_unit(part - sketch[7]) for part in (sketch[:4], sketch[4:7])]
+            scores.append((unit[0] @ unit[1].T).mean(axis=1))
+        variance_N = np.var(scores, axis=0, ddof=1)
+        # The relative standard error of a variance over n draws is sqrt(2 / (n - 1)).
+        bound = 5 * np.sqrt(2 / (num_seeds - 1))
+        p = theory.collision_probability("binned", num_params, size)
+        formula_N = selection.score_sigma(gram_QQ, rho_NQ, p) ** 2
+        np.testing.assert_array_less(np.abs(variance_N / formula_N - 1), bound)
+        np.testing.assert_array_less(np.abs(np.mean(pilots, axis=0) / formula_N - 1), 0.25)
+
+    def test_the_pilot_needs_blocks(self):
+        with self.assertRaisesRegex(ValueError, "from 2 to 4 wanted, came 5"):
+            selection.pilot_sigma(np.ones((1, 4)), np.ones((1, 4)), num_blocks=5)
+
+    def test_queries_that_point_apart_are_refused_and_named(self):
+        query_QK = np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0], [-1.0, 0.2]])
+        with self.assertRaisesRegex(ValueError, "4 sketches point apart .* most of all"):
+            selection.check_agreement(query_QK, _ids(4))
+        gram_QQ = selection.check_agreement(query_QK[:2], _ids(2))
+        np.testing.assert_allclose(np.diag(gram_QQ), 1.0)
+        selection.check_agreement(np.eye(3), _ids(3))  # unrelated is not apart
+        shift_K = np.array([1.0, 0.0])
+        with self.assertRaisesRegex(ValueError, "point apart"):
+            selection.check_agreement(query_QK[:2], _ids(2), shift_K)
+
+    @parameterized.parameters(0.0, np.nan)
+    def test_a_query_without_direction_is_refused(self, value):
+        with self.assertRaisesRegex(ValueError, r"\['id001'\] are zero or not finite"):
+            selection.check_agreement(np.array([[1.0, 0.0], [value, value]]), _ids(2))
+
+
+class SummaryTest(absltest.TestCase):
+    def test_it_says_what_was_chosen(self):
+        score_N = np.array([0.9, 0.8, 0.795, 0.1, -0.1, -0.2, -0.4, 0.5])
+        chosen = select_by_count(score_N, -score_N, _ids(8), num_forget=2, num_retain=3)
+        found = selection.summarise_selection(
+            chosen,
+            score_N,
+            -score_N,
+            labels=[True, False, True, False, None, False, True, False],
+            texts=list("aabcdeaf"),
+        )
+        self.assertEqual((found["num_forget"], found["num_retain"]), (2, 3))
+        self.assertEqual(found["retain_scored_positive"], 0)
+        self.assertEqual(found["texts_in_both"], 1)
+        forget, retain = found["forget"], found["retain"]
+        self.assertEqual((forget["lowest"], forget["highest"]), (0.8, 0.9))
+        self.assertEqual((retain["lowest"], retain["highest"]), (0.1, 0.4))
+        self.assertEqual(forget["near_threshold"], 2)
+        self.assertAlmostEqual(forget["density"], 2 / (0.02 * 8))
+        self.assertEqual(forget["duplicates"], 1)
+        self.assertEqual((forget["targets"], forget["non_targets"]), (1, 1))
+        self.assertEqual((retain["targets"], retain["unlabelled"]), (1, 1))
+
+    def test_scores_of_another_strategy_are_held_against_the_influence(self):
+        chosen = selection.Selection(np.array([0]), np.array([1, 2]))
+        found = selection.summarise_selection(
+            chosen,
+            np.array([1.0, -np.inf, 0.0]),
+            np.array([-np.inf, 0.4, 0.2]),
+            influence_N=np.array([0.3, 0.0, -0.1]),
+        )
+        self.assertEqual(found["retain_scored_positive"], 1)
+        self.assertIsNone(found["texts_in_both"])
+
+    def test_empty_sets_have_no_range(self):
+        chosen = selection.Selection(np.zeros(0, int), np.zeros(0, int))
+        found = selection.summarise_selection(chosen, np.ones(3), -np.ones(3))
+        self.assertIsNone(found["forget"]["lowest"])
 
 
 def _request(*, retain_from="non_target", seed=0, order=None):
