@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from raslik_jax.axes import Tree
+from raslik_jax.influence.head import target_nll
 from raslik_jax.models.decoder import Decoder
 
 SketchLoss = Literal["next_token", "unshifted"]
@@ -24,6 +25,32 @@ class TargetLogits(NamedTuple):
     logits_TV: Float[Array, "T V"]
     labels_T: Int[Array, " T"]
     is_counted_T: Bool[Array, " T"]
+
+
+class TargetPositions(NamedTuple):
+    """Where the targets of one example are.
+
+    Attributes:
+      position_T: the target tokens' own positions.
+      source_T: the positions whose hidden states predict them.
+      is_counted_T: True for the rows that belong to a target.
+    """
+
+    position_T: Int[Array, " T"]
+    source_T: Int[Array, " T"]
+    is_counted_T: Bool[Array, " T"]
+
+
+def target_positions(
+    target_mask_L: Bool[Array, " L"], *, num_targets: int, loss: SketchLoss
+) -> TargetPositions:
+    """Returns the positions of the targets, in order, and rows that belong to none after them."""
+    (position_T,) = jnp.nonzero(target_mask_L, size=num_targets, fill_value=1)
+    return TargetPositions(
+        position_T=position_T,
+        source_T=position_T - 1 if loss == "next_token" else position_T,
+        is_counted_T=jnp.arange(num_targets) < jnp.sum(target_mask_L),
+    )
 
 
 def target_logits(
@@ -54,12 +81,11 @@ def target_logits(
       dropout_key: key of the LoRA dropout; None turns it off.
     """
     hidden_LE = decoder.hidden(lora, base, tokens_L, dropout_key=dropout_key)
-    (position_T,) = jnp.nonzero(target_mask_L, size=num_targets, fill_value=1)
-    source_T = position_T - 1 if loss == "next_token" else position_T
+    where = target_positions(target_mask_L, num_targets=num_targets, loss=loss)
     return TargetLogits(
-        logits_TV=decoder.logits(lora, base, hidden_LE[source_T]),
-        labels_T=tokens_L[position_T],
-        is_counted_T=jnp.arange(num_targets) < jnp.sum(target_mask_L),
+        logits_TV=decoder.logits(lora, base, hidden_LE[where.source_T]),
+        labels_T=tokens_L[where.position_T],
+        is_counted_T=where.is_counted_T,
     )
 
 
@@ -96,19 +122,24 @@ def example_loss(
     adapter does not fade with the fit; at such an adapter it is the better influence kernel
     (BUILD_NOTES, "What is sketched"), which is its only use.
 
+    The head is frozen and its logits are never stored (`head.target_nll`); to train it, take
+    `mean_over_targets(token_nll(target_logits(...)))`, which is the same number.
+
     Args: as `target_logits`.
 
     Returns:
       A float32 scalar; 0, with zero gradient, where no token is a target.
+
+    Raises:
+      ValueError: when differentiated with respect to the head.
     """
-    target = target_logits(
-        decoder,
-        lora,
-        base,
-        tokens_L,
-        target_mask_L,
-        num_targets=num_targets,
-        loss=loss,
-        dropout_key=dropout_key,
+    hidden_LE = decoder.hidden(lora, base, tokens_L, dropout_key=dropout_key)
+    where = target_positions(target_mask_L, num_targets=num_targets, loss=loss)
+    # A tied head is the table of embeddings, [V, E]; an own one is a kernel, [E, V].
+    table, vocab_axis = (
+        (base["head"]["kernel"], 1) if "head" in base else (base["embed"]["embedding"], 0)
     )
-    return mean_over_targets(token_nll(target), target.is_counted_T)
+    nll_T = target_nll(
+        table, hidden_LE[where.source_T], tokens_L[where.position_T], where.is_counted_T, vocab_axis
+    )
+    return mean_over_targets(nll_T, where.is_counted_T)
