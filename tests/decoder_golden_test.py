@@ -51,5 +51,7 @@ class DecoderGoldenTest(parameterized.TestCase):
                 if key.startswith(prefix)
             }
             expected.append((golden["loss"][str(row)], golden["logits"][str(row)], gradient))
-        worst = decoder_parity.assert_same_behaviour(port, batch, expected)
-        print(family, name, worst)
+        # Compiling is all of the time here; the live comparison compiles with optimisations.
+        decoder_parity.assert_same_behaviour(
+            port, batch, expected, compiler_options={"xla_backend_optimization_level": 0}
+        )

@@ -110,13 +110,15 @@ def assert_same_behaviour(
     port: Port,
     batch: Any,
     expected: list[tuple[float, np.ndarray, Mapping[str, np.ndarray]]],
+    *,
+    compiler_options: dict[str, Any] | None = None,
     **bind_options: Any,
 ) -> dict[str, float]:
     """Logits agree to 1e-4, LoRA gradients to 1e-4 relative norm per leaf; returns the worst."""
     bound = decoder.bind(port.graphdef, **bind_options)
     gradient_fn = jax.value_and_grad(loss_fn(bound), has_aux=True)
     (loss_B, logits_BLV), gradient = jax.jit(
-        jax.vmap(gradient_fn, in_axes=(None, None, 0, 0, 0, 0))
+        jax.vmap(gradient_fn, in_axes=(None, None, 0, 0, 0, 0)), compiler_options=compiler_options
     )(port.lora, port.base, *(jnp.asarray(array) for array in batch))
     worst = {"logits": 0.0, "gradient": 0.0}
     for row, (loss, logits_LV, torch_gradient) in enumerate(expected):

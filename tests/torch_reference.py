@@ -62,9 +62,15 @@ def make_model(case: decoder_cases.Case, *, seed: int) -> Any:
     rng = np.random.default_rng(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
-            values_ = rng.normal(size=tuple(parameter.shape)) * 0.3
+            values_ = rng.normal(size=tuple(parameter.shape))
             if "norm" in name and name.endswith("weight"):
-                values_ = 1.0 + values_
+                values_ = 1.0 + 0.2 * values_
+            elif "embed_" in name or parameter.ndim == 1:
+                values_ = 0.5 * values_
+            else:
+                # Wider weights saturate the softmax: gradients of 1e-5 of the others' size are
+                # then differences of nearly equal numbers, in torch as well.
+                values_ = values_ / np.sqrt(parameter.shape[-1])
             parameter.copy_(torch.from_numpy(values_.astype(np.float16).astype(np.float32)))
     return model
 
