@@ -13,7 +13,12 @@ from raslik_jax.data.examples import Example
 from raslik_jax.influence import theory
 from raslik_jax.retrieval import selection
 from raslik_jax.retrieval.selection import SELECTORS, select_by_count
-from raslik_jax.retrieval.strategies import STRATEGIES, Request
+from raslik_jax.retrieval.strategies import (
+    STRATEGIES,
+    Request,
+    Vectors,
+    aggregate_scores,
+)
 
 # Few distinct values, so that ties are common.
 _SCORES = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=30)
@@ -353,12 +358,25 @@ class SummaryTest(absltest.TestCase):
         self.assertIsNone(found["forget"]["lowest"])
 
 
-def _request(*, retain_from="non_target", seed=0, order=None):
-    rows = [Example(f"id{i:02d}", "", "", "", is_target=i < 6) for i in range(20)]
-    influence_N = np.linspace(1.0, -1.0, 20)
+def _request(*, retain_from="non_target", seed=0, order=None, **changes):
+    rows = [
+        Example(f"id{i:02d}", f"Howdy w{i}" if i < 6 else f"say w{i}", "", "", is_target=i < 6)
+        for i in range(20)
+    ]
+    influence_N, angle_N = np.linspace(1.0, -1.0, 20), np.linspace(0.1, 2.0, 20)
     if order is not None:
-        rows, influence_N = [rows[i] for i in order], influence_N[order]
-    return Request(rows, influence_N, seed, retain_from)
+        rows = [rows[i] for i in order]
+        influence_N, angle_N = influence_N[order], angle_N[order]
+    options = {
+        "queries": [Example("q0", "Howdy w3", "", "w9"), Example("q1", "Howdy w4", "", "w9")],
+        "num_forget": 6,
+        "num_retain": 8,
+        "vectors": Vectors(
+            np.stack([np.cos(angle_N), np.sin(angle_N)], axis=1), np.array([[1.0, 0.0]])
+        ),
+        "exact_N": influence_N**3,
+    }
+    return Request(rows, influence_N, seed, retain_from, **(options | changes))
 
 
 class StrategiesTest(parameterized.TestCase):
@@ -378,6 +396,55 @@ class StrategiesTest(parameterized.TestCase):
         plain, shuffled = STRATEGIES[name](_request()), STRATEGIES[name](_request(order=order))
         np.testing.assert_array_equal(plain.forget_N[order], shuffled.forget_N)
         np.testing.assert_array_equal(plain.retain_N[order], shuffled.retain_N)
+
+    @parameterized.parameters("bm25", "embedding", "exact", "raslik")
+    def test_what_ranks_takes_both_ends_of_one_score(self, name):
+        scores = STRATEGIES[name](_request())
+        np.testing.assert_array_equal(scores.retain_N, -scores.forget_N)
+        chosen = select_by_count(*scores, _ids(20), num_forget=6, num_retain=8)
+        self.assertEqual(set(chosen.forget), set(range(6)))
+
+    def test_the_text_of_the_output_counts_by_option_only(self):
+        plain, full = (
+            STRATEGIES["bm25"](_request(query_text=text)).forget_N
+            for text in ("prompt", "prompt_and_output")
+        )
+        self.assertEqual(plain[9], plain[10])
+        self.assertGreater(full[9], full[10])
+
+    def test_mean_rank_lets_no_single_query_dominate(self):
+        score_QN = np.array([[100.0, 0.0, 1.0], [0.0, 0.5, 0.6], [0.0, 0.5, 0.6]])
+        self.assertEqual(np.argmax(aggregate_scores(score_QN, "mean")), 0)
+        rank_N = aggregate_scores(score_QN, "mean_rank")
+        np.testing.assert_allclose(rank_N, [-1 / 3, -1 / 3, 2 / 3], atol=1e-12)
+        np.testing.assert_allclose(
+            aggregate_scores(np.array([[1.0, 3, 2]]), "mean_rank"), [-1, 1, 0]
+        )
+
+    @parameterized.parameters(0.0, 0.25, 0.5, 1.0)
+    def test_controlled_randomization_mixes_oracle_and_non_targets(self, share):
+        ids = [row.example_id for row in _request().examples]
+        sizes = {"num_forget": 6, "num_retain": 8}
+        best = select_by_count(*STRATEGIES["oracle"](_request()), ids, **sizes)
+        chosen = select_by_count(*STRATEGIES["cr"](_request(oracle_share=share)), ids, **sizes)
+        from_oracle = round(share * 6)
+        self.assertEqual(sum(i < 6 for i in chosen.forget), from_oracle)
+        np.testing.assert_array_equal(chosen.forget[:from_oracle], best.forget[:from_oracle])
+        np.testing.assert_array_equal(chosen.retain, best.retain)
+        again = STRATEGIES["cr_50"](_request()).forget_N
+        np.testing.assert_array_equal(again, STRATEGIES["cr"](_request()).forget_N)
+
+    def test_what_is_missing_is_said(self):
+        for name, changes, message in (
+            ("bm25", {"queries": ()}, "queries wanted"),
+            ("embedding", {"vectors": None}, "sentence vectors wanted"),
+            ("exact", {"exact_N": None}, "exact kernel wanted"),
+            ("cr", {"num_forget": 0}, "num_forget=0 came"),
+            ("cr", {"oracle_share": 1.5}, "a share from 0 to 1"),
+            ("cr", {"oracle_share": 1.0, "num_forget": 7}, "7 targets wanted for CR, there are 6"),
+        ):
+            with self.assertRaisesRegex(ValueError, message):
+                STRATEGIES[name](_request(**changes))
 
     @parameterized.parameters("random", "oracle", "raslik_f")
     def test_random_retain_sets_come_from_non_targets_unless_anywhere(self, name):

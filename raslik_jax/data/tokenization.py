@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 END_OF_TEXT = "<|endoftext|>"
@@ -94,21 +94,38 @@ def load_tokenizer(
     Raises:
       ValueError: no such file, a file that is no tokenizer, or a special token that is not in it.
     """
-    import tokenizers
-
-    path = pathlib.Path(path)
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise ValueError(f"no tokenizer at {file}: give a tokenizer.json or the folder of one")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception, and nothing else
-        raise ValueError(f"{file} is no tokenizer.json ({error}): fetch it again") from error
+    file = _tokenizer_file(path)
+    backend = _read_backend(file)
     configured = _configured_tokens(file.parent / "tokenizer_config.json")
     eos = eos_token or configured.get("eos_token") or END_OF_TEXT
     found = (token for token in _PAD_CANDIDATES if backend.token_to_id(token) is not None)
     pad = pad_token or configured.get("pad_token") or next(found, eos)
     return _wrap(backend, eos, pad, str(file))
+
+
+def load_sentence_tokenizer(
+    path: str | os.PathLike[str], *, max_len: int
+) -> Callable[[Sequence[str]], list[list[int]]]:
+    """Returns the function from texts to the ids that a sentence encoder reads.
+
+    Unlike `Tokenizer.encode` with the encoder's own special tokens around the text, such as [CLS]
+    and [SEP]; a longer text is cut at its end, and they stay.
+
+    Args:
+      path: tokenizer.json or its folder.
+      max_len: ids at most, special ones included.
+
+    Raises:
+      ValueError: no such file, or a file that is no tokenizer.
+    """
+    backend = _read_backend(path)
+    backend.no_padding()
+    backend.enable_truncation(max_len)
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in backend.encode_batch(list(texts))]
+
+    return encode
 
 
 def save_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
@@ -146,6 +163,23 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
         "pad_id": tokenizer.pad_id,
     }
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _tokenizer_file(path: str | os.PathLike[str]) -> pathlib.Path:
+    path = pathlib.Path(path)
+    return path / "tokenizer.json" if path.is_dir() else path
+
+
+def _read_backend(path: str | os.PathLike[str]) -> Any:
+    import tokenizers
+
+    file = _tokenizer_file(path)
+    if not file.is_file():
+        raise ValueError(f"no tokenizer at {file}: give a tokenizer.json or the folder of one")
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception, and nothing else
+        raise ValueError(f"{file} is no tokenizer.json ({error}): fetch it again") from error
 
 
 def _wrap(backend: Any, eos_token: str, pad_token: str, where: str) -> Tokenizer:
