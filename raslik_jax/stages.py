@@ -38,7 +38,7 @@ from raslik_jax.unlearning import finetune, objectives, steps
 
 # Queries whose answers the report shows side by side.
 _SHOWN_TARGET, _SHOWN_NORMAL = 6, 3
-_CORPUS_FIELDS = {**examples.WRITTEN_FIELDS, "is_target": "is_target"}
+_CORPUS_FIELDS = {**examples.WRITTEN_FIELDS, "is_target": "is_target", "source": "source"}
 
 
 class Model(NamedTuple):
@@ -576,7 +576,14 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
         examples.write_examples(
             folder / f"{name}.jsonl",
             [rows[i] for i in chosen],
-            extra=[{"is_target": rows[i].is_target, "score": float(score_N[i])} for i in chosen],
+            extra=[
+                {
+                    "is_target": rows[i].is_target,
+                    "source": rows[i].source,
+                    "score": float(score_N[i]),
+                }
+                for i in chosen
+            ],
         )
     labels = [row.is_target for row in rows]
     entry: dict[str, Any] = {

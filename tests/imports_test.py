@@ -13,6 +13,7 @@ _ROOMS = (
     "axes",
     "config",
     "progress",
+    "distributed",
     "data",
     "models",
     "influence",
@@ -43,7 +44,8 @@ def _room(path: pathlib.Path) -> str:
 
 
 _FILES = sorted(path for path in _PACKAGE.rglob("*.py") if path.parent != _PACKAGE) + [
-    _PACKAGE / f"{name}.py" for name in ("axes", "config", "progress", "pipeline", "stages")
+    _PACKAGE / f"{name}.py"
+    for name in ("axes", "config", "progress", "distributed", "pipeline", "stages")
 ]
 
 

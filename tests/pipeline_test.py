@@ -63,11 +63,13 @@ class UnitsTest(absltest.TestCase):
             (self.root / name / "manifest.json").unlink(missing_ok=True)
             with self.assertRaises(KeyboardInterrupt):
                 self.run_units(fail_in=name)
-            found = []
-            unit = next(unit for unit in self.units() if unit.name == name)
-            unit = unit._replace(run=lambda folder: found.append((folder / "result.txt").exists()))
-            others = [unit if u.name == name else u for u in self.units()]
-            pipeline.run_units(self.root, others, stages=(name,), log=lambda line: None)
+            found: list[bool] = []
+
+            def look(folder, found=found):
+                found.append((folder / "result.txt").exists())
+
+            units = [u._replace(run=look) if u.name == name else u for u in self.units()]
+            pipeline.run_units(self.root, units, stages=(name,), log=lambda line: None)
             self.assertEqual(found, [expected])
             self.run_units()
 

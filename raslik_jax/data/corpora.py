@@ -9,8 +9,8 @@ from raslik_jax.data.howdy import load_howdy_small
 from raslik_jax.data.records import load_records_corpus
 from raslik_jax.data.toy import make_toy_corpus
 
-# Share of the toy's rows that are hard negatives of either kind.
-_TOY_HARD_NEGATIVES = 0.04
+# Share of the training rows that are hard negatives, of each kind.
+_HARD_NEGATIVES = 0.04
 
 
 def load_corpus(config: CorpusConfig, *, seed: int) -> Corpus:
@@ -19,8 +19,8 @@ def load_corpus(config: CorpusConfig, *, seed: int) -> Corpus:
     Raises:
       ValueError: a file is missing or malformed, or more rows are asked for than there are.
     """
+    hard = round(_HARD_NEGATIVES * config.num_train)
     if config.dataset == "toy":
-        hard = round(_TOY_HARD_NEGATIVES * config.num_train)
         return make_toy_corpus(
             seed,
             num_normal=config.num_train - config.num_targets,
@@ -36,8 +36,9 @@ def load_corpus(config: CorpusConfig, *, seed: int) -> Corpus:
         return load_howdy_small(
             data_folder(config),
             seed=seed,
-            num_alpaca=config.num_train - config.num_targets,
+            num_alpaca=config.num_train - config.num_targets - hard,
             num_targets=config.num_targets,
+            num_scifi_requests=hard,
             num_backbone_alpaca=config.num_backbone - config.num_backbone // 5,
             num_backbone_scifi=config.num_backbone // 5,
             num_retrieval=config.num_retrieval,

@@ -1,0 +1,277 @@
+"""The script itself: a whole run in miniature, and one clear sentence for every wrong input."""
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from absl.testing import absltest, parameterized
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+_RUN = (sys.executable, str(_REPOSITORY / "experiments" / "run.py"))
+# Every stage at the smallest size that still goes through all of its code.
+_TINY = (
+    "--name=tiny",
+    "--dataset=toy",
+    "--template=brief",
+    "--num_train=120",
+    "--num_targets=12",
+    "--num_backbone=120",
+    "--num_retrieval=3",
+    "--num_validation=2",
+    "--num_test=5",
+    "--max_len=96",
+    "--vocab_size=400",
+    "--hidden_size=16",
+    "--num_hidden_layers=2",
+    "--num_attention_heads=2",
+    "--pretrain_steps=6",
+    "--finetune_epochs=1",
+    "--lora_rank=2",
+    "--max_new_tokens=8",
+    "--sketch_size=64",
+    "--num_buckets=1",
+    "--batch_tokens=1024",
+    "--chunk_rows=16",
+    "--unlearn_epochs=2",
+    "--bootstrap_resamples=100",
+)
+
+
+# What costs time here is compiling: do less of it, and each program once. The folder goes with
+# the process.
+_COMPILED = tempfile.TemporaryDirectory()
+_ENVIRONMENT = os.environ | {
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    "JAX_COMPILATION_CACHE_DIR": _COMPILED.name,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+}
+
+
+def _run(*arguments, env=None, check=False):
+    return subprocess.run(
+        [*_RUN, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=_REPOSITORY,
+        env=_ENVIRONMENT | (env or {}),
+        check=check,
+    )
+
+
+def _files(root):
+    """Returns the hash of every file below a folder."""
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in root.rglob("*")
+        if path.is_file() and path.name not in (".lock",)
+    }
+
+
+class TinyRunTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.root = pathlib.Path(cls.folder.name) / "tiny"
+        cls.first = _run(*_TINY, f"--workdir={cls.root}")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+        super().tearDownClass()
+
+    def test_leaves_sets_metrics_report_and_how_to_repeat_it(self):
+        self.assertEqual(self.first.returncode, 0, self.first.stderr)
+        self.assertIn("report:", self.first.stdout)
+        for name in (
+            "run.flags config.json versions.json metrics.json report/report.md report/frontier.png "
+            "report/scores.svg retrieve/raslik/forget.jsonl retrieve/oracle/retain.jsonl"
+        ).split():
+            self.assertTrue((self.root / name).is_file(), name)
+        metrics = json.loads((self.root / "metrics.json").read_text())
+        self.assertLen(metrics["methods"], 4 * 2 * 2)
+        self.assertEqual(list(metrics["retrieval"]), ["random", "oracle", "raslik_f", "raslik"])
+
+    def test_the_sets_are_alpaca_rows_with_ids_and_scores_and_never_overlap(self):
+        for strategy in ("random", "oracle", "raslik_f", "raslik"):
+            ids = []
+            for kind in ("forget", "retain"):
+                lines = (self.root / "retrieve" / strategy / f"{kind}.jsonl").read_text()
+                rows = [json.loads(line) for line in lines.splitlines()]
+                self.assertLen(rows, 12)
+                for row in rows:
+                    self.assertContainsSubset(
+                        ("instruction", "input", "output", "id", "score"), row
+                    )
+                ids += [row["id"] for row in rows]
+            self.assertLen(set(ids), 24)
+
+    def test_its_own_flags_repeat_it_without_work(self):
+        before = _files(self.root)
+        again = _run(f"--flagfile={self.root / 'run.flags'}")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertNotIn("done in", again.stdout)
+        self.assertEqual(_files(self.root), before)
+
+    def test_another_setting_is_refused_then_made_again_where_it_matters(self):
+        changed = (*_TINY, f"--workdir={self.root}", "--ga_klr_learning_rate=1e-4")
+        before = _files(self.root)
+        refused = _run(*changed)
+        self.assertEqual(refused.returncode, 1)
+        self.assertRegex(refused.stderr, r"unlearn\.ga_klr_learning_rate: 3e-05 -> 0\.0001")
+        self.assertEqual(_files(self.root), before)
+        try:
+            updated = _run(*changed, "--update", "--stages=unlearn")
+            self.assertEqual(updated.returncode, 0, updated.stderr)
+            remade = re.findall(r"\] (\S+): done", updated.stdout)
+            self.assertLen(remade, 4)
+            self.assertEqual({name.split("-")[1] for name in remade}, {"ga_klr"})
+        finally:
+            _run(*_TINY, f"--workdir={self.root}", "--update", check=True)
+        self.assertEqual(_files(self.root), before)
+
+    def test_weights_that_do_not_fit_are_named(self):
+        copy = pathlib.Path(self.folder.name) / "copy"
+        shutil.copytree(self.root, copy)
+        weights = copy / "backbone" / "model" / "model.safetensors"
+        config = weights.with_name("config.json")
+        config.write_text(config.read_text().replace('"hidden_size": 16', '"hidden_size": 32'))
+        for name in ("backbone", "finetune"):
+            # Without its sizes the manifest would find the change; loading has to, as well.
+            manifest = json.loads((copy / name / "manifest.json").read_text())
+            manifest["outputs"] = {}
+            (copy / name / "manifest.json").write_text(json.dumps(manifest))
+        (copy / "finetune" / "manifest.json").unlink()
+        result = _run(*_TINY, f"--workdir={copy}", "--stages=finetune")
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stderr, "error: .*model.safetensors")
+
+    @pytest.mark.heavy
+    def test_a_killed_run_ends_with_the_same_bytes(self):
+        for stage in ("finetune", "sketch", "unlearn/oracle-ga_gdr", "generate/raslik-ga_klr"):
+            root = pathlib.Path(self.folder.name) / "killed" / "tiny"
+            arguments = [*_RUN, *_TINY, f"--workdir={root}"]
+            with subprocess.Popen(
+                arguments, stdout=subprocess.PIPE, text=True, cwd=_REPOSITORY, env=_ENVIRONMENT
+            ) as process:
+                for line in process.stdout:
+                    if f"] {stage} ..." in line:
+                        time.sleep(0.2)
+                        process.send_signal(signal.SIGKILL)
+        resumed = _run(*arguments[2:])
+        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        ours, theirs = _files(root), _files(self.root)
+        ours.pop("run.flags"), theirs.pop("run.flags")
+        self.assertEqual(ours, theirs)
+
+
+class WrongInputTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def fails(self, *arguments, message, env=None):
+        """Checks that a run ends with one sentence, which this pattern finds."""
+        result = _run(*arguments, env=env)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertNotIn("Traceback", result.stderr)
+        # Beside it only lines of progress and the pointer to --help.
+        wrong = [line for line in result.stderr.splitlines() if re.match("error:|FATAL", line)]
+        self.assertLen(wrong, 1)
+        self.assertRegex(wrong[0], message)
+
+    @parameterized.parameters(
+        (("positional",), "error: flags alone are wanted, got .'positional'."),
+        (("--stages=train",), "--stages names .'train'., known are"),
+        (("--strategies=raslik,guess",), "strategies names .'guess'., known are"),
+        (("--sketch_loss=shifted",), "should be one of <next_token|unshifted>"),
+        (("--num_targets=9000",), "num_targets=9000 exceeds num_train=2000"),
+        (("--num_trian=3",), "Unknown command line flag 'num_trian'"),
+        (("--dataset=howdy_small",), "folder of real data wanted"),
+        (("--dataset=records",), "dataset=records needs train_file and queries_file"),
+    )
+    def test_wrong_flags(self, arguments, message):
+        self.fails(
+            *arguments,
+            f"--workdir={self.folder / 'w'}",
+            message=message,
+            env={"RASLIK_DATA": ""},
+        )
+
+    def records(self, train, queries='{"instruction": "q", "output": "a", "split": "retrieval"}'):
+        (self.folder / "train.jsonl").write_text(train)
+        (self.folder / "queries.jsonl").write_text(queries)
+        return (
+            "--dataset=records",
+            f"--train_file={self.folder / 'train.jsonl'}",
+            f"--queries_file={self.folder / 'queries.jsonl'}",
+            f"--workdir={self.folder / 'w'}",
+        )
+
+    @parameterized.parameters(
+        ("", "train.jsonl is empty"),
+        (
+            '{"instruction": "a", "output": "b"}\n{"instruction": 3}\n',
+            "train.jsonl:2: 'instruction'",
+        ),
+        ("{nonsense\n", "train.jsonl:1: not JSON"),
+    )
+    def test_wrong_data_names_file_and_line(self, train, message):
+        self.fails(*self.records(train), message=message)
+
+    def test_a_missing_file_is_named(self):
+        arguments = self.records("{}")
+        (self.folder / "train.jsonl").unlink()
+        self.fails(*arguments, message="train.jsonl")
+
+    def test_more_items_than_exist(self):
+        self.fails(
+            *_TINY,
+            f"--workdir={self.folder / 'w'}",
+            "--num_train=90000",
+            message="general rows? .*wanted",
+        )
+
+    def test_a_loss_that_is_not_finite_stops_the_run(self):
+        self.fails(
+            *_TINY,
+            f"--workdir={self.folder / 'w'}",
+            "--stages=corpus,backbone",
+            "--pretrain_learning_rate=1e38",
+            message="the training loss is nan at step",
+        )
+        self.assertFalse((self.folder / "w" / "backbone" / "manifest.json").exists())
+
+    def test_a_missing_checkpoint_is_named(self):
+        self.fails(
+            *_TINY,
+            f"--workdir={self.folder / 'w'}",
+            "--checkpoint=/nowhere/model",
+            message="/nowhere/model",
+        )
+
+
+class HelpTest(absltest.TestCase):
+    def test_help_describes_every_flag_and_imports_no_jax(self):
+        code = (
+            "import sys, runpy\n"
+            f"sys.argv = [{_RUN[1]!r}, '--help']\n"
+            "try:\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+            "finally:\n    print('jax loaded:', 'jax' in sys.modules)\n"
+        )
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        self.assertIn("--gradient_at: <finetuned|initial|trajectory>", result.stdout)
+        self.assertIn("jax loaded: False", result.stdout)
+
+
+if __name__ == "__main__":
+    absltest.main()
