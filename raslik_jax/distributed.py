@@ -1,0 +1,158 @@
+"""Several processes as one job: start, global arrays, and a clear end when one is lost.
+
+Every process runs the same program (`jax.distributed`); arrays are global, each process holds the
+shards of its own devices, and jit does the rest. Sketching needs none of this: its jobs share an
+index and nothing else (`raslik_jax.index.claims`).
+"""
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Shaped
+
+# The exit status of a process whose job lost another one (EX_UNAVAILABLE of sysexits.h).
+LOST_PROCESS_STATUS = 69
+# What collectives and the coordination service say when a peer is gone.
+_SIGNS_OF_LOSS = ("gloo", "closed by peer", "reset by peer", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+_FAREWELL = b"."
+
+
+@contextlib.contextmanager
+def job(
+    coordinator: str,
+    *,
+    num_processes: int,
+    process_id: int,
+    num_cpu_devices: int | None = None,
+    lost_after_s: int = 100,
+) -> Iterator[None]:
+    """Joins this process to a job, and ends it with one sentence when the job loses another.
+
+    A job cannot go on without one of its processes. A dead process's connections close at once, and
+    each process watches one to process 0, so all end within a moment. (JAX alone would notice when
+    heartbeats stay out, and abort with a stack trace; that remains for a lost machine or network.)
+    To be entered before anything else of JAX.
+
+    Args:
+        coordinator: host:port of process 0.
+        num_processes: of the job.
+        process_id: 0 to num_processes - 1.
+        num_cpu_devices: run on so many CPU devices, for trying things out without accelerators.
+        lost_after_s: seconds without a heartbeat after which JAX counts a process as lost.
+
+    Example:
+        with distributed.job("host0:1234", num_processes=2, process_id=rank):
+            mesh = distributed.data_mesh()
+    """
+    if num_cpu_devices is not None:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", num_cpu_devices)
+    jax.distributed.initialize(
+        coordinator,
+        num_processes=num_processes,
+        process_id=process_id,
+        heartbeat_timeout_seconds=lost_after_s,
+    )
+    connections = _connect(coordinator, num_processes=num_processes, process_id=process_id)
+    for connection in connections:
+        threading.Thread(target=_watch, args=(connection,), daemon=True).start()
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and _is_loss(error):
+            _end(str(error).splitlines()[0][:200])
+        for connection in connections:  # this process's own failure: the others need not wait
+            connection.shutdown(socket.SHUT_RDWR)
+        raise
+    for connection in connections:
+        connection.sendall(_FAREWELL)
+    jax.distributed.shutdown()
+
+
+def _connect(coordinator: str, *, num_processes: int, process_id: int) -> list[socket.socket]:
+    """Connections between process 0 and all others; the port travels as a JAX array."""
+    port, server = 0, None
+    if process_id == 0:
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        server = socket.create_server(("", 0), family=family, dualstack_ipv6=both)
+        port = server.getsockname()[1]
+    port = int(multihost_utils.broadcast_one_to_all(np.int32(port)))
+    if server is None:
+        return [socket.create_connection((coordinator.rsplit(":", 1)[0], port))]
+    with server:
+        return [server.accept()[0] for _ in range(num_processes - 1)]
+
+
+def _watch(connection: socket.socket) -> None:
+    try:
+        last_word = connection.recv(1)
+    except OSError:
+        last_word = b""
+    if last_word != _FAREWELL:
+        _end("its connection closed")
+
+
+def _is_loss(error: BaseException) -> bool:
+    text = str(error).lower()
+    return jax.process_count() > 1 and any(sign.lower() in text for sign in _SIGNS_OF_LOSS)
+
+
+def _end(reason: str) -> NoReturn:
+    print(
+        f"error: process {jax.process_index()} of {jax.process_count()} lost another process of "
+        f"its job and ends; what was stored is whole, start all processes again ({reason})",
+        file=sys.stderr,
+        flush=True,
+    )
+    # Not sys.exit: the shutdown of jax.distributed would wait for the lost process.
+    os._exit(LOST_PROCESS_STATUS)
+
+
+def data_mesh() -> Mesh:
+    """Returns all devices of all processes in one axis, `data`."""
+    # Auto: the compiler lays out what a model computes, and models say nothing of sharding.
+    return jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(AxisType.Auto,))
+
+
+def shard_leading(
+    mesh: Mesh,
+    shape: tuple[int, ...],
+    dtype: Any,
+    rows: Callable[[slice], Shaped[np.ndarray, "..."]],
+) -> jax.Array:
+    """Returns a global array whose leading axis is split over the devices.
+
+    Args:
+        mesh: of `data_mesh`.
+        shape: of the whole array; the leading size a multiple of the number of devices.
+        dtype: of the array.
+        rows: makes rows start to stop of it; called for this process's rows only.
+    """
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        start, stop, _ = (index or (slice(None),))[0].indices(shape[0])
+        return np.asarray(rows(slice(start, stop)), dtype)
+
+    return jax.make_array_from_callback(shape, sharding, part)
+
+
+def replicate(mesh: Mesh, tree: Any) -> Any:
+    """Returns a tree of arrays, the same in every process, as global arrays on every device."""
+    sharding = NamedSharding(mesh, PartitionSpec())
+
+    def everywhere(leaf: Any) -> jax.Array:
+        value = np.asarray(leaf)
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index or ()])
+
+    return jax.tree.map(everywhere, tree)

@@ -1,0 +1,135 @@
+"""One job of several processes: the same answers as one, and a clear end when one is lost."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from absl.testing import absltest, parameterized
+from search_test import IndexCase, correlated_rows
+
+from raslik_jax import distributed
+from raslik_jax.index import search
+from raslik_jax.index.sharded import search_sharded, shard_store
+
+WORKER = pathlib.Path(__file__).with_name("distributed_worker.py")
+
+
+def start_job(task: str, *rest: str, processes: int, devices: int) -> list[subprocess.Popen]:
+    """Starts all processes of a job on a free port."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        coordinator = f"localhost:{probe.getsockname()[1]}"
+    return [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), task, coordinator, str(processes), str(number),
+             str(devices), *rest],
+            env=os.environ | {"PYTHONPATH": str(WORKER.parents[1])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(processes)
+    ]  # fmt: skip
+
+
+def results(job: list[subprocess.Popen]) -> list[dict]:
+    """What every process of a job printed."""
+    found = []
+    for process in job:
+        output, errors = process.communicate(timeout=240)
+        if process.returncode:
+            raise AssertionError(f"a process ended with {process.returncode}: {errors[-3000:]}")
+        found.append(json.loads(output.splitlines()[-1]))
+    return found
+
+
+class ShardedTest(IndexCase):
+    @parameterized.product(dtype=["float32", "bfloat16", "int8", "sign"], center=[False, True])
+    def test_one_device_gives_what_streaming_gives(self, dtype, center):
+        rows = correlated_rows(101, 64, seed=0)
+        rows[50:] = rows[:51]  # ties
+        store = self.make(rows, dtype=dtype, center=center)
+        if not (dtype == "sign" and center):
+            store.delete([store.ids[3], store.ids[77]])
+        mesh = distributed.data_mesh()
+        query_QK = correlated_rows(2, 64, seed=1)
+        held = shard_store(store, mesh)
+        options = {"center": center, "k_forget": 40, "k_retain": 30}
+        sharded = search_sharded(store, held, query_QK, mesh=mesh, **options)
+        streamed = search.search_store(store, query_QK, **options)
+        self.assertEqual(sharded.forget_ids, streamed.forget_ids)
+        self.assertEqual(sharded.retain_ids, streamed.retain_ids)
+        np.testing.assert_allclose(sharded.forget_scores, streamed.forget_scores, atol=1e-6)
+        np.testing.assert_allclose(sharded.retain_scores, streamed.retain_scores, atol=1e-6)
+        with self.assertRaisesRegex(ValueError, "102 rows were asked for, and the index has"):
+            search_sharded(
+                store, held, query_QK, mesh=mesh, center=center, k_forget=102, k_retain=1
+            )
+
+
+@pytest.mark.heavy
+class ProcessesTest(IndexCase):
+    @parameterized.parameters("float32", "bfloat16", "int8", "sign")
+    def test_search_over_two_processes_of_two_devices(self, dtype):
+        rows = correlated_rows(301, 64, seed=0)
+        rows[200:] = rows[:101]  # ties, in other processes' rows too
+        store = self.make(rows, dtype=dtype)
+        store.delete([store.ids[3]])
+        job = results(start_job("search", store.path, processes=2, devices=2))
+        query_QK = np.random.default_rng(1).standard_normal((2, 64))
+        expected = search.search_store(
+            store, query_QK, center=dtype != "sign", k_forget=40, k_retain=30
+        )
+        for result in job:
+            self.assertEqual(result["devices"], 4)
+            self.assertEqual(result["rows_here"], [76, 76])
+            self.assertEqual(tuple(result["forget_ids"]), expected.forget_ids)
+            self.assertEqual(tuple(result["retain_ids"]), expected.retain_ids)
+            np.testing.assert_allclose(result["forget_scores"], expected.forget_scores, atol=1e-6)
+            np.testing.assert_allclose(result["retain_scores"], expected.retain_scores, atol=1e-6)
+
+    def test_training_over_two_processes_of_two_devices(self):
+        alone = results(start_job("train", processes=1, devices=1))[0]
+        first, second = results(start_job("train", processes=2, devices=2))
+        self.assertEqual(first, second)
+        np.testing.assert_allclose(first["lora"], alone["lora"], atol=2e-5)
+        self.assertAlmostEqual(first["loss"], alone["loss"], places=4)
+
+    @parameterized.parameters(0, 1)
+    def test_a_killed_process_ends_the_job_with_a_clear_message(self, victim):
+        job = start_job("wait", processes=2, devices=2)
+        for process in job:
+            lines = iter(process.stdout.readline, "")  # Gloo has its say first
+            self.assertIn("summed\n", lines)
+        job[victim].send_signal(signal.SIGKILL)
+        began = time.monotonic()
+        _, errors = job[1 - victim].communicate(timeout=120)
+        self.assertLess(time.monotonic() - began, 30)
+        self.assertEqual(job[1 - victim].returncode, distributed.LOST_PROCESS_STATUS, msg=errors)
+        self.assertIn(
+            f"error: process {1 - victim} of 2 lost another process of its job and ends; what was "
+            "stored is whole, start all processes again",
+            errors,
+        )
+        self.assertNotIn("stack trace", errors)
+        job[victim].communicate()
+
+    def test_a_process_that_fails_ends_the_others(self):
+        working, failing = start_job("fail", processes=2, devices=1)
+        _, errors = working.communicate(timeout=120)
+        self.assertEqual(working.returncode, distributed.LOST_PROCESS_STATUS)
+        self.assertIn("lost another process of its job and ends", errors)
+        _, errors = failing.communicate(timeout=120)
+        self.assertNotEqual(failing.returncode, 0)
+        self.assertIn("ValueError: of process 1", errors)
+
+
+if __name__ == "__main__":
+    absltest.main()
