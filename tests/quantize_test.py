@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 from absl.testing import parameterized
 
-from raslik_jax.models import quantize
+from raslik_jax.models import decoder, gpt_neox, llama, lora, presets, quantize
 
 _KINDS = (("int8", "int8", False), ("nf4", "nf4", False), ("nf4_double", "nf4", True))
 
@@ -138,25 +138,6 @@ class RoundTripTest(parameterized.TestCase):
 
 
 class MatmulTest(parameterized.TestCase):
-    @parameterized.named_parameters(*_KINDS)
-    def test_per_example_gradients_equal_those_of_the_dequantised_kernels(self, format, double):
-        kernels = quantize.quantise_kernel(_gaussian(3, 64, 64) / 8, format, double_quant=double)
-        dense = quantize.dequantise(kernels, jnp.float32)
-        low_rank = {"a": _gaussian(3, 64, 2, seed=1) / 8, "b": _gaussian(3, 2, 64, seed=2)}
-        inputs = _gaussian(5, 7, 64, seed=3)
-
-        def loss(low_rank, kernels, inputs):
-            def layer(x, weights):
-                kernel, low = weights
-                return jnp.tanh(quantize.matmul(x, kernel) + x @ low["a"] @ low["b"]), None
-
-            return jax.lax.scan(layer, inputs, (kernels, low_rank))[0].sum()
-
-        gradient = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, None, 0)))
-        ours, reference = gradient(low_rank, kernels, inputs), gradient(low_rank, dense, inputs)
-        for name in low_rank:
-            self.assertLess(_relative_error(ours[name], reference[name]), 1e-6)
-
     def test_forward_mode_runs_through_it(self):
         kernel = quantize.quantise_nf4(_gaussian(64, 8), double_quant=True)
         x, tangent = _gaussian(2, 64), _gaussian(2, 64, seed=1)
@@ -185,6 +166,162 @@ class MatmulTest(parameterized.TestCase):
     def test_a_plain_kernel_is_multiplied_as_it_is(self):
         x, kernel = _gaussian(2, 8), _gaussian(8, 3)
         np.testing.assert_array_equal(quantize.matmul(x, kernel), x @ kernel)
+
+
+_TINY = {
+    "gpt_neox": gpt_neox.GPTNeoXConfig(
+        vocab_size=61,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        initializer_range=0.1,
+    ),
+    "llama": llama.LlamaConfig(
+        vocab_size=61,
+        hidden_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        intermediate_size=80,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+    ),
+}
+
+
+@functools.cache
+def _decoder(family):
+    """A decoder with both LoRA factors random: (functions, lora, base)."""
+    config = _TINY[family]
+    targets = lora.NEOX_TARGETS if family == "gpt_neox" else lora.ATTENTION_TARGETS
+    settings = lora.LoRAConfig(rank=2, alpha=4.0, targets=targets)
+    graphdef, *shapes = decoder.abstract(config, settings)
+    generator = np.random.default_rng(0)
+
+    def draw(path, leaf):
+        centre = 1.0 if path[-1].key == "scale" else 0.0
+        return jnp.asarray(centre + 0.1 * generator.standard_normal(leaf.shape), jnp.float32)
+
+    adapter, base = jax.tree_util.tree_map_with_path(draw, shapes)
+    return decoder.bind(graphdef), adapter, base
+
+
+def _loss(bound, adapter, base, tokens_L):
+    hidden_LE = bound.hidden(adapter, base, tokens_L)
+    log_probability_LV = jax.nn.log_softmax(bound.logits(adapter, base, hidden_LE[:-1]))
+    return -jnp.take_along_axis(log_probability_LV, tokens_L[1:, None], axis=1).mean()
+
+
+@functools.cache
+def _packer(format, double):
+    return jax.jit(
+        functools.partial(quantize.quantise_base, format=format, double_quant=double)
+    ), jax.jit(quantize.dequantise_base, static_argnums=1)
+
+
+class DecoderTest(parameterized.TestCase):
+    def test_per_example_gradients_are_those_of_the_dequantised_base(self):
+        self._assert_gradients("gpt_neox", (_KINDS[0], _KINDS[2]))
+
+    @pytest.mark.heavy
+    def test_per_example_gradients_with_grouped_heads_and_a_tied_head(self):
+        self._assert_gradients("llama", _KINDS)
+
+    def _assert_gradients(self, family, kinds):
+        bound, adapter, base = _decoder(family)
+        tokens_BL = jnp.asarray(np.random.default_rng(1).integers(0, 61, (3, 12)), jnp.int32)
+        gradient = jax.jit(
+            jax.vmap(jax.grad(functools.partial(_loss, bound)), in_axes=(None, None, 0))
+        )
+        original = gradient(adapter, base, tokens_BL)
+        for name, format, double in kinds:
+            pack, unpack = _packer(format, double)
+            packed = pack(base)
+            ours = gradient(adapter, packed, tokens_BL)
+            reference = gradient(adapter, unpack(packed, jnp.float32), tokens_BL)
+            self.assertEqual(jax.tree.structure(ours), jax.tree.structure(adapter))
+            for one, other, far in zip(
+                *map(jax.tree.leaves, (ours, reference, original)), strict=True
+            ):
+                self.assertLess(_relative_error(one, other), 1e-5, name)
+                self.assertGreater(_relative_error(one, far), 1e-4, name)  # packing does show
+
+    @pytest.mark.heavy
+    def test_fine_tuning_follows_the_dequantised_base(self):
+        bound, adapter, base = _decoder("gpt_neox")
+        pack, unpack = _packer("nf4", True)
+        packed = pack(base)
+        dense = unpack(packed, jnp.float32)
+        tokens_BL = jnp.asarray(np.random.default_rng(1).integers(0, 61, (4, 12)), jnp.int32)
+
+        @jax.jit
+        def step(adapter, base):
+            def mean(adapter):
+                losses_B = jax.vmap(functools.partial(_loss, bound), in_axes=(None, None, 0))(
+                    adapter, base, tokens_BL
+                )
+                return losses_B.mean()
+
+            loss, gradient = jax.value_and_grad(mean)(adapter)
+            return jax.tree.map(lambda w, g: w - 0.5 * g, adapter, gradient), loss
+
+        first, second, losses = adapter, adapter, []
+        for _ in range(10):
+            (first, loss), (second, reference) = step(first, packed), step(second, dense)
+            losses.append(float(loss))
+            self.assertAlmostEqual(losses[-1], float(reference), places=4)
+        self.assertLess(losses[-1], losses[0] - 0.1)
+        for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+            self.assertLess(_relative_error(one, other), 1e-4)
+
+    def test_bfloat16_equals_the_dequantised_base_in_bfloat16(self):
+        bound, adapter, base = _decoder("gpt_neox")
+        low = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), base)
+        tokens_L = jnp.arange(9)
+        hidden = jax.jit(bound.hidden)
+        pack, unpack = _packer("nf4", True)
+        packed = pack(low)
+        ours = hidden(adapter, packed, tokens_L)
+        reference = hidden(adapter, unpack(packed, jnp.bfloat16), tokens_L)
+        self.assertEqual(ours.dtype, jnp.bfloat16)
+        # The same operations on the same numbers; XLA may fuse a rounding away on one side.
+        difference = np.abs(np.asarray(ours, np.float32) - np.asarray(reference, np.float32))
+        self.assertLess(difference.max(), 0.05)
+        self.assertLess(difference.mean(), 0.005)
+
+    def test_only_the_linear_kernels_of_the_layers_are_packed(self):
+        _, _, base = _decoder("gpt_neox")
+        packed = jax.eval_shape(_packer("nf4", False)[0], base)
+        kernels = {
+            name for name, leaves in packed["layers"].items()
+            if quantize.is_quantised(leaves.get("kernel"))
+        }  # fmt: skip
+        self.assertEqual(kernels, set(lora.NEOX_TARGETS))
+        for path in (("embed", "embedding"), ("head", "kernel"), ("final_norm", "scale")):
+            self.assertEqual(packed[path[0]][path[1]].shape, base[path[0]][path[1]].shape)
+        self.assertEqual(packed["layers"]["dense"]["bias"].dtype, jnp.float32)
+
+    @parameterized.parameters(
+        # Bytes of the base with its unquantised leaves in bfloat16.
+        ("pythia-2.8b", (5_550_417_920, 3_036_784_640, 1_932_830_720, 1_815_480_832)),
+        ("olmo2-7b", (14_597_234_688, 8_126_668_800, 5_287_976_960, 4_985_996_160)),
+    )
+    def test_memory_of_full_sizes(self, name, expected):
+        config = presets.MODEL_PRESETS[name]
+        _, _, base = decoder.abstract(config, None, jnp.bfloat16)
+        self.assertEqual(quantize.num_bytes(base), expected[0])
+        for (_, format, double), wanted in zip(_KINDS, expected[1:], strict=True):
+            packed = jax.eval_shape(
+                functools.partial(quantize.quantise_base, format=format, double_quant=double), base
+            )
+            self.assertEqual(quantize.num_bytes(packed), wanted)
+            linear = sum(
+                leaves["kernel"].size for leaves in base["layers"].values() if "kernel" in leaves
+            )
+            saved = quantize.num_bytes(base) - quantize.num_bytes(packed)
+            per_weight = {"int8": 1.0, "nf4": 0.5159 if double else 0.5625}[format]
+            self.assertAlmostEqual(2 - saved / linear, per_weight, delta=0.002)
 
 
 if __name__ == "__main__":
