@@ -261,8 +261,9 @@ def generate(
     if not prompts:
         return []
     ends = [] if eos_id is None else [eos_id] if isinstance(eos_id, int) else list(eos_id)
-    # No token is -1: a way to say "never stops" without another program.
-    end_ids = np.asarray(ends or [-1], np.int32)
+    # No token is -1: it fills the list to a length that most models share, so that other ends, or
+    # none, are no other program.
+    end_ids = np.asarray(ends + [-1] * (8 - len(ends) % 8), np.int32)
     num_rows = min(batch_size, 1 << (len(prompts) - 1).bit_length())
 
     # Neighbours in length share a batch, so that little of it is padding.

@@ -1,0 +1,160 @@
+import dataclasses
+
+import pytest
+from absl.testing import parameterized
+
+from raslik_jax.models import decoder, hf_config
+from raslik_jax.models.gpt_neox import GPTNeoXConfig
+from raslik_jax.models.llama import LlamaConfig
+from raslik_jax.models.olmo2 import Olmo2Config
+
+_SIZES = {
+    "vocab_size": 50304,
+    "hidden_size": 2560,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "intermediate_size": 10240,
+}
+# As EleutherAI publishes it.
+_PYTHIA_OLD = {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "hidden_act": "gelu",
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048,
+    "model_type": "gpt_neox",
+    "rotary_emb_base": 10000,
+    "rotary_pct": 0.25,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "transformers_version": "4.24.0",
+    "use_cache": True,
+    "use_parallel_residual": True,
+    **_SIZES,
+}
+# As transformers 5 writes the same model.
+_PYTHIA_NEW = {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "bos_token_id": 0,
+    "classifier_dropout": 0.1,
+    "dtype": "float16",
+    "eos_token_id": 0,
+    "hidden_act": "gelu",
+    "hidden_dropout": 0.0,
+    "initializer_range": 0.02,
+    "is_decoder": False,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048,
+    "model_type": "gpt_neox",
+    "pad_token_id": None,
+    "rope_parameters": {
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000,
+        "rope_type": "default",
+    },
+    "tie_word_embeddings": False,
+    "transformers_version": "5.23.0",
+    "use_cache": True,
+    "use_parallel_residual": True,
+    **_SIZES,
+}
+_LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "intermediate_size": 14336,
+}
+
+
+class ReadTest(parameterized.TestCase):
+    def test_old_and_new_spellings_give_one_config(self):
+        old, new = GPTNeoXConfig.from_hf(_PYTHIA_OLD), GPTNeoXConfig.from_hf(_PYTHIA_NEW)
+        self.assertEqual(old, new)
+        self.assertEqual(old.rope_parameters.partial_rotary_factor, 0.25)
+        self.assertIsInstance(old.rope_parameters.rope_theta, float)
+
+    def test_rope_scaling_reads_llama_3s_file(self):
+        scaling = {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        }
+        config = LlamaConfig.from_hf(
+            {
+                **_LLAMA,
+                "rope_theta": 500000.0,
+                "rope_scaling": scaling,
+                "num_key_value_heads": 8,
+                "eos_token_id": [128001, 128008],
+                "pretraining_tp": 1,
+                "mlp_bias": False,
+            }
+        )
+        self.assertEqual(config.rope_parameters.to_hf() | scaling, config.rope_parameters.to_hf())
+        self.assertEqual(config.rope_parameters.rope_theta, 500000.0)
+        self.assertEqual(config.eos_token_id, (128001, 128008))
+        self.assertEqual((config.num_cached_heads, config.head_width), (8, 128))
+
+    def test_fields_left_out_or_null_stand_for_hugging_faces_defaults(self):
+        config = LlamaConfig.from_hf({**_LLAMA, "num_key_value_heads": None, "rope_scaling": None})
+        self.assertEqual(config.num_cached_heads, 32)
+        self.assertEqual(config.rope_parameters, hf_config.RopeParameters())
+        self.assertEqual(config.rms_norm_eps, 1e-6)
+        neox = GPTNeoXConfig.from_hf({"model_type": "gpt_neox", **_SIZES})
+        self.assertEqual(neox.rope_parameters.partial_rotary_factor, 0.25)
+        self.assertTrue(neox.use_parallel_residual)
+        self.assertTrue(neox.attention_bias)
+
+    @parameterized.parameters(
+        GPTNeoXConfig.from_hf(_PYTHIA_NEW),
+        LlamaConfig.from_hf({**_LLAMA, "eos_token_id": [1, 2], "head_dim": 64}),
+        LlamaConfig.from_hf({**_LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}}),
+        Olmo2Config.from_hf({**_LLAMA, "model_type": "olmo2", "rope_theta": 500000}),
+    )
+    def test_what_is_written_reads_back_as_the_same(self, config):
+        self.assertEqual(type(config).from_hf(config.to_hf()), config)
+        self.assertIs(decoder.ARCHITECTURES[config.to_hf()["model_type"]][0], type(config))
+
+
+class RefusalTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        ("unknown", {"sliding_window": 4096}, r"unknown fields .*sliding_window=4096"),
+        ("dropout", {"attention_dropout": 0.1}, r"unknown fields .*attention_dropout=0.1"),
+        ("two_values", {"rope_parameters": {"rope_theta": 2.0}, "rope_theta": 1.0}, "rope_theta"),
+        ("rope_type", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'yarn'"),
+        ("rope_field", {"rope_parameters": {"beta_fast": 32}}, "beta_fast=32"),
+        ("rope_missing", {"rope_scaling": {"type": "linear"}}, r"needs \['factor'\]"),
+        ("rope_object", {"rope_scaling": 2.0}, "must be an object"),
+        ("ill_typed", {"hidden_size": "4096"}, "hidden_size .* must be int, got '4096'"),
+        ("boolean", {"tie_word_embeddings": 1}, "tie_word_embeddings .* must be bool, got 1"),
+        ("heads", {"num_attention_heads": 30}, "multiple of num_attention_heads"),
+        ("groups", {"num_key_value_heads": 5}, "multiple of num_key_value_heads"),
+        ("activation", {"hidden_act": "swish2"}, "hidden_act must be one of"),
+        ("size", {"intermediate_size": 0}, "must be positive: {'intermediate_size': 0}"),
+        ("odd_head", {"head_dim": 7}, "even head width"),
+        ("other_model", {"model_type": "mistral"}, "model_type must be 'llama', got 'mistral'"),
+        ("no_model", {"model_type": None}, "model_type must be 'llama', got None"),
+        ("missing", {"vocab_size": None}, r"missing fields \(vocab_size\)"),
+    )
+    def test_a_config_that_may_mean_something_else_is_refused(self, change: dict, message: str):
+        with pytest.raises(ValueError, match=message):
+            LlamaConfig.from_hf({**_LLAMA, **change})
+
+    def test_unknown_and_missing_fields_are_named_together(self):
+        values = {k: v for k, v in _LLAMA.items() if k != "hidden_size"}
+        with pytest.raises(ValueError, match="unknown fields.*clip.*missing fields.*hidden_size"):
+            LlamaConfig.from_hf({**values, "clip": 1})
+
+    def test_configs_are_frozen_and_hashable(self):
+        config = LlamaConfig.from_hf(_LLAMA)
+        self.assertEqual(hash(config), hash(LlamaConfig.from_hf(_LLAMA)))
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            config.hidden_size = 1
