@@ -71,7 +71,22 @@ class _Checked:
 
 
 Template = Literal["alpaca", "brief"]
-Strategy = Literal["random", "oracle", "raslik_f", "raslik"]
+Strategy = Literal[
+    "random",
+    "bm25",
+    "embedding",
+    "oracle",
+    "cr",
+    "cr_25",
+    "cr_35",
+    "cr_45",
+    "cr_50",
+    "cr_62",
+    "cr_75",
+    "raslik_f",
+    "raslik",
+    "exact",
+]
 Algorithm = Literal["ga_gdr", "ga_klr"]
 
 
@@ -221,11 +236,44 @@ class RetrieveConfig(_Checked):
     """Which examples to forget and which to retain."""
 
     strategies: tuple[Strategy, ...] = setting(
-        ("random", "oracle", "raslik_f", "raslik"), "Retrieval strategies."
+        ("random", "oracle", "raslik_f", "raslik"),
+        "Retrieval strategies. embedding: see --encoder_checkpoint. cr_50: half of the forget set "
+        "from the oracle, half non-targets; cr: the share of --cr_oracle_share. exact: RASLIK on "
+        "whole gradients, in two passes over the corpus.",
     )
     center: bool = setting(True, "Subtract the mean sketch before the cosine.")
-    num_forget: int = setting(0, "Size of the forget set; 0: as many as there are targets.")
-    num_retain: int = setting(0, "Size of the retain set; 0: the size of the forget set.")
+    aggregate: Literal["mean", "mean_rank"] = setting(
+        "mean", "How the scores of several queries become one."
+    )
+    select: Literal["count", "threshold", "margin", "quantile"] = setting(
+        "count",
+        "How RASLIK's scores become sets: the best num_forget and num_retain; those at or above "
+        "forget_threshold and retain_threshold; those above by margin_z standard deviations of "
+        "the sketch; or forget_share and retain_share of all. Other strategies take sets of the "
+        "same sizes.",
+    )
+    num_forget: int = setting(0, "count: forget set size; 0: as many as there are targets.")
+    num_retain: int = setting(0, "count: retain set size; 0: the size of the forget set.")
+    forget_threshold: float = setting(0.1, "threshold, margin: least score to be forgotten.")
+    retain_threshold: float = setting(0.0, "threshold, margin: least negated score to be retained.")
+    margin_z: float = setting(1.645, "margin: standard deviations above the threshold.")
+    margin_sigma: Literal["formula", "pilot"] = setting(
+        "formula",
+        "margin: the sketch's standard deviation by theory, or measured by leaving out blocks of "
+        "coordinates; both on the rows nearest to the thresholds.",
+    )
+    forget_share: float = setting(0.1, "quantile: share of the examples to forget.")
+    retain_share: float = setting(0.1, "quantile: share of the examples to retain.")
+    query_text: Literal["prompt", "prompt_and_output"] = setting(
+        "prompt", "bm25, embedding: text of a query; its output is that of --query_output."
+    )
+    encoder_checkpoint: str = setting(
+        "BAAI/bge-base-en-v1.5", "embedding: BERT or RoBERTa encoder, a directory or hub name."
+    )
+    encoder_pooling: Literal["", "cls", "mean"] = setting(
+        "", "embedding: pooling, where the checkpoint does not say."
+    )
+    cr_oracle_share: float = setting(0.5, "cr: share of the forget set from the oracle.")
     retain_from: Literal["non_target", "anywhere"] = setting(
         "non_target",
         "Where Random, Oracle and RASLIK-F draw the retain set: among labelled non-targets, the "
@@ -233,7 +281,17 @@ class RetrieveConfig(_Checked):
     )
 
     def problems(self) -> list[str]:
-        return self._below(0, "num_forget", "num_retain")
+        found = self._below(0, "num_forget", "num_retain")
+        for name in ("forget_share", "retain_share", "cr_oracle_share"):
+            least = "0 <=" if name == "cr_oracle_share" else "0 <"
+            value = getattr(self, name)
+            if not 0 <= value <= 1 or (value == 0 and least == "0 <"):
+                found.append(f"{name}={value} is not in {least} share <= 1")
+        if self.select == "quantile" and self.forget_share + self.retain_share > 1:
+            found.append(f"forget_share={self.forget_share} and retain_share exceed 1 together")
+        if "embedding" in self.strategies and not self.encoder_checkpoint:
+            found.append("the embedding strategy needs encoder_checkpoint")
+        return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,13 +25,16 @@ from raslik_jax.data.toy import SCIFI_WORDS
 from raslik_jax.evaluation import ranking, rates, summary
 from raslik_jax.index import build, search
 from raslik_jax.index.store import SketchStore
-from raslik_jax.influence import gradients, projections
+from raslik_jax.influence import gradients, projections, theory
 from raslik_jax.influence.loss import example_loss
-from raslik_jax.models import checkpoint, decode, decoder, gpt_neox
+from raslik_jax.models import checkpoint, decode, decoder, encoder, gpt_neox
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.pipeline import Unit, read_json, run_units, write_json
 from raslik_jax.progress import progress
 from raslik_jax.reporting import figures, tables
+from raslik_jax.retrieval import selection as selection_lib
+from raslik_jax.retrieval import strategies as strategies_lib
+from raslik_jax.retrieval.embeddings import embed_texts
 from raslik_jax.retrieval.selection import select_by_count
 from raslik_jax.retrieval.strategies import STRATEGIES, Request
 from raslik_jax.unlearning import finetune, objectives, steps
@@ -131,6 +134,14 @@ class Workspace:
         """Returns decoded outputs by query id."""
         with open(self.root.joinpath(*parts)) as lines:
             return {row["id"]: row["output"] for row in map(json.loads, lines)}
+
+    def retrieval_queries(self) -> tuple[Example, ...]:
+        """Returns the queries that retrieval sees, with the model's own answers or the labelled."""
+        queries = self.corpus.queries["retrieval"]
+        if self.config.sketch.query_output == "gold":
+            return queries
+        answers = self.answers("references", "finetuned.jsonl")
+        return tuple(row._replace(output=answers[row.example_id]) for row in queries)
 
     def evaluation_queries(self) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
         """Returns the target and the normal queries that the run is measured on."""
@@ -458,18 +469,36 @@ def _plan(config: Config, encoded: batches.Encoded) -> tuple[batches.BatchPlan, 
     )
 
 
-def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Sketches the gradients of every training example and of the retrieval queries."""
-    config, settings, model = workspace.config, workspace.config.sketch, workspace.model
+def sketched_adapters(workspace: Workspace) -> tuple[Tree, ...]:
+    """Returns the adapters at which gradients are taken, of --gradient_at."""
+    folder = workspace.root / "finetune"
     names = {
         "finetuned": ["adapter"],
         "initial": ["initial"],
-        "trajectory": [
-            f"trajectory-{i}"
-            for i in range(len(list((workspace.root / "finetune").glob("trajectory-*"))))
-        ],
-    }[settings.gradient_at]
-    adapters = tuple(workspace.adapter("finetune", name) for name in names)
+        "trajectory": [f"trajectory-{i}" for i in range(len(list(folder.glob("trajectory-*"))))],
+    }[workspace.config.sketch.gradient_at]
+    return tuple(workspace.adapter("finetune", name) for name in names)
+
+
+def sketch_queries(
+    workspace: Workspace,
+    sketch: Callable[[batches.Encoded, batches.BatchPlan], gradients.Sketches],
+    size: int,
+) -> np.ndarray:
+    """Returns the unit sketches of the retrieval queries, [Q, K]."""
+    config, queries = workspace.config, workspace.retrieval_queries()
+    encoded = workspace.encode(queries, targets=config.sketch.targets)
+    query_QK = np.zeros((len(queries), size), np.float32)
+    for plan in _plan(config, encoded):
+        is_real = plan.rows != batches.DUMMY_ROW
+        query_QK[plan.rows[is_real]] = np.asarray(sketch(encoded, plan).unit_BK)[is_real]
+    return query_QK
+
+
+def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Sketches the gradients of every training example and of the retrieval queries."""
+    config, settings, model = workspace.config, workspace.config.sketch, workspace.model
+    adapters = sketched_adapters(workspace)
     num_params = len(adapters) * projections.count_params(model.initial)
     projection = projections.init_projection(
         config.seed, settings.projection, num_params, min(settings.sketch_size, num_params)
@@ -507,15 +536,7 @@ def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
         for count in build.fill_store(store, plans, functools.partial(sketch, encoded)):
             bar.update(count)
 
-    queries = workspace.corpus.queries["retrieval"]
-    if settings.query_output == "own":
-        answers = workspace.answers("references", "finetuned.jsonl")
-        queries = tuple(row._replace(output=answers[row.example_id]) for row in queries)
-    encoded = workspace.encode(queries, targets=settings.targets)
-    query_QK = np.zeros((len(queries), size), np.float32)
-    for plan in _plan(config, encoded):
-        is_real = plan.rows != batches.DUMMY_ROW
-        query_QK[plan.rows[is_real]] = np.asarray(sketch(encoded, plan).unit_BK)[is_real]
+    query_QK = sketch_queries(workspace, sketch, size)
     np.save(folder / "queries.npy", query_QK, allow_pickle=False)
     print(f"    {store.num_rows:,} sketches of {size:,} coordinates, P = {num_params:,}")
 
@@ -523,28 +544,146 @@ def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
 # retrieve ---------------------------------------------------------------------------------------
 
 
+# Rows nearest to the thresholds whose noise stands for all.
+_PILOT_ROWS = 64
+
+
 def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the influence of the queries on every training example, both poles in one pass."""
-    center = workspace.config.retrieve.center
+    settings = workspace.config.retrieve
     store = SketchStore.open(workspace.root / "sketch" / "index")
     query_QK = np.load(workspace.root / "sketch" / "queries.npy", allow_pickle=False)
-    scores = search.score_store(store, query_QK, center=center)
+    ids = [row.example_id for row in workspace.corpus.queries["retrieval"]]
+    mean_K = np.asarray(store.mean_K) if settings.center else None
+    gram_QQ = selection_lib.check_agreement(query_QK, ids, mean_K)
+    scores = search.score_store(
+        store, query_QK, center=settings.center, aggregate=settings.aggregate
+    )
+    forget_N = np.asarray(scores.forget_N)
+    if settings.select == "margin":
+        spec = projections.ProjectionSpec(**store.identity["projection"])
+        distance_N = np.minimum(
+            np.abs(forget_N - settings.forget_threshold),
+            np.abs(forget_N + settings.retain_threshold),
+        )
+        nearest = np.argsort(distance_N, kind="stable")[:_PILOT_ROWS]
+        row_MK = store.rows(np.sort(nearest))
+        if settings.margin_sigma == "pilot":
+            sigma_M = selection_lib.pilot_sigma(row_MK, query_QK, mean_K)
+        else:
+            p = theory.collision_probability(spec.family, spec.num_params, spec.size)
+            rho_MQ = selection_lib.query_cosines(row_MK, query_QK, mean_K)
+            sigma_M = selection_lib.score_sigma(gram_QQ, rho_MQ, p)
+        sigma = float(np.sqrt(np.mean(sigma_M**2)))
+        write_json(folder / "sigma.json", {"sigma": sigma, "rows": len(sigma_M)})
+        print(f"    sigma of the sketch near the thresholds: {sigma:.2e}")
     place = {example_id: row for row, example_id in enumerate(store.ids)}
     order = [place[row.example_id] for row in workspace.corpus.train]
-    np.save(folder / "influence.npy", np.asarray(scores.forget_N)[order], allow_pickle=False)
+    np.save(folder / "influence.npy", forget_N[order], allow_pickle=False)
+
+
+def make_embeddings(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the sentence vectors of all training examples and retrieval queries."""
+    settings = workspace.config.retrieve
+    path = checkpoint.resolve_folder(settings.encoder_checkpoint)
+    model = checkpoint.load_encoder(
+        path, dtype=jnp.float32, pooling=settings.encoder_pooling or None
+    )
+    bound = encoder.bind_encoder(model.config)
+    encode = tokenization.load_sentence_tokenizer(path, max_len=model.config.max_length)
+    texts = {
+        "examples": [strategies_lib.prompt_text(row) for row in workspace.corpus.train],
+        "queries": [
+            strategies_lib.query_text(row, settings.query_text)
+            for row in workspace.retrieval_queries()
+        ],
+    }
+    for name, part in texts.items():
+        vector_NE = embed_texts(bound, model.weights, encode(part), progress=f"vectors of {name}")
+        np.save(folder / f"{name}.npy", vector_NE, allow_pickle=False)
+
+
+def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the influence by the unsketched kernel: gradients are made anew for each use.
+
+    A sketch of as many coordinates as the gradient has is a signed permutation of it, whose
+    cosines are those of the gradients. Memory: a batch of gradients and those of the queries.
+    """
+    config, settings, model = workspace.config, workspace.config.retrieve, workspace.model
+    adapters = sketched_adapters(workspace)
+    size = len(adapters) * projections.count_params(model.initial)
+    sketch = sketch_function(
+        workspace, projections.init_projection(config.seed, "binned", size, size), adapters
+    )
+    query_QK = sketch_queries(workspace, sketch, size)
+    encoded = workspace.encode(workspace.corpus.train, targets=config.sketch.targets)
+    plans = _plan(config, encoded)
+    mean_K = None
+    if settings.center:
+        total_K = np.zeros(size)
+        for plan in progress(plans, "mean gradient", unit="batch"):
+            unit_BK = np.asarray(sketch(encoded, plan).unit_BK)
+            total_K += unit_BK[plan.rows != batches.DUMMY_ROW].sum(axis=0, dtype=np.float64)
+        mean_K = jnp.asarray(total_K / len(workspace.corpus.train), jnp.float32)
+
+    @jax.jit
+    def score(unit_BK: jax.Array, query_QK: jax.Array, mean_K: jax.Array | None) -> jax.Array:
+        return jax.vmap(
+            lambda query_K: search.antipodal_scores(unit_BK, query_K[None], mean_K).forget_N
+        )(query_QK)
+
+    score_QN = np.zeros((len(query_QK), len(workspace.corpus.train)), np.float32)
+    for plan in progress(plans, "exact kernel", unit="batch"):
+        is_real = plan.rows != batches.DUMMY_ROW
+        score_QB = np.asarray(score(sketch(encoded, plan).unit_BK, jnp.asarray(query_QK), mean_K))
+        score_QN[:, plan.rows[is_real]] = score_QB[:, is_real]
+    influence_N = strategies_lib.aggregate_scores(score_QN, settings.aggregate)
+    np.save(folder / "influence.npy", influence_N, allow_pickle=False)
 
 
 def set_sizes(workspace: Workspace) -> tuple[int, int]:
-    """Returns the sizes of the forget and the retain set."""
-    settings = workspace.config.retrieve
-    num_targets = sum(bool(row.is_target) for row in workspace.corpus.train)
-    num_forget = settings.num_forget or num_targets
-    if not num_forget:
-        raise ValueError(
-            "a size of the forget set wanted, no training example is a labelled target: "
-            "give --num_forget"
-        )
-    return num_forget, settings.num_retain or num_forget
+    """Returns the sizes of the forget and the retain set, the same for every strategy.
+
+    Named, or what the rule of --select gives for RASLIK's scores: then RASLIK's sets are the best
+    of that many, too.
+    """
+    settings, rows = workspace.config.retrieve, workspace.corpus.train
+    if settings.select == "count":
+        num_forget = settings.num_forget or sum(bool(row.is_target) for row in rows)
+        if not num_forget:
+            raise ValueError(
+                "a size of the forget set wanted, no training example is a labelled target: "
+                "give --num_forget"
+            )
+        return num_forget, settings.num_retain or num_forget
+    options: dict[str, float] = {
+        "forget_threshold": settings.forget_threshold,
+        "retain_threshold": settings.retain_threshold,
+    }
+    folder = workspace.root / "retrieve" / "influence"
+    if settings.select == "margin":
+        options |= {"z": settings.margin_z, "sigma": read_json(folder / "sigma.json")["sigma"]}
+    elif settings.select == "quantile":
+        options = {"forget_share": settings.forget_share, "retain_share": settings.retain_share}
+    influence_N = np.load(folder / "influence.npy", allow_pickle=False)
+    chosen = selection_lib.SELECTORS[settings.select](
+        influence_N, -influence_N, [row.example_id for row in rows], **options
+    )
+    return len(chosen.forget), len(chosen.retain)
+
+
+def _strategy_arrays(workspace: Workspace, strategy: str) -> dict[str, Any]:
+    """Returns what a strategy needs beyond texts, labels and influence."""
+    folder = workspace.root / "retrieve"
+    if strategy == "embedding":
+        parts = [
+            np.load(folder / "embeddings" / f"{name}.npy", allow_pickle=False)
+            for name in ("examples", "queries")
+        ]
+        return {"vectors": strategies_lib.Vectors(*parts)}
+    if strategy == "exact":
+        return {"exact_N": np.load(folder / "exact_kernel" / "influence.npy", allow_pickle=False)}
+    return {}
 
 
 def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None:
@@ -553,15 +692,23 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
     influence_N = np.load(
         workspace.root / "retrieve" / "influence" / "influence.npy", allow_pickle=False
     )
+    num_forget, num_retain = set_sizes(workspace)
+    settings = workspace.config.retrieve
     scores = STRATEGIES[strategy](
         Request(
             examples=rows,
             influence_N=influence_N,
             seed=workspace.config.seed,
-            retain_from=workspace.config.retrieve.retain_from,
+            retain_from=settings.retain_from,
+            queries=workspace.retrieval_queries(),
+            query_text=settings.query_text,
+            aggregate=settings.aggregate,
+            num_forget=num_forget,
+            num_retain=num_retain,
+            oracle_share=settings.cr_oracle_share,
+            **_strategy_arrays(workspace, strategy),
         )
     )
-    num_forget, num_retain = set_sizes(workspace)
     selection = select_by_count(
         scores.forget_N,
         scores.retain_N,
@@ -590,10 +737,18 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
         "num_forget": num_forget,
         "num_retain": num_retain,
         "retain_scored_positive": int((influence_N[selection.retain] >= 0).sum()),
+        "selection": selection_lib.summarise_selection(
+            selection,
+            scores.forget_N,
+            scores.retain_N,
+            influence_N=influence_N,
+            labels=labels,
+            texts=[(row.instruction, row.input, row.output) for row in rows],
+        ),
     }
     if None not in labels and any(labels):
         is_target_N = np.asarray(labels, bool)
-        ranks = strategy.startswith("raslik")
+        ranks = strategy in strategies_lib.RANKING_STRATEGIES
         entry |= {
             "precision": float(is_target_N[selection.forget].mean()),
             "base_rate": float(is_target_N.mean()),
@@ -863,7 +1018,14 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
 
     words = config.evaluate.marker_words
     marker = {"marker_words": file_identity(words) if words else ""}
-    retrieved = ("corpus", "retrieve/influence")
+    retrieved = ("corpus", "references", "retrieve/influence")
+    scored = {"center": config.retrieve.center, "aggregate": config.retrieve.aggregate}
+    margin_names = ("select", "forget_threshold", "retain_threshold", "margin_sigma")
+    margin = (
+        {name: getattr(config.retrieve, name) for name in margin_names}
+        if config.retrieve.select == "margin"
+        else {}
+    )
     corpus = settings(config.corpus)
     corpus |= {"checkpoint": config.backbone.checkpoint, "revision": config.backbone.revision}
     units = [
@@ -891,14 +1053,38 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
         Unit(
             "retrieve/influence",
             ("corpus", "sketch"),
-            {"center": config.retrieve.center},
+            scored | margin,
             bind(make_scores),
         ),
     ]
+    needs: dict[str, tuple[str, ...]] = {}
+    if "embedding" in config.retrieve.strategies:
+        reads_answers = config.retrieve.query_text != "prompt"
+        names = ("query_text", "encoder_checkpoint", "encoder_pooling")
+        units.append(
+            Unit(
+                "retrieve/embeddings",
+                ("corpus", "references") if reads_answers else ("corpus",),
+                {name: getattr(config.retrieve, name) for name in names},
+                bind(make_embeddings),
+            )
+        )
+        needs["embedding"] = ("retrieve/embeddings",)
+    if "exact" in config.retrieve.strategies:
+        units.append(
+            Unit(
+                "retrieve/exact_kernel",
+                ("corpus", "backbone", "finetune", "references"),
+                settings(config.sketch) | scored,
+                bind(make_exact_scores),
+            )
+        )
+        needs["exact"] = ("retrieve/exact_kernel",)
     shared = settings(config.retrieve)
     del shared["strategies"]
     for strategy in config.retrieve.strategies:
-        units.append(Unit(f"retrieve/{strategy}", retrieved, shared, bind(make_sets, strategy)))
+        inputs = (*retrieved, *needs.get(strategy, ()))
+        units.append(Unit(f"retrieve/{strategy}", inputs, shared, bind(make_sets, strategy)))
     variants = [(s, a) for s in config.retrieve.strategies for a in config.unlearn.algorithms]
     common = settings(config.unlearn)
     rate = {name: common.pop(f"{name}_learning_rate") for name in ("ga_gdr", "ga_klr")}

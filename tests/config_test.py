@@ -1,10 +1,12 @@
 """Settings check themselves and say everything that is wrong at once."""
 
 import dataclasses
+from typing import get_args
 
 from absl.testing import absltest, parameterized
 
 from raslik_jax import config
+from raslik_jax.retrieval.strategies import STRATEGIES
 
 
 class ConfigTest(parameterized.TestCase):
@@ -15,10 +17,20 @@ class ConfigTest(parameterized.TestCase):
         (config.BackboneConfig, {"hidden_size": 130}, "no multiple of num_attention_heads"),
         (config.FinetuneConfig, {"lora_dropout": 1.0}, "not below 1"),
         (config.FinetuneConfig, {"lora_targets": ()}, "not a non-empty list"),
+        (config.RetrieveConfig, {"forget_share": 0.0}, "forget_share=0.0 is not in 0 < share"),
+        (config.RetrieveConfig, {"cr_oracle_share": 1.5}, "cr_oracle_share=1.5 is not in 0 <="),
+        (
+            config.RetrieveConfig,
+            {"select": "quantile", "forget_share": 0.6, "retain_share": 0.5},
+            "exceed 1 together",
+        ),
     )
     def test_a_wrong_value_is_refused_by_name(self, settings, values, message):
         with self.assertRaisesRegex(ValueError, message):
             settings(**values)
+
+    def test_every_strategy_can_be_named(self):
+        self.assertEqual(set(get_args(config.Strategy)), set(STRATEGIES))
 
     def test_all_problems_of_a_stage_come_together(self):
         with self.assertRaisesRegex(ValueError, "num_train=-1 .*; num_test=0 .*"):

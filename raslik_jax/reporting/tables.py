@@ -14,6 +14,8 @@ STRATEGY_NAMES = {
     "embedding": "Embedding",
     "bm25": "BM25",
     "oracle": "Oracle",
+    "cr": "CR",
+    **{f"cr_{x}": f"CR-{x}" for x in (25, 35, 45, 50, 62, 75)},
     "raslik_f": "RASLIK-F",
     "raslik": "RASLIK",
     "exact": "Exact kernel",

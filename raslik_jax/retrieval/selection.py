@@ -329,6 +329,15 @@ def check_agreement(
     return gram_QQ
 
 
+def query_cosines(
+    row_MK: Float[np.ndarray, "M K"],
+    query_QK: Float[np.ndarray, "Q K"],
+    mean_K: Float[np.ndarray, " K"] | None = None,
+) -> Float[np.ndarray, "M Q"]:
+    """Returns the (centred) cosines of rows with every query, rho of `score_sigma`."""
+    return _directions(row_MK, mean_K) @ _directions(query_QK, mean_K).T
+
+
 def score_sigma(
     query_gram_QQ: Float[np.ndarray, "Q Q"], rho_NQ: Float[np.ndarray, "N Q"], p: float
 ) -> Float[np.ndarray, " N"]:

@@ -1,0 +1,73 @@
+"""The retrieve stage: every strategy and rule of selection on a run in miniature."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support import shared_data
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+_TINY = (
+    "--name=tiny --dataset=toy --template=brief --num_train=120 --num_targets=12 "
+    "--num_backbone=120 --num_retrieval=3 --num_validation=2 --num_test=5 --max_len=96 "
+    "--vocab_size=400 --hidden_size=16 --num_hidden_layers=2 --num_attention_heads=2 "
+    "--pretrain_steps=6 --finetune_epochs=1 --lora_rank=2 --max_new_tokens=8 --num_buckets=1 "
+    "--batch_tokens=1024 --chunk_rows=16 --sketch_size=4096"
+)
+_STRATEGIES = "random,bm25,embedding,oracle,cr,cr_25,raslik_f,raslik,exact"
+
+
+def _run(workdir, stages, *arguments):
+    command = [sys.executable, str(_REPOSITORY / "experiments" / "run.py"), *_TINY.split()]
+    command += [f"--workdir={workdir}", f"--stages={stages}", "--update", *arguments]
+    environment = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def _sets(workdir, strategy):
+    found = []
+    for kind in ("forget", "retain"):
+        lines = (workdir / "retrieve" / strategy / f"{kind}.jsonl").read_text().splitlines()
+        found.append([json.loads(line) for line in lines])
+    return found
+
+
+@pytest.mark.heavy
+def test_every_strategy_and_every_rule_of_selection(tmp_path):
+    bge = shared_data() / "models" / "bge-small-en-v1.5"
+    first = "corpus,backbone,finetune,references,sketch,retrieve"
+    done = _run(tmp_path, first, f"--strategies={_STRATEGIES}", f"--encoder_checkpoint={bge}")
+    assert done.returncode == 0, done.stderr
+    for strategy in _STRATEGIES.split(","):
+        forget, retain = _sets(tmp_path, strategy)
+        assert (len(forget), len(retain)) == (12, 12), strategy
+        assert not {row["id"] for row in forget} & {row["id"] for row in retain}
+        targets = sum(row["is_target"] for row in forget)
+        assert targets == {"oracle": 12, "cr": 6, "cr_25": 3}.get(strategy, targets)
+    assert _sets(tmp_path, "cr")[1] == _sets(tmp_path, "oracle")[1]
+    # As many coordinates as parameters: the sketch is the gradient, and so are its scores.
+    influence_N, exact_N = (
+        np.load(tmp_path / "retrieve" / name / "influence.npy")
+        for name in ("influence", "exact_kernel")
+    )
+    np.testing.assert_allclose(influence_N, exact_N, atol=1e-6)
+
+    strategies = "--strategies=random,raslik"
+    for options, sizes in (
+        (("--select=quantile", "--forget_share=0.05", "--retain_share=0.2"), (6, 24)),
+        (("--select=threshold", "--forget_threshold=0.05", "--retain_threshold=0.1"), None),
+        (("--select=margin", "--forget_threshold=0.05", "--margin_sigma=pilot"), None),
+        (("--select=margin", "--aggregate=mean_rank", "--retain_from=anywhere"), None),
+    ):
+        done = _run(tmp_path, "retrieve", strategies, *options)
+        assert done.returncode == 0, (options, done.stderr)
+        found = {name: tuple(map(len, _sets(tmp_path, name))) for name in ("random", "raslik")}
+        assert found["random"] == found["raslik"]
+        assert found["raslik"] == (sizes or found["raslik"])
+    overlapping = ("--select=threshold", "--forget_threshold=0", "--retain_threshold=-0.1")
+    done = _run(tmp_path, "retrieve", strategies, *overlapping)
+    assert done.returncode == 1 and "thresholds that keep the sets apart" in done.stderr
