@@ -2,8 +2,10 @@
 
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
+import tempfile
 
 from absl.testing import absltest
 
@@ -18,7 +20,8 @@ def run(*flags: str) -> subprocess.CompletedProcess:
 
 class BenchQueryTest(absltest.TestCase):
     def test_measures_every_dtype_against_numpy_and_cleans_up(self):
-        folder = self.create_tempdir().full_path
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
         sizes = ("--rows=100", "--size=128", "--chunk_rows=32", "--repeats=1", "--queries=1,3")
         done = run(*sizes, "--json", f"--folder={folder}")
         self.assertEqual(done.returncode, 0, msg=done.stderr)
