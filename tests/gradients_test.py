@@ -10,6 +10,7 @@ from support import tiny_model, token_rows
 
 from raslik_jax.influence import gradients, projections
 from raslik_jax.influence.loss import example_loss
+from raslik_jax.models import quantize
 
 _MODEL = tiny_model()
 _ADAPTERS = (_MODEL.lora, jax.tree.map(lambda leaf: leaf * 0.5, _MODEL.lora))
@@ -77,6 +78,39 @@ class GradientsTest(parameterized.TestCase):
         np.testing.assert_allclose(padded.unit_BK, alone.unit_BK, atol=1e-5)
         np.testing.assert_allclose(together.unit_BK[:1], alone.unit_BK, atol=1e-5)
 
+    @parameterized.parameters(1, 18)
+    def test_micro_batches_change_nothing(self, micro_tokens):
+        """A batch of 5 rows of 9 tokens, in 5 and in 3 steps; a dummy fills the last."""
+        rows, projection = token_rows(0, [*_SHAPES, (3, 4)]), _projection()
+        whole = _sketch(rows, projection, (_MODEL.lora,))
+        cut = jax.jit(
+            functools.partial(gradients.sketch_gradients, _loss(), micro_tokens=micro_tokens)
+        )(projection, (_MODEL.lora,), _MODEL.base, *map(jnp.asarray, rows[:2]))
+        np.testing.assert_allclose(cut.unit_BK, whole.unit_BK, atol=2e-6)
+        np.testing.assert_allclose(cut.norm_B, whole.norm_B, rtol=2e-6)
+
+    def test_refuses_an_empty_micro_batch(self):
+        rows = token_rows(0, _SHAPES[:1])
+        with self.assertRaisesRegex(ValueError, "micro_tokens=0"):
+            gradients.sketch_gradients(
+                _loss(),
+                _projection(),
+                (_MODEL.lora,),
+                _MODEL.base,
+                *map(jnp.asarray, rows[:2]),
+                micro_tokens=0,
+            )
+
+    def test_rounding_to_a_dtype_is_the_last_step(self):
+        rows, projection = token_rows(0, _SHAPES[:2]), _projection()
+        wide = _sketch(rows, projection, (_MODEL.lora,))
+        narrow = jax.jit(
+            functools.partial(gradients.sketch_gradients, _loss(), dtype=jnp.bfloat16)
+        )(projection, (_MODEL.lora,), _MODEL.base, *map(jnp.asarray, rows[:2]))
+        self.assertEqual(narrow.unit_BK.dtype, jnp.bfloat16)
+        self.assertEqual(narrow.norm_B.dtype, jnp.float32)
+        np.testing.assert_array_equal(narrow.unit_BK, wide.unit_BK.astype(jnp.bfloat16))
+
     def test_a_dummy_row_is_zero(self):
         got = _sketch(token_rows(0, [(4, 5), (9, 0)]), _projection(), (_MODEL.lora,))
         self.assertEqual(float(got.norm_B[1]), 0.0)
@@ -126,19 +160,27 @@ class GradientsTest(parameterized.TestCase):
         got = _sketch(rows, _projection(), (initial,))
         np.testing.assert_allclose(np.linalg.norm(got.unit_BK), 1.0, rtol=1e-5)
 
-    def test_the_base_is_read_only(self):
-        """No gradient of the base is made: a base without float leaves would differentiate too."""
-        rows = token_rows(0, _SHAPES[:1])
-        base = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), _MODEL.base)
-        got = _sketch(rows, _projection(), (_MODEL.lora,))
+    @parameterized.parameters(
+        # Mean cosines measured: .9999, .9996 and .84. A weight is rounded to 8 bits of mantissa, to
+        # 255 levels a channel, to 16 levels a block: by about .2, .6 and 10 percent, in a model
+        # of 16 random channels whose errors do not average out as those of thousands do.
+        ("bfloat16", 0.999),
+        ("int8", 0.999),
+        ("nf4", 0.75),
+    )
+    def test_a_rounded_base_turns_the_sketch_by_what_rounding_explains(self, kind, least_cosine):
+        rows = token_rows(0, _SHAPES)
+        if kind == "bfloat16":
+            base = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), _MODEL.base)
+        else:
+            base = quantize.quantise_base(_MODEL.base, kind, double_quant=False)
+        exact = _sketch(rows, _projection(), (_MODEL.lora,))
         rounded = jax.jit(functools.partial(gradients.sketch_gradients, _loss()))(
-            _projection(),
-            (_MODEL.lora,),
-            base,
-            jnp.asarray(rows.tokens_BL),
-            jnp.asarray(rows.target_mask_BL),
+            _projection(), (_MODEL.lora,), base, *map(jnp.asarray, rows[:2])
         )
-        self.assertGreater(float(got.unit_BK[0] @ rounded.unit_BK[0]), 0.99)
+        cosine_B = jnp.sum(exact.unit_BK * rounded.unit_BK, axis=1)
+        self.assertGreater(float(cosine_B.mean()), least_cosine)
+        self.assertLess(float(cosine_B.mean()), 1.0)
 
 
 if __name__ == "__main__":

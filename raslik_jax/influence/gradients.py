@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from raslik_jax.axes import Tree
@@ -79,6 +80,8 @@ def sketch_gradients(
     target_mask_BL: Bool[Array, "B L"],
     *,
     normalise: Normalise = "vector",
+    micro_tokens: int | None = None,
+    dtype: DTypeLike = jnp.float32,
 ) -> Sketches:
     """Returns the unit sketches h(g_x) of a batch of examples (Algorithm 1, line 2).
 
@@ -94,12 +97,46 @@ def sketch_gradients(
       tokens_BL: token ids, padded on the right.
       target_mask_BL: True where a token's loss counts; a dummy row has none.
       normalise: `vector`, the paper's cosine of whole gradients, or `per_tensor` first.
+      micro_tokens: tokens whose activations and gradients are held at a time: the batch is cut
+        into equal micro-batches of micro_tokens // L examples, at least one, which run one after
+        the other. None holds the whole batch.
+      dtype: of the unit rows; norms stay float32, and rounding is the last step.
+
+    Raises:
+      ValueError: micro_tokens below 1, or a projection of another number of parameters.
     """
 
     def sketch(tokens_L: Array, target_mask_L: Array) -> Array:
         flat_P = flat_gradient(loss, adapters, base, tokens_L, target_mask_L, normalise=normalise)
         return project(projection, flat_P)
 
-    sketch_BK = jax.vmap(sketch)(tokens_BL, target_mask_BL)
+    sketch_BK = _in_micro_batches(
+        jax.vmap(sketch), tokens_BL, target_mask_BL, micro_tokens=micro_tokens
+    )
     norm_B = jnp.linalg.norm(sketch_BK, axis=-1)
-    return Sketches(unit_BK=sketch_BK / jnp.where(norm_B > 0, norm_B, 1.0)[:, None], norm_B=norm_B)
+    unit_BK = sketch_BK / jnp.where(norm_B > 0, norm_B, 1.0)[:, None]
+    return Sketches(unit_BK=unit_BK.astype(dtype), norm_B=norm_B)
+
+
+def _in_micro_batches(
+    sketch_rows: Callable[[Array, Array], Array],
+    tokens_BL: Array,
+    target_mask_BL: Array,
+    *,
+    micro_tokens: int | None,
+) -> Array:
+    """Returns sketch_rows of the batch, a few rows at a time; the last few filled with dummies."""
+    batch, length = tokens_BL.shape
+    if micro_tokens is None:
+        return sketch_rows(tokens_BL, target_mask_BL)
+    if micro_tokens < 1:
+        raise ValueError(f"a micro-batch needs at least one token, got {micro_tokens=}")
+    steps = -(-batch // max(micro_tokens // length, 1))
+    rows = -(-batch // steps)
+
+    def cut(array_BL: Array) -> Array:
+        padded_BL = jnp.pad(array_BL, ((0, steps * rows - batch), (0, 0)))
+        return padded_BL.reshape(steps, rows, length)
+
+    sketch_SMK = jax.lax.map(lambda part: sketch_rows(*part), (cut(tokens_BL), cut(target_mask_BL)))
+    return sketch_SMK.reshape(steps * rows, -1)[:batch]
