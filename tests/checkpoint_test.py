@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import socket
 import subprocess
 import sys
 import time
@@ -408,6 +409,23 @@ class HubTest(_FolderTest):
             revision="step143000",
         )
         self.assertLess(time.monotonic() - start, 5)
+
+    def test_a_hub_that_does_not_answer_is_given_up(self):
+        # conftest switches the hub off; here it is on and silent.
+        import huggingface_hub.constants
+
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            self.monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+            self.monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+            self.monkeypatch.setattr(storage, "_HUB_SECONDS", 0.5)
+            self.monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+            self.monkeypatch.setenv("no_proxy", "127.0.0.1")
+            huggingface_hub.utils.close_session()
+            start = time.monotonic()
+            self.assert_refused(["'owner/tiny'", "hub did not give"], load, "owner/tiny")
+            self.assertLess(time.monotonic() - start, 20)
+        huggingface_hub.utils.close_session()
 
     def test_a_cached_model_is_found_by_name_and_revision(self):
         root = self.folder / "cache" / "models--owner--tiny"

@@ -20,6 +20,7 @@ import safetensors.numpy
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 2 << 30
 _MAX_NAMED = 20
+_HUB_SECONDS = 5.0
 
 
 # where checkpoints are --------------------------------------------------------------------------
@@ -54,19 +55,22 @@ def resolve_folder(name: str | os.PathLike[str], *, revision: str | None = None)
     fetch = functools.partial(
         huggingface_hub.snapshot_download,
         str(name),
-        revision=revision,
         allow_patterns=["*.json", "*.safetensors", "1_Pooling/*", "merges.txt", "vocab.txt"],
     )
     with contextlib.suppress(huggingface_hub.errors.LocalEntryNotFoundError):
-        cached = pathlib.Path(fetch(local_files_only=True))
+        cached = pathlib.Path(fetch(revision=revision, local_files_only=True))
         # A tokenizer fetched earlier leaves a snapshot without weights.
         if _find_weights(cached):
             return cached
     try:
-        return pathlib.Path(fetch(etag_timeout=5))
-    except (OSError, huggingface_hub.errors.HfHubHTTPError, ValueError) as error:
+        # Asked first because it takes a time limit; a download waits for a silent hub for minutes.
+        info = huggingface_hub.HfApi().model_info(
+            str(name), revision=revision, timeout=_HUB_SECONDS
+        )
+        return pathlib.Path(fetch(revision=info.sha))
+    except Exception as error:  # the hub's client raises its own, its transport's and OS errors
         at = f" at revision {revision!r}" if revision else ""
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"model {str(name)!r}{at} is neither a directory nor in the local hub cache, and the"
             f" hub did not give it ({reason}); name a directory, or fetch it where there is a"
@@ -187,7 +191,8 @@ def open_tensors(
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
         raise ValueError(
-            f"{folder}: {WEIGHTS} or {INDEX} was wanted, found {names}; point to a whole checkpoint"
+            f"{folder}: {WEIGHTS} or {INDEX} was wanted, found {names}; point to a whole"
+            " checkpoint, converted to safetensors if it has pickled weights only"
         )
     if found[0].name != INDEX:
         return Tensors(found, stack, rename)
