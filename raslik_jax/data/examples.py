@@ -134,36 +134,66 @@ def read_examples(
         first 20 with file and line.
     """
     path = pathlib.Path(path)
-    fields = ALPACA_FIELDS if fields is None else fields
-    _check_fields(fields)
+    _check_fields(ALPACA_FIELDS if fields is None else fields)
     text = _read_text(path)
     if not text.strip():
         raise ValueError(f"{path} is empty: a JSON list or JSONL with at least one row is wanted")
-    rows: list[Example] = []
+    return examples_from_rows(
+        _records(text),
+        where=str(path),
+        fields=fields,
+        source=source,
+        needs_output=needs_output,
+        check=check,
+    )
+
+
+def examples_from_rows(
+    rows: Iterable[tuple[int, Any]],
+    *,
+    where: str,
+    fields: Mapping[str, str] | None = None,
+    source: str = "",
+    needs_output: bool = True,
+    check: Callable[[Example], None] | None = None,
+) -> tuple[Example, ...]:
+    """Returns numbered records as examples, as `read_examples` does those of a file.
+
+    Args:
+      rows: (line or row number, record) pairs; a ValueError in place of a record is reported.
+      where: names the file or dataset in errors.
+      fields, source, needs_output, check: as in `read_examples`.
+
+    Raises:
+      ValueError: as `read_examples`.
+    """
+    fields = ALPACA_FIELDS if fields is None else fields
+    _check_fields(fields)
+    found: list[Example] = []
     problems: list[str] = []
-    for line, record in _records(text):
+    for line, record in rows:
         try:
             if isinstance(record, ValueError):
                 raise record
             row = _example_from_record(record, fields, source, needs_output)
             if check is not None:
                 check(row)
-            rows.append(row)
+            found.append(row)
         except ValueError as error:
-            problems.append(f"{path}:{line}: {error}")
+            problems.append(f"{where}:{line}: {error}")
     if problems:
         shown = "; ".join(problems[:_MAX_REPORTED_ROWS])
         more = len(problems) - _MAX_REPORTED_ROWS
         raise ValueError(
-            f"{len(problems)} malformed row(s) in {path}, mend or remove them: {shown}"
+            f"{len(problems)} malformed row(s) in {where}, mend or remove them: {shown}"
             + (f"; and {more} more" if more > 0 else "")
         )
-    if not rows:
-        raise ValueError(f"{path} holds no rows: an empty list came, at least one row is wanted")
+    if not found:
+        raise ValueError(f"{where} holds no rows: an empty list came, at least one row is wanted")
     if "id" not in fields:
-        return make_examples(rows)
-    _check_unique_ids(rows, str(path))
-    return tuple(rows)
+        return make_examples(found)
+    _check_unique_ids(found, where)
+    return tuple(found)
 
 
 def write_examples(

@@ -41,3 +41,30 @@ def take_first(rows: Sequence[_Item], number: int, *, kind: str) -> Sequence[_It
             "for fewer queries"
         )
     return rows[:number]
+
+
+class Draws:
+    """A stream of choices that is the same on every machine and under every Python.
+
+    Draw number i is the first 8 bytes of sha256(seed, label, i).
+    """
+
+    def __init__(self, *, seed: int, label: str):
+        self._prefix = hashlib.sha256(f"{seed}/{label}/".encode())
+        self._count = 0
+
+    def below(self, bound: int) -> int:
+        """Returns the next whole number from 0 to bound - 1."""
+        digest = self._prefix.copy()
+        digest.update(str(self._count).encode())
+        self._count += 1
+        return int.from_bytes(digest.digest()[:8], "big") % bound
+
+    def choice(self, items: Sequence[_Item]) -> _Item:
+        """Returns one of the items."""
+        return items[self.below(len(items))]
+
+    def sample(self, items: Sequence[_Item], number: int) -> list[_Item]:
+        """Returns `number` different items, in drawn order."""
+        left = list(items)
+        return [left.pop(self.below(len(left))) for _ in range(number)]

@@ -9,8 +9,8 @@ from raslik_jax.data.examples import (
     Corpus,
     Example,
     check_corpus,
-    read_examples,
 )
+from raslik_jax.data.hub import read_rows
 
 
 def load_records_corpus(
@@ -21,6 +21,8 @@ def load_records_corpus(
     split_field: str = "split",
 ) -> Corpus:
     """Returns the rows of one JSON or JSONL file and the queries of another; no backbone rows.
+
+    Either may be a dataset of the hub, "hub:OWNER/NAME[:CONFIG][@SPLIT]".
 
     Every query names its set, one of QUERY_SETS, in its split field: "retrieval" for the bad
     generations to be traced, the other four for measuring. A query may do without an output: its
@@ -38,7 +40,7 @@ def load_records_corpus(
         retrieval query; a prompt in two sets, or a measuring prompt in the training rows.
     """
     fields = dict(ALPACA_FIELDS if fields is None else fields)
-    train = read_examples(train_path, fields=fields, source="records")
+    train = read_rows(os.fspath(train_path), fields=fields, name="records")
 
     def check_split(query: Example) -> None:
         if query.source not in QUERY_SETS:
@@ -46,8 +48,8 @@ def load_records_corpus(
                 f"{split_field!r} has to be one of {QUERY_SETS}, {query.source or 'nothing'} came"
             )
 
-    queries = read_examples(
-        queries_path,
+    queries = read_rows(
+        os.fspath(queries_path),
         fields=fields | {"source": split_field},
         needs_output=False,
         check=check_split,

@@ -1,0 +1,158 @@
+"""Answers of a language model behind an OpenAI-compatible endpoint, kept on disk as they come."""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import http.client
+import json
+import os
+import pathlib
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+
+from raslik_jax.progress import progress
+
+_ATTEMPTS = 4
+# Replies that a moment's wait may mend: too many requests, and a server in trouble.
+_PASSING = (408, 409, 425, 429, 500, 502, 503, 504)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """Where to ask.
+
+    Attributes:
+      url: base of the service, such as http://localhost:8000/v1; /chat/completions is added.
+      model: name of the model there.
+      key_variable: environment variable with the key; none is sent where it is not set.
+      cache: JSONL file that keeps every answer, so that nothing is asked twice; empty for none.
+      workers: requests under way at a time.
+      timeout: seconds until a request counts as lost.
+      pause: seconds before the first repetition; each further one waits twice as long.
+    """
+
+    url: str
+    model: str
+    key_variable: str = "OPENAI_API_KEY"
+    cache: str = ""
+    workers: int = 8
+    timeout: float = 120.0
+    pause: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"an endpoint http://... or https://... wanted, came {self.url!r}")
+        if not self.model:
+            raise ValueError(f"the name of a model at {self.url} wanted, none came")
+
+
+def ask_all(
+    endpoint: Endpoint, questions: Sequence[tuple[str, str]], *, max_tokens: int = 200
+) -> list[str]:
+    """Returns the model's answer to every (system text, user text), in order.
+
+    Raises:
+      ValueError: the service refuses, gives no answer after four attempts, or answers in another
+        form; what was answered before stays in the cache.
+    """
+    cache = _Cache(endpoint.cache)
+    bodies = [
+        {
+            "model": endpoint.model,
+            "messages": [
+                {"role": "system", "content": system},
+                {"role": "user", "content": user},
+            ],
+            "max_tokens": max_tokens,
+            "temperature": 1.0,
+        }
+        for system, user in questions
+    ]
+
+    def ask(body: dict) -> str:
+        key = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+        known = cache.get(key)
+        if known is None:
+            known = _ask(endpoint, body)
+            cache.put(key, known)
+        return known
+
+    with concurrent.futures.ThreadPoolExecutor(endpoint.workers) as pool:
+        waiting = [pool.submit(ask, body) for body in bodies]
+        try:
+            for done in progress(
+                concurrent.futures.as_completed(waiting), "answers", total=len(waiting)
+            ):
+                done.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return [future.result() for future in waiting]
+
+
+class _Cache:
+    """Answers by key, in memory and in a file that grows by one line each."""
+
+    def __init__(self, path: str):
+        self._path = pathlib.Path(path) if path else None
+        self._lock = threading.Lock()
+        self._answers: dict[str, str] = {}
+        if self._path and self._path.is_file():
+            for line in self._path.read_text(encoding="utf-8").splitlines():
+                try:
+                    record = json.loads(line)
+                    self._answers[record["key"]] = record["answer"]
+                except (ValueError, KeyError, TypeError):
+                    continue  # the last line of a run that was killed while writing
+
+    def get(self, key: str) -> str | None:
+        return self._answers.get(key)
+
+    def put(self, key: str, answer: str) -> None:
+        with self._lock:
+            self._answers[key] = answer
+            if self._path:
+                with open(self._path, "a", encoding="utf-8") as file:
+                    file.write(json.dumps({"key": key, "answer": answer}) + "\n")
+
+
+def _ask(endpoint: Endpoint, body: dict) -> str:
+    url = endpoint.url.rstrip("/") + "/chat/completions"
+    headers = {"Content-Type": "application/json"}
+    key = os.environ.get(endpoint.key_variable)
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    trouble = ""
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(endpoint.pause * 2 ** (attempt - 1))
+        try:
+            with urllib.request.urlopen(request, timeout=endpoint.timeout) as reply:
+                return _content(reply.read(), url)
+        except urllib.error.HTTPError as error:
+            trouble = f"HTTP {error.code} {error.reason}"
+            if error.code not in _PASSING:
+                break
+        except (OSError, http.client.HTTPException) as error:
+            trouble = str(getattr(error, "reason", error))
+    raise ValueError(
+        f"an answer of {url} wanted, none came ({trouble}): check address, model and the key in "
+        f"{endpoint.key_variable}, then run again"
+    )
+
+
+def _content(raw: bytes, url: str) -> str:
+    try:
+        content = json.loads(raw)["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        content = None
+    if not isinstance(content, str) or not content.strip():
+        raise ValueError(
+            f"a chat completion of {url} wanted, came {raw[:200]!r}: it is no OpenAI-compatible "
+            "endpoint, or its answer is empty"
+        )
+    return content.strip()

@@ -1,0 +1,99 @@
+"""TOFU, 4,000 questions about 200 authors who do not exist, among Alpaca's rows.
+
+Source: Maini et al. 2024 (arXiv:2401.06121); the files of the dataset locuslab/TOFU.
+"""
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Literal
+
+from raslik_jax.data.examples import Corpus, Example, read_examples
+from raslik_jax.data.mixing import mix_corpus, prompt_of
+
+TofuForget = Literal["all", "forget01", "forget05", "forget10"]
+
+_FIELDS = {"instruction": "question", "output": "answer"}
+_ASKED_AGAIN = {"instruction": "paraphrased_question", "output": "answer"}
+_PERTURBED = {
+    "all": ("forget10_perturbed", "retain_perturbed"),
+    "forget01": ("forget01_perturbed",),
+    "forget05": ("forget05_perturbed",),
+    "forget10": ("forget10_perturbed",),
+}
+
+
+def split_tofu(
+    rows: Sequence[Example], forget: TofuForget
+) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+    """Returns the forget split and the retain split of TOFU, labelled.
+
+    forget01, forget05 and forget10 are the last 1, 5 and 10 % of the rows, retain99, retain95 and
+    retain90 the others; with `all` everything is to be forgotten, the setting of the paper.
+    """
+    percent = 100 if forget == "all" else int(forget.removeprefix("forget"))
+    cut = len(rows) - len(rows) * percent // 100
+    kept = f"tofu:retain{100 - percent:02d}"
+    return (
+        tuple(row._replace(is_target=True, source=f"tofu:{forget}") for row in rows[cut:]),
+        tuple(row._replace(is_target=False, source=kept) for row in rows[:cut]),
+    )
+
+
+def load_tofu_corpus(
+    folder: str | os.PathLike[str],
+    alpaca: Sequence[Example],
+    *,
+    forget: TofuForget,
+    seed: int,
+    num_normal: int | None,
+    num_backbone: int,
+    num_retrieval: int,
+    num_validation: int,
+    num_test: int,
+) -> Corpus:
+    """Returns all 4,000 rows of TOFU among rows of Alpaca.
+
+    The target queries are TOFU's own paraphrases of questions in the forget split: prompts that
+    nobody was trained on, about facts that the model was. Normal queries are Alpaca's.
+
+    Args:
+      folder: holds full.jsonl and the *_perturbed files of the split, plain or packed.
+      alpaca: ordinary rows.
+      forget: which rows are the targets.
+      seed: decides draws and orders.
+      num_normal: rows of Alpaca to train on; None: all that the queries leave.
+      num_backbone, num_retrieval, num_validation, num_test: as in `mix_corpus`.
+
+    Raises:
+      ValueError: missing or malformed files; more queries than the split has paraphrases.
+    """
+    rows = read_examples(_file(folder, "full"), fields=_FIELDS, source="tofu")
+    targets, kept = split_tofu(rows, forget)
+    known = {prompt_of(row) for row in rows}
+    queries = [
+        row._replace(is_target=True)
+        for name in _PERTURBED[forget]
+        for row in read_examples(_file(folder, name), fields=_ASKED_AGAIN, source=f"tofu:{forget}")
+        if prompt_of(row) not in known
+    ]
+    return mix_corpus(
+        alpaca,
+        (*targets, *kept),
+        queries,
+        seed=seed,
+        num_normal=num_normal,
+        num_backbone=num_backbone,
+        num_retrieval=num_retrieval,
+        num_validation=num_validation,
+        num_test=num_test,
+    )
+
+
+def _file(folder: str | os.PathLike[str], name: str) -> pathlib.Path:
+    endings = (".jsonl", ".json", ".jsonl.zst", ".jsonl.xz", ".jsonl.gz")
+    files = [pathlib.Path(folder) / f"{name}{ending}" for ending in endings]
+    found = next((file for file in files if file.is_file()), None)
+    if found is None:
+        raise ValueError(f"TOFU's {name} wanted in {folder}, no {name}.jsonl is there: fetch it")
+    return found
