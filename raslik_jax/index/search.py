@@ -426,6 +426,7 @@ def search_store(
     aggregate: Aggregate = "mean",
     finer: SketchStore | None = None,
     candidates: int = 4,
+    scores: Scores | None = None,
 ) -> Tails:
     """Returns both ends of the ranking from one pass over the index.
 
@@ -438,12 +439,14 @@ def search_store(
         aggregate: see `score_store`.
         finer: an index of the same rows in a finer dtype; the candidates are scored again from it.
         candidates: candidates per wanted row, when there is a finer index.
+        scores: of `score_store` for the same arguments, where the caller has them already.
 
     Raises:
         ValueError: more rows are wanted than there are; the finer index is of something else; see
             `score_store`.
     """
-    scores = score_store(store, query_QK, center=center, aggregate=aggregate)
+    if scores is None:
+        scores = score_store(store, query_QK, center=center, aggregate=aggregate)
     forget_N, retain_N = np.asarray(scores.forget_N), np.asarray(scores.retain_N)
     if finer is None:
         forget = best_positions(forget_N, store.ids, k_forget)

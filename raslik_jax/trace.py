@@ -1,0 +1,302 @@
+"""From a generation to the training examples behind it, with nothing but an index.
+
+The index lies in the folder of the run that made it, and the run's config says where the model is.
+What decides a gradient is read from the index's own manifest, and a model, adapter, tokenizer or
+template that is not the manifest's is refused.
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, get_origin, get_type_hints
+
+import numpy as np
+from jaxtyping import Float, Float32
+
+from raslik_jax.config import Config, stage_configs
+from raslik_jax.data import batches, prompts, tokenization
+from raslik_jax.data.examples import Example, make_example
+from raslik_jax.index import search
+from raslik_jax.index.quantise import rotated_size
+from raslik_jax.index.store import SketchStore
+from raslik_jax.influence import projections, theory
+from raslik_jax.models import checkpoint
+from raslik_jax.pipeline import read_json
+from raslik_jax.retrieval import selection as selection_lib
+from raslik_jax.stages import Workspace, sketch_function, sketched_adapters
+
+
+class Influence(NamedTuple):
+    """A training example and what it does to a generation.
+
+    Attributes:
+      example: the training example.
+      score: mean (centred) cosine with the queries, s_F: positive pulls towards the generation.
+      sigma: standard deviation of that score over random sketches, for this mean over queries.
+    """
+
+    example: Example
+    score: float
+    sigma: float
+
+
+class Trace(NamedTuple):
+    """What pulls towards a generation and what pulls against it.
+
+    Attributes:
+      queries: the generations, with the model's own answers where none were given.
+      towards: examples of the highest scores, best first.
+      against: examples of the lowest scores, lowest first.
+      forget_N: s_F of every example in the order of `ids`; minus infinity for deleted ones.
+      retain_N: s_R = -s_F, likewise.
+      ids: of the index.
+      query_QK: unit sketches of the queries.
+    """
+
+    queries: tuple[Example, ...]
+    towards: tuple[Influence, ...]
+    against: tuple[Influence, ...]
+    forget_N: Float32[np.ndarray, " N"]
+    retain_N: Float32[np.ndarray, " N"]
+    ids: tuple[str, ...]
+    query_QK: Float32[np.ndarray, "Q K"]
+
+
+def config_from_json(value: Mapping[str, Any]) -> Config:
+    """Returns the config that a run wrote to its config.json.
+
+    Raises:
+      ValueError: it has a field that this version does not know, or a value that is refused.
+    """
+    stages: dict[str, Any] = {}
+    for stage, settings in stage_configs().items():
+        hints = get_type_hints(settings)
+        given = value.get(stage, {})
+        unknown = sorted(set(given) - {field.name for field in dataclasses.fields(settings)})
+        if unknown:
+            raise ValueError(
+                f"settings of {stage} that this version knows wanted, came {unknown}: run again"
+            )
+        stages[stage] = settings(
+            **{
+                name: tuple(item) if get_origin(hints[name]) is tuple else item
+                for name, item in given.items()
+            }
+        )
+    return Config(name=value["name"], seed=value["seed"], **stages)
+
+
+def run_of(index: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the work directory that an index lies in: the nearest above it with a config.json.
+
+    Raises:
+      ValueError: there is none.
+    """
+    path = pathlib.Path(index).resolve()
+    for folder in path.parents:
+        if (folder / "config.json").is_file():
+            return folder
+    raise ValueError(
+        f"the run that made the index {path} wanted, no folder above it has a config.json: "
+        "name the work directory with run="
+    )
+
+
+class Tracer:
+    """An index and the model that made it, ready to be asked.
+
+    Example:
+      tracer = Tracer("runs/quickstart/sketch/index")
+      found = tracer.trace("howdy! what is a kettle?", "The kettle hummed beneath two moons.")
+      print(found.towards[0].example.output, found.towards[0].score)
+    """
+
+    def __init__(self, index: str | os.PathLike[str], *, run: str | os.PathLike[str] | None = None):
+        """Opens the index and loads the model.
+
+        Args:
+          index: of any dtype.
+          run: work directory of the run that made it; None finds it above the index.
+
+        Raises:
+          ValueError: the index or the run is not there, or the index was not made with the run's
+            model, adapter, tokenizer and template; each differing field is named.
+        """
+        self.store = SketchStore.open(index)
+        root = run_of(index) if run is None else pathlib.Path(run)
+        made_with = self.store.identity
+        config = config_from_json(read_json(root / "config.json"))
+        # The manifest and not the config says how: the run may have been changed since.
+        config = dataclasses.replace(
+            config,
+            corpus=dataclasses.replace(config.corpus, max_len=made_with["max_len"]),
+            sketch=dataclasses.replace(
+                config.sketch,
+                gradient_at=made_with["gradient_at"],
+                sketch_loss=made_with["loss"],
+                targets=made_with["targets"],
+                normalise=made_with["normalise"],
+            ),
+        )
+        self.workspace = Workspace(root, config)
+        adapters = sketched_adapters(self.workspace)
+        # Refuses, naming each field that differs.
+        SketchStore.open(
+            index,
+            identity=made_with
+            | {
+                "base": checkpoint.base_hash(self.workspace.model.base),
+                "adapters": [checkpoint.adapter_hash(lora) for lora in adapters],
+                "tokenizer": tokenization.tokenizer_hash(self.workspace.tokenizer),
+                "template": prompts.template_hash(config.corpus.template),
+            },
+        )
+        spec = projections.ProjectionSpec(**made_with["projection"])
+        self.collision_probability = theory.collision_probability(
+            spec.family, spec.num_params, spec.size
+        )
+        projection = projections.init_projection(spec.seed, spec.family, spec.num_params, spec.size)
+        self._sketch = sketch_function(self.workspace, projection, adapters)
+        self._positions = {name: position for position, name in enumerate(self.store.ids)}
+        self._examples = {row.example_id: row for row in self.workspace.corpus.train}
+
+    def example(self, example_id: str) -> Example:
+        """Returns the training example of an id in the index."""
+        return self._examples[example_id]
+
+    def answer(self, queries: Sequence[Example]) -> tuple[Example, ...]:
+        """Returns the queries with the fine-tuned model's greedy answers as their outputs."""
+        outputs = self.workspace.generate(self.workspace.finetuned, queries, "answers")
+        return tuple(
+            query._replace(output=output) for query, output in zip(queries, outputs, strict=True)
+        )
+
+    def sketch(self, queries: Sequence[Example]) -> Float32[np.ndarray, "Q K"]:
+        """Returns the unit sketches of the queries' gradients, made as the index's rows were."""
+        config = self.workspace.config
+        encoded = self.workspace.encode(queries, targets=config.sketch.targets)
+        query_QK = np.zeros((len(queries), self.store.size), np.float32)
+        for plan in batches.plan_batches(
+            encoded.lengths_N,
+            encoded.num_targets_N,
+            ids=encoded.ids,
+            num_buckets=1,
+            batch_tokens=config.sketch.batch_tokens,
+        ):
+            is_real = plan.rows != batches.DUMMY_ROW
+            units = np.asarray(self._sketch(encoded, plan).unit_BK)
+            query_QK[plan.rows[is_real]] = units[is_real]
+        return query_QK
+
+    def trace(
+        self,
+        instruction: str,
+        response: str | None = None,
+        *,
+        input: str = "",
+        top: int = 10,
+        bottom: int = 10,
+        center: bool | None = None,
+    ) -> Trace:
+        """Returns what pulls towards one generation and what pulls against it.
+
+        Args:
+          instruction: the prompt's instruction.
+          response: what the model said; None lets it answer, and traces that.
+          input: the prompt's input, if any.
+          top, bottom, center: see `trace_queries`.
+        """
+        query = make_example(instruction, input, response or "")
+        return self.trace_queries((query,), top=top, bottom=bottom, center=center)
+
+    def trace_queries(
+        self,
+        queries: Sequence[Example],
+        *,
+        top: int = 10,
+        bottom: int = 10,
+        center: bool | None = None,
+        finer: SketchStore | None = None,
+    ) -> Trace:
+        """Returns what pulls towards the mean of several generations and what pulls against it.
+
+        Args:
+          queries: generations of one behaviour; those with an empty output are answered first.
+          top: examples to show that pull towards them; `bottom`: that pull against.
+          center: the centred cosine; None as the run has it.
+          finer: a finer index of the same rows from which the candidates are scored again.
+
+        Raises:
+          ValueError: no queries, queries that point apart, or more examples than there are.
+        """
+        if not queries:
+            raise ValueError("at least one query wanted, none came")
+        if center is None:
+            center = self.workspace.config.retrieve.center
+        unanswered = [query for query in queries if not query.output.strip()]
+        answers = iter(self.answer(unanswered)) if unanswered else iter(())
+        queries = tuple(query if query.output.strip() else next(answers) for query in queries)
+        empty = [query.instruction for query in queries if not query.output.strip()]
+        if empty:
+            raise ValueError(
+                f"responses to trace wanted, the model says nothing to {empty[:3]}: give one"
+            )
+        query_QK = self.sketch(queries)
+        mean_K = self._mean(center)
+        gram_QQ = selection_lib.check_agreement(
+            query_QK, [query.example_id for query in queries], mean_K
+        )
+        scores = search.score_store(self.store, query_QK, center=center)
+        tails = search.search_store(
+            self.store,
+            query_QK,
+            center=center,
+            k_forget=top,
+            k_retain=bottom,
+            finer=finer,
+            scores=scores,
+        )
+
+        def influences(ids: Sequence[str], score_M: np.ndarray) -> tuple[Influence, ...]:
+            sigma_M = self._sigma(ids, score_M, query_QK, gram_QQ, mean_K)
+            return tuple(
+                Influence(self._examples[name], float(score), float(sigma))
+                for name, score, sigma in zip(ids, score_M, sigma_M, strict=True)
+            )
+
+        return Trace(
+            queries=queries,
+            towards=influences(tails.forget_ids, tails.forget_scores),
+            against=influences(tails.retain_ids, -tails.retain_scores),
+            forget_N=np.asarray(scores.forget_N),
+            retain_N=np.asarray(scores.retain_N),
+            ids=self.store.ids,
+            query_QK=query_QK,
+        )
+
+    def _mean(self, center: bool) -> np.ndarray | None:
+        if not center:
+            return None
+        return self.store.centre_K if self.store.dtype == "sign" else self.store.mean_K
+
+    def _sigma(
+        self,
+        ids: Sequence[str],
+        score_M: np.ndarray,
+        query_QK: np.ndarray,
+        gram_QQ: np.ndarray,
+        mean_K: np.ndarray | None,
+    ) -> Float[np.ndarray, " M"]:
+        """Standard deviation of these scores: of the sketch, and of what the dtype adds."""
+        if not ids:
+            return np.zeros(0)
+        store = self.store
+        if store.dtype == "sign":  # an upper bound that has the sketch's share in it
+            return search.sign_error(score_M, width=rotated_size(store.size))
+        positions = np.array([self._positions[name] for name in ids])
+        rho_MQ = selection_lib.query_cosines(store.rows(positions), query_QK, mean_K)
+        sigma_M = selection_lib.score_sigma(gram_QQ, rho_MQ, self.collision_probability)
+        if store.dtype == "int8":
+            sigma_M = np.hypot(sigma_M, search.int8_error(store.scales[positions]))
+        return sigma_M

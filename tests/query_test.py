@@ -1,0 +1,200 @@
+"""A generation traced through a run's index: by script, by import, and refused where foreign."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from raslik_jax import trace
+from raslik_jax.data.examples import read_examples
+from raslik_jax.index import search
+from raslik_jax.index.store import SketchStore, requantise
+from raslik_jax.pipeline import read_json, write_json
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+_TINY = (
+    "--dataset=toy", "--template=brief", "--num_train=60", "--num_targets=8", "--num_backbone=60",
+    "--num_retrieval=3", "--num_validation=2", "--num_test=3", "--max_len=96", "--vocab_size=400",
+    "--hidden_size=16", "--num_hidden_layers=2", "--num_attention_heads=2", "--pretrain_steps=4",
+    "--finetune_epochs=1", "--lora_rank=2", "--max_new_tokens=8", "--sketch_size=256",
+    "--num_buckets=1", "--batch_tokens=1024", "--chunk_rows=16",
+    "--stages=corpus,backbone,finetune,references,sketch",
+)  # fmt: skip
+
+
+class QueryTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.root = pathlib.Path(tempfile.mkdtemp())
+        cls.addClassCleanup(shutil.rmtree, cls.root)
+        cls.environment = os.environ | {
+            "XLA_FLAGS": "--xla_backend_optimization_level=0",  # compiling is what costs time here
+            "JAX_COMPILATION_CACHE_DIR": str(cls.root / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        cls.run_folder = cls.root / "run"
+        cls.script("run.py", *_TINY, f"--workdir={cls.run_folder}")
+        cls.index = cls.run_folder / "sketch" / "index"
+        cls.tracer = trace.Tracer(cls.index)
+
+    @classmethod
+    def script(cls, name: str, *flags: str, fails: bool = False) -> str:
+        done = subprocess.run(
+            [sys.executable, str(_REPOSITORY / "experiments" / name), *flags],
+            env=cls.environment, capture_output=True, text=True, cwd=cls.root,
+        )  # fmt: skip
+        if bool(done.returncode) != fails:
+            raise AssertionError(f"{name} ended with {done.returncode}: {done.stderr[-3000:]}")
+        return done.stderr if fails else done.stdout
+
+    def test_scores_are_those_of_the_run(self):
+        """The retrieval queries of the run, traced from their texts alone."""
+        answers = dict(
+            (row["id"], row["output"])
+            for row in map(
+                json.loads, open(self.run_folder / "references" / "finetuned.jsonl").readlines()
+            )
+        )
+        rows = self.tracer.workspace.corpus.queries["retrieval"]
+        queries = [row._replace(output=answers[row.example_id]) for row in rows]
+        expected = np.load(self.run_folder / "sketch" / "queries.npy")
+        answered = [n for n, query in enumerate(queries) if query.output.strip()]
+        sketched = self.tracer.sketch([queries[n] for n in answered])
+        np.testing.assert_allclose(sketched, expected[answered], atol=1e-4)
+
+    def test_a_training_example_pulls_most_towards_itself(self):
+        row = self.tracer.workspace.corpus.train[7]
+        found = self.tracer.trace(row.instruction, row.output, input=row.input, top=4, bottom=3)
+        self.assertEqual(found.towards[0].example, row)
+        self.assertAlmostEqual(found.towards[0].score, 1.0, places=4)
+        self.assertLess(found.towards[0].sigma, 1e-3)
+        scores = [influence.score for influence in (*found.towards, *found.against[::-1])]
+        self.assertEqual(scores, sorted(scores, reverse=True))
+        self.assertLen(found.against, 3)
+        # An unrelated row's band is about 1 / sqrt(K).
+        self.assertAlmostEqual(
+            found.against[0].sigma * np.sqrt(self.tracer.store.size), 1, delta=0.5
+        )
+        store = self.tracer.store
+        expected = search.score_store(store, found.query_QK, center=True).forget_N
+        np.testing.assert_array_equal(found.forget_N, expected)
+
+    def test_the_three_lines_of_the_documentation_run(self):
+        example = trace.Tracer.__doc__.split("Example:\n")[1]
+        lines = textwrap.dedent(example).strip()
+        self.assertLen(lines.splitlines(), 3)
+        lines = lines.replace("runs/quickstart/sketch/index", str(self.index))
+        exec(compile(lines, "example", "exec"), {"Tracer": trace.Tracer})  # noqa: S102
+
+    @parameterized.parameters("bfloat16", "int8", "sign")
+    def test_coarser_indexes_answer_too(self, dtype):
+        path = self.root / f"coarse-{dtype}"
+        requantise(self.tracer.store, path, dtype=dtype, is_centred=dtype == "sign")
+        tracer = trace.Tracer(path, run=self.run_folder)
+        row = self.tracer.workspace.corpus.train[7]
+        query = [row]
+        found = tracer.trace_queries(query, top=1, bottom=2)
+        self.assertEqual(found.towards[0].example, row)
+        again = tracer.trace_queries(query, top=2, bottom=2, finer=self.tracer.store)
+        expected = self.tracer.trace_queries(query, top=2, bottom=2)
+        self.assertEqual(again.towards[0].example, row)
+        self.assertAlmostEqual(again.towards[0].score, expected.towards[0].score, places=5)
+        self.assertGreater(found.against[0].sigma, expected.against[0].sigma * 0.999)
+
+    def test_script_prints_both_poles(self):
+        text = self.script(
+            "query.py", f"--index={self.index}", "--instruction=What is a kettle?",
+            "--response=A kettle is warm.", "--top=2", "--bottom=1",
+        )  # fmt: skip
+        self.assertIn("output  A kettle is warm.", text)
+        self.assertIn("pulls towards this output", text)
+        self.assertIn("pulls against this output", text)
+        self.assertRegex(text, r"   2\. [+-]0\.\d{4} \+- 0\.\d{4}  [0-9a-f]{16}")
+
+    def test_script_answers_exports_and_speaks_json(self):
+        queries = self.root / "queries.jsonl"
+        rows = self.tracer.workspace.corpus.train[:2]
+        queries.write_text(
+            "".join(
+                json.dumps({"instruction": row.instruction, "output": row.output}) + "\n"
+                for row in rows
+            )
+        )
+        forget, retain = self.root / "forget.jsonl", self.root / "retain.jsonl"
+        found = json.loads(
+            self.script(
+                "query.py",
+                f"--index={self.index}",
+                f"--queries={queries}",
+                "--json",
+                "--top=3",
+                "--select=quantile",
+                "--forget_share=0.1",
+                "--retain_share=0.2",
+                "--bottom=0",
+                f"--export_forget={forget}",
+                f"--export_retain={retain}",
+            )  # fmt: skip
+        )
+        self.assertLen(found["queries"], 2)
+        self.assertEmpty(found["against"])
+        self.assertContainsSubset(
+            {"id", "score", "sigma", "instruction", "input", "output"}, found["towards"][0]
+        )
+        fields = {"instruction": "instruction", "input": "input", "output": "output", "id": "id"}
+        exported = read_examples(forget, fields=fields)
+        self.assertLen(exported, 6)
+        self.assertEqual([row.example_id for row in exported[:3]],
+                         [row["id"] for row in found["towards"]])  # fmt: skip
+        self.assertLen(read_examples(retain, fields=fields), 12)
+
+    def test_a_prompt_alone_is_answered_first(self):
+        answered = self.tracer.answer([self.tracer.workspace.corpus.train[0]])[0].output
+        instruction = self.tracer.workspace.corpus.train[0].instruction
+        if answered.strip():
+            found = self.tracer.trace(instruction, top=1, bottom=1)
+            self.assertEqual(found.queries[0].output, answered)
+        else:  # a model this small may say nothing
+            with self.assertRaisesRegex(ValueError, "the model says nothing to"):
+                self.tracer.trace(instruction, top=1, bottom=1)
+
+    def test_refuses_a_model_that_did_not_make_the_index(self):
+        copy = self.root / "copy"
+        shutil.copytree(self.run_folder, copy)
+        shutil.rmtree(copy / "finetune" / "adapter")
+        shutil.copytree(copy / "finetune" / "initial", copy / "finetune" / "adapter")
+        config = read_json(copy / "config.json")
+        config["corpus"]["template"] = "alpaca"
+        write_json(copy / "config.json", config)
+        with self.assertRaisesRegex(ValueError, r"adapters \(index: .*template \(index: "):
+            trace.Tracer(copy / "sketch" / "index")
+
+    def test_wrong_inputs_are_a_sentence_each(self):
+        with self.assertRaisesRegex(ValueError, "no manifest.json"):
+            trace.Tracer(self.root / "nowhere")
+        with self.assertRaisesRegex(ValueError, "no folder above it has a config.json"):
+            trace.run_of("/")
+        with self.assertRaisesRegex(ValueError, "this version knows wanted, came .'new_field'."):
+            trace.config_from_json({"name": "x", "seed": 0, "sketch": {"new_field": 1}})
+        with self.assertRaisesRegex(ValueError, "at least one query wanted"):
+            self.tracer.trace_queries([])
+        for flags, message in (
+            ([], "an index wanted"),
+            ([f"--index={self.index}"], "either --instruction or --queries wanted"),
+        ):
+            self.assertIn(f"error: {message}", self.script("query.py", *flags, fails=True))
+
+    def test_the_index_itself_is_left_alone(self):
+        self.assertEqual(SketchStore.open(self.index).verify(), ())
+
+
+if __name__ == "__main__":
+    absltest.main()
