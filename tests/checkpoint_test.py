@@ -1,5 +1,6 @@
 """Checkpoints and adapters: nothing lost on a round trip, everything that does not fit is named."""
 
+import functools
 import json
 import pathlib
 import socket
@@ -156,7 +157,8 @@ class RoundTripTest(_FolderTest):
     def test_quantising_while_loading_equals_quantising_afterwards(self, format, double):
         folder = write_model(self.folder, "gpt_neox")
         streamed = load(folder, quantise=format, double_quant=double).base
-        whole = quantize.quantise_base(load(folder).base, format, double_quant=double)
+        pack = functools.partial(quantize.quantise_base, format=format, double_quant=double)
+        whole = jax.jit(pack)(load(folder).base)
         shapes = jax.tree.map(jnp.shape, (streamed, whole))
         self.assertEqual(*shapes)
         if not double:
@@ -558,8 +560,9 @@ class AdapterTest(_FolderTest):
 
 
 class MergeTest(_FolderTest):
-    @parameterized.parameters("gpt_neox", "llama_biased", "olmo2")
-    def test_the_merged_base_alone_computes_what_base_and_adapter_do(self, name):
+    def test_the_merged_base_alone_computes_what_base_and_adapter_do(self):
+        # The other architectures follow in the comparison with transformers.
+        name = "gpt_neox"
         folder = write_model(self.folder / "model", name)
         adapter = write_adapter(self.folder / "adapter", name)
         settings = checkpoint.read_adapter_config(adapter)
@@ -571,9 +574,10 @@ class MergeTest(_FolderTest):
         tokens_L = jnp.arange(1, 9)
         with_adapter = decoder.bind(model.graphdef)
         alone = decoder.bind(load(folder).graphdef)
-        expected = with_adapter.hidden(lora, base, tokens_L)
-        plain = alone.hidden({}, base, tokens_L)
-        np.testing.assert_allclose(alone.hidden({}, merged, tokens_L), expected, atol=1e-5)
+        expected = jax.jit(with_adapter.hidden)(lora, base, tokens_L)
+        hidden = jax.jit(alone.hidden)
+        plain = hidden({}, base, tokens_L)
+        np.testing.assert_allclose(hidden({}, merged, tokens_L), expected, atol=1e-5)
         self.assertGreater(float(jnp.abs(plain - expected).max()), 1e-3)
         self.assertIs(merged["embed"]["embedding"], base["embed"]["embedding"])
 

@@ -152,6 +152,9 @@ class CheckpointTest(parameterized.TestCase):
         logits_C = encoder.bind_encoder(config).classify(weights, jnp.arange(3, 7), jnp.ones(4) > 0)
         self.assertEqual(logits_C.shape, (2,))
         self.assertGreater(float(jnp.std(weights["head_dense"]["kernel"])), 0.015)
+        whole = encoder.init_encoder(config, key=jax.random.key(0), dtype=jnp.float32)
+        for name in ("head_dense", "head_output"):
+            jax.tree.map(np.testing.assert_array_equal, weights[name], whole[name])
 
     @parameterized.parameters(("cls", "mean"), ("mean", "cls"))
     def test_the_checkpoint_says_how_it_pools(self, own, other):

@@ -285,8 +285,11 @@ def load_encoder(
                     f"{folder} has no classification head for {num_labels=}; give a key to draw one"
                 )
             if key is not None:
-                drawn = encoders.init_encoder(config, key=key, dtype=dtype)
-                fresh = {name: drawn[name] for name in absent}
+                fresh = encoders.init_weights(
+                    {name: shapes[name] for name in absent},
+                    key=key,
+                    initializer_range=config.initializer_range,
+                )
             shapes = {name: leaf for name, leaf in shapes.items() if name not in fresh}
         slots = key_map.plan(model_type, shapes)
         inert = key_map.BUFFERS[model_type] + ("" if config.num_labels else r"|classifier\..*")

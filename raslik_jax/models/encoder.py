@@ -9,6 +9,7 @@ details as in transformers 5 (`modeling_bert.py`, `modeling_roberta.py`), checke
 """
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -175,20 +176,27 @@ def abstract_encoder(config: EncoderConfig, *, dtype: Any) -> Tree:
     return weights
 
 
+def init_weights(shapes: Tree, *, key: jax.Array, initializer_range: float) -> Tree:
+    """Returns fresh weights: kernels and embeddings normal, biases 0, norm scales 1, as BERT's.
+
+    A leaf depends on the key, its path and its shape only, so a head drawn alone is the head that
+    is drawn with the rest.
+    """
+
+    def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        names = [entry.key for entry in path]
+        if names[-1] in ("bias", "scale"):
+            return jnp.full(leaf.shape, float(names[-1] == "scale"), leaf.dtype)
+        own_key = jax.random.fold_in(key, zlib.crc32("/".join(names).encode()))
+        return (initializer_range * jax.random.normal(own_key, leaf.shape)).astype(leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
 def init_encoder(config: EncoderConfig, *, key: jax.Array, dtype: Any) -> Tree:
-    """Returns fresh weights: kernels and embeddings normal, biases 0, norm scales 1, as BERT's."""
+    """Returns the weights of an encoder that has learnt nothing yet (`init_weights`)."""
     shapes = abstract_encoder(config, dtype=dtype)
-    paths = jax.tree_util.tree_leaves_with_path(shapes)
-    keys = iter(jax.random.split(key, len(paths)))
-
-    def fresh(path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> jax.Array:
-        name = path[-1].key
-        if name in ("bias", "scale"):
-            return jnp.full(shape.shape, float(name == "scale"), shape.dtype)
-        wide = config.initializer_range * jax.random.normal(next(keys), shape.shape)
-        return wide.astype(shape.dtype)
-
-    return jax.tree_util.tree_map_with_path(fresh, shapes)
+    return init_weights(shapes, key=key, initializer_range=config.initializer_range)
 
 
 class Encoder(NamedTuple):
