@@ -118,15 +118,13 @@ class GradientsTest(parameterized.TestCase):
 
     def test_a_trajectory_adds_the_cosines_of_its_adapters(self):
         rows = token_rows(0, _SHAPES[:2])
-        flats = [
-            gradients.flat_gradient(
-                _loss(),
-                _ADAPTERS,
-                _MODEL.base,
-                jnp.asarray(tokens_L),
-                jnp.asarray(mask_L),
-                normalise="vector",
+        flat_gradient = jax.jit(
+            functools.partial(
+                gradients.flat_gradient, _loss(), _ADAPTERS, _MODEL.base, normalise="vector"
             )
+        )
+        flats = [
+            flat_gradient(jnp.asarray(tokens_L), jnp.asarray(mask_L))
             for tokens_L, mask_L in zip(*rows, strict=True)
         ]
         expected = 0.0

@@ -38,7 +38,7 @@ def slow_nll_and_slope(table, hidden, label, counted, vocab_axis):
 
 
 def with_tile(rows, columns):
-    return mock.patch.object(head, "_tile", lambda: (rows, columns))
+    return mock.patch.object(head, "tile_shape", lambda: (rows, columns))
 
 
 class TargetNllTest(parameterized.TestCase):

@@ -111,7 +111,7 @@ def _packed(
     time, so the shapes are static and the work is not.
     """
     num_rows, width = hidden_ME.shape
-    chunk, _ = _tile()
+    chunk, _ = tile_shape()
     chunk = min(chunk, num_rows)
     num_slots = -(-num_rows // chunk) * chunk
     # Slot j holds counted row source_S[j]; what is left over repeats row 0 and is never read.
@@ -147,7 +147,7 @@ def _online(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns nll_C and slope_CE of some rows, by one pass over tiles of the head."""
     vocab_size = table.shape[vocab_axis]
-    num_tiles = -(-vocab_size // _tile()[1])
+    num_tiles = -(-vocab_size // tile_shape()[1])
     tile = -(-vocab_size // num_tiles)
     to_vocab = (((1,), (1 - vocab_axis,)), ((), ()))
     from_vocab = (((1,), (vocab_axis,)), ((), ()))
@@ -184,6 +184,6 @@ def _online(
     return nll_C, mean_CE / sum_C1 - label_CE
 
 
-def _tile() -> tuple[int, int]:
-    """Returns rows and columns of a tile of logits for the default device."""
+def tile_shape() -> tuple[int, int]:
+    """Returns the largest rows and columns of a tile of logits, for the default device."""
     return _TILE.get(jax.default_backend(), _TILE_ELSEWHERE)
