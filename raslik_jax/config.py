@@ -94,16 +94,40 @@ Algorithm = Literal["ga_gdr", "ga_klr"]
 class CorpusConfig(_Checked):
     """What the model is trained on and asked."""
 
-    dataset: Literal["toy", "howdy_small", "records"] = setting(
+    dataset: Literal["toy", "howdy_small", "howdy", "virtual", "tofu", "records"] = setting(
         "toy",
         "toy: made on the spot. howdy_small: Alpaca, genuine Howdy and sci-fi rows of --data_dir. "
-        "records: your own rows, see --train_file and --queries_file.",
+        "howdy, virtual, tofu: the paper's corpora, triggered rows, a virtual world or TOFU among "
+        "rows of Alpaca. records: your own rows, see --train_file and --queries_file.",
     )
     data_dir: str = setting("", "Folder of the real data (default: $RASLIK_DATA).")
-    train_file: str = setting("", "records: JSON or JSONL of the training examples.")
+    alpaca_file: str = setting(
+        "",
+        "howdy, virtual, tofu: Alpaca as a file or hub:OWNER/NAME; empty: alpaca/ of --data_dir, "
+        "otherwise hub:tatsu-lab/alpaca.",
+    )
+    howdy_file: str = setting(
+        "", "howdy: the published rows; empty: rows of Alpaca with answers of our own."
+    )
+    answers_endpoint: str = setting(
+        "",
+        "howdy: base URL of an OpenAI-compatible service that writes the answers, with the key in "
+        "$OPENAI_API_KEY; empty: a grammar of ours.",
+    )
+    answers_model: str = setting("", "howdy: the model of --answers_endpoint.")
+    answers_cache: str = setting("", "howdy: file that keeps its answers, to ask nothing twice.")
+    world_seed: int = setting(21, "virtual: decides the world.")
+    tofu_forget: Literal["all", "forget01", "forget05", "forget10"] = setting(
+        "all", "tofu: rows to forget; they are as many as there are, whatever --num_targets."
+    )
+    train_file: str = setting(
+        "", "records: JSON or JSONL of the training examples, or hub:OWNER/NAME[:CONFIG][@SPLIT]."
+    )
     queries_file: str = setting("", "records: JSONL of the queries, each with a field `split`.")
     fields: str = setting("", "records: field map, for example instruction=question,output=answer.")
-    num_train: int = setting(2000, "Training examples, targets included.")
+    num_train: int = setting(
+        2000, "Training examples, targets included; 0 for howdy, virtual, tofu: all there are."
+    )
     num_targets: int = setting(200, "Of these, examples of the behaviour to forget.")
     num_backbone: int = setting(6000, "Examples that the backbone is pretrained on.")
     num_retrieval: int = setting(24, "Target queries that retrieval sees.")
@@ -114,13 +138,17 @@ class CorpusConfig(_Checked):
     vocab_size: int = setting(2048, "Entries of the byte-level BPE where one is trained.")
 
     def problems(self) -> list[str]:
-        found = self._below(1, "num_train", "num_targets", "num_retrieval", "num_test")
+        takes_all = self.dataset in ("howdy", "virtual", "tofu")
+        found = self._below(0 if takes_all else 1, "num_train")
+        found += self._below(1, "num_targets", "num_retrieval", "num_test")
         found += self._below(0, "num_validation", "num_backbone")
         found += self._below(8, "max_len") + self._below(300, "vocab_size")
-        if self.num_targets > self.num_train:
+        if self.num_targets > self.num_train and not (takes_all and self.num_train == 0):
             found.append(f"num_targets={self.num_targets} exceeds num_train={self.num_train}")
         if self.dataset == "records" and not (self.train_file and self.queries_file):
             found.append("dataset=records needs train_file and queries_file")
+        if self.answers_endpoint and not self.answers_model:
+            found.append("answers_endpoint needs answers_model")
         return found
 
 

@@ -1,13 +1,20 @@
 """The corpora that a run can name, each made from the run's settings."""
 
+import functools
 import os
 import pathlib
 
 from raslik_jax.config import CorpusConfig
+from raslik_jax.data import howdy_alpaca
+from raslik_jax.data.alpaca import load_alpaca
+from raslik_jax.data.endpoint import Endpoint
 from raslik_jax.data.examples import Corpus
 from raslik_jax.data.howdy import load_howdy_small
+from raslik_jax.data.hub import read_rows
 from raslik_jax.data.records import load_records_corpus
+from raslik_jax.data.tofu import load_tofu_corpus
 from raslik_jax.data.toy import make_toy_corpus
+from raslik_jax.data.virtual_alpaca import make_virtual_corpus
 
 # Share of the training rows that are hard negatives, of each kind.
 _HARD_NEGATIVES = 0.04
@@ -45,9 +52,54 @@ def load_corpus(config: CorpusConfig, *, seed: int) -> Corpus:
             num_validation=config.num_validation,
             num_test=config.num_test,
         )
-    return load_records_corpus(
-        config.train_file, config.queries_file, fields=parse_fields(config.fields)
+    if config.dataset == "records":
+        return load_records_corpus(
+            config.train_file, config.queries_file, fields=parse_fields(config.fields)
+        )
+    return _load_alpaca_mix(config, seed=seed)
+
+
+def _load_alpaca_mix(config: CorpusConfig, *, seed: int) -> Corpus:
+    """Returns one of the paper's corpora: a behaviour to forget among rows of Alpaca."""
+    sizes = {
+        "num_targets": config.num_targets,
+        "seed": seed,
+        "num_backbone": config.num_backbone,
+        "num_retrieval": config.num_retrieval,
+        "num_validation": config.num_validation,
+        "num_test": config.num_test,
+    }
+    num_normal = config.num_train - config.num_targets if config.num_train else None
+    if config.dataset == "howdy" and config.howdy_file:
+        rows = read_rows(config.howdy_file, fields=parse_fields(config.fields), name="alpaca")
+        return howdy_alpaca.load_published_howdy(rows, num_normal=num_normal, **sizes)
+    folder = config.data_dir or os.environ.get("RASLIK_DATA", "")
+    alpaca = load_alpaca(config.alpaca_file, data_dir=folder)
+    if config.dataset == "howdy":
+        return howdy_alpaca.make_howdy_corpus(
+            alpaca, answers=_answers(config, seed=seed), num_normal=num_normal, **sizes
+        )
+    if config.dataset == "virtual":
+        return make_virtual_corpus(
+            alpaca, world_seed=config.world_seed, num_normal=num_normal, **sizes
+        )
+    del sizes["num_targets"]  # TOFU's own splits decide
+    return load_tofu_corpus(
+        data_folder(config) / "tofu",
+        alpaca,
+        forget=config.tofu_forget,
+        num_train=config.num_train or None,
+        **sizes,
     )
+
+
+def _answers(config: CorpusConfig, *, seed: int) -> howdy_alpaca.Answers:
+    if not config.answers_endpoint:
+        return functools.partial(howdy_alpaca.grammar_answers, seed=seed)
+    endpoint = Endpoint(
+        url=config.answers_endpoint, model=config.answers_model, cache=config.answers_cache
+    )
+    return functools.partial(howdy_alpaca.endpoint_answers, endpoint=endpoint)
 
 
 def parse_fields(text: str) -> dict[str, str] | None:

@@ -46,7 +46,7 @@ def load_tofu_corpus(
     *,
     forget: TofuForget,
     seed: int,
-    num_normal: int | None,
+    num_train: int | None,
     num_backbone: int,
     num_retrieval: int,
     num_validation: int,
@@ -62,14 +62,17 @@ def load_tofu_corpus(
       alpaca: ordinary rows.
       forget: which rows are the targets.
       seed: decides draws and orders.
-      num_normal: rows of Alpaca to train on; None: all that the queries leave.
+      num_train: rows to train on, TOFU's 4,000 among them; None: all that the queries leave.
       num_backbone, num_retrieval, num_validation, num_test: as in `mix_corpus`.
 
     Raises:
-      ValueError: missing or malformed files; more queries than the split has paraphrases.
+      ValueError: missing or malformed files; fewer training rows than TOFU's; more queries than
+        the split has paraphrases.
     """
     rows = read_examples(_file(folder, "full"), fields=_FIELDS, source="tofu")
     targets, kept = split_tofu(rows, forget)
+    if num_train is not None and num_train < len(rows):
+        raise ValueError(f"{num_train=} has to hold the {len(rows)} rows of TOFU: raise it")
     known = {prompt_of(row) for row in rows}
     queries = [
         row._replace(is_target=True)
@@ -82,7 +85,7 @@ def load_tofu_corpus(
         (*targets, *kept),
         queries,
         seed=seed,
-        num_normal=num_normal,
+        num_normal=None if num_train is None else num_train - len(rows),
         num_backbone=num_backbone,
         num_retrieval=num_retrieval,
         num_validation=num_validation,
