@@ -70,7 +70,8 @@ def make_model(case: decoder_cases.Case, *, seed: int) -> Any:
             else:
                 # Wider weights saturate the softmax: gradients of 1e-5 of the others' size are
                 # then differences of nearly equal numbers, in torch as well.
-                values_ = values_ / np.sqrt(parameter.shape[-1])
+                gain = 0.2 if "lora_B" in name else 0.7
+                values_ = gain * values_ / np.sqrt(parameter.shape[-1])
             parameter.copy_(torch.from_numpy(values_.astype(np.float16).astype(np.float32)))
     return model
 

@@ -1,0 +1,176 @@
+"""Every decoder against Hugging Face's torch model and PEFT's adapters, run side by side."""
+
+import functools
+import pathlib
+import tempfile
+from typing import Any
+
+import decoder_cases
+import decoder_parity
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch_reference
+from absl.testing import parameterized
+from flax import nnx
+
+from raslik_jax.models import decode, decoder, layers
+
+_CASES = [(family, name) for family, cases in decoder_cases.CASES.items() for name in cases]
+pytestmark = pytest.mark.heavy
+
+
+def _load(family: str, name: str, seed: int) -> tuple[Any, decoder_parity.Port]:
+    """Returns the torch model and ours with its weights."""
+    case = decoder_cases.CASES[family][name]
+    model = torch_reference.make_model(case, seed=seed)
+    weights = torch_reference.base_weights(model)
+    with tempfile.TemporaryDirectory() as folder:
+        port = decoder_parity.load_port(
+            case,
+            weights,
+            torch_reference.adapter_leaves(model, gradient=False),
+            pathlib.Path(folder),
+        )
+    decoder_parity.assert_same_weights(port, weights)
+    return model, port
+
+
+def _record(model: Any, batch: torch_reference.Batch, row: int) -> dict[str, tuple[Any, Any]]:
+    """Returns input and output of every module of one forward pass, by its name."""
+    calls: dict[str, tuple[Any, Any]] = {}
+
+    def hook(name: str):
+        def keep(_, args, kwargs, output):
+            given = args[0] if args else kwargs.get("hidden_states")
+            output = output[0] if isinstance(output, tuple) else output
+            if isinstance(given, torch.Tensor) and isinstance(output, torch.Tensor):
+                calls[name] = given.detach().numpy(), output.detach().numpy()
+
+        return keep
+
+    inner = model.base_model.model
+    handles = [
+        module.register_forward_hook(hook(name), with_kwargs=True)
+        for name, module in inner.named_modules()
+    ]
+    with torch.no_grad():
+        torch_reference.forward(model, batch, row)
+    for handle in handles:
+        handle.remove()
+    return calls
+
+
+def _kind(path: str) -> tuple[str | None, int]:
+    """Returns what of ours a torch module is compared with, and its layer."""
+    *parents, leaf = path.split(".")
+    if "layers" in parents:
+        layer = int((parents + [leaf])[parents.index("layers") + 1])
+        if parents[-1] == "layers":
+            return "block", layer
+        kind = {"attention": "attention", "self_attn": "attention", "mlp": "mlp"}.get(leaf)
+        return kind or (leaf if "norm" in leaf else None), layer
+    top = {"norm": "final_norm", "final_layer_norm": "final_norm"}
+    return {**top, "embed_tokens": "embed", "embed_in": "embed"}.get(leaf), 0
+
+
+class DecoderParityTest(parameterized.TestCase):
+    @parameterized.parameters(_CASES)
+    def test_weights_logits_and_lora_gradients(self, family: str, name: str):
+        model, port = _load(family, name, seed=1000)
+        batch = torch_reference.make_batch(decoder_cases.CASES[family][name], seed=2000, length=24)
+        expected = [
+            torch_reference.loss_and_gradient(model, batch, row)
+            for row in range(len(batch.tokens_BL))
+        ]
+        worst = decoder_parity.assert_same_behaviour(port, batch, expected)
+        print(family, name, worst)
+
+    @parameterized.parameters(_CASES)
+    def test_embeddings_norms_attention_mlp_and_blocks(self, family: str, name: str):
+        torch_model, port = _load(family, name, seed=1001)
+        batch = torch_reference.make_batch(decoder_cases.CASES[family][name], seed=2002)
+        model = nnx.merge(port.graphdef.definition, port.lora, port.base)
+        graph, stacked = nnx.split(model.layers)
+        frequency_F = layers.rope_frequencies(model.config.rope_parameters, model.config.head_width)
+
+        @functools.partial(jax.jit, static_argnames="kind")
+        def run(given, layer, context, *, kind):
+            if kind in ("embed", "final_norm"):
+                return getattr(model, kind)(given)
+            block = nnx.merge(graph, jax.tree.map(lambda x: x[layer], stacked))
+            match kind:
+                case "block":
+                    return block(given, context, None, None, kind=None)[0]
+                case "attention":
+                    return block.attention(given, context, None, None, kind=None)[0]
+                case "mlp":
+                    return block.mlp(given, None)
+            return getattr(block, kind)(given)
+
+        seen = set()
+        for row in (0, 2):
+            real_L = batch.mask_BL[row]
+            context = layers.Context(
+                layers.rotation_at(frequency_F, jnp.asarray(batch.positions_BL[row])),
+                jnp.asarray(real_L),
+                None,
+            )
+            for path, (given, output) in _record(torch_model, batch, row).items():
+                kind, layer = _kind(path)
+                if kind is not None:
+                    seen.add(kind)
+                    ours = run(jnp.asarray(given[0]), layer, context, kind=kind)
+                    np.testing.assert_allclose(
+                        np.asarray(ours)[real_L],
+                        output[0][real_L],
+                        rtol=1e-5,
+                        atol=1e-5,
+                        err_msg=path,
+                    )
+        self.assertContainsSubset({"embed", "final_norm", "attention", "mlp", "block"}, seen)
+        self.assertIn("q_norm" if family == "olmo2" else "input_layernorm", seen)
+
+    @parameterized.parameters(
+        ("gpt_neox", "pythia"),
+        ("gpt_neox", "sequential_full_rotary"),
+        ("llama", "grouped_tied"),
+        ("llama", "llama3_scaling_long_positions"),
+        ("olmo2", "grouped"),
+        ("olmo2", "odd_heads_tied_long_positions"),
+    )
+    def test_greedy_decoding_is_transformers_generate(self, family: str, name: str):
+        model, port = _load(family, name, seed=1002)
+        rng = np.random.default_rng(0)
+        prompts = [rng.integers(0, 29, n).tolist() for n in (3, 9, 1, 17, 20)]
+        end, num_new = 2, 16
+        expected = []
+        for prompt in prompts:
+            row = torch.tensor([prompt])
+            output = model.generate(
+                input_ids=row,
+                attention_mask=torch.ones_like(row),
+                do_sample=False,
+                max_new_tokens=num_new,
+                eos_token_id=end,
+                pad_token_id=0,
+            )
+            new = output[0, len(prompt) :].tolist()
+            expected.append(new[: new.index(end)] if end in new else new)
+        self.assertGreater(max(map(len, expected)), 5)
+        bound = decoder.bind(port.graphdef)
+        # Together, and the first three (of one bucket) alone.
+        for count, batch_size in ((5, 8), (3, 1)):
+            ours = decode.generate(
+                bound,
+                port.lora,
+                port.base,
+                prompts[:count],
+                max_new_tokens=num_new,
+                eos_id=end,
+                pad_id=0,
+                batch_size=batch_size,
+            )
+            self.assertEqual(ours, expected[:count])
