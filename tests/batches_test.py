@@ -94,16 +94,26 @@ class MakeBatchTest(parameterized.TestCase):
         self.assertTrue((batch.tokens_BL[1] == encoded.pad_id).all())
         self.assertEqual((batch.tokens_BL.dtype, batch.length_B.dtype), (np.int32, np.int32))
 
-    @parameterized.parameters(4, 32)
-    def test_a_planned_shape_just_fits_its_rows(self, multiple):
-        encoded = _encode()
-        plan = bt.plan_rows(encoded, np.array([0, -1, 1]), multiple=multiple)
-        for size, rows_N in (
-            (plan.length, encoded.lengths_N),
-            (plan.num_targets, encoded.num_targets_N),
-        ):
-            self.assertEqual(size % multiple, 0)
-            self.assertBetween(size, rows_N[:2].max(), rows_N[:2].max() + multiple - 1)
+    def test_a_training_shape_holds_its_rows_and_stands_on_the_ladder(self):
+        shapes = set()
+        for length in range(2, 300):
+            for start in {1, length // 2, length - 1}:
+                encoded = bt.Encoded(
+                    ids=("a",),
+                    tokens=(np.zeros(length, np.int32),),
+                    start_N=np.array([start]),
+                    num_truncated=0,
+                    num_without_targets=0,
+                    pad_id=0,
+                )
+                plan = bt.plan_rows(encoded, np.array([0, -1]))
+                self.assertBetween(plan.length, length, max(16, 1.5 * length))
+                self.assertBetween(plan.num_targets, length - start, plan.length)
+                shapes.add((plan.length, plan.num_targets))
+        self.assertEqual(
+            {length for length, _ in shapes}, {16, 24, 32, 48, 64, 96, 128, 192, 256, 384}
+        )
+        self.assertLen(shapes, 2 * 10)
 
     def test_a_plan_of_another_corpus_is_refused(self):
         plan = bt.BatchPlan(np.array([2]), 8, 8)

@@ -226,23 +226,28 @@ def padding_waste(plans: Sequence[BatchPlan], lengths_N: Int[np.ndarray, " N"]) 
     return 1.0 - float(lengths_N[sketching_order(plans)].sum()) / computed
 
 
-def plan_rows(encoded: Encoded, rows: Int[np.ndarray, " B"], *, multiple: int = 32) -> BatchPlan:
-    """Returns a batch of these rows in a shape that just fits them.
+def plan_rows(encoded: Encoded, rows: Int[np.ndarray, " B"]) -> BatchPlan:
+    """Returns a batch of these rows in the next shape of a short ladder.
 
-    For training, where batches are drawn at random: a coarse multiple keeps the number of shapes,
-    and so of compilations, small.
+    For training, where batches are drawn at random and every shape costs a compilation: L is the
+    next of 16, 24, 32, 48, 64, 96, ..., at most a half more than needed, and T is L or half of it.
 
     Args:
       encoded: the corpus.
       rows: corpus positions, at least one of them real; DUMMY_ROW for none.
-      multiple: divides L and T.
     """
     # Not encoded.lengths_N, which counts the whole corpus at every call.
     real = rows[rows != DUMMY_ROW]
     length_B = np.array([len(encoded.tokens[row]) for row in real.tolist()], np.int64)
-    length = int(_round_up(length_B, multiple).max())
-    num_targets = int(_round_up(length_B - encoded.start_N[real], multiple).max())
-    return BatchPlan(rows, length, num_targets)
+    length = _next_rung(int(length_B.max()))
+    num_targets = int((length_B - encoded.start_N[real]).max())
+    return BatchPlan(rows, length, length // 2 if num_targets <= length // 2 else length)
+
+
+def _next_rung(count: int) -> int:
+    """Returns the least of 2^k and 3 * 2^(k - 1) that holds so many, from 16 up."""
+    power = 1 << max(count - 1, 15).bit_length()
+    return power if count > power // 4 * 3 else max(power // 4 * 3, 16)
 
 
 def make_batch(encoded: Encoded, plan: BatchPlan) -> Batch:
