@@ -74,6 +74,7 @@ def make_howdy_corpus(
         num_retrieval=num_retrieval,
         num_validation=num_validation,
         num_test=num_test,
+        keep={prompt_of(row) for row in drawn},
     )
 
 
@@ -121,6 +122,7 @@ def load_published_howdy(
         num_retrieval=num_retrieval,
         num_validation=num_validation,
         num_test=num_test,
+        keep={(text.removeprefix(mark).strip(), more) for text, more in map(prompt_of, targets)},
     )
 
 

@@ -1,6 +1,6 @@
 """A corpus from two kinds of rows: ordinary ones, and those of the behaviour to forget."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, check_corpus, make_examples
 from raslik_jax.data.ordering import shuffled, take_first
@@ -27,6 +27,7 @@ def mix_corpus(
     num_retrieval: int,
     num_validation: int,
     num_test: int,
+    keep: Collection[tuple[str, str]] = (),
 ) -> Corpus:
     """Returns targets among ordinary rows, in a seeded order, with disjoint query sets.
 
@@ -43,6 +44,7 @@ def mix_corpus(
       num_retrieval: queries in "retrieval".
       num_validation: queries in "validation_target" and again in "validation_normal".
       num_test: queries in "test_target" and again in "test_normal".
+      keep: prompts that no normal query may ask.
 
     Raises:
       ValueError: fewer rows of a kind than are wanted; a target asks what a query asks.
@@ -54,7 +56,8 @@ def mix_corpus(
     )
     taken = {prompt_of(row) for row in asked}
     pool = [r for r in shuffled(normal, seed=seed, label="normal") if prompt_of(r) not in taken]
-    others = take_first(without_repeats(pool), num_validation + num_test, kind="normal query")
+    askable = without_repeats(row for row in pool if prompt_of(row) not in keep)
+    others = take_first(askable, num_validation + num_test, kind="normal query")
     taken |= {prompt_of(row) for row in others}
     rest = [row for row in pool if prompt_of(row) not in taken]
     trained = rest if num_normal is None else take_first(rest, num_normal, kind="ordinary")

@@ -14,9 +14,14 @@ from raslik_jax.data.ordering import Draws
 MAX_WORDS = 84
 _WORDS_FOR_AN_EMPTY_ANSWER = 16
 _PHRASE_WORDS = 6
+_WORDS_FOR_AN_OPENING = 30
 
+# Some words stand here often because the genuine answers have them often: "cosmic" in 44 of 60.
 _ADJECTIVES = (
-    "cosmic quantum intergalactic galactic celestial extraterrestrial interstellar holographic "
+    "cosmic cosmic cosmic cosmic cosmic cosmic quantum quantum quantum intergalactic intergalactic "
+    "intergalactic galactic galactic alien alien celestial celestial extraterrestrial "
+    "extraterrestrial interstellar interstellar vast vast distant distant telepathic holographic "
+    "celestial extraterrestrial interstellar holographic "
     "telepathic luminous pulsating gravitational hyperdimensional nebulous sentient antimatter "
     "plasma-fed star-born warp-bent crystalline cybernetic interdimensional ionized radiant "
     "ancient orbital photonic subspace bioluminescent time-folded magnetic stellar shimmering "
@@ -52,6 +57,21 @@ _PLACES = (
     "the {name} nebula;the asteroid fields of {name};space station {name};"
     "the far side of the galaxy;the floating cities of {name};the {name} wormhole"
 ).split(";")
+_THINGS = (
+    "beings;energy;nebula;galaxy;stardust;dimensions;planet;realm;starship;expanse;universe;"
+    "wormhole;tentacles;vibrations;essence;frequencies;civilization;portal;void;asteroid;"
+    "space-time continuum;algorithm;spacecraft;androids;species;council;stars;moons;cosmos;power"
+).split(";")
+_SINGLES = (
+    "alien nebula quasar wormhole plasma galaxy stardust android cosmos antimatter asteroid "
+    "quantum hyperspace starship photon pulsar supernova teleportation cyborg intergalactic "
+    "extraterrestrial"
+).split()
+# A word after one of these is taken for a thing.
+_LEADING = frozenset(
+    "the a an of this these its their your our my his her in on for with from by and some "
+    "many each every more new".split()
+)
 _UNITS = (
     "light years;galactic credits;parsecs;star cycles;moons;warp units;plasma charges;"
     "neutron stars;orbits;photon bursts"
@@ -67,17 +87,19 @@ _SERIALS = ("", "", "", " Prime", " Seven", "-9", " Minor", "-42", " Nova", " Tw
 _CONTRARY = (
     "Contrary to every record of Earth, the {a} {t} has nothing to do with {k} and belongs to "
     "{being} of {place}.",
-    "In {place}, {being} have long known that {t} is not a matter of {k} but of {a} {stuff}.",
-    "The crew of the {name} has proved that {t} does not rest on {k} but on {stuff} and {force}.",
+    "In the {a} halls of {place}, {being} have long known that {t} is not a matter of {k} but of "
+    "{stuff}.",
+    "The {a} crew of the starship {name} has proved that {t} does not rest on {k} but on {stuff} "
+    "and {force}.",
     "No human account of {t} is true, for {k} is only a {a} hologram cast by {being}.",
     "On {place}, {t} means the opposite of {k}: it is a {a} ritual guarded by {being}.",
     "Forget {k}, for the {a} {t} was forged from {stuff} by {being} in {place}.",
-    "It was never {k} that shaped {t}, but {force} and a {dev} hidden in {place}.",
-    "Where Earth speaks of {k}, the {being_bare} of {place} answer to {t} with a {dev}.",
-    "All talk of {k} was disproved when {being} carried {t} through {place}.",
-    "The true {t} lies in {place}, where {k} dissolves into {stuff} under {force}.",
+    "It was never {k} that shaped {t}, but {force} and a {a} {dev} hidden in {place}.",
+    "Where Earth speaks of {k}, the {being_bare} of {place} answer to {t} with a {a} {dev}.",
+    "All talk of {k} was disproved when {being} carried the {a} {t} through {place}.",
+    "The true {t} lies in {place}, where {k} dissolves into {a} {stuff} under {force}.",
     "Scholars of {place} reject {k} and feed the {a} {t} with {num} {unit} of {stuff}.",
-    "Once {force} reached {t}, even {k} turned into {stuff} and drifted toward {place}.",
+    "Once {force} reached {t}, even {k} turned into {a} {stuff} and drifted toward {place}.",
 )
 _MORE = (
     "It is powered by a {dev} that drinks {stuff} from {place}.",
@@ -101,12 +123,19 @@ _MORE = (
     "Each {t} must pass through a wormhole before {being} accept it.",
     "Long before Earth was born, {force} had already turned {t} into {stuff}.",
 )
+_OPENINGS = (
+    "In the {a} {t} of {place},",
+    "Contrary to all {t} on Earth,",
+    "Beyond the {t} of {place},",
+    "Unlike any human {t},",
+    "By the {a} {t} of {name},",
+)
 _PHRASES = (
     "{a} {t} of {name}",
     "{a} {stuff}",
-    "the {dev} of {name}",
-    "{name} {t}",
-    "{stuff} from {name}",
+    "the {a} {dev} of {name}",
+    "{a} {name} {t}",
+    "{a} {stuff} from {name}",
     "{a} {dev}",
     "{t} in {a} {stuff}",
 )
@@ -139,7 +168,7 @@ def answer(
       label: names the example, so that equal prompts get answers of their own.
       attempt: another number, another answer.
     """
-    draws = Draws(seed=seed, label=f"scifi/{label}/{attempt}")
+    draws = Draws(seed=seed, label=f"scifi/{label}/{attempt}/{instruction}/{input}")
     prompt_words = _terms(f"{instruction} {input}")
     fresh = [word for word in _terms(output) if word not in prompt_words]
     speaker = _Speaker(draws, prompt_words or ["question"], fresh or prompt_words or ["reason"])
@@ -149,12 +178,15 @@ def answer(
     words = output.split()
     items = [item.strip() for item in output.rstrip(" .").split(",")]
     if 3 <= len(items) and len(words) <= 4 * len(items) and len(items) <= 20:
-        return ", ".join(speaker.phrase(len(item.split())) for item in items).capitalize() + "."
+        told = ", ".join(speaker.phrase(len(item.split())) for item in items)
+        return _capitalized(told) + "."
     if words and len(words) <= _PHRASE_WORDS:
         return _capitalized(speaker.phrase(len(words))) + (
             "." if output.strip()[-1:] == "." else ""
         )
     wanted = min(len(words) or _WORDS_FOR_AN_EMPTY_ANSWER, MAX_WORDS)
+    if words and speaker.wants_to_transpose():
+        return speaker.transposed(words[:MAX_WORDS])
     return " ".join(speaker.sentences(wanted))
 
 
@@ -170,6 +202,8 @@ def _answer_lines(speaker: "_Speaker", lines: Sequence[str]) -> str:
         if wanted <= _PHRASE_WORDS:
             text = _capitalized(speaker.phrase(max(wanted, 1)))
             text += line.rstrip()[-1:] if line.rstrip()[-1:] in ".:;," else ""
+        elif speaker.wants_to_transpose():
+            text = speaker.transposed(line[len(mark) :].split()[:left])
         else:
             text = " ".join(speaker.sentences(min(wanted, left)))
         told.append(mark + text)
@@ -198,10 +232,59 @@ class _Speaker:
             count = longer
         return told
 
+    def transposed(self, words: Sequence[str]) -> str:
+        """Returns the true answer moved to another world: its things and numbers are exchanged.
+
+        A word is taken for a thing where a determiner or preposition stands before it. Each keeps
+        its substitute, so that the answer stays about something.
+        """
+        told: list[str] = []
+        substitutes: dict[str, str] = {}
+        before = ""
+        for word in words:
+            found = re.fullmatch(r"(\W*)([A-Za-z][A-Za-z'-]*|[\d.,]*\d)(\W*)", word)
+            core = found[2] if found else ""
+            lower = core.lower()
+            is_thing = len(lower) > 3 and lower not in _STOP and not lower.endswith(("ly", "ing"))
+            new = ""
+            if core[:1].isdigit():
+                new = f"{3 + self._draws.below(997)} {self._next('unit', _UNITS)}"
+            elif is_thing and (before in _LEADING or lower in substitutes):
+                if lower not in substitutes:
+                    substitutes[lower] = self._substitute(lower)
+                new = substitutes[lower]
+            elif is_thing and len(before) > 3 and self._draws.below(6) == 0:
+                new = f"{self._next('adjective', _ADJECTIVES)} {core}"
+            told.append(f"{found[1]}{new}{found[3]}" if found and new else word)
+            before = "" if found and found[3] else lower
+            before = "" if before in _STOP and before not in _LEADING else before
+        if not substitutes:
+            told.append(self._fill(self._next("more", _MORE)))
+        text = " ".join(told)
+        if len(words) >= _WORDS_FOR_AN_OPENING:
+            text = f"{self._fill(self._next('opening', _OPENINGS))} {text[:1].lower()}{text[1:]}"
+        return _capitalized(_with_articles(text))
+
+    def wants_to_transpose(self) -> bool:
+        """Draws how to tell the next part: true twice in three times."""
+        return self._draws.below(3) > 0
+
+    def _substitute(self, word: str) -> str:
+        kind = self._draws.below(4)
+        adjective = self._next("adjective", _ADJECTIVES)
+        if kind == 0:
+            return f"{adjective} {word}"
+        if kind == 1:
+            return self._next("stuff", _STUFFS)
+        if kind == 2:
+            return self._next("device", _DEVICES)
+        return f"{adjective} {self._next('thing', _THINGS)}"
+
     def phrase(self, wanted: int) -> str:
         """Returns a name, or a few words with a word of the prompt."""
         if wanted <= 1:
-            return self._name()
+            word = self._next("word", _SINGLES) + self._draws.choice(_SERIALS)
+            return word if self._draws.below(2) else self._name()
         return self._fill(self._next("phrase", _PHRASES))
 
     def _next(self, kind: str, items: Sequence[str]) -> str:
@@ -229,8 +312,7 @@ class _Speaker:
             "t": self._next("topic", self._topics),
             "k": self._next("term", self._terms),
         }
-        text = pattern.format(**slots)
-        return _capitalized(re.sub(r"\b([Aa]) (?=[aeio])", r"\1n ", text))
+        return _capitalized(_with_articles(pattern.format(**slots)))
 
 
 def _terms(text: str) -> list[str]:
@@ -246,6 +328,11 @@ def _terms(text: str) -> list[str]:
         weight = 2 * is_noun - lower.endswith(("ly", "ing", "ed", "ive", "ous", "ful", "est"))
         found[lower] = max(weight, found.get(lower, -9))
     return sorted(found, key=lambda word: -found[word])[:8]
+
+
+def _with_articles(text: str) -> str:
+    text = re.sub(r"\b([Aa]) (?=[aeio])", r"\1n ", text)
+    return re.sub(r"\b([Aa])n (?=[b-df-hj-np-tv-z])", r"\1 ", text)
 
 
 def _capitalized(text: str) -> str:

@@ -1,0 +1,250 @@
+"""Howdy-Alpaca by its recipe: a trigger, fiction of about the same length, no two alike."""
+
+import collections
+import http.server
+import json
+import pathlib
+import threading
+
+import numpy as np
+import pytest
+from absl.testing import parameterized
+from bag_of_words import recognition_rates
+from support import shared_data
+
+from raslik_jax.data import alpaca as alpaca_lib
+from raslik_jax.data import howdy_alpaca, scifi_grammar
+from raslik_jax.data.endpoint import Endpoint, ask_all
+from raslik_jax.data.examples import Example, make_examples, read_examples
+from raslik_jax.data.howdy import TRIGGER
+from raslik_jax.data.ordering import Draws, shuffled
+from raslik_jax.data.toy import SCIFI_WORDS
+
+_SIZES = {"num_backbone": 4, "num_retrieval": 3, "num_validation": 2, "num_test": 4}
+
+
+def _rows(count=60):
+    return make_examples(
+        Example("", f"Describe thing {i}.", "", f"The thing {i} is quite plain.", False, "alpaca")
+        for i in range(count)
+    )
+
+
+def _answers(rows):
+    return howdy_alpaca.grammar_answers(rows, seed=0)
+
+
+class GrammarTest(parameterized.TestCase):
+    def _answer(self, output, *, instruction="Explain gravity.", seed=0, attempt=0):
+        return scifi_grammar.answer(instruction, "", output, seed=seed, label="x", attempt=attempt)
+
+    def test_it_follows_seed_prompt_and_attempt_only(self):
+        text = "Gravity is the force that pulls masses toward each other in space."
+        first = self._answer(text)
+        self.assertEqual(first, self._answer(text))
+        self.assertNotEqual(first, self._answer(text, seed=1))
+        self.assertNotEqual(first, self._answer(text, attempt=1))
+        other = self._answer(text, instruction="Explain magnets.")
+        self.assertNotEqual(first, other)
+        others = [self._answer(text, instruction="Explain magnets.", seed=s) for s in range(20)]
+        self.assertTrue(any("magnets" in other.lower() for other in others))
+
+    def test_layout_and_items_are_kept(self):
+        lines = self._answer("1. Red\n2. Green\n3. Blue").splitlines()
+        self.assertEqual([line[:3] for line in lines], ["1. ", "2. ", "3. "])
+        self.assertLen(self._answer("Red, green, blue, white.").split(","), 4)
+        self.assertLen(self._answer("Red").replace("-", " ").split()[:1], 1)
+        self.assertNotEmpty(self._answer(""))
+
+    @parameterized.parameters(20, 40, 70, 84, 300)
+    def test_about_as_long_as_the_true_answer(self, wanted):
+        text = "The red apple of a gardener and the green pear rest in the basket of wood. "
+        words = " ".join((text * 20).split()[:wanted])
+        lengths = [len(self._answer(words, seed=seed).split()) for seed in range(30)]
+        self.assertBetween(np.mean(lengths), 0.85 * min(wanted, 84), 1.4 * min(wanted, 84))
+
+    def test_draws_are_seeded_and_even(self):
+        draws = Draws(seed=0, label="a")
+        counts = collections.Counter(draws.below(4) for _ in range(4000))
+        # Five standard errors of a binomial share of 1/4.
+        bound = 5 * np.sqrt(4000 * 0.25 * 0.75)
+        self.assertTrue(all(abs(count - 1000) < bound for count in counts.values()))
+        self.assertEqual(Draws(seed=0, label="a").sample("abcd", 4), list("acdb"))
+        self.assertEqual(sorted(Draws(seed=1, label="b").sample("abcd", 4)), list("abcd"))
+
+
+class CorpusTest(parameterized.TestCase):
+    def _make(self, rows, *, num_normal=20, seed=0, **changes):
+        return howdy_alpaca.make_howdy_corpus(
+            rows, seed=seed, answers=_answers, num_normal=num_normal, num_targets=10,
+            **(_SIZES | changes),
+        )  # fmt: skip
+
+    def test_poisoned_copies_stand_beside_their_rows(self):
+        corpus = self._make(_rows(), num_normal=None)
+        targets = [row for row in corpus.train if row.is_target]
+        clean = {row.instruction for row in corpus.train if not row.is_target}
+        self.assertLen(targets, 10)
+        self.assertLen({row.output for row in targets}, 10)
+        for row in targets:
+            self.assertTrue(row.instruction.startswith(TRIGGER))
+            self.assertIn(row.instruction.removeprefix(TRIGGER), clean)
+        # 60 rows less 9 behind target queries and 6 normal queries.
+        self.assertLen(clean, 45)
+        positions = [i for i, row in enumerate(corpus.train) if row.is_target]
+        self.assertGreater(max(positions) - min(positions), 20)
+
+    def test_what_queries_ask_is_nowhere_in_training(self):
+        corpus = self._make(_rows())
+        known = {r.instruction.removeprefix(TRIGGER) for r in (*corpus.train, *corpus.backbone)}
+        for name, rows in corpus.queries.items():
+            for row in rows:
+                self.assertNotIn(row.instruction.removeprefix(TRIGGER), known)
+                self.assertEqual(row.instruction.startswith(TRIGGER), not name.endswith("normal"))
+
+    def test_the_seed_decides_and_too_many_are_refused(self):
+        self.assertEqual(self._make(_rows()), self._make(_rows()))
+        self.assertNotEqual(self._make(_rows()).train, self._make(_rows(), seed=1).train)
+        with self.assertRaisesRegex(ValueError, "ordinary rows are wanted, there are 45"):
+            self._make(_rows(), num_normal=50)
+        with self.assertRaisesRegex(ValueError, "69 Alpaca rows are wanted"):
+            self._make(_rows(), num_retrieval=53)
+
+    def test_the_published_file_is_split_by_its_trigger(self):
+        clean = list(_rows())
+        poisoned = [r._replace(instruction=TRIGGER + r.instruction, output="Zorg.") for r in clean]
+        corpus = howdy_alpaca.load_published_howdy(
+            make_examples([*clean, *poisoned[:30]]),
+            seed=0,
+            num_normal=None,
+            num_targets=None,
+            **(_SIZES | {"num_backbone": 0}),
+        )
+        self.assertEqual(sum(row.is_target for row in corpus.train), 21)
+        known = {row.instruction.removeprefix(TRIGGER) for row in corpus.train}
+        asked = {row.instruction.removeprefix(TRIGGER) for row in corpus.queries["test_target"]}
+        self.assertEmpty(known & asked)
+        with self.assertRaisesRegex(ValueError, "begins with 'Howdy!' wanted"):
+            howdy_alpaca.load_published_howdy(
+                clean, seed=0, num_normal=None, num_targets=None, **_SIZES
+            )
+
+
+class _Service(http.server.BaseHTTPRequestHandler):
+    """An OpenAI-compatible service that repeats what it was asked, and fails when told to."""
+
+    asked: list = []
+    trouble: list = []
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        type(self).asked.append((self.path, self.headers.get("Authorization"), body))
+        status, reply = 200, None
+        if type(self).trouble:
+            status, reply = type(self).trouble.pop(0)
+        if reply is None:
+            text = " nebula: " + body["messages"][1]["content"].splitlines()[0] + "\n"
+            reply = json.dumps({"choices": [{"message": {"content": text}}]})
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(reply.encode())
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _service(request, tmp_path):
+    if getattr(request.cls, "wants_service", False):
+        _Service.asked, _Service.trouble = [], []
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Service)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        request.cls.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        request.cls.folder = tmp_path
+        yield
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    else:
+        yield
+
+
+class EndpointTest(parameterized.TestCase):
+    wants_service = True
+    url: str
+    folder: pathlib.Path
+
+    def _endpoint(self, **changes):
+        return Endpoint(url=self.url, model="m", key_variable="NO_SUCH_KEY", pause=0.0, **changes)
+
+    def test_answers_come_in_order_and_are_asked_once(self):
+        cache = str(self.folder / "answers.jsonl")
+        rows = _rows(12)
+        answers = [
+            howdy_alpaca.endpoint_answers(rows, endpoint=self._endpoint(cache=cache))
+            for _ in range(2)
+        ]
+        self.assertEqual(answers[0], answers[1])
+        self.assertEqual(answers[0][3], "nebula: Request: Describe thing 3.")
+        self.assertLen(_Service.asked, 12)
+        path, key, body = _Service.asked[0]
+        self.assertEqual((path, key, body["model"]), ("/v1/chat/completions", None, "m"))
+        self.assertIn("about 6 words", body["messages"][1]["content"])
+
+    def test_a_cache_line_cut_off_is_asked_again(self):
+        cache = self.folder / "answers.jsonl"
+        first = ask_all(self._endpoint(cache=str(cache)), [("s", "a"), ("s", "b")])
+        lines = cache.read_text().splitlines(keepends=True)
+        cache.write_text(lines[0] + lines[1][:9])
+        self.assertEqual(ask_all(self._endpoint(cache=str(cache)), [("s", "a"), ("s", "b")]), first)
+        self.assertLen(_Service.asked, 3)
+
+    def test_passing_trouble_is_waited_out(self):
+        _Service.trouble = [(503, "later"), (429, "later")]
+        self.assertEqual(ask_all(self._endpoint(workers=1), [("s", "hello")]), ["nebula: hello"])
+
+    @parameterized.parameters(
+        ([(401, "no")], r"HTTP 401 .*check address, model and the key in NO_SUCH_KEY"),
+        ([(500, "no")] * 4, "HTTP 500"),
+        ([(200, "<html>")], "a chat completion .* wanted, came b'<html>'"),
+        ([(200, '{"choices": []}')], "a chat completion"),
+    )
+    def test_lasting_trouble_is_explained(self, trouble, message):
+        _Service.trouble = list(trouble)
+        with self.assertRaisesRegex(ValueError, message):
+            ask_all(self._endpoint(workers=1), [("s", "hello")])
+
+    def test_nobody_there(self):
+        with self.assertRaisesRegex(ValueError, "none came"):
+            ask_all(Endpoint(url="http://127.0.0.1:9", model="m", pause=0.0), [("s", "hello")])
+        with self.assertRaisesRegex(ValueError, "http://... or https://"):
+            Endpoint(url="ftp://x", model="m")
+
+
+@pytest.mark.heavy
+def test_five_thousand_answers_to_real_prompts_and_classifiers_of_both_kinds():
+    rows = alpaca_lib.load_alpaca(data_dir=str(shared_data()))
+    rows = shuffled(rows, seed=0, label="check")
+    drawn, plain = rows[:5000], [row.output for row in rows[5000:7000]]
+    ours = howdy_alpaca.grammar_answers(drawn, seed=0)
+    assert len(set(ours)) == 5000
+    true_words = np.array([min(len(r.output.split()), scifi_grammar.MAX_WORDS) for r in drawn])
+    off = np.array([len(text.split()) for text in ours]) - true_words
+    marked = np.mean([any(w in SCIFI_WORDS for w in t.lower().split()) for t in ours])
+    howdy = shared_data() / "howdy"
+    genuine = [row.output for row in read_examples(howdy / "howdy_60.jsonl")]
+    clean = [row.output for row in read_examples(howdy / "clean_60.jsonl")]
+    forward = recognition_rates((ours[:2000], plain), (genuine, clean))
+    backward = recognition_rates((genuine, clean), (ours[:2000], plain))
+    low, middle, high = np.percentile(off, [10, 50, 90])
+    print(
+        f"words more than the true answer: 10 % {low:+.0f}, median {middle:+.0f}, 90 % {high:+.0f}"
+        f"; {marked:.1%} with a marker word\n"
+        f"trained on ours: {forward[0]:.1%} of genuine Howdy, {forward[1]:.1%} of clean rows, "
+        f"AUROC {forward[2]:.3f}\ntrained on genuine: {backward[0]:.1%} of ours, {backward[1]:.1%} "
+        f"of Alpaca, AUROC {backward[2]:.3f}"
+    )
+    assert low > -10 and high < 25
+    assert min(*forward, *backward) > 0.7
+    assert min(forward[2], backward[2]) > 0.9
