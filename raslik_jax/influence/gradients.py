@@ -110,7 +110,7 @@ def sketch_gradients(
         flat_P = flat_gradient(loss, adapters, base, tokens_L, target_mask_L, normalise=normalise)
         return project(projection, flat_P)
 
-    sketch_BK = _in_micro_batches(
+    sketch_BK = in_micro_batches(
         jax.vmap(sketch), tokens_BL, target_mask_BL, micro_tokens=micro_tokens
     )
     norm_B = jnp.linalg.norm(sketch_BK, axis=-1)
@@ -118,17 +118,27 @@ def sketch_gradients(
     return Sketches(unit_BK=unit_BK.astype(dtype), norm_B=norm_B)
 
 
-def _in_micro_batches(
-    sketch_rows: Callable[[Array, Array], Array],
-    tokens_BL: Array,
-    target_mask_BL: Array,
+def in_micro_batches(
+    map_rows: Callable[[Array, Array], Array],
+    tokens_BL: Int[Array, "B L"],
+    target_mask_BL: Bool[Array, "B L"],
     *,
     micro_tokens: int | None,
-) -> Array:
-    """Returns sketch_rows of the batch, a few rows at a time; the last few filled with dummies."""
+) -> Float[Array, "B M"]:
+    """Returns map_rows of a batch, a few rows at a time; the last few are filled with dummies.
+
+    Args:
+      map_rows: from rows of tokens and masks to one vector for each.
+      tokens_BL: token ids.
+      target_mask_BL: True where a token's loss counts.
+      micro_tokens: tokens of a micro-batch at most, but one example at least; None for all.
+
+    Raises:
+      ValueError: micro_tokens below 1.
+    """
     batch, length = tokens_BL.shape
     if micro_tokens is None:
-        return sketch_rows(tokens_BL, target_mask_BL)
+        return map_rows(tokens_BL, target_mask_BL)
     if micro_tokens < 1:
         raise ValueError(f"a micro-batch needs at least one token, got {micro_tokens=}")
     steps = -(-batch // max(micro_tokens // length, 1))
@@ -138,5 +148,5 @@ def _in_micro_batches(
         padded_BL = jnp.pad(array_BL, ((0, steps * rows - batch), (0, 0)))
         return padded_BL.reshape(steps, rows, length)
 
-    sketch_SMK = jax.lax.map(lambda part: sketch_rows(*part), (cut(tokens_BL), cut(target_mask_BL)))
-    return sketch_SMK.reshape(steps * rows, -1)[:batch]
+    mapped_SRM = jax.lax.map(lambda part: map_rows(*part), (cut(tokens_BL), cut(target_mask_BL)))
+    return mapped_SRM.reshape(steps * rows, -1)[:batch]
