@@ -86,6 +86,9 @@ Strategy = Literal[
     "raslik_f",
     "raslik",
     "exact",
+    "random_anywhere",
+    "oracle_anywhere",
+    "raslik_f_anywhere",
 ]
 Algorithm = Literal["ga_gdr", "ga_klr"]
 
@@ -267,7 +270,8 @@ class RetrieveConfig(_Checked):
         ("random", "oracle", "raslik_f", "raslik"),
         "Retrieval strategies. embedding: see --encoder_checkpoint. cr_50: half of the forget set "
         "from the oracle, half non-targets; cr: the share of --cr_oracle_share. exact: RASLIK on "
-        "whole gradients, in two passes over the corpus.",
+        "whole gradients, in two passes over the corpus. *_anywhere: with --retain_from=anywhere "
+        "for this one alone.",
     )
     center: bool = setting(True, "Subtract the mean sketch before the cosine.")
     aggregate: Literal["mean", "mean_rank"] = setting(

@@ -454,6 +454,13 @@ class StrategiesTest(parameterized.TestCase):
             np.isinf(STRATEGIES[name](_request(retain_from="anywhere")).retain_N).any()
         )
 
+    @parameterized.parameters("random", "oracle", "raslik_f")
+    def test_both_retain_sets_stand_in_one_table(self, name):
+        beside = STRATEGIES[f"{name}_anywhere"](_request())
+        expected = STRATEGIES[name](_request(retain_from="anywhere"))
+        for one, two in zip(beside, expected, strict=True):
+            np.testing.assert_array_equal(one, two)
+
     def test_the_oracle_forgets_targets_only(self):
         forget_N = STRATEGIES["oracle"](_request()).forget_N
         np.testing.assert_array_equal(np.isinf(forget_N), np.arange(20) >= 6)

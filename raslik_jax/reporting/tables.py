@@ -19,6 +19,9 @@ STRATEGY_NAMES = {
     "raslik_f": "RASLIK-F",
     "raslik": "RASLIK",
     "exact": "Exact kernel",
+    "random_anywhere": "Random, any retain",
+    "oracle_anywhere": "Oracle, any retain",
+    "raslik_f_anywhere": "RASLIK-F, any retain",
 }
 _REFERENCES = {
     "finetuned": "the answers of the fine-tuned model before unlearning",

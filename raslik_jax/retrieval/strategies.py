@@ -224,6 +224,15 @@ def _both_ends(score_N: Float[np.ndarray, " N"]) -> Scores:
     return Scores(forget_N=score_N, retain_N=-score_N)
 
 
+def _anywhere(strategy: Callable[[Request], Scores]) -> Callable[[Request], Scores]:
+    """Returns the strategy with its random retain set drawn among all examples."""
+
+    def choose(request: Request) -> Scores:
+        return strategy(request._replace(retain_from="anywhere"))
+
+    return choose
+
+
 # The shares of the paper's table; any other is `cr` with its own oracle_share.
 CR_PERCENTAGES = (25, 35, 45, 50, 62, 75)
 
@@ -237,6 +246,10 @@ STRATEGIES: dict[str, Callable[[Request], Scores]] = {
     "raslik_f": raslik_f,
     "raslik": raslik,
     "exact": exact,
+    # Beside the paper's protocol in one table, whatever the request's retain_from.
+    "random_anywhere": _anywhere(random),
+    "oracle_anywhere": _anywhere(oracle),
+    "raslik_f_anywhere": _anywhere(raslik_f),
 }
 # Those whose forget score orders all examples, so that the whole ranking can be measured.
-RANKING_STRATEGIES = ("bm25", "embedding", "raslik_f", "raslik", "exact")
+RANKING_STRATEGIES = ("bm25", "embedding", "raslik_f", "raslik", "exact", "raslik_f_anywhere")
