@@ -28,7 +28,7 @@ class FormatTest(parameterized.TestCase):
     def test_what_was_not_measured_is_a_dash(self):
         self.assertEqual(tables.format_interval(None), "-")
 
-    @parameterized.parameters(("raslik_f", "RASLIK-F"), ("cr_25", "cr_25"))
+    @parameterized.parameters(("raslik_f", "RASLIK-F"), ("cr_25", "CR-25"), ("mine", "mine"))
     def test_strategy_names(self, strategy, expected):
         self.assertEqual(tables.strategy_name(strategy), expected)
 
