@@ -321,6 +321,8 @@ class RetrieveConfig(_Checked):
                 found.append(f"{name}={value} is not in {least} share <= 1")
         if self.select == "quantile" and self.forget_share + self.retain_share > 1:
             found.append(f"forget_share={self.forget_share} and retain_share exceed 1 together")
+        if self.select == "margin" and self.aggregate != "mean":
+            found.append("select=margin needs aggregate=mean, its sigma is one of cosines")
         if "embedding" in self.strategies and not self.encoder_checkpoint:
             found.append("the embedding strategy needs encoder_checkpoint")
         return found

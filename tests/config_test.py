@@ -24,6 +24,16 @@ class ConfigTest(parameterized.TestCase):
             {"select": "quantile", "forget_share": 0.6, "retain_share": 0.5},
             "exceed 1 together",
         ),
+        (
+            config.RetrieveConfig,
+            {"select": "margin", "aggregate": "mean_rank"},
+            "margin needs aggregate=mean",
+        ),
+        (
+            config.CorpusConfig,
+            {"dataset": "howdy", "answers_endpoint": "http://x"},
+            "needs answers_model",
+        ),
     )
     def test_a_wrong_value_is_refused_by_name(self, settings, values, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -18,7 +18,7 @@ _TINY = (
     "--pretrain_steps=6 --finetune_epochs=1 --lora_rank=2 --max_new_tokens=8 --num_buckets=1 "
     "--batch_tokens=1024 --chunk_rows=16 --sketch_size=4096"
 )
-_STRATEGIES = "random,bm25,embedding,oracle,cr,cr_25,raslik_f,raslik,exact"
+_STRATEGIES = "random,random_anywhere,bm25,embedding,oracle,cr,cr_25,raslik_f,raslik,exact"
 
 
 def _run(workdir, stages, *arguments):
@@ -61,7 +61,8 @@ def test_every_strategy_and_every_rule_of_selection(tmp_path):
         (("--select=quantile", "--forget_share=0.05", "--retain_share=0.2"), (6, 24)),
         (("--select=threshold", "--forget_threshold=0.05", "--retain_threshold=0.1"), None),
         (("--select=margin", "--forget_threshold=0.05", "--margin_sigma=pilot"), None),
-        (("--select=margin", "--aggregate=mean_rank", "--retain_from=anywhere"), None),
+        (("--select=margin", "--forget_threshold=0.05", "--retain_from=anywhere"), None),
+        (("--select=quantile", "--aggregate=mean_rank"), (12, 12)),
     ):
         done = _run(tmp_path, "retrieve", strategies, *options)
         assert done.returncode == 0, (options, done.stderr)
