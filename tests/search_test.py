@@ -24,6 +24,16 @@ def correlated_rows(count: int, size: int, seed: int) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
+def two_terms(vector: np.ndarray) -> np.ndarray:
+    """A vector as the sum of two vectors of 8-bit integers times a scale each."""
+    left, terms = vector, []
+    for _ in range(2):
+        scale = float(np.float32(max(np.abs(left).max(), 1e-30) / 127))
+        terms.append(np.rint(left / scale).clip(-127, 127) * scale)
+        left = left - terms[-1]
+    return sum(terms)
+
+
 def exact(store: SketchStore, query_QK: np.ndarray, *, center: bool) -> np.ndarray:
     """The scores of each dtype's own definition in float64, one query and row at a time."""
     query_QK = query_QK.astype(np.float64)
@@ -43,6 +53,15 @@ def exact(store: SketchStore, query_QK: np.ndarray, *, center: bool) -> np.ndarr
         rows = (rows.astype(np.float32) * store.scales[:, None]).astype(np.float64)
         query_QK = quantise.rotate(query_QK, seed=0)
     mean = rows[store.is_live_N].mean(axis=0) if center else np.zeros(rows.shape[1])
+    if store.dtype == "int8":
+        # The definition has the query, and the mean, in two 8-bit terms.
+        mean = quantise.rotate(store.mean_K[None], seed=0)[0] if center else mean
+        centred = query_QK - mean
+        centred /= np.linalg.norm(centred, axis=1, keepdims=True)
+        direction = two_terms(centred.mean(axis=0))
+        products = rows @ direction - centred.mean(axis=0) @ mean
+        squares = np.sum(rows**2, axis=1) - 2 * rows @ two_terms(mean) + mean @ mean
+        return products / np.sqrt(squares)
     for n, q in np.ndindex(scores.shape):
         row, query = rows[n] - mean, query_QK[q] - mean
         scores[n, q] = (row @ query) / (np.linalg.norm(row) * np.linalg.norm(query))
