@@ -107,9 +107,9 @@ def main(argv: Sequence[str]) -> None:
             write_run_flags(workdir)
             logging.set_verbosity(logging.WARNING)
             # Imported here, because it takes jax with it and --help should not.
-            from raslik_jax import stages
+            from raslik_jax.stages import plan
 
-            stages.run(config, workdir, stages=_STAGES.value)
+            plan.run(config, workdir, stages=_STAGES.value)
     except (ValueError, OSError) as error:
         if os.environ.get("RASLIK_TRACEBACK"):
             raise

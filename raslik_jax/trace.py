@@ -24,7 +24,8 @@ from raslik_jax.influence import projections, theory
 from raslik_jax.models import checkpoint
 from raslik_jax.pipeline import read_json
 from raslik_jax.retrieval import selection as selection_lib
-from raslik_jax.stages import Workspace, sketch_function, sketched_adapters
+from raslik_jax.stages.retrieving import sketch_function, sketched_adapters
+from raslik_jax.stages.workspace import Workspace
 
 
 class Influence(NamedTuple):

@@ -46,7 +46,7 @@ def _room(path: pathlib.Path) -> str:
 
 _FILES = sorted(path for path in _PACKAGE.rglob("*.py") if path.parent != _PACKAGE) + [
     _PACKAGE / f"{name}.py"
-    for name in ("axes", "config", "progress", "distributed", "pipeline", "stages", "trace")
+    for name in ("axes", "config", "progress", "distributed", "pipeline", "trace")
 ]
 
 

@@ -1,0 +1,164 @@
+"""The units of a run, in order, each with what decides its result."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from raslik_jax.config import STAGES, Config
+from raslik_jax.pipeline import Unit, run_units
+from raslik_jax.stages.measuring import evaluate, generate, unlearn
+from raslik_jax.stages.reporting import report
+from raslik_jax.stages.retrieving import (
+    make_embeddings,
+    make_exact_scores,
+    make_index,
+    make_scores,
+    make_sets,
+)
+from raslik_jax.stages.training import make_adapter, make_backbone, make_corpus, make_references
+from raslik_jax.stages.workspace import Workspace
+
+
+def file_identity(path: str | os.PathLike[str]) -> str:
+    """Returns the SHA-256 of a file, or a ValueError that names it where it is missing."""
+    try:
+        return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise ValueError(f"the file {path} is wanted, it cannot be read ({error})") from None
+
+
+def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
+    """Returns all units of a run in order, each with what decides its result."""
+    seed = {"seed": config.seed}
+
+    def settings(*parts: Any) -> dict[str, Any]:
+        merged: dict[str, Any] = dict(seed)
+        for part in parts:
+            merged |= dataclasses.asdict(part)
+        return json.loads(json.dumps(merged))
+
+    def bind(function: Callable[..., None], *args: str) -> Callable[[pathlib.Path], None]:
+        return functools.partial(function, workspace, *args)
+
+    words = config.evaluate.marker_words
+    marker = {"marker_words": file_identity(words) if words else ""}
+    retrieved = ("corpus", "references", "retrieve/influence")
+    scored = {"center": config.retrieve.center, "aggregate": config.retrieve.aggregate}
+    margin_names = ("select", "forget_threshold", "retain_threshold", "margin_sigma")
+    margin = (
+        {name: getattr(config.retrieve, name) for name in margin_names}
+        if config.retrieve.select == "margin"
+        else {}
+    )
+    corpus = settings(config.corpus)
+    corpus |= {"checkpoint": config.backbone.checkpoint, "revision": config.backbone.revision}
+    units = [
+        Unit("corpus", (), corpus, bind(make_corpus)),
+        Unit(
+            "backbone",
+            ("corpus",),
+            settings(config.backbone) | {"max_new_tokens": config.references.max_new_tokens},
+            bind(make_backbone),
+        ),
+        Unit("finetune", ("corpus", "backbone"), settings(config.finetune), bind(make_adapter)),
+        Unit(
+            "references",
+            ("corpus", "backbone", "finetune"),
+            settings(config.references) | marker,
+            bind(make_references),
+        ),
+        Unit(
+            "sketch",
+            ("corpus", "backbone", "finetune", "references"),
+            settings(config.sketch),
+            bind(make_index),
+            is_resumable=True,
+        ),
+        Unit(
+            "retrieve/influence",
+            ("corpus", "sketch"),
+            scored | margin,
+            bind(make_scores),
+        ),
+    ]
+    needs: dict[str, tuple[str, ...]] = {}
+    if "embedding" in config.retrieve.strategies:
+        reads_answers = config.retrieve.query_text != "prompt"
+        names = ("query_text", "encoder_checkpoint", "encoder_pooling")
+        units.append(
+            Unit(
+                "retrieve/embeddings",
+                ("corpus", "references") if reads_answers else ("corpus",),
+                {name: getattr(config.retrieve, name) for name in names},
+                bind(make_embeddings),
+            )
+        )
+        needs["embedding"] = ("retrieve/embeddings",)
+    if "exact" in config.retrieve.strategies:
+        units.append(
+            Unit(
+                "retrieve/exact_kernel",
+                ("corpus", "backbone", "finetune", "references"),
+                settings(config.sketch) | scored,
+                bind(make_exact_scores),
+            )
+        )
+        needs["exact"] = ("retrieve/exact_kernel",)
+    shared = settings(config.retrieve)
+    del shared["strategies"]
+    for strategy in config.retrieve.strategies:
+        inputs = (*retrieved, *needs.get(strategy, ()))
+        units.append(Unit(f"retrieve/{strategy}", inputs, shared, bind(make_sets, strategy)))
+    variants = [(s, a) for s in config.retrieve.strategies for a in config.unlearn.algorithms]
+    common = settings(config.unlearn)
+    rate = {name: common.pop(f"{name}_learning_rate") for name in ("ga_gdr", "ga_klr")}
+    del common["algorithms"]
+    for strategy, name in variants:
+        units.append(
+            Unit(
+                f"unlearn/{strategy}-{name}",
+                ("backbone", "finetune", f"retrieve/{strategy}"),
+                common | {"learning_rate": rate[name]},
+                bind(unlearn, strategy, name),
+            )
+        )
+    for strategy, name in variants:
+        units.append(
+            Unit(
+                f"generate/{strategy}-{name}",
+                ("corpus", "backbone", f"unlearn/{strategy}-{name}"),
+                settings(config.references),
+                bind(generate, strategy, name),
+            )
+        )
+    retrievals = tuple(f"retrieve/{strategy}" for strategy in config.retrieve.strategies)
+    generated = tuple(f"generate/{strategy}-{name}" for strategy, name in variants)
+    units.append(
+        Unit(
+            "evaluate",
+            ("corpus", "references", *retrievals, *generated),
+            settings(config.evaluate) | marker | {"name": config.name},
+            bind(evaluate),
+        )
+    )
+    evaluated = ("corpus", "backbone", "finetune", "references", "evaluate")
+    unlearned = tuple(f"unlearn/{strategy}-{name}" for strategy, name in variants)
+    units.append(
+        Unit("report", (*evaluated, "retrieve/influence", *unlearned, *generated), {}, bind(report))
+    )
+    return tuple(units)
+
+
+def run(config: Config, workdir: pathlib.Path, *, stages: Sequence[str] = STAGES) -> None:
+    """Runs the stages that are not up to date, and shows the table at the end."""
+    workspace = Workspace(workdir, config)
+    run_units(workdir, plan_units(config, workspace), stages=stages)
+    if "report" in stages:
+        print()
+        print((workdir / "report" / "table.txt").read_text())
+        print(f"report: {workdir / 'report' / 'report.md'}")

@@ -1,0 +1,109 @@
+"""From metrics to tables and figures: report."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from raslik_jax.data.examples import Example
+from raslik_jax.pipeline import read_json
+from raslik_jax.reporting import figures, tables
+from raslik_jax.stages.retrieving import set_sizes
+from raslik_jax.stages.workspace import Workspace
+
+# Queries whose answers the report shows side by side.
+_SHOWN_TARGET, _SHOWN_NORMAL = 6, 3
+
+
+def report(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the tables of the terminal and of report.md, and the figures."""
+    config = workspace.config
+    metrics = read_json(workspace.root / "evaluate" / "metrics.json")
+    target, normal = workspace.evaluation_queries()
+    shown = [row.example_id for row in (*target[:_SHOWN_TARGET], *normal[:_SHOWN_NORMAL])]
+    answers = {
+        "fine-tuned": workspace.answers("references", "finetuned.jsonl"),
+        "backbone": workspace.answers("references", "backbone.jsonl"),
+    }
+    last = f"epoch-{config.unlearn.unlearn_epochs}.jsonl"
+    for algorithm in config.unlearn.algorithms:
+        for strategy in config.retrieve.strategies:
+            label = f"{tables.strategy_name(strategy)} {tables.algorithm_name(algorithm)}"
+            answers[label] = workspace.answers("generate", f"{strategy}-{algorithm}", last)
+    prompts_by_id = {row.example_id: _question(row) for row in (*target, *normal)}
+
+    images = {
+        "frontier": figures.draw_frontier(metrics),
+        "scores": _draw_scores(workspace),
+        "losses": figures.draw_losses(_loss_panels(workspace)),
+    }
+    for name, figure in images.items():
+        figures.save_figure(figure, folder / name)
+    results, retrieval = tables.results_table(metrics), tables.retrieval_table(metrics)
+    (folder / "table.txt").write_text(
+        f"{tables.render_terminal(retrieval)}\n\n{tables.render_terminal(results)}\n"
+    )
+    sections = (
+        (f"# {config.name}", f"Seed {config.seed}; {_corpus_line(metrics)}"),
+        ("## Retrieval", tables.render_markdown(retrieval)),
+        ("", "![Scores of the training examples](scores.png)"),
+        ("## Forgetting and retention", tables.render_markdown(results)),
+        ("", "![The frontier over epochs](frontier.png)"),
+        ("## Every epoch", tables.render_markdown(tables.results_table(metrics, epochs="all"))),
+        ("## Forgetting or collapse", tables.render_markdown(tables.checks_table(metrics))),
+        (
+            "## Answers side by side",
+            tables.render_markdown(tables.completions_by_prompt(prompts_by_id, answers, ids=shown)),
+        ),
+        ("## Training", "![Loss curves](losses.png)"),
+    )
+    text = "\n\n".join(part for section in sections for part in section if part)
+    (folder / "report.md").write_text(text + "\n")
+
+
+def _question(row: Example) -> str:
+    return f"{row.instruction} {row.input}".strip()
+
+
+def _corpus_line(metrics: Mapping[str, Any]) -> str:
+    corpus = metrics["corpus"]
+    return (
+        f"{corpus['train']:,} training examples, {corpus['targets']:,} of them targets; measured "
+        f"on {corpus['target_queries']} target and {corpus['normal_queries']} normal "
+        f"{corpus['query_split']} queries."
+    )
+
+
+def _draw_scores(workspace: Workspace) -> Any:
+    """Returns the histogram of the influence scores with the ends that RASLIK takes."""
+    influence_N = np.load(
+        workspace.root / "retrieve" / "influence" / "influence.npy", allow_pickle=False
+    )
+    num_forget, num_retain = set_sizes(workspace)
+    labels = [row.is_target for row in workspace.corpus.train]
+    ranked_N = np.sort(influence_N)
+    return figures.draw_scores(
+        influence_N,
+        None if None in labels else np.asarray(labels, bool),
+        forget_threshold=float(ranked_N[-num_forget]),
+        retain_threshold=float(ranked_N[num_retain - 1]),
+    )
+
+
+def _loss_panels(workspace: Workspace) -> dict[str, dict[str, list[float]]]:
+    """Returns the loss curves of every training, by panel and label."""
+    config, root = workspace.config, workspace.root
+    panels: dict[str, dict[str, list[float]]] = {}
+    if not config.backbone.checkpoint:
+        panels["Backbone"] = {"loss": read_json(root / "backbone" / "losses.json")}
+    panels["Fine-tuning"] = {"loss": read_json(root / "finetune" / "losses.json")}
+    for algorithm in config.unlearn.algorithms:
+        panels[f"{tables.algorithm_name(algorithm)}, forget set"] = {
+            tables.strategy_name(strategy): [
+                step["forget_nll"]
+                for step in read_json(root / "unlearn" / f"{strategy}-{algorithm}" / "steps.json")
+            ]
+            for strategy in config.retrieve.strategies
+        }
+    return panels

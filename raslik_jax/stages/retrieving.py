@@ -1,0 +1,376 @@
+"""From a fine-tuned model to forget and retain sets: sketch, retrieve."""
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from raslik_jax.axes import Tree
+from raslik_jax.config import Config
+from raslik_jax.data import batches, examples, prompts, tokenization
+from raslik_jax.evaluation import ranking
+from raslik_jax.index import build, search
+from raslik_jax.index.store import SketchStore
+from raslik_jax.influence import gradients, projections, theory
+from raslik_jax.influence.loss import example_loss
+from raslik_jax.models import checkpoint, encoder
+from raslik_jax.pipeline import read_json, write_json
+from raslik_jax.progress import progress
+from raslik_jax.retrieval import selection as selection_lib
+from raslik_jax.retrieval import strategies as strategies_lib
+from raslik_jax.retrieval.embeddings import embed_texts
+from raslik_jax.retrieval.selection import select_by_count
+from raslik_jax.retrieval.strategies import STRATEGIES, Request
+from raslik_jax.stages.workspace import (
+    Workspace,
+)
+
+
+def sketch_function(
+    workspace: Workspace, projection: projections.Projection, adapters: tuple[Tree, ...]
+) -> Callable[[batches.Encoded, batches.BatchPlan], gradients.Sketches]:
+    """Returns a function that sketches one planned batch, compiled once per shape."""
+    settings, model = workspace.config.sketch, workspace.model
+
+    @functools.partial(jax.jit, static_argnames="num_targets")
+    def sketch(
+        projection: projections.Projection,
+        adapters: tuple[Tree, ...],
+        base: Tree,
+        tokens_BL: jax.Array,
+        target_mask_BL: jax.Array,
+        *,
+        num_targets: int,
+    ) -> gradients.Sketches:
+        loss = functools.partial(
+            example_loss, model.decoder, num_targets=num_targets, loss=settings.sketch_loss
+        )
+        return gradients.sketch_gradients(
+            loss,
+            projection,
+            adapters,
+            base,
+            tokens_BL,
+            target_mask_BL,
+            normalise=settings.normalise,
+        )
+
+    def run(encoded: batches.Encoded, plan: batches.BatchPlan) -> gradients.Sketches:
+        batch = batches.make_batch(encoded, plan)
+        return sketch(
+            projection,
+            adapters,
+            model.base,
+            jnp.asarray(batch.tokens_BL),
+            jnp.asarray(batch.target_mask_BL),
+            num_targets=plan.num_targets,
+        )
+
+    return run
+
+
+def _plan(config: Config, encoded: batches.Encoded) -> tuple[batches.BatchPlan, ...]:
+    return batches.plan_batches(
+        encoded.lengths_N,
+        encoded.num_targets_N,
+        ids=encoded.ids,
+        num_buckets=config.sketch.num_buckets,
+        batch_tokens=config.sketch.batch_tokens,
+    )
+
+
+def sketched_adapters(workspace: Workspace) -> tuple[Tree, ...]:
+    """Returns the adapters at which gradients are taken, of --gradient_at."""
+    folder = workspace.root / "finetune"
+    names = {
+        "finetuned": ["adapter"],
+        "initial": ["initial"],
+        "trajectory": [f"trajectory-{i}" for i in range(len(list(folder.glob("trajectory-*"))))],
+    }[workspace.config.sketch.gradient_at]
+    return tuple(workspace.adapter("finetune", name) for name in names)
+
+
+def sketch_queries(
+    workspace: Workspace,
+    sketch: Callable[[batches.Encoded, batches.BatchPlan], gradients.Sketches],
+    size: int,
+) -> np.ndarray:
+    """Returns the unit sketches of the retrieval queries, [Q, K]."""
+    config, queries = workspace.config, workspace.retrieval_queries()
+    encoded = workspace.encode(queries, targets=config.sketch.targets)
+    query_QK = np.zeros((len(queries), size), np.float32)
+    for plan in _plan(config, encoded):
+        is_real = plan.rows != batches.DUMMY_ROW
+        query_QK[plan.rows[is_real]] = np.asarray(sketch(encoded, plan).unit_BK)[is_real]
+    return query_QK
+
+
+def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Sketches the gradients of every training example and of the retrieval queries."""
+    config, settings, model = workspace.config, workspace.config.sketch, workspace.model
+    adapters = sketched_adapters(workspace)
+    num_params = len(adapters) * projections.count_params(model.initial)
+    projection = projections.init_projection(
+        config.seed, settings.projection, num_params, min(settings.sketch_size, num_params)
+    )
+    size = projection.spec.size
+    if size < settings.sketch_size:
+        print(f"    sketch_size {settings.sketch_size} exceeds the {num_params} LoRA parameters")
+    sketch = sketch_function(workspace, projection, adapters)
+
+    encoded = workspace.encode(workspace.corpus.train, targets=settings.targets)
+    plans = _plan(config, encoded)
+    order = batches.sketching_order(plans)
+    store = SketchStore.create(
+        folder / "index",
+        identity={
+            "base": checkpoint.base_hash(model.base),
+            "adapters": [checkpoint.adapter_hash(lora) for lora in adapters],
+            "tokenizer": tokenization.tokenizer_hash(workspace.tokenizer),
+            "template": prompts.template_hash(config.corpus.template),
+            "max_len": config.corpus.max_len,
+            "gradient_at": settings.gradient_at,
+            "loss": settings.sketch_loss,
+            "targets": settings.targets,
+            "normalise": settings.normalise,
+            "projection": dataclasses.asdict(projection.spec),
+            "batches": {"batch_tokens": settings.batch_tokens, "num_buckets": settings.num_buckets},
+        },
+        ids=[encoded.ids[row] for row in order],
+        size=size,
+        dtype=settings.sketch_dtype,
+        chunk_rows=settings.chunk_rows,
+    )
+    left = sum(len(store.chunk_ids(chunk)) for chunk in store.missing_chunks())
+    with contextlib.closing(progress(None, "sketches", total=left, unit="example")) as bar:
+        for count in build.fill_store(store, plans, functools.partial(sketch, encoded)):
+            bar.update(count)
+
+    query_QK = sketch_queries(workspace, sketch, size)
+    np.save(folder / "queries.npy", query_QK, allow_pickle=False)
+    print(f"    {store.num_rows:,} sketches of {size:,} coordinates, P = {num_params:,}")
+
+
+# Rows nearest to the thresholds whose noise stands for all.
+_PILOT_ROWS = 64
+
+
+def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the influence of the queries on every training example, both poles in one pass."""
+    settings = workspace.config.retrieve
+    store = SketchStore.open(workspace.root / "sketch" / "index")
+    query_QK = np.load(workspace.root / "sketch" / "queries.npy", allow_pickle=False)
+    ids = [row.example_id for row in workspace.corpus.queries["retrieval"]]
+    mean_K = np.asarray(store.mean_K) if settings.center else None
+    gram_QQ = selection_lib.check_agreement(query_QK, ids, mean_K)
+    scores = search.score_store(
+        store, query_QK, center=settings.center, aggregate=settings.aggregate
+    )
+    forget_N = np.asarray(scores.forget_N)
+    if settings.select == "margin":
+        spec = projections.ProjectionSpec(**store.identity["projection"])
+        distance_N = np.minimum(
+            np.abs(forget_N - settings.forget_threshold),
+            np.abs(forget_N + settings.retain_threshold),
+        )
+        nearest = np.argsort(distance_N, kind="stable")[:_PILOT_ROWS]
+        row_MK = store.rows(np.sort(nearest))
+        if settings.margin_sigma == "pilot":
+            sigma_M = selection_lib.pilot_sigma(row_MK, query_QK, mean_K)
+        else:
+            p = theory.collision_probability(spec.family, spec.num_params, spec.size)
+            rho_MQ = selection_lib.query_cosines(row_MK, query_QK, mean_K)
+            sigma_M = selection_lib.score_sigma(gram_QQ, rho_MQ, p)
+        sigma = float(np.sqrt(np.mean(sigma_M**2)))
+        write_json(folder / "sigma.json", {"sigma": sigma, "rows": len(sigma_M)})
+        print(f"    sigma of the sketch near the thresholds: {sigma:.2e}")
+    place = {example_id: row for row, example_id in enumerate(store.ids)}
+    order = [place[row.example_id] for row in workspace.corpus.train]
+    np.save(folder / "influence.npy", forget_N[order], allow_pickle=False)
+
+
+def make_embeddings(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the sentence vectors of all training examples and retrieval queries."""
+    settings = workspace.config.retrieve
+    path = checkpoint.resolve_folder(settings.encoder_checkpoint)
+    model = checkpoint.load_encoder(
+        path, dtype=jnp.float32, pooling=settings.encoder_pooling or None
+    )
+    bound = encoder.bind_encoder(model.config)
+    encode = tokenization.load_sentence_tokenizer(path, max_len=model.config.max_length)
+    texts = {
+        "examples": [strategies_lib.prompt_text(row) for row in workspace.corpus.train],
+        "queries": [
+            strategies_lib.query_text(row, settings.query_text)
+            for row in workspace.retrieval_queries()
+        ],
+    }
+    for name, part in texts.items():
+        vector_NE = embed_texts(bound, model.weights, encode(part), progress=f"vectors of {name}")
+        np.save(folder / f"{name}.npy", vector_NE, allow_pickle=False)
+
+
+def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the influence by the unsketched kernel: gradients are made anew for each use.
+
+    A sketch of as many coordinates as the gradient has is a signed permutation of it, whose
+    cosines are those of the gradients. Memory: a batch of gradients and those of the queries.
+    """
+    config, settings, model = workspace.config, workspace.config.retrieve, workspace.model
+    adapters = sketched_adapters(workspace)
+    size = len(adapters) * projections.count_params(model.initial)
+    sketch = sketch_function(
+        workspace, projections.init_projection(config.seed, "binned", size, size), adapters
+    )
+    query_QK = sketch_queries(workspace, sketch, size)
+    encoded = workspace.encode(workspace.corpus.train, targets=config.sketch.targets)
+    plans = _plan(config, encoded)
+    mean_K = None
+    if settings.center:
+        total_K = np.zeros(size)
+        for plan in progress(plans, "mean gradient", unit="batch"):
+            unit_BK = np.asarray(sketch(encoded, plan).unit_BK)
+            total_K += unit_BK[plan.rows != batches.DUMMY_ROW].sum(axis=0, dtype=np.float64)
+        mean_K = jnp.asarray(total_K / len(workspace.corpus.train), jnp.float32)
+
+    @jax.jit
+    def score(unit_BK: jax.Array, query_QK: jax.Array, mean_K: jax.Array | None) -> jax.Array:
+        return jax.vmap(
+            lambda query_K: search.antipodal_scores(unit_BK, query_K[None], mean_K).forget_N
+        )(query_QK)
+
+    score_QN = np.zeros((len(query_QK), len(workspace.corpus.train)), np.float32)
+    for plan in progress(plans, "exact kernel", unit="batch"):
+        is_real = plan.rows != batches.DUMMY_ROW
+        score_QB = np.asarray(score(sketch(encoded, plan).unit_BK, jnp.asarray(query_QK), mean_K))
+        score_QN[:, plan.rows[is_real]] = score_QB[:, is_real]
+    influence_N = strategies_lib.aggregate_scores(score_QN, settings.aggregate)
+    np.save(folder / "influence.npy", influence_N, allow_pickle=False)
+
+
+def set_sizes(workspace: Workspace) -> tuple[int, int]:
+    """Returns the sizes of the forget and the retain set, the same for every strategy.
+
+    Named, or what the rule of --select gives for RASLIK's scores: then RASLIK's sets are the best
+    of that many, too.
+    """
+    settings, rows = workspace.config.retrieve, workspace.corpus.train
+    if settings.select == "count":
+        num_forget = settings.num_forget or sum(bool(row.is_target) for row in rows)
+        if not num_forget:
+            raise ValueError(
+                "a size of the forget set wanted, no training example is a labelled target: "
+                "give --num_forget"
+            )
+        return num_forget, settings.num_retain or num_forget
+    options: dict[str, float] = {
+        "forget_threshold": settings.forget_threshold,
+        "retain_threshold": settings.retain_threshold,
+    }
+    folder = workspace.root / "retrieve" / "influence"
+    if settings.select == "margin":
+        options |= {"z": settings.margin_z, "sigma": read_json(folder / "sigma.json")["sigma"]}
+    elif settings.select == "quantile":
+        options = {"forget_share": settings.forget_share, "retain_share": settings.retain_share}
+    influence_N = np.load(folder / "influence.npy", allow_pickle=False)
+    chosen = selection_lib.SELECTORS[settings.select](
+        influence_N, -influence_N, [row.example_id for row in rows], **options
+    )
+    return len(chosen.forget), len(chosen.retain)
+
+
+def _strategy_arrays(workspace: Workspace, strategy: str) -> dict[str, Any]:
+    """Returns what a strategy needs beyond texts, labels and influence."""
+    folder = workspace.root / "retrieve"
+    if strategy == "embedding":
+        parts = [
+            np.load(folder / "embeddings" / f"{name}.npy", allow_pickle=False)
+            for name in ("examples", "queries")
+        ]
+        return {"vectors": strategies_lib.Vectors(*parts)}
+    if strategy == "exact":
+        return {"exact_N": np.load(folder / "exact_kernel" / "influence.npy", allow_pickle=False)}
+    return {}
+
+
+def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None:
+    """Writes one strategy's forget and retain sets and what the labels say of them."""
+    rows = workspace.corpus.train
+    influence_N = np.load(
+        workspace.root / "retrieve" / "influence" / "influence.npy", allow_pickle=False
+    )
+    num_forget, num_retain = set_sizes(workspace)
+    settings = workspace.config.retrieve
+    scores = STRATEGIES[strategy](
+        Request(
+            examples=rows,
+            influence_N=influence_N,
+            seed=workspace.config.seed,
+            retain_from=settings.retain_from,
+            queries=workspace.retrieval_queries(),
+            query_text=settings.query_text,
+            aggregate=settings.aggregate,
+            num_forget=num_forget,
+            num_retain=num_retain,
+            oracle_share=settings.cr_oracle_share,
+            **_strategy_arrays(workspace, strategy),
+        )
+    )
+    selection = select_by_count(
+        scores.forget_N,
+        scores.retain_N,
+        [row.example_id for row in rows],
+        num_forget=num_forget,
+        num_retain=num_retain,
+    )
+    for name, chosen, score_N in (
+        ("forget", selection.forget, scores.forget_N),
+        ("retain", selection.retain, scores.retain_N),
+    ):
+        examples.write_examples(
+            folder / f"{name}.jsonl",
+            [rows[i] for i in chosen],
+            extra=[
+                {
+                    "is_target": rows[i].is_target,
+                    "source": rows[i].source,
+                    "score": float(score_N[i]),
+                }
+                for i in chosen
+            ],
+        )
+    labels = [row.is_target for row in rows]
+    entry: dict[str, Any] = {
+        "num_forget": num_forget,
+        "num_retain": num_retain,
+        "retain_scored_positive": int((influence_N[selection.retain] >= 0).sum()),
+        "selection": selection_lib.summarise_selection(
+            selection,
+            scores.forget_N,
+            scores.retain_N,
+            influence_N=influence_N,
+            labels=labels,
+            texts=[(row.instruction, row.input, row.output) for row in rows],
+        ),
+    }
+    if None not in labels and any(labels):
+        is_target_N = np.asarray(labels, bool)
+        ranks = strategy in strategies_lib.RANKING_STRATEGIES
+        entry |= {
+            "precision": float(is_target_N[selection.forget].mean()),
+            "base_rate": float(is_target_N.mean()),
+            "targets_in_retain": int(is_target_N[selection.retain].sum()),
+            "auroc": ranking.auroc(scores.forget_N, is_target_N) if ranks else None,
+            "auprc": ranking.auprc(scores.forget_N, is_target_N) if ranks else None,
+        }
+        print(
+            f"    precision {entry['precision']:.3f} (base rate {entry['base_rate']:.3f}), "
+            f"{entry['targets_in_retain']} targets in the retain set"
+        )
+    write_json(folder / "summary.json", entry)

@@ -1,0 +1,204 @@
+"""The work directory as the stages see it: results of earlier stages, read when asked for."""
+
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from raslik_jax.axes import Tree
+from raslik_jax.config import Config
+from raslik_jax.data import batches, examples, tokenization
+from raslik_jax.data.examples import Corpus, Example
+from raslik_jax.data.toy import SCIFI_WORDS
+from raslik_jax.evaluation import rates, summary
+from raslik_jax.models import checkpoint, decode, decoder
+from raslik_jax.models.lora import LoRAConfig
+from raslik_jax.unlearning import finetune, steps
+
+CORPUS_FIELDS = {**examples.WRITTEN_FIELDS, "is_target": "is_target", "source": "source"}
+
+
+class Model(NamedTuple):
+    """The backbone with places for an adapter.
+
+    Attributes:
+      decoder: pure functions; with the initial adapter (B = 0) they are the backbone's.
+      base: frozen weights.
+      initial: the adapter as fine-tuning started from it.
+      lora_config: its rank, alpha, dropout and targets.
+    """
+
+    decoder: decoder.Decoder
+    base: Tree
+    initial: Tree
+    lora_config: LoRAConfig
+
+
+class Workspace:
+    """The results of earlier stages, read from the work directory when first asked for."""
+
+    def __init__(self, root: pathlib.Path, config: Config):
+        self.root = root
+        self.config = config
+
+    @functools.cached_property
+    def corpus(self) -> Corpus:
+        """The training examples and queries."""
+        folder = self.root / "corpus"
+
+        def read(name: str) -> tuple[Example, ...]:
+            path = folder / f"{name}.jsonl"
+            return examples.read_examples(path, fields=CORPUS_FIELDS) if path.stat().st_size else ()
+
+        return Corpus(
+            backbone=read("backbone"),
+            train=read("train"),
+            queries={name: read(name) for name in examples.QUERY_SETS},
+        )
+
+    @functools.cached_property
+    def tokenizer(self) -> tokenization.Tokenizer:
+        """The checkpoint's tokenizer, or the one trained on the corpus."""
+        return tokenization.load_tokenizer(self.root / "corpus" / "tokenizer")
+
+    @functools.cached_property
+    def model(self) -> Model:
+        """The backbone, with an adapter that changes nothing yet."""
+        settings, lora_config = self.config.backbone, _lora_config(self.config)
+        loaded = checkpoint.load_model(
+            settings.checkpoint or self.root / "backbone" / "model",
+            dtype=jnp.dtype(settings.base_dtype),
+            lora_config=lora_config,
+            key=jax.random.key(self.config.seed),
+            revision=settings.revision or None,
+        )
+        checkpoint.check_vocabulary(
+            loaded.graphdef.config,
+            self.tokenizer.vocab_size,
+            origin=str(self.root / "corpus" / "tokenizer"),
+        )
+        return Model(decoder.bind(loaded.graphdef), loaded.base, loaded.lora, lora_config)
+
+    def adapter(self, *parts: str) -> Tree:
+        """Returns an adapter that a stage saved."""
+        return checkpoint.load_adapter(
+            self.root.joinpath(*parts),
+            self.model.decoder.config,
+            lora_config=self.model.lora_config,
+        )
+
+    @functools.cached_property
+    def finetuned(self) -> Tree:
+        """The adapter before unlearning."""
+        return self.adapter("finetune", "adapter")
+
+    def encode(self, rows: Sequence[Example], *, targets: str = "response") -> batches.Encoded:
+        """Returns the examples as token ids."""
+        return batches.encode(
+            rows,
+            self.tokenizer,
+            max_len=self.config.corpus.max_len,
+            template=self.config.corpus.template,
+            targets=targets,
+        )
+
+    def answers(self, *parts: str) -> dict[str, str]:
+        """Returns decoded outputs by query id."""
+        with open(self.root.joinpath(*parts)) as lines:
+            return {row["id"]: row["output"] for row in map(json.loads, lines)}
+
+    def retrieval_queries(self) -> tuple[Example, ...]:
+        """Returns the queries that retrieval sees, with the model's own answers or the labelled."""
+        queries = self.corpus.queries["retrieval"]
+        if self.config.sketch.query_output == "gold":
+            return queries
+        answers = self.answers("references", "finetuned.jsonl")
+        return tuple(row._replace(output=answers[row.example_id]) for row in queries)
+
+    def evaluation_queries(self) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+        """Returns the target and the normal queries that the run is measured on."""
+        split = self.config.references.query_split
+        queries = self.corpus.queries
+        return queries[f"{split}_target"], queries[f"{split}_normal"]
+
+    def generate(self, lora: Tree, rows: Sequence[Example], what: str) -> list[str]:
+        """Returns the greedy answers of the model with an adapter."""
+        tokenizer = self.tokenizer
+        outputs = decode.generate(
+            self.model.decoder,
+            lora,
+            self.model.base,
+            batches.encode_prompts(
+                rows,
+                tokenizer,
+                max_len=self.config.corpus.max_len,
+                template=self.config.corpus.template,
+            ),
+            max_new_tokens=self.config.references.max_new_tokens,
+            eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id,
+            batch_size=self.config.references.decode_batch_size,
+            progress=what,
+        )
+        return [tokenizer.decode(tokens).strip() for tokens in outputs]
+
+    @functools.cache  # noqa: B019  one workspace lives as long as its run
+    def unlearning_step(self, name: str) -> tuple[steps.Algorithm, Callable[..., Any]]:
+        """Returns an algorithm and its jitted step, compiled once for all strategies."""
+        settings = self.config.unlearn
+        tx = finetune.adamw(
+            getattr(settings, f"{name}_learning_rate"),
+            weight_decay=settings.unlearn_weight_decay,
+            clip=settings.unlearn_clip,
+        )
+        weights = {
+            "forget_weight": settings.forget_weight,
+            "retain_weight": settings.retain_weight,
+        }
+        if name == "ga_klr":
+            algorithm = steps.ga_klr(
+                self.model.decoder, tx, direction=settings.kl_direction, **weights
+            )
+        else:
+            algorithm = steps.ga_gdr(self.model.decoder, tx, **weights)
+        static = ("forget_targets", "retain_targets")
+        return algorithm, jax.jit(algorithm.step, static_argnames=static)
+
+
+def _lora_config(config: Config) -> LoRAConfig:
+    settings = config.finetune
+    return LoRAConfig(
+        rank=settings.lora_rank,
+        alpha=settings.lora_alpha,
+        dropout=settings.lora_dropout,
+        targets=settings.lora_targets,
+    )
+
+
+def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def non_sf(config: Config) -> summary.NonSf:
+    """Returns the function that says of each text whether it is free of marker words."""
+    return functools.partial(rates.non_sf_by_words, vocabulary=marker_words(config))
+
+
+def marker_words(config: Config) -> frozenset[str]:
+    """Returns the words that mark the behaviour: those of --marker_words, or science fiction's."""
+    path = config.evaluate.marker_words
+    if not path:
+        return SCIFI_WORDS
+    try:
+        words = frozenset(pathlib.Path(path).read_text().lower().split())
+    except OSError as error:
+        raise ValueError(
+            f"a file of marker words wanted, {path} cannot be read ({error})"
+        ) from None
+    if not words:
+        raise ValueError(f"marker words wanted in {path}, it is empty")
+    return words
