@@ -104,15 +104,19 @@ def check(store: Any, query_QK: Any) -> None:
         raise ValueError(f"scores of {store.dtype} rows are off by {worst}, more than 1e-5")
 
 
-def median_seconds(function: Callable[[], Any]) -> float:
-    """Returns the median time of a call after one to warm up."""
-    function()
-    seconds = []
-    for _ in range(_REPEATS.value):
-        start = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+def median_seconds(functions: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Returns each function's median time, after one call of each to warm up.
+
+    They take turns, so that whatever else the machine does slows all of them alike.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for turn in range(_REPEATS.value + 1):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def read_in(pool: ThreadPoolExecutor | None, blocks: Sequence[Any]) -> list[int]:
@@ -149,13 +153,17 @@ def measure(path: str, dtype: str) -> list[dict[str, Any]]:
             "k_forget": min(_TOP.value, store.num_rows),
             "k_retain": min(_BOTTOM.value, store.num_rows),
         }
-        scoring = median_seconds(functools.partial(search.score_store, store, query_QK, **options))
-        both = median_seconds(
-            functools.partial(search.search_store, store, query_QK, **tails, **options)
-        )
-        plain = median_seconds(functools.partial(read_in, None, blocks))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            parallel = median_seconds(functools.partial(read_in, pool, blocks))
+            medians = median_seconds(
+                {
+                    "scores": functools.partial(search.score_store, store, query_QK, **options),
+                    "both_tails": functools.partial(
+                        search.search_store, store, query_QK, **tails, **options
+                    ),
+                    "numpy_read": functools.partial(read_in, None, blocks),
+                    "numpy_read_all_cores": functools.partial(read_in, pool, blocks),
+                }
+            )
         size = sum(block.nbytes for block in blocks)
         found.append(
             {
@@ -168,13 +176,10 @@ def measure(path: str, dtype: str) -> list[dict[str, Any]]:
                 "row_bytes": size,
                 "index_bytes": sum(file.stat().st_size for file in files),
                 "seconds_made": round(made, 3),
-                "seconds_scores": round(scoring, 4),
-                "seconds_both_tails": round(both, 4),
-                "seconds_numpy_read": round(plain, 4),
-                "seconds_numpy_read_all_cores": round(parallel, 4),
-                "gb_per_s": round(size / scoring / 1e9, 2),
-                "numpy_gb_per_s": round(size / plain / 1e9, 2),
-                "share_of_numpy": round(plain / scoring, 3),
+                **{f"seconds_{name}": round(value, 4) for name, value in medians.items()},
+                "gb_per_s": round(size / medians["scores"] / 1e9, 2),
+                "numpy_gb_per_s": round(size / medians["numpy_read"] / 1e9, 2),
+                "share_of_numpy": round(medians["numpy_read"] / medians["scores"], 3),
                 "repeats": _REPEATS.value,
                 "device": jax.devices()[0].device_kind,
                 "cpus": os.cpu_count(),
