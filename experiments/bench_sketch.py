@@ -13,7 +13,7 @@ result is checked against a plain loop before anything is timed. Progress goes t
 With --json each line of stdout is one object. Its key "stage" says which:
 
 setup: model, lora, family, size, num_params, dtype, quantise, remat, device, cpus, jax, seed,
-  repeats.
+  repeats, clock.
 plan: lengths, rows, shapes (batches of one shape), batches, batch_tokens, micro_tokens (0: the
   whole batch), mean_tokens and mean_targets (per row), padding_waste (share of all computed tokens
   that are pads, dummy rows included).
@@ -113,6 +113,11 @@ _TORCH_EXAMPLES = flags.DEFINE_integer(
 )
 _BREAKDOWN = flags.DEFINE_boolean("breakdown", False, "Time the parts of a gradient too.")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Repetitions; medians are reported.", 1)
+_CLOCK = flags.DEFINE_enum(
+    "clock", "wall", ["wall", "processor"],
+    "What seconds are: processor counts this process's own, over all cores; for a CPU that is "
+    "shared with other work, with the process pinned to one core (taskset -c 0).",
+)  # fmt: skip
 _SEED = flags.DEFINE_integer("seed", 0, "Of the weights, the tokens and the projection.", 0)
 _JSON = flags.DEFINE_boolean("json", False, "Print JSON lines, no table.")
 
@@ -165,12 +170,17 @@ class Timing(NamedTuple):
         """Calls a function so often, waits for its arrays, and notes the time of one call."""
         import jax
 
-        start = time.perf_counter()
+        start = now()
         jax.block_until_ready([function() for _ in range(calls)][-1])
-        self.seconds.setdefault(name, []).append((time.perf_counter() - start) / calls)
+        self.seconds.setdefault(name, []).append((now() - start) / calls)
 
     def median(self, name: str) -> float:
         return statistics.median(self.seconds[name])
+
+
+def now() -> float:
+    """Returns the seconds of the clock that is asked for."""
+    return time.perf_counter() if _CLOCK.value == "wall" else time.process_time()
 
 
 def say(text: str) -> None:
@@ -618,10 +628,10 @@ def measure(
             timing.add(f"gradients {one.shape.length}", one.gradients)
             timing.add(f"sketch {one.shape.length}", one.sketch)
             if loop:
-                start = time.perf_counter()
+                start = now()
                 for tokens_L, mask_L in loop.rows[position :: len(compiled)]:
                     loop.peer(tokens_L, mask_L)
-                torch_seconds += time.perf_counter() - start
+                torch_seconds += now() - start
         if loop:
             timing.seconds.setdefault("torch_loop", []).append(torch_seconds)
     return timing, batch
@@ -817,6 +827,7 @@ def setup_line(model: Model) -> dict[str, Any]:
         "jax": jax.__version__,
         "seed": _SEED.value,
         "repeats": _REPEATS.value,
+        "clock": _CLOCK.value,
     }
 
 
@@ -928,7 +939,7 @@ def report(lines: Sequence[dict[str, Any]]) -> str:
             f"{setup['model']}, {setup['lora']}, P = {setup['num_params']:,}, {setup['family']} "
             f"K = {setup['size']:,}, {setup['dtype']}; {plan['rows']:,} rows, {plan['lengths']}; "
             f"{setup['device']}, {setup['cpus']} CPUs, jax {setup['jax']}; medians of "
-            f"{setup['repeats']}.",
+            f"{setup['repeats']}, {setup['clock']} seconds.",
         ),
     )
     return "\n\n".join(tables.render_terminal(t) for t in (shapes, table))
