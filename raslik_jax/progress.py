@@ -46,6 +46,8 @@ def progress(
         file=sys.stderr if is_terminal else _Lines(sys.stderr),
         leave=not is_terminal,
         mininterval=0.2 if is_terminal else 15.0,
+        # Else tqdm's own watchdog repeats a line that has not changed.
+        maxinterval=10.0 if is_terminal else 3600.0,
         delay=0.5 if is_terminal else 15.0,
         ncols=None if is_terminal else 80,
         dynamic_ncols=is_terminal,
