@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Iterable
-from typing import Any, TextIO
+from typing import Any
 
 
 class _Lines:
     """A stream in which each state of a bar is a line of its own, as logs want it."""
 
-    def __init__(self, stream: TextIO):
+    def __init__(self, stream: Any):
         self._stream = stream
 
     def write(self, text: str) -> None:

@@ -1,9 +1,11 @@
 """Jobs that share an index: one maker a chunk, dead claims expire, kills leave no trace."""
 
+import json
 import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -83,13 +85,21 @@ class ClaimsTest(TemporaryFolder):
         # The dead job's clock does not matter, nor that of a third who has not watched.
         self.assertIsNone(self.claims("third").take())
 
+    def test_a_dead_process_of_this_host_loses_its_claim_at_once(self):
+        gone = subprocess.Popen([sys.executable, "-c", ""])
+        gone.wait()
+        claim = {"worker": "w", "host": socket.gethostname(), "pid": gone.pid, "beat": 0}
+        for host, expected in ((claim["host"], 0), ("elsewhere", 1)):
+            generation = self.store.read_claim(0).stamp.generation
+            self.store.write_claim(0, json.dumps(claim | {"host": host}).encode(), generation)
+            self.assertEqual(self.claims("other").take().chunk, expected)
+
     def test_a_heartbeat_keeps_a_claim(self):
         worker, other = self.claims("worker"), self.claims("other")
         claims = [worker.take() for _ in range(3)]
         self.assertIsNone(other.take())
-        generation = self.store.write_claim(
-            0, b'{"worker": "worker", "beat": 1}', claims[0].generation
-        )
+        beat = worker._value(1)
+        generation = self.store.write_claim(0, beat, claims[0].generation)
         self.assertIsNotNone(generation)
         self.now = 6
         self.assertEqual(other.take().chunk, 1)  # 0 has changed since it was seen

@@ -4,19 +4,38 @@ Sketching needs no communication. A job that wants work takes the first chunk th
 committed nor claimed, by a conditional write of `claims/<chunk>.json` that only one job can win.
 Then its heart beats: it rewrites its claim every few seconds. A heart that stopped loses its claim.
 
-No clock is shared. Each watcher measures, by its own clock, for how long a claim has not changed. A
-job that was only slow may so lose its chunk to another, and both make it. That is harmless: the
+No clock is shared. Each watcher measures, by its own clock, for how long a claim has not changed (a
+process of the same host it can simply look for). A job that was only slow may so lose its chunk to another, and both make it. That is harmless: the
 same chunk has the same bytes, and every write is atomic. Claims save work, they guard nothing.
 """
 
 import contextlib
 import json
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from raslik_jax.index.store import SketchStore
+
+
+_HOST = socket.gethostname()
+
+
+def _is_dead(value: bytes) -> bool:
+    """Whether a claim is of a process of this host that is no more: no need to wait then."""
+    claim = json.loads(value)
+    if claim["host"] != _HOST:
+        return False
+    try:
+        os.kill(claim["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 class Claim(NamedTuple):
@@ -63,7 +82,9 @@ class Claims:
         """Returns a missing chunk that is now this job's, or None while others have them all."""
         for chunk in self._store.missing_chunks():
             read = self._store.read_claim(chunk)
-            if read.state == "value" and not self._is_expired(chunk, read.stamp.generation):
+            if read.state == "value" and not (
+                _is_dead(read.value) or self._is_expired(chunk, read.stamp.generation)
+            ):
                 continue
             generation = self._store.write_claim(chunk, self._value(0), read.stamp.generation)
             if generation is None:
@@ -83,7 +104,8 @@ class Claims:
         return now - since > self._expiry_s
 
     def _value(self, beat: int) -> bytes:
-        return json.dumps({"worker": self._worker, "beat": beat}).encode()
+        claim = {"worker": self._worker, "host": _HOST, "pid": os.getpid(), "beat": beat}
+        return json.dumps(claim).encode()
 
     @contextlib.contextmanager
     def beating(self, claim: Claim) -> Iterator[None]:

@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 import functools
+import os
 import pathlib
+import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from raslik_jax.config import Config
 from raslik_jax.data import batches, examples, prompts, tokenization
 from raslik_jax.evaluation import ranking
 from raslik_jax.index import build, search
+from raslik_jax.index.claims import claimed_chunks
 from raslik_jax.index.store import SketchStore
 from raslik_jax.influence import gradients, projections, theory
 from raslik_jax.influence.loss import example_loss
@@ -111,8 +114,26 @@ def sketch_queries(
     return query_QK
 
 
-def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Sketches the gradients of every training example and of the retrieval queries."""
+class IndexWork(NamedTuple):
+    """An index and all that it takes to make its rows.
+
+    Attributes:
+      store: the index, complete or not.
+      plans: batches of the training examples; the rows are in their order.
+      sketch: makes the sketches of a batch of some encoded examples.
+      encoded: the training examples.
+      num_params: P.
+    """
+
+    store: SketchStore
+    plans: tuple[batches.BatchPlan, ...]
+    sketch: Callable[[batches.Encoded, batches.BatchPlan], gradients.Sketches]
+    encoded: batches.Encoded
+    num_params: int
+
+
+def open_index(workspace: Workspace, folder: pathlib.Path) -> IndexWork:
+    """Returns the index of a run, made empty if it is not there, and what fills it."""
     config, settings, model = workspace.config, workspace.config.sketch, workspace.model
     adapters = sketched_adapters(workspace)
     num_params = len(adapters) * projections.count_params(model.initial)
@@ -147,14 +168,35 @@ def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
         dtype=settings.sketch_dtype,
         chunk_rows=settings.chunk_rows,
     )
-    left = sum(len(store.chunk_ids(chunk)) for chunk in store.missing_chunks())
-    with contextlib.closing(progress(None, "sketches", total=left, unit="example")) as bar:
-        for count in build.fill_store(store, plans, functools.partial(sketch, encoded)):
-            bar.update(count)
+    return IndexWork(store, plans, sketch, encoded, num_params)
 
-    query_QK = sketch_queries(workspace, sketch, size)
+
+def fill_index(work: IndexWork) -> int:
+    """Makes the rows that are missing, with any other job that does; how many were made here."""
+    store, made = work.store, 0
+    left = sum(len(store.chunk_ids(chunk)) for chunk in store.missing_chunks())
+    # The bar counts what this job makes; beside other jobs it ends short of the total.
+    with contextlib.closing(progress(None, "sketches", total=left, unit="example")) as bar:
+        for count in build.fill_store(
+            store,
+            work.plans,
+            functools.partial(work.sketch, work.encoded),
+            chunks=claimed_chunks(store, worker=f"{socket.gethostname()}-{os.getpid()}"),
+        ):
+            made += count
+            bar.update(count)
+    store.finish()
+    return made
+
+
+def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Sketches the gradients of every training example and of the retrieval queries."""
+    work = open_index(workspace, folder)
+    fill_index(work)
+    store = work.store
+    query_QK = sketch_queries(workspace, work.sketch, store.size)
     np.save(folder / "queries.npy", query_QK, allow_pickle=False)
-    print(f"    {store.num_rows:,} sketches of {size:,} coordinates, P = {num_params:,}")
+    print(f"    {store.num_rows:,} sketches of {store.size:,} coordinates, P = {work.num_params:,}")
 
 
 # Rows nearest to the thresholds whose noise stands for all.
