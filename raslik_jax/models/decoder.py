@@ -205,6 +205,7 @@ def bind(
       remat: Gradient checkpointing: each block's activations are recomputed in the backward pass.
         The results are the same; memory falls from all layers' activations to one layer's.
       attention: The implementation of `jax.nn.dot_product_attention`; None lets JAX choose.
+        "cudnn" needs 16-bit weights on an NVIDIA GPU and serves rows without a mask.
     """
     config = graphdef.config
 

@@ -257,11 +257,15 @@ def attend(
       value_LGD: Their values.
       context: The masks.
       past: One layer of the cache, or None.
-      kind: The implementation of `jax.nn.dot_product_attention`; None lets JAX choose.
+      kind: The implementation of `jax.nn.dot_product_attention`; None lets JAX choose. "cudnn"
+        (16-bit weights on a GPU) serves whole unmasked rows; all else runs on XLA.
     """
     num_tokens = query_LHD.shape[0]
     if past is None or context.past_mask_S is None:
-        mask_11L = None if context.mask_L is None else context.mask_L[None, None, :]
+        # cudnn takes a mask only as a [H, L, L] bias, which is what it is there to avoid. Right
+        # padding needs no mask, so per-example gradients run on it; masked prompts do not.
+        if context.mask_L is not None and kind == "cudnn":
+            kind = None
         # XLA keeps the [H, L, L] weights in float32 anyway, and its bfloat16 products have a
         # backward pass that mixes dtypes; cudnn takes 16 bits only.
         dtype = query_LHD.dtype if kind == "cudnn" else jnp.float32
@@ -269,7 +273,7 @@ def attend(
             query_LHD.astype(dtype),
             key_LGD.astype(dtype),
             value_LGD.astype(dtype),
-            mask_11L,
+            None if context.mask_L is None else context.mask_L[None, None, :],
             is_causal=True,
             kind=kind,
         )
