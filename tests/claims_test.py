@@ -155,10 +155,18 @@ class ProcessesTest(TemporaryFolder):
         finish(start(f"{self.root}/undisturbed", *self.SHAPE))
         return tree_bytes(f"{self.root}/undisturbed")
 
-    def test_four_jobs_of_which_one_is_killed(self):
+    @parameterized.parameters("one host", "four hosts")
+    def test_four_jobs_of_which_one_is_killed(self, hosts):
         expected = self.undisturbed()
+        options = {"delay": 0.1, "expiry": 2}
         jobs = [
-            start(self.path, *self.SHAPE, claim=f"job-{n}", delay=0.1, expiry=2) for n in range(4)
+            start(
+                self.path,
+                *self.SHAPE,
+                claim=f"job-{n}",
+                **options | ({"host": f"host-{n}"} if hosts == "four hosts" else {}),
+            )
+            for n in range(4)
         ]
         victim = jobs.pop()
         for _ in range(3):  # dies with a claim on its third chunk

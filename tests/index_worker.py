@@ -1,7 +1,7 @@
 """One sketching job as a process of its own, for the tests that kill it.
 
   python index_worker.py PATH NUM_ROWS SIZE CHUNK_ROWS DTYPE [--claim NAME] [--die_before N]
-      [--die_after N] [--delay SECONDS] [--expiry SECONDS]
+      [--die_after N] [--delay SECONDS] [--expiry SECONDS] [--host NAME]
 
 Rows are a function of their position, so any process makes the same. --die_before=N kills the
 process with SIGKILL before its N-th write to the index, --die_after=N after it.
@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from raslik_jax.index.claims import claimed_chunks
+from raslik_jax.index import claims
 from raslik_jax.index.store import SketchStore
 
 
@@ -64,7 +64,10 @@ def main() -> None:
     parser.add_argument("--die_after", type=int)
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--expiry", type=float, default=60.0)
+    parser.add_argument("--host")
     args = parser.parse_args()
+    if args.host:  # so that other jobs cannot see whether this process is there
+        claims._HOST = args.host
     if args.die_before or args.die_after:
         die_at_write(args.die_before or args.die_after, after=bool(args.die_after))
     store = SketchStore.create(
@@ -76,7 +79,7 @@ def main() -> None:
         chunk_rows=args.chunk_rows,
     )
     if args.claim:
-        chunks = claimed_chunks(
+        chunks = claims.claimed_chunks(
             store, worker=args.claim, heartbeat_s=args.expiry / 5, expiry_s=args.expiry, poll_s=0.05
         )
     else:

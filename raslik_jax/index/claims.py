@@ -4,9 +4,10 @@ Sketching needs no communication. A job that wants work takes the first chunk th
 committed nor claimed, by a conditional write of `claims/<chunk>.json` that only one job can win.
 Then its heart beats: it rewrites its claim every few seconds. A heart that stopped loses its claim.
 
-No clock is shared. Each watcher measures, by its own clock, for how long a claim has not changed (a
-process of the same host it can simply look for). A job that was only slow may so lose its chunk to another, and both make it. That is harmless: the
-same chunk has the same bytes, and every write is atomic. Claims save work, they guard nothing.
+No clock is shared. Each watcher measures, by its own clock, for how long a claim has not changed;
+a process of its own host it can simply look for. A job that was only slow may so lose its chunk to
+another, and both make it. That is harmless: the same chunk has the same bytes, and every write is
+atomic. Claims save work, they guard nothing.
 """
 
 import contextlib
@@ -19,7 +20,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from raslik_jax.index.store import SketchStore
-
 
 _HOST = socket.gethostname()
 

@@ -1,0 +1,81 @@
+"""Helps with the index of a run: any number of these make its sketches together.
+
+  python experiments/run.py --workdir=/shared/run ... --stages=corpus,backbone,finetune,references
+  python experiments/sketch_job.py --workdir=/shared/run     # on as many machines as there are
+  python experiments/run.py --workdir=/shared/run ...        # goes on with the finished index
+
+Jobs claim chunks and need no network between them, only the shared folder. One that dies harms no
+other: its chunk goes to the next. run.py itself may be at its sketch stage at the same time.
+"""
+
+import contextlib
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from absl import app, flags
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+_WORKDIR = flags.DEFINE_string("workdir", "", "Work directory of the run.")
+
+
+def join(workdir: pathlib.Path) -> str:
+    """Makes sketches until none is missing; returns a line that says what was done."""
+    from raslik_jax import pipeline
+    from raslik_jax.stages import retrieving
+    from raslik_jax.stages.plan import plan_units
+    from raslik_jax.stages.workspace import Workspace
+    from raslik_jax.trace import config_from_json
+
+    config = config_from_json(pipeline.read_json(workdir / "config.json"))
+    workspace = Workspace(workdir, config)
+    units = {unit.name: unit for unit in plan_units(config, workspace)}
+    keys = pipeline.unit_keys(tuple(units.values()))
+    sketch, key = units["sketch"], keys["sketch"]
+    missing = [n for n in sketch.inputs if not pipeline.is_done(workdir, units[n], keys[n])]
+    if missing:
+        raise ValueError(
+            f"the results of {missing} wanted in {workdir}, they are missing or out of date: "
+            "run run.py with --stages=corpus,backbone,finetune,references first"
+        )
+    if pipeline.is_done(workdir, sketch, key):
+        return "the index is up to date"
+    folder = workdir / sketch.name
+    started = folder / "started.json"
+    if not folder.exists():
+        folder.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another job was writing the same
+            pipeline.write_json(started, {"key": key})
+    if not started.is_file() or pipeline.read_json(started)["key"] != key:
+        raise ValueError(
+            f"{folder} holds an index of other settings: run run.py, which makes it anew"
+        )
+    work = retrieving.open_index(workspace, folder)
+    made = retrieving.fill_index(work)
+    return f"the index is complete, {made:,} of {work.store.num_rows:,} sketches were made here"
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        print(f"error: flags alone are wanted, got {argv[1:]}: write --name=value", file=sys.stderr)
+        sys.exit(2)
+    try:
+        if not _WORKDIR.value:
+            raise ValueError("the work directory of a run wanted: give --workdir")
+        print(join(pathlib.Path(_WORKDIR.value)))
+    except (ValueError, OSError) as error:
+        if os.environ.get("RASLIK_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print(
+            "stopped; what was committed stays, the same command goes on from here", file=sys.stderr
+        )
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    app.run(main)
