@@ -393,8 +393,10 @@ class BehaviourTest(parameterized.TestCase):
 
         both_LE, fresh = in_two(first, second)
         np.testing.assert_allclose(both_LE, whole_LE, atol=2e-5)
-        empty = bound.init_cache(4, jnp.float32)
-        self.assertEqual(jax.tree.map(jnp.shape, fresh), jax.tree.map(jnp.shape, empty))
+        config = port.graphdef.config
+        groups = getattr(config, "num_key_value_heads", config.num_attention_heads)
+        shape = (config.num_hidden_layers, groups, 4, config.head_width)
+        self.assertEqual([leaf.shape for leaf in fresh], [shape, shape])
 
     def test_bfloat16_weights_keep_float32_logits_and_gradients(self):
         for family in self.gradient_families:

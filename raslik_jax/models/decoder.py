@@ -80,7 +80,6 @@ class Decoder(NamedTuple):
         of these tokens, [NL, G, L, D] each).
       extend: (lora, base, tokens_L, past, *, past_mask_S, positions_L) -> (hidden_LE, KeyValues of
         these tokens). `past` is read, not written: the caller stores the new ones where it likes.
-      init_cache: (num_slots) -> KeyValues of zeros, [NL, G, S, D] each, in the dtype given.
     """
 
     config: ModelConfig
@@ -88,7 +87,6 @@ class Decoder(NamedTuple):
     logits: Callable[..., Float[jax.Array, "T V"]]
     prefill: Callable[..., tuple[Float[jax.Array, "L E"], layers.KeyValues]]
     extend: Callable[..., tuple[Float[jax.Array, "L E"], layers.KeyValues]]
-    init_cache: Callable[..., layers.KeyValues]
 
 
 def _module_class(config: ModelConfig) -> Any:
@@ -263,16 +261,7 @@ def bind(
             tokens_L, positions_L=positions_L, past=past, past_mask_S=past_mask_S, keep=True
         )
 
-    def init_cache(num_slots: int, dtype: Any = jnp.float32) -> layers.KeyValues:
-        shape = (
-            config.num_hidden_layers,
-            config.num_cached_heads,
-            num_slots,
-            config.head_width,
-        )
-        return layers.KeyValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
-
-    return Decoder(config, hidden, logits, prefill, extend, init_cache)
+    return Decoder(config, hidden, logits, prefill, extend)
 
 
 def _count_positions(

@@ -58,11 +58,6 @@ class GPTNeoXConfig:
         return self.hidden_size // self.num_attention_heads
 
     @property
-    def num_cached_heads(self) -> int:
-        """The number of key-value heads that a cache holds per layer."""
-        return self.num_attention_heads
-
-    @property
     def norm_epsilon(self) -> float:
         """The constant added to the variance in every norm."""
         return self.layer_norm_eps

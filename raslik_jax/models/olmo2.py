@@ -57,7 +57,7 @@ class Olmo2Config:
 
     @property
     def num_cached_heads(self) -> int:
-        """The number of key-value heads that a cache holds per layer."""
+        """The number of key-value heads; Hugging Face leaves it out where all heads have one."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
