@@ -1,12 +1,16 @@
 """Search: every dtype's scores against exact NumPy, both poles, ties by id, one pass."""
 
+import pathlib
+import re
 import shutil
 import tempfile
+import threading
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 import scipy.stats
 from absl.testing import absltest, parameterized
 
@@ -287,6 +291,40 @@ class ScoreTest(IndexCase):
                 query_QK = correlated_rows(num_queries, 64, seed=seed)
                 search.score_store(store, query_QK, center=bool(seed - 1))
         self.assertEqual(search._jitted_block_scores._cache_size() - before, 1)
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that is not a mapped file and so cannot simply be dropped."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"RssAnon:\s+(\d+) kB", status).group(1))
+
+
+@pytest.mark.heavy
+class MemoryTest(IndexCase):
+    @parameterized.parameters("float32", "bfloat16", "int8")
+    def test_rows_are_read_where_they_lie(self, dtype):
+        """So an index may be larger than memory: the kernel drops mapped pages as it likes."""
+        rows = correlated_rows(64, 65536, seed=0)
+        store = self.make(np.concatenate([rows] * 16), dtype=dtype)
+        row_bytes = sum(block.stored.nbytes for block in store.blocks())
+        query_QK = correlated_rows(1, 65536, seed=1)
+        search.score_store(store, query_QK, center=True)  # compiles, computes the mean
+        store = SketchStore.open(store.path)
+        _ = store.mean_K
+        before, peak, done = anonymous_bytes(), 0, threading.Event()
+
+        def watch() -> None:
+            nonlocal peak
+            while not done.wait(0.001):
+                peak = max(peak, anonymous_bytes())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        search.score_store(store, query_QK, center=True)
+        done.set()
+        watcher.join()
+        self.assertGreater(peak, 0)
+        self.assertLess(peak - before, row_bytes / 4)
 
 
 class AntipodalScoresTest(parameterized.TestCase):

@@ -1,0 +1,106 @@
+"""Looks after an index: says what it is, verifies it, mends it, makes a compact copy.
+
+  python experiments/index.py --index=runs/quickstart/sketch/index
+  python experiments/index.py --index=runs/quickstart/sketch/index --verify
+  python experiments/index.py --index=runs/quickstart/sketch/index --repair
+  python experiments/index.py --index=... --compact_to=/data/int8 --dtype=int8
+  python experiments/index.py --index=... --compact_to=/data/sign --dtype=sign --center
+
+--verify reads everything, checks every checksum, and ends with status 1 where something is damaged.
+--repair drops what is damaged, so that `run.py` or `sketch_job.py` makes those chunks again and no
+other. int8 takes a quarter of float32, sign a thirty-second; sign rows are centred before their
+signs are taken (--center) or not at all.
+"""
+
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from absl import app, flags
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+_INDEX = flags.DEFINE_string("index", "", "The index: WORKDIR/sketch/index of a run.")
+_VERIFY = flags.DEFINE_boolean("verify", False, "Read everything and name what is damaged.")
+_REPAIR = flags.DEFINE_boolean("repair", False, "Verify, and drop the damaged chunks.")
+_COMPACT_TO = flags.DEFINE_string("compact_to", "", "Where a copy of another dtype goes.")
+_DTYPE = flags.DEFINE_enum(
+    "dtype", "int8", ["float32", "bfloat16", "int8", "sign"], "Dtype of the copy."
+)
+_CENTER = flags.DEFINE_boolean("center", False, "sign: take the signs of centred rows.")
+
+
+def describe(store: Any) -> str:
+    """Returns what an index is, a line for each thing."""
+    missing = store.missing_chunks()
+    lines = [
+        f"{store.path}: format {store.sketch_format}",
+        f"rows      {store.num_rows:,} of {store.size:,} coordinates, {store.dtype}",
+        f"deleted   {len(store.deleted_ids):,}",
+        f"chunks    {store.num_chunks:,} of {store.chunk_rows:,} rows, {len(missing):,} missing",
+        f"made from {json.dumps(store.identity, sort_keys=True)}",
+    ]
+    return "\n".join(lines)
+
+
+def repair(store: Any, damages: Sequence[Any]) -> str:
+    """Drops the damaged chunks; a line that says what to do next."""
+    from raslik_jax.pipeline import read_json, write_json
+
+    chunks = sorted({damage.chunk for damage in damages if damage.chunk is not None})
+    # zarr.json is derived from the manifest: it is written again with the next chunk, or now.
+    if not chunks:
+        store.finish()
+        return "mended"
+    store.discard(chunks)
+    folder = pathlib.Path(store.path).parent
+    if (folder / "manifest.json").is_file():
+        # So that the run goes on in this folder, and does not make all of it anew.
+        write_json(folder / "started.json", {"key": read_json(folder / "manifest.json")["key"]})
+    return f"{len(chunks)} chunks dropped: run run.py or sketch_job.py to make them again"
+
+
+def run() -> int:
+    """Does what the flags say; returns the exit status."""
+    from raslik_jax.index.store import SketchStore, requantise
+
+    if not _INDEX.value:
+        raise ValueError("an index wanted: give --index=WORKDIR/sketch/index")
+    store = SketchStore.open(_INDEX.value)
+    print(describe(store))
+    status = 0
+    if _VERIFY.value or _REPAIR.value:
+        damages = store.verify()
+        for damage in damages:
+            print(f"damaged   {damage.file}: {damage.reason}")
+        status = int(bool(damages))
+        if not damages:
+            print("verified  nothing is damaged")
+        elif _REPAIR.value:
+            print(repair(store, damages))
+            status = 0
+    if _COMPACT_TO.value:
+        copy = requantise(store, _COMPACT_TO.value, dtype=_DTYPE.value, is_centred=_CENTER.value)
+        print(describe(copy))
+    return status
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        print(f"error: flags alone are wanted, got {argv[1:]}: write --name=value", file=sys.stderr)
+        sys.exit(2)
+    try:
+        status = run()
+    except (ValueError, OSError) as error:
+        if os.environ.get("RASLIK_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    app.run(main)
