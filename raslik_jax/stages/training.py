@@ -15,6 +15,9 @@ from raslik_jax.progress import progress
 from raslik_jax.stages.workspace import Workspace, non_sf, write_rows
 from raslik_jax.unlearning import finetune, objectives
 
+# Share of target queries below which there is no behaviour to speak of.
+_SHOWN_AT_LEAST = 0.5
+
 
 def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the training examples, the queries and the tokenizer."""
@@ -188,3 +191,8 @@ def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
         f"    the fine-tuned model shows the behaviour on {shares[0]:.0%} of target queries "
         f"and {shares[1]:.0%} of normal ones"
     )
+    if shares[0] < _SHOWN_AT_LEAST:
+        print(
+            "    that is too little to trace: fine-tune longer or at a higher rate before reading "
+            "anything into what follows"
+        )
