@@ -257,9 +257,17 @@ class SketchConfig(_Checked):
     batch_tokens: int = setting(8192, "Tokens of one batch of gradients, padding included.")
     num_buckets: int = setting(12, "Padded lengths that batches may have.")
     chunk_rows: int = setting(1024, "Rows committed to disk at a time.")
+    diagnose: int = setting(
+        0,
+        "Training examples on whose gradients the projection is diagnosed (effective K, dead "
+        "coordinates, energy of each tensor); 0 for none, 14 or more for a steady figure.",
+    )
 
     def problems(self) -> list[str]:
-        return self._below(1, "sketch_size", "batch_tokens", "num_buckets", "chunk_rows")
+        found = self._below(1, "sketch_size", "batch_tokens", "num_buckets", "chunk_rows")
+        if self.diagnose < 0 or self.diagnose == 1:
+            found.append(f"diagnose={self.diagnose} has no pair of gradients: give 0, or 2 or more")
+        return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The diagnosis of a sketch on real back-propagated gradients, and of a broken one."""
 
 import functools
+import json
 import math
 from unittest import mock
 
@@ -140,6 +141,17 @@ class SyntheticTest(parameterized.TestCase):
             diagnose.diagnose(projection, 0 * gradients_NP, manifest)
         with self.assertRaisesRegex(ValueError, "100 coordinates were wanted"):
             diagnose.diagnose(projection, gradients_NP[:, :99], manifest)
+
+    def test_as_many_coordinates_as_parameters_never_meet(self):
+        rng = np.random.default_rng(0)
+        gradients_NP = rng.standard_normal((3, 100)).astype(np.float32)
+        manifest = (projections.Segment("a", (100,), 0),)
+        projection = projections.init_projection(0, "binned", 100, 100)
+        diagnosis = diagnose.diagnose(projection, gradients_NP, manifest)
+        self.assertIn("no two coordinates meet", str(diagnose.table_rows(diagnosis)))
+        self.assertIsNone(diagnose.to_json(diagnosis)["effective_size"])
+        self.assertLess(diagnosis.measured_error, 1e-6)
+        json.dumps(diagnose.to_json(diagnosis), allow_nan=False)
 
     def test_table_has_one_row_for_the_tensors_beyond_the_first(self):
         rng = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -88,12 +89,16 @@ class QueryTest(parameterized.TestCase):
         expected = search.score_store(store, found.query_QK, center=True).forget_N
         np.testing.assert_array_equal(found.forget_N, expected)
 
-    def test_the_three_lines_of_the_documentation_run(self):
-        example = trace.Tracer.__doc__.split("Example:\n")[1]
-        lines = textwrap.dedent(example).strip()
-        self.assertLen(lines.splitlines(), 3)
-        lines = lines.replace("runs/quickstart/sketch/index", str(self.index))
-        exec(compile(lines, "example", "exec"), {"Tracer": trace.Tracer})  # noqa: S102
+    def test_the_lines_of_the_documentation_run(self):
+        (readme,) = re.findall(
+            r"^```py\n(.*?)^```", (_REPOSITORY / "README.md").read_text(), re.MULTILINE | re.DOTALL
+        )
+        docstring = textwrap.dedent(trace.Tracer.__doc__.split("Example:\n")[1]).strip()
+        for lines in (readme, docstring):
+            statements = [line for line in lines.strip().splitlines() if line]
+            self.assertLen(statements, 3)
+            lines = lines.replace("runs/quickstart/sketch/index", str(self.index))
+            exec(compile(lines, "example", "exec"), {"Tracer": trace.Tracer})  # noqa: S102
 
     @parameterized.parameters("int8", "sign")
     def test_coarser_indexes_answer_too(self, dtype):

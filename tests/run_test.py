@@ -38,6 +38,7 @@ _TINY = (
     "--lora_rank=2",
     "--max_new_tokens=8",
     "--sketch_size=64",
+    "--diagnose=14",
     "--num_buckets=1",
     "--batch_tokens=1024",
     "--chunk_rows=16",
@@ -97,6 +98,9 @@ class TinyRunTest(absltest.TestCase):
             "report/scores.svg retrieve/raslik/forget.jsonl retrieve/oracle/retain.jsonl"
         ).split():
             self.assertTrue((self.root / name).is_file(), name)
+        diagnosis = json.loads((self.root / "retrieve/diagnosis/diagnosis.json").read_text())
+        self.assertGreater(diagnosis["effective_size"], 0.9 * 64)
+        self.assertIn("effective K", self.first.stdout)
         metrics = json.loads((self.root / "metrics.json").read_text())
         self.assertLen(metrics["methods"], 4 * 2 * 2)
         self.assertEqual(list(metrics["retrieval"]), ["random", "oracle", "raslik_f", "raslik"])

@@ -5,10 +5,11 @@ neighbours together (the released reference's: 2,646 of 65,536 on a small model)
 at its start leaves coordinates dead, or where a handful of coordinates carries all the energy.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -139,7 +140,9 @@ def table_rows(diagnosis: Diagnosis, *, max_tensors: int = 8) -> list[tuple[str,
         rows.append(
             (
                 f"effective K ({diagnosis.num_pairs} pairs, {diagnosis.num_keys} keys)",
-                f"{diagnosis.effective_size:,.0f} = {diagnosis.effective_size / spec.size:.3f} K",
+                f"{diagnosis.effective_size:,.0f} = {diagnosis.effective_size / spec.size:.3f} K"
+                if math.isfinite(diagnosis.effective_size)
+                else "no two coordinates meet",
             )
         )
     rows += [
@@ -157,6 +160,17 @@ def table_rows(diagnosis: Diagnosis, *, max_tensors: int = 8) -> list[tuple[str,
     if diagnosis.warning:
         rows.append(("warning", diagnosis.warning))
     return rows
+
+
+def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Returns a diagnosis as plain values for a JSON file; null for what does not apply."""
+    values = diagnosis._asdict()
+    size = diagnosis.effective_size
+    return values | {
+        "spec": dataclasses.asdict(diagnosis.spec),
+        "effective_size": size if math.isfinite(size) else None,
+        "energy": dict(diagnosis.energy),
+    }
 
 
 @functools.partial(jax.jit)

@@ -14,6 +14,7 @@ from raslik_jax.pipeline import Unit, run_units
 from raslik_jax.stages.measuring import evaluate, generate, unlearn
 from raslik_jax.stages.reporting import report
 from raslik_jax.stages.retrieving import (
+    make_diagnosis,
     make_embeddings,
     make_exact_scores,
     make_index,
@@ -55,6 +56,9 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
         if config.retrieve.select == "margin"
         else {}
     )
+    # The diagnosis reads gradients of its own: it changes neither the index nor what follows.
+    sketching = settings(config.sketch)
+    del sketching["diagnose"]
     corpus = settings(config.corpus)
     corpus |= {"checkpoint": config.backbone.checkpoint, "revision": config.backbone.revision}
     units = [
@@ -75,7 +79,7 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
         Unit(
             "sketch",
             ("corpus", "backbone", "finetune", "references"),
-            settings(config.sketch),
+            sketching,
             bind(make_index),
             is_resumable=True,
         ),
@@ -86,6 +90,15 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
             bind(make_scores),
         ),
     ]
+    if config.sketch.diagnose:
+        units.append(
+            Unit(
+                "retrieve/diagnosis",
+                ("corpus", "backbone", "finetune"),
+                settings(config.sketch),
+                bind(make_diagnosis),
+            )
+        )
     needs: dict[str, tuple[str, ...]] = {}
     if "embedding" in config.retrieve.strategies:
         reads_answers = config.retrieve.query_text != "prompt"
@@ -104,7 +117,7 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
             Unit(
                 "retrieve/exact_kernel",
                 ("corpus", "backbone", "finetune", "references"),
-                settings(config.sketch) | scored,
+                sketching | scored,
                 bind(make_exact_scores),
             )
         )

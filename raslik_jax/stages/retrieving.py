@@ -20,7 +20,7 @@ from raslik_jax.evaluation import ranking
 from raslik_jax.index import build, search
 from raslik_jax.index.claims import claimed_chunks
 from raslik_jax.index.store import SketchStore
-from raslik_jax.influence import gradients, projections, theory
+from raslik_jax.influence import diagnose, gradients, projections, theory
 from raslik_jax.influence.loss import example_loss
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.pipeline import read_json, write_json
@@ -99,6 +99,18 @@ def sketched_adapters(workspace: Workspace) -> tuple[Tree, ...]:
     return tuple(workspace.adapter("finetune", name) for name in names)
 
 
+def make_projection(workspace: Workspace, num_adapters: int) -> projections.Projection:
+    """Returns the run's projection; never more coordinates than there are parameters."""
+    settings = workspace.config.sketch
+    num_params = num_adapters * projections.count_params(workspace.model.initial)
+    return projections.init_projection(
+        workspace.config.seed,
+        settings.projection,
+        num_params,
+        min(settings.sketch_size, num_params),
+    )
+
+
 def sketch_queries(
     workspace: Workspace,
     sketch: Callable[[batches.Encoded, batches.BatchPlan], gradients.Sketches],
@@ -136,11 +148,8 @@ def open_index(workspace: Workspace, folder: pathlib.Path) -> IndexWork:
     """Returns the index of a run, made empty if it is not there, and what fills it."""
     config, settings, model = workspace.config, workspace.config.sketch, workspace.model
     adapters = sketched_adapters(workspace)
-    num_params = len(adapters) * projections.count_params(model.initial)
-    projection = projections.init_projection(
-        config.seed, settings.projection, num_params, min(settings.sketch_size, num_params)
-    )
-    size = projection.spec.size
+    projection = make_projection(workspace, len(adapters))
+    num_params, size = projection.spec.num_params, projection.spec.size
     if size < settings.sketch_size:
         print(f"    sketch_size {settings.sketch_size} exceeds the {num_params} LoRA parameters")
     sketch = sketch_function(workspace, projection, adapters)
@@ -197,6 +206,52 @@ def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
     query_QK = sketch_queries(workspace, work.sketch, store.size)
     np.save(folder / "queries.npy", query_QK, allow_pickle=False)
     print(f"    {store.num_rows:,} sketches of {store.size:,} coordinates, P = {work.num_params:,}")
+
+
+def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes and prints how the projection does on gradients of some training examples."""
+    settings, model = workspace.config.sketch, workspace.model
+    adapters = sketched_adapters(workspace)
+    projection = make_projection(workspace, len(adapters))
+    encoded = workspace.encode(workspace.corpus.train, targets=settings.targets)
+    last = len(encoded.ids) - 1
+    rows = np.unique(np.linspace(0, last, settings.diagnose).astype(np.int64))
+    plan = batches.plan_rows(encoded, rows)
+    batch = batches.make_batch(encoded, plan)
+    loss = functools.partial(
+        example_loss, model.decoder, num_targets=plan.num_targets, loss=settings.sketch_loss
+    )
+
+    # One at a time: these flat vectors are handed out, which the sketch never does.
+    @jax.jit
+    def flat_gradients(
+        adapters: tuple[Tree, ...], base: Tree, tokens_NL: jax.Array, mask_NL: jax.Array
+    ) -> jax.Array:
+        def one(row: tuple[jax.Array, jax.Array]) -> jax.Array:
+            return gradients.flat_gradient(loss, adapters, base, *row, normalise=settings.normalise)
+
+        return jax.lax.map(one, (tokens_NL, mask_NL))
+
+    found = diagnose.diagnose(
+        projection,
+        flat_gradients(
+            adapters,
+            model.base,
+            jnp.asarray(batch.tokens_BL),
+            jnp.asarray(batch.target_mask_BL),
+        ),
+        projections.gradient_manifest(
+            adapters[0]
+            if len(adapters) == 1
+            else {f"adapter-{i:03d}": lora for i, lora in enumerate(adapters)}
+        ),
+    )
+    write_json(folder / "diagnosis.json", diagnose.to_json(found))
+    rows_of_text = diagnose.table_rows(found)
+    width = max(len(name) for name, _ in rows_of_text)
+    text = "\n".join(f"{name:<{width}}  {value}" for name, value in rows_of_text)
+    (folder / "table.txt").write_text(text + "\n")
+    print("    " + text.replace("\n", "\n    "))
 
 
 # Rows nearest to the thresholds whose noise stands for all.
