@@ -1,15 +1,13 @@
 """Hugging Face's torch models with PEFT's adapters: the reference of the decoder ports.
 
-Imported by the scripts that make golden files and by the live comparison, never by the package.
+Used by the scripts that make golden files and by the live comparison, never by the package. Torch
+is imported inside the functions: the default tests are collected where it is not installed.
 """
 
 from typing import Any, NamedTuple
 
 import decoder_cases
 import numpy as np
-import peft
-import torch
-import transformers
 
 
 class Batch(NamedTuple):
@@ -48,6 +46,10 @@ def make_model(case: decoder_cases.Case, *, seed: int) -> Any:
     Norm scales scatter around 1 and biases around 0: their defaults hide a missing one. Both LoRA
     factors are random: with B = 0 the gradient of A vanishes.
     """
+    import peft
+    import torch
+    import transformers
+
     values = dict(case.config)
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -101,8 +103,10 @@ def adapter_leaves(model: Any, *, gradient: bool) -> dict[str, np.ndarray]:
     return leaves
 
 
-def forward(model: Any, batch: Batch, row: int) -> torch.Tensor:
-    """Returns the logits [L, V] of one row."""
+def forward(model: Any, batch: Batch, row: int) -> Any:
+    """Returns the logits [L, V] of one row, a torch tensor."""
+    import torch
+
     rows = slice(row, row + 1)
     output = model(
         input_ids=torch.from_numpy(batch.tokens_BL[rows].astype(np.int64)),
@@ -116,6 +120,8 @@ def loss_and_gradient(
     model: Any, batch: Batch, row: int
 ) -> tuple[float, np.ndarray, dict[str, np.ndarray]]:
     """Returns one row's mean next-token loss, its logits, and the gradient of every LoRA factor."""
+    import torch
+
     model.zero_grad(set_to_none=True)
     logits = forward(model, batch, row)
     targets = np.flatnonzero(batch.target_mask_BL[row])

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 import torch_reference
 from absl.testing import parameterized
 from flax import nnx
@@ -40,6 +39,8 @@ def _load(family: str, name: str, seed: int) -> tuple[Any, decoder_parity.Port]:
 
 def _record(model: Any, batch: torch_reference.Batch, row: int) -> dict[str, tuple[Any, Any]]:
     """Returns input and output of every module of one forward pass, by its name."""
+    import torch
+
     calls: dict[str, tuple[Any, Any]] = {}
 
     def hook(name: str):
@@ -142,6 +143,8 @@ class DecoderParityTest(parameterized.TestCase):
         ("olmo2", "odd_heads_tied_long_positions"),
     )
     def test_greedy_decoding_is_transformers_generate(self, family: str, name: str):
+        import torch
+
         model, port = _load(family, name, seed=1002)
         rng = np.random.default_rng(0)
         prompts = [rng.integers(0, 29, n).tolist() for n in (3, 9, 1, 17, 20)]
