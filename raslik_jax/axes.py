@@ -15,7 +15,7 @@ V      vocabulary
 E      embedding width
 P      LoRA parameters, the paper's d
 K      sketch coordinates, the paper's k
-H, D   attention heads and head width
+H, G, D attention heads, key-value heads, head width
 R      LoRA rank
 S      slots of the key-value cache, steps of a training
 M      methods under comparison, batches of a plan

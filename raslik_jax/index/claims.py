@@ -80,6 +80,16 @@ class Claims:
 
     def take(self) -> Claim | None:
         """Returns a missing chunk that is now this job's, or None while others have them all."""
+        try:
+            return self._take()
+        except OSError:
+            # Another job that found the index complete clears the claims away, ours under our
+            # hands. That is no failure of this one; anything else is.
+            if self._store.missing_chunks():
+                raise
+            return None
+
+    def _take(self) -> Claim | None:
         for chunk in self._store.missing_chunks():
             read = self._store.read_claim(chunk)
             if read.state == "value" and not (
@@ -132,8 +142,11 @@ class Claims:
         finally:
             stop.set()
             heart.join()
+            # A claim that cannot be dropped, since a finishing job is clearing all of them or the
+            # disk is full, will expire or be cleared: it guards nothing.
             if generation is not None:
-                self._store.drop_claim(claim.chunk, generation)
+                with contextlib.suppress(OSError):
+                    self._store.drop_claim(claim.chunk, generation)
 
 
 def claimed_chunks(

@@ -62,6 +62,7 @@ DTYPES: Mapping[str, np.dtype] = {
 _SUM_SCALE = float(2**40)
 _LOW_BITS = 20
 _UNIT_TOLERANCE = 1e-3
+_CLEARING_ATTEMPTS = 5  # of claims that other jobs are dropping meanwhile
 _OPEN_MAPS = 256  # each memory map holds a file descriptor; the usual limit is 1,024
 
 
@@ -651,12 +652,26 @@ class SketchStore:
         """
         self.require_complete()
         self._put_metadata()
-        self._kv.delete_range(ts.KvStore.KeyRange("claims/", "claims0")).result()
+        self._clear_claims()
         if self._local is not None:
-            for leftover in self._local.rglob("*.__lock"):
-                _remove_if_dead(leftover)
+            # Not rglob, which fails where another finishing job removes a folder under its feet.
+            for folder, _, names in os.walk(self._local):
+                for name in names:
+                    if name.endswith(".__lock"):
+                        _remove_if_dead(Path(folder, name))
             with contextlib.suppress(OSError):  # a slow job may be looking at its claim
                 (self._local / "claims").rmdir()
+
+    def _clear_claims(self) -> None:
+        """Deletes all claims; others may be finishing, and dropping theirs, at the same time."""
+        for attempt in range(_CLEARING_ATTEMPTS):
+            try:
+                with _explained(self._path, "claims"):
+                    self._kv.delete_range(ts.KvStore.KeyRange("claims/", "claims0")).result()
+                return
+            except OSError:
+                if attempt == _CLEARING_ATTEMPTS - 1:
+                    raise
 
     # ------------------------------------------------------------------ claims, for claims.py
 
