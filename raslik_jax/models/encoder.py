@@ -292,6 +292,26 @@ def _hidden(
             f" {tokens_L.shape[0]}; truncate the text"
         )
     embed_key, layers_key = _split(dropout_key, 2)
+    hidden_LE = embed_tokens(weights, tokens_L, mask_L, types_L, config=config)
+    hidden_LE = _dropout(hidden_LE, config.hidden_dropout_prob, embed_key)
+
+    def run_layer(hidden_LE: Any, layer: Any) -> tuple[Any, None]:
+        weights, key = layer
+        return apply_block(weights, hidden_LE, mask_L, key, config=config), None
+
+    keys = None if layers_key is None else jax.random.split(layers_key, config.num_hidden_layers)
+    return jax.lax.scan(run_layer, hidden_LE, (weights["layers"], keys))[0]
+
+
+def embed_tokens(
+    weights: Tree,
+    tokens_L: Int[Array, " L"],
+    mask_L: Bool[Array, " L"],
+    types_L: Int[Array, " L"] | None,
+    *,
+    config: EncoderConfig,
+) -> Float[jax.Array, "L E"]:
+    """Returns what the first layer reads: word, type and position vectors, summed and normed."""
     # A token's position is the number of tokens before it, so left padding changes nothing.
     # RoBERTa starts above the padding's own row, which its padding tokens keep.
     count_L = jnp.cumsum(mask_L.astype(jnp.int32))
@@ -302,31 +322,39 @@ def _hidden(
         weights[name]["embedding"][index_L]
         for name, index_L in (("word", tokens_L), ("position", positions_L), ("type", types_L))
     )
-    hidden_LE = _norm(weights["embed_norm"], word_LE + type_LE + position_LE, config.layer_norm_eps)
-    hidden_LE = _dropout(hidden_LE, config.hidden_dropout_prob, embed_key)
-
-    def run_layer(hidden_LE: Any, layer: Any) -> tuple[Any, None]:
-        weights, key = layer
-        attention_key, mlp_key = _split(key, 2)
-        rate, eps = config.hidden_dropout_prob, config.layer_norm_eps
-        mixed_LE = _attention(weights, hidden_LE, mask_L, config.num_attention_heads)
-        mixed_LE = _dropout(mixed_LE, rate, attention_key)
-        hidden_LE = _norm(weights["attention_norm"], hidden_LE + mixed_LE, eps)
-        inner = layers.ACTIVATIONS[config.hidden_act](_linear(weights["up"], hidden_LE))
-        outer_LE = _dropout(_linear(weights["down"], inner), rate, mlp_key)
-        return _norm(weights["mlp_norm"], hidden_LE + outer_LE, eps), None
-
-    keys = None if layers_key is None else jax.random.split(layers_key, config.num_hidden_layers)
-    return jax.lax.scan(run_layer, hidden_LE, (weights["layers"], keys))[0]
+    return normalise(weights["embed_norm"], word_LE + type_LE + position_LE, config.layer_norm_eps)
 
 
-def _attention(
-    weights: Tree, hidden_LE: Float[jax.Array, "L E"], mask_L: Bool[Array, " L"], num_heads: int
+def apply_block(
+    weights: Tree,
+    hidden_LE: Float[jax.Array, "L E"],
+    mask_L: Bool[Array, " L"],
+    dropout_key: jax.Array | None,
+    *,
+    config: EncoderConfig,
 ) -> Float[jax.Array, "L E"]:
+    """Returns the output of one layer, given its own weights without the stack's leading axis."""
+    attention_key, mlp_key = _split(dropout_key, 2)
+    rate, eps = config.hidden_dropout_prob, config.layer_norm_eps
+    mixed_LE = _dropout(attend(weights, hidden_LE, mask_L, config=config), rate, attention_key)
+    hidden_LE = normalise(weights["attention_norm"], hidden_LE + mixed_LE, eps)
+    outer_LE = _dropout(apply_mlp(weights, hidden_LE, config=config), rate, mlp_key)
+    return normalise(weights["mlp_norm"], hidden_LE + outer_LE, eps)
+
+
+def attend(
+    weights: Tree,
+    hidden_LE: Float[jax.Array, "L E"],
+    mask_L: Bool[Array, " L"],
+    *,
+    config: EncoderConfig,
+) -> Float[jax.Array, "L E"]:
+    """Returns one layer's attention in both directions, its output projection applied."""
+
     def heads(name: str) -> Float[jax.Array, "L H D"]:
         # In float32, as XLA keeps the attention weights, and as its backward pass wants it.
         projected_LE = _linear(weights[name], hidden_LE).astype(jnp.float32)
-        return projected_LE.reshape(hidden_LE.shape[0], num_heads, -1)
+        return projected_LE.reshape(hidden_LE.shape[0], config.num_attention_heads, -1)
 
     mixed_LHD = jax.nn.dot_product_attention(
         heads("query"), heads("key"), heads("value"), mask=mask_L[None, None, :]
@@ -335,12 +363,21 @@ def _attention(
     return _linear(weights["attention_output"], mixed_LE)
 
 
+def apply_mlp(
+    weights: Tree, hidden_LE: Float[jax.Array, "L E"], *, config: EncoderConfig
+) -> Float[jax.Array, "L E"]:
+    """Returns one layer's MLP: up, activation, down."""
+    inner = layers.ACTIVATIONS[config.hidden_act](_linear(weights["up"], hidden_LE))
+    return _linear(weights["down"], inner)
+
+
 def _linear(weights: Tree, x: Float[jax.Array, "*batch I"]) -> Float[jax.Array, "*batch O"]:
     out = x @ weights["kernel"]
     return out + weights["bias"].reshape((1,) * (out.ndim - 1) + (-1,))
 
 
-def _norm(weights: Tree, x_LE: Float[jax.Array, "L E"], eps: float) -> Float[jax.Array, "L E"]:
+def normalise(weights: Tree, x_LE: Float[jax.Array, "L E"], eps: float) -> Float[jax.Array, "L E"]:
+    """Returns the rows at mean 0 and variance 1, scaled and shifted: layer normalisation."""
     # Mean and variance in float32: bfloat16 loses the small deviations that a norm divides by.
     wide_LE = x_LE.astype(jnp.float32)
     mean_L1 = wide_LE.mean(-1, keepdims=True)
