@@ -33,6 +33,11 @@ _STAGES = flags.DEFINE_list(
 _UPDATE = flags.DEFINE_boolean(
     "update", False, "Take over a work directory of other settings; make again what changed."
 )
+_SHARED_UNITS = flags.DEFINE_string(
+    "shared_units",
+    "",
+    "Folder in which runs share finished units of the same settings; empty: none is shared.",
+)
 
 
 def define_setting(field: dataclasses.Field, hint: Any) -> flags.FlagHolder:
@@ -86,7 +91,11 @@ def write_run_flags(workdir: pathlib.Path) -> None:
     """Writes run.flags, which repeats this run as it is: `run.py --flagfile=.../run.flags`."""
     own = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
     # What says how to go about a run is no part of it.
-    lines = [flag.serialize() for flag in own if flag.name not in ("stages", "update", "workdir")]
+    lines = [
+        flag.serialize()
+        for flag in own
+        if flag.name not in ("stages", "update", "workdir", "shared_units")
+    ]
     lines.append(f"--workdir={workdir}")
     path = workdir / "run.flags.partial"
     path.write_text("\n".join(sorted(line for line in lines if line)) + "\n")
@@ -109,7 +118,8 @@ def main(argv: Sequence[str]) -> None:
             # Imported here, because it takes jax with it and --help should not.
             from raslik_jax.stages import plan
 
-            plan.run(config, workdir, stages=_STAGES.value)
+            shared = pathlib.Path(_SHARED_UNITS.value) if _SHARED_UNITS.value else None
+            plan.run(config, workdir, stages=_STAGES.value, shared=shared)
     except (ValueError, OSError) as error:
         if os.environ.get("RASLIK_TRACEBACK"):
             raise

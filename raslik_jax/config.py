@@ -348,6 +348,11 @@ class UnlearnConfig(_Checked):
     kl_direction: Literal["reverse", "forward"] = setting(
         "reverse", "reverse: KL(unlearned || reference), the paper's. forward: the other way round."
     )
+    choice: str = setting(
+        "",
+        "File of experiments/choose.py: each strategy's learning rate, and the one epoch after "
+        "which it is measured; the two rates above are not used then. Empty: every epoch.",
+    )
     forget_weight: float = setting(1.0, "Weight of the ascent term.")
     retain_weight: float = setting(1.0, "Weight of the retain term.")
     unlearn_weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.")

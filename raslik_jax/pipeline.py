@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 from raslik_jax.config import STAGES, Config, content_hash, to_json
 
+# Made anew for every run: they leave results beside their folder, and cost seconds.
+_NEVER_SHARED = ("evaluate", "report")
 _PACKAGES = ("raslik-jax", "jax", "flax", "optax", "numpy", "tensorstore", "tokenizers")
 
 
@@ -113,11 +115,34 @@ def _run_unit(root: pathlib.Path, unit: Unit, keys: Mapping[str, str]) -> None:
     write_json(folder / "manifest.json", manifest)
 
 
+def _link_folder(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Makes target a copy of source, whole or not at all, by hard links where they work.
+
+    Finished results are never written in place, only replaced, so that the two stay independent.
+    """
+
+    def link(old: str, new: str) -> str:
+        try:
+            os.link(old, new)
+        except OSError:  # another file system, or one without links
+            shutil.copy2(old, new)
+        return new
+
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(source, partial, copy_function=link)
+    if target.exists():
+        shutil.rmtree(target)
+    partial.rename(target)
+
+
 def run_units(
     root: pathlib.Path,
     units: Sequence[Unit],
     *,
     stages: Sequence[str] = STAGES,
+    shared: pathlib.Path | None = None,
     log: Callable[[str], None] = print,
 ) -> None:
     """Runs the units of these stages that are not up to date, in order.
@@ -126,6 +151,8 @@ def run_units(
       root: work directory.
       units: all units, each after those it reads.
       stages: stages to run; what they read must be up to date already or run here too.
+      shared: folder in which runs share units of the same name and key; what is there is taken
+        and not made, what is made here is left there.
       log: receives a line per unit.
 
     Raises:
@@ -148,10 +175,19 @@ def run_units(
         if done[unit.name]:
             log(f"{label}: up to date")
             continue
+        key, place = keys[unit.name], None
+        if shared is not None and unit.stage not in _NEVER_SHARED:
+            place = shared / key
+            if is_done(place, unit, key):
+                _link_folder(place / unit.name, root / unit.name)
+                log(f"{label}: taken from another run")
+                continue
         log(f"{label} ...")
         start = time.monotonic()
         _run_unit(root, unit, keys)
         log(f"{label}: done in {time.monotonic() - start:.1f} s")
+        if place is not None:
+            _link_folder(root / unit.name, place / unit.name)
 
 
 def differing_fields(old: Any, new: Any, prefix: str = "") -> list[str]:

@@ -35,7 +35,10 @@ class UnitsTest(absltest.TestCase):
     def run_units(self, **kwargs):
         stages = kwargs.pop("stages", ("corpus", "sketch", "retrieve"))
         self.ran.clear()
-        pipeline.run_units(self.root, self.units(**kwargs), stages=stages, log=lambda line: None)
+        shared = kwargs.pop("shared", None)
+        pipeline.run_units(
+            self.root, self.units(**kwargs), stages=stages, shared=shared, log=lambda line: None
+        )
         return list(self.ran)
 
     def test_a_second_run_does_nothing(self):
@@ -52,6 +55,48 @@ class UnitsTest(absltest.TestCase):
         self.assertEqual(self.run_units(), ["sketch"])
         (self.root / "corpus" / "result.txt").unlink()
         self.assertEqual(self.run_units(), ["corpus"])
+
+    def test_runs_share_finished_units_of_the_same_key(self):
+        shared, first = self.root / "shared", self.root
+        self.root = first / "a"
+        self.assertLen(self.run_units(shared=shared), 4)
+        self.root = first / "b"
+        self.assertEqual(self.run_units(shared=shared, sketch_settings=2), ["sketch", "retrieve/a"])
+        self.root = first / "c"
+        self.assertEmpty(self.run_units(shared=shared, sketch_settings=2))
+        self.assertEqual((self.root / "retrieve" / "b" / "result.txt").read_text(), "retrieve/b")
+        # What one run makes anew is no other's.
+        self.assertEqual(self.run_units(sketch_settings=3), ["sketch", "retrieve/a"])
+        self.root = first / "b"
+        self.assertEmpty(self.run_units(sketch_settings=2))
+
+    def test_an_unfinished_or_damaged_unit_is_not_shared(self):
+        shared, first = self.root / "shared", self.root
+        self.root = first / "a"
+        with self.assertRaises(KeyboardInterrupt):
+            self.run_units(shared=shared, fail_in="retrieve/a")
+        self.root = first / "b"
+        self.assertEqual(self.run_units(shared=shared), ["retrieve/a", "retrieve/b"])
+        (damaged,) = shared.glob("*/retrieve/b/result.txt")
+        damaged.unlink()
+        self.root = first / "c"
+        self.assertEqual(self.run_units(shared=shared), ["retrieve/b"])
+
+    def test_units_of_equal_settings_and_inputs_are_not_mixed_up(self):
+        shared, first = self.root / "shared", self.root
+        for name in ("a", "b"):
+            self.root = first / name
+            units = [
+                pipeline.Unit(
+                    f"retrieve/{strategy}", (), {}, lambda f, s=strategy: (f / "x").write_text(s)
+                )
+                for strategy in ("oracle", "random")
+            ]
+            pipeline.run_units(
+                self.root, units, stages=("retrieve",), shared=shared, log=lambda line: None
+            )
+            for strategy in ("oracle", "random"):
+                self.assertEqual((self.root / "retrieve" / strategy / "x").read_text(), strategy)
 
     def test_a_killed_run_goes_on_at_the_unit_where_it_stopped(self):
         with self.assertRaises(KeyboardInterrupt):

@@ -62,7 +62,8 @@ class QueryTest(parameterized.TestCase):
         answers = dict(
             (row["id"], row["output"])
             for row in map(
-                json.loads, open(self.run_folder / "references" / "finetuned.jsonl").readlines()
+                json.loads,
+                open(self.run_folder / "references" / "retrieval" / "finetuned.jsonl").readlines(),
             )
         )
         rows = self.tracer.workspace.corpus.queries["retrieval"]

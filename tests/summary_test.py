@@ -102,6 +102,21 @@ class CompareMethodsTest(parameterized.TestCase):
         ]
         self.assertEqual(together, apart)
 
+    def test_compares_across_epochs_where_each_strategy_has_one(self):
+        same = self._evaluations(("random", "raslik"), (("ga_gdr", 1),))
+        apart = {v._replace(epoch=3 if v.strategy == "raslik" else 1): e for v, e in same.items()}
+        expected = summary.compare_methods(same, seed=3, resamples=50)
+        found = summary.compare_methods(apart, seed=3, resamples=50, across_epochs=True)
+        self.assertEqual([entry["epoch"] for entry in found], [1, 3])
+        self.assertEqual([{**entry, "epoch": 1} for entry in found], expected)
+        with self.assertRaisesRegex(ValueError, "one epoch of each strategy"):
+            summary.compare_methods(
+                self._evaluations(("random",), (("ga_gdr", 1), ("ga_gdr", 2))),
+                seed=3,
+                resamples=50,
+                across_epochs=True,
+            )
+
     def test_flags_and_distances_are_those_of_the_block(self):
         strategies = ("random", "oracle", "bm25", "embedding", "raslik_f", "raslik")
         evaluations = self._evaluations(strategies)

@@ -136,6 +136,16 @@ class ResultsTableTest(parameterized.TestCase):
         self.assertLen(_cells(table, "Model"), 10)
         self.assertIn("GA_GDR, after epoch 3 and 5", table.rows)
 
+    def test_chosen_epochs_stand_in_a_column(self):
+        metrics = sample_metrics.sample_metrics()
+        metrics["chosen"] = True
+        metrics["methods"] = [
+            e for e in metrics["methods"] if e["epoch"] == (2 if e["strategy"] == "oracle" else 5)
+        ]
+        table = tables.results_table(metrics)
+        self.assertIn("GA_GDR, at the chosen learning rates", table.rows)
+        self.assertEqual(_cells(table, "Epoch"), ["-", "-", *["5", "2", "5", "5"] * 2])
+
     def test_columns_without_any_value_are_left_out(self):
         metrics = sample_metrics.sample_metrics()
         metrics["methods"] = [e for e in metrics["methods"] if e["strategy"] == "random"]

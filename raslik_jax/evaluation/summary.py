@@ -94,12 +94,14 @@ class Metrics(TypedDict):
     """All of metrics.json: what the reports read.
 
     `reference` names whose answers F and R are taken against: finetuned (also where it is not
-    given), backbone or gold.
+    given), backbone or gold. `chosen` is true where each method stands once, at a learning rate and
+    epoch that were chosen on other queries.
     """
 
     name: str
     seed: int
     reference: NotRequired[str]
+    chosen: NotRequired[bool]
     corpus: dict[str, Any]
     finetuned: ModelEntry
     backbone: NotRequired[ModelEntry]
@@ -216,24 +218,32 @@ def compare_methods(
     *,
     seed: int,
     resamples: int = 10_000,
+    across_epochs: bool = False,
 ) -> list[MethodEntry]:
     """Returns the entries of all unlearned models, compared within algorithm and epoch.
 
     Args:
       evaluations: the per-query values of each unlearned model, all on the same queries.
+      across_epochs: compare within the algorithm, each strategy at its one epoch, which was chosen
+        beforehand on other queries.
       seed: of the bootstrap; one seed for all, so that intervals are comparable.
       resamples: draws of the bootstrap.
 
     Returns:
       One entry per model, in the order given. Random's own differences to Random are None,
       and all are where a block of algorithm and epoch has no Random.
+
+    Raises:
+      ValueError: across_epochs with a strategy at more than one epoch.
     """
     blocks: dict[tuple[str, int], list[Variant]] = defaultdict(list)
     for variant in evaluations:
-        blocks[variant.algorithm, variant.epoch].append(variant)
+        blocks[variant.algorithm, 0 if across_epochs else variant.epoch].append(variant)
     entries: dict[Variant, MethodEntry] = {}
-    for (algorithm, epoch), variants in blocks.items():
-        reference = evaluations.get(Variant(BASELINE, algorithm, epoch))
+    for (algorithm, _), variants in blocks.items():
+        if len({variant.strategy for variant in variants}) < len(variants):
+            raise ValueError(f"one epoch of each strategy wanted, {variants} came")
+        reference = next((evaluations[v] for v in variants if v.strategy == BASELINE), None)
         models = [
             summarise(evaluations[variant], seed=seed, resamples=resamples) for variant in variants
         ]
@@ -249,7 +259,7 @@ def compare_methods(
             entries[variant] = MethodEntry(
                 strategy=variant.strategy,
                 algorithm=algorithm,
-                epoch=epoch,
+                epoch=variant.epoch,
                 **model,
                 forget_minus_random=other
                 and _difference(evaluation.forget, other.forget, seed, resamples),

@@ -235,9 +235,10 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
     methods = last_epochs(metrics["methods"]) if epochs == "last" else metrics["methods"]
     has_difference = any(entry.get("forget_minus_random") for entry in methods)
     has_mahalanobis = any(entry.get("mahalanobis") for entry in methods)
+    has_epochs = epochs == "all" or metrics.get("chosen")
     columns = [
         Column("Model"),
-        *([Column("Epoch", "right")] if epochs == "all" else []),
+        *([Column("Epoch", "right")] if has_epochs else []),
         Column("F, forget rate\n(lower is better)"),
         Column("R, retain rate\n(higher is better)"),
         Column("Non-SF, target\n(higher is better)"),
@@ -252,7 +253,7 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
         distance = method.get("mahalanobis") if method else None
         return (
             name,
-            *([str(method["epoch"]) if method else _NOT_KNOWN] if epochs == "all" else []),
+            *([str(method["epoch"]) if method else _NOT_KNOWN] if has_epochs else []),
             format_interval(entry["forget"]),
             format_interval(entry["retain"]),
             format_interval(entry["non_sf_target"]),
@@ -275,7 +276,8 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
         heading = algorithm_name(algorithm)
         if epochs == "last":
             shown = sorted({entry["epoch"] for entry in block})
-            heading += ", after epoch " + " and ".join(map(str, shown))
+            after = ", after epoch " + " and ".join(map(str, shown))
+            heading += ", at the chosen learning rates" if metrics.get("chosen") else after
         rows.append(heading)
         rows += [cells(strategy_name(entry["strategy"]), entry, entry) for entry in block]
     return Table(tuple(columns), tuple(rows), _result_notes(metrics, methods))

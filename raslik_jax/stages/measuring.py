@@ -24,7 +24,7 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
     }
     encoded = {kind: workspace.encode(rows) for kind, rows in sets.items()}
     batch_size = settings.unlearn_batch_size
-    algorithm, step = workspace.unlearning_step(name)
+    algorithm, step = workspace.unlearning_step(name, workspace.learning_rate(strategy, name))
     state = algorithm.init(workspace.finetuned)
     frozen = steps.Frozen(base=model.base, reference=workspace.finetuned)
     per_epoch = max(
@@ -69,7 +69,7 @@ def generate(workspace: Workspace, strategy: str, name: str, folder: pathlib.Pat
     """Writes the greedy answers of one unlearned model to the queries, after every epoch."""
     target, normal = workspace.evaluation_queries()
     rows = (*target, *normal)
-    for epoch in range(1, workspace.config.unlearn.unlearn_epochs + 1):
+    for epoch in workspace.epochs(strategy, name):
         lora = workspace.adapter("unlearn", f"{strategy}-{name}", f"epoch-{epoch}")
         outputs = workspace.generate(lora, rows, f"{strategy} {name} epoch {epoch}")
         write_rows(
@@ -94,7 +94,8 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     config, settings = workspace.config, workspace.config.evaluate
     target, normal = workspace.evaluation_queries()
     models = {
-        name: workspace.answers("references", f"{name}.jsonl") for name in ("finetuned", "backbone")
+        name: workspace.answers("references", "evaluation", f"{name}.jsonl")
+        for name in ("finetuned", "backbone")
     }
     gold = {row.example_id: row.output for row in (*target, *normal)}
     references = _outputs(workspace, {**models, "gold": gold}[settings.reference])
@@ -113,7 +114,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
         )
         for strategy in config.retrieve.strategies
         for name in config.unlearn.algorithms
-        for epoch in range(1, config.unlearn.unlearn_epochs + 1)
+        for epoch in workspace.epochs(strategy, name)
     }
     bootstrap = {"seed": config.seed, "resamples": settings.bootstrap_resamples}
     rows = workspace.corpus.train
@@ -129,6 +130,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
             "query_split": config.references.query_split,
         },
         "reference": settings.reference,
+        "chosen": bool(config.unlearn.choice),
         **{
             name: summary.summarise(measure(_outputs(workspace, answers)), **bootstrap)
             for name, answers in models.items()
@@ -137,7 +139,9 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
             strategy: read_json(workspace.root / "retrieve" / strategy / "summary.json")
             for strategy in config.retrieve.strategies
         },
-        "methods": summary.compare_methods(evaluations, **bootstrap),
+        "methods": summary.compare_methods(
+            evaluations, across_epochs=bool(config.unlearn.choice), **bootstrap
+        ),
     }
     write_json(folder / "metrics.json", metrics)
     write_json(workspace.root / "metrics.json", metrics)

@@ -21,7 +21,13 @@ from raslik_jax.stages.retrieving import (
     make_scores,
     make_sets,
 )
-from raslik_jax.stages.training import make_adapter, make_backbone, make_corpus, make_references
+from raslik_jax.stages.training import (
+    make_adapter,
+    make_backbone,
+    make_corpus,
+    make_references,
+    make_retrieval_answers,
+)
 from raslik_jax.stages.workspace import Workspace
 
 
@@ -48,7 +54,7 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
 
     words = config.evaluate.marker_words
     marker = {"marker_words": file_identity(words) if words else ""}
-    retrieved = ("corpus", "references", "retrieve/influence")
+    retrieved = ("corpus", "references/retrieval", "retrieve/influence")
     scored = {"center": config.retrieve.center, "aggregate": config.retrieve.aggregate}
     margin_names = ("select", "forget_threshold", "retain_threshold", "margin_sigma")
     margin = (
@@ -56,6 +62,9 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
         if config.retrieve.select == "margin"
         else {}
     )
+    # Which queries a run is measured on changes nothing of what it retrieves and unlearns.
+    decoding = settings(config.references)
+    del decoding["query_split"]
     # The diagnosis reads gradients of its own: it changes neither the index nor what follows.
     sketching = settings(config.sketch)
     del sketching["diagnose"]
@@ -71,14 +80,20 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
         ),
         Unit("finetune", ("corpus", "backbone"), settings(config.finetune), bind(make_adapter)),
         Unit(
-            "references",
+            "references/retrieval",
+            ("corpus", "backbone", "finetune"),
+            decoding,
+            bind(make_retrieval_answers),
+        ),
+        Unit(
+            "references/evaluation",
             ("corpus", "backbone", "finetune"),
             settings(config.references) | marker,
             bind(make_references),
         ),
         Unit(
             "sketch",
-            ("corpus", "backbone", "finetune", "references"),
+            ("corpus", "backbone", "finetune", "references/retrieval"),
             sketching,
             bind(make_index),
             is_resumable=True,
@@ -106,7 +121,7 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
         units.append(
             Unit(
                 "retrieve/embeddings",
-                ("corpus", "references") if reads_answers else ("corpus",),
+                ("corpus", "references/retrieval") if reads_answers else ("corpus",),
                 {name: getattr(config.retrieve, name) for name in names},
                 bind(make_embeddings),
             )
@@ -116,7 +131,7 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
         units.append(
             Unit(
                 "retrieve/exact_kernel",
-                ("corpus", "backbone", "finetune", "references"),
+                ("corpus", "backbone", "finetune", "references/retrieval"),
                 sketching | scored,
                 bind(make_exact_scores),
             )
@@ -127,16 +142,21 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
     for strategy in config.retrieve.strategies:
         inputs = (*retrieved, *needs.get(strategy, ()))
         units.append(Unit(f"retrieve/{strategy}", inputs, shared, bind(make_sets, strategy)))
+
+    def measured(strategy: str, name: str) -> dict[str, Any]:
+        epochs = workspace.epochs(strategy, name)
+        return {"epochs": list(epochs)} if config.unlearn.choice else {}
+
     variants = [(s, a) for s in config.retrieve.strategies for a in config.unlearn.algorithms]
     common = settings(config.unlearn)
-    rate = {name: common.pop(f"{name}_learning_rate") for name in ("ga_gdr", "ga_klr")}
-    del common["algorithms"]
+    for name in ("algorithms", "choice", "ga_gdr_learning_rate", "ga_klr_learning_rate"):
+        del common[name]
     for strategy, name in variants:
         units.append(
             Unit(
                 f"unlearn/{strategy}-{name}",
                 ("backbone", "finetune", f"retrieve/{strategy}"),
-                common | {"learning_rate": rate[name]},
+                common | {"learning_rate": workspace.learning_rate(strategy, name)},
                 bind(unlearn, strategy, name),
             )
         )
@@ -145,7 +165,7 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
             Unit(
                 f"generate/{strategy}-{name}",
                 ("corpus", "backbone", f"unlearn/{strategy}-{name}"),
-                settings(config.references),
+                settings(config.references) | measured(strategy, name),
                 bind(generate, strategy, name),
             )
         )
@@ -154,12 +174,12 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
     units.append(
         Unit(
             "evaluate",
-            ("corpus", "references", *retrievals, *generated),
+            ("corpus", "references/evaluation", *retrievals, *generated),
             settings(config.evaluate) | marker | {"name": config.name},
             bind(evaluate),
         )
     )
-    evaluated = ("corpus", "backbone", "finetune", "references", "evaluate")
+    evaluated = ("corpus", "backbone", "finetune", "references/evaluation", "evaluate")
     unlearned = tuple(f"unlearn/{strategy}-{name}" for strategy, name in variants)
     units.append(
         Unit("report", (*evaluated, "retrieve/influence", *unlearned, *generated), {}, bind(report))
@@ -167,10 +187,16 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
     return tuple(units)
 
 
-def run(config: Config, workdir: pathlib.Path, *, stages: Sequence[str] = STAGES) -> None:
+def run(
+    config: Config,
+    workdir: pathlib.Path,
+    *,
+    stages: Sequence[str] = STAGES,
+    shared: pathlib.Path | None = None,
+) -> None:
     """Runs the stages that are not up to date, and shows the table at the end."""
     workspace = Workspace(workdir, config)
-    run_units(workdir, plan_units(config, workspace), stages=stages)
+    run_units(workdir, plan_units(config, workspace), stages=stages, shared=shared)
     if "report" in stages:
         print()
         print((workdir / "report" / "table.txt").read_text())

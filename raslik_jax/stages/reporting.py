@@ -23,13 +23,13 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
     target, normal = workspace.evaluation_queries()
     shown = [row.example_id for row in (*target[:_SHOWN_TARGET], *normal[:_SHOWN_NORMAL])]
     answers = {
-        "fine-tuned": workspace.answers("references", "finetuned.jsonl"),
-        "backbone": workspace.answers("references", "backbone.jsonl"),
+        "fine-tuned": workspace.answers("references", "evaluation", "finetuned.jsonl"),
+        "backbone": workspace.answers("references", "evaluation", "backbone.jsonl"),
     }
-    last = f"epoch-{config.unlearn.unlearn_epochs}.jsonl"
     for algorithm in config.unlearn.algorithms:
         for strategy in config.retrieve.strategies:
             label = f"{tables.strategy_name(strategy)} {tables.algorithm_name(algorithm)}"
+            last = f"epoch-{workspace.epochs(strategy, algorithm)[-1]}.jsonl"
             answers[label] = workspace.answers("generate", f"{strategy}-{algorithm}", last)
     prompts_by_id = {row.example_id: _question(row) for row in (*target, *normal)}
 

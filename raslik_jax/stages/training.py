@@ -166,24 +166,19 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
     print(f"    loss {fitted.losses[0]:.3f} -> {fitted.losses[-20:].mean():.3f} nats a token")
 
 
+def make_retrieval_answers(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the greedy answers of the fine-tuned model to the queries of retrieval."""
+    rows = workspace.corpus.queries["retrieval"]
+    _write_answers(workspace, folder / "finetuned.jsonl", workspace.finetuned, rows)
+
+
 def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the greedy answers of the fine-tuned model and of the backbone."""
+    """Writes the greedy answers of the fine-tuned model and of the backbone, to be measured by."""
     target, normal = workspace.evaluation_queries()
-    retrieval = workspace.corpus.queries["retrieval"]
-    for name, lora, rows in (
-        ("finetuned", workspace.finetuned, (*retrieval, *target, *normal)),
-        ("backbone", workspace.model.initial, (*target, *normal)),
-    ):
-        outputs = workspace.generate(lora, rows, f"answers of the {name} model")
-        write_rows(
-            folder / f"{name}.jsonl",
-            [
-                {"id": row.example_id, "output": text}
-                for row, text in zip(rows, outputs, strict=True)
-            ],
-        )
+    for name, lora in (("finetuned", workspace.finetuned), ("backbone", workspace.model.initial)):
+        _write_answers(workspace, folder / f"{name}.jsonl", lora, (*target, *normal))
     measure = non_sf(workspace.config)
-    answers = workspace.answers("references", "finetuned.jsonl")
+    answers = workspace.answers("references", "evaluation", "finetuned.jsonl")
     shares = [
         1 - measure([answers[row.example_id] for row in rows]).mean() for rows in (target, normal)
     ]
@@ -196,3 +191,13 @@ def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
             "    that is too little to trace: fine-tune longer or at a higher rate before reading "
             "anything into what follows"
         )
+
+
+def _write_answers(
+    workspace: Workspace, path: pathlib.Path, lora: Tree, rows: tuple[examples.Example, ...]
+) -> None:
+    outputs = workspace.generate(lora, rows, f"answers of the {path.stem} model")
+    write_rows(
+        path,
+        [{"id": row.example_id, "output": text} for row, text in zip(rows, outputs, strict=True)],
+    )

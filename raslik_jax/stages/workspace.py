@@ -14,9 +14,10 @@ from raslik_jax.config import Config
 from raslik_jax.data import batches, examples, tokenization
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.toy import SCIFI_WORDS
-from raslik_jax.evaluation import rates, summary
+from raslik_jax.evaluation import choice, rates, summary
 from raslik_jax.models import checkpoint, decode, decoder
 from raslik_jax.models.lora import LoRAConfig
+from raslik_jax.pipeline import read_json
 from raslik_jax.unlearning import finetune, steps
 
 CORPUS_FIELDS = {**examples.WRITTEN_FIELDS, "is_target": "is_target", "source": "source"}
@@ -116,7 +117,7 @@ class Workspace:
         queries = self.corpus.queries["retrieval"]
         if self.config.sketch.query_output == "gold":
             return queries
-        answers = self.answers("references", "finetuned.jsonl")
+        answers = self.answers("references", "retrieval", "finetuned.jsonl")
         return tuple(row._replace(output=answers[row.example_id]) for row in queries)
 
     def evaluation_queries(self) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
@@ -146,12 +147,50 @@ class Workspace:
         )
         return [tokenizer.decode(tokens).strip() for tokens in outputs]
 
+    @functools.cached_property
+    def choices(self) -> dict[tuple[str, str], choice.Choice]:
+        """What --choice says, by strategy and algorithm; empty without it."""
+        path = self.config.unlearn.choice
+        return choice.from_json(read_json(pathlib.Path(path)), origin=path) if path else {}
+
+    def _choice(self, strategy: str, name: str) -> choice.Choice | None:
+        if not self.config.unlearn.choice:
+            return None
+        if (strategy, name) not in self.choices:
+            raise ValueError(
+                f"a choice for {strategy} and {name} wanted in {self.config.unlearn.choice}, it "
+                f"has {sorted(self.choices)}: choose from runs of these strategies and algorithms"
+            )
+        return self.choices[strategy, name]
+
+    def learning_rate(self, strategy: str, name: str) -> float:
+        """Returns the rate at which an algorithm unlearns a strategy's sets."""
+        chosen = self._choice(strategy, name)
+        rate = getattr(self.config.unlearn, f"{name}_learning_rate")
+        return chosen.learning_rate if chosen else rate
+
+    def epochs(self, strategy: str, name: str) -> tuple[int, ...]:
+        """Returns the epochs after which a strategy and algorithm are measured.
+
+        Raises:
+          ValueError: the chosen epoch comes after the last one.
+        """
+        chosen, last = self._choice(strategy, name), self.config.unlearn.unlearn_epochs
+        if chosen and not 1 <= chosen.epoch <= last:
+            raise ValueError(
+                f"epoch {chosen.epoch} is chosen for {strategy} and {name}, the run has {last}: "
+                "set --unlearn_epochs as in the validation runs"
+            )
+        return (chosen.epoch,) if chosen else tuple(range(1, last + 1))
+
     @functools.cache  # noqa: B019  one workspace lives as long as its run
-    def unlearning_step(self, name: str) -> tuple[steps.Algorithm, Callable[..., Any]]:
+    def unlearning_step(
+        self, name: str, learning_rate: float
+    ) -> tuple[steps.Algorithm, Callable[..., Any]]:
         """Returns an algorithm and its jitted step, compiled once for all strategies."""
         settings = self.config.unlearn
         tx = finetune.adamw(
-            getattr(settings, f"{name}_learning_rate"),
+            learning_rate,
             weight_decay=settings.unlearn_weight_decay,
             clip=settings.unlearn_clip,
         )
