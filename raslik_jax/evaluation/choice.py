@@ -220,3 +220,13 @@ def from_json(value: Mapping[str, Any], *, origin: str) -> dict[tuple[str, str],
             "make the file again"
         ) from None
     return {(choice.strategy, choice.algorithm): choice for choice in choices}
+
+
+def describe(choices: Sequence[Choice]) -> str:
+    """Returns one line per choice, for the terminal."""
+    return "\n".join(
+        f"{found.algorithm:<8} {found.strategy:<18} learning rate {found.learning_rate:<8.3g} "
+        f"epoch {found.epoch}  distance {found.distance:.3f}"
+        + (f"  at the edge of the grid: {', '.join(found.at_edge)}" if found.at_edge else "")
+        for found in choices
+    )

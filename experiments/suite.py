@@ -1,0 +1,315 @@
+"""Runs a grid of experiments, each once, and makes one report.
+
+  python experiments/suite.py --out=runs/seeds --flagfiles=experiments/flags/quickstart.flags \\
+    --seeds=0,1,2
+
+Every flag file is run with every seed, and with every value of each --vary:
+
+  --vary=sketch_size=1024,4096                                    two runs instead of one
+  --vary=ga_gdr_learning_rate,ga_klr_learning_rate=1e-5,1e-4      two names that move together
+
+--set=name=value adds a flag to all runs. Runs share what they have in common (fine-tuning,
+sketches, sets, anything whose settings and inputs are the same) through --out/units and make it
+once. Each is a process of its own with a log of its own; one that fails is listed and the others go
+on, and the exit status is then 1. The same command goes on where it stopped.
+
+With --choose the grid is measured on validation queries, one learning rate and epoch is chosen from
+it for each strategy and algorithm by the rule of experiments/choose.py, and what was chosen is then
+measured on the test queries, once: nothing is trained again for that.
+
+--out holds runs/<cell>, logs/<cell>.log, choice-<flag file>.json, suite.json (state of every cell)
+and report.md (a table for every flag file and variation, over its seeds).
+"""
+
+import itertools
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from absl import app, flags
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from raslik_jax.evaluation import choice  # noqa: E402
+from raslik_jax.pipeline import read_json, write_json  # noqa: E402
+from raslik_jax.reporting import tables  # noqa: E402
+from raslik_jax.stages.choosing import choose_from_runs  # noqa: E402
+
+_OUT = flags.DEFINE_string("out", "", "Folder of the suite.")
+_FLAGFILES = flags.DEFINE_list("flagfiles", [], "Flag files of run.py, one experiment each.")
+_SEEDS = flags.DEFINE_list("seeds", ["0"], "Seeds of every experiment.")
+_VARY = flags.DEFINE_multi_string("vary", [], "name=value,value or name,name=value,value.")
+_SET = flags.DEFINE_multi_string("set", [], "name=value, for all runs; may be given repeatedly.")
+_CHOOSE = flags.DEFINE_boolean(
+    "choose", False, "Measure the grid on validation queries, choose, measure that on test queries."
+)
+_PER = flags.DEFINE_enum(
+    "per", "strategy", ["strategy", "algorithm"], "--choose: what has a choice of its own."
+)
+_FLOOR = flags.DEFINE_enum(
+    "floor", "backbone", ["backbone", "zero"], "--choose: F that is no longer improved upon."
+)
+_UPDATE = flags.DEFINE_boolean("update", False, "Take over work directories of other settings.")
+_DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show the grid, run nothing.")
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+_LAST_LINES = 3
+
+
+class Cell(NamedTuple):
+    """One run of the grid.
+
+    Attributes:
+      name: of its folder and log.
+      experiment: stem of its flag file.
+      group: what its table is named after: experiment and variation, without the seed.
+      arguments: of run.py, without the work directory.
+      choice: file that it reads its learning rates and epochs from, if any.
+    """
+
+    name: str
+    experiment: str
+    group: str
+    arguments: tuple[str, ...]
+    choice: pathlib.Path | None = None
+
+
+class Variation(NamedTuple):
+    """One point of the grid beside flag file and seed: a label and its flags."""
+
+    label: str
+    arguments: tuple[str, ...]
+
+
+def parse_axis(text: str) -> tuple[Variation, ...]:
+    """Returns the points of one --vary.
+
+    Raises:
+      ValueError: no name, no value, or a value twice.
+    """
+    left, _, right = text.partition("=")
+    names, values = left.split(","), right.split(",")
+    if not all(names) or not all(values) or len(set(values)) < len(values):
+        raise ValueError(f"--vary wanted as name=value,value with different values, came {text!r}")
+    return tuple(
+        Variation(f"{names[0]}={value}", tuple(f"--{name}={value}" for name in names))
+        for value in values
+    )
+
+
+def _is_of_rates(axis: Sequence[Variation]) -> bool:
+    return all(
+        flag.partition("=")[0].endswith("_learning_rate")
+        for variation in axis
+        for flag in variation.arguments
+    )
+
+
+def make_grid(
+    flagfiles: Sequence[str],
+    seeds: Sequence[str],
+    axes: Sequence[tuple[Variation, ...]],
+    common: Sequence[str],
+) -> tuple[Cell, ...]:
+    """Returns the cells of a grid: seeds within variations within flag files.
+
+    Raises:
+      ValueError: no flag file, one that is not there, two of one name, or a seed that is no number.
+    """
+    if not flagfiles:
+        raise ValueError("flag files wanted as --flagfiles=FILE,FILE, none came")
+    missing = [path for path in flagfiles if not pathlib.Path(path).is_file()]
+    if missing:
+        raise ValueError(f"flag files wanted, {missing} are not there")
+    stems = [pathlib.Path(path).name.removesuffix(".flags") for path in flagfiles]
+    if len(set(stems)) < len(stems):
+        raise ValueError(f"flag files of different names wanted, these are {stems}")
+    if not all(seed.isdecimal() for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise ValueError(f"different numbers wanted as --seeds, came {list(seeds)}")
+    cells = []
+    for path, stem in zip(flagfiles, stems, strict=True):
+        for point in itertools.product(*axes):
+            group = " ".join([stem, *(variation.label for variation in point)])
+            flags_of_point = [flag for variation in point for flag in variation.arguments]
+            for seed in seeds:
+                arguments = (
+                    f"--flagfile={pathlib.Path(path).resolve()}",
+                    *flags_of_point,
+                    *common,
+                    f"--seed={seed}",
+                )
+                # A folder's name; without commas, so that it can stand in a list of runs.
+                name = f"{group} seed={seed}".replace(" ", "-").replace("/", "_").replace(",", "+")
+                cells.append(Cell(name, stem, group, arguments))
+    return tuple(cells)
+
+
+def test_cells(
+    flagfiles: Sequence[str], seeds: Sequence[str], common: Sequence[str], out: pathlib.Path
+) -> tuple[Cell, ...]:
+    """Returns the cells that measure on test queries what was chosen."""
+    cells = []
+    for cell in make_grid(flagfiles, seeds, (), common):
+        path = out / f"choice-{cell.experiment}.json"
+        arguments = (*cell.arguments, f"--choice={path.resolve()}", "--query_split=test")
+        cells.append(
+            Cell(f"test-{cell.name}", cell.experiment, f"{cell.group} test", arguments, path)
+        )
+    return tuple(cells)
+
+
+class Suite:
+    """Runs cells one after the other, and keeps suite.json as it goes."""
+
+    def __init__(self, out: pathlib.Path, *, update: bool):
+        self.out = out
+        self.update = update
+        self.states: dict[str, dict[str, Any]] = {}
+
+    def workdir(self, cell: Cell) -> pathlib.Path:
+        """Returns where a cell's results are."""
+        return self.out / "runs" / cell.name
+
+    def is_done(self, cell: Cell) -> bool:
+        """Returns whether a cell has ended well in this call of the suite."""
+        return self.states.get(cell.name, {}).get("state") == "done"
+
+    def record(self, cell: Cell, state: str, **details: Any) -> None:
+        """Notes what became of a cell, in suite.json too."""
+        self.states[cell.name] = {"state": state, "group": cell.group, **details}
+        write_json(self.out / "suite.json", {"cells": self.states})
+
+    def run(self, cell: Cell, label: str) -> None:
+        """Runs a cell; what fails is recorded with the last lines of its log."""
+        log = self.out / "logs" / f"{cell.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = [
+            sys.executable,
+            str(_REPOSITORY / "experiments" / "run.py"),
+            *cell.arguments,
+            f"--workdir={self.workdir(cell).resolve()}",
+            f"--shared_units={(self.out / 'units').resolve()}",
+            *(["--update"] if self.update else []),
+        ]
+        print(f"{label} {cell.name} ...", flush=True)
+        start = time.monotonic()
+        with open(log, "w") as file:
+            # From the checkout's folder: flag files name those they include from there.
+            ended = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, cwd=_REPOSITORY)
+        seconds = round(time.monotonic() - start, 1)
+        if ended.returncode:
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            self.record(cell, "failed", log=str(log), status=ended.returncode, seconds=seconds)
+            print(f"{label} {cell.name}: failed after {seconds} s, {log} ends with")
+            print("\n".join(f"    {line}" for line in lines[-_LAST_LINES:]), flush=True)
+        else:
+            self.record(cell, "done", log=str(log), seconds=seconds)
+            print(f"{label} {cell.name}: done in {seconds} s", flush=True)
+
+
+def choose(suite: Suite, cells: Sequence[Cell], experiment: str) -> None:
+    """Writes the choice of one experiment from its validation runs."""
+    found = choose_from_runs(
+        [suite.workdir(cell) for cell in cells],
+        suite.out / f"choice-{experiment}.json",
+        per=_PER.value,
+        floor=_FLOOR.value,
+    )
+    print(f"chosen for {experiment} on validation queries:")
+    print(choice.describe(found), flush=True)
+
+
+def report(suite: Suite, cells: Sequence[Cell]) -> str:
+    """Returns the report: a table of every group over its seeds, and what is not done."""
+    parts = ["# Suite"]
+    for group in dict.fromkeys(cell.group for cell in cells):
+        done = [cell for cell in cells if cell.group == group and suite.is_done(cell)]
+        found = [suite.workdir(cell) / "metrics.json" for cell in done]
+        runs = [read_json(path) for path in found if path.is_file()]
+        parts.append(f"## {group}")
+        if not runs:
+            parts.append("No run has metrics.")
+            continue
+        split = runs[0]["corpus"]["query_split"]
+        parts.append(
+            f"{len(runs)} of {sum(c.group == group for c in cells)} runs; {split} queries."
+        )
+        # Of one run the intervals over queries, of several the spread over seeds.
+        if len(runs) == 1:
+            shown = [tables.retrieval_table(runs[0]), tables.results_table(runs[0])]
+        else:
+            shown = [tables.seeds_table(runs)]
+        parts += [tables.render_markdown(table) for table in shown]
+    failed = [name for name, state in suite.states.items() if state["state"] != "done"]
+    if failed:
+        parts.append("## Not done")
+        parts.append("\n".join(f"- {name}: {suite.states[name]['state']}" for name in failed))
+    return "\n\n".join(parts) + "\n"
+
+
+def run_suite(out: pathlib.Path) -> bool:
+    """Runs the suite of the flags; returns whether every cell ended well."""
+    axes = tuple(parse_axis(text) for text in _VARY.value)
+    wrong = [text for text in _SET.value if not text.partition("=")[0] or "=" not in text]
+    if wrong:
+        raise ValueError(f"--set wanted as name=value, came {wrong}")
+    if _CHOOSE.value and (not axes or not all(map(_is_of_rates, axes))):
+        raise ValueError("learning rates and nothing else wanted as --vary with --choose")
+    common = tuple(f"--{text}" for text in _SET.value)
+    split = ("--query_split=validation",) if _CHOOSE.value else ()
+    grid = make_grid(_FLAGFILES.value, _SEEDS.value, axes, (*common, *split))
+    tests = test_cells(_FLAGFILES.value, _SEEDS.value, common, out) if _CHOOSE.value else ()
+    cells = (*grid, *tests)
+    if _DRY_RUN.value:
+        for cell in cells:
+            state = "has metrics" if (out / "runs" / cell.name / "metrics.json").is_file() else "-"
+            print(f"{cell.name}  [{state}]\n    run.py {' '.join(cell.arguments)}")
+        print(f"{len(cells)} runs")
+        return True
+    out.mkdir(parents=True, exist_ok=True)
+    suite = Suite(out, update=_UPDATE.value)
+    for number, cell in enumerate(grid, start=1):
+        suite.run(cell, f"[{number}/{len(cells)}]")
+    for experiment in dict.fromkeys(cell.experiment for cell in tests):
+        part = [cell for cell in grid if cell.experiment == experiment]
+        problem = ""
+        if not all(map(suite.is_done, part)):
+            problem = "not run, its validation runs are not all done"
+        else:
+            try:
+                choose(suite, part, experiment)
+            except ValueError as error:
+                problem = f"not run, nothing could be chosen ({error})"
+        for number, cell in enumerate(tests, start=len(grid) + 1):
+            if cell.experiment != experiment:
+                continue
+            if problem:
+                suite.record(cell, problem)
+                print(f"[{number}/{len(cells)}] {cell.name}: {problem}", flush=True)
+            else:
+                suite.run(cell, f"[{number}/{len(cells)}]")
+    text = report(suite, cells)
+    (out / "report.md").write_text(text)
+    print(f"\n{text}\nreport: {out / 'report.md'}")
+    return all(map(suite.is_done, cells))
+
+
+def main(argv: Sequence[str]) -> None:
+    try:
+        if len(argv) > 1 or not _OUT.value:
+            raise ValueError("a folder wanted as --out, and flags alone")
+        ended_well = run_suite(pathlib.Path(_OUT.value))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(0 if ended_well else 1)
+
+
+if __name__ == "__main__":
+    app.run(main)
