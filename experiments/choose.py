@@ -25,11 +25,9 @@ from raslik_jax.evaluation import choice  # noqa: E402
 from raslik_jax.stages.choosing import choose_from_runs  # noqa: E402
 
 _RUNS = flags.DEFINE_list("runs", [], "Work directories of the validation runs.")
-_PER = flags.DEFINE_enum(
-    "per", "strategy", ["strategy", "algorithm"], "What has a choice of its own."
-)
+_PER = flags.DEFINE_enum("per", "strategy", list(choice.PER), "What has a choice of its own.")
 _FLOOR = flags.DEFINE_enum(
-    "floor", "backbone", ["backbone", "zero"], "F that is no longer improved upon."
+    "floor", "backbone", list(choice.FLOORS), "F that is no longer improved upon."
 )
 _OUTPUT = flags.DEFINE_string("output", "choice.json", "Where the choice goes.")
 

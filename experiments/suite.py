@@ -47,10 +47,10 @@ _CHOOSE = flags.DEFINE_boolean(
     "choose", False, "Measure the grid on validation queries, choose, measure that on test queries."
 )
 _PER = flags.DEFINE_enum(
-    "per", "strategy", ["strategy", "algorithm"], "--choose: what has a choice of its own."
+    "per", "strategy", list(choice.PER), "--choose: what has a choice of its own."
 )
 _FLOOR = flags.DEFINE_enum(
-    "floor", "backbone", ["backbone", "zero"], "--choose: F that is no longer improved upon."
+    "floor", "backbone", list(choice.FLOORS), "--choose: F that is no longer improved upon."
 )
 _UPDATE = flags.DEFINE_boolean("update", False, "Take over work directories of other settings.")
 _DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show the grid, run nothing.")

@@ -10,10 +10,10 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-Per = Literal["strategy", "algorithm"]
-Floor = Literal["backbone", "zero"]
+PER = ("strategy", "algorithm")
+FLOORS = ("backbone", "zero")
 
 
 class Candidate(NamedTuple):
@@ -61,14 +61,14 @@ class Choice(NamedTuple):
     at_edge: tuple[str, ...]
 
 
-def distance(candidate: Candidate, *, floor: Floor = "backbone") -> float:
+def distance(candidate: Candidate, *, floor: str = "backbone") -> float:
     """Returns the distance to R = 1 and F = floor; an F below the floor counts as at it."""
     least = candidate.backbone_forget if floor == "backbone" else 0.0
     return math.hypot(1.0 - candidate.retain, max(candidate.forget - least, 0.0))
 
 
 def choose(
-    candidates: Sequence[Candidate], *, per: Per = "strategy", floor: Floor = "backbone"
+    candidates: Sequence[Candidate], *, per: str = "strategy", floor: str = "backbone"
 ) -> tuple[Choice, ...]:
     """Returns the learning rate and epoch of every strategy and algorithm, by the one rule.
 
@@ -85,9 +85,11 @@ def choose(
       In order of algorithm and strategy as they first come.
 
     Raises:
-      ValueError: no candidates, one twice, or a strategy that was not tried at a point or seed
-        that another one was: then the rule would not be the same for both.
+      ValueError: an unknown per or floor, no candidates, one twice, or a strategy that was not
+        tried at a point or seed that another one was: then the rule would not be the same for both.
     """
+    if per not in PER or floor not in FLOORS:
+        raise ValueError(f"per of {PER} and floor of {FLOORS} wanted, came {per=} and {floor=}")
     if not candidates:
         raise ValueError("validation results to choose from wanted, none came")
     by_method: dict[tuple[str, str], dict[tuple[float, int], dict[int, float]]] = defaultdict(
@@ -187,7 +189,7 @@ def candidates_of(
     )
 
 
-def to_json(choices: Sequence[Choice], *, per: Per, floor: Floor) -> dict[str, Any]:
+def to_json(choices: Sequence[Choice], *, per: str, floor: str) -> dict[str, Any]:
     """Returns the content of a choice file, which --choice reads."""
     return {
         "rule": {

@@ -8,7 +8,7 @@ from raslik_jax.pipeline import read_json, write_json
 
 
 def choose_from_runs(
-    runs: Sequence[pathlib.Path], output: pathlib.Path, *, per: choice.Per, floor: choice.Floor
+    runs: Sequence[pathlib.Path], output: pathlib.Path, *, per: str, floor: str
 ) -> tuple[choice.Choice, ...]:
     """Writes the choice file of validation runs, which --choice reads, and returns the choices.
 
