@@ -1,4 +1,4 @@
-"""Several seeds of one experiment in one table.
+"""Several seeds of one experiment in one table, and what stands behind the rates in another.
 
   python experiments/report.py --runs=runs/quickstart-0,runs/quickstart-1,runs/quickstart-2
 
@@ -29,12 +29,13 @@ def main(argv: Sequence[str]) -> None:
         seeds = [run["seed"] for run in runs]
         if len(set(seeds)) < len(seeds):
             raise ValueError(f"runs of different seeds wanted, these have {seeds}")
-        table = tables.seeds_table(runs)
+        joined = (tables.seeds_table(runs), tables.seeds_checks_table(runs))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     is_markdown = _FORMAT.value == "markdown"
-    print(tables.render_markdown(table) if is_markdown else tables.render_terminal(table))
+    render = tables.render_markdown if is_markdown else tables.render_terminal
+    print("\n\n".join(map(render, joined)))
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ _WORKDIR = flags.DEFINE_string("workdir", "", "Work directory of the run.")
 def join(workdir: pathlib.Path) -> str:
     """Makes sketches until none is missing; returns a line that says what was done."""
     from raslik_jax import pipeline
+    from raslik_jax.config import config_from_json
     from raslik_jax.stages import retrieving
     from raslik_jax.stages.plan import plan_units
     from raslik_jax.stages.workspace import Workspace
-    from raslik_jax.trace import config_from_json
 
     config = config_from_json(pipeline.read_json(workdir / "config.json"))
     workspace = Workspace(workdir, config)

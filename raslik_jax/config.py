@@ -123,6 +123,11 @@ class CorpusConfig(_Checked):
     tofu_forget: Literal["all", "forget01", "forget05", "forget10"] = setting(
         "all", "tofu: rows to forget; they are as many as there are, whatever --num_targets."
     )
+    tofu_train: Literal["full", "retain"] = setting(
+        "full",
+        "tofu: train on all of TOFU, or without the rows to forget: the retain model that forget "
+        "quality compares with (see --tofu_retain_run).",
+    )
     train_file: str = setting(
         "", "records: JSON or JSONL of the training examples, or hub:OWNER/NAME[:CONFIG][@SPLIT]."
     )
@@ -381,9 +386,26 @@ class EvaluateConfig(_Checked):
         False, "Drop empty predictions, as the paper does, not count them as 0."
     )
     bootstrap_resamples: int = setting(2000, "Resamples of the percentile bootstrap.")
+    perplexity_examples: int = setting(
+        64,
+        "Rows of each set (targets, other training rows, held-out rows) on which the perplexity of "
+        "every model is taken; 0: none.",
+    )
+
+    tofu_questions: int = setting(
+        100,
+        "dataset=tofu: questions of each set of TOFU's own evaluation that every model answers, "
+        "400 for all; 0: none.",
+    )
+    tofu_retain_run: str = setting(
+        "",
+        "dataset=tofu: work directory of a run of the same settings with --tofu_train=retain, for "
+        "forget quality.",
+    )
 
     def problems(self) -> list[str]:
-        return self._below(100, "bootstrap_resamples")
+        found = self._below(100, "bootstrap_resamples")
+        return found + self._below(0, "perplexity_examples", "tofu_questions")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -414,6 +436,30 @@ def stage_configs() -> dict[str, type]:
 def to_json(config: Config) -> dict[str, Any]:
     """Returns the config as nested plain values, as config.json holds them."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def config_from_json(value: Mapping[str, Any]) -> Config:
+    """Returns the config that a run wrote to its config.json.
+
+    Raises:
+      ValueError: it has a field that this version does not know, or a value that is refused.
+    """
+    stages: dict[str, Any] = {}
+    for stage, settings in stage_configs().items():
+        hints = get_type_hints(settings)
+        given = value.get(stage, {})
+        unknown = sorted(set(given) - {field.name for field in dataclasses.fields(settings)})
+        if unknown:
+            raise ValueError(
+                f"settings of {stage} that this version knows wanted, came {unknown}: run again"
+            )
+        stages[stage] = settings(
+            **{
+                name: tuple(item) if get_origin(hints[name]) is tuple else item
+                for name, item in given.items()
+            }
+        )
+    return Config(name=value["name"], seed=value["seed"], **stages)
 
 
 def content_hash(value: Mapping[str, Any]) -> str:

@@ -201,6 +201,14 @@ def differing_fields(old: Any, new: Any, prefix: str = "") -> list[str]:
     return [] if old == new else [f"{prefix.rstrip('.')}: {old!r} -> {new!r}"]
 
 
+def _completed(value: Any, defaults: Any) -> Any:
+    """Returns a nested config with the defaults of the fields that it does not have."""
+    if not isinstance(value, dict) or not isinstance(defaults, dict):
+        return value
+    filled = {name: _completed(item, defaults.get(name)) for name, item in value.items()}
+    return {**defaults, **filled}
+
+
 @contextlib.contextmanager
 def open_workdir(root: pathlib.Path, config: Config, *, update: bool) -> Iterator[None]:
     """Claims a work directory for one run, and records the run's config and versions in it.
@@ -217,7 +225,9 @@ def open_workdir(root: pathlib.Path, config: Config, *, update: bool) -> Iterato
         raise ValueError(f"a work directory wanted, {root} is a file: choose another --workdir")
     recorded, values = root / "config.json", to_json(config)
     if recorded.is_file() and not update:
-        differing = differing_fields(read_json(recorded), values)
+        # A field that came later is at its default in a run of before.
+        known = _completed(read_json(recorded), to_json(Config()))
+        differing = differing_fields(known, values)
         if differing:
             raise ValueError(
                 f"{root} holds a run of another configuration ({'; '.join(differing[:5])}"

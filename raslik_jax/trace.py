@@ -8,13 +8,13 @@ template that is not the manifest's is refused.
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, get_origin, get_type_hints
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Float32
 
-from raslik_jax.config import Config, stage_configs
+from raslik_jax.config import config_from_json
 from raslik_jax.data import batches, prompts, tokenization
 from raslik_jax.data.examples import Example, make_example
 from raslik_jax.index import search
@@ -62,30 +62,6 @@ class Trace(NamedTuple):
     retain_N: Float32[np.ndarray, " N"]
     ids: tuple[str, ...]
     query_QK: Float32[np.ndarray, "Q K"]
-
-
-def config_from_json(value: Mapping[str, Any]) -> Config:
-    """Returns the config that a run wrote to its config.json.
-
-    Raises:
-      ValueError: it has a field that this version does not know, or a value that is refused.
-    """
-    stages: dict[str, Any] = {}
-    for stage, settings in stage_configs().items():
-        hints = get_type_hints(settings)
-        given = value.get(stage, {})
-        unknown = sorted(set(given) - {field.name for field in dataclasses.fields(settings)})
-        if unknown:
-            raise ValueError(
-                f"settings of {stage} that this version knows wanted, came {unknown}: run again"
-            )
-        stages[stage] = settings(
-            **{
-                name: tuple(item) if get_origin(hints[name]) is tuple else item
-                for name, item in given.items()
-            }
-        )
-    return Config(name=value["name"], seed=value["seed"], **stages)
 
 
 def run_of(index: str | os.PathLike[str]) -> pathlib.Path:

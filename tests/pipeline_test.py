@@ -1,5 +1,6 @@
 """Units of work: run once, again when something changed, and after a kill."""
 
+import json
 import pathlib
 import tempfile
 
@@ -153,6 +154,20 @@ class WorkdirTest(absltest.TestCase):
         self.assertEqual(before, {path.name: path.read_bytes() for path in self.root.iterdir()})
         with pipeline.open_workdir(self.root, other, update=True):
             self.assertEqual(pipeline.read_json(self.root / "config.json")["seed"], 3)
+
+    def test_a_setting_that_came_later_is_at_its_default(self):
+        with pipeline.open_workdir(self.root, Config(), update=False):
+            pass
+        path = self.root / "config.json"
+        recorded = pipeline.read_json(path)
+        del recorded["corpus"]["num_targets"], recorded["evaluate"]
+        path.write_text(json.dumps(recorded))
+        other = Config(corpus=CorpusConfig(num_targets=5))
+        with self.assertRaisesRegex(ValueError, r"\(corpus\.num_targets: 200 -> 5\)"):
+            with pipeline.open_workdir(self.root, other, update=False):
+                pass
+        with pipeline.open_workdir(self.root, Config(), update=False):
+            pass
 
     def test_two_runs_do_not_share_a_directory(self):
         with pipeline.open_workdir(self.root, Config(), update=False):

@@ -15,6 +15,7 @@ from absl.testing import absltest, parameterized
 from store_test import tree_bytes
 
 from raslik_jax import trace
+from raslik_jax.config import config_from_json
 from raslik_jax.data.examples import read_examples
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore, requantise
@@ -190,7 +191,7 @@ class QueryTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "no folder above it has a config.json"):
             trace.run_of("/")
         with self.assertRaisesRegex(ValueError, "this version knows wanted, came .'new_field'."):
-            trace.config_from_json({"name": "x", "seed": 0, "sketch": {"new_field": 1}})
+            config_from_json({"name": "x", "seed": 0, "sketch": {"new_field": 1}})
         with self.assertRaisesRegex(ValueError, "at least one query wanted"):
             self.tracer.trace_queries([])
         for flags, message in (

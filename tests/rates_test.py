@@ -42,6 +42,15 @@ class RougeTest(parameterized.TestCase):
     def test_written_out_values(self, prediction, reference, expected):
         self.assertAlmostEqual(rates.rouge_l_f1(prediction, reference), expected, places=12)
 
+    @parameterized.parameters(
+        ("", "a star", 0.0),
+        ("a star", "", 0.0),
+        ("he was born in Taipei in May", "born in Taipei", 1.0),
+        ("a c", "a b c d", 0.5),
+    )
+    def test_recall_written_out(self, prediction, reference, expected):
+        self.assertAlmostEqual(rates.rouge_l_recall(prediction, reference), expected, places=12)
+
 
 class ScorePairsTest(parameterized.TestCase):
     def test_pairs_by_id_whatever_the_order(self):
@@ -187,6 +196,22 @@ class PairedBootstrapTest(parameterized.TestCase):
         # The run-time type check of the tests answers before the function's own sentence does.
         with pytest.raises((ValueError, TypeError)):
             rates.paired_bootstrap(np.zeros(3), np.zeros(4), seed=0)
+
+
+class RatioTest(parameterized.TestCase):
+    def test_equals_a_loop_over_resampled_pairs(self):
+        generator = np.random.default_rng(0)
+        over_Q, under_Q = generator.random(9), generator.integers(1, 9, 9).astype(float)
+        found = rates.bootstrap_ratio(over_Q, under_Q, seed=5, resamples=300)
+        draws = np.random.default_rng(5).integers(9, size=(300, 9))
+        ratios = [over_Q[draw].sum() / under_Q[draw].sum() for draw in draws]
+        np.testing.assert_allclose(
+            found, (over_Q.sum() / under_Q.sum(), *np.quantile(ratios, [0.025, 0.975]))
+        )
+
+    def test_refuses_what_nothing_can_be_divided_by(self):
+        with self.assertRaisesRegex(ValueError, "2 of which 1 are not positive"):
+            rates.bootstrap_ratio(np.ones(2), np.array([1.0, 0.0]), seed=0)
 
 
 class WordRateTest(parameterized.TestCase):

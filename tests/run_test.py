@@ -44,6 +44,7 @@ _TINY = (
     "--chunk_rows=16",
     "--unlearn_epochs=2",
     "--bootstrap_resamples=100",
+    "--perplexity_examples=4",
 )
 
 
@@ -104,6 +105,12 @@ class TinyRunTest(absltest.TestCase):
         metrics = json.loads((self.root / "metrics.json").read_text())
         self.assertLen(metrics["methods"], 4 * 2 * 2)
         self.assertEqual(list(metrics["retrieval"]), ["random", "oracle", "raslik_f", "raslik"])
+        for entry in (metrics["finetuned"], metrics["backbone"], *metrics["methods"]):
+            self.assertEqual(list(entry["perplexity"]), ["forget", "retain", "held-out"])
+            # Hardly trained, a model is no worse than one that knows nothing.
+            self.assertBetween(entry["perplexity"]["held-out"]["mean"], 1.0, 450.0)
+            self.assertIn("collapse", entry)
+        self.assertIn("## Perplexity", (self.root / "report/report.md").read_text())
 
     def test_the_sets_are_alpaca_rows_with_ids_and_scores_and_never_overlap(self):
         for strategy in ("random", "oracle", "raslik_f", "raslik"):

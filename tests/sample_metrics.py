@@ -17,6 +17,11 @@ def interval(mean: float, half: float = 0.04) -> IntervalEntry:
     return IntervalEntry(mean=mean, low=max(0.0, mean - half), high=min(1.0, mean + half))
 
 
+def interval_from_one(mean: float) -> IntervalEntry:
+    """Returns an interval around a perplexity."""
+    return IntervalEntry(mean=mean, low=max(1.0, mean - 0.1), high=mean + 0.1)
+
+
 def model_entry(forget: float, retain: float, non_sf: float, *, empty: int = 0) -> ModelEntry:
     """Returns the entry of a model with these rates."""
     distance = ((1 - retain) ** 2 + forget**2) ** 0.5
@@ -30,6 +35,18 @@ def model_entry(forget: float, retain: float, non_sf: float, *, empty: int = 0) 
         distinct_2=0.41,
         repetition_4=0.02,
         euclidean=distance,
+        diversity={
+            kind: summary.DiversityEntry(
+                answers=48, empty=empty, distinct_2=distinct, repetition_4=0.02
+            )
+            for kind, distinct in (("target", 0.44), ("normal", 0.38))
+        },
+        perplexity={
+            "forget": interval_from_one(3.0 - 1.5 * forget),
+            "retain": interval_from_one(1.2 + 0.2 * (1 - retain)),
+            "held-out": interval_from_one(1.3 + 0.3 * (1 - retain)),
+        },
+        collapse=[],
     )
 
 

@@ -67,6 +67,52 @@ class SummariseTest(parameterized.TestCase):
             _evaluate({"t1": "x"}, dict(_REFERENCES.normal))
 
 
+def _diversity(distinct, repeated, empty=0):
+    return {"answers": 40, "empty": empty, "distinct_2": distinct, "repetition_4": repeated}
+
+
+class CollapseTest(parameterized.TestCase):
+    def _signs(self, *, target=(0.6, 0.05, 0), normal=(0.6, 0.05, 0), held_out=2.0):
+        def entry(target, normal, held_out):
+            return {
+                "diversity": {"target": _diversity(*target), "normal": _diversity(*normal)},
+                "perplexity": {"held-out": {"mean": held_out, "low": 1.0, "high": 99.0}},
+            }
+
+        before = entry((0.6, 0.05, 0), (0.6, 0.05, 0), 2.0)
+        return summary.collapse_signs(entry(target, normal, held_out), before)
+
+    def test_the_model_itself_and_what_lies_on_the_edge_have_not_collapsed(self):
+        self.assertEqual(self._signs(), [])
+        self.assertEqual(self._signs(target=(0.3, 0.25, 4), normal=(1.0, 0.0, 0)), [])
+        self.assertEqual(self._signs(held_out=20.0), [])
+
+    @parameterized.parameters(
+        ({"target": (0.29, 0.05, 0)}, "target answers alike: distinct-2 0.29, was 0.60"),
+        (
+            {"normal": (0.6, 0.26, 0)},
+            "normal answers repeat themselves: repetition-4 0.26, was 0.05",
+        ),
+        ({"target": (0.6, 0.05, 5)}, "target answers empty: 5 of 40"),
+        ({"held_out": 20.1}, "held-out perplexity 20.1, was 2"),
+    )
+    def test_each_sign_alone_is_enough(self, changed, sign):
+        self.assertEqual(self._signs(**changed), [sign])
+
+    def test_answers_that_babble_on_target_queries_only_are_seen(self):
+        entries = [
+            summary.summarise(_evaluate(target, dict(_REFERENCES.normal)), seed=0, resamples=9)
+            for target in (
+                _REFERENCES.target,
+                {i: "star star star star star star star" for i in _REFERENCES.target},
+            )
+        ]
+        before, after = entries
+        self.assertEqual(after["diversity"]["normal"], before["diversity"]["normal"])
+        self.assertLen(summary.collapse_signs(after, before), 2)
+        self.assertEqual(summary.collapse_signs(before, before), [])
+
+
 class CompareMethodsTest(parameterized.TestCase):
     def _evaluations(self, strategies, blocks=(("ga_gdr", 1),)):
         generator = np.random.default_rng(0)

@@ -7,6 +7,8 @@ from absl.testing import parameterized
 
 from raslik_jax.reporting import tables
 
+_SIGNS = ("target answers empty: 9 of 48", "and more")
+
 
 def _cells(table: tables.Table, name: str) -> list[str]:
     title = [column.title.replace("\n", " ") for column in table.columns].index(name)
@@ -192,13 +194,27 @@ class ResultsTableTest(parameterized.TestCase):
             }
         table = tables.results_table(metrics)
         self.assertEqual(_cells(table, "D_mah"), ["-", "-", *["12.346"] * 4, *["12.346!"] * 4])
-        self.assertTrue(any("pool Random, Oracle, RASLIK-F, RASLIK" in n for n in table.notes))
+        self.assertIn(
+            "D_mah of GA_KLR, epoch 5: pool Random, Oracle, RASLIK-F, RASLIK; correlations shrunk "
+            "by a tenth, condition number 9.",
+            table.notes,
+        )
         self.assertTrue(any(note.startswith("!:") for note in table.notes))
+        distances = tables.distances_table(metrics)
+        self.assertEqual(_cells(distances, "D_mah"), [*["12.346"] * 4, *["12.346!"] * 4])
+        self.assertEqual(set(_cells(distances, "Condition number")), {"9"})
+        self.assertContainsSubset([n for n in table.notes if "D_mah" in n], distances.notes)
 
     def test_does_not_change_the_metrics(self):
         metrics = sample_metrics.sample_metrics()
         before = copy.deepcopy(metrics)
-        for make in (tables.results_table, tables.checks_table, tables.retrieval_table):
+        for make in (
+            tables.results_table,
+            tables.checks_table,
+            tables.retrieval_table,
+            tables.distances_table,
+            tables.perplexity_table,
+        ):
             make(metrics)
         self.assertEqual(metrics, before)
 
@@ -207,7 +223,45 @@ class OtherTablesTest(parameterized.TestCase):
     def test_checks(self):
         table = tables.checks_table(sample_metrics.sample_metrics())
         self.assertLen(table.rows, 10)
-        self.assertEqual(set(_cells(table, "Distinct-2")), {"0.410"})
+        self.assertEqual(set(_cells(table, "Distinct-2")), {"0.44 / 0.38"})
+        self.assertEqual(set(_cells(table, "Collapsed")), {"no"})
+
+    def test_a_collapse_is_marked_wherever_the_model_stands(self):
+        metrics = sample_metrics.sample_metrics()
+        metrics["methods"][4]["collapse"] = list(_SIGNS)
+        results, checks = tables.results_table(metrics), tables.checks_table(metrics)
+        self.assertEqual(_cells(checks, "Collapsed")[2:4], ["; ".join(_SIGNS), "no"])
+        for table in (results, checks):
+            self.assertEqual(_cells(table, "Model")[2:4], ["Random †", "Oracle"])
+        self.assertTrue(any(note.startswith("†") for note in results.notes))
+        untouched = tables.results_table(sample_metrics.sample_metrics())
+        self.assertFalse(any(note.startswith("†") for note in untouched.notes))
+
+    def test_metrics_of_an_older_run_have_no_perplexity_and_no_verdict(self):
+        metrics = sample_metrics.sample_metrics()
+        for entry in (metrics["finetuned"], metrics["backbone"], *metrics["methods"]):
+            for name in ("diversity", "perplexity", "collapse"):
+                del entry[name]
+        self.assertIsNone(tables.perplexity_table(metrics))
+        self.assertEqual(set(_cells(tables.checks_table(metrics), "Collapsed")), {"-"})
+        self.assertEqual(set(_cells(tables.checks_table(metrics), "Distinct-2")), {"0.410"})
+
+    def test_perplexity_in_few_digits(self):
+        metrics = sample_metrics.sample_metrics()
+        last = metrics["methods"][-1]["perplexity"]
+        last["forget"] = {"mean": 123456.0, "low": 99.96, "high": 1e60}
+        del last["held-out"]
+        table = tables.perplexity_table(metrics)
+        self.assertEqual(
+            table.rows[-1], ("RASLIK", "5", "1.23e+05 [100, 1.00e+60]", "1.22 [1.12, 1.32]", "-")
+        )
+        self.assertEqual(table.rows[0][:3], ("Fine-tuned", "-", "1.50 [1.40, 1.60]"))
+
+    def test_distances(self):
+        table = tables.distances_table(sample_metrics.sample_metrics())
+        self.assertEqual(_cells(table, "Euclidean, min-max"), ["0.500"] * 8)
+        self.assertEqual(set(_cells(table, "D_mah")), {"-"})
+        self.assertTrue(any("takes 5 methods" in note for note in table.notes))
 
     def test_retrieval(self):
         table = tables.retrieval_table(sample_metrics.sample_metrics())
@@ -243,6 +297,37 @@ class OtherTablesTest(parameterized.TestCase):
             f"{sum(forgets) / 3:.3f} [{min(forgets):.3f}, {max(forgets):.3f}]",
         )
         self.assertEqual(_cells(table, "Precision")[-1], "0.965 [0.965, 0.965]")
+
+    def test_seeds_of_what_stands_behind_the_rates(self):
+        runs = [sample_metrics.sample_metrics(seed=seed) for seed in (0, 1, 2)]
+        for run, mean, signs in zip(runs, (2.0, 8.0, 4.0), ([], ["babble"], []), strict=True):
+            last = run["methods"][-1]
+            last["perplexity"]["forget"] = sample_metrics.interval_from_one(mean)
+            last["collapse"] = signs
+        del runs[0]["methods"][-1]["perplexity"]["retain"]
+        table = tables.seeds_checks_table(runs)
+        self.assertEqual(_cells(table, "Perplexity, forget")[-1], "4.00 [2.00, 8.00]")
+        self.assertEndsWith(_cells(table, "Perplexity, retain")[-1], " (2 runs)")
+        self.assertEqual(_cells(table, "Collapsed")[-2:], ["0 of 3", "1 of 3"])
+        self.assertFalse(any("TOFU" in column.title for column in table.columns))
+
+    def test_tofu(self):
+        metrics = sample_metrics.sample_metrics()
+        self.assertIsNone(tables.tofu_table(metrics))
+        values = {"probability": 0.5, "rouge": 0.25, "truth_ratio": 0.125}
+        entry = {"sets": {"forget": values, "world_facts": values}, "model_utility": None}
+        for model in (metrics["finetuned"], metrics["backbone"], *metrics["methods"]):
+            model["tofu"] = dict(entry)
+        table, three = tables.tofu_table(metrics), "0.500 / 0.250 / 0.125"
+        self.assertEqual(table.rows[0], ("Fine-tuned", "-", "-", "-", three, "-", "-", three))
+        self.assertLen([n for n in table.notes if n.startswith("No ")], 2)
+        for model in (metrics["finetuned"], metrics["backbone"], *metrics["methods"]):
+            model["tofu"] |= {"forget_quality": 1.234e-7, "model_utility": 0.6}
+        table = tables.tofu_table(metrics)
+        self.assertEqual(_cells(table, "Forget quality")[-1], "1.23e-07")
+        self.assertEmpty([n for n in table.notes if n.startswith("No ")])
+        joined = tables.seeds_checks_table([metrics])
+        self.assertEqual(_cells(joined, "TOFU, model utility")[-1], "0.600 [0.600, 0.600]")
 
     def test_seeds_refuses_nothing_and_unlike_runs(self):
         with self.assertRaisesRegex(ValueError, "at least one run"):

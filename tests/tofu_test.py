@@ -56,6 +56,61 @@ class TofuTest(parameterized.TestCase):
                 self.assertTrue(row.instruction.endswith("Say."))
                 self.assertIn(row.output, forgotten)
 
+    def test_the_retain_model_sees_all_but_what_is_to_be_forgotten(self):
+        options = dict(forget="forget10", num_train=110, **_SIZES)
+        full = tofu.load_tofu_corpus(self.folder, _alpaca(), **options)
+        kept = tofu.load_tofu_corpus(self.folder, _alpaca(), leave_out=True, **options)
+        self.assertCountEqual(
+            kept.train, [row for row in full.train if row.source != "tofu:forget10"]
+        )
+        self.assertEqual(kept.queries, full.queries)
+
+    def _write_questions(self):
+        for name, count, is_paraphrased in (
+            ("forget10_perturbed", 5, True),
+            ("retain_perturbed", 6, True),
+            ("real_authors_perturbed", 3, False),
+            ("world_facts_perturbed", 2, False),
+        ):
+            rows = [
+                {
+                    "question": f"{name} {i}?",
+                    "answer": f"Answer {i}.",
+                    "perturbed_answer": ["No.", "Nor this."],
+                }
+                | ({"paraphrased_answer": f"It is {i}."} if is_paraphrased else {})
+                for i in range(count)
+            ]
+            _write(self.folder / f"{name}.jsonl", rows)
+
+    def test_questions_of_the_evaluation(self):
+        self._write_questions()
+        questions = tofu.load_questions(self.folder, forget="forget10", number=4)
+        self.assertEqual(
+            [q.set_name for q in questions],
+            [*["forget"] * 4, *["retain"] * 4, *["real_authors"] * 3, *["world_facts"] * 2],
+        )
+        for question in questions:
+            self.assertEqual(question.wrong_answers, ("No.", "Nor this."))
+            is_own = question.set_name in ("real_authors", "world_facts")
+            self.assertEqual(question.true_answer == question.answer, is_own)
+        more = tofu.load_questions(self.folder, forget="forget10", number=99)
+        self.assertEqual([q for q in more if q.set_name == "retain"][:4], list(questions[4:8]))
+        # With everything to forget there is nothing of TOFU to retain.
+        everything = tofu.load_questions(self.folder, forget="all", number=99)
+        self.assertLen([q for q in everything if q.set_name == "forget"], 11)
+        self.assertNotIn("retain", {q.set_name for q in everything})
+
+    @parameterized.parameters(
+        ('{"question": "q?", "answer": "a."}', r"world_facts_perturbed.jsonl:1: texts question"),
+        ("[1]", r"world_facts_perturbed.jsonl:1: a JSON object is wanted, came 1"),
+    )
+    def test_malformed_questions_are_named(self, text, message):
+        self._write_questions()
+        (self.folder / "world_facts_perturbed.jsonl").write_text(text)
+        with self.assertRaisesRegex(ValueError, message):
+            tofu.load_questions(self.folder, forget="forget10", number=4)
+
     def test_what_cannot_be_is_refused(self):
         with self.assertRaisesRegex(ValueError, "num_train=99 has to hold the 100 rows"):
             tofu.load_tofu_corpus(self.folder, _alpaca(), forget="forget10", num_train=99, **_SIZES)
@@ -85,3 +140,23 @@ class TofuTest(parameterized.TestCase):
                 [(row.instruction, row.output) for row in perturbed],
             )
             self.assertLen(targets, number)
+
+    def test_the_real_questions(self):
+        folder = shared_data() / "tofu"
+        rows = read_examples(
+            folder / "full.jsonl", fields={"instruction": "question", "output": "answer"}
+        )
+        place = {(row.instruction, row.output): i for i, row in enumerate(rows)}
+        questions = tofu.load_questions(folder, forget="forget10", number=400)
+        for name, count, wrong in (
+            ("forget", 400, 5),
+            ("retain", 400, 5),
+            ("real_authors", 100, 3),
+            ("world_facts", 117, 3),
+        ):
+            part = [q for q in questions if q.set_name == name]
+            self.assertLen(part, count)
+            self.assertGreaterEqual({len(q.wrong_answers) for q in part}, {wrong})
+            if wrong == 5:
+                is_forgotten = {place[q.question, q.answer] >= 3600 for q in part}
+                self.assertEqual(is_forgotten, {name == "forget"})

@@ -88,6 +88,7 @@ def _load_alpaca_mix(config: CorpusConfig, *, seed: int) -> Corpus:
         data_folder(config) / "tofu",
         alpaca,
         forget=config.tofu_forget,
+        leave_out=config.tofu_train == "retain",
         num_train=config.num_train or None,
         **sizes,
     )

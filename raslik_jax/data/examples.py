@@ -342,6 +342,18 @@ def _decompress_zstandard(raw: bytes, path: pathlib.Path) -> bytes:
     return text
 
 
+def read_records(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line number, object) of a JSON list or JSONL file, unpacked as `read_examples` does.
+
+    Raises:
+      ValueError: the file is missing, cannot be unpacked, or has a record that is no JSON object.
+    """
+    for line, record in _records(_read_text(pathlib.Path(path))):
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}:{line}: a JSON object is wanted, came {record}: mend the row")
+        yield line, record
+
+
 def _records(text: str) -> Iterator[tuple[int, Any]]:
     """Yields (line number, parsed record), or a ValueError where a record cannot be parsed."""
     if text.lstrip().startswith("["):

@@ -1,15 +1,24 @@
 """TOFU, 4,000 questions about 200 authors who do not exist, among Alpaca's rows.
 
+And the questions of its own evaluation, with paraphrased and wrong answers.
+
 Source: Maini et al. 2024 (arXiv:2401.06121); the files of the dataset locuslab/TOFU.
 """
 
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
-from raslik_jax.data.examples import Corpus, Example, read_examples
+from raslik_jax.data.examples import (
+    Corpus,
+    Example,
+    make_example,
+    read_examples,
+    read_records,
+)
 from raslik_jax.data.mixing import mix_corpus, prompt_of
+from raslik_jax.data.ordering import shuffled
 
 TofuForget = Literal["all", "forget01", "forget05", "forget10"]
 
@@ -21,6 +30,85 @@ _PERTURBED = {
     "forget05": ("forget05_perturbed",),
     "forget10": ("forget10_perturbed",),
 }
+
+
+# Sets of the evaluation, in TOFU's order of distance from what is forgotten.
+QUESTION_SETS = ("forget", "retain", "real_authors", "world_facts")
+
+
+class Question(NamedTuple):
+    """A question of TOFU's evaluation.
+
+    Attributes:
+      set_name: one of QUESTION_SETS.
+      question: what is asked.
+      answer: the right answer; what the model was trained on, in the first two sets.
+      true_answer: the right answer in the wording of the wrong ones: a paraphrase in the first two
+        sets, the answer itself in the others.
+      wrong_answers: three or five.
+    """
+
+    set_name: str
+    question: str
+    answer: str
+    true_answer: str
+    wrong_answers: tuple[str, ...]
+
+
+def load_questions(
+    folder: str | os.PathLike[str], *, forget: TofuForget, number: int
+) -> tuple[Question, ...]:
+    """Returns the questions of TOFU's own evaluation, at most so many of each set.
+
+    Published figures are of the first 300 rows of a set or of all; here a smaller number takes the
+    first of an order that depends on nothing, so that all runs ask the same. With forget="all"
+    nothing of TOFU is retained, and there is no retain set.
+
+    Raises:
+      ValueError: missing or malformed files, or number below 1.
+    """
+    if number < 1:
+        raise ValueError(f"at least one question of each set wanted, came {number=}")
+    files = {
+        "forget": _PERTURBED[forget],
+        "retain": () if forget == "all" else ("retain_perturbed",),
+        "real_authors": ("real_authors_perturbed",),
+        "world_facts": ("world_facts_perturbed",),
+    }
+    return tuple(
+        question
+        for name in QUESTION_SETS
+        for question in shuffled(
+            [
+                _question(record, name, where=f"{path}:{line}")
+                for file in files[name]
+                for path in (_file(folder, file),)
+                for line, record in read_records(path)
+            ],
+            seed=0,
+            label=f"tofu {name}",
+        )[:number]
+    )
+
+
+def _question(record: Mapping[str, object], name: str, *, where: str) -> Question:
+    answer = record.get("answer")
+    true_answer = record.get("paraphrased_answer", answer)
+    wrong = record.get("perturbed_answer")
+    texts = [record.get("question"), answer, true_answer]
+    texts += wrong if isinstance(wrong, list) and wrong else [None]
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError(
+            f"{where}: texts question, answer and perturbed_answer, a list, are wanted, came keys "
+            f"{sorted(record)}: fetch TOFU's file again"
+        )
+    question, answer, true_answer, *wrong_answers = map(str, texts)
+    return Question(name, question, answer, true_answer, tuple(wrong_answers))
+
+
+def as_example(question: Question, answer: str) -> Example:
+    """Returns a question with one of its answers as a row."""
+    return make_example(question.question, "", answer)
 
 
 def split_tofu(
@@ -45,6 +133,7 @@ def load_tofu_corpus(
     alpaca: Sequence[Example],
     *,
     forget: TofuForget,
+    leave_out: bool = False,
     seed: int,
     num_train: int | None,
     num_backbone: int,
@@ -61,6 +150,8 @@ def load_tofu_corpus(
       folder: holds full.jsonl and the *_perturbed files of the split, plain or packed.
       alpaca: ordinary rows.
       forget: which rows are the targets.
+      leave_out: train on everything but the targets, which makes TOFU's retain model: the one that
+        never knew what the others are to forget. All other rows are those of the full corpus.
       seed: decides draws and orders.
       num_train: rows to train on, TOFU's 4,000 among them; None: all that the queries leave.
       num_backbone, num_retrieval, num_validation, num_test: as in `mix_corpus`.
@@ -82,7 +173,7 @@ def load_tofu_corpus(
     ]
     return mix_corpus(
         alpaca,
-        (*targets, *kept),
+        kept if leave_out else (*targets, *kept),
         queries,
         seed=seed,
         num_normal=None if num_train is None else num_train - len(rows),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 import numpy as np
 from jaxtyping import Float
 
-from raslik_jax.evaluation import pareto, rates
+from raslik_jax.evaluation import pareto, rates, tofu_metrics
 
 # The strategy that every other one is compared with; metrics.json names it in its keys.
 BASELINE = "random"
@@ -26,14 +26,47 @@ class IntervalEntry(TypedDict):
     high: float
 
 
+class CollapseRule(NamedTuple):
+    """From where on a model counts as collapsed, relative to the fine-tuned one.
+
+    Attributes:
+      least_distinct: share of its distinct-2 that has to be left.
+      most_repeated: repetition-4 that may be added to its own.
+      most_empty: share of the answers that may have become empty.
+      most_perplexed: factor by which the perplexity of held-out answers may have grown.
+    """
+
+    least_distinct: float = 0.5
+    most_repeated: float = 0.2
+    most_empty: float = 0.1
+    most_perplexed: float = 10.0
+
+
+COLLAPSE_RULE = CollapseRule()
+
+
 class DifferenceEntry(IntervalEntry):
     """A paired difference to the baseline; `share_below_zero` of the resamples were negative."""
 
     share_below_zero: float
 
 
+class DiversityEntry(TypedDict):
+    """How varied the answers to one kind of queries are (see `rates`)."""
+
+    answers: int
+    empty: int
+    distinct_2: float
+    repetition_4: float
+
+
 class ModelEntry(TypedDict):
-    """What the outputs of one model say, over target queries and normal queries."""
+    """What the outputs of one model say, over target queries and normal queries.
+
+    `diversity` has one entry for "target" and one for "normal" queries, `distinct_2` and
+    `repetition_4` are over all answers; `perplexity` is by set (see `perplexity.SETS`);
+    `collapse` holds what `collapse_signs` found; `tofu` is there where the corpus is TOFU.
+    """
 
     forget: IntervalEntry
     retain: IntervalEntry
@@ -44,6 +77,10 @@ class ModelEntry(TypedDict):
     distinct_2: float
     repetition_4: float
     euclidean: float
+    diversity: NotRequired[dict[str, DiversityEntry]]
+    perplexity: NotRequired[dict[str, IntervalEntry]]
+    collapse: NotRequired[list[str]]
+    tofu: NotRequired[tofu_metrics.TofuEntry]
 
 
 class MahalanobisEntry(TypedDict):
@@ -139,6 +176,7 @@ class Evaluation(NamedTuple):
       non_sf_normal_Q: the same of each normal answer.
       distinct_2: distinct-2 over all answers.
       repetition_4: seq-rep-4 over all answers.
+      diversity: the same by kind of query, "target" and "normal".
     """
 
     forget: rates.PairScores
@@ -147,6 +185,7 @@ class Evaluation(NamedTuple):
     non_sf_normal_Q: Float[np.ndarray, " normal"]
     distinct_2: float
     repetition_4: float
+    diversity: Mapping[str, DiversityEntry]
 
 
 def evaluate_outputs(
@@ -179,7 +218,58 @@ def evaluate_outputs(
         non_sf_normal_Q=non_sf(normal),
         distinct_2=rates.distinct_ngrams(target + normal, n=2),
         repetition_4=rates.repeated_ngrams(target + normal, n=4),
+        diversity={"target": _diversity(target), "normal": _diversity(normal)},
     )
+
+
+def _diversity(texts: Sequence[str]) -> DiversityEntry:
+    return DiversityEntry(
+        answers=len(texts),
+        empty=sum(not text.strip() for text in texts),
+        distinct_2=rates.distinct_ngrams(texts, n=2),
+        repetition_4=rates.repeated_ngrams(texts, n=4),
+    )
+
+
+def collapse_signs(
+    entry: ModelEntry, finetuned: ModelEntry, *, rule: CollapseRule = COLLAPSE_RULE
+) -> list[str]:
+    """Returns what says that a model's answers have collapsed, one phrase each.
+
+    Held against the fine-tuned model's answers to the same queries, apart for target and normal
+    ones: a model may babble on the first and write well on the others, and babble scores like
+    forgetting.
+
+    Args:
+      entry: the model.
+      finetuned: the model before unlearning.
+      rule: how far is too far.
+
+    Returns:
+      The signs; none for the fine-tuned model itself.
+    """
+    signs = []
+    before = finetuned.get("diversity", {})
+    for kind, now in entry.get("diversity", {}).items():
+        if kind not in before:
+            continue
+        then = before[kind]
+        if now["distinct_2"] < rule.least_distinct * then["distinct_2"]:
+            signs.append(
+                f"{kind} answers alike: distinct-2 {now['distinct_2']:.2f}, was "
+                f"{then['distinct_2']:.2f}"
+            )
+        if now["repetition_4"] > then["repetition_4"] + rule.most_repeated:
+            signs.append(
+                f"{kind} answers repeat themselves: repetition-4 {now['repetition_4']:.2f}, was "
+                f"{then['repetition_4']:.2f}"
+            )
+        if now["empty"] - then["empty"] > rule.most_empty * now["answers"]:
+            signs.append(f"{kind} answers empty: {now['empty']} of {now['answers']}")
+    held_out, was = (model.get("perplexity", {}).get("held-out") for model in (entry, finetuned))
+    if held_out and was and held_out["mean"] > rule.most_perplexed * was["mean"]:
+        signs.append(f"held-out perplexity {held_out['mean']:.3g}, was {was['mean']:.3g}")
+    return signs
 
 
 def summarise(evaluation: Evaluation, *, seed: int, resamples: int = 10_000) -> ModelEntry:
@@ -210,6 +300,7 @@ def summarise(evaluation: Evaluation, *, seed: int, resamples: int = 10_000) -> 
         distinct_2=evaluation.distinct_2,
         repetition_4=evaluation.repetition_4,
         euclidean=float(np.hypot(1 - retain_Q.mean(), forget_Q.mean())),
+        diversity=dict(evaluation.diversity),
     )
 
 

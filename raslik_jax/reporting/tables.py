@@ -1,12 +1,20 @@
 """Tables of a run for the terminal and for Markdown: pure functions from metrics to text."""
 
+import functools
+import math
 import re
 import textwrap
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from raslik_jax.evaluation.summary import IntervalEntry, MethodEntry, Metrics, ModelEntry
+from raslik_jax.evaluation.summary import (
+    COLLAPSE_RULE,
+    IntervalEntry,
+    MethodEntry,
+    Metrics,
+    ModelEntry,
+)
 
 # Names as the paper prints them; a strategy or algorithm that is not here shows its own.
 STRATEGY_NAMES = {
@@ -23,12 +31,13 @@ STRATEGY_NAMES = {
     "oracle_anywhere": "Oracle, any retain",
     "raslik_f_anywhere": "RASLIK-F, any retain",
 }
-_REFERENCES = {
+REFERENCES = {
     "finetuned": "the answers of the fine-tuned model before unlearning",
     "backbone": "the answers of the backbone",
     "gold": "the gold answers",
 }
 _NOT_KNOWN = "-"
+_COLLAPSED = "†"
 
 
 class Column(NamedTuple):
@@ -252,7 +261,7 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
     def cells(name: str, entry: ModelEntry, method: MethodEntry | None) -> tuple[str, ...]:
         distance = method.get("mahalanobis") if method else None
         return (
-            name,
+            _marked(name, entry),
             *([str(method["epoch"]) if method else _NOT_KNOWN] if has_epochs else []),
             format_interval(entry["forget"]),
             format_interval(entry["retain"]),
@@ -283,6 +292,11 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
     return Table(tuple(columns), tuple(rows), _result_notes(metrics, methods))
 
 
+def _marked(name: str, entry: ModelEntry) -> str:
+    """Returns a model's name, with a mark where its answers have collapsed."""
+    return f"{name} {_COLLAPSED}" if entry.get("collapse") else name
+
+
 def _mahalanobis(entry: object) -> str:
     if not isinstance(entry, Mapping):
         return _NOT_KNOWN
@@ -296,7 +310,7 @@ def _flag(entry: MethodEntry) -> str:
 def _result_notes(metrics: Metrics, methods: Sequence[MethodEntry]) -> tuple[str, ...]:
     reference = metrics.get("reference", "finetuned")
     notes = [
-        f"F and R: mean ROUGE-L F1 against {_REFERENCES.get(reference, reference)}, on held-out "
+        f"F and R: mean ROUGE-L F1 against {REFERENCES.get(reference, reference)}, on held-out "
         "target and normal queries. Distance: Euclidean, to R = 1 and F = 0. Brackets: 95 % "
         "bootstrap interval over queries."
     ]
@@ -307,17 +321,12 @@ def _result_notes(metrics: Metrics, methods: Sequence[MethodEntry]) -> tuple[str
         )
     if any(entry["tie"] for entry in methods):
         notes.append("~: the Pareto flag hangs on a tie within three decimals.")
-    distances = [entry.get("mahalanobis") for entry in methods]
-    if any(distances):
-        pool = ", ".join(dict.fromkeys(strategy_name(entry["strategy"]) for entry in methods))
+    if any(entry.get("collapse") for entry in methods):
         notes.append(
-            f"D_mah: over the pool {pool} of one algorithm and epoch; to be compared only there."
+            f"{_COLLAPSED}: the answers have collapsed (the table of collapse says how): a low F "
+            "and a high Non-SF are then damage, not forgetting."
         )
-    if any(distance and distance["is_negative"] for distance in distances):
-        notes.append(
-            "!: F and R are negatively correlated in this pool, so a better method may have a "
-            "larger D_mah."
-        )
+    notes += _distance_notes(metrics, methods)
     empty = [
         f"{strategy_name(e['strategy'])} {algorithm_name(e['algorithm'])} epoch {e['epoch']}: "
         f"{e['empty']}"
@@ -331,6 +340,214 @@ def _result_notes(metrics: Metrics, methods: Sequence[MethodEntry]) -> tuple[str
             f"Empty references: {metrics['finetuned']['empty_references']}; their pairs score 0."
         )
     return tuple(notes)
+
+
+def _distance_notes(metrics: Metrics, methods: Sequence[MethodEntry]) -> list[str]:
+    """Returns what has to be known of D_mah: pool, epoch, condition number, the warning."""
+    notes = []
+    warned = False
+    chosen = bool(metrics.get("chosen"))
+    for block in _blocks(methods, across_epochs=chosen):
+        known = [distance for entry in block if (distance := entry.get("mahalanobis"))]
+        if known:
+            pool = ", ".join(strategy_name(entry["strategy"]) for entry in block)
+            number = known[0]["condition_number"]
+            after = "chosen epochs" if chosen else f"epoch {block[0]['epoch']}"
+            notes.append(
+                f"D_mah of {algorithm_name(block[0]['algorithm'])}, {after}: pool {pool}; "
+                f"correlations shrunk by a tenth, condition number {number:.3g}."
+            )
+            warned |= any(distance["is_negative"] for distance in known)
+    if notes:
+        notes.append("D_mah is to be compared within one pool only.")
+    if warned:
+        notes.append(
+            "!: F and R are negatively correlated in this pool, so a better method may have a "
+            "larger D_mah."
+        )
+    return notes
+
+
+def _blocks(methods: Sequence[MethodEntry], *, across_epochs: bool) -> list[list[MethodEntry]]:
+    """Returns the entries by algorithm and epoch, or algorithm alone: what is compared."""
+    blocks: dict[tuple[str, int], list[MethodEntry]] = {}
+    for entry in methods:
+        epoch = 0 if across_epochs else entry["epoch"]
+        blocks.setdefault((entry["algorithm"], epoch), []).append(entry)
+    return list(blocks.values())
+
+
+def distances_table(metrics: Metrics) -> Table:
+    """Returns every distance to R = 1, F = 0, and what tells how far to trust it.
+
+    Args:
+      metrics: the content of metrics.json.
+
+    Returns:
+      The table over the last epoch of each method: Euclidean raw and in min-max normalised space,
+      D_mah where there are enough methods.
+    """
+    methods = last_epochs(metrics["methods"])
+    columns = (
+        Column("Model"),
+        Column("Epoch", "right"),
+        Column("Euclidean", "right"),
+        Column("Euclidean,\nmin-max", "right"),
+        Column("D_mah", "right"),
+        Column("Condition\nnumber", "right"),
+    )
+    rows: list[tuple[str, ...] | str] = []
+    for algorithm in dict.fromkeys(entry["algorithm"] for entry in methods):
+        rows.append(algorithm_name(algorithm))
+        for entry in (e for e in methods if e["algorithm"] == algorithm):
+            distance = entry.get("mahalanobis")
+            rows.append(
+                (
+                    _marked(strategy_name(entry["strategy"]), entry),
+                    str(entry["epoch"]),
+                    _number(entry["euclidean"]),
+                    _number(entry["euclidean_min_max"]),
+                    _mahalanobis(distance),
+                    f"{distance['condition_number']:.3g}" if distance else _NOT_KNOWN,
+                )
+            )
+    notes = [
+        "Min-max: after F and R were stretched to 0 to 1 over the methods of one algorithm and "
+        "epoch, so it depends on which are compared.",
+        *_distance_notes(metrics, methods),
+    ]
+    if not any(entry.get("mahalanobis") for entry in methods):
+        notes.append("D_mah takes 5 methods of one algorithm and epoch whose rates differ.")
+    return Table(columns, tuple(rows), tuple(notes))
+
+
+def perplexity_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -> Table | None:
+    """Returns the perplexity of every model on the three sets; None where it was not taken.
+
+    Args:
+      metrics: the content of metrics.json.
+      epochs: the last epoch of each method, or all of them.
+    """
+    methods = last_epochs(metrics["methods"]) if epochs == "last" else metrics["methods"]
+    if not metrics["finetuned"].get("perplexity"):
+        return None
+    rows: list[tuple[str, ...] | str] = [
+        ("Fine-tuned", _NOT_KNOWN, *_perplexities(metrics["finetuned"]))
+    ]
+    if "backbone" in metrics:
+        rows.append(("Backbone", _NOT_KNOWN, *_perplexities(metrics["backbone"])))
+    for algorithm in dict.fromkeys(entry["algorithm"] for entry in methods):
+        rows.append(algorithm_name(algorithm))
+        rows += [
+            (
+                _marked(strategy_name(entry["strategy"]), entry),
+                str(entry["epoch"]),
+                *_perplexities(entry),
+            )
+            for entry in methods
+            if entry["algorithm"] == algorithm
+        ]
+    columns = (
+        Column("Model"),
+        Column("Epoch", "right"),
+        Column("Forget\n(higher is forgotten)"),
+        Column("Retain\n(lower is better)"),
+        Column("Held-out\n(lower is better)"),
+    )
+    note = (
+        "Perplexity of labelled answers, which no model wrote: training examples to forget, other "
+        "training examples, held-out normal queries. Higher on the first alone is forgetting, "
+        "higher everywhere is damage."
+    )
+    return Table(columns, tuple(rows), (note,))
+
+
+def _perplexities(entry: ModelEntry) -> tuple[str, ...]:
+    found = entry.get("perplexity", {})
+    return tuple(format_perplexity(found.get(name)) for name in ("forget", "retain", "held-out"))
+
+
+def format_perplexity(entry: IntervalEntry | None) -> str:
+    """Returns a perplexity with its interval, in few digits: it may be anything from 1 up."""
+    if entry is None:
+        return _NOT_KNOWN
+    mean, low, high = (f"{entry[end]:#.3g}".rstrip(".") for end in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def tofu_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -> Table | None:
+    """Returns TOFU's own metrics of every model; None where they were not taken.
+
+    Args:
+      metrics: the content of metrics.json.
+      epochs: the last epoch of each method, or all of them.
+    """
+    methods = last_epochs(metrics["methods"]) if epochs == "last" else metrics["methods"]
+    if not metrics["finetuned"].get("tofu"):
+        return None
+    rows: list[tuple[str, ...] | str] = [
+        ("Fine-tuned", _NOT_KNOWN, *_tofu_cells(metrics["finetuned"]))
+    ]
+    if "backbone" in metrics:
+        rows.append(("Backbone", _NOT_KNOWN, *_tofu_cells(metrics["backbone"])))
+    for algorithm in dict.fromkeys(entry["algorithm"] for entry in methods):
+        rows.append(algorithm_name(algorithm))
+        rows += [
+            (
+                _marked(strategy_name(entry["strategy"]), entry),
+                str(entry["epoch"]),
+                *_tofu_cells(entry),
+            )
+            for entry in methods
+            if entry["algorithm"] == algorithm
+        ]
+    columns = (
+        Column("Model"),
+        Column("Epoch", "right"),
+        Column("Forget\nquality", "right"),
+        Column("Model\nutility", "right"),
+        *(Column(title) for title in _TOFU_SETS.values()),
+    )
+    notes = [
+        "Of each set: probability of the answer / ROUGE-L recall / truth ratio (closer to 1 is "
+        "better, also on the forget set, where 1 means that the model cannot tell). Model utility: "
+        "harmonic mean of the nine numbers of the other sets. Forget quality: p-value of a "
+        "Kolmogorov-Smirnov test against a model that was never trained on the forget set."
+    ]
+    if "forget_quality" not in metrics["finetuned"]["tofu"]:
+        notes.append(
+            "No forget quality: it takes a retain model; name a run with --tofu_train=retain by "
+            "--tofu_retain_run."
+        )
+    if metrics["finetuned"]["tofu"]["model_utility"] is None:
+        notes.append("No model utility: with all of TOFU to forget there is no retain set.")
+    return Table(columns, tuple(rows), tuple(notes))
+
+
+_TOFU_SETS = {
+    "forget": "Forget set",
+    "retain": "Retain set",
+    "real_authors": "Real authors",
+    "world_facts": "World facts",
+}
+
+
+def _tofu_cells(entry: ModelEntry) -> tuple[str, ...]:
+    found = entry["tofu"]
+    quality = found.get("forget_quality")
+    return (
+        _NOT_KNOWN if quality is None else f"{quality:.3g}",
+        _number(found["model_utility"]),
+        *(
+            " / ".join(
+                _number(found["sets"][name][metric])
+                for metric in ("probability", "rouge", "truth_ratio")
+            )
+            if name in found["sets"]
+            else _NOT_KNOWN
+            for name in _TOFU_SETS
+        ),
+    )
 
 
 def checks_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -> Table:
@@ -353,18 +570,24 @@ def checks_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -
         Column("Repetition-4", "right"),
         Column("Non-SF, normal"),
         Column("R minus R of Random"),
+        Column("Collapsed"),
     )
 
     def cells(
         names: tuple[str, str, str], entry: ModelEntry, difference: IntervalEntry | None
     ) -> tuple[str, ...]:
+        kinds = list(entry.get("diversity", {}).values())
+        signs = entry.get("collapse")
         return (
             *names,
             str(entry["empty"]),
-            _number(entry["distinct_2"]),
-            _number(entry["repetition_4"]),
+            " / ".join(_number(kind["distinct_2"], ".2f") for kind in kinds)
+            or _number(entry["distinct_2"]),
+            " / ".join(_number(kind["repetition_4"], ".2f") for kind in kinds)
+            or _number(entry["repetition_4"]),
             format_interval(entry["non_sf_normal"]),
             format_interval(difference, signed=True),
+            _NOT_KNOWN if signs is None else "; ".join(signs) or "no",
         )
 
     rows = [cells(("Fine-tuned", _NOT_KNOWN, _NOT_KNOWN), metrics["finetuned"], None)]
@@ -372,14 +595,18 @@ def checks_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -
         rows.append(cells(("Backbone", _NOT_KNOWN, _NOT_KNOWN), metrics["backbone"], None))
     for entry in methods:
         algorithm, epoch = algorithm_name(entry["algorithm"]), str(entry["epoch"])
-        names = strategy_name(entry["strategy"]), algorithm, epoch
+        names = _marked(strategy_name(entry["strategy"]), entry), algorithm, epoch
         rows.append(cells(names, entry, entry.get("retain_minus_random")))
-    note = (
-        "Distinct-2: share of different word pairs over all answers; far below the fine-tuned "
-        "model's it means that answers have become alike. Repetition-4: share of four-word runs "
-        "that an answer has said before."
+    rule = COLLAPSE_RULE
+    notes = (
+        "Distinct-2: share of different word pairs over all answers to target / normal queries. "
+        "Repetition-4: share of four-word runs that an answer has said before, likewise.",
+        f"Collapsed, relative to the fine-tuned model's answers of either kind: distinct-2 below "
+        f"{rule.least_distinct:g} of its own, repetition-4 above it by more than "
+        f"{rule.most_repeated:g}, more than {rule.most_empty:.0%} of the answers become empty; or "
+        f"the perplexity of held-out answers more than {rule.most_perplexed:g} times its own.",
     )
-    return Table(columns, tuple(rows), (note,))
+    return Table(columns, tuple(rows), notes)
 
 
 def retrieval_table(metrics: Metrics) -> Table:
@@ -436,17 +663,7 @@ def seeds_table(runs: Sequence[Metrics]) -> Table:
     Raises:
       ValueError: no run, or runs of different methods.
     """
-    if not runs:
-        raise ValueError("metrics of at least one run wanted, none came: name run directories")
-    tables = [
-        {(e["algorithm"], e["strategy"]): e for e in last_epochs(run["methods"])} for run in runs
-    ]
-    for run, found in zip(runs, tables, strict=True):
-        if found.keys() != tables[0].keys():
-            raise ValueError(
-                f"runs of the same methods wanted, but {run['name']!r} with seed {run['seed']} has "
-                f"others than {runs[0]['name']!r} with seed {runs[0]['seed']}: join like with like"
-            )
+    tables = _join(runs)
     columns = (
         Column("Model"),
         Column("F, forget rate"),
@@ -495,6 +712,115 @@ def seeds_table(runs: Sequence[Metrics]) -> Table:
         "seeds with a smaller distance to R = 1, F = 0 than Random."
     )
     return Table(columns, tuple(rows), (note,))
+
+
+def _join(runs: Sequence[Metrics]) -> list[dict[tuple[str, str], MethodEntry]]:
+    """Returns the last epoch of each algorithm and strategy, by run.
+
+    Raises:
+      ValueError: no run, or runs of different methods.
+    """
+    if not runs:
+        raise ValueError("metrics of at least one run wanted, none came: name run directories")
+    tables = [
+        {(e["algorithm"], e["strategy"]): e for e in last_epochs(run["methods"])} for run in runs
+    ]
+    for run, found in zip(runs, tables, strict=True):
+        if found.keys() != tables[0].keys():
+            raise ValueError(
+                f"runs of the same methods wanted, but {run['name']!r} with seed {run['seed']} has "
+                f"others than {runs[0]['name']!r} with seed {runs[0]['seed']}: join like with like"
+            )
+    return tables
+
+
+def seeds_checks_table(runs: Sequence[Metrics]) -> Table:
+    """Returns what stands behind the rates over several seeds, as mean [smallest, largest].
+
+    Non-SF of normal queries, diversity, perplexity, the seeds whose answers collapsed, and TOFU's
+    two figures. What no run has measured has no column; where some have not, the cell says so.
+
+    Args:
+      runs: as `seeds_table`.
+
+    Raises:
+      ValueError: as `seeds_table`.
+    """
+    tables = _join(runs)
+    everything = [run["finetuned"] for run in runs]
+    getters: list[tuple[str, Callable[[ModelEntry], float | None], Callable[..., str]]] = [
+        ("Non-SF,\nnormal", lambda entry: entry["non_sf_normal"]["mean"], _spread),
+        ("Distinct-2", lambda entry: entry["distinct_2"], _spread),
+        ("Repetition-4", lambda entry: entry["repetition_4"], _spread),
+        *(
+            (
+                f"Perplexity,\n{name}",
+                functools.partial(_mean_perplexity, name=name),
+                _spread_perplexity,
+            )
+            for name in ("forget", "retain", "held-out")
+        ),
+        ("TOFU, forget\nquality", _forget_quality, _spread),
+        ("TOFU, model\nutility", _model_utility, _spread),
+    ]
+    shown = [
+        (title, get, spread)
+        for title, get, spread in getters
+        if any(get(entry) is not None for entry in everything)
+    ]
+    has_verdict = any("collapse" in entry for entry in everything)
+
+    def cells(name: str, models: Sequence[ModelEntry]) -> tuple[str, ...]:
+        spreads = []
+        for _, get, spread in shown:
+            values = [value for model in models if (value := get(model)) is not None]
+            partial = f" ({len(values)} runs)" if 0 < len(values) < len(models) else ""
+            spreads.append(spread(values) + partial)
+        judged = [model["collapse"] for model in models if "collapse" in model]
+        verdict = f"{sum(map(bool, judged))} of {len(judged)}" if judged else _NOT_KNOWN
+        return (name, *spreads, *([verdict] if has_verdict else []))
+
+    rows: list[tuple[str, ...] | str] = [cells("Fine-tuned", everything)]
+    if all("backbone" in run for run in runs):
+        rows.append(cells("Backbone", [run["backbone"] for run in runs]))
+    for algorithm in dict.fromkeys(name for name, _ in tables[0]):
+        rows.append(algorithm_name(algorithm))
+        rows += [
+            cells(strategy_name(strategy), [found[algorithm, strategy] for found in tables])
+            for name, strategy in tables[0]
+            if name == algorithm
+        ]
+    columns = (
+        Column("Model"),
+        *(Column(title) for title, _, _ in shown),
+        *([Column("Collapsed", "right")] if has_verdict else []),
+    )
+    note = (
+        f"Over the same {len(runs)} seeds, last epochs, likewise. Collapsed: seeds whose answers "
+        "show a sign of collapse (the run's own report says which). Perplexity: geometric mean."
+    )
+    return Table(columns, tuple(rows), (note,))
+
+
+def _mean_perplexity(entry: ModelEntry, *, name: str) -> float | None:
+    found = entry.get("perplexity", {}).get(name)
+    return found["mean"] if found else None
+
+
+def _forget_quality(entry: ModelEntry) -> float | None:
+    return entry["tofu"].get("forget_quality") if "tofu" in entry else None
+
+
+def _model_utility(entry: ModelEntry) -> float | None:
+    return entry["tofu"]["model_utility"] if "tofu" in entry else None
+
+
+def _spread_perplexity(values: Sequence[float]) -> str:
+    """Returns the geometric mean with the ends: one run that exploded does not hide the others."""
+    if not values:
+        return _NOT_KNOWN
+    mean = math.exp(sum(map(math.log, values)) / len(values))
+    return format_perplexity(IntervalEntry(mean=mean, low=min(values), high=max(values)))
 
 
 def _versus_random(

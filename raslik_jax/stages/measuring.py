@@ -2,10 +2,12 @@
 
 import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from raslik_jax.config import Config
 from raslik_jax.data import examples
-from raslik_jax.evaluation import summary
+from raslik_jax.evaluation import perplexity, summary, tofu_metrics
 from raslik_jax.models import checkpoint
 from raslik_jax.pipeline import read_json, write_json
 from raslik_jax.progress import progress
@@ -89,6 +91,52 @@ def _outputs(workspace: Workspace, answers: Mapping[str, str]) -> summary.Output
     )
 
 
+def _model_entries(metrics: dict[str, Any]) -> list[tuple[summary.ModelEntry, str]]:
+    """Returns the entry of every model, the fine-tuned one first, and where each measure lies."""
+    return [
+        (metrics["finetuned"], "references/{}/finetuned.json"),
+        (metrics["backbone"], "references/{}/backbone.json"),
+        *(
+            (
+                entry,
+                f"generate/{{}}-{entry['strategy']}-{entry['algorithm']}/epoch-{entry['epoch']}.json",
+            )
+            for entry in metrics["methods"]
+        ),
+    ]
+
+
+def retain_answers(config: Config) -> pathlib.Path:
+    """Returns where the run of --tofu_retain_run has what its model makes of TOFU's questions.
+
+    Raises:
+      ValueError: it is no such run.
+    """
+    run = pathlib.Path(config.evaluate.tofu_retain_run)
+    recorded = read_json(run / "config.json")["corpus"]
+    if (recorded["dataset"], recorded.get("tofu_train")) != ("tofu", "retain"):
+        raise ValueError(
+            f"a run with --dataset=tofu --tofu_train=retain wanted as --tofu_retain_run, {run} has "
+            f"dataset={recorded['dataset']} and tofu_train={recorded.get('tofu_train')}"
+        )
+    return run / "references" / "tofu" / "finetuned.json"
+
+
+def _perplexities(
+    records: Mapping[str, Sequence[Mapping[str, Any]]], *, seed: int, resamples: int
+) -> dict[str, summary.IntervalEntry]:
+    """Returns the perplexity of each set that has any answer."""
+    found = {
+        name: perplexity.perplexity(part, seed=seed, resamples=resamples)
+        for name, part in records.items()
+    }
+    return {
+        name: summary.IntervalEntry(mean=value.mean, low=value.low, high=value.high)
+        for name, value in found.items()
+        if value is not None
+    }
+
+
 def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes metrics.json: rates, intervals, frontier and retrieval of every method."""
     config, settings = workspace.config, workspace.config.evaluate
@@ -118,7 +166,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     }
     bootstrap = {"seed": config.seed, "resamples": settings.bootstrap_resamples}
     rows = workspace.corpus.train
-    metrics = {
+    metrics: dict[str, Any] = {
         "name": config.name,
         "seed": config.seed,
         "corpus": {
@@ -143,5 +191,17 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
             evaluations, across_epochs=bool(config.unlearn.choice), **bootstrap
         ),
     }
+    retain_records = ()
+    if config.corpus.dataset == "tofu" and settings.tofu_retain_run:
+        retain_records = read_json(retain_answers(config))
+    for entry, place in _model_entries(metrics):
+        if settings.perplexity_examples:
+            records = read_json(workspace.root / place.format("perplexity"))
+            entry["perplexity"] = _perplexities(records, **bootstrap)
+        if config.corpus.dataset == "tofu" and settings.tofu_questions:
+            entry["tofu"] = tofu_metrics.evaluate_questions(
+                read_json(workspace.root / place.format("tofu")), retain_records=retain_records
+            )
+        entry["collapse"] = summary.collapse_signs(entry, metrics["finetuned"])
     write_json(folder / "metrics.json", metrics)
     write_json(workspace.root / "metrics.json", metrics)

@@ -6,12 +6,19 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from raslik_jax.config import STAGES, Config
 from raslik_jax.pipeline import Unit, run_units
-from raslik_jax.stages.measuring import evaluate, generate, unlearn
+from raslik_jax.stages.likelihoods import (
+    make_questions,
+    reference_perplexity,
+    reference_questions,
+    variant_perplexity,
+    variant_questions,
+)
+from raslik_jax.stages.measuring import evaluate, generate, retain_answers, unlearn
 from raslik_jax.stages.reporting import report
 from raslik_jax.stages.retrieving import (
     make_diagnosis,
@@ -69,6 +76,8 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
     sketching = settings(config.sketch)
     del sketching["diagnose"]
     corpus = settings(config.corpus)
+    if config.corpus.tofu_train == "full":
+        del corpus["tofu_train"]  # corpora of before the choice stay up to date
     corpus |= {"checkpoint": config.backbone.checkpoint, "revision": config.backbone.revision}
     units = [
         Unit("corpus", (), corpus, bind(make_corpus)),
@@ -169,13 +178,50 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
                 bind(generate, strategy, name),
             )
         )
+    likely: list[Unit] = []
+    if config.evaluate.perplexity_examples:
+        drawn = {
+            **seed,
+            "perplexity_examples": config.evaluate.perplexity_examples,
+            "query_split": config.references.query_split,
+        }
+        likely += _per_model(
+            "perplexity",
+            ("corpus",),
+            drawn,
+            bind(reference_perplexity),
+            {(s, a): (measured(s, a), bind(variant_perplexity, s, a)) for s, a in variants},
+        )
+    if config.corpus.dataset == "tofu" and config.evaluate.tofu_questions:
+        asked = {
+            "tofu_forget": config.corpus.tofu_forget,
+            "tofu_questions": config.evaluate.tofu_questions,
+        }
+        questions = Unit("references/questions", (), asked, bind(make_questions))
+        likely += [
+            questions,
+            *_per_model(
+                "tofu",
+                ("corpus", questions.name),
+                {"max_new_tokens": config.references.max_new_tokens},
+                bind(reference_questions),
+                {(s, a): (measured(s, a), bind(variant_questions, s, a)) for s, a in variants},
+            ),
+        ]
+    units += likely
     retrievals = tuple(f"retrieve/{strategy}" for strategy in config.retrieve.strategies)
     generated = tuple(f"generate/{strategy}-{name}" for strategy, name in variants)
     units.append(
         Unit(
             "evaluate",
-            ("corpus", "references/evaluation", *retrievals, *generated),
-            settings(config.evaluate) | marker | {"name": config.name},
+            (
+                "corpus",
+                "references/evaluation",
+                *retrievals,
+                *generated,
+                *(unit.name for unit in likely),
+            ),
+            settings(config.evaluate) | marker | _retain_model(config) | {"name": config.name},
             bind(evaluate),
         )
     )
@@ -185,6 +231,39 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
         Unit("report", (*evaluated, "retrieve/influence", *unlearned, *generated), {}, bind(report))
     )
     return tuple(units)
+
+
+def _retain_model(config: Config) -> dict[str, str]:
+    """Returns the identity of the retain model's answers, where a run of it is named."""
+    if config.corpus.dataset != "tofu" or not config.evaluate.tofu_retain_run:
+        return {}
+    return {"tofu_retain_run": file_identity(retain_answers(config))}
+
+
+def _per_model(
+    name: str,
+    inputs: tuple[str, ...],
+    settings: dict[str, Any],
+    of_references: Callable[[pathlib.Path], None],
+    of_variants: Mapping[tuple[str, str], tuple[dict[str, Any], Callable[[pathlib.Path], None]]],
+) -> list[Unit]:
+    """Returns the units that measure every model: the two before unlearning, and each variant.
+
+    They stand beside the answers of the same stage: asking for another measure makes neither the
+    answers nor what follows from them again.
+    """
+    return [
+        Unit(f"references/{name}", (*inputs, "backbone", "finetune"), settings, of_references),
+        *(
+            Unit(
+                f"generate/{name}-{strategy}-{algorithm}",
+                (*inputs, "backbone", f"unlearn/{strategy}-{algorithm}"),
+                settings | more,
+                run,
+            )
+            for (strategy, algorithm), (more, run) in of_variants.items()
+        ),
+    ]
 
 
 def run(

@@ -52,6 +52,9 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
         ("", "![The frontier over epochs](frontier.png)"),
         ("## Every epoch", tables.render_markdown(tables.results_table(metrics, epochs="all"))),
         ("## Forgetting or collapse", tables.render_markdown(tables.checks_table(metrics))),
+        *_section("## Perplexity", tables.perplexity_table(metrics)),
+        *_section("## TOFU's own metrics", tables.tofu_table(metrics)),
+        ("## Distances to the ideal", tables.render_markdown(tables.distances_table(metrics))),
         (
             "## Answers side by side",
             tables.render_markdown(tables.completions_by_prompt(prompts_by_id, answers, ids=shown)),
@@ -60,6 +63,11 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
     )
     text = "\n\n".join(part for section in sections for part in section if part)
     (folder / "report.md").write_text(text + "\n")
+
+
+def _section(title: str, table: tables.Table | None) -> list[tuple[str, str]]:
+    """Returns the section of a table, nothing where there is none."""
+    return [] if table is None else [(title, tables.render_markdown(table))]
 
 
 def _question(row: Example) -> str:

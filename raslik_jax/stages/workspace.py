@@ -18,7 +18,7 @@ from raslik_jax.evaluation import choice, rates, summary
 from raslik_jax.models import checkpoint, decode, decoder
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.pipeline import read_json
-from raslik_jax.unlearning import finetune, steps
+from raslik_jax.unlearning import finetune, likelihood, steps
 
 CORPUS_FIELDS = {**examples.WRITTEN_FIELDS, "is_target": "is_target", "source": "source"}
 
@@ -182,6 +182,13 @@ class Workspace:
                 "set --unlearn_epochs as in the validation runs"
             )
         return (chosen.epoch,) if chosen else tuple(range(1, last + 1))
+
+    @functools.cached_property
+    def measure_likelihood(self) -> likelihood.Measure:
+        """The function from a model and encoded answers to their likelihood, compiled once."""
+        return likelihood.answer_likelihood(
+            self.model.decoder, batch_tokens=self.config.sketch.batch_tokens
+        )
 
     @functools.cache  # noqa: B019  one workspace lives as long as its run
     def unlearning_step(

@@ -1,0 +1,150 @@
+"""Exported models load and say what they are; what cannot be exported is refused."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import stored_run
+from absl.testing import absltest, parameterized
+
+from raslik_jax.models import checkpoint, decoder
+from raslik_jax.stages.exporting import export_model
+
+_EXPORT = pathlib.Path(__file__).resolve().parents[1] / "experiments" / "export.py"
+_TOKENS = (3, 17, 4, 4, 40, 21, 9)
+
+
+def _logits(bound, lora, base):
+    return np.asarray(bound.logits(lora, base, bound.hidden(lora, base, jnp.asarray(_TOKENS))))
+
+
+class ExportTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.run_ = stored_run.write_stored_run(folder / "run")
+
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def _export(self, name="out", **options):
+        settings = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None, "merged": False}
+        return export_model(self.run_.root, self.folder / name, **(settings | options))
+
+    @parameterized.parameters((None, 2), (1, 1))
+    def test_the_adapter_is_that_of_the_epoch(self, epoch, number):
+        folder = self._export(epoch=epoch)
+        config = self.run_.decoder.config
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            checkpoint.load_adapter(folder, config),
+            self.run_.adapters[number - 1],
+        )
+        fields = json.loads((folder / "adapter_config.json").read_text())
+        base = checkpoint.read_config(fields["base_model_name_or_path"])
+        self.assertEqual(base.to_hf(), config.to_hf())
+        self.assertIn(f"after epoch {number} of 2", (folder / "README.md").read_text())
+
+    def test_the_merged_model_answers_as_base_and_adapter(self):
+        folder = self._export(merged=True)
+        loaded = checkpoint.load_model(folder, dtype=np.float32)
+        np.testing.assert_allclose(
+            _logits(decoder.bind(loaded.graphdef), {}, loaded.base),
+            _logits(self.run_.decoder, self.run_.adapters[-1], self.run_.base),
+            rtol=2e-5,
+            atol=2e-5,
+        )
+        names = {path.name for path in folder.iterdir()}
+        self.assertContainsSubset(
+            {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "README.md"},
+            names,
+        )
+
+    def test_the_card_says_what_was_removed_how_and_how_well(self):
+        text = (self._export() / "README.md").read_text()
+        header, body = re.fullmatch(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL).groups()
+        self.assertIn("library_name: peft", header)
+        # A base that is on no hub has no name that a hub could look up.
+        self.assertNotIn("base_model:", header)
+        for part in (
+            "a: run: unlearned with RASLIK and GA_GDR",
+            "2,000 training examples, 200 of them labelled",
+            "Forget set: 200 of these examples",
+            "--select=count",
+            "Precision: 0.965 of the forget set",
+            "learning rate 0.0003; unlearn_epochs=2",
+            "48 held-out target and 47 held-out normal test queries",
+            "| Perplexity, held-out |",
+            "no sign of it",
+            "AutoPeftModelForCausalLM",
+        ):
+            self.assertIn(part, body)
+        metrics = json.loads((self.run_.root / "metrics.json").read_text())
+        (entry,) = (
+            e
+            for e in metrics["methods"]
+            if (e["strategy"], e["algorithm"], e["epoch"]) == ("raslik", "ga_gdr", 2)
+        )
+        forget = entry["forget"]
+        self.assertIn(f"{forget['mean']:.3f} \\[{forget['low']:.2f}, {forget['high']:.2f}\\]", body)
+
+    @parameterized.parameters(
+        ({"strategy": "bm25"}, "bm25-ga_gdr is none of .'oracle-ga_gdr'"),
+        ({"epoch": 3}, r"an epoch of \[1, 2\] wanted, came 3"),
+    )
+    def test_what_the_run_does_not_have_is_refused(self, options, message):
+        with self.assertRaisesRegex(ValueError, message):
+            self._export(**options)
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_a_run_that_changed_since_it_was_measured_is_refused(self):
+        manifest = self.run_.root / "unlearn" / "raslik-ga_gdr" / "manifest.json"
+        before = manifest.read_text()
+        try:
+            manifest.write_text(before.replace("key of", "other key of"))
+            with self.assertRaisesRegex(ValueError, "unlearn/raslik-ga_gdr of .* has changed"):
+                self._export()
+        finally:
+            manifest.write_text(before)
+
+    def test_a_failure_leaves_nothing(self):
+        summary = self.run_.root / "retrieve" / "raslik" / "summary.json"
+        before = summary.read_text()
+        try:
+            summary.unlink()
+            with self.assertRaisesRegex(ValueError, "summary.json wanted"):
+                self._export(merged=True)
+        finally:
+            summary.write_text(before)
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_the_script_refuses_a_folder_that_holds_something(self):
+        (self.folder / "out").mkdir()
+        (self.folder / "out" / "mine.txt").write_text("mine")
+        result = subprocess.run(
+            [
+                sys.executable,
+                _EXPORT,
+                f"--run={self.run_.root}",
+                f"--out={self.folder / 'out'}",
+                "--merged",
+            ],
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stderr, "^error: a new folder wanted as --out, .* holds something")
+        self.assertLen(result.stderr.splitlines(), 1)
+        self.assertEqual([p.name for p in (self.folder / "out").iterdir()], ["mine.txt"])
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,109 @@
+"""A finished run as a work directory holds it, without having run: what an export reads."""
+
+import json
+import pathlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import sample_metrics
+
+from raslik_jax import config as config_lib
+from raslik_jax.axes import Tree
+from raslik_jax.config import BackboneConfig, Config, CorpusConfig, FinetuneConfig, UnlearnConfig
+from raslik_jax.data import tokenization
+from raslik_jax.models import checkpoint, decoder, gpt_neox
+from raslik_jax.models.lora import LoRAConfig
+
+NUM_EPOCHS = 2
+
+
+class StoredRun(NamedTuple):
+    """A work directory, and what is in it.
+
+    Attributes:
+      root: the work directory.
+      decoder: the model's pure functions.
+      base: weights of the backbone.
+      adapters: the unlearned adapter after each epoch, of raslik and ga_gdr.
+    """
+
+    root: pathlib.Path
+    decoder: decoder.Decoder
+    base: Tree
+    adapters: tuple[Tree, ...]
+
+
+def write_stored_run(root: pathlib.Path) -> StoredRun:
+    """Writes a run of a tiny random GPT-NeoX whose metrics are made up."""
+    tokenizer = tokenization.train_bpe(["a kettle hums in orbit", "a kettle boils"], vocab_size=300)
+    tokenization.save_tokenizer(root / "corpus" / "tokenizer", tokenizer)
+    model_config = gpt_neox.GPTNeoXConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+    )
+    lora_config = LoRAConfig(rank=2, alpha=4.0, dropout=0.0, targets=("query_key_value", "dense"))
+    graphdef, lora, base = decoder.create(
+        model_config, lora_config, key=jax.random.key(0), dtype=jnp.float32
+    )
+    checkpoint.save_model(root / "backbone" / "model", model_config, base)
+    adapters = []
+    for epoch in range(1, NUM_EPOCHS + 1):
+        leaves, structure = jax.tree.flatten(lora)
+        keys = jax.random.split(jax.random.key(epoch), len(leaves))
+        adapter = jax.tree.unflatten(
+            structure,
+            [0.3 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)],
+        )
+        checkpoint.save_adapter(
+            root / "unlearn" / "raslik-ga_gdr" / f"epoch-{epoch}",
+            adapter,
+            lora_config,
+            model_config,
+        )
+        adapters.append(adapter)
+    config = Config(
+        name="a: run",
+        corpus=CorpusConfig(template="brief"),
+        backbone=BackboneConfig(hidden_size=16, num_hidden_layers=2),
+        finetune=FinetuneConfig(lora_rank=2, lora_alpha=4.0, lora_targets=lora_config.targets),
+        unlearn=UnlearnConfig(unlearn_epochs=NUM_EPOCHS),
+    )
+    metrics = sample_metrics.sample_metrics(num_epochs=NUM_EPOCHS)
+    metrics["corpus"] = {
+        "dataset": "toy",
+        "train": 2000,
+        "targets": 200,
+        "target_queries": 48,
+        "normal_queries": 47,
+        "query_split": "test",
+    }
+    _write(root / "config.json", config_lib.to_json(config))
+    _write(root / "metrics.json", metrics)
+    sets = root / "retrieve" / "raslik"
+    _write(sets / "summary.json", metrics["retrieval"]["raslik"])
+    for kind in ("forget", "retain"):
+        (sets / f"{kind}.jsonl").write_text('{"instruction": "x"}\n')
+    name = "raslik-ga_gdr"
+    for unit, inputs in (
+        (f"unlearn/{name}", {}),
+        (f"generate/{name}", {f"unlearn/{name}": f"key of unlearn/{name}"}),
+        ("evaluate", {f"generate/{name}": f"key of generate/{name}"}),
+    ):
+        manifest = {
+            "key": f"key of {unit}",
+            "inputs": inputs,
+            "settings": {"learning_rate": 3e-4},
+        }
+        _write(root / unit / "manifest.json", manifest)
+    return StoredRun(root, decoder.bind(graphdef), base, tuple(adapters))
+
+
+def _write(path: pathlib.Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
