@@ -103,6 +103,14 @@ def token_nll(target: TargetLogits) -> Float[Array, " T"]:
     return jax.nn.logsumexp(target.logits_TV, axis=-1) - label_T
 
 
+def head_table(base: Tree) -> tuple[Array, int]:
+    """Returns the weights of the vocabulary head and which of their axes is V.
+
+    A tied head is the table of embeddings, [V, E]; an own one is a kernel, [E, V].
+    """
+    return (base["head"]["kernel"], 1) if "head" in base else (base["embed"]["embedding"], 0)
+
+
 def example_loss(
     decoder: Decoder,
     lora: Tree,
@@ -135,10 +143,7 @@ def example_loss(
     """
     hidden_LE = decoder.hidden(lora, base, tokens_L, dropout_key=dropout_key)
     where = target_positions(target_mask_L, num_targets=num_targets, loss=loss)
-    # A tied head is the table of embeddings, [V, E]; an own one is a kernel, [E, V].
-    table, vocab_axis = (
-        (base["head"]["kernel"], 1) if "head" in base else (base["embed"]["embedding"], 0)
-    )
+    table, vocab_axis = head_table(base)
     nll_T = target_nll(
         table, hidden_LE[where.source_T], tokens_L[where.position_T], where.is_counted_T, vocab_axis
     )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax.evaluation.summary import MethodEntry, Metrics, ModelEntry
+from raslik_jax.evaluation.summary import IntervalEntry, MethodEntry, Metrics, ModelEntry
 from raslik_jax.reporting.tables import algorithm_name, strategy_name
 
 # The palette of Okabe and Ito, which stays apart for colour-blind readers; every strategy also has
@@ -28,6 +28,17 @@ _STRATEGY_STYLES = {
 }
 _OTHER_STYLES = (("#0072B2", "<"), ("#B59F00", ">"), ("#8C4A2F", "p"), ("#5B3A8E", "h"))
 _TARGET_COLOUR, _OTHER_COLOUR = "#D55E00", "#0072B2"
+# Curves and dots that are no strategies, in their order.
+_LINE_STYLES = (
+    ("#0072B2", "o"),
+    ("#D55E00", "^"),
+    ("#009E73", "D"),
+    ("#CC79A7", "P"),
+    ("#E69F00", "v"),
+    ("#56B4E9", "s"),
+    ("#5B3A8E", "h"),
+    ("#7A7A7A", "X"),
+)
 _INK, _FAINT, _GOLD = "#222222", "#B8B8B8", "#F0C000"
 _STYLE = {
     "figure.dpi": 100,
@@ -336,6 +347,112 @@ def draw_losses(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Any:
                 axes.legend()
         for axes in all_axes[len(panels) :]:
             axes.set_visible(False)
+    return figure
+
+
+def draw_dots(
+    rows: Mapping[str, Mapping[str, IntervalEntry]], *, xlabel: str, title: str = ""
+) -> Any:
+    """Returns the figure of one value for each row, one marker for each variant of it.
+
+    Args:
+      rows: for each row, from the top, the variants' mean with the ends of a thin bar.
+      xlabel: what the value is.
+      title: of the figure.
+
+    Returns:
+      A Matplotlib figure; its height grows with the rows.
+    """
+    import matplotlib.figure
+    import matplotlib.style
+
+    names = list(rows)
+    variants = list(dict.fromkeys(name for row in rows.values() for name in row))
+    with matplotlib.style.context(["default", _STYLE], after_reset=True):
+        figure = matplotlib.figure.Figure(figsize=(7.6, 1.3 + 0.3 * max(1, len(rows))))
+        axes = figure.subplots()
+        axes.set_title(title)
+        for place, variant in enumerate(variants):
+            colour, marker = _LINE_STYLES[place % len(_LINE_STYLES)]
+            label: str | None = variant
+            shift = 0.16 * (place - (len(variants) - 1) / 2)
+            for row, entries in enumerate(rows.values()):
+                if variant not in entries:
+                    continue
+                entry = entries[variant]
+                ends = [entry["low"], entry["high"]]
+                axes.plot(ends, [row + shift] * 2, color=colour, lw=1.1, alpha=0.8)
+                axes.plot(
+                    entry["mean"],
+                    row + shift,
+                    color=colour,
+                    marker=marker,
+                    ls="",
+                    mec="white",
+                    mew=0.7,
+                    label=label,
+                )
+                label = None
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.set_xlabel(xlabel)
+        if len(variants) > 1:
+            figure.legend(loc="outside upper center", ncols=4)
+    return figure
+
+
+def draw_curves(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, IntervalEntry]]]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> Any:
+    """Returns the figure of curves with bands, one panel each; colours go by label.
+
+    Args:
+      panels: for each panel title, the curves by label: points of x, and a mean with the ends of
+        the band.
+      xlabel: what x is.
+      ylabel: what the mean is.
+      log_x: x to the base 2, ticks where points are.
+      log_y: y to the base 10.
+
+    Returns:
+      A Matplotlib figure.
+    """
+    import matplotlib.figure
+    import matplotlib.style
+
+    labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
+    styles = {name: _LINE_STYLES[i % len(_LINE_STYLES)] for i, name in enumerate(labels)}
+    with matplotlib.style.context(["default", _STYLE], after_reset=True):
+        figure = matplotlib.figure.Figure(figsize=(0.8 + 4.1 * max(1, len(panels)), 4.0))
+        all_axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
+        handles: dict[str, Any] = {}
+        for axes, (title, curves) in zip(all_axes, panels.items(), strict=False):
+            axes.set_title(title)
+            axes.set_xlabel(xlabel)
+            for label, points in curves.items():
+                colour, marker = styles[label]
+                x = [at for at, _ in points]
+                ends = [[entry[end] for _, entry in points] for end in ("low", "mean", "high")]
+                axes.fill_between(x, ends[0], ends[2], color=colour, alpha=0.15, lw=0)
+                (handles[label],) = axes.plot(
+                    x, ends[1], color=colour, marker=marker, ms=5, lw=1.6, mec="white", mew=0.6
+                )
+            if log_x:
+                axes.set_xscale("log", base=2)
+                ticks = sorted({at for points in curves.values() for at, _ in points})
+                axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+                axes.minorticks_off()
+            if log_y:
+                axes.set_yscale("log")
+        all_axes[0].set_ylabel(ylabel)
+        if len(labels) > 1:
+            columns = 2 if len(panels) == 1 else 4
+            figure.legend(handles.values(), handles, loc="outside upper center", ncols=columns)
     return figure
 
 

@@ -1,0 +1,683 @@
+"""Does retrieval find the examples that taught the behaviour? Every choice of it, measured.
+
+  python experiments/retrieval_quality.py --runs=runs/seed-0,runs/seed-1 --out=runs/quality
+
+Takes work directories whose stages corpus, backbone, finetune and references are finished and that
+differ in their seed; they are only read. Whole gradients are made once for each of --passes
+(ADAPTER/LOSS/TOKENS), and all else follows from them: centring, normalisation, queries, sketches.
+A killed job goes on where it stopped. Leaves in --out, for each run, records.json, and over all
+runs records.csv, summary.json, tables.md and figures. --report_only joins what is there.
+"""
+
+import csv
+import dataclasses
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from absl import app, flags
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import numpy as np  # noqa: E402
+
+from raslik_jax.evaluation import ranking  # noqa: E402
+from raslik_jax.evaluation.ranking import Quality, join_records, measure_ranking  # noqa: E402
+from raslik_jax.pipeline import read_json, write_json  # noqa: E402
+from raslik_jax.reporting import figures, tables  # noqa: E402
+
+DEFAULT_PASSES = (
+    "finetuned/unshifted/response",
+    "finetuned/next_token/response",
+    "initial/next_token/response",
+    "finetuned/unshifted/all",
+    "finetuned/next_token/all",
+    "initial/next_token/all",
+    "initial/unshifted/response",
+    "trajectory-0/next_token/response",
+    "trajectory-1/next_token/response",
+    "trajectory-2/next_token/response",
+    "finetuned/margin/response",
+    "finetuned/margin/all",
+    "finetuned/low_confidence/response",
+    "finetuned/rolled_target/response",
+    "finetuned/uniform/response",
+    "finetuned/features/response",
+)
+
+_RUNS = flags.DEFINE_list("runs", [], "Work directories of runs that differ in their seed.")
+_OUT = flags.DEFINE_string("out", "runs/retrieval_quality", "Where results and gradients go.")
+_PASSES = flags.DEFINE_list(
+    "passes",
+    list(DEFAULT_PASSES),
+    "Gradients to make, as ADAPTER/LOSS/TOKENS; the run's own setting is added if it is missing.",
+)
+_SKETCH_PASSES = flags.DEFINE_list(
+    "sketch_passes", [], "Passes that are sketched (default: the run's own setting)."
+)
+_SIZES = flags.DEFINE_list("sketch_sizes", ["256", "1024", "4096", "16384", "65536"], "Ks.")
+_FAMILIES = flags.DEFINE_list(
+    "families", ["binned", "binned_hashed", "dense_rademacher"], "Projection families."
+)
+_DENSE_MAX = flags.DEFINE_integer(
+    "dense_max_size", 1024, "Largest K of dense_rademacher, which costs 2 P K a row."
+)
+_SEEDS = flags.DEFINE_integer("projection_seeds", 5, "Seeds of each projection.", 2)
+_DTYPES = flags.DEFINE_list(
+    "dtypes", ["float32", "bfloat16", "int8", "sign"], "Dtypes of the index, for family binned."
+)
+_COUNTS = flags.DEFINE_list(
+    "num_queries", ["1", "5", "20", "40"], "Numbers of queries; all of them are always added."
+)
+_DRAWS = flags.DEFINE_integer("draws", 20, "Random subsets of queries for each number.", 1)
+_QUERY_SETS = flags.DEFINE_list(
+    "query_sets",
+    ["retrieval"],
+    "Query sets taken together; test_target has answers of the fine-tuned model too.",
+)
+_ENCODER = flags.DEFINE_string("encoder_checkpoint", "", "Encoder of the embedding baseline.")
+_STORE_DTYPE = flags.DEFINE_enum(
+    "store_dtype", "float32", ["float32", "bfloat16"], "Dtype of the gradients on disk."
+)
+_KEEP = flags.DEFINE_list("keep", [], "Passes whose gradients stay on disk (4 P bytes a row).")
+_BATCH_TOKENS = flags.DEFINE_integer("batch_tokens", 2048, "Tokens of a batch of gradients.", 1)
+_NUM_BUCKETS = flags.DEFINE_integer("num_buckets", 2, "Padded lengths, each compiled.", 1)
+_REPORT_ONLY = flags.DEFINE_boolean("report_only", False, "Only join the records that are there.")
+
+QUALITY = tuple(Quality.__annotations__)
+# Names of settings that have one.
+PRESETS = {
+    ("finetuned/next_token/response", "plain", "vector"): "paper",
+    ("finetuned/unshifted/response", "plain", "per_tensor"): "released",
+    ("finetuned/unshifted/response", "centred", "vector"): "robust",
+}
+_DEFLATED = (1, 3, 10)
+
+
+# one run --------------------------------------------------------------------------------------
+
+
+class Trial:
+    """One run: its labels, its gradients and what is measured on them."""
+
+    def __init__(self, root: pathlib.Path, out: pathlib.Path):
+        from raslik_jax.stages import exact_gradients as exact_lib
+        from raslik_jax.stages.workspace import Workspace
+        from raslik_jax.trace import config_from_json
+
+        config = config_from_json(read_json(root / "config.json"))
+        self.workspace = Workspace(root, config)
+        self.out = out / root.name
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.rows = exact_lib.load_rows(self.workspace, _QUERY_SETS.value)
+        train = self.workspace.corpus.train
+        self.ids = [row.example_id for row in train]
+        self.is_target_N = np.array([bool(row.is_target) for row in train])
+        self.maker = exact_lib.GradientMaker(
+            self.workspace,
+            self.out / "passes",
+            self.rows,
+            dtype=_STORE_DTYPE.value,
+            batch_tokens=_BATCH_TOKENS.value,
+            num_buckets=_NUM_BUCKETS.value,
+        )
+        sketch = config.sketch
+        adapter = sketch.gradient_at if sketch.gradient_at != "trajectory" else "finetuned"
+        self.default = f"{adapter}/{sketch.sketch_loss}/{sketch.targets}"
+        names = list(dict.fromkeys([*_PASSES.value, *_SKETCH_PASSES.value, self.default]))
+        self.passes = {name: exact_lib.parse_pass(name) for name in names}
+        self.sketched = _SKETCH_PASSES.value or [self.default]
+
+    def measure(self) -> list[dict[str, Any]]:
+        """Makes what is missing and returns the records of this run."""
+        records, grams = [], {}
+        for number, (name, what) in enumerate(self.passes.items(), start=1):
+            start = time.monotonic()
+            is_sketched = name in self.sketched
+            keep = name in _KEEP.value
+            grams[name] = self.maker.grams(what, keep=keep or is_sketched)
+            if is_sketched:
+                records += self.sketch_records(name, grams[name])
+                if not keep:
+                    self.maker.drop(what)
+            print(
+                f"  [{number}/{len(self.passes)}] {name}: {time.monotonic() - start:.0f} s",
+                flush=True,
+            )
+        records += self.kernel_records(grams)
+        records += self.strategy_records(grams)
+        config = self.workspace.config
+        header = {"run": self.out.name, "name": config.name, "seed": config.seed}
+        return [header | record for record in records]
+
+    # the exact kernel -------------------------------------------------------------------------
+
+    def kernels(self, grams: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Returns the kernels: each is the sum of the unit vectors of some passes, end to end."""
+        found = {name: [name] for name in grams}
+        settings = {(p.loss, p.tokens) for p in self.passes.values() if "traj" in p.adapter}
+        for loss, tokens in sorted(settings):
+            points = self.workspace.config.finetune.trajectory_points
+            chain = [f"trajectory-{i}/{loss}/{tokens}" for i in range(points - 1)]
+            # The last adapter along the way is the fine-tuned one.
+            last = f"finetuned/{loss}/{tokens}"
+            if all(name in grams for name in chain):
+                found[f"first {points - 1} of trajectory/{loss}/{tokens}"] = chain
+                if last in grams:
+                    found[f"trajectory/{loss}/{tokens}"] = [*chain, last]
+        return found
+
+    def kernel_records(self, grams: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yields what the exact kernel gives, for every choice."""
+        from raslik_jax.retrieval import exact
+
+        num_train = self.rows.num_train
+        for normalise in ("vector", "per_tensor"):
+            scores: dict[tuple[str, str, str], np.ndarray] = {}
+            for name, parts in self.kernels(grams).items():
+                gram_MM = np.mean(
+                    [getattr(grams[part], f"{normalise}_MM") for part in parts], axis=0
+                ).astype(np.float64)
+                centred_MM = exact.centre(gram_MM, num_train)
+                variants = {"plain": gram_MM, "centred": centred_MM}
+                if normalise == "vector":
+                    variants |= {
+                        f"less {rank} directions": matrix_MM
+                        for rank, matrix_MM in exact.deflate(
+                            centred_MM, num_train, _DEFLATED
+                        ).items()
+                    }
+                for centring, matrix_MM in variants.items():
+                    for query in ("own", "gold"):
+                        key = name, centring, query
+                        scores[key] = exact.cosines(matrix_MM, num_train, self.rows.queries(query))
+                        yield from self.count_records(key, normalise, [scores[key]])
+            pair = "initial/next_token/response", "finetuned/unshifted/response"
+            for query in ("own", "gold"):
+                for centring in ("plain", "centred"):
+                    keys = [(name, centring, query) for name in pair]
+                    if all(key in scores for key in keys):
+                        name = f"z-sum of {' and '.join(pair)}"
+                        parts_QN = [scores[key] for key in keys]
+                        yield from self.count_records((name, centring, query), normalise, parts_QN)
+        for name, found in grams.items():
+            quality, _ = measure_ranking(
+                np.asarray(found.norm_M[:num_train], np.float64), self.is_target_N, self.ids
+            )
+            yield {"table": "norm", "kernel": name, **quality}
+
+    def count_records(
+        self, key: tuple[str, str, str], normalise: str, parts: Sequence[np.ndarray]
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the mean quality over random subsets of queries, for each number of them.
+
+        Several parts are brought to one scale and summed.
+        """
+        from raslik_jax.retrieval import exact
+
+        total = len(parts[0])
+        counts = sorted({int(count) for count in _COUNTS.value if int(count) < total} | {total})
+        for count in counts:
+            generator = np.random.default_rng([self.workspace.config.seed, count])
+            if count == total:
+                subsets = [np.arange(total)]
+            elif count == 1 and total <= 4 * _DRAWS.value:
+                subsets = [np.array([query]) for query in range(total)]
+            else:
+                subsets = [
+                    generator.choice(total, count, replace=False) for _ in range(_DRAWS.value)
+                ]
+            found = []
+            for subset in subsets:
+                means = [score_QN[subset].mean(axis=0) for score_QN in parts]
+                score_N = means[0] if len(means) == 1 else exact.z_sum(means)
+                found.append(measure_ranking(score_N, self.is_target_N, self.ids)[0])
+            values = {name: float(np.mean([entry[name] for entry in found])) for name in QUALITY}  # type: ignore[literal-required]
+            kernel, centring, query = key
+            yield {
+                "table": "kernel",
+                "kernel": kernel,
+                "centring": centring,
+                "normalise": normalise,
+                "query": query,
+                "num_queries": count,
+                "is_all": count == total,
+                **values,
+                "least_auprc": min(entry["auprc"] for entry in found),
+            }
+
+    # strategies -------------------------------------------------------------------------------
+
+    def strategy_records(self, grams: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yields every strategy at the run's own settings, and rankings without a model."""
+        from raslik_jax.retrieval import exact
+        from raslik_jax.retrieval.selection import select_by_count
+        from raslik_jax.retrieval.strategies import RANKING_STRATEGIES, STRATEGIES, Request, Vectors
+        from raslik_jax.stages.retrieving import make_embeddings
+
+        workspace, num_train = self.workspace, self.rows.num_train
+        config = workspace.config
+        gram_MM = grams[self.default].vector_MM.astype(np.float64)
+        if config.retrieve.center:
+            gram_MM = exact.centre(gram_MM, num_train)
+        own = self.rows.queries(config.sketch.query_output)
+        exact_N = exact.cosines(gram_MM, num_train, own).mean(axis=0)
+        sketched = self.largest_sketch_scores()
+        train = self.workspace.corpus.train
+        queries = tuple(self.rows.examples[position] for position in own)
+        count = int(self.is_target_N.sum())
+        base = Request(
+            examples=train,
+            influence_N=exact_N if sketched is None else sketched,
+            seed=config.seed,
+            retain_from="non_target",
+            queries=queries,
+            num_forget=count,
+            num_retain=count,
+            exact_N=exact_N,
+        )
+        entries: dict[str, Request] = {
+            name: base
+            for name in ("random", "oracle", "cr_50", "raslik_f", "raslik", "exact", "bm25")
+        }
+        entries["bm25, answers too"] = base._replace(query_text="prompt_and_output")
+        entries |= {f"{n}, any retain": base for n in ("random", "oracle", "raslik_f")}
+        if _ENCODER.value:
+            folder = self.out / "embeddings"
+            folder.mkdir(exist_ok=True)
+            replaced = dataclasses.replace(
+                config,
+                retrieve=dataclasses.replace(
+                    config.retrieve, encoder_checkpoint=_ENCODER.value, query_text="prompt"
+                ),
+            )
+            if not (folder / "queries.npy").is_file():
+                changed = type(workspace)(workspace.root, replaced)
+                make_embeddings(changed, folder)
+            parts = [np.load(folder / f"{name}.npy") for name in ("examples", "queries")]
+            entries["embedding"] = base._replace(vectors=Vectors(*parts))
+        for name, request in entries.items():
+            strategy = name.replace(", any retain", "_anywhere").split(",")[0]
+            # What is drawn at random is the mean of 20 draws.
+            draws = 1 if strategy in ("raslik", "exact", "bm25", "embedding") else 20
+            found = []
+            for draw in range(draws):
+                scores = STRATEGIES[strategy](request._replace(seed=request.seed + draw))
+                chosen = select_by_count(*scores, self.ids, num_forget=count, num_retain=count)
+                ranks = strategy in RANKING_STRATEGIES
+                found.append(
+                    {
+                        "precision": self.is_target_N[chosen.forget].mean(),
+                        "targets_in_retain": self.is_target_N[chosen.retain].mean(),
+                        "retain_positive": (base.influence_N[chosen.retain] >= 0).mean(),
+                        "auroc": ranking.auroc(scores.forget_N, self.is_target_N)
+                        if ranks
+                        else None,
+                        "auprc": ranking.auprc(scores.forget_N, self.is_target_N)
+                        if ranks
+                        else None,
+                    }
+                )
+            yield {"table": "strategy", "strategy": name} | {
+                field: None
+                if found[0][field] is None
+                else float(np.mean([entry[field] for entry in found]))
+                for field in found[0]
+            }
+        encoded = workspace.encode(self.rows.examples)
+        length_M = encoded.num_targets_N.astype(np.float64)
+        nearness_N = -np.abs(length_M[:num_train] - length_M[own].mean())
+        for name, score_N in (
+            ("length near the queries'", nearness_N),
+            ("longest response", length_M[:num_train]),
+        ):
+            quality, _ = measure_ranking(score_N, self.is_target_N, self.ids)
+            yield {"table": "strategy", "strategy": name, **quality}
+
+    def largest_sketch_scores(self) -> np.ndarray | None:
+        """Returns the mean scores of the largest binned sketch of the default, if there is one."""
+        path = self.out / "sketches" / self.passes[self.default].folder / "scores.npy"
+        return np.load(path).astype(np.float64) if path.is_file() else None
+
+    # sketches ---------------------------------------------------------------------------------
+
+    def sketch_records(self, name: str, grams: Any) -> list[dict[str, Any]]:
+        """Returns the quality of every sketch of one pass, one record for all projection seeds."""
+        from raslik_jax.influence import projections
+        from raslik_jax.retrieval import exact
+        from raslik_jax.stages.exact_gradients import project_rows
+
+        config, num_train = self.workspace.config, self.rows.num_train
+        folder = self.out / "sketches" / self.passes[name].folder
+        folder.mkdir(parents=True, exist_ok=True)
+        center = config.retrieve.center
+        gram_MM = grams.vector_MM.astype(np.float64)
+        if center:
+            gram_MM = exact.centre(gram_MM, num_train)
+        own = self.rows.queries(config.sketch.query_output)
+        exact_N = exact.cosines(gram_MM, num_train, own).mean(axis=0)
+        _, best = measure_ranking(exact_N, self.is_target_N, self.ids)
+        vectors: np.ndarray | None = None
+        records = []
+        for family in _FAMILIES.value:
+            for size in map(int, _SIZES.value):
+                if family == "dense_rademacher" and size > _DENSE_MAX.value:
+                    continue
+                found: dict[str, list[dict[str, Any]]] = {}
+                for draw in range(_SEEDS.value):
+                    path = folder / f"{family}-{size}-{draw}.json"
+                    wanted = _DTYPES.value if family == "binned" else ["float32"]
+                    entries = read_json(path) if path.is_file() else {}
+                    if not set(wanted) <= set(entries):
+                        if vectors is None:
+                            vectors = self.maker.vectors(self.passes[name])
+                        if size > vectors.shape[1]:
+                            break
+                        start = time.monotonic()
+                        projection = projections.init_projection(
+                            config.seed + 1000 * draw, family, vectors.shape[1], size
+                        )
+                        sketch_MK = project_rows(vectors, projection)
+                        made = self.score_dtypes(sketch_MK, own, center, wanted)
+                        if family == "binned" and draw == 0:
+                            np.save(folder / "scores.npy", made["float32"], allow_pickle=False)
+                        entries = {
+                            dtype: self.sketch_entry(score_N, exact_N)
+                            for dtype, score_N in made.items()
+                        }
+                        write_json(path, entries)
+                        seconds = time.monotonic() - start
+                        print(f"    {family} K = {size} seed {draw}: {seconds:.1f} s", flush=True)
+                    for dtype in wanted:
+                        found.setdefault(dtype, []).append(entries[dtype])
+                for dtype, members in found.items():
+                    sets = [entry["forget"] for entry in members]
+                    records.append(
+                        {
+                            "table": "sketch",
+                            "kernel": name,
+                            "family": family,
+                            "size": size,
+                            "dtype": dtype,
+                            "jaccard_seeds": ranking.mean_jaccard(sets),
+                            "jaccard_exact": float(
+                                np.mean([ranking.jaccard(s, best.forget) for s in sets])
+                            ),
+                            **{
+                                field: float(np.mean([entry[field] for entry in members]))
+                                for field in (*QUALITY, "spearman", "error")
+                            },
+                        }
+                    )
+        return records
+
+    def sketch_entry(self, score_N: np.ndarray, exact_N: np.ndarray) -> dict[str, Any]:
+        """Returns the quality of one sketch's scores and how near they are to the exact ones."""
+        quality, chosen = measure_ranking(score_N, self.is_target_N, self.ids)
+        return {
+            **quality,
+            "spearman": ranking.rank_correlation(score_N, exact_N),
+            "error": float(np.sqrt(np.mean((score_N - exact_N) ** 2))),
+            "forget": chosen.forget.tolist(),
+        }
+
+    def score_dtypes(
+        self, sketch_MK: np.ndarray, own: np.ndarray, center: bool, dtypes: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Returns the mean scores from an index of each dtype, float64."""
+        from raslik_jax.index import search
+        from raslik_jax.index.store import SketchStore, requantise
+
+        norm_M = np.linalg.norm(sketch_MK, axis=1)
+        unit_MK = sketch_MK / np.where(norm_M > 0, norm_M, 1)[:, None]
+        found = {}
+        with tempfile.TemporaryDirectory(dir=self.out) as folder:
+            store = SketchStore.create(
+                pathlib.Path(folder) / "float32",
+                identity={},
+                ids=self.ids,
+                size=unit_MK.shape[1],
+                dtype="float32",
+                chunk_rows=1024,
+            )
+            for chunk in store.missing_chunks():
+                span = store.chunk_positions(chunk)
+                store.write_chunk(chunk, unit_MK[span], norm_M[span])
+            store.finish()
+            for dtype in dtypes:
+                copy = store
+                if dtype != "float32":
+                    copy = requantise(
+                        store,
+                        pathlib.Path(folder) / dtype,
+                        dtype=dtype,
+                        is_centred=center and dtype == "sign",
+                    )
+                scores = search.score_store(copy, unit_MK[own], center=center)
+                found[dtype] = np.asarray(scores.forget_N).astype(np.float64)
+        return found
+
+
+# all runs -------------------------------------------------------------------------------------
+
+
+def _cell(entry: Mapping[str, float] | None) -> str:
+    if entry is None:
+        return "-"
+    return tables.format_interval(dict(entry), end_decimals=3)  # type: ignore[arg-type]
+
+
+def _table(
+    entries: Sequence[Mapping[str, Any]], by: Mapping[str, str], values: Mapping[str, str]
+) -> str:
+    columns = (*map(tables.Column, by.values()), tables.Column("seeds", "right"))
+    columns += tuple(map(tables.Column, values.values()))
+    rows = tuple(
+        (
+            *(str(entry[name]) for name in by),
+            str(entry["count"]),
+            *(_cell(entry[name]) for name in values),
+        )
+        for entry in entries
+    )
+    return tables.render_markdown(tables.Table(columns, rows))
+
+
+SHOWN = {
+    "auprc": "auPRC",
+    "auroc": "auROC",
+    "precision": "precision",
+    "targets_in_retain": "targets in retain",
+}
+
+
+def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the records joined over seeds, by table."""
+    kernel = ["kernel", "centring", "normalise", "query"]
+
+    def of(table: str) -> list[Mapping[str, Any]]:
+        return [record for record in records if record["table"] == table]
+
+    whole = [record for record in of("kernel") if record["is_all"]]
+    joined = {
+        "strategies": join_records(
+            of("strategy"), by=["strategy"], values=[*SHOWN, "retain_positive"]
+        ),
+        "kernels": join_records(whole, by=kernel, values=QUALITY),
+        "queries": join_records(
+            of("kernel"), by=[*kernel, "num_queries"], values=[*QUALITY, "least_auprc"]
+        ),
+        "sketches": join_records(
+            of("sketch"),
+            by=["kernel", "family", "size", "dtype"],
+            values=[*QUALITY, "jaccard_seeds", "jaccard_exact", "spearman", "error"],
+        ),
+        "norms": join_records(of("norm"), by=["kernel"], values=QUALITY),
+    }
+    for entry in joined["kernels"]:
+        entry["preset"] = PRESETS.get((entry["kernel"], entry["centring"], entry["normalise"]), "")
+    return joined
+
+
+def _is_main(entry: Mapping[str, Any]) -> bool:
+    return entry["normalise"] == "vector" and entry["query"] == "own"
+
+
+def write_tables(
+    joined: Mapping[str, list[dict[str, Any]]], seeds: Sequence[int], out: pathlib.Path
+) -> None:
+    """Writes tables.md."""
+    kernels = joined["kernels"]
+
+    def value(entry: Mapping[str, Any]) -> float:
+        return -entry["auprc"]["mean"]
+
+    main = sorted((entry for entry in kernels if _is_main(entry)), key=value)
+    best = {entry["kernel"] for entry in main[:4]} | {name for name, _, _ in PRESETS}
+    plain = ("plain", "centred")
+    options = [e for e in kernels if e["kernel"] in best and e["centring"] in plain]
+    top = [(e["kernel"], e["centring"]) for e in main[:4]] + [k[:2] for k in PRESETS]
+    counts = [
+        entry
+        for entry in joined["queries"]
+        if _is_main(entry) and (entry["kernel"], entry["centring"]) in top
+    ]
+    shown = SHOWN | {"below_zero": "scores below 0"}
+    parts = [
+        f"Seeds {', '.join(map(str, seeds))}; mean [least, largest] over them.",
+        "## Strategies, at the run's own settings",
+        _table(
+            joined["strategies"],
+            {"strategy": "strategy"},
+            SHOWN | {"retain_positive": "retain, score >= 0"},
+        ),
+        "## Exact kernel: which gradient, and what is taken away from it",
+        "All queries, the model's own answers, cosine of whole gradients; best auPRC first.",
+        _table(main, {"kernel": "kernel", "centring": "centring"}, shown),
+        "## Normalisation and the answers of the queries",
+        _table(
+            options,
+            {
+                "kernel": "kernel",
+                "centring": "centring",
+                "normalise": "normalise",
+                "query": "query",
+                "preset": "preset",
+            },
+            SHOWN,
+        ),
+        "## Number of queries",
+        "Mean over random subsets; least: the worst subset.",
+        _table(
+            counts,
+            {"kernel": "kernel", "centring": "centring", "num_queries": "queries"},
+            {"auprc": "auPRC", "least_auprc": "least auPRC", "precision": "precision"},
+        ),
+        "## Sketches",
+        _table(
+            joined["sketches"],
+            {"kernel": "kernel", "family": "family", "size": "K", "dtype": "dtype"},
+            {
+                "auprc": "auPRC",
+                "precision": "precision",
+                "targets_in_retain": "targets in retain",
+                "jaccard_seeds": "Jaccard of forget sets, between seeds",
+                "jaccard_exact": "with the exact set",
+                "spearman": "rank correlation with the exact kernel",
+                "error": "rms error of a score",
+            },
+        ),
+        "## Norm of the gradient alone",
+        _table(joined["norms"], {"kernel": "gradient"}, SHOWN),
+    ]
+    (out / "tables.md").write_text("\n\n".join(parts) + "\n")
+
+
+def write_figures(joined: Mapping[str, list[dict[str, Any]]], out: pathlib.Path) -> None:
+    """Writes the figures, each as PNG and SVG."""
+    rows: dict[str, dict[str, Any]] = {}
+    main = [e for e in joined["kernels"] if _is_main(e) and e["centring"] in ("plain", "centred")]
+    for entry in sorted(main, key=lambda entry: -entry["auprc"]["mean"]):
+        rows.setdefault(entry["kernel"], {})[entry["centring"]] = entry["auprc"]
+    figure = figures.draw_dots(rows, xlabel="auPRC of the forget ranking", title="Which gradient")
+    figures.save_figure(figure, out / "kernels")
+
+    names = list(rows)[:4] + [n for n in dict.fromkeys(k[0] for k in PRESETS) if n in rows]
+    curves: dict[str, list[Any]] = {}
+    for entry in joined["queries"]:
+        if _is_main(entry) and entry["centring"] == "centred" and entry["kernel"] in names:
+            points = curves.setdefault(entry["kernel"], [])
+            points.append((float(entry["num_queries"]), entry["auprc"]))
+    figure = figures.draw_curves(
+        {
+            "Number of queries (centred)": {
+                k: sorted(v, key=lambda p: p[0]) for k, v in curves.items()
+            }
+        },
+        xlabel="queries",
+        ylabel="auPRC",
+        log_x=True,
+    )
+    figures.save_figure(figure, out / "queries")
+
+    panels: dict[str, dict[str, list[Any]]] = {"auPRC": {}, "Jaccard with the exact set": {}}
+    for entry in joined["sketches"]:
+        label = f"{entry['family']}, {entry['dtype']}"
+        for panel, field in zip(panels, ("auprc", "jaccard_exact"), strict=True):
+            if entry["kernel"] == joined["sketches"][0]["kernel"]:
+                panels[panel].setdefault(label, []).append((float(entry["size"]), entry[field]))
+    if joined["sketches"]:
+        figure = figures.draw_curves(panels, xlabel="K", ylabel="", log_x=True)
+        figures.save_figure(figure, out / "sketches")
+
+
+def write_report(records: Sequence[Mapping[str, Any]], out: pathlib.Path) -> None:
+    """Writes records.csv, summary.json, tables.md and the figures."""
+    fields = list(dict.fromkeys(name for record in records for name in record))
+    with open(out / "records.csv", "w", newline="") as lines:
+        writer = csv.DictWriter(lines, fields)
+        writer.writeheader()
+        writer.writerows(records)
+    joined = summarise(records)
+    write_json(out / "summary.json", joined)
+    write_tables(joined, sorted({int(record["seed"]) for record in records}), out)
+    write_figures(joined, out)
+
+
+def main(argv: Sequence[str]) -> None:
+    try:
+        if len(argv) > 1 or not _RUNS.value:
+            raise ValueError("work directories wanted as --runs=DIR,DIR, none came")
+        roots = [pathlib.Path(run) for run in _RUNS.value]
+        if len({root.name for root in roots}) < len(roots):
+            raise ValueError(f"runs of different names wanted, came {[r.name for r in roots]}")
+        out = pathlib.Path(_OUT.value)
+        out.mkdir(parents=True, exist_ok=True)
+        if not _REPORT_ONLY.value:
+            import jax
+
+            # Programs are the same for all seeds, and for a job that goes on after a kill.
+            jax.config.update("jax_compilation_cache_dir", str((out / "compiled").resolve()))
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+            for root in roots:
+                print(f"{root}:", flush=True)
+                records = Trial(root, out).measure()
+                write_json(out / root.name / "records.json", records)
+        records = [
+            record for root in roots for record in read_json(out / root.name / "records.json")
+        ]
+        write_report(records, out)
+        print((out / "tables.md").read_text())
+    except (ValueError, OSError) as error:
+        if os.environ.get("RASLIK_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,374 @@
+"""Whole gradients of a finished run, made once and kept on disk, for experiments about them.
+
+One pass is one adapter, one loss and one choice of counted tokens. Its rows are the training
+examples, then the queries with the model's own answers, then with the labelled ones; everything
+else that experiments vary (centring, normalisation, queries, sketches) follows from the rows.
+"""
+
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from raslik_jax.axes import Tree
+from raslik_jax.config import content_hash
+from raslik_jax.data import batches, prompts, tokenization
+from raslik_jax.data.examples import Example
+from raslik_jax.influence import gradients, probes, projections
+from raslik_jax.models import checkpoint
+from raslik_jax.pipeline import read_json, write_json
+from raslik_jax.progress import progress
+from raslik_jax.retrieval.exact import Grams, gram_matrices
+from raslik_jax.stages.workspace import Workspace
+
+FEATURES = "features"
+_DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+# Rows whose loss of work a kill may cost.
+_COMMIT_ROWS = 128
+
+
+class GradientPass(NamedTuple):
+    """What is differentiated where.
+
+    Attributes:
+      adapter: `finetuned`, `initial`, or `trajectory-I`.
+      loss: a name in `probes.PROBES`, or `features` for mean final hidden states.
+      tokens: `response` or `all`.
+    """
+
+    adapter: str
+    loss: str
+    tokens: str
+
+    @property
+    def name(self) -> str:
+        """As it is written in flags and tables."""
+        return "/".join(self)
+
+    @property
+    def folder(self) -> str:
+        """Its folder's name."""
+        return "-".join(self)
+
+
+def parse_pass(text: str) -> GradientPass:
+    """Returns the pass that `adapter/loss/tokens` names.
+
+    Raises:
+      ValueError: it names none.
+    """
+    parts = text.strip().split("/")
+    known = (*probes.PROBES, FEATURES)
+    if (
+        len(parts) != 3
+        or parts[1] not in known
+        or parts[2] not in ("response", "all")
+        or not (parts[0] in ("finetuned", "initial") or parts[0].startswith("trajectory-"))
+    ):
+        raise ValueError(
+            f"a pass wanted as adapter/loss/tokens, adapter one of finetuned, initial, "
+            f"trajectory-0 ..., loss one of {', '.join(known)}, tokens response or all, came "
+            f"{text!r}"
+        )
+    return GradientPass(*parts)
+
+
+class Rows(NamedTuple):
+    """The rows of every pass of a run.
+
+    Attributes:
+      examples: training examples, then queries with own answers, then with labelled ones.
+      num_train: N.
+      num_queries: Q.
+    """
+
+    examples: tuple[Example, ...]
+    num_train: int
+    num_queries: int
+
+    def queries(self, output: str) -> np.ndarray:
+        """Returns the positions of the queries with `own` or `gold` output."""
+        start = self.num_train + (self.num_queries if output == "gold" else 0)
+        return np.arange(start, start + self.num_queries)
+
+
+def load_rows(workspace: Workspace, query_sets: Sequence[str]) -> Rows:
+    """Returns the training examples and the queries of these sets, twice.
+
+    Raises:
+      ValueError: a query of these sets has no answer of the fine-tuned model: only the retrieval
+        queries and those of the split that the run was measured on have.
+    """
+    answers = workspace.answers("references", "finetuned.jsonl")
+    queries = [row for name in query_sets for row in workspace.corpus.queries[name]]
+    missing = [row.example_id for row in queries if row.example_id not in answers]
+    if missing or not queries:
+        raise ValueError(
+            f"queries with answers of the fine-tuned model wanted from {list(query_sets)}, "
+            f"{len(missing)} of {len(queries)} have none: take retrieval, test_target"
+        )
+    own = [
+        row._replace(example_id=f"own {row.example_id}", output=answers[row.example_id])
+        for row in queries
+    ]
+    gold = [row._replace(example_id=f"gold {row.example_id}") for row in queries]
+    train = workspace.corpus.train
+    return Rows((*train, *own, *gold), len(train), len(queries))
+
+
+def pass_adapter(workspace: Workspace, adapter: str) -> Tree:
+    """Returns the adapter of a pass."""
+    return workspace.adapter("finetune", "adapter" if adapter == "finetuned" else adapter)
+
+
+def tensor_slices(what: GradientPass, lora: Tree, width: int) -> list[slice]:
+    """Returns the columns of each tensor of each layer, in the order of a flat gradient.
+
+    Leaves are stacked over layers along their first axis.
+    """
+    if what.loss == FEATURES:
+        return [slice(0, width)]
+    found = []
+    for segment in projections.gradient_manifest(lora):
+        size = (segment.end - segment.offset) // segment.shape[0]
+        found += [
+            slice(segment.offset + i * size, segment.offset + (i + 1) * size)
+            for i in range(segment.shape[0])
+        ]
+    return found
+
+
+def _plan(
+    encoded: batches.Encoded, *, batch_tokens: int, num_buckets: int
+) -> list[batches.BatchPlan]:
+    """Returns the batches of a pass, in few shapes that runs of other seeds have too.
+
+    Compiling costs more than padding here: lengths are multiples of 32, every batch of a length
+    has batch_tokens // L rows, dummies among them, and any token may count (the head runs at
+    those that do, so that costs nothing).
+    """
+    plans = batches.plan_batches(
+        encoded.lengths_N,
+        encoded.num_targets_N,
+        ids=encoded.ids,
+        num_buckets=num_buckets,
+        batch_tokens=batch_tokens,
+        multiple=32,
+    )
+    found = []
+    for length in dict.fromkeys(plan.length for plan in plans):
+        rows = batches.sketching_order([plan for plan in plans if plan.length == length])
+        size = batch_tokens // length
+        slots = np.full(-(-len(rows) // size) * size, batches.DUMMY_ROW, np.int64)
+        slots[: len(rows)] = rows
+        found += [batches.BatchPlan(part, length, length) for part in slots.reshape(-1, size)]
+    return found
+
+
+class GradientMaker:
+    """Makes passes of one run and keeps them in a folder.
+
+    Every pass has a folder of its own with `vectors.bin` (rows as they are made, batch by batch),
+    `done.json` (batches that are on disk; a killed job goes on behind them) and `grams.npz`.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        folder: pathlib.Path,
+        rows: Rows,
+        *,
+        dtype: str = "float32",
+        batch_tokens: int = 2048,
+        num_buckets: int = 2,
+    ):
+        """Plans; nothing is computed yet.
+
+        Args:
+          workspace: the run.
+          folder: where passes go.
+          rows: of `load_rows`.
+          dtype: of the rows on disk, `float32` or `bfloat16`.
+          batch_tokens: tokens of one batch, padding included.
+          num_buckets: padded lengths; each is compiled once for each loss.
+        """
+        if dtype not in _DTYPES:
+            raise ValueError(f"a dtype of {list(_DTYPES)} wanted, came {dtype!r}")
+        self.workspace, self.folder, self.rows = workspace, folder, rows
+        self.dtype = dtype
+        self._batching = {"batch_tokens": batch_tokens, "num_buckets": num_buckets}
+
+    def grams(self, what: GradientPass, *, keep: bool) -> Grams:
+        """Returns the Gram matrices of a pass, from disk where they are.
+
+        Args:
+          what: the pass.
+          keep: also leave its vectors on disk, for `vectors`.
+        """
+        folder = self.folder / what.folder
+        key = self._key(what)
+        path = folder / "grams.npz"
+        if path.is_file():
+            with np.load(path, allow_pickle=False) as stored:
+                if str(stored["key"]) == key:
+                    return Grams(*(stored[name] for name in Grams._fields))
+        vectors = self.vectors(what)
+        lora = pass_adapter(self.workspace, what.adapter)
+        found = gram_matrices(vectors, tensor_slices(what, lora, vectors.shape[1]))
+        partial = path.with_name("grams.partial.npz")
+        # float32 holds what float32 products say; the key guards against another pass's.
+        np.savez(
+            partial,
+            key=np.array(key),
+            **{name: array.astype(np.float32) for name, array in found._asdict().items()},
+        )
+        os.replace(partial, path)
+        del vectors
+        if not keep:
+            self.drop(what)
+        # As the next job will read them, to the bit.
+        return self.grams(what, keep=keep)
+
+    def vectors(self, what: GradientPass) -> np.memmap:
+        """Returns the rows of a pass, [M, P], read-only; makes those that are missing."""
+        folder = self.folder / what.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        lora = pass_adapter(self.workspace, what.adapter)
+        width = (
+            self.workspace.model.decoder.config.hidden_size
+            if what.loss == FEATURES
+            else projections.count_params(lora)
+        )
+        shape = len(self.rows.examples), width
+        path, record = folder / "vectors.bin", folder / "done.json"
+        encoded = self._encode(what.tokens)
+        plans = _plan(encoded, **self._batching)
+        key, done = self._key(what), 0
+        if record.is_file() and path.is_file():
+            state = read_json(record)
+            done = state["batches"] if state["key"] == key else 0
+        if done < len(plans):
+            mode: Any = "r+" if done else "w+"
+            made = np.memmap(path, self._dtype, mode, shape=shape)
+            for count in self._fill(made, plans, done, encoded, what, lora):
+                write_json(record, {"key": key, "batches": count})
+            del made
+        return np.memmap(path, self._dtype, "r", shape=shape)
+
+    def drop(self, what: GradientPass) -> None:
+        """Deletes the rows of a pass; its Gram matrices stay."""
+        for name in ("done.json", "vectors.bin"):
+            (self.folder / what.folder / name).unlink(missing_ok=True)
+
+    @property
+    def _dtype(self) -> np.dtype:
+        return _DTYPES[self.dtype]
+
+    @functools.cache  # noqa: B019  one maker lives as long as its run
+    def _encode(self, tokens: str) -> batches.Encoded:
+        return self.workspace.encode(self.rows.examples, targets=tokens)
+
+    def _key(self, what: GradientPass) -> str:
+        """Returns the hash of all that decides the rows."""
+        config = self.workspace.config
+        encoded = self._encode(what.tokens)
+        return content_hash(
+            {
+                "pass": what.name,
+                "dtype": self.dtype,
+                "base": self._base_hash,
+                "adapter": checkpoint.adapter_hash(pass_adapter(self.workspace, what.adapter)),
+                "tokenizer": tokenization.tokenizer_hash(self.workspace.tokenizer),
+                "template": prompts.template_hash(config.corpus.template),
+                "tokens": content_hash({"rows": [row.tolist() for row in encoded.tokens]}),
+                "ids": list(encoded.ids),
+                **self._batching,
+            }
+        )
+
+    @functools.cached_property
+    def _base_hash(self) -> str:
+        return checkpoint.base_hash(self.workspace.model.base)
+
+    def _fill(
+        self,
+        made: np.memmap,
+        plans: Sequence[batches.BatchPlan],
+        done: int,
+        encoded: batches.Encoded,
+        what: GradientPass,
+        lora: Tree,
+    ) -> Iterator[int]:
+        """Writes the batches that are missing; yields how many are on disk, now and then."""
+        model = self.workspace.model
+        make = _vector_function(model.decoder, what.loss)
+        fresh = 0
+        left = plans[done:]
+        for number, plan in enumerate(progress(left, what.name, unit="batch"), start=done + 1):
+            batch = batches.make_batch(encoded, plan)
+            vector_BP = make(
+                lora,
+                model.base,
+                jnp.asarray(batch.tokens_BL),
+                jnp.asarray(batch.target_mask_BL),
+                num_targets=plan.num_targets,
+            )
+            is_real_B = plan.rows != batches.DUMMY_ROW
+            made[plan.rows[is_real_B]] = np.asarray(vector_BP)[is_real_B].astype(self._dtype)
+            fresh += int(is_real_B.sum())
+            if fresh >= _COMMIT_ROWS or number == len(plans):
+                made.flush()
+                yield number
+                fresh = 0
+
+
+@functools.cache
+def _vector_function(decoder: Any, loss: str) -> Callable[..., jax.Array]:
+    """Returns the jitted function from a batch to its flat gradients or features."""
+
+    @functools.partial(jax.jit, static_argnames="num_targets")
+    def make(
+        lora: Tree, base: Tree, tokens_BL: jax.Array, mask_BL: jax.Array, *, num_targets: int
+    ) -> jax.Array:
+        if loss == FEATURES:
+            return jax.vmap(
+                functools.partial(probes.mean_hidden, decoder, lora, base, num_targets=num_targets)
+            )(tokens_BL, mask_BL)
+        example_loss = functools.partial(
+            probes.probe_loss, decoder, num_targets=num_targets, probe=loss
+        )
+
+        def gradient(tokens_L: jax.Array, mask_L: jax.Array) -> jax.Array:
+            return gradients.flat_gradient(
+                example_loss, (lora,), base, tokens_L, mask_L, normalise="vector"
+            )
+
+        return jax.vmap(gradient)(tokens_BL, mask_BL)
+
+    return make
+
+
+def project_rows(
+    vectors_MP: np.ndarray, projection: projections.Projection, *, chunk_rows: int = 64
+) -> np.ndarray:
+    """Returns the sketches of rows on disk, [M, K] float32, not normalised."""
+    num_rows = len(vectors_MP)
+    sketch_MK = np.zeros((num_rows, projection.spec.size), np.float32)
+    for start in range(0, num_rows, chunk_rows):
+        part = np.asarray(vectors_MP[start : start + chunk_rows], np.float32)
+        # The last few rows are filled up, so that one shape is compiled.
+        padded = np.pad(part, ((0, chunk_rows - len(part)), (0, 0)))
+        sketch_CK = _project(projection, padded)
+        sketch_MK[start : start + len(part)] = np.asarray(sketch_CK)[: len(part)]
+    return sketch_MK
+
+
+@jax.jit
+def _project(projection: projections.Projection, vectors_CP: jax.Array) -> jax.Array:
+    return jax.vmap(lambda vector_P: projections.project(projection, vector_P))(vectors_CP)

@@ -1,0 +1,82 @@
+"""Probe losses, beside plain sums over whole logits."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from support import tiny_model, token_rows
+
+from raslik_jax.influence import probes
+
+
+def _oracle(model, probe, lora, tokens_L, mask_L):
+    """Returns a probe's loss from the logits of all positions, by its definition."""
+    hidden_LE = model.decoder.hidden(lora, model.base, tokens_L)
+    nll_LV = -jax.nn.log_softmax(model.decoder.logits(lora, model.base, hidden_LE), axis=-1)
+    if probe != "unshifted":
+        nll_LV = jnp.roll(nll_LV, 1, axis=0)
+    vocab_size = nll_LV.shape[1]
+    label_L = (tokens_L + vocab_size // 2) % vocab_size if probe == "rolled_target" else tokens_L
+    nll_L = jnp.take_along_axis(nll_LV, label_L[:, None], axis=1)[:, 0]
+    chance_L = jnp.exp(-nll_L)
+    weight_L = mask_L.astype(jnp.float32)
+    value_L = nll_L
+    if probe == "margin":
+        value_L = -jnp.log(chance_L / (1 - chance_L))
+    elif probe == "low_confidence":
+        weight_L = weight_L * (chance_L < 0.5)
+    elif probe == "uniform":
+        value_L = nll_LV.mean(axis=1)
+    return jnp.sum(value_L * weight_L) / jnp.maximum(jnp.sum(weight_L), 1.0)
+
+
+class ProbesTest(parameterized.TestCase):
+    @parameterized.parameters(*probes.PROBES)
+    def test_gradient_is_that_of_the_definition(self, probe):
+        model = tiny_model()
+        rows = token_rows(0, [(4, 9)])
+        tokens_L, mask_L = jnp.asarray(rows.tokens_BL[0]), jnp.asarray(rows.target_mask_BL[0])
+        loss = functools.partial(probes.probe_loss, model.decoder, num_targets=12, probe=probe)
+        found, wanted = jax.jit(
+            lambda lora: (
+                jax.grad(loss)(lora, model.base, tokens_L, mask_L),
+                jax.grad(functools.partial(_oracle, model, probe))(lora, tokens_L, mask_L),
+            )
+        )(model.lora)
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            self.assertGreater(float(jnp.linalg.norm(other)), 1e-4)
+            np.testing.assert_allclose(one, other, atol=2e-5 * float(jnp.abs(other).max()))
+
+    def test_an_unknown_probe_is_refused(self):
+        model = tiny_model()
+        rows = token_rows(0, [(2, 3)])
+        with self.assertRaisesRegex(ValueError, "a probe of"):
+            probes.probe_loss(
+                model.decoder,
+                model.lora,
+                model.base,
+                jnp.asarray(rows.tokens_BL[0]),
+                jnp.asarray(rows.target_mask_BL[0]),
+                num_targets=3,
+                probe="none",
+            )
+
+    def test_mean_hidden_is_over_the_positions_that_predict(self):
+        model = tiny_model()
+        rows = token_rows(1, [(3, 4)], length=9)
+        tokens_L, mask_L = jnp.asarray(rows.tokens_BL[0]), jnp.asarray(rows.target_mask_BL[0])
+        found_E, hidden_LE = jax.jit(
+            lambda lora: (
+                probes.mean_hidden(
+                    model.decoder, lora, model.base, tokens_L, mask_L, num_targets=8
+                ),
+                model.decoder.hidden(lora, model.base, tokens_L),
+            )
+        )(model.lora)
+        np.testing.assert_allclose(found_E, hidden_LE[2:6].mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
+if __name__ == "__main__":
+    absltest.main()
