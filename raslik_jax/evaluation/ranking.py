@@ -67,13 +67,13 @@ def measure_ranking(
     return quality, chosen
 
 
-def jaccard(first: Collection[int], second: Collection[int]) -> float:
+def jaccard(first: Collection[Any], second: Collection[Any]) -> float:
     """Returns the size of the intersection over that of the union; 1 for two empty sets."""
     one, other = set(map(int, first)), set(map(int, second))
     return len(one & other) / len(one | other) if one | other else 1.0
 
 
-def mean_jaccard(sets: Sequence[Collection[int]]) -> float:
+def mean_jaccard(sets: Sequence[Collection[Any]]) -> float:
     """Returns the mean Jaccard index over all pairs of sets, 1 for identical ones.
 
     Raises:

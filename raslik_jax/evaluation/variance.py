@@ -43,14 +43,43 @@ def selection_weights(
     return weight_N
 
 
+def weights_of_sets(
+    is_forget_DN: Bool[np.ndarray, "D N"], is_retain_DN: Bool[np.ndarray, "D N"]
+) -> Float[np.ndarray, "D N"]:
+    """Returns the weights of many draws' sets, as `selection_weights` gives them for one."""
+    num_forget_D1 = np.maximum(is_forget_DN.sum(axis=1, keepdims=True), 1)
+    num_retain_D1 = np.maximum(is_retain_DN.sum(axis=1, keepdims=True), 1)
+    return is_retain_DN / num_retain_D1 - is_forget_DN / num_forget_D1
+
+
+def sets_by_count(
+    score_DN: Float[np.ndarray, "D N"], num_forget: int, num_retain: int
+) -> tuple[Bool[np.ndarray, "D N"], Bool[np.ndarray, "D N"]]:
+    """Returns who is among the highest and who among the lowest scores of each draw."""
+    order_DN = np.argsort(score_DN, axis=1, kind="stable")
+    is_forget_DN = np.zeros(score_DN.shape, bool)
+    is_retain_DN = np.zeros(score_DN.shape, bool)
+    np.put_along_axis(is_forget_DN, order_DN[:, score_DN.shape[1] - num_forget :], True, axis=1)
+    np.put_along_axis(is_retain_DN, order_DN[:, :num_retain], True, axis=1)
+    return is_forget_DN, is_retain_DN
+
+
+def random_sets(
+    generator: np.random.Generator, is_open_DN: Bool[np.ndarray, "D N"], count: int
+) -> Bool[np.ndarray, "D N"]:
+    """Returns a fresh draw of `count` of the open items for each draw."""
+    key_DN = np.where(is_open_DN, generator.random(is_open_DN.shape), -1.0)
+    return sets_by_count(key_DN, count, 0)[0]
+
+
 class Spread(NamedTuple):
     """Variances of Delta and its mean squared error to a target.
 
     All in the same unit; None where one draw of an index is all there is.
 
     Attributes:
-      over_fluctuations: mean over sketches of the variance over fluctuations, the sketch fixed: what
-        a user sees whose index is there.
+      over_fluctuations: mean over sketches of the variance over fluctuations, the sketch fixed:
+        what a user sees whose index is there.
       over_sketches: mean over fluctuations of the variance over sketches, the query fixed.
       total: variance when both are drawn; what the theorem speaks of.
       error: mean of |Delta - target|^2.

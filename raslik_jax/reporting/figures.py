@@ -307,6 +307,49 @@ def draw_scores(
     return figure
 
 
+def draw_boundary(
+    scores_N: Float[np.ndarray, " N"],
+    *,
+    forget_threshold: float,
+    retain_threshold: float,
+    gamma: float,
+    xlabel: str,
+) -> Any:
+    """Returns the paper's three histograms: all scores, and around each of the thresholds.
+
+    Args:
+      scores_N: the scores, finite.
+      forget_threshold: tau_F.
+      retain_threshold: -tau_R.
+      gamma: half the width of the neighbourhoods, shaded; the zooms show five of it to each side.
+      xlabel: what the scores are.
+
+    Returns:
+      A Matplotlib figure; the panels' titles name how many scores are in the neighbourhood.
+    """
+    import matplotlib.figure
+    import matplotlib.style
+
+    with matplotlib.style.context(["default", _STYLE], after_reset=True):
+        figure = matplotlib.figure.Figure(figsize=(11.4, 3.6))
+        whole, *zooms = figure.subplots(1, 3)
+        whole.set_title("all scores")
+        whole.hist(scores_N, bins=60, color=_OTHER_COLOUR, alpha=0.45)
+        ends = (forget_threshold, "forget", _TARGET_COLOUR), (retain_threshold, "retain", "#009E73")
+        for axes, (threshold, name, colour) in zip(zooms, ends, strict=True):
+            whole.axvline(threshold, color=colour, lw=1.3, ls="--")
+            near = int((np.abs(scores_N - threshold) <= gamma).sum())
+            axes.set_title(f"{near:,} near the {name} threshold")
+            edges = np.linspace(threshold - 5 * gamma, threshold + 5 * gamma, 41)
+            axes.hist(scores_N, bins=edges, color=_OTHER_COLOUR, alpha=0.45)
+            axes.axvspan(threshold - gamma, threshold + gamma, color=colour, alpha=0.12, lw=0)
+            axes.axvline(threshold, color=colour, lw=1.3, ls="--")
+        for axes in (whole, *zooms):
+            axes.set_xlabel(xlabel)
+        whole.set_ylabel("examples")
+    return figure
+
+
 def draw_losses(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Any:
     """Returns the figure of loss curves, one panel each.
 

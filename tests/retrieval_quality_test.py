@@ -1,0 +1,92 @@
+"""The experiments about retrieval, from end to end on a run in miniature."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+_TINY = (
+    "--name=tiny --dataset=toy --template=brief --num_train=120 --num_targets=12 "
+    "--num_backbone=120 --num_retrieval=3 --num_validation=2 --num_test=4 --max_len=96 "
+    "--vocab_size=400 --hidden_size=16 --num_hidden_layers=2 --num_attention_heads=2 "
+    "--pretrain_steps=6 --finetune_epochs=1 --lora_rank=2 --max_new_tokens=8 --num_buckets=1 "
+    "--batch_tokens=1024 --sketch_size=256 --strategies=raslik,exact"
+)
+
+
+def _run(script, *arguments):
+    command = [sys.executable, str(_REPOSITORY / "experiments" / script), *arguments]
+    environment = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.heavy
+def test_both_experiments_on_a_finished_run(tmp_path):
+    stages = "--stages=corpus,backbone,finetune,references,sketch,retrieve"
+    _run("run.py", *_TINY.split(), f"--workdir={tmp_path / 'tiny'}", stages)
+    default = "finetuned/unshifted/response"
+    options = (
+        f"--runs={tmp_path / 'tiny'}",
+        f"--out={tmp_path / 'out'}",
+        f"--keep={default}",
+        f"--passes=initial/next_token/response,finetuned/features/response,{default}",
+        "--sketch_sizes=64,256",
+        "--projection_seeds=2",
+        "--dense_max_size=64",
+        "--num_queries=1",
+    )
+    _run("retrieval_quality.py", *options)
+    out = tmp_path / "out"
+    folder = out / "tiny" / "passes"
+    assert not (folder / "initial-next_token-response" / "vectors.bin").exists()
+    assert (folder / "finetuned-unshifted-response" / "vectors.bin").exists()
+    records = json.loads((out / "tiny" / "records.json").read_text())
+
+    # The strategy `exact` of the run is another road to the same scores.
+    (exact,) = [
+        record
+        for record in records
+        if record["table"] == "kernel"
+        and record["kernel"] == default
+        and (record["centring"], record["normalise"]) == ("centred", "vector")
+        and (record["query"], record["is_all"]) == ("own", True)
+    ]
+    made = json.loads((tmp_path / "tiny" / "retrieve" / "exact" / "summary.json").read_text())
+    for name in ("precision", "auroc", "auprc"):
+        assert abs(exact[name] - made[name]) < 1e-9, name
+    assert abs(exact["targets_in_retain"] - made["targets_in_retain"] / 12) < 1e-9
+    sketches = [record for record in records if record["table"] == "sketch"]
+    assert {(r["family"], r["size"], r["dtype"]) for r in sketches} == {
+        *(("binned", k, d) for k in (64, 256) for d in ("float32", "bfloat16", "int8", "sign")),
+        *(("binned_hashed", k, "float32") for k in (64, 256)),
+        ("dense_rademacher", 64, "float32"),
+    }
+
+    # Killed half-way through a pass, it goes on behind what is on disk, to the same rows.
+    vectors = folder / "finetuned-unshifted-response" / "vectors.bin"
+    whole, record = vectors.read_bytes(), vectors.with_name("done.json")
+    state = json.loads(record.read_text())
+    assert state["batches"] > 1
+    rows = np.memmap(vectors, np.float32, "r+").reshape(126, -1)
+    assert np.all(np.linalg.norm(rows, axis=1) > 0)
+    record.write_text(json.dumps(state | {"batches": 1}))
+    vectors.with_name("grams.npz").unlink()
+    _run("retrieval_quality.py", *options)
+    assert vectors.read_bytes() == whole
+    assert json.loads((out / "tiny" / "records.json").read_text()) == records
+
+    small = ("--sketch_sizes=64,256", "--projection_seeds=2", "--fluctuations=3")
+    text = _run("variance.py", *options[:2], *small)
+    assert "Sets by threshold, retain set: antipodal" in text
+    found = json.loads((out / "variance.json").read_text())
+    exact = [r for r in found["spreads"] if r["kernel"] == "exact"]
+    assert exact and all(r["total_ratio"]["mean"] == 1 for r in exact)
+    for name in ("kernels", "queries", "sketches", "variance", "slope", "boundary"):
+        assert (out / f"{name}.png").stat().st_size > 1000, name
