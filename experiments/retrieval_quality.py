@@ -16,7 +16,7 @@ import pathlib
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import app, flags, logging
@@ -86,6 +86,12 @@ _STORE_DTYPE = flags.DEFINE_enum(
 _KEEP = flags.DEFINE_list("keep", [], "Passes whose gradients stay on disk (4 P bytes a row).")
 _BATCH_TOKENS = flags.DEFINE_integer("batch_tokens", 2048, "Tokens of a batch of gradients.", 1)
 _NUM_BUCKETS = flags.DEFINE_integer("num_buckets", 2, "Padded lengths, each compiled.", 1)
+_LARGE = flags.DEFINE_boolean(
+    "large",
+    False,
+    "Keep no gradient: two rounds over the corpus give the exact scores of every pass and nothing "
+    "else (no sketches, no per-tensor normalisation).",
+)
 _REPORT_ONLY = flags.DEFINE_boolean("report_only", False, "Only join the records that are there.")
 
 QUALITY = tuple(Quality.__annotations__)
@@ -134,6 +140,10 @@ class Trial:
 
     def measure(self) -> list[dict[str, Any]]:
         """Makes what is missing and returns the records of this run."""
+        from raslik_jax.retrieval import exact
+
+        if _LARGE.value:
+            return self.with_header(self.large_records())
         records, grams = [], {}
         for number, (name, what) in enumerate(self.passes.items(), start=1):
             start = time.monotonic()
@@ -149,10 +159,38 @@ class Trial:
                 flush=True,
             )
         records += self.kernel_records(grams)
-        records += self.strategy_records(grams)
+        gram_MM = grams[self.default].vector_MM.astype(np.float64)
+        if self.workspace.config.retrieve.center:
+            gram_MM = exact.centre(gram_MM, self.rows.num_train)
+        own = self.rows.queries(self.workspace.config.sketch.query_output)
+        exact_N = exact.cosines(gram_MM, self.rows.num_train, own).mean(axis=0)
+        records += self.strategy_records(exact_N)
+        return self.with_header(records)
+
+    def with_header(self, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the records with the run that they are of."""
         config = self.workspace.config
         header = {"run": self.out.name, "name": config.name, "seed": config.seed}
-        return [header | record for record in records]
+        return [header | dict(record) for record in records]
+
+    def large_records(self) -> Iterator[dict[str, Any]]:
+        """Yields what the exact kernel gives without keeping gradients."""
+        from raslik_jax.retrieval import exact
+
+        config, num_queries = self.workspace.config, self.rows.num_queries
+        for name, what in self.passes.items():
+            products = self.maker.products(what)
+            for centring in ("plain", "centred"):
+                both_RN = exact.cosines_of_products(products, center=centring == "centred")
+                for query, score_QN in (
+                    ("own", both_RN[:num_queries]),
+                    ("gold", both_RN[num_queries:]),
+                ):
+                    yield from self.count_records((name, centring, query), "vector", [score_QN])
+                    is_run = name == self.default and query == config.sketch.query_output
+                    if is_run and (centring == "centred") == config.retrieve.center:
+                        exact_N = score_QN.mean(axis=0)
+        yield from self.strategy_records(exact_N)
 
     # the exact kernel -------------------------------------------------------------------------
 
@@ -252,21 +290,16 @@ class Trial:
 
     # strategies -------------------------------------------------------------------------------
 
-    def strategy_records(self, grams: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def strategy_records(self, exact_N: np.ndarray) -> Iterator[dict[str, Any]]:
         """Yields every strategy at the run's own settings, and rankings without a model."""
-        from raslik_jax.retrieval import exact
         from raslik_jax.retrieval.selection import select_by_count
         from raslik_jax.retrieval.strategies import RANKING_STRATEGIES, STRATEGIES, Request, Vectors
         from raslik_jax.stages.retrieving import make_embeddings
 
         workspace, num_train = self.workspace, self.rows.num_train
         config = workspace.config
-        gram_MM = grams[self.default].vector_MM.astype(np.float64)
-        if config.retrieve.center:
-            gram_MM = exact.centre(gram_MM, num_train)
         own = self.rows.queries(config.sketch.query_output)
-        exact_N = exact.cosines(gram_MM, num_train, own).mean(axis=0)
-        sketched = self.largest_sketch_scores()
+        sketched = None if _LARGE.value else self.largest_sketch_scores()
         train = self.workspace.corpus.train
         queries = tuple(self.rows.examples[position] for position in own)
         count = int(self.is_target_N.sum())

@@ -50,6 +50,7 @@ class ExactTest(parameterized.TestCase):
         if kind != "plain":
             gram_MM = exact.centre(gram_MM, 12)
             moved_MP = unit_MP - unit_MP[:12].mean(axis=0)
+            moved_MP[4] = 0  # the row without a gradient
         if kind == "deflated":
             gram_MM = exact.deflate(gram_MM, 12, (1, 3))[3]
             _, _, direction_PP = np.linalg.svd(moved_MP[:12])
@@ -58,10 +59,29 @@ class ExactTest(parameterized.TestCase):
         found_QN = exact.cosines(gram_MM, 12, np.arange(12, 15))
         np.testing.assert_allclose(found_QN, wanted_QN, atol=1e-9)
 
+    def test_products_give_the_same_scores_as_the_gram_matrix(self):
+        unit_MP = _unit(_vectors().astype(np.float64))
+        mean_P = unit_MP[:12].mean(axis=0)
+        products = exact.Products(
+            norm_N=np.linalg.norm(_vectors()[:12], axis=1),
+            query_RN=unit_MP[12:] @ unit_MP[:12].T,
+            query_mean_R=unit_MP[12:] @ mean_P,
+            row_mean_N=unit_MP[:12] @ mean_P,
+            mean_square=np.asarray(mean_P @ mean_P),
+        )
+        for center in (False, True):
+            moved_MP = unit_MP - mean_P if center else unit_MP
+            wanted_QN = _unit(moved_MP)[12:] @ _unit(moved_MP)[:12].T
+            wanted_QN[:, 4] = 0  # the row without a gradient
+            found_QN = exact.cosines_of_products(products, center=center)
+            np.testing.assert_allclose(found_QN, wanted_QN, atol=1e-9)
+
     def test_a_row_without_length_scores_zero(self):
         unit_MP = _unit(_vectors().astype(np.float64))
-        score_QN = exact.cosines(unit_MP @ unit_MP.T, 12, np.arange(12, 15))
-        np.testing.assert_array_equal(score_QN[:, 4], 0)
+        gram_MM = unit_MP @ unit_MP.T
+        for matrix_MM in (gram_MM, exact.centre(gram_MM, 12)):
+            score_QN = exact.cosines(matrix_MM, 12, np.arange(12, 15))
+            np.testing.assert_array_equal(score_QN[:, 4], 0)
 
     def test_z_sum_gives_each_score_the_same_weight(self):
         first_N, second_N = np.array([0.0, 1, 2]), np.array([100.0, 0, 50])

@@ -55,40 +55,30 @@ class ProbesTest(parameterized.TestCase):
         self.assertBetween(int((chance_T < 0.5).sum()), 1, 8)
         self.assertLess(chance_T.max(), 0.999)
 
-        def both(lora):
+        def oracles(lora):
+            row = jnp.asarray(tokens_L), mask_L
+            return jnp.stack([_oracle(model, probe, lora, *row) for probe in probes.PROBES])
+
+        def gradients(lora):
+            row = model.base, jnp.asarray(tokens_L), mask_L
+            loss = functools.partial(probes.probe_loss, model.decoder, num_targets=12)
             return {
-                probe: (
-                    jax.grad(
-                        functools.partial(
-                            probes.probe_loss, model.decoder, num_targets=12, probe=probe
-                        )
-                    )(lora, model.base, jnp.asarray(tokens_L), mask_L),
-                    jax.grad(functools.partial(_oracle, model, probe))(
-                        lora, jnp.asarray(tokens_L), mask_L
-                    ),
-                )
+                probe: jax.grad(functools.partial(loss, probe=probe))(lora, *row)
                 for probe in probes.PROBES
             }
 
-        for probe, (found, wanted) in jax.jit(both)(model.lora).items():
-            for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        wanted = jax.tree.leaves(jax.jit(jax.jacrev(oracles))(model.lora))
+        for number, (probe, found) in enumerate(jax.jit(gradients)(model.lora).items()):
+            for one, several in zip(jax.tree.leaves(found), wanted, strict=True):
+                other = several[number]
                 self.assertGreater(float(jnp.linalg.norm(other)), 1e-4)
                 atol = 5e-5 * float(jnp.abs(other).max())
                 np.testing.assert_allclose(one, other, atol=atol, err_msg=probe)
 
     def test_an_unknown_probe_is_refused(self):
-        model = tiny_model()
-        rows = token_rows(0, [(2, 3)])
+        row = jnp.zeros(3, jnp.int32), jnp.ones(3, bool)
         with self.assertRaisesRegex(ValueError, "a probe of"):
-            probes.probe_loss(
-                model.decoder,
-                model.lora,
-                model.base,
-                jnp.asarray(rows.tokens_BL[0]),
-                jnp.asarray(rows.target_mask_BL[0]),
-                num_targets=3,
-                probe="none",
-            )
+            probes.probe_loss(tiny_model().decoder, {}, {}, *row, num_targets=3, probe="none")
 
     def test_mean_hidden_is_over_the_positions_that_predict(self):
         model = tiny_model()

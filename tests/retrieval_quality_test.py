@@ -18,6 +18,8 @@ _TINY = (
     "--batch_tokens=1024 --sketch_size=256 --strategies=raslik,exact"
 )
 
+_SETTING = ("table", "kernel", "centring", "normalise", "query", "num_queries")
+
 
 def _run(script, *arguments):
     command = [sys.executable, str(_REPOSITORY / "experiments" / script), *arguments]
@@ -81,6 +83,14 @@ def test_both_experiments_on_a_finished_run(tmp_path):
     _run("retrieval_quality.py", *options)
     assert vectors.read_bytes() == whole
     assert json.loads((out / "tiny" / "records.json").read_text()) == records
+
+    # Without gradients on disk the exact scores are the same.
+    large = (f"--out={tmp_path / 'large'}", f"--passes={default}", "--num_queries=1", "--large")
+    _run("retrieval_quality.py", options[0], *large)
+    for record in json.loads((tmp_path / "large" / "tiny" / "records.json").read_text()):
+        if record["table"] == "kernel":
+            (other,) = [r for r in records if all(r.get(k) == record[k] for k in _SETTING)]
+            assert abs(other["auprc"] - record["auprc"]) < 1e-6
 
     small = ("--sketch_sizes=64,256", "--projection_seeds=2", "--fluctuations=3")
     text = _run("variance.py", *options[:2], *small)

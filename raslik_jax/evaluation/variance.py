@@ -212,7 +212,8 @@ class Boundary(NamedTuple):
       near_retain: items within gamma of -tau_R.
       forget_density: items per unit of score at tau_F, as a share of all.
       retain_density: the same at -tau_R.
-      margin: least distance to a threshold of an item outside both neighbourhoods.
+      margin: least distance to a threshold of an item outside both neighbourhoods; 0 where there
+        is none.
     """
 
     near_forget: int
@@ -236,9 +237,18 @@ def measure_boundary(
     from_retain_N = np.abs(score_N - thresholds.retain)
     outside_N = np.minimum(from_forget_N, from_retain_N)
     outside_N = outside_N[outside_N > gamma]
-    counts = [int((distance_N <= gamma).sum()) for distance_N in (from_forget_N, from_retain_N)]
-    densities = [count / (2 * gamma * len(score_N)) for count in counts]
-    return Boundary(*counts, *densities, float(outside_N.min()) if len(outside_N) else np.inf)
+    near_forget, near_retain = (
+        int((from_forget_N <= gamma).sum()),
+        int((from_retain_N <= gamma).sum()),
+    )
+    whole = 2 * gamma * len(score_N)
+    return Boundary(
+        near_forget=near_forget,
+        near_retain=near_retain,
+        forget_density=near_forget / whole,
+        retain_density=near_retain / whole,
+        margin=float(outside_N.min()) if len(outside_N) else 0.0,
+    )
 
 
 def scale_scores(score_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:

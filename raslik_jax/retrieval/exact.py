@@ -29,6 +29,41 @@ class Grams(NamedTuple):
     per_tensor_MM: Float[np.ndarray, "M M"]
 
 
+class Products(NamedTuple):
+    """What scores need of M unit vectors where their Gram matrix would be too large.
+
+    Attributes:
+      norm_N: lengths of the training rows before they were made unit vectors.
+      query_RN: cosines of R queries with the training rows.
+      query_mean_R: products of the queries with the mean training row.
+      row_mean_N: products of the training rows with it.
+      mean_square: its product with itself.
+    """
+
+    norm_N: Float[np.ndarray, " N"]
+    query_RN: Float[np.ndarray, "R N"]
+    query_mean_R: Float[np.ndarray, " R"]
+    row_mean_N: Float[np.ndarray, " N"]
+    mean_square: Float[np.ndarray, ""]
+
+
+def cosines_of_products(products: Products, *, center: bool) -> Float[np.ndarray, "R N"]:
+    """Returns the cosine of each query with each training row, centred or not."""
+    if not center:
+        return products.query_RN.astype(np.float64)
+    shifted_RN = (
+        products.query_RN
+        - products.query_mean_R[:, None]
+        - products.row_mean_N[None]
+        + products.mean_square
+    )
+    is_some_N = products.norm_N > 0
+    row_N = is_some_N - 2 * products.row_mean_N + products.mean_square
+    query_R = 1 - 2 * products.query_mean_R + products.mean_square
+    scale_RN = np.sqrt(np.maximum(query_R[:, None] * row_N[None], _RELATIVE_ZERO**2))
+    return np.where(is_some_N[None], shifted_RN / scale_RN, 0.0)
+
+
 def gram_matrices(vectors_MP: Float[np.ndarray, "M P"], tensors: Sequence[slice]) -> Grams:
     """Returns the Gram matrices of flat gradients, read one tensor at a time.
 
@@ -68,7 +103,7 @@ def _unit_gram(product_MM: np.ndarray) -> np.ndarray:
 def centre(gram_MM: Float[np.ndarray, "M M"], num_train: int) -> Float[np.ndarray, "M M"]:
     """Returns the products of the unit vectors less their mean over the training rows.
 
-    <u - mu, v - mu> = <u, v> - <u, mu> - <mu, v> + <mu, mu>.
+    <u - mu, v - mu> = <u, v> - <u, mu> - <mu, v> + <mu, mu>. Zero vectors stay zero.
 
     Args:
       gram_MM: of unit vectors, training rows first.
@@ -76,7 +111,9 @@ def centre(gram_MM: Float[np.ndarray, "M M"], num_train: int) -> Float[np.ndarra
     """
     mean_M = gram_MM[:, :num_train].mean(axis=1)
     square = mean_M[:num_train].mean()
-    return gram_MM - mean_M[:, None] - mean_M[None, :] + square
+    is_some_M = np.diag(gram_MM) > 0
+    moved_MM = gram_MM - mean_M[:, None] - mean_M[None, :] + square
+    return np.where(is_some_M[:, None] & is_some_M[None, :], moved_MM, 0.0)
 
 
 def deflate(

@@ -8,7 +8,7 @@ else that experiments vary (centring, normalisation, queries, sketches) follows 
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ from raslik_jax.influence import gradients, probes, projections
 from raslik_jax.models import checkpoint
 from raslik_jax.pipeline import read_json, write_json
 from raslik_jax.progress import progress
-from raslik_jax.retrieval.exact import Grams, gram_matrices
+from raslik_jax.retrieval.exact import Grams, Products, gram_matrices
 from raslik_jax.stages.workspace import Workspace
 
 FEATURES = "features"
@@ -171,6 +171,11 @@ def _plan(
     return found
 
 
+def _plan_some(plans: Sequence[batches.BatchPlan], *, first: int) -> list[batches.BatchPlan]:
+    """Returns the batches that hold rows from `first` on."""
+    return [plan for plan in plans if (plan.rows >= first).any()]
+
+
 class GradientMaker:
     """Makes passes of one run and keeps them in a folder.
 
@@ -260,6 +265,107 @@ class GradientMaker:
                 write_json(record, {"key": key, "batches": count})
             del made
         return np.memmap(path, self._dtype, "r", shape=shape)
+
+    def products(self, what: GradientPass) -> Products:
+        """Returns what scores need of a pass, with no gradient of a training row kept.
+
+        For corpora whose rows fit on no disk: gradients are made twice, once for their mean and
+        once for the products with it and with the queries, whose own are held in memory. A killed
+        job goes on behind the batches that are in `products.npz`.
+        """
+        folder = self.folder / what.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        path, key, num_train = folder / "products.npz", self._key(what), self.rows.num_train
+        encoded = self._encode(what.tokens)
+        lora = pass_adapter(self.workspace, what.adapter)
+        plans = _plan(encoded, **self._batching)
+        state: dict[str, np.ndarray] = {}
+        if path.is_file():
+            with np.load(path, allow_pickle=False) as stored:
+                if str(stored["key"]) == key:
+                    state = {name: stored[name] for name in stored.files if name != "key"}
+        if "mean_square" in state:
+            return Products(*(state[name] for name in Products._fields))
+        query_RP = np.concatenate(
+            [
+                unit_BP[slots]
+                for slots, _, unit_BP, _ in self._unit_batches(
+                    _plan_some(plans, first=num_train), encoded, what, lora, num_train
+                )
+            ]
+        )
+        place_R = np.concatenate(
+            [plan.rows[plan.rows >= num_train] for plan in _plan_some(plans, first=num_train)]
+        )
+        query_RP = query_RP[np.argsort(place_R)]
+        width = query_RP.shape[1]
+        if not state:
+            state = {
+                "batches": np.array(0),
+                "sum_P": np.zeros(width),
+                "norm_N": np.zeros(num_train, np.float32),
+                "query_RN": np.zeros((len(query_RP), num_train), np.float32),
+                "row_mean_N": np.zeros(num_train, np.float32),
+            }
+
+        def save() -> None:
+            partial = path.with_name("products.partial.npz")
+            arrays: dict[str, Any] = {"key": np.array(key), **state}
+            np.savez(partial, **arrays)
+            os.replace(partial, path)
+
+        # Counted through both rounds: the first ends at len(plans), the second at twice that.
+        for turn in (0, 1):
+            start = int(state["batches"]) - turn * len(plans)
+            if start >= len(plans):
+                continue
+            mean_P = state["sum_P"] / num_train
+            left = progress(plans[start:], f"{what.name}, {turn + 1} of 2", unit="batch")
+            made = self._unit_batches(left, encoded, what, lora, 0)
+            for number, (slots, rows, unit_BP, norm_B) in enumerate(made, start=start + 1):
+                is_train = rows < num_train
+                unit_CP, train = unit_BP[slots][is_train], rows[is_train]
+                if turn == 0:
+                    state["sum_P"] += unit_CP.sum(axis=0, dtype=np.float64)
+                    state["norm_N"][train] = norm_B[slots][is_train]
+                    state["query_RN"][:, train] = query_RP @ unit_CP.T
+                else:
+                    state["row_mean_N"][train] = unit_CP @ mean_P.astype(np.float32)
+                state["batches"] = np.array(number + turn * len(plans))
+                if number % 16 == 0 or number == len(plans):
+                    save()
+        mean_P = state.pop("sum_P") / num_train
+        state |= {"query_mean_R": query_RP @ mean_P, "mean_square": np.asarray(mean_P @ mean_P)}
+        save()
+        return Products(*(state[name] for name in Products._fields))
+
+    def _unit_batches(
+        self,
+        plans: Iterable[batches.BatchPlan],
+        encoded: batches.Encoded,
+        what: GradientPass,
+        lora: Tree,
+        first: int,
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        """Yields of each batch the slots of rows from `first` on, these rows, and all unit rows
+        with their lengths."""
+        model = self.workspace.model
+        make = _vector_function(model.decoder, what.loss)
+        for plan in plans:
+            batch = batches.make_batch(encoded, plan)
+            vector_BP = np.asarray(
+                make(
+                    lora,
+                    model.base,
+                    jnp.asarray(batch.tokens_BL),
+                    jnp.asarray(batch.target_mask_BL),
+                    num_targets=plan.num_targets,
+                )
+            )
+            norm_B = np.linalg.norm(vector_BP, axis=1)
+            slots = np.flatnonzero(plan.rows >= first)
+            unit_BP = vector_BP / np.where(norm_B > 0, norm_B, 1)[:, None]
+            yield slots, plan.rows[slots], unit_BP, norm_B
 
     def drop(self, what: GradientPass) -> None:
         """Deletes the rows of a pass; its Gram matrices stay."""
