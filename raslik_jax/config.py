@@ -69,6 +69,18 @@ class _Checked:
             if getattr(self, name) < bound
         ]
 
+    def _length(self, name: str) -> list[str]:
+        """Returns a sentence where a length that 0 leaves open is too short for an example."""
+        value = getattr(self, name)
+        return [] if value == 0 or value >= 8 else [f"{name}={value} is below 8 and not 0"]
+
+    def _micro_batches(self, micro: str, whole: str) -> list[str]:
+        """Returns a sentence where micro-batches do not make up the batch."""
+        part, batch = getattr(self, micro), getattr(self, whole)
+        if part < 0 or (part and batch % part):
+            return [f"{micro}={part} does not divide {whole}={batch}"]
+        return []
+
 
 Template = Literal["alpaca", "brief"]
 Strategy = Literal[
@@ -90,7 +102,7 @@ Strategy = Literal[
     "oracle_anywhere",
     "raslik_f_anywhere",
 ]
-Algorithm = Literal["ga_gdr", "ga_klr"]
+Algorithm = Literal["ga", "ga_gdr", "ga_klr", "npo", "npo_gdr", "npo_klr", "simnpo"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,11 +185,19 @@ class BackboneConfig(_Checked):
     pretrain_batch_size: int = setting(32, "From scratch: examples a step.")
     pretrain_learning_rate: float = setting(2e-3, "From scratch: peak learning rate of AdamW.")
     base_dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the frozen base.")
+    base_format: Literal["plain", "int8", "nf4"] = setting(
+        "plain",
+        "Linear layers of the frozen base: as they are, in 8 bits per output channel, or in 4-bit "
+        "NormalFloat; all that follows runs on it, in products of --base_dtype.",
+    )
+    double_quant: bool = setting(False, "nf4: its scales in eight bits as well.")
 
     def problems(self) -> list[str]:
         found = self._below(
             1, "hidden_size", "num_hidden_layers", "num_attention_heads", "pretrain_batch_size"
         )
+        if self.double_quant and self.base_format != "nf4":
+            found.append(f"double_quant needs base_format=nf4, it is {self.base_format}")
         found += self._below(0, "pretrain_steps", "pretrain_learning_rate")
         if not found and self.hidden_size % self.num_attention_heads:
             found.append(
@@ -200,6 +220,19 @@ class FinetuneConfig(_Checked):
     )
     finetune_epochs: int = setting(3, "Passes over the training examples.")
     finetune_batch_size: int = setting(16, "Examples a step.")
+    finetune_micro_batch_size: int = setting(
+        0, "Examples held at a time; a step adds up the gradients of as many as it takes. 0: all."
+    )
+    finetune_max_len: int = setting(0, "Tokens a training example may have; 0: --max_len.")
+    finetune_fixed_padding: bool = setting(
+        False, "Pad every batch to the longest example there may be: one shape to compile."
+    )
+    finetune_mean: Literal["examples", "tokens"] = setting(
+        "examples", "Mean over examples of each one's token mean, or over all tokens of a step."
+    )
+    finetune_remat: bool = setting(
+        False, "Gradient checkpointing: layers are computed again on the way back, not kept."
+    )
     finetune_learning_rate: float = setting(1e-3, "Peak learning rate of AdamW.")
     finetune_schedule: Literal["linear", "cosine", "constant"] = setting(
         "linear", "Decay of the learning rate after the warm-up."
@@ -207,6 +240,10 @@ class FinetuneConfig(_Checked):
     finetune_warmup: float = setting(0.03, "Share of the steps spent warming up.")
     finetune_weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.")
     finetune_clip: float = setting(1.0, "Global norm at which gradients are clipped.")
+    finetune_checkpoint_steps: int = setting(
+        0,
+        "Steps after which a killed run can go on; 0: after every epoch. No result depends on it.",
+    )
     trajectory_points: int = setting(
         4, "Adapters kept along the way, evenly spaced, for --gradient_at=trajectory."
     )
@@ -214,6 +251,9 @@ class FinetuneConfig(_Checked):
     def problems(self) -> list[str]:
         found = self._below(1, "lora_rank", "finetune_epochs", "finetune_batch_size")
         found += self._below(1, "trajectory_points")
+        found += self._below(0, "finetune_checkpoint_steps")
+        found += self._length("finetune_max_len")
+        found += self._micro_batches("finetune_micro_batch_size", "finetune_batch_size")
         found += self._below(0, "finetune_learning_rate", "lora_dropout", "finetune_warmup")
         if self.lora_dropout >= 1:
             found.append(f"lora_dropout={self.lora_dropout} is not below 1")
@@ -348,26 +388,61 @@ class UnlearnConfig(_Checked):
     algorithms: tuple[Algorithm, ...] = setting(("ga_gdr", "ga_klr"), "Unlearning algorithms.")
     unlearn_epochs: int = setting(5, "Passes over the larger of the two sets.")
     unlearn_batch_size: int = setting(8, "Examples a step, of each set.")
+    unlearn_micro_batch_size: int = setting(
+        0, "Examples of each set held at a time; a step adds up their gradients. 0: all."
+    )
+    unlearn_parameters: Literal["lora", "all"] = setting(
+        "lora",
+        "What is trained: the adapter; or all weights with the adapter folded in, kept in float32, "
+        "where every epoch leaves a whole model.",
+    )
+    unlearn_max_len: int = setting(0, "Tokens an example may have; 0: --max_len.")
+    unlearn_fixed_padding: bool = setting(
+        False, "Pad every batch to the longest example there may be: one shape to compile."
+    )
+    unlearn_mean: Literal["examples", "tokens"] = setting(
+        "examples",
+        "Mean over examples of each one's token mean, or over all tokens of a step; NPO and "
+        "SimNPO are means over examples of their forget sets in any case.",
+    )
+    unlearn_remat: bool = setting(
+        False, "Gradient checkpointing: layers are computed again on the way back, not kept."
+    )
+    ga_learning_rate: float = setting(1e-5, "Constant learning rate of GA.")
     ga_gdr_learning_rate: float = setting(1e-5, "Constant learning rate of GA_GDR.")
     ga_klr_learning_rate: float = setting(3e-5, "Constant learning rate of GA_KLR.")
+    npo_learning_rate: float = setting(1e-5, "Constant learning rate of NPO.")
+    npo_gdr_learning_rate: float = setting(1e-5, "Constant learning rate of NPO_GDR.")
+    npo_klr_learning_rate: float = setting(3e-5, "Constant learning rate of NPO_KLR.")
+    simnpo_learning_rate: float = setting(1e-5, "Constant learning rate of SimNPO.")
     kl_direction: Literal["reverse", "forward"] = setting(
         "reverse", "reverse: KL(unlearned || reference), the paper's. forward: the other way round."
     )
     choice: str = setting(
         "",
         "File of experiments/choose.py: each strategy's learning rate, and the one epoch after "
-        "which it is measured; the two rates above are not used then. Empty: every epoch.",
+        "which it is measured; the rates above are not used then. Empty: every epoch.",
     )
-    forget_weight: float = setting(1.0, "Weight of the ascent term.")
+    npo_beta: float = setting(0.1, "NPO: inverse temperature; towards 0 it becomes GA.")
+    simnpo_beta: float = setting(4.5, "SimNPO: inverse temperature.")
+    simnpo_delta: float = setting(0.0, "SimNPO: margin that the mean token loss is held against.")
+    simnpo_forget_weight: float = setting(0.125, "SimNPO: in the place of --forget_weight.")
+    forget_weight: float = setting(1.0, "Weight of the forget term.")
     retain_weight: float = setting(1.0, "Weight of the retain term.")
     unlearn_weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.")
     unlearn_clip: float = setting(1.0, "Global norm at which gradients are clipped.")
 
     def problems(self) -> list[str]:
         found = self._below(1, "unlearn_epochs", "unlearn_batch_size")
-        return found + self._below(
-            0, "ga_gdr_learning_rate", "ga_klr_learning_rate", "forget_weight", "retain_weight"
-        )
+        rates = [f"{name}_learning_rate" for name in get_args(Algorithm)]
+        weights = ("forget_weight", "simnpo_forget_weight", "retain_weight")
+        found += self._below(0, *rates, *weights)
+        found += self._length("unlearn_max_len")
+        found += self._micro_batches("unlearn_micro_batch_size", "unlearn_batch_size")
+        for name in ("npo_beta", "simnpo_beta"):
+            if getattr(self, name) <= 0:
+                found.append(f"{name}={getattr(self, name)} is not above 0")
+        return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -422,6 +497,14 @@ class Config:
     retrieve: RetrieveConfig = RetrieveConfig()
     unlearn: UnlearnConfig = UnlearnConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+
+    def __post_init__(self) -> None:
+        if self.unlearn.unlearn_parameters == "all" and self.backbone.base_format != "plain":
+            raise ValueError(
+                "unlearn_parameters=all trains the base, which base_format="
+                f"{self.backbone.base_format} has quantised: give base_format=plain or "
+                "unlearn_parameters=lora"
+            )
 
 
 def stage_configs() -> dict[str, type]:

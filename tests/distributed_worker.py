@@ -74,7 +74,7 @@ def train() -> None:
         state, info = step(
             state, steps.Frozen(base=base, reference=lora), batch(number), batch(10 + number)
         )
-    leaves = [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(state.lora)]
+    leaves = [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(state.params)]
     print(json.dumps({"lora": np.concatenate(leaves).tolist(), "loss": float(info.loss)}))
 
 

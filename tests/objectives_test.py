@@ -45,15 +45,14 @@ def _nll(lora, batch):
 
 @functools.partial(jax.jit, static_argnames="direction")
 def _kl(lora, reference, batch, direction="reverse"):
-    return objectives.kl_from_reference(
-        _MODEL.decoder,
-        lora,
-        reference,
-        _MODEL.base,
+    kl_B = objectives.kl_by_example(
+        objectives.BoundModel(_MODEL.decoder, lora, _MODEL.base),
+        objectives.BoundModel(_MODEL.decoder, reference, _MODEL.base),
         batch,
         num_targets=_NUM_TARGETS,
         direction=direction,
     )
+    return objectives.weighted_mean(kl_B, batch)
 
 
 class ObjectivesTest(parameterized.TestCase):
@@ -80,19 +79,64 @@ class ObjectivesTest(parameterized.TestCase):
 
         @jax.jit
         def value(key):
-            return objectives.nll(
+            nll_B = objectives.nll_by_example(
                 model.decoder,
                 model.lora,
                 model.base,
                 batch,
                 num_targets=_NUM_TARGETS,
-                dropout_key=key,
+                dropout_keys=None if key is None else jax.random.split(key, len(_SHAPES)),
             )
+            return objectives.weighted_mean(nll_B, batch)
 
         keys = (None, jax.random.key(1), jax.random.key(2), jax.random.key(1))
         none, first, second, again = (float(value(key)) for key in keys)
         self.assertEqual(first, again)
         self.assertLen({none, first, second}, 3)
+
+    def test_means_over_examples_and_over_tokens(self):
+        """Written out: rows of 5, 3 and 0 counted tokens."""
+        batch = _batch([(4, 5), (6, 3), (4, 0)])
+        value_B = jnp.asarray([1.0, 4.0, 100.0])
+        means = [objectives.weighted_mean(value_B, batch, mean=m) for m in ("examples", "tokens")]
+        np.testing.assert_allclose(means, [2.5, (5 * 1 + 3 * 4) / 8], rtol=1e-6)
+        empty = _batch([(4, 0)], length=9)
+        self.assertEqual(float(objectives.weighted_mean(value_B[:1], empty)), 0.0)
+
+    def test_the_means_of_parts_add_up_to_the_whole(self):
+        batch = _batch([(4, 5), (6, 3), (4, 0), (2, 1)])
+        value_B = jnp.asarray([1.0, 4.0, 100.0, 7.0])
+        parts = [jax.tree.map(lambda leaf, s=s: leaf[s], batch) for s in (slice(2), slice(2, 4))]
+        for mean in ("examples", "tokens"):
+            total = jnp.sum(objectives.row_weights(batch, mean))
+            added = sum(
+                objectives.weighted_mean(value_B[s], part, mean=mean, total=total)
+                for s, part in zip((slice(2), slice(2, 4)), parts, strict=True)
+            )
+            whole = objectives.weighted_mean(value_B, batch, mean=mean)
+            np.testing.assert_allclose(added, whole, rtol=1e-6)
+
+    def test_npo_at_the_reference_and_towards_ascent(self):
+        batch = _batch(_SHAPES)
+        nll_B, reference_B = jnp.asarray([2.0, 0.5, 1.0]), jnp.asarray([1.0, 0.5, 3.0])
+        value_B = objectives.npo_by_example(nll_B, reference_B, batch, beta=0.5)
+        # s - s_ref = 5, 0, -14: sums over 5, 3 and 7 tokens.
+        excess_B = np.array([5.0, 0.0, -14.0])
+        expected_B = -2 / 0.5 * np.log(1 / (1 + np.exp(-0.5 * excess_B)))
+        np.testing.assert_allclose(value_B, expected_B, rtol=1e-5)
+
+        def slope_B(beta):
+            return jax.grad(
+                lambda x: jnp.sum(objectives.npo_by_example(x, reference_B, batch, beta=beta))
+            )(nll_B)
+
+        np.testing.assert_allclose(slope_B(1e-6), [-5.0, -3.0, -7.0], rtol=1e-4)
+        np.testing.assert_allclose(slope_B(0.5)[1], -3.0, rtol=1e-6)
+
+    def test_simnpo_is_that_of_mean_token_losses(self):
+        value_B = objectives.simnpo_by_example(jnp.asarray([0.1, 2.0]), beta=4.5, delta=0.3)
+        margin_B = 4.5 * (np.array([0.1, 2.0]) - 0.3)
+        np.testing.assert_allclose(value_B, 2 / 4.5 * np.log1p(np.exp(-margin_B)), rtol=1e-5)
 
     @parameterized.parameters("reverse", "forward")
     def test_kl_equals_numpy(self, direction):

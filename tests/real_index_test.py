@@ -98,9 +98,9 @@ class RealGradientsTest(absltest.TestCase):
             start_N=encoded.start_N[NUM_ROWS:],
         )  # fmt: skip
 
-        def loss(lora, base, batch, *, num_targets, dropout_key):
-            del dropout_key
-            return objectives.nll(bound, lora, base, batch, num_targets=num_targets)
+        def losses(lora, base, batch, *, num_targets, dropout_keys):
+            del dropout_keys
+            return objectives.nll_by_example(bound, lora, base, batch, num_targets=num_targets)
 
         def tuning_batch(plan):
             made = batches.make_batch(train, plan)
@@ -112,12 +112,13 @@ class RealGradientsTest(absltest.TestCase):
         )
         order = np.random.default_rng(1).permutation(len(plans))[: NUM_TUNE // 32]
         # A few steps, so that factor B is no longer zero and both factors have gradients.
+        tx = optax.adamw(1e-3)
         with jax.numpy_dtype_promotion("standard"):
             lora = finetune.fit(
-                loss, model.lora, model.base,
-                [tuning_batch(plans[n]) for n in order],
-                tx=optax.adamw(1e-3),
-            ).params  # fmt: skip
+                losses, finetune.start_fit(model.lora, tx), model.base,
+                iter([tuning_batch(plans[n]) for n in order]),
+                tx=tx,
+            ).state.params  # fmt: skip
         projection = projections.init_projection(0, "binned", projections.count_params(lora), SIZE)
 
         @functools.partial(jax.jit, static_argnames="num_targets")

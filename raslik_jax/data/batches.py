@@ -187,7 +187,7 @@ def plan_batches(
         raise ValueError(f"ids have to differ, {num_rows - len(set(ids))} of {num_rows} repeat")
     if min(num_buckets, batch_tokens, multiple) < 1:
         raise ValueError(f"{num_buckets=} {batch_tokens=} {multiple=}: each has to be at least 1")
-    padded_N = _round_up(lengths_N, multiple)
+    padded_N = round_up(lengths_N, multiple)
     longest = int(padded_N.max())
     if longest > batch_tokens:
         raise ValueError(
@@ -207,7 +207,7 @@ def plan_batches(
         batch_size = -(-size // num_batches)
         slots = np.full(num_batches * batch_size, DUMMY_ROW, np.int64)
         slots[:size] = members
-        num_targets = int(_round_up(targets_N[members], multiple).max())
+        num_targets = int(round_up(targets_N[members], multiple).max())
         plans.extend(
             BatchPlan(rows, edge, num_targets) for rows in slots.reshape(num_batches, batch_size)
         )
@@ -308,8 +308,8 @@ def _checked(
     return Batch(tokens_BL, target_mask_BL, length_B)
 
 
-def _round_up(counts_N: Int[np.ndarray, " N"], multiple: int) -> Int[np.ndarray, " N"]:
-    """Rounds up to a multiple, at least one of it."""
+def round_up(counts_N: Int[np.ndarray, " N"], multiple: int) -> Int[np.ndarray, " N"]:
+    """Returns the next multiples, at least one of it each."""
     return np.maximum(-(-counts_N // multiple), 1) * multiple
 
 

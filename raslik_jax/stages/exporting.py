@@ -1,5 +1,6 @@
 """A stored run's unlearned model as files that other programs read."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -50,22 +51,34 @@ def export_model(
         raise ValueError(f"the work directory of a run wanted as --run, {root} has no config.json")
     config = config_from_json(read_json(root / "config.json"))
     entry = _entry(root, config, strategy, algorithm, epoch)
+    is_whole = config.unlearn.unlearn_parameters == "all"
+    if is_whole and not merged:
+        raise ValueError(
+            f"an adapter wanted of {root}, the run unlearned in all weights and has none: export "
+            "the merged model"
+        )
+    if merged:
+        # What was learned on a quantised base is folded into the weights that were quantised.
+        plain = dataclasses.replace(config.backbone, base_format="plain", double_quant=False)
+        config = dataclasses.replace(config, backbone=plain)
     workspace = Workspace(root, config)
-    lora = workspace.adapter("unlearn", f"{strategy}-{algorithm}", f"epoch-{entry['epoch']}")
+    unlearned = workspace.unlearned(strategy, algorithm, entry["epoch"])
     model, checkpoint_name = workspace.model, config.backbone.checkpoint
     base_folder = str((root / "backbone" / "model").resolve())
     is_on_hub = bool(checkpoint_name) and not pathlib.Path(checkpoint_name).exists()
     tokenizer = workspace.tokenizer
     with storage.new_folder(out) as partial:
         if merged:
-            weights = checkpoint.merge(lora, model.base, model.lora_config)
+            weights = unlearned.base
+            if not is_whole:
+                weights = checkpoint.merge(unlearned.lora, weights, model.lora_config)
             checkpoint.save_model(partial, model.decoder.config, weights)
             ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
             storage.write_json(partial / "generation_config.json", ids)
         else:
             checkpoint.save_adapter(
                 partial,
-                lora,
+                unlearned.lora,
                 model.lora_config,
                 model.decoder.config,
                 base_model=checkpoint_name or base_folder,

@@ -4,15 +4,17 @@ import json
 import pathlib
 from collections.abc import Iterator
 
-from raslik_jax.axes import Tree
 from raslik_jax.data import corpora, tofu
 from raslik_jax.evaluation import perplexity
 from raslik_jax.evaluation.tofu_metrics import QuestionRecord
 from raslik_jax.pipeline import write_json
 from raslik_jax.stages.workspace import Workspace, write_rows
+from raslik_jax.unlearning.objectives import BoundModel
 
 
-def _perplexity_records(workspace: Workspace, lora: Tree) -> dict[str, list[dict[str, object]]]:
+def _perplexity_records(
+    workspace: Workspace, model: BoundModel
+) -> dict[str, list[dict[str, object]]]:
     """Returns the records of a model's likelihoods, by set."""
     config = workspace.config
     target, normal = workspace.evaluation_queries()
@@ -24,7 +26,7 @@ def _perplexity_records(workspace: Workspace, lora: Tree) -> dict[str, list[dict
         seed=config.seed,
     )
     rows = [row for rows in sets for row in rows]
-    found = workspace.measure_likelihood(lora, workspace.model.base, workspace.encode(rows))
+    found = workspace.likelihood_of(model, workspace.encode(rows))
     records = [
         {"id": row.example_id, "nll": float(nll), "tokens": int(tokens)}
         for row, nll, tokens in zip(rows, found.nll_N, found.tokens_N, strict=True)
@@ -38,7 +40,8 @@ def _perplexity_records(workspace: Workspace, lora: Tree) -> dict[str, list[dict
 def reference_perplexity(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the likelihoods of the perplexity sets under the fine-tuned model and the backbone."""
     for name, lora in (("finetuned", workspace.finetuned), ("backbone", workspace.model.initial)):
-        write_json(folder / f"{name}.json", _perplexity_records(workspace, lora))
+        records = _perplexity_records(workspace, workspace.with_adapter(lora))
+        write_json(folder / f"{name}.json", records)
 
 
 def variant_perplexity(
@@ -46,8 +49,8 @@ def variant_perplexity(
 ) -> None:
     """Writes the likelihoods of the perplexity sets under one unlearned model, every epoch."""
     for epoch in workspace.epochs(strategy, name):
-        lora = workspace.adapter("unlearn", f"{strategy}-{name}", f"epoch-{epoch}")
-        write_json(folder / f"epoch-{epoch}.json", _perplexity_records(workspace, lora))
+        model = workspace.unlearned(strategy, name, epoch)
+        write_json(folder / f"epoch-{epoch}.json", _perplexity_records(workspace, model))
 
 
 def make_questions(workspace: Workspace, folder: pathlib.Path) -> None:
@@ -69,7 +72,7 @@ def _read_questions(workspace: Workspace) -> tuple[tofu.Question, ...]:
     )
 
 
-def _question_records(workspace: Workspace, lora: Tree, what: str) -> list[QuestionRecord]:
+def _question_records(workspace: Workspace, model: BoundModel, what: str) -> list[QuestionRecord]:
     """Returns what a model makes of TOFU's questions."""
     questions = _read_questions(workspace)
     texts = [(q.answer, q.true_answer, *q.wrong_answers) for q in questions]
@@ -78,7 +81,7 @@ def _question_records(workspace: Workspace, lora: Tree, what: str) -> list[Quest
         for question, part in zip(questions, texts, strict=True)
         for text in part
     ]
-    found = workspace.measure_likelihood(lora, workspace.model.base, workspace.encode(rows))
+    found = workspace.likelihood_of(model, workspace.encode(rows))
     lost = [row.instruction for row, n in zip(rows, found.tokens_N, strict=True) if not n]
     if lost:
         raise ValueError(
@@ -87,7 +90,7 @@ def _question_records(workspace: Workspace, lora: Tree, what: str) -> list[Quest
         )
     nlls: Iterator[float] = map(float, found.nll_N)
     asked = [tofu.as_example(question, question.answer) for question in questions]
-    outputs = workspace.generate(lora, asked, what)
+    outputs = workspace.generate(model, asked, what)
     records = []
     for question, row, output in zip(questions, asked, outputs, strict=True):
         records.append(
@@ -107,16 +110,17 @@ def _question_records(workspace: Workspace, lora: Tree, what: str) -> list[Quest
 def reference_questions(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes what the fine-tuned model and the backbone make of TOFU's questions."""
     for name, lora in (("finetuned", workspace.finetuned), ("backbone", workspace.model.initial)):
+        model = workspace.with_adapter(lora)
         write_json(
-            folder / f"{name}.json", _question_records(workspace, lora, f"TOFU, {name} model")
+            folder / f"{name}.json", _question_records(workspace, model, f"TOFU, {name} model")
         )
 
 
 def variant_questions(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path) -> None:
     """Writes what one unlearned model makes of TOFU's questions, after every epoch."""
     for epoch in workspace.epochs(strategy, name):
-        lora = workspace.adapter("unlearn", f"{strategy}-{name}", f"epoch-{epoch}")
+        model = workspace.unlearned(strategy, name, epoch)
         write_json(
             folder / f"epoch-{epoch}.json",
-            _question_records(workspace, lora, f"TOFU, {strategy} {name} epoch {epoch}"),
+            _question_records(workspace, model, f"TOFU, {strategy} {name} epoch {epoch}"),
         )

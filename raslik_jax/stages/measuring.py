@@ -2,21 +2,31 @@
 
 import functools
 import pathlib
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import examples
 from raslik_jax.evaluation import perplexity, summary, tofu_metrics
 from raslik_jax.models import checkpoint
 from raslik_jax.pipeline import read_json, write_json
 from raslik_jax.progress import progress
+from raslik_jax.stages import resuming
 from raslik_jax.stages.workspace import CORPUS_FIELDS, Workspace, non_sf, write_rows
 from raslik_jax.unlearning import finetune, steps
 
 
 def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path) -> None:
-    """Unlearns one strategy's sets by one algorithm, and saves the adapter of every epoch."""
+    """Unlearns one strategy's sets by one algorithm, and saves the model of every epoch.
+
+    A run that was killed goes on after its last finished epoch, with the same result.
+    """
     config, settings, model = workspace.config, workspace.config.unlearn, workspace.model
     sets = {
         kind: examples.read_examples(
@@ -24,47 +34,82 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
         )
         for kind in ("forget", "retain")
     }
-    encoded = {kind: workspace.encode(rows) for kind, rows in sets.items()}
-    batch_size = settings.unlearn_batch_size
+    max_len = settings.unlearn_max_len or config.corpus.max_len
+    encoded = {kind: workspace.encode(rows, max_len=max_len) for kind, rows in sets.items()}
+    batch_size, num_epochs = settings.unlearn_batch_size, settings.unlearn_epochs
     algorithm, step = workspace.unlearning_step(name, workspace.learning_rate(strategy, name))
-    state = algorithm.init(workspace.finetuned)
+    if settings.unlearn_parameters == "lora":
+        params = workspace.finetuned
+    else:
+        merged = checkpoint.merge(workspace.finetuned, model.base, model.lora_config)
+        # Copies also where the base is float32: nothing of it may be donated or changed.
+        params = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), merged)
+    state = algorithm.init(params)
     frozen = steps.Frozen(base=model.base, reference=workspace.finetuned)
     per_epoch = max(
         finetune.num_steps_of(len(rows), batch_size=batch_size, num_epochs=1)
         for rows in sets.values()
     )
+    total = per_epoch * num_epochs
+    log = np.zeros((0, len(steps.Info._fields)), np.float32)
+    done = resuming.saved_step(folder)
+    if done is not None:
+        log = np.zeros((done, len(steps.Info._fields)), np.float32)
+        state, log = resuming.load_progress(folder, done, (state, log))
+        print(f"    goes on after epoch {done // per_epoch} of {num_epochs}")
     # The smaller set comes round again within an epoch; each pass in an order of its own.
     streams = {
         kind: finetune.epoch_batches(
             encoded[kind],
             batch_size=batch_size,
             seed=config.seed + offset,
-            num_epochs=per_epoch * settings.unlearn_epochs,
+            num_epochs=total,
+            start=len(log),
+            shape=(
+                finetune.fixed_shape(encoded[kind], max_len=max_len)
+                if settings.unlearn_fixed_padding
+                else None
+            ),
         )
         for offset, kind in enumerate(sets)
     }
-    log: list[dict[str, float]] = []
-    total = per_epoch * settings.unlearn_epochs
-    for number in progress(range(1, total + 1), f"{strategy} {name}", total=total):
-        forget, retain = next(streams["forget"]), next(streams["retain"])
+    rows = list(log)
+    numbers = range(len(log) + 1, total + 1)
+    for number in progress(numbers, f"{strategy} {name}", total=len(numbers)):
+        forget = next(streams["forget"])
+        retain = next(streams["retain"]) if algorithm.reads_retain else None
         state, info = step(
             state,
             frozen,
             forget.batch,
-            retain.batch,
+            retain.batch if retain else None,
             forget_targets=forget.num_targets,
-            retain_targets=retain.num_targets,
+            retain_targets=retain.num_targets if retain else 0,
         )
         finetune.check_finite(info.loss, what=f"{name} loss", step=number)
-        log.append({field: float(value) for field, value in info._asdict().items()})
+        rows.append(np.array(info, np.float32))
         if number % per_epoch == 0:
-            checkpoint.save_adapter(
-                folder / f"epoch-{number // per_epoch}",
-                state.lora,
-                model.lora_config,
-                model.decoder.config,
-            )
-    write_json(folder / "steps.json", log)
+            _save_epoch(workspace, folder / f"epoch-{number // per_epoch}", state.params)
+            if number < total:
+                resuming.save_progress(folder, number, (state, np.stack(rows)))
+    fields = steps.Info._fields
+    write_json(
+        folder / "steps.json",
+        [dict(zip(fields, map(float, row), strict=True)) for row in rows],
+    )
+    resuming.remove_progress(folder)
+
+
+def _save_epoch(workspace: Workspace, folder: pathlib.Path, params: Tree) -> None:
+    """Writes an epoch's adapter, or its whole model in the dtype of the base."""
+    model = workspace.model
+    # An interrupted run may have come as far as this.
+    shutil.rmtree(folder, ignore_errors=True)
+    if workspace.config.unlearn.unlearn_parameters == "lora":
+        checkpoint.save_adapter(folder, params, model.lora_config, model.decoder.config)
+    else:
+        weights = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, model.base)
+        checkpoint.save_model(folder, model.decoder.config, weights)
 
 
 def generate(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path) -> None:
@@ -72,8 +117,8 @@ def generate(workspace: Workspace, strategy: str, name: str, folder: pathlib.Pat
     target, normal = workspace.evaluation_queries()
     rows = (*target, *normal)
     for epoch in workspace.epochs(strategy, name):
-        lora = workspace.adapter("unlearn", f"{strategy}-{name}", f"epoch-{epoch}")
-        outputs = workspace.generate(lora, rows, f"{strategy} {name} epoch {epoch}")
+        model = workspace.unlearned(strategy, name, epoch)
+        outputs = workspace.generate(model, rows, f"{strategy} {name} epoch {epoch}")
         write_rows(
             folder / f"epoch-{epoch}.jsonl",
             [

@@ -7,9 +7,9 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
-from raslik_jax.config import STAGES, Config
+from raslik_jax.config import STAGES, Algorithm, Config
 from raslik_jax.pipeline import Unit, run_units
 from raslik_jax.stages.likelihoods import (
     make_questions,
@@ -37,6 +37,15 @@ from raslik_jax.stages.training import (
 )
 from raslik_jax.stages.workspace import Workspace
 
+# Settings that came after the first results. At their defaults they are no part of a unit's key,
+# so that results of before stay up to date.
+_LATER = frozenset(
+    """base_format double_quant finetune_micro_batch_size finetune_max_len finetune_fixed_padding
+    finetune_mean finetune_remat finetune_checkpoint_steps unlearn_micro_batch_size
+    unlearn_parameters unlearn_max_len unlearn_fixed_padding unlearn_mean unlearn_remat npo_beta
+    simnpo_beta simnpo_delta simnpo_forget_weight""".split()
+)
+
 
 def file_identity(path: str | os.PathLike[str]) -> str:
     """Returns the SHA-256 of a file, or a ValueError that names it where it is missing."""
@@ -53,7 +62,13 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
     def settings(*parts: Any) -> dict[str, Any]:
         merged: dict[str, Any] = dict(seed)
         for part in parts:
-            merged |= dataclasses.asdict(part)
+            values = dataclasses.asdict(part)
+            defaults = {field.name: field.default for field in dataclasses.fields(part)}
+            merged |= {
+                name: value
+                for name, value in values.items()
+                if name not in _LATER or value != defaults[name]
+            }
         return json.loads(json.dumps(merged))
 
     def bind(function: Callable[..., None], *args: str) -> Callable[[pathlib.Path], None]:
@@ -75,6 +90,8 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
     # The diagnosis reads gradients of its own: it changes neither the index nor what follows.
     sketching = settings(config.sketch)
     del sketching["diagnose"]
+    finetuning = settings(config.finetune)
+    finetuning.pop("finetune_checkpoint_steps", None)
     corpus = settings(config.corpus)
     if config.corpus.tofu_train == "full":
         del corpus["tofu_train"]  # corpora of before the choice stay up to date
@@ -87,7 +104,13 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
             settings(config.backbone) | {"max_new_tokens": config.references.max_new_tokens},
             bind(make_backbone),
         ),
-        Unit("finetune", ("corpus", "backbone"), settings(config.finetune), bind(make_adapter)),
+        Unit(
+            "finetune",
+            ("corpus", "backbone"),
+            finetuning,
+            bind(make_adapter),
+            is_resumable=True,
+        ),
         Unit(
             "references/retrieval",
             ("corpus", "backbone", "finetune"),
@@ -158,8 +181,9 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
 
     variants = [(s, a) for s in config.retrieve.strategies for a in config.unlearn.algorithms]
     common = settings(config.unlearn)
-    for name in ("algorithms", "choice", "ga_gdr_learning_rate", "ga_klr_learning_rate"):
-        del common[name]
+    rates = [f"{name}_learning_rate" for name in get_args(Algorithm)]
+    for name in ("algorithms", "choice", *rates):
+        common.pop(name, None)
     for strategy, name in variants:
         units.append(
             Unit(
@@ -167,6 +191,7 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
                 ("backbone", "finetune", f"retrieve/{strategy}"),
                 common | {"learning_rate": workspace.learning_rate(strategy, name)},
                 bind(unlearn, strategy, name),
+                is_resumable=True,
             )
         )
     for strategy, name in variants:

@@ -1,17 +1,20 @@
 """From settings to a fine-tuned model and its answers: corpus, backbone, finetune, references."""
 
 import pathlib
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from raslik_jax.axes import Tree
 from raslik_jax.data import corpora, examples, prompts, tokenization
 from raslik_jax.models import checkpoint, decoder, gpt_neox
 from raslik_jax.pipeline import write_json
 from raslik_jax.progress import progress
+from raslik_jax.stages import resuming
 from raslik_jax.stages.workspace import Workspace, non_sf, write_rows
 from raslik_jax.unlearning import finetune, objectives
 
@@ -70,16 +73,16 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     )
     bound = decoder.bind(graphdef)
 
-    def loss(
+    def losses(
         params: Tree,
         frozen: Tree,
         batch: objectives.TokenBatch,
         *,
         num_targets: int,
-        dropout_key: jax.Array | None,
+        dropout_keys: jax.Array | None,
     ) -> jax.Array:
-        del frozen, dropout_key
-        return objectives.nll(bound, {}, params, batch, num_targets=num_targets)
+        del frozen, dropout_keys
+        return objectives.nll_by_example(bound, {}, params, batch, num_targets=num_targets)
 
     encoded = workspace.encode(workspace.corpus.backbone)
     num_steps, batch_size = settings.pretrain_steps, settings.pretrain_batch_size
@@ -95,16 +98,16 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     rate = finetune.learning_rate(
         settings.pretrain_learning_rate, num_steps, schedule="cosine", warmup=0.05
     )
+    tx = finetune.adamw(rate, weight_decay=0.1, clip=1.0)
     fitted = finetune.fit(
-        loss,
-        base,
+        losses,
+        finetune.start_fit(base, tx),
         {},
-        progress(_first(stream, num_steps), "backbone", total=num_steps),
-        tx=finetune.adamw(rate, weight_decay=0.1, clip=1.0),
+        iter(progress(_first(stream, num_steps), "backbone", total=num_steps)),
+        tx=tx,
     )
-    checkpoint.save_model(folder / "model", model_config, fitted.params)
-    write_json(folder / "losses.json", list(fitted.losses))
-    print(f"    loss {fitted.losses[0]:.3f} -> {fitted.losses[-20:].mean():.3f} nats a token")
+    checkpoint.save_model(folder / "model", model_config, fitted.state.params)
+    _write_losses(folder, fitted)
 
 
 def _first(stream: Iterator[Any], count: int) -> Iterator[Any]:
@@ -112,28 +115,38 @@ def _first(stream: Iterator[Any], count: int) -> Iterator[Any]:
         yield item
 
 
-def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Fine-tunes a LoRA adapter on the training examples, keeping some along the way."""
-    config, settings, model = workspace.config, workspace.config.finetune, workspace.model
+def _write_losses(folder: pathlib.Path, fitted: finetune.Progress) -> None:
+    write_json(folder / "losses.json", list(fitted.losses))
+    print(f"    loss {fitted.losses[0]:.3f} -> {fitted.losses[-20:].mean():.3f} nats a token")
 
-    def loss(
+
+def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Fine-tunes a LoRA adapter on the training examples, keeping some along the way.
+
+    A run that was killed goes on from the last checkpoint, with the same result.
+    """
+    config, settings, model = workspace.config, workspace.config.finetune, workspace.model
+    bound = model.decoder_for(remat=settings.finetune_remat)
+
+    def losses(
         params: Tree,
         frozen: Tree,
         batch: objectives.TokenBatch,
         *,
         num_targets: int,
-        dropout_key: jax.Array | None,
+        dropout_keys: jax.Array | None,
     ) -> jax.Array:
-        return objectives.nll(
-            model.decoder, params, frozen, batch, num_targets=num_targets, dropout_key=dropout_key
+        return objectives.nll_by_example(
+            bound, params, frozen, batch, num_targets=num_targets, dropout_keys=dropout_keys
         )
 
-    encoded = workspace.encode(workspace.corpus.train)
-    shape = {
-        "batch_size": settings.finetune_batch_size,
-        "num_epochs": settings.finetune_epochs,
-    }
-    num_steps = finetune.num_steps_of(len(workspace.corpus.train), **shape)
+    max_len = settings.finetune_max_len or config.corpus.max_len
+    encoded = workspace.encode(workspace.corpus.train, max_len=max_len)
+    batch_size, num_epochs = settings.finetune_batch_size, settings.finetune_epochs
+    num_steps, per_epoch = (
+        finetune.num_steps_of(len(encoded.ids), batch_size=batch_size, num_epochs=epochs)
+        for epochs in (num_epochs, 1)
+    )
     points = min(settings.trajectory_points, num_steps)
     keep_after = tuple(num_steps * (point + 1) // points for point in range(points))
     rate = finetune.learning_rate(
@@ -142,28 +155,55 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
         schedule=settings.finetune_schedule,
         warmup=settings.finetune_warmup,
     )
-    dropout_key = jax.random.key(config.seed + 1) if settings.lora_dropout else None
-    fitted = finetune.fit(
-        loss,
-        model.initial,
-        model.base,
-        progress(
-            finetune.epoch_batches(encoded, seed=config.seed, **shape),
-            "fine-tune",
-            total=num_steps,
-        ),
-        tx=finetune.adamw(
-            rate, weight_decay=settings.finetune_weight_decay, clip=settings.finetune_clip
-        ),
-        dropout_key=dropout_key,
-        keep_after=keep_after,
+    tx = finetune.adamw(
+        rate, weight_decay=settings.finetune_weight_decay, clip=settings.finetune_clip
     )
-    named = {"initial": model.initial, "adapter": fitted.params}
+    start = finetune.start_fit(model.initial, tx)
+    step = resuming.saved_step(folder)
+    if step is not None:
+        behind = sum(kept <= step for kept in keep_after)
+        like = start._replace(kept=(model.initial,) * behind, losses=np.zeros(step, np.float64))
+        start = resuming.load_progress(folder, step, like)
+        print(f"    goes on after step {step:,} of {num_steps:,}")
+    done = len(start.losses)
+    stream = finetune.epoch_batches(
+        encoded,
+        batch_size=batch_size,
+        seed=config.seed,
+        num_epochs=num_epochs,
+        start=done,
+        shape=(
+            finetune.fixed_shape(encoded, max_len=max_len)
+            if settings.finetune_fixed_padding
+            else None
+        ),
+    )
+    fitted = finetune.fit(
+        losses,
+        start,
+        model.base,
+        iter(progress(stream, "fine-tune", total=num_steps - done)),
+        tx=tx,
+        mean=settings.finetune_mean,
+        micro_batch=settings.finetune_micro_batch_size,
+        dropout_key=jax.random.key(config.seed + 1) if settings.lora_dropout else None,
+        keep_after=keep_after,
+        save_every=settings.finetune_checkpoint_steps or per_epoch,
+        # At the very end the result itself is written.
+        save=lambda at: (
+            None
+            if len(at.losses) == num_steps
+            else resuming.save_progress(folder, len(at.losses), at)
+        ),
+    )
+    named = {"initial": model.initial, "adapter": fitted.state.params}
     named |= {f"trajectory-{i}": lora for i, lora in enumerate(fitted.kept)}
     for name, lora in named.items():
+        # An interrupted run may have come as far as this.
+        shutil.rmtree(folder / name, ignore_errors=True)
         checkpoint.save_adapter(folder / name, lora, model.lora_config, model.decoder.config)
-    write_json(folder / "losses.json", list(fitted.losses))
-    print(f"    loss {fitted.losses[0]:.3f} -> {fitted.losses[-20:].mean():.3f} nats a token")
+    _write_losses(folder, fitted)
+    resuming.remove_progress(folder)
 
 
 def make_retrieval_answers(workspace: Workspace, folder: pathlib.Path) -> None:
@@ -196,7 +236,9 @@ def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
 def _write_answers(
     workspace: Workspace, path: pathlib.Path, lora: Tree, rows: tuple[examples.Example, ...]
 ) -> None:
-    outputs = workspace.generate(lora, rows, f"answers of the {path.stem} model")
+    outputs = workspace.generate(
+        workspace.with_adapter(lora), rows, f"answers of the {path.stem} model"
+    )
     write_rows(
         path,
         [{"id": row.example_id, "output": text} for row, text in zip(rows, outputs, strict=True)],

@@ -15,10 +15,12 @@ from raslik_jax.data import batches, examples, tokenization
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.toy import SCIFI_WORDS
 from raslik_jax.evaluation import choice, rates, summary
-from raslik_jax.models import checkpoint, decode, decoder
+from raslik_jax.models import checkpoint, decode
+from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.pipeline import read_json
 from raslik_jax.unlearning import finetune, likelihood, steps
+from raslik_jax.unlearning.objectives import BoundModel
 
 CORPUS_FIELDS = {**examples.WRITTEN_FIELDS, "is_target": "is_target", "source": "source"}
 
@@ -28,15 +30,26 @@ class Model(NamedTuple):
 
     Attributes:
       decoder: pure functions; with the initial adapter (B = 0) they are the backbone's.
-      base: frozen weights.
+      base: frozen weights, quantised where --base_format says so.
       initial: the adapter as fine-tuning started from it.
       lora_config: its rank, alpha, dropout and targets.
+      graphdef: what the decoder is bound from.
     """
 
-    decoder: decoder.Decoder
+    decoder: decoders.Decoder
     base: Tree
     initial: Tree
     lora_config: LoRAConfig
+    graphdef: decoders.GraphDef
+
+    def decoder_for(self, *, remat: bool) -> decoders.Decoder:
+        """Returns the pure functions, with or without gradient checkpointing."""
+        return decoders.bind(self.graphdef, remat=remat)
+
+    def whole_decoder(self, *, remat: bool = False) -> decoders.Decoder:
+        """Returns the pure functions of the model without places for an adapter."""
+        graphdef, _, _ = decoders.abstract(self.decoder.config, None)
+        return decoders.bind(graphdef, remat=remat)
 
 
 class Workspace:
@@ -76,13 +89,21 @@ class Workspace:
             lora_config=lora_config,
             key=jax.random.key(self.config.seed),
             revision=settings.revision or None,
+            quantise=None if settings.base_format == "plain" else settings.base_format,
+            double_quant=settings.double_quant,
         )
         checkpoint.check_vocabulary(
             loaded.graphdef.config,
             self.tokenizer.vocab_size,
             origin=str(self.root / "corpus" / "tokenizer"),
         )
-        return Model(decoder.bind(loaded.graphdef), loaded.base, loaded.lora, lora_config)
+        return Model(
+            decoder=decoders.bind(loaded.graphdef),
+            base=loaded.base,
+            initial=loaded.lora,
+            lora_config=lora_config,
+            graphdef=loaded.graphdef,
+        )
 
     def adapter(self, *parts: str) -> Tree:
         """Returns an adapter that a stage saved."""
@@ -97,12 +118,14 @@ class Workspace:
         """The adapter before unlearning."""
         return self.adapter("finetune", "adapter")
 
-    def encode(self, rows: Sequence[Example], *, targets: str = "response") -> batches.Encoded:
-        """Returns the examples as token ids."""
+    def encode(
+        self, rows: Sequence[Example], *, targets: str = "response", max_len: int = 0
+    ) -> batches.Encoded:
+        """Returns the examples as token ids, at most max_len or else --max_len of them."""
         return batches.encode(
             rows,
             self.tokenizer,
-            max_len=self.config.corpus.max_len,
+            max_len=max_len or self.config.corpus.max_len,
             template=self.config.corpus.template,
             targets=targets,
         )
@@ -126,13 +149,23 @@ class Workspace:
         queries = self.corpus.queries
         return queries[f"{split}_target"], queries[f"{split}_normal"]
 
-    def generate(self, lora: Tree, rows: Sequence[Example], what: str) -> list[str]:
-        """Returns the greedy answers of the model with an adapter."""
+    def with_adapter(self, lora: Tree) -> BoundModel:
+        """Returns the backbone with an adapter."""
+        return BoundModel(self.model.decoder, lora, self.model.base)
+
+    def unlearned(self, strategy: str, name: str, epoch: int) -> BoundModel:
+        """Returns a model as an epoch of unlearning left it."""
+        folder = self.root / "unlearn" / f"{strategy}-{name}" / f"epoch-{epoch}"
+        if self.config.unlearn.unlearn_parameters == "lora":
+            return self.with_adapter(self.adapter(str(folder)))
+        whole = checkpoint.load_model(folder, dtype=jnp.dtype(self.config.backbone.base_dtype))
+        return BoundModel(decoders.bind(whole.graphdef), {}, whole.base)
+
+    def generate(self, model: BoundModel, rows: Sequence[Example], what: str) -> list[str]:
+        """Returns the greedy answers of a model."""
         tokenizer = self.tokenizer
         outputs = decode.generate(
-            self.model.decoder,
-            lora,
-            self.model.base,
+            *model,
             batches.encode_prompts(
                 rows,
                 tokenizer,
@@ -183,12 +216,14 @@ class Workspace:
             )
         return (chosen.epoch,) if chosen else tuple(range(1, last + 1))
 
-    @functools.cached_property
-    def measure_likelihood(self) -> likelihood.Measure:
-        """The function from a model and encoded answers to their likelihood, compiled once."""
-        return likelihood.answer_likelihood(
-            self.model.decoder, batch_tokens=self.config.sketch.batch_tokens
-        )
+    def likelihood_of(self, model: BoundModel, encoded: batches.Encoded) -> likelihood.Likelihood:
+        """Returns how likely a model finds encoded answers."""
+        return self._measure(model.decoder)(model.lora, model.base, encoded)
+
+    @functools.cache  # noqa: B019  one workspace lives as long as its run
+    def _measure(self, decoder: decoders.Decoder) -> likelihood.Measure:
+        """Returns the function of a decoder's models, compiled once for all of them."""
+        return likelihood.answer_likelihood(decoder, batch_tokens=self.config.sketch.batch_tokens)
 
     @functools.cache  # noqa: B019  one workspace lives as long as its run
     def unlearning_step(
@@ -201,16 +236,22 @@ class Workspace:
             weight_decay=settings.unlearn_weight_decay,
             clip=settings.unlearn_clip,
         )
-        weights = {
-            "forget_weight": settings.forget_weight,
-            "retain_weight": settings.retain_weight,
-        }
-        if name == "ga_klr":
-            algorithm = steps.ga_klr(
-                self.model.decoder, tx, direction=settings.kl_direction, **weights
-            )
-        else:
-            algorithm = steps.ga_gdr(self.model.decoder, tx, **weights)
+        is_whole = settings.unlearn_parameters == "all"
+        options = steps.Options(
+            forget_weight=(
+                settings.simnpo_forget_weight if name == "simnpo" else settings.forget_weight
+            ),
+            retain_weight=settings.retain_weight,
+            mean=settings.unlearn_mean,
+            micro_batch=settings.unlearn_micro_batch_size,
+            kl_direction=settings.kl_direction,
+            npo_beta=settings.npo_beta,
+            simnpo_beta=settings.simnpo_beta,
+            simnpo_delta=settings.simnpo_delta,
+            whole=(self.model.whole_decoder(remat=settings.unlearn_remat) if is_whole else None),
+        )
+        bound = self.model.decoder_for(remat=settings.unlearn_remat)
+        algorithm = steps.ALGORITHMS[name](bound, tx, options)
         static = ("forget_targets", "retain_targets")
         return algorithm, jax.jit(algorithm.step, static_argnames=static)
 

@@ -1,6 +1,6 @@
 """Supervised training: of a small backbone from scratch, and of LoRA adapters."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 import jax
@@ -10,11 +10,19 @@ import optax
 from jaxtyping import Array, Float
 
 from raslik_jax.axes import Tree
-from raslik_jax.data.batches import Encoded, make_batch, plan_rows, training_batches
-from raslik_jax.unlearning.objectives import TokenBatch
+from raslik_jax.data.batches import (
+    BatchPlan,
+    Encoded,
+    make_batch,
+    plan_rows,
+    round_up,
+    training_batches,
+)
+from raslik_jax.unlearning.accumulation import value_and_grad
+from raslik_jax.unlearning.objectives import Mean, TokenBatch, row_weights, weighted_mean
 
-# loss(params, frozen, batch, *, num_targets, dropout_key) -> scalar
-Loss = Callable[..., Array]
+# losses(params, frozen, batch, *, num_targets, dropout_keys) -> the loss of each example
+Losses = Callable[..., Float[Array, " B"]]
 
 
 class TrainState(NamedTuple):
@@ -25,18 +33,18 @@ class TrainState(NamedTuple):
     step: Array
 
 
-class Fitted(NamedTuple):
-    """Result of `fit`.
+class Progress(NamedTuple):
+    """How far `fit` has come, and all it needs to go on from there.
 
     Attributes:
-      params: trained parameters.
-      kept: parameters after the steps asked for in `keep_after`, in that order.
-      losses: loss of every step, before its update, in nats a token.
+      state: parameters, optimizer state and number of steps.
+      kept: parameters after those steps of `keep_after` that are behind, in that order.
+      losses: loss of every step so far, before its update, in nats a token.
     """
 
-    params: Tree
+    state: TrainState
     kept: tuple[Tree, ...]
-    losses: Float[np.ndarray, " S"]
+    losses: Float[np.ndarray, " _S"]
 
 
 class DeviceBatch(NamedTuple):
@@ -77,9 +85,18 @@ def adamw(
     )
 
 
-def device_batch(encoded: Encoded, rows: np.ndarray) -> DeviceBatch:
-    """Returns these examples of the corpus on the device; DUMMY_ROW has no targets."""
-    plan = plan_rows(encoded, rows)
+def device_batch(
+    encoded: Encoded, rows: np.ndarray, shape: tuple[int, int] | None = None
+) -> DeviceBatch:
+    """Returns these examples of the corpus on the device; DUMMY_ROW has no targets.
+
+    Args:
+      encoded: the corpus.
+      rows: corpus positions.
+      shape: tokens and targets that every batch has room for (`fixed_shape`); None takes the next
+        rung of the ladder of `plan_rows`.
+    """
+    plan = plan_rows(encoded, rows) if shape is None else BatchPlan(rows, *shape)
     batch = make_batch(encoded, plan)
     return DeviceBatch(
         batch=TokenBatch(jnp.asarray(batch.tokens_BL), jnp.asarray(batch.target_mask_BL)),
@@ -87,13 +104,37 @@ def device_batch(encoded: Encoded, rows: np.ndarray) -> DeviceBatch:
     )
 
 
+def fixed_shape(encoded: Encoded, *, max_len: int) -> tuple[int, int]:
+    """Returns tokens and targets that any batch of the corpus has room for, multiples of 8."""
+    length = int(round_up(np.array([max_len]), 8)[0])
+    return length, int(round_up(encoded.num_targets_N.max(keepdims=True), 8)[0])
+
+
 def epoch_batches(
-    encoded: Encoded, *, batch_size: int, seed: int, num_epochs: int
+    encoded: Encoded,
+    *,
+    batch_size: int,
+    seed: int,
+    num_epochs: int,
+    start: int = 0,
+    shape: tuple[int, int] | None = None,
 ) -> Iterator[DeviceBatch]:
-    """Yields every example once an epoch, in an order that seed and epoch decide."""
+    """Yields every example once an epoch, in an order that seed and epoch decide.
+
+    Args:
+      encoded: the corpus.
+      batch_size: examples of a batch.
+      seed: of the run.
+      num_epochs: passes over the corpus.
+      start: batches to leave out at the beginning: those that were done before.
+      shape: as in `device_batch`.
+    """
+    number = 0
     for epoch in range(num_epochs):
         for rows in training_batches(len(encoded.ids), batch_size, seed=seed, epoch=epoch):
-            yield device_batch(encoded, rows)
+            if number >= start:
+                yield device_batch(encoded, rows, shape)
+            number += 1
 
 
 def num_steps_of(num_examples: int, *, batch_size: int, num_epochs: int) -> int:
@@ -101,26 +142,41 @@ def num_steps_of(num_examples: int, *, batch_size: int, num_epochs: int) -> int:
     return num_epochs * -(-num_examples // batch_size)
 
 
+def start_fit(params: Tree, tx: optax.GradientTransformation) -> Progress:
+    """Returns the progress of a training that has done nothing yet."""
+    state = TrainState(params, tx.init(params), jnp.zeros((), jnp.int32))
+    return Progress(state, (), np.zeros(0, np.float64))
+
+
 def fit(
-    loss: Loss,
-    params: Tree,
+    losses: Losses,
+    progress: Progress,
     frozen: Tree,
-    batches: Iterable[DeviceBatch],
+    batches: Iterator[DeviceBatch],
     *,
     tx: optax.GradientTransformation,
+    mean: Mean = "examples",
+    micro_batch: int = 0,
     dropout_key: jax.Array | None = None,
     keep_after: tuple[int, ...] = (),
-) -> Fitted:
+    save_every: int = 0,
+    save: Callable[[Progress], None] | None = None,
+) -> Progress:
     """Returns parameters that fit the batches, one optimizer step a batch.
 
     Args:
-      loss: loss(params, frozen, batch, *, num_targets, dropout_key), a scalar.
-      params: what is trained.
+      losses: losses(params, frozen, batch, *, num_targets, dropout_keys), one of each example.
+      progress: where to begin: `start_fit`, or what `save` was given in an interrupted run.
       frozen: what the loss reads beside; an argument, so that no jit holds it as a constant.
-      batches: the training data, in order; wrap it in a progress bar where one is wanted.
+      batches: the training data from there on, in order; wrap it in a progress bar where one is
+        wanted.
       tx: optimizer.
-      dropout_key: key of the dropout; None turns it off.
+      mean: what the loss of a step is the mean over.
+      micro_batch: examples held at a time; 0 for all. A step is the same up to rounding.
+      dropout_key: key of the dropout, the same for the whole training; None turns it off.
       keep_after: numbers of steps after which a copy of the parameters is kept.
+      save_every: steps between two calls of `save`; 0 for none.
+      save: takes the progress, to go on from in another process with the same bits.
 
     Raises:
       ValueError: the loss is not finite; the step is named.
@@ -129,33 +185,49 @@ def fit(
     def step_fn(
         state: TrainState, frozen: Tree, batch: TokenBatch, *, num_targets: int
     ) -> tuple[TrainState, Array]:
-        key = None if dropout_key is None else jax.random.fold_in(dropout_key, state.step)
-        value, grads = jax.value_and_grad(loss)(
-            state.params, frozen, batch, num_targets=num_targets, dropout_key=key
+        keys = None
+        if dropout_key is not None:
+            # One key per example of the whole batch, so that micro-batches drop the same entries.
+            keys = jax.random.split(
+                jax.random.fold_in(dropout_key, state.step), batch.tokens_BL.shape[0]
+            )
+        total = jnp.sum(row_weights(batch, mean))
+
+        def objective(params: Tree, part: tuple[TokenBatch, Array | None]) -> tuple[Array, None]:
+            batch, keys = part
+            loss_B = losses(params, frozen, batch, num_targets=num_targets, dropout_keys=keys)
+            return weighted_mean(loss_B, batch, mean=mean, total=total), None
+
+        (value, _), grads = value_and_grad(
+            objective, state.params, (batch, keys), micro_batch=micro_batch
         )
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         stepped = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
         return stepped, value
 
     step = jax.jit(step_fn, static_argnames="num_targets")
-    state = TrainState(params, tx.init(params), jnp.zeros((), jnp.int32))
-    losses: list[Array] = []
-    kept: dict[int, Tree] = {}
-    for device in batches:
+    state, kept = progress.state, list(progress.kept)
+    values: list[Array] = []
+    number = first = len(progress.losses)
+
+    def so_far() -> Progress:
+        found = np.asarray([float(value) for value in values], np.float64)
+        return Progress(state, tuple(kept), np.concatenate([progress.losses, found]))
+
+    for number, device in enumerate(batches, start=first + 1):
         state, value = step(state, frozen, device.batch, num_targets=device.num_targets)
-        losses.append(value)
+        values.append(value)
+        if number in keep_after:
+            kept.append(state.params)
+        saves_now = bool(save_every) and number % save_every == 0
         # Looking at each loss would stall the device; every 32nd is soon enough to stop.
-        if len(losses) % 32 == 0:
-            check_finite(value, what="training loss", step=len(losses))
-        if len(losses) in keep_after:
-            kept[len(losses)] = state.params
-    if losses:
-        check_finite(losses[-1], what="training loss", step=len(losses))
-    return Fitted(
-        params=state.params,
-        kept=tuple(kept[step] for step in keep_after),
-        losses=np.asarray([float(value) for value in losses], np.float64),
-    )
+        if len(values) % 32 == 0 or saves_now:
+            check_finite(value, what="training loss", step=number)
+        if save is not None and saves_now:
+            save(so_far())
+    if values:
+        check_finite(values[-1], what="training loss", step=number)
+    return so_far()
 
 
 def check_finite(value: Array, *, what: str, step: int) -> None:
