@@ -36,7 +36,10 @@ _DTYPES = flags.DEFINE_list(
 _QUERIES = flags.DEFINE_list("queries", ["1", "2", "4", "8"], "Numbers of queries to measure.")
 _CENTER = flags.DEFINE_boolean("center", True, "Centred cosine (signs are made centred then).")
 _AGGREGATE = flags.DEFINE_enum(
-    "aggregate", "mean", ["mean", "mean_rank"], "What one score is made of several queries."
+    "aggregate",
+    "mean",
+    ["mean", "mean_rank", "common"],
+    "What one score is made of several queries.",
 )
 _TOP = flags.DEFINE_integer("top", 5000, "Rows wanted from the top (at most all).", 0)
 _BOTTOM = flags.DEFINE_integer("bottom", 2000, "Rows wanted from the bottom (at most all).", 0)

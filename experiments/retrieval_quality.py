@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from absl import app, flags, logging
 
@@ -102,6 +102,7 @@ PRESETS = {
     ("finetuned/unshifted/response", "centred", "vector"): "robust",
 }
 _DEFLATED = (1, 3, 10)
+COMBINATIONS: tuple[Literal["mean", "mean_rank", "common"], ...] = ("mean", "mean_rank", "common")
 
 
 # one run --------------------------------------------------------------------------------------
@@ -181,15 +182,16 @@ class Trial:
         for name, what in self.passes.items():
             products = self.maker.products(what)
             for centring in ("plain", "centred"):
-                both_RN = exact.cosines_of_products(products, center=centring == "centred")
-                for query, score_QN in (
-                    ("own", both_RN[:num_queries]),
-                    ("gold", both_RN[num_queries:]),
+                both_RN, both_RR = exact.cosines_of_products(products, center=centring == "centred")
+                for query, span in (
+                    ("own", slice(0, num_queries)),
+                    ("gold", slice(num_queries, None)),
                 ):
-                    yield from self.count_records((name, centring, query), "vector", [score_QN])
+                    pair = both_RN[span], both_RR[span, span]
+                    yield from self.count_records((name, centring, query), "vector", [pair])
                     is_run = name == self.default and query == config.sketch.query_output
                     if is_run and (centring == "centred") == config.retrieve.center:
-                        exact_N = score_QN.mean(axis=0)
+                        exact_N = pair[0].mean(axis=0)
         yield from self.strategy_records(exact_N)
 
     # the exact kernel -------------------------------------------------------------------------
@@ -215,7 +217,7 @@ class Trial:
 
         num_train = self.rows.num_train
         for normalise in ("vector", "per_tensor"):
-            scores: dict[tuple[str, str, str], np.ndarray] = {}
+            scores: dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]] = {}
             for name, parts in self.kernels(grams).items():
                 gram_MM = np.mean(
                     [getattr(grams[part], f"{normalise}_MM") for part in parts], axis=0
@@ -232,7 +234,11 @@ class Trial:
                 for centring, matrix_MM in variants.items():
                     for query in ("own", "gold"):
                         key = name, centring, query
-                        scores[key] = exact.cosines(matrix_MM, num_train, self.rows.queries(query))
+                        positions = self.rows.queries(query)
+                        scores[key] = (
+                            exact.cosines(matrix_MM, num_train, positions),
+                            exact.query_cosines(matrix_MM, positions),
+                        )
                         yield from self.count_records(key, normalise, [scores[key]])
             pair = "initial/next_token/response", "finetuned/unshifted/response"
             for query in ("own", "gold"):
@@ -240,8 +246,8 @@ class Trial:
                     keys = [(name, centring, query) for name in pair]
                     if all(key in scores for key in keys):
                         name = f"z-sum of {' and '.join(pair)}"
-                        parts_QN = [scores[key] for key in keys]
-                        yield from self.count_records((name, centring, query), normalise, parts_QN)
+                        pairs = [scores[key] for key in keys]
+                        yield from self.count_records((name, centring, query), normalise, pairs)
         for name, found in grams.items():
             quality, _ = measure_ranking(
                 np.asarray(found.norm_M[:num_train], np.float64), self.is_target_N, self.ids
@@ -249,16 +255,23 @@ class Trial:
             yield {"table": "norm", "kernel": name, **quality}
 
     def count_records(
-        self, key: tuple[str, str, str], normalise: str, parts: Sequence[np.ndarray]
+        self,
+        key: tuple[str, str, str],
+        normalise: str,
+        parts: Sequence[tuple[np.ndarray, np.ndarray]],
     ) -> Iterator[dict[str, Any]]:
         """Yields the mean quality over random subsets of queries, for each number of them.
 
-        Several parts are brought to one scale and summed.
+        A part is the scores of each query and the cosines between the queries; several parts are
+        brought to one scale and summed.
         """
         from raslik_jax.retrieval import exact
+        from raslik_jax.retrieval.strategies import aggregate_scores
 
-        total = len(parts[0])
-        counts = sorted({int(count) for count in _COUNTS.value if int(count) < total} | {total})
+        total = len(parts[0][0])
+        counts = [total]
+        if normalise == "vector" and key[1] in ("plain", "centred") and key[2] == "own":
+            counts = sorted({int(count) for count in _COUNTS.value if int(count) < total} | {total})
         for count in counts:
             generator = np.random.default_rng([self.workspace.config.seed, count])
             if count == total:
@@ -269,24 +282,29 @@ class Trial:
                 subsets = [
                     generator.choice(total, count, replace=False) for _ in range(_DRAWS.value)
                 ]
-            found = []
-            for subset in subsets:
-                means = [score_QN[subset].mean(axis=0) for score_QN in parts]
-                score_N = means[0] if len(means) == 1 else exact.z_sum(means)
-                found.append(measure_ranking(score_N, self.is_target_N, self.ids)[0])
-            values = {name: float(np.mean([entry[name] for entry in found])) for name in QUALITY}  # type: ignore[literal-required]
-            kernel, centring, query = key
-            yield {
-                "table": "kernel",
-                "kernel": kernel,
-                "centring": centring,
-                "normalise": normalise,
-                "query": query,
-                "num_queries": count,
-                "is_all": count == total,
-                **values,
-                "least_auprc": min(entry["auprc"] for entry in found),
-            }
+            for combine in COMBINATIONS:
+                found: list[dict[str, Any]] = []
+                for subset in subsets:
+                    combined = [
+                        aggregate_scores(score_QN[subset], combine, gram_QQ[np.ix_(subset, subset)])
+                        for score_QN, gram_QQ in parts
+                    ]
+                    score_N = combined[0] if len(combined) == 1 else exact.z_sum(combined)
+                    quality, _ = measure_ranking(score_N, self.is_target_N, self.ids)
+                    found.append(dict(quality))
+                kernel, centring, query = key
+                yield {
+                    "table": "kernel",
+                    "kernel": kernel,
+                    "centring": centring,
+                    "normalise": normalise,
+                    "query": query,
+                    "combine": combine,
+                    "num_queries": count,
+                    "is_all": count == total,
+                    **{name: float(np.mean([entry[name] for entry in found])) for name in QUALITY},
+                    "least_auprc": min(entry["auprc"] for entry in found),
+                }
 
     # strategies -------------------------------------------------------------------------------
 
@@ -380,6 +398,7 @@ class Trial:
 
     def sketch_records(self, name: str, grams: Any) -> list[dict[str, Any]]:
         """Returns the quality of every sketch of one pass, one record for all projection seeds."""
+        from raslik_jax.index.combine import common_weights
         from raslik_jax.influence import projections
         from raslik_jax.retrieval import exact
         from raslik_jax.stages.exact_gradients import project_rows
@@ -392,8 +411,12 @@ class Trial:
         if center:
             gram_MM = exact.centre(gram_MM, num_train)
         own = self.rows.queries(config.sketch.query_output)
-        exact_N = exact.cosines(gram_MM, num_train, own).mean(axis=0)
-        _, best = measure_ranking(exact_N, self.is_target_N, self.ids)
+        score_QN = exact.cosines(gram_MM, num_train, own)
+        # The exact scores by the mean, and by what the queries have in common.
+        best = [
+            score_QN.mean(axis=0),
+            common_weights(exact.query_cosines(gram_MM, own)) @ score_QN,
+        ]
         vectors: np.ndarray | None = None
         records = []
         for family in _FAMILIES.value:
@@ -403,7 +426,8 @@ class Trial:
                 found: dict[str, list[dict[str, Any]]] = {}
                 for draw in range(_SEEDS.value):
                     path = folder / f"{family}-{size}-{draw}.json"
-                    wanted = _DTYPES.value if family == "binned" else ["float32"]
+                    dtypes = _DTYPES.value if family == "binned" else ["float32"]
+                    wanted = [*dtypes, *(f"{dtype}, common" for dtype in dtypes)]
                     entries = read_json(path) if path.is_file() else {}
                     if not set(wanted) <= set(entries):
                         if vectors is None:
@@ -415,11 +439,11 @@ class Trial:
                             config.seed + 1000 * draw, family, vectors.shape[1], size
                         )
                         sketch_MK = project_rows(vectors, projection)
-                        made = self.score_dtypes(sketch_MK, own, center, wanted)
+                        made = self.score_dtypes(sketch_MK, own, center, dtypes)
                         if family == "binned" and draw == 0:
                             np.save(folder / "scores.npy", made["float32"], allow_pickle=False)
                         entries = {
-                            dtype: self.sketch_entry(score_N, exact_N)
+                            dtype: self.sketch_entry(score_N, best["common" in dtype])
                             for dtype, score_N in made.items()
                         }
                         write_json(path, entries)
@@ -429,16 +453,20 @@ class Trial:
                         found.setdefault(dtype, []).append(entries[dtype])
                 for dtype, members in found.items():
                     sets = [entry["forget"] for entry in members]
+                    _, exact_sets = measure_ranking(
+                        best["common" in dtype], self.is_target_N, self.ids
+                    )
                     records.append(
                         {
                             "table": "sketch",
                             "kernel": name,
                             "family": family,
                             "size": size,
-                            "dtype": dtype,
+                            "dtype": dtype.split(",")[0],
+                            "combine": "common" if "," in dtype else "mean",
                             "jaccard_seeds": ranking.mean_jaccard(sets),
                             "jaccard_exact": float(
-                                np.mean([ranking.jaccard(s, best.forget) for s in sets])
+                                np.mean([ranking.jaccard(s, exact_sets.forget) for s in sets])
                             ),
                             **{
                                 field: float(np.mean([entry[field] for entry in members]))
@@ -490,8 +518,15 @@ class Trial:
                         dtype=dtype,
                         is_centred=center and dtype == "sign",
                     )
-                scores = search.score_store(copy, unit_MK[own], center=center)
-                found[dtype] = np.asarray(scores.forget_N).astype(np.float64)
+                aggregates: dict[str, search.Aggregate] = {
+                    dtype: "mean",
+                    f"{dtype}, common": "common",
+                }
+                for name, aggregate in aggregates.items():
+                    scores = search.score_store(
+                        copy, unit_MK[own], center=center, aggregate=aggregate
+                    )
+                    found[name] = np.asarray(scores.forget_N).astype(np.float64)
         return found
 
 
@@ -532,7 +567,7 @@ SHOWN = {
 
 def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Returns the records joined over seeds, by table."""
-    kernel = ["kernel", "centring", "normalise", "query"]
+    kernel = ["kernel", "centring", "normalise", "query", "combine"]
 
     def of(table: str) -> list[Mapping[str, Any]]:
         return [record for record in records if record["table"] == table]
@@ -548,18 +583,19 @@ def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, 
         ),
         "sketches": join_records(
             of("sketch"),
-            by=["kernel", "family", "size", "dtype"],
+            by=["kernel", "family", "size", "dtype", "combine"],
             values=[*QUALITY, "jaccard_seeds", "jaccard_exact", "spearman", "error"],
         ),
         "norms": join_records(of("norm"), by=["kernel"], values=QUALITY),
     }
     for entry in joined["kernels"]:
-        entry["preset"] = PRESETS.get((entry["kernel"], entry["centring"], entry["normalise"]), "")
+        named = PRESETS.get((entry["kernel"], entry["centring"], entry["normalise"]), "")
+        entry["preset"] = named if entry["combine"] == "mean" else ""
     return joined
 
 
 def _is_main(entry: Mapping[str, Any]) -> bool:
-    return entry["normalise"] == "vector" and entry["query"] == "own"
+    return (entry["normalise"], entry["query"], entry["combine"]) == ("vector", "own", "mean")
 
 
 def write_tables(
@@ -572,8 +608,9 @@ def write_tables(
         return -entry["auprc"]["mean"]
 
     plain = ("plain", "centred")
-    ranked = sorted((entry for entry in kernels if _is_main(entry)), key=value)
-    main = [entry for entry in ranked if entry["centring"] in plain]
+    own = [e for e in kernels if e["normalise"] == "vector" and e["query"] == "own"]
+    ranked = sorted((entry for entry in own if _is_main(entry)), key=value)
+    main = sorted((entry for entry in own if entry["centring"] in plain), key=value)
     best = {entry["kernel"] for entry in main[:4]} | {name for name, _, _ in PRESETS}
     further = [e for e in ranked if e["kernel"] in best and e["centring"] not in plain]
     options = [e for e in kernels if e["kernel"] in best and e["centring"] in plain]
@@ -581,7 +618,8 @@ def write_tables(
     counts = [
         entry
         for entry in joined["queries"]
-        if _is_main(entry) and (entry["kernel"], entry["centring"]) in top
+        if (entry["normalise"], entry["query"]) == ("vector", "own")
+        and (entry["kernel"], entry["centring"]) in top
     ]
     shown = SHOWN | {"below_zero": "scores below 0"}
     parts = [
@@ -594,7 +632,7 @@ def write_tables(
         ),
         "## Exact kernel: which gradient, and what is taken away from it",
         "All queries, the model's own answers, cosine of whole gradients; best auPRC first.",
-        _table(main, {"kernel": "kernel", "centring": "centring"}, shown),
+        _table(main, {"kernel": "kernel", "centring": "centring", "combine": "queries by"}, shown),
         "## More than the mean taken away: the largest principal directions of the centred rows",
         _table(further, {"kernel": "kernel", "centring": "centring"}, shown),
         "## Normalisation and the answers of the queries",
@@ -605,6 +643,7 @@ def write_tables(
                 "centring": "centring",
                 "normalise": "normalise",
                 "query": "query",
+                "combine": "queries by",
                 "preset": "preset",
             },
             SHOWN,
@@ -613,13 +652,24 @@ def write_tables(
         "Mean over random subsets; least: the worst subset.",
         _table(
             counts,
-            {"kernel": "kernel", "centring": "centring", "num_queries": "queries"},
+            {
+                "kernel": "kernel",
+                "centring": "centring",
+                "combine": "queries by",
+                "num_queries": "queries",
+            },
             {"auprc": "auPRC", "least_auprc": "least auPRC", "precision": "precision"},
         ),
         "## Sketches",
         _table(
             joined["sketches"],
-            {"kernel": "kernel", "family": "family", "size": "K", "dtype": "dtype"},
+            {
+                "kernel": "kernel",
+                "family": "family",
+                "size": "K",
+                "dtype": "dtype",
+                "combine": "queries by",
+            },
             {
                 "auprc": "auPRC",
                 "precision": "precision",
@@ -648,8 +698,10 @@ def write_figures(joined: Mapping[str, list[dict[str, Any]]], out: pathlib.Path)
     names = list(rows)[:4] + [n for n in dict.fromkeys(k[0] for k in PRESETS) if n in rows]
     curves: dict[str, list[Any]] = {}
     for entry in joined["queries"]:
-        if _is_main(entry) and entry["centring"] == "centred" and entry["kernel"] in names:
-            points = curves.setdefault(entry["kernel"], [])
+        is_shown = (entry["normalise"], entry["query"]) == ("vector", "own")
+        is_shown &= entry["combine"] in ("mean", "common") and entry["centring"] == "centred"
+        if is_shown and entry["kernel"] in names[:3]:
+            points = curves.setdefault(f"{entry['kernel']}, {entry['combine']}", [])
             points.append((float(entry["num_queries"]), entry["auprc"]))
     figure = figures.draw_curves(
         {
@@ -665,6 +717,8 @@ def write_figures(joined: Mapping[str, list[dict[str, Any]]], out: pathlib.Path)
 
     panels: dict[str, dict[str, list[Any]]] = {"auPRC": {}, "Jaccard with the exact set": {}}
     for entry in joined["sketches"]:
+        if entry["combine"] != "mean":
+            continue
         label = f"{entry['family']}, {entry['dtype']}"
         for panel, field in zip(panels, ("auprc", "jaccard_exact"), strict=True):
             if entry["kernel"] == joined["sketches"][0]["kernel"]:

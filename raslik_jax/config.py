@@ -327,8 +327,10 @@ class RetrieveConfig(_Checked):
         "for this one alone.",
     )
     center: bool = setting(True, "Subtract the mean sketch before the cosine.")
-    aggregate: Literal["mean", "mean_rank"] = setting(
-        "mean", "How the scores of several queries become one."
+    aggregate: Literal["mean", "mean_rank", "common"] = setting(
+        "mean",
+        "How the scores of several queries become one: their mean, their mean rank, or the score "
+        "of the direction that all queries have in common.",
     )
     select: Literal["count", "threshold", "margin", "quantile"] = setting(
         "count",

@@ -68,13 +68,20 @@ class ExactTest(parameterized.TestCase):
             query_mean_R=unit_MP[12:] @ mean_P,
             row_mean_N=unit_MP[:12] @ mean_P,
             mean_square=np.asarray(mean_P @ mean_P),
+            query_RR=unit_MP[12:] @ unit_MP[12:].T,
         )
         for center in (False, True):
             moved_MP = unit_MP - mean_P if center else unit_MP
             wanted_QN = _unit(moved_MP)[12:] @ _unit(moved_MP)[:12].T
             wanted_QN[:, 4] = 0  # the row without a gradient
-            found_QN = exact.cosines_of_products(products, center=center)
+            found_QN, found_QQ = exact.cosines_of_products(products, center=center)
             np.testing.assert_allclose(found_QN, wanted_QN, atol=1e-9)
+            wanted_QQ = _unit(moved_MP)[12:] @ _unit(moved_MP)[12:].T
+            np.testing.assert_allclose(found_QQ, wanted_QQ, atol=1e-9)
+            gram_MM = unit_MP @ unit_MP.T
+            gram_MM = exact.centre(gram_MM, 12) if center else gram_MM
+            query_QQ = exact.query_cosines(gram_MM, np.arange(12, 15))
+            np.testing.assert_allclose(query_QQ, wanted_QQ, atol=1e-9)
 
     def test_a_row_without_length_scores_zero(self):
         unit_MP = _unit(_vectors().astype(np.float64))

@@ -18,7 +18,7 @@ _TINY = (
     "--batch_tokens=1024 --sketch_size=256 --strategies=raslik,exact"
 )
 
-_SETTING = ("table", "kernel", "centring", "normalise", "query", "num_queries")
+_SETTING = ("table", "kernel", "centring", "normalise", "query", "combine", "num_queries")
 
 
 def _run(script, *arguments):
@@ -58,14 +58,15 @@ def test_both_experiments_on_a_finished_run(tmp_path):
         if record["table"] == "kernel"
         and record["kernel"] == default
         and (record["centring"], record["normalise"]) == ("centred", "vector")
-        and (record["query"], record["is_all"]) == ("own", True)
+        and (record["query"], record["combine"], record["is_all"]) == ("own", "mean", True)
     ]
     made = json.loads((tmp_path / "tiny" / "retrieve" / "exact" / "summary.json").read_text())
     for name in ("precision", "auroc", "auprc"):
         assert abs(exact[name] - made[name]) < 1e-9, name
     assert abs(exact["targets_in_retain"] - made["targets_in_retain"] / 12) < 1e-9
     sketches = [record for record in records if record["table"] == "sketch"]
-    assert {(r["family"], r["size"], r["dtype"]) for r in sketches} == {
+    common = [r for r in sketches if r["combine"] == "common"]
+    assert {(r["family"], r["size"], r["dtype"]) for r in common} == {
         *(("binned", k, d) for k in (64, 256) for d in ("float32", "bfloat16", "int8", "sign")),
         *(("binned_hashed", k, "float32") for k in (64, 256)),
         ("dense_rademacher", 64, "float32"),

@@ -221,6 +221,20 @@ class ScoreTest(IndexCase):
         self.assertEqual(scores.forget_N[5], scores.forget_N[6])
         self.assertEqual(scores.forget_N[0], -np.inf)
 
+    @parameterized.parameters("float32", "sign")
+    def test_common_weighs_each_querys_scores(self, dtype):
+        rows, query_QK = correlated_rows(90, 64, seed=0), correlated_rows(3, 64, seed=1)
+        store = self.make(rows)
+        moved_QK = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True) - store.mean_K
+        moved_QK /= np.linalg.norm(moved_QK, axis=1, keepdims=True)
+        weight_Q = np.linalg.solve(moved_QK @ moved_QK.T + 0.5 * np.eye(3), np.ones(3))
+        if dtype == "sign":
+            store = requantise(store, f"{self.root}/sign", dtype=dtype, is_centred=True)
+        each_QN = [search.score_store(store, query[None], center=True) for query in query_QK]
+        wanted_N = weight_Q @ [scores.forget_N for scores in each_QN] / weight_Q.sum()
+        found = search.score_store(store, query_QK, center=True, aggregate="common")
+        np.testing.assert_allclose(found.forget_N, wanted_N, atol=1e-5)
+
     @parameterized.parameters(("int8", 100, 2), ("sign", 50, 4))
     def test_a_finer_index_sets_the_candidates_right(self, dtype, wanted, candidates):
         random = np.random.default_rng(0)

@@ -26,10 +26,11 @@ from jax import lax
 from jaxtyping import Float, Float32, Shaped
 
 from raslik_jax.axes import Array
+from raslik_jax.index.combine import common_weights
 from raslik_jax.index.quantise import INT8_LEVELS, pack_signs, rotate
 from raslik_jax.index.store import SketchStore
 
-Aggregate = Literal["mean", "mean_rank"]
+Aggregate = Literal["mean", "mean_rank", "common"]
 
 # Where |x - mu|^2 is below this share of |x|^2 + |mu|^2 it is rounding: the row is the mean.
 _RELATIVE_ZERO = 1e-6
@@ -207,7 +208,7 @@ def prepare_queries(
         store: the index.
         query_QK: sketches of the queries, of any length but zero.
         center: subtract the mean sketch from rows and queries.
-        aggregate: `mean` prepares one score per row, `mean_rank` one for every query.
+        aggregate: `mean` and `common` prepare one score per row, `mean_rank` one for every query.
 
     Raises:
         ValueError: a query is zero, not finite or of another size, or the index holds signs of
@@ -241,7 +242,11 @@ def prepare_queries(
     remaining_Q1 = np.linalg.norm(direction_QK, axis=1, keepdims=True)
     direction_QK = direction_QK / np.where(remaining_Q1 > 0, remaining_Q1, 1.0)
     count = len(direction_QK)
-    weight_GQ = np.full((1, count), 1 / count) if aggregate == "mean" else np.eye(count)
+    weight_GQ = np.eye(count)
+    if aggregate == "mean":
+        weight_GQ = np.full((1, count), 1 / count)
+    elif aggregate == "common":
+        weight_GQ = common_weights(direction_QK @ direction_QK.T)[None]
     empty = Prepared(
         columns=np.zeros((0, 0), np.float32),
         column_scale_M=np.zeros(0, np.float32),
@@ -335,7 +340,8 @@ def score_store(
         query_QK: sketches of the queries, of any length but zero.
         center: the centred cosine; the mean is the index's own.
         aggregate: `mean` of the cosines, or `mean_rank`: each query ranks the rows (ties share
-            their mean rank), the ranks are averaged and scaled so that first is 1 and last -1.
+            their mean rank), the ranks are averaged and scaled so that first is 1 and last -1; or
+            `common`, the mean weighted by `combine.common_weights`.
 
     Returns:
         Scores in the order of `store.ids`, float32 on the host, minus infinity for deleted rows.
@@ -346,7 +352,7 @@ def score_store(
     prepared = prepare_queries(store, query_QK, center=center, aggregate=aggregate)
     scores_NG = _score_blocks(store, prepared)
     live_N = store.is_live_N
-    if aggregate == "mean":
+    if aggregate != "mean_rank":
         forget_N = scores_NG[:, 0]
     else:
         ranks_LG = scipy.stats.rankdata(scores_NG[live_N], axis=0)  # 1 is the lowest score
@@ -459,7 +465,7 @@ def search_store(
             retain_N[retain],
         )
     if aggregate != "mean":
-        raise ValueError("A finer index gives scores again, not ranks; use aggregate='mean'.")
+        raise ValueError("A finer index gives mean scores again; use aggregate='mean'.")
     live = int(np.sum(forget_N > -np.inf))
     found = [
         _rescored(store, finer, best_positions(side, store.ids, min(live, candidates * count)),

@@ -38,6 +38,7 @@ class Products(NamedTuple):
       query_mean_R: products of the queries with the mean training row.
       row_mean_N: products of the training rows with it.
       mean_square: its product with itself.
+      query_RR: cosines between the queries.
     """
 
     norm_N: Float[np.ndarray, " N"]
@@ -45,12 +46,15 @@ class Products(NamedTuple):
     query_mean_R: Float[np.ndarray, " R"]
     row_mean_N: Float[np.ndarray, " N"]
     mean_square: Float[np.ndarray, ""]
+    query_RR: Float[np.ndarray, "R R"]
 
 
-def cosines_of_products(products: Products, *, center: bool) -> Float[np.ndarray, "R N"]:
-    """Returns the cosine of each query with each training row, centred or not."""
+def cosines_of_products(
+    products: Products, *, center: bool
+) -> tuple[Float[np.ndarray, "R N"], Float[np.ndarray, "R R"]]:
+    """Returns the cosines of each query with each training row and between the queries."""
     if not center:
-        return products.query_RN.astype(np.float64)
+        return products.query_RN.astype(np.float64), products.query_RR.astype(np.float64)
     shifted_RN = (
         products.query_RN
         - products.query_mean_R[:, None]
@@ -61,7 +65,13 @@ def cosines_of_products(products: Products, *, center: bool) -> Float[np.ndarray
     row_N = is_some_N - 2 * products.row_mean_N + products.mean_square
     query_R = 1 - 2 * products.query_mean_R + products.mean_square
     scale_RN = np.sqrt(np.maximum(query_R[:, None] * row_N[None], _RELATIVE_ZERO**2))
-    return np.where(is_some_N[None], shifted_RN / scale_RN, 0.0)
+    mean_R = products.query_mean_R
+    moved_RR = products.query_RR - mean_R[:, None] - mean_R[None] + products.mean_square
+    length_R = np.sqrt(np.maximum(query_R, _RELATIVE_ZERO))
+    return (
+        np.where(is_some_N[None], shifted_RN / scale_RN, 0.0),
+        moved_RR / length_R[:, None] / length_R[None],
+    )
 
 
 def gram_matrices(vectors_MP: Float[np.ndarray, "M P"], tensors: Sequence[slice]) -> Grams:
@@ -155,6 +165,15 @@ def cosines(
     is_some_M = square_M > _RELATIVE_ZERO
     scale_M = np.where(is_some_M, np.sqrt(np.where(is_some_M, square_M, 1.0)), np.inf)
     return gram_MM[queries, :num_train] / scale_M[queries, None] / scale_M[None, :num_train]
+
+
+def query_cosines(
+    gram_MM: Float[np.ndarray, "M M"], queries: Int[np.ndarray, " Q"]
+) -> Float[np.ndarray, "Q Q"]:
+    """Returns the cosines between the queries, for `combine.common_weights`."""
+    gram_QQ = gram_MM[np.ix_(queries, queries)]
+    length_Q = np.sqrt(np.maximum(np.diag(gram_QQ), _RELATIVE_ZERO))
+    return gram_QQ / length_Q[:, None] / length_Q[None, :]
 
 
 def z_sum(scores: Sequence[Float[np.ndarray, " N"]]) -> Float[np.ndarray, " N"]:

@@ -13,6 +13,7 @@ import scipy.stats
 from jaxtyping import Float
 
 from raslik_jax.data.examples import Example
+from raslik_jax.index.combine import common_weights
 from raslik_jax.retrieval import bm25 as bm25_lib
 from raslik_jax.retrieval.selection import select_by_count
 
@@ -37,7 +38,8 @@ class Request(NamedTuple):
         protocol; `anywhere` among all examples.
       queries: the retrieval queries, for the strategies that read texts.
       query_text: what of a query is read: instruction and input, or the output as well.
-      aggregate: how the scores of several queries become one: their mean, or their mean rank.
+      aggregate: how the scores of several queries become one: their mean, their mean rank, or the
+        mean weighted by what they have in common (BM25, which has no cosines, takes the mean).
       num_forget: size of the forget set, for controlled randomization.
       num_retain: size of the retain set, likewise.
       oracle_share: share of CR's forget set that comes from the oracle, 0 to 1.
@@ -51,7 +53,7 @@ class Request(NamedTuple):
     retain_from: Literal["non_target", "anywhere"]
     queries: Sequence[Example] = ()
     query_text: QueryText = "prompt"
-    aggregate: Literal["mean", "mean_rank"] = "mean"
+    aggregate: Literal["mean", "mean_rank", "common"] = "mean"
     num_forget: int = 0
     num_retain: int = 0
     oracle_share: float = 0.5
@@ -78,14 +80,20 @@ def query_text(example: Example, include: QueryText) -> str:
 
 
 def aggregate_scores(
-    score_QN: Float[np.ndarray, "Q N"], how: Literal["mean", "mean_rank"]
+    score_QN: Float[np.ndarray, "Q N"],
+    how: Literal["mean", "mean_rank", "common"],
+    query_gram_QQ: Float[np.ndarray, "Q Q"] | None = None,
 ) -> Float[np.ndarray, " N"]:
     """Returns one score per example from those of several queries.
 
     `mean` of the scores, or `mean_rank`: each query ranks the examples (ties share their mean
-    rank), the ranks are averaged and scaled so that first everywhere is 1 and last is -1.
+    rank), the ranks are averaged and scaled so that first everywhere is 1 and last is -1; or
+    `common`, the mean weighted by `combine.common_weights` of the cosines between the queries,
+    and the plain mean where there are none.
     """
-    if how == "mean":
+    if how == "common" and query_gram_QQ is not None:
+        return common_weights(query_gram_QQ) @ score_QN
+    if how != "mean_rank":
         return score_QN.mean(axis=0)
     rank_QN = scipy.stats.rankdata(score_QN, axis=1)  # 1 is the lowest score
     return 2 * (rank_QN.mean(axis=0) - 1) / max(score_QN.shape[1] - 1, 1) - 1
@@ -166,8 +174,9 @@ def embedding(request: Request) -> Scores:
     """Returns both ends of the mean cosine of sentence vectors over queries (Section 4.2)."""
     if request.vectors is None:
         raise ValueError("sentence vectors wanted, none came: compute them with an encoder first")
-    score_QN = request.vectors.query_QE @ request.vectors.example_NE.T
-    return _both_ends(aggregate_scores(score_QN, request.aggregate))
+    query_QE = request.vectors.query_QE
+    score_QN = query_QE @ request.vectors.example_NE.T
+    return _both_ends(aggregate_scores(score_QN, request.aggregate, query_QE @ query_QE.T))
 
 
 def exact(request: Request) -> Scores:

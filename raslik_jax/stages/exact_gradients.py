@@ -335,7 +335,11 @@ class GradientMaker:
                 if number % 16 == 0 or number == len(plans):
                     save()
         mean_P = state.pop("sum_P") / num_train
-        state |= {"query_mean_R": query_RP @ mean_P, "mean_square": np.asarray(mean_P @ mean_P)}
+        state |= {
+            "query_mean_R": query_RP @ mean_P,
+            "mean_square": np.asarray(mean_P @ mean_P),
+            "query_RR": query_RP @ query_RP.T,
+        }
         save()
         return Products(*(state[name] for name in Products._fields))
 

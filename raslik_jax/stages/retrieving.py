@@ -347,7 +347,11 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
         is_real = plan.rows != batches.DUMMY_ROW
         score_QB = np.asarray(score(sketch(encoded, plan).unit_BK, jnp.asarray(query_QK), mean_K))
         score_QN[:, plan.rows[is_real]] = score_QB[:, is_real]
-    influence_N = strategies_lib.aggregate_scores(score_QN, settings.aggregate)
+    ids = [row.example_id for row in workspace.corpus.queries["retrieval"]]
+    gram_QQ = selection_lib.check_agreement(
+        query_QK, ids, None if mean_K is None else np.asarray(mean_K)
+    )
+    influence_N = strategies_lib.aggregate_scores(score_QN, settings.aggregate, gram_QQ)
     np.save(folder / "influence.npy", influence_N, allow_pickle=False)
 
 
