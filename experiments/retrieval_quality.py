@@ -164,8 +164,9 @@ class Trial:
         if self.workspace.config.retrieve.center:
             gram_MM = exact.centre(gram_MM, self.rows.num_train)
         own = self.rows.queries(self.workspace.config.sketch.query_output)
-        exact_N = exact.cosines(gram_MM, self.rows.num_train, own).mean(axis=0)
-        records += self.strategy_records(exact_N)
+        records += self.strategy_records(
+            exact.cosines(gram_MM, self.rows.num_train, own), exact.query_cosines(gram_MM, own)
+        )
         return self.with_header(records)
 
     def with_header(self, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -191,8 +192,8 @@ class Trial:
                     yield from self.count_records((name, centring, query), "vector", [pair])
                     is_run = name == self.default and query == config.sketch.query_output
                     if is_run and (centring == "centred") == config.retrieve.center:
-                        exact_N = pair[0].mean(axis=0)
-        yield from self.strategy_records(exact_N)
+                        chosen = pair
+        yield from self.strategy_records(*chosen)
 
     # the exact kernel -------------------------------------------------------------------------
 
@@ -308,8 +309,11 @@ class Trial:
 
     # strategies -------------------------------------------------------------------------------
 
-    def strategy_records(self, exact_N: np.ndarray) -> Iterator[dict[str, Any]]:
+    def strategy_records(
+        self, score_QN: np.ndarray, gram_QQ: np.ndarray
+    ) -> Iterator[dict[str, Any]]:
         """Yields every strategy at the run's own settings, and rankings without a model."""
+        from raslik_jax.index.combine import common_weights
         from raslik_jax.retrieval.selection import select_by_count
         from raslik_jax.retrieval.strategies import RANKING_STRATEGIES, STRATEGIES, Request, Vectors
         from raslik_jax.stages.retrieving import make_embeddings
@@ -317,6 +321,7 @@ class Trial:
         workspace, num_train = self.workspace, self.rows.num_train
         config = workspace.config
         own = self.rows.queries(config.sketch.query_output)
+        exact_N = score_QN.mean(axis=0)
         sketched = None if _LARGE.value else self.largest_sketch_scores()
         train = self.workspace.corpus.train
         queries = tuple(self.rows.examples[position] for position in own)
@@ -335,6 +340,8 @@ class Trial:
             name: base
             for name in ("random", "oracle", "cr_50", "raslik_f", "raslik", "exact", "bm25")
         }
+        common_N = common_weights(gram_QQ) @ score_QN
+        entries["exact, queries by what they share"] = base._replace(exact_N=common_N)
         entries["bm25, answers too"] = base._replace(query_text="prompt_and_output")
         entries |= {f"{n}, any retain": base for n in ("random", "oracle", "raslik_f")}
         if _ENCODER.value:
