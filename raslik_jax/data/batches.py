@@ -239,12 +239,12 @@ def plan_rows(encoded: Encoded, rows: Int[np.ndarray, " B"]) -> BatchPlan:
     # Not encoded.lengths_N, which counts the whole corpus at every call.
     real = rows[rows != DUMMY_ROW]
     length_B = np.array([len(encoded.tokens[row]) for row in real.tolist()], np.int64)
-    length = _next_rung(int(length_B.max()))
+    length = next_rung(int(length_B.max()))
     num_targets = int((length_B - encoded.start_N[real]).max())
     return BatchPlan(rows, length, length // 2 if num_targets <= length // 2 else length)
 
 
-def _next_rung(count: int) -> int:
+def next_rung(count: int) -> int:
     """Returns the least of 2^k and 3 * 2^(k - 1) that holds so many, from 16 up."""
     power = 1 << max(count - 1, 15).bit_length()
     return power if count > power // 4 * 3 else max(power // 4 * 3, 16)

@@ -6,6 +6,8 @@ allenai/OLMo-2, HuggingFaceTB/SmolLM2, TinyLlama, meta-llama); the totals of par
 pages and papers state are tested.
 """
 
+import re
+
 from raslik_jax.models.decoder import ModelConfig
 from raslik_jax.models.gpt_neox import GPTNeoXConfig
 from raslik_jax.models.hf_config import RopeParameters
@@ -127,3 +129,31 @@ MODEL_PRESETS: dict[str, ModelConfig] = {
     "llama-3.1-8b": _llama3(4096, 32, 32, 14336, factor=8.0, tied=False),
     "llama-3.2-1b": _llama3(2048, 16, 32, 8192, factor=32.0, tied=True),
 }
+
+# Hub names, without their owner, of the checkpoints that share a preset's shapes.
+_HUB_NAMES = (
+    (r"pythia-(\d[\d.]*[mb])(-deduped)?", "pythia-{}"),
+    (r"OLMo-2-\d{4}-(\d+B)(-\w+)?", "olmo2-{}"),
+    (r"SmolLM2-(\d[\d.]*[MB])(-Instruct)?", "smollm2-{}"),
+    (r"TinyLlama-(1\.1B)(-.*|_v1\.1)?", "tinyllama-{}"),
+    (r"Llama-2-(\d+b)(-chat)?-hf", "llama-2-{}"),
+    (r"Llama-(3\.1-8B|3\.2-1B)(-Instruct)?", "llama-{}"),
+)
+
+
+def preset_of(checkpoint: str) -> str | None:
+    """Returns the preset of a hub checkpoint: olmo2-7b for allenai/OLMo-2-1124-7B-SFT.
+
+    Args:
+      checkpoint: "owner/model".
+
+    Returns:
+      A key of MODEL_PRESETS; None for a model without a preset.
+    """
+    name = checkpoint.rpartition("/")[2]
+    for pattern, preset in _HUB_NAMES:
+        found = re.fullmatch(pattern, name)
+        if found:
+            key = preset.format(found[1].lower())
+            return key if key in MODEL_PRESETS else None
+    return None

@@ -82,7 +82,7 @@ class Workspace:
     @functools.cached_property
     def model(self) -> Model:
         """The backbone, with an adapter that changes nothing yet."""
-        settings, lora_config = self.config.backbone, _lora_config(self.config)
+        settings, lora_config = self.config.backbone, lora_config_of(self.config)
         loaded = checkpoint.load_model(
             settings.checkpoint or self.root / "backbone" / "model",
             dtype=jnp.dtype(settings.base_dtype),
@@ -256,7 +256,8 @@ class Workspace:
         return algorithm, jax.jit(algorithm.step, static_argnames=static)
 
 
-def _lora_config(config: Config) -> LoRAConfig:
+def lora_config_of(config: Config) -> LoRAConfig:
+    """Returns the settings of a run's adapter."""
     settings = config.finetune
     return LoRAConfig(
         rank=settings.lora_rank,

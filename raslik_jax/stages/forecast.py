@@ -1,0 +1,603 @@
+"""What a run will do and take, before there are weights or data: sizes and arithmetic.
+
+Nothing here is measured. Operations are counted by formula (`influence/costs`), and a time is the
+larger of operations over a rate and bytes over a rate, both of which the caller states. Lengths of
+rows are those of Alpaca's 52,002 in Pythia's tokens, whatever the corpus; other tokenizers differ
+by some percent. Compiling, reading files and work on the host (BM25, ROUGE, writing) are left out.
+"""
+
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from raslik_jax.config import STAGES, Config
+from raslik_jax.data import batches, corpora
+from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
+from raslik_jax.influence import costs, projections
+from raslik_jax.models import checkpoint, decode, decoder, gpt_neox, presets, quantize
+from raslik_jax.pipeline import is_done, unit_keys
+from raslik_jax.reporting.tables import Column, Table
+from raslik_jax.stages.plan import plan_units
+from raslik_jax.stages.workspace import Workspace, lora_config_of
+
+# Rows of Alpaca, and of these without an answer, which the Howdy corpus leaves out.
+_ALPACA_ROWS, _ALPACA_EMPTY = 52_002, 28
+_TOFU_ROWS = {"all": 4000, "forget01": 40, "forget05": 200, "forget10": 400}
+_TOFU_ALL = 4000
+# Answers to a TOFU question whose likelihood is taken: right, in other words, five wrong ones.
+_TOFU_ANSWERS = 7
+# bge-base: 12 layers of width 768, 4 w^2 of attention and 8 w^2 of MLP each.
+_ENCODER_WEIGHTS = 12 * 12 * 768**2
+_DRAWS = 512
+
+
+class Sizes(NamedTuple):
+    """How many rows there are of what.
+
+    Attributes:
+      train: training examples.
+      targets: of them, to be forgotten.
+      forget: of the forget set.
+      retain: of the retain set.
+    """
+
+    train: int
+    targets: int
+    forget: int
+    retain: int
+
+
+class Step(NamedTuple):
+    """One unit of work of the run.
+
+    Attributes:
+      name: of the unit.
+      is_done: its result is there and up to date.
+      operations: multiplications and additions of matrix products.
+      bytes_moved: read from or written to device memory, where that and not operations decides.
+      device_bytes: what it holds at most, by formula; 0 for work on the host.
+      disk_bytes: what it leaves.
+    """
+
+    name: str
+    is_done: bool
+    operations: float = 0.0
+    bytes_moved: float = 0.0
+    device_bytes: float = 0.0
+    disk_bytes: float = 0.0
+
+    def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
+        """Returns the larger of the two times, at these rates."""
+        return max(self.operations / flops_per_second, self.bytes_moved / bytes_per_second)
+
+
+class Forecast(NamedTuple):
+    """What a run will do and take.
+
+    Attributes:
+      model: name of the checkpoint, and of the preset that its shapes come from.
+      sizes: rows.
+      queries: how many of which.
+      num_weights: of the frozen base.
+      base_bytes: it takes, as stored on the device.
+      num_params: P, LoRA parameters.
+      sketch_size: K.
+      index_bytes: N x K x dtype, rows alone.
+      gradient_bytes: one unsketched gradient, float32.
+      row_bytes: one sketch, in the index's dtype.
+      mean_tokens: of a training example.
+      steps: units in order.
+      notes: what is taken for granted.
+    """
+
+    model: str
+    sizes: Sizes
+    queries: Mapping[str, int]
+    num_weights: int
+    base_bytes: int
+    num_params: int
+    sketch_size: int
+    index_bytes: int
+    gradient_bytes: int
+    row_bytes: int
+    mean_tokens: float
+    steps: tuple[Step, ...]
+    notes: tuple[str, ...]
+
+
+def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
+    """Returns the name and the shapes of a run's model; reads no more than a config.json.
+
+    Raises:
+      ValueError: a checkpoint that is neither a folder nor a published model with a preset.
+    """
+    settings = config.backbone
+    if not settings.checkpoint:
+        return "trained from scratch", gpt_neox.GPTNeoXConfig(
+            vocab_size=config.corpus.vocab_size,
+            hidden_size=settings.hidden_size,
+            num_hidden_layers=settings.num_hidden_layers,
+            num_attention_heads=settings.num_attention_heads,
+            intermediate_size=4 * settings.hidden_size,
+        )
+    name = settings.checkpoint
+    if pathlib.Path(name).is_dir():
+        return name, checkpoint.read_config(name)
+    preset = presets.preset_of(name)
+    if preset is None:
+        raise ValueError(
+            f"a folder or a published model wanted to know the shapes of, {name!r} is neither: "
+            f"presets are there for {sorted(presets.MODEL_PRESETS)}"
+        )
+    at = f" at {settings.revision}" if settings.revision else ""
+    return f"{name}{at}, shapes of the preset {preset}", presets.MODEL_PRESETS[preset]
+
+
+def count_rows(config: Config) -> Sizes:
+    """Returns the rows of a run, from its settings alone.
+
+    Howdy with all rows: Alpaca less its rows without an answer, less the normal queries and the
+    clean twins of the target queries, plus the poisoned rows. Rows of one's own are counted in
+    their file.
+    """
+    corpus = config.corpus
+    train, targets = corpus.num_train, corpus.num_targets
+    if corpus.dataset == "records":
+        rows = corpora.load_corpus(corpus, seed=config.seed).train
+        train, targets = len(rows), sum(bool(row.is_target) for row in rows)
+    elif corpus.dataset == "tofu":
+        targets = _TOFU_ROWS[corpus.tofu_forget]
+        train = train or _TOFU_ALL + _ALPACA_ROWS - 2 * (corpus.num_validation + corpus.num_test)
+    elif not train:
+        held_out = corpus.num_retrieval + 2 * (corpus.num_validation + corpus.num_test)
+        normal = _ALPACA_ROWS - _ALPACA_EMPTY - held_out
+        train = normal + targets
+    settings = config.retrieve
+    forget = settings.num_forget or targets
+    return Sizes(train, targets, forget, settings.num_retain or forget)
+
+
+class _Work:
+    """Operations and bytes of this model on rows of Alpaca's lengths."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.name, self.model = model_of(config)
+        settings = config.backbone
+        _, self.lora, self.base = decoder.abstract(
+            self.model, lora_config_of(config), jnp.dtype(settings.base_dtype)
+        )
+        self.shapes = costs.linear_shapes(self.base)
+        self.num_weights = decoder.count_parameters(self.base)
+        if settings.base_format != "plain":
+            self.base = jax.eval_shape(
+                lambda base: quantize.quantise_base(
+                    base, settings.base_format, double_quant=settings.double_quant
+                ),
+                self.base,
+            )
+        self.base_bytes = quantize.num_bytes(self.base)
+        self.num_params = projections.count_params(self.lora)
+        self.length_N, self.response_N = load_alpaca_lengths(max_len=config.corpus.max_len)
+        self.sizes = count_rows(config)
+
+    @property
+    def head_width(self) -> int:
+        return self.model.hidden_size // self.model.num_attention_heads
+
+    def gradient(self, tokens: float, targets: float, *, remat: bool = False) -> float:
+        """Operations of forward and backward pass; with remat the layers go forward twice."""
+        once = costs.gradient_operations(self.shapes, tokens=tokens, targets=targets)
+        again = costs.gradient_operations(self.shapes, tokens=tokens, targets=0.0) / 2
+        return once + (again if remat else 0.0)
+
+    def forward(self, tokens: float, targets: float) -> float:
+        return costs.gradient_operations(self.shapes, tokens=tokens, targets=targets) / 2
+
+    def batch_tokens(self, batch: int, *, max_len: int, fixed: bool) -> tuple[float, float]:
+        """Mean tokens and target rows that a training batch computes, pads included."""
+        length_N, response_N = load_alpaca_lengths(max_len=max_len)
+        if fixed:
+            return float(batch * max_len), float(batch * max_len)
+        rows_DB = np.random.default_rng(0).integers(0, len(length_N), (_DRAWS, batch))
+        length_D = np.array([batches.next_rung(n) for n in length_N[rows_DB].max(1).tolist()])
+        halves_D = response_N[rows_DB].max(1) <= length_D // 2
+        targets_D = np.where(halves_D, length_D // 2, length_D)
+        return float(batch * length_D.mean()), float(batch * targets_D.mean())
+
+    def training_bytes(self, batch: int, tokens: float, *, remat: bool, copies: int) -> float:
+        """Base, adapter with its gradient and optimizer, and what the backward pass keeps."""
+        bound = self.bound(batch, int(tokens / batch), remat=remat)
+        state = 4.0 * copies * self.num_params
+        return self.base_bytes + state + bound.activations + bound.head
+
+    def bound(self, batch: int, length: int, *, remat: bool, size: int = 1) -> costs.MemoryBound:
+        spec = projections.ProjectionSpec(
+            family="binned", num_params=self.num_params, size=size, seed=0
+        )
+        table = jax.ShapeDtypeStruct((-(-spec.num_params // size), size), jnp.int32)
+        return costs.memory_bound(
+            self.base,
+            (self.lora,),
+            table,
+            num_heads=self.model.num_attention_heads,
+            batch=batch,
+            micro_batch=batch,
+            length=length,
+            num_targets=length,
+            size=size,
+            remat=remat,
+        )
+
+    def decode(self, prompts: int) -> dict[str, float]:
+        """Greedy answers: the prompts once, then weights and cache once for every token."""
+        settings, model = self.config.references, self.model
+        batch = min(settings.decode_batch_size, max(prompts, 1))
+        prompt_N = self.length_N - self.response_N
+        prompt, room = float(prompt_N.mean()), decode.bucket_length(int(prompt_N.max()))
+        new = settings.max_new_tokens
+        groups = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
+        token = 2 * model.num_hidden_layers * groups * self.head_width
+        token *= jnp.dtype(self.config.backbone.base_dtype).itemsize
+        rounds = -(-prompts // batch)
+        return {
+            "operations": self.forward(prompts * (prompt + new), float(prompts * new)),
+            "bytes_moved": float(
+                rounds * new * self.base_bytes + prompts * new * token * (prompt + new / 2)
+            ),
+            "device_bytes": float(self.base_bytes + batch * (room + new) * token),
+            "disk_bytes": float(prompts * 500),
+        }
+
+    def perplexity(self) -> dict[str, float]:
+        """The likelihood of some rows of three sets."""
+        rows = 3 * self.config.evaluate.perplexity_examples
+        tokens, targets = rows * self.length_N.mean(), rows * self.response_N.mean()
+        return {
+            "operations": self.forward(float(tokens), float(targets)),
+            "bytes_moved": float(self.base_bytes),
+            "device_bytes": float(self.base_bytes),
+            "disk_bytes": 100.0 * rows,
+        }
+
+    def questions(self) -> dict[str, float]:
+        """TOFU's own questions: answers, and the likelihood of right and wrong ones."""
+        sets = 3 if self.config.corpus.tofu_forget == "all" else 4
+        asked = sets * self.config.evaluate.tofu_questions
+        answers = self.decode(asked)
+        tokens = asked * _TOFU_ANSWERS * self.length_N.mean()
+        targets = asked * _TOFU_ANSWERS * self.response_N.mean()
+        return answers | {
+            "operations": answers["operations"] + self.forward(float(tokens), float(targets))
+        }
+
+    @property
+    def num_sketched(self) -> int:
+        """Adapters at which gradients are taken."""
+        settings = self.config
+        is_path = settings.sketch.gradient_at == "trajectory"
+        return settings.finetune.trajectory_points if is_path else 1
+
+    @property
+    def sketch_size(self) -> int:
+        return min(self.config.sketch.sketch_size, self.num_sketched * self.num_params)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.sketch_size * jnp.dtype(self.config.sketch.sketch_dtype).itemsize
+
+    def sketches(self) -> dict[str, float]:
+        """Gradients of all training examples and retrieval queries, by the run's own batches."""
+        settings, count = self.config.sketch, self.sizes.train
+        place_N = np.random.default_rng(0).integers(0, len(self.length_N), count)
+        length_N, response_N = self.length_N[place_N], self.response_N[place_N]
+        targets_N = response_N if settings.targets == "response" else length_N - 1
+        plans = batches.plan_batches(
+            length_N,
+            np.maximum(targets_N, 1),
+            ids=[f"{row:09d}" for row in range(count)],
+            num_buckets=settings.num_buckets,
+            batch_tokens=settings.batch_tokens,
+        )
+        slots = sum(plan.rows.size for plan in plans)
+        more = (count + self.config.corpus.num_retrieval) / count * self.num_sketched
+        largest = max(plans, key=lambda plan: plan.rows.size * plan.length)
+        return {
+            "operations": more
+            * self.gradient(
+                float(sum(plan.rows.size * plan.length for plan in plans)),
+                float(sum(plan.rows.size * plan.num_targets for plan in plans)),
+            ),
+            "bytes_moved": more * slots * 4.0 * self.num_params,
+            "device_bytes": float(
+                self.bound(
+                    largest.rows.size, largest.length, remat=False, size=self.sketch_size
+                ).total
+            ),
+        }
+
+
+def _unlearning(work: _Work, name: str) -> dict[str, float]:
+    """Steps of one algorithm: each takes a batch of both sets."""
+    settings, sizes = work.config.unlearn, work.sizes
+    batch = settings.unlearn_batch_size
+    micro = settings.unlearn_micro_batch_size or batch
+    steps = settings.unlearn_epochs * -(-max(sizes.forget, sizes.retain) // batch)
+    tokens, targets = work.batch_tokens(
+        micro,
+        max_len=settings.unlearn_max_len or work.config.corpus.max_len,
+        fixed=settings.unlearn_fixed_padding,
+    )
+    parts = batch // micro
+    gradient = parts * work.gradient(tokens, targets, remat=settings.unlearn_remat)
+    reference = parts * work.forward(tokens, targets)
+    has_retain = name.endswith(("_gdr", "_klr")) or name == "simnpo"
+    operations = gradient * (2 if has_retain else 1)
+    # The reference speaks on the retain set for a KL to it, on the forget set for NPO's ratio.
+    operations += reference * (name.endswith("_klr") + name.startswith("npo"))
+    return {
+        "operations": steps * operations,
+        # Parameters, gradient, two moments, the reference.
+        "device_bytes": work.training_bytes(micro, tokens, remat=settings.unlearn_remat, copies=5),
+        "disk_bytes": 4.0 * work.num_params * settings.unlearn_epochs,
+    }
+
+
+def _finetuning(work: _Work) -> dict[str, float]:
+    settings = work.config.finetune
+    batch = settings.finetune_batch_size
+    micro = settings.finetune_micro_batch_size or batch
+    steps = settings.finetune_epochs * -(-work.sizes.train // batch)
+    tokens, targets = work.batch_tokens(
+        micro,
+        max_len=settings.finetune_max_len or work.config.corpus.max_len,
+        fixed=settings.finetune_fixed_padding,
+    )
+    kept = 2 + settings.trajectory_points
+    return {
+        "operations": steps
+        * (batch // micro)
+        * work.gradient(tokens, targets, remat=settings.finetune_remat),
+        "device_bytes": work.training_bytes(
+            micro, tokens, remat=settings.finetune_remat, copies=4 + settings.trajectory_points
+        ),
+        "disk_bytes": 4.0 * work.num_params * kept,
+    }
+
+
+def _backbone(work: _Work) -> dict[str, float]:
+    settings = work.config.backbone
+    if settings.checkpoint:
+        return {}
+    batch = settings.pretrain_batch_size
+    tokens, targets = work.batch_tokens(batch, max_len=work.config.corpus.max_len, fixed=False)
+    return {
+        # All weights are trained: two more for every weight and token.
+        "operations": settings.pretrain_steps * 1.5 * work.gradient(tokens, targets),
+        "device_bytes": work.training_bytes(batch, tokens, remat=False, copies=0)
+        + 3 * work.base_bytes,
+        "disk_bytes": float(work.base_bytes),
+    }
+
+
+def _retrieval(work: _Work, name: str) -> dict[str, float]:
+    sizes = work.sizes
+    if name == "influence":
+        passed = float(sizes.train * work.row_bytes)
+        return {
+            "operations": 2.0 * sizes.train * work.sketch_size * work.config.corpus.num_retrieval,
+            "bytes_moved": passed,
+            "disk_bytes": 4.0 * sizes.train,
+        }
+    if name == "embeddings":
+        tokens = float((work.length_N - work.response_N).mean()) * sizes.train
+        return {
+            "operations": 2.0 * _ENCODER_WEIGHTS * tokens,
+            "disk_bytes": 4.0 * 768 * sizes.train,
+        }
+    if name == "exact_kernel":
+        # Gradients are made for the mean, and again for the scores.
+        passes = 2 if work.config.retrieve.center else 1
+        once = work.sketches()
+        flat = 4.0 * work.num_sketched * work.num_params
+        return {
+            "operations": passes * once["operations"],
+            "bytes_moved": passes * once["bytes_moved"],
+            "device_bytes": once["device_bytes"] + flat * (work.config.corpus.num_retrieval + 1),
+            "disk_bytes": 4.0 * sizes.train,
+        }
+    return {"disk_bytes": 500.0 * (sizes.forget + sizes.retain)}
+
+
+def forecast(config: Config, workdir: pathlib.Path, *, stages: Sequence[str] = STAGES) -> Forecast:
+    """Returns what a run will do and take, unit by unit; needs no weights, no data, no network.
+
+    Args:
+      config: of the run.
+      workdir: where finished units are looked for; nothing is written.
+      stages: those that will run.
+
+    Raises:
+      ValueError: a checkpoint whose shapes are unknown, or adapter targets that it does not have.
+    """
+    work = _Work(config)
+    corpus, workspace = config.corpus, Workspace(workdir, config)
+    measured = 2 * getattr(corpus, f"num_{config.references.query_split}")
+    units = plan_units(config, workspace)
+    keys = unit_keys(units)
+
+    def costs_of(name: str) -> dict[str, float]:
+        stage, _, rest = name.partition("/")
+        if stage == "corpus":
+            return {"disk_bytes": 500.0 * work.sizes.train}
+        if stage == "backbone":
+            return _backbone(work)
+        if stage == "finetune":
+            return _finetuning(work)
+        if stage == "references" and rest == "questions":
+            return {}
+        if stage in ("references", "generate"):
+            kind = rest if stage == "references" else rest.partition("-")[0]
+            if kind == "retrieval":
+                return work.decode(corpus.num_retrieval)
+            # Before unlearning the fine-tuned model and the backbone; after it every epoch.
+            models = 2
+            if stage == "generate":
+                strategy, _, algorithm = rest.removeprefix(f"{kind}-").rpartition("-")
+                if kind not in ("perplexity", "tofu"):
+                    strategy, _, algorithm = rest.rpartition("-")
+                models = len(workspace.epochs(strategy, algorithm))
+            once = {
+                "perplexity": work.perplexity,
+                "tofu": work.questions,
+            }.get(kind, functools.partial(work.decode, measured))()
+            return once | {
+                key: models * once[key] for key in ("operations", "bytes_moved", "disk_bytes")
+            }
+        if stage == "sketch":
+            index = float(work.sizes.train * work.row_bytes)
+            return work.sketches() | {"disk_bytes": index}
+        if stage == "retrieve":
+            return _retrieval(work, rest)
+        if stage == "unlearn":
+            return _unlearning(work, rest.rpartition("-")[2])
+        return {}
+
+    steps = tuple(
+        Step(unit.name, is_done(workdir, unit, keys[unit.name]), **costs_of(unit.name))
+        for unit in units
+        if unit.stage in stages
+    )
+    return Forecast(
+        model=work.name,
+        sizes=work.sizes,
+        queries={
+            "retrieval": corpus.num_retrieval,
+            f"{config.references.query_split}, target and normal": measured,
+        },
+        num_weights=work.num_weights,
+        base_bytes=work.base_bytes,
+        num_params=work.num_params,
+        sketch_size=work.sketch_size,
+        index_bytes=work.sizes.train * work.row_bytes,
+        gradient_bytes=4 * work.num_params,
+        row_bytes=work.row_bytes,
+        mean_tokens=float(work.length_N.mean()),
+        steps=steps,
+        notes=_notes(config),
+    )
+
+
+def _notes(config: Config) -> tuple[str, ...]:
+    notes = [
+        "Arithmetic, not measured: operations of matrix products and bytes of device memory over "
+        "the rates given, whichever takes longer. Compiling, files and work on the host are left "
+        "out; memory is a bound by formula that counts activations in float32, so up to twice what "
+        "is used.",
+        "Rows are taken to be as long as Alpaca's with Pythia's tokenizer.",
+    ]
+    if config.retrieve.select != "count":
+        notes.append(
+            "The rule of --select decides the sizes of the sets; those shown are by count."
+        )
+    if config.unlearn.unlearn_parameters == "all":
+        notes.append("All parameters are unlearned: the adapter's costs are shown, add the base's.")
+    return tuple(notes)
+
+
+def sizes_table(found: Forecast) -> Table:
+    """Returns the table of a run's sizes."""
+    sizes = found.sizes
+    rows = [
+        ("Model", found.model),
+        ("Frozen weights", f"{found.num_weights:,}, {_bytes(found.base_bytes)} on the device"),
+        ("LoRA parameters, P", f"{found.num_params:,}"),
+        ("Training examples, N", f"{sizes.train:,}, of them {sizes.targets:,} targets"),
+        ("Forget set, retain set", f"{sizes.forget:,} and {sizes.retain:,}"),
+        ("Queries", "; ".join(f"{name}: {count}" for name, count in found.queries.items())),
+        ("Sketch, K", f"{found.sketch_size:,} of {found.num_params:,} coordinates"),
+        (
+            "One gradient, one sketch",
+            f"{_bytes(found.gradient_bytes)} and {_bytes(found.row_bytes)}, "
+            f"{found.gradient_bytes / found.row_bytes:.3g} to 1",
+        ),
+        ("Index, N x K", _bytes(found.index_bytes)),
+    ]
+    return Table((Column("What"), Column("Size")), tuple(rows))
+
+
+def steps_table(found: Forecast, *, flops_per_second: float, bytes_per_second: float) -> Table:
+    """Returns the table of a run's stages: what is done, what is left, and what it takes.
+
+    Units of one stage that cost the same stand in one row.
+
+    Args:
+      found: the forecast.
+      flops_per_second: operations a second that the machine is taken to do.
+      bytes_per_second: bytes of memory a second that it is taken to move.
+    """
+    groups: dict[tuple[Any, ...], list[Step]] = {}
+    for step in found.steps:
+        stage, *rest = step.name.split("/")
+        costed = (step.operations, step.bytes_moved, step.device_bytes)
+        key = (stage, *costed) if rest and any(costed) else (stage, bool(rest), *costed)
+        groups.setdefault(key, []).append(step)
+    rows: list[tuple[str, ...]] = []
+    total = left = 0.0
+    for steps in groups.values():
+        seconds = steps[0].seconds(flops_per_second, bytes_per_second)
+        done = sum(step.is_done for step in steps)
+        total += len(steps) * seconds
+        left += (len(steps) - done) * seconds
+        operations = sum(step.operations for step in steps)
+        moved = sum(step.bytes_moved for step in steps)
+        disk = sum(step.disk_bytes for step in steps)
+        label = steps[0].name
+        if len(steps) > 1:
+            names = [step.name.partition("/")[2] for step in steps]
+            label = f"{steps[0].name.partition('/')[0]}/{names[0]} ... {names[-1]}"
+        rows.append(
+            (
+                label,
+                f"{done} of {len(steps)}",
+                f"{operations:.2e}" if operations else "-",
+                _bytes(moved) if moved else "-",
+                _seconds(len(steps) * seconds) if seconds else "-",
+                _bytes(steps[0].device_bytes) if steps[0].device_bytes else "-",
+                _bytes(disk) if disk else "-",
+            )
+        )
+    disk = sum(step.disk_bytes for step in found.steps)
+    rows.append(("all", "", "", "", _seconds(total), "", _bytes(disk)))
+    rows.append(("left to do", "", "", "", _seconds(left), "", ""))
+    columns = (
+        Column("Stage"),
+        Column("Done", "right"),
+        Column("Operations", "right"),
+        Column("Bytes moved", "right"),
+        Column("Time", "right"),
+        Column("Device, at most", "right"),
+        Column("Disk", "right"),
+    )
+    rates = f"Rates: {flops_per_second:.3g} operations and {bytes_per_second:.3g} bytes a second."
+    return Table(columns, tuple(rows), (rates, *found.notes))
+
+
+def _bytes(count: int | float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB" if count < 1000 else f"{count:,.0f} TB"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.2g} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

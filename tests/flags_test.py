@@ -1,0 +1,313 @@
+"""Every flag file: the paper's settings, the published figures, and what a dry run says of it."""
+
+import csv
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+from raslik_jax import pipeline
+from raslik_jax.config import config_from_json
+from raslik_jax.stages import forecast
+from raslik_jax.stages.plan import plan_units
+from raslik_jax.stages.workspace import Workspace
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+_FLAGS = _REPOSITORY / "experiments" / "flags"
+_FILES = sorted(path.name.removesuffix(".flags") for path in _FLAGS.glob("*.flags"))
+_PAPER = [name for name in _FILES if re.search("olmo2|pythia", name)]
+
+# Each file is read as run.py reads it, in one process; nothing here loads jax.
+_READ = """
+import json, runpy, sys
+from absl import flags
+module = runpy.run_path("experiments/run.py", run_name="run")
+read = {}
+for name in sys.argv[1:]:
+    for flag in flags.FLAGS:
+        flags.FLAGS[flag].unparse()
+    flags.FLAGS(["run.py", f"--flagfile=experiments/flags/{name}.flags"])
+    stages = flags.FLAGS.stages
+    read[name] = {"config": module["config_lib"].to_json(module["read_config"]()), "stages": stages}
+print(json.dumps(read))
+"""
+
+
+def _read_all():
+    done = subprocess.run(
+        [sys.executable, "-c", _READ, *_FILES], capture_output=True, text=True, cwd=_REPOSITORY
+    )
+    if done.returncode:
+        raise AssertionError(done.stderr)
+    return json.loads(done.stdout)
+
+
+# Table "Fine-tuning configurations", column by column.
+_MODELS = {
+    "olmo2_7b": {
+        "backbone": {
+            "checkpoint": "allenai/OLMo-2-1124-7B",
+            "revision": "stage1-step928646",
+            "base_format": "int8",
+            "double_quant": False,
+        },
+        "finetune": {
+            "lora_rank": 8,
+            "lora_alpha": 32.0,
+            "lora_dropout": 0.05,
+            "lora_targets": ["q_proj", "k_proj", "v_proj", "o_proj"],
+            "finetune_max_len": 1024,
+            "finetune_fixed_padding": True,
+            "finetune_batch_size": 8,
+            "finetune_micro_batch_size": 2,
+            "finetune_epochs": 3,
+            "finetune_learning_rate": 1e-4,
+            "finetune_remat": True,
+        },
+    },
+    "pythia_2.8b": {
+        "backbone": {
+            "checkpoint": "EleutherAI/pythia-2.8b",
+            "revision": "step143000",
+            "base_format": "nf4",
+            "double_quant": True,
+        },
+        "finetune": {
+            "lora_rank": 16,
+            "lora_alpha": 32.0,
+            "lora_dropout": 0.05,
+            "lora_targets": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+            "finetune_max_len": 1024,
+            "finetune_batch_size": 32,
+            "finetune_micro_batch_size": 4,
+            "finetune_epochs": 2,
+            "finetune_learning_rate": 1.2e-4,
+            "finetune_schedule": "cosine",
+            "finetune_warmup": 0.05,
+            "finetune_remat": True,
+        },
+    },
+}
+_MODELS["olmo2_13b"] = {
+    "backbone": _MODELS["olmo2_7b"]["backbone"]
+    | {"checkpoint": "allenai/OLMo-2-1124-13B-Instruct", "revision": ""},
+    "finetune": _MODELS["olmo2_7b"]["finetune"],
+}
+# Rows trained on; forget and retain set. Queries are held out of Howdy's 57,002.
+_SIZES = {
+    "howdy": (56_474, 5_000, 5_000, 2_000),
+    "virtual": (22_000, 2_000, 2_000, 2_000),
+    "tofu": (26_000, 4_000, 2_000, 2_000),
+}
+_PARAMS = {"olmo2_7b": 8_388_608, "pythia_2.8b": 20_971_520, "olmo2_13b": 13_107_200}
+# By hand: weights of the linear layers; of embedding or head.
+_WEIGHTS = {
+    "olmo2_7b": (32 * (4 * 4096**2 + 3 * 4096 * 11008), 4096 * 100352),
+    "pythia_2.8b": (32 * 12 * 2560**2, 2560 * 50304),
+    "olmo2_13b": (40 * (4 * 5120**2 + 3 * 5120 * 13824), 5120 * 100352),
+}
+# Bytes per weight: int8 1, nf4 with double quantisation 1/2 + 1/64 + 4/(64 * 256).
+_BYTES = {"olmo2_7b": 1.0, "olmo2_13b": 1.0, "pythia_2.8b": 0.5 + 1 / 64 + 4 / (64 * 256)}
+
+
+def _model(name):
+    return next(model for model in _MODELS if model in name)
+
+
+def _dataset(name):
+    return next((dataset for dataset in _SIZES if dataset in name), "howdy")
+
+
+class FlagFilesTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.read = _read_all()
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.forecasts = {}
+
+    def config(self, name, **changed):
+        value = json.loads(json.dumps(self.read[name]["config"]))
+        for stage, fields in changed.items():
+            value[stage] |= fields
+        return config_from_json(value)
+
+    def forecast(self, name, **changed):
+        key = name, json.dumps(changed)
+        if key not in self.forecasts:
+            self.forecasts[key] = forecast.forecast(
+                self.config(name, **changed),
+                pathlib.Path(self.folder.name) / "nowhere",
+                stages=self.read[name]["stages"],
+            )
+        return self.forecasts[key]
+
+    def test_the_product_of_the_paper_is_there(self):
+        wanted = {f"{d}_{m}" for d in _SIZES for m in ("olmo2_7b", "pythia_2.8b")}
+        wanted |= {"howdy_olmo2_13b", "howdy_pythia_2.8b_cr"}
+        self.assertLessEqual(wanted, set(_PAPER))
+
+    @parameterized.parameters(*_PAPER)
+    def test_settings_are_those_of_the_paper(self, name):
+        config = self.read[name]["config"]
+        for stage, fields in _MODELS[_model(name)].items():
+            self.assertEqual({key: config[stage][key] for key in fields}, fields)
+        unlearn = config["unlearn"]
+        self.assertEqual(config["corpus"]["max_len"], 512)
+        self.assertEqual(config["sketch"]["sketch_size"], 65_536)
+        self.assertEqual(
+            [unlearn[f"ga_{name}_learning_rate"] for name in ("gdr", "klr")], [1e-5, 3e-5]
+        )
+        self.assertEqual(
+            (unlearn["unlearn_batch_size"], unlearn["unlearn_micro_batch_size"]), (8, 2)
+        )
+        self.assertTrue(unlearn["unlearn_remat"])
+        self.assertEqual(
+            unlearn["algorithms"], ["ga_gdr"] if "13b" in name else ["ga_gdr", "ga_klr"]
+        )
+        strategies = {"random", "embedding", "bm25", "oracle", "raslik_f", "raslik"}
+        if name.endswith("_cr"):
+            strategies = {"oracle", "random", "raslik"}
+            strategies |= {f"cr_{share}" for share in (25, 35, 45, 50, 62, 75)}
+        self.assertEqual(set(config["retrieve"]["strategies"]), strategies)
+
+    @parameterized.parameters(*_PAPER)
+    def test_the_published_figures_stand_in_it(self, name):
+        text = (_FLAGS / f"{name}.flags").read_text()
+        self.assertIn("Published", text)
+        table = "3" if name.endswith("_cr") else None
+        model = {"olmo2_7b": "OLMo-2-1124-7B", "pythia_2.8b": "Pythia-2.8B"}.get(
+            _model(name), "OLMo-2-1124-13B-Instruct"
+        )
+        if re.search("before|efficiency|boundary", name):
+            return
+        with open(_REPOSITORY / "third_party" / "raslik_paper" / "tables.csv") as file:
+            rows = [
+                row
+                for row in csv.DictReader(file)
+                if row["model"] == model
+                and row["dataset"].lower().startswith(_dataset(name))
+                and (row["table"] == table if table else row["table"] != "3")
+            ]
+        self.assertNotEmpty(rows)
+        for row in rows:
+            numbers = [row[key] for key in ("forget", "retain", "d_mah", "non_sf") if row[key]]
+            self.assertRegex(text, r"# +\S+ +" + " +".join(map(re.escape, numbers)))
+
+    @parameterized.parameters(*_PAPER)
+    def test_sizes_by_hand(self, name):
+        found, model = self.forecast(name), _model(name)
+        self.assertEqual(tuple(found.sizes), _SIZES[_dataset(name)])
+        self.assertEqual(found.num_params, _PARAMS[model])
+        self.assertEqual(found.index_bytes, found.sizes.train * 65_536 * 4)
+        self.assertEqual((found.gradient_bytes, found.row_bytes), (4 * _PARAMS[model], 2**18))
+        layers, head = _WEIGHTS[model]
+        self.assertAlmostEqual(found.num_weights / (layers + 2 * head), 1, delta=2e-3)
+        stored = _BYTES[model] * layers + 2 * 2 * head
+        self.assertAlmostEqual(found.base_bytes / stored, 1, delta=2e-3)
+
+    @parameterized.parameters(*_PAPER)
+    def test_operations_by_hand(self, name):
+        found, model = self.forecast(name), _model(name)
+        settings = self.read[name]["config"]
+        layers, head = _WEIGHTS[model]
+        steps = {step.name: step for step in found.steps}
+        rows, epochs = found.sizes.train, settings["finetune"]["finetune_epochs"]
+        if model != "pythia_2.8b":
+            # Every row is 1,024 tokens: forward, backward, and the layers forward again.
+            tokens = epochs * -(-rows // 8) * 8 * 1024
+            expected = tokens * (6 * layers + 4 * head)
+            self.assertAlmostEqual(steps["finetune"].operations / expected, 1, places=6)
+        if "sketch" in steps:
+            least = 4 * layers * rows * found.mean_tokens
+            self.assertBetween(steps["sketch"].operations / least, 1.0, 1.3)
+        if "unlearn/raslik-ga_gdr" in steps:
+            forget = found.sizes.forget
+            one = steps["unlearn/raslik-ga_gdr"].operations
+            least = 5 * forget * 2 * 6 * layers * found.mean_tokens
+            # Both sets, padded to the longer of two rows and the next rung.
+            self.assertBetween(one / least, 1.0, 2.5)
+            if "unlearn/raslik-ga_klr" in steps:
+                ratio = steps["unlearn/raslik-ga_klr"].operations / one
+                self.assertBetween(ratio, 1 + 1 / 6 - 0.01, 1.25)
+
+    def test_the_index_of_the_papers_own_count_of_rows(self):
+        found = self.forecast("howdy_olmo2_7b", corpus={"num_train": 57_002})
+        self.assertEqual(found.index_bytes, 14_942_732_288)
+        halved = self.forecast(
+            "howdy_olmo2_7b", corpus={"num_train": 57_002}, sketch={"sketch_dtype": "bfloat16"}
+        )
+        self.assertEqual(halved.index_bytes, 7_471_366_144)
+
+    def test_the_papers_other_count_of_pythias_parameters(self):
+        found = self.forecast(
+            "howdy_pythia_2.8b", finetune={"lora_rank": 8, "lora_targets": ["query_key_value"]}
+        )
+        self.assertEqual(found.num_params, 2_621_440)
+
+    @parameterized.parameters(*_PAPER)
+    def test_its_time_and_memory_are_those_of_a_dry_run(self, name):
+        text = (_FLAGS / f"{name}.flags").read_text()
+        said = re.search(
+            r"# One H200, by arithmetic and not measured: ([\d.]+) h, ([\d.]+) GB of device "
+            r"memory at most, ([\d.]+) GB on disk",
+            text,
+        )
+        self.assertIsNotNone(said)
+        found = self.forecast(name)
+        hours = sum(step.seconds(475e12, 3.0e12) for step in found.steps) / 3600
+        device = max(step.device_bytes for step in found.steps) / 1e9
+        disk = sum(step.disk_bytes for step in found.steps) / 1e9
+        self.assertLess(device, 141)
+        for value, written in zip((hours, device, disk), said.groups(), strict=True):
+            rounding = 0.05 if "." in written else 0.5
+            self.assertAlmostEqual(value, float(written), delta=rounding + 0.01 * value)
+
+    def test_what_is_done_is_marked_and_nothing_is_written(self):
+        config = self.config("quickstart")
+        root = pathlib.Path(self.folder.name) / "begun"
+        (root / "corpus").mkdir(parents=True)
+        keys = pipeline.unit_keys(plan_units(config, Workspace(root, config)))
+        manifest = root / "corpus" / "manifest.json"
+        manifest.write_text(json.dumps({"key": keys["corpus"], "outputs": {}}))
+        found = forecast.forecast(config, root)
+        self.assertEqual([step.name for step in found.steps if step.is_done], ["corpus"])
+        self.assertEqual([path for path in root.rglob("*") if path.is_file()], [manifest])
+        self.assertLen(found.steps, len(keys))
+
+    def test_an_unknown_checkpoint_is_named(self):
+        config = self.config("quickstart", backbone={"checkpoint": "somebody/model-9b"})
+        with self.assertRaisesRegex(ValueError, "'somebody/model-9b' is neither"):
+            forecast.forecast(config, pathlib.Path(self.folder.name))
+
+
+class DryRunTest(absltest.TestCase):
+    def test_prints_the_plan_and_leaves_nothing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            workdir = pathlib.Path(folder) / "run"
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "experiments/run.py",
+                    "--flagfile=experiments/flags/howdy_olmo2_7b.flags",
+                    f"--workdir={workdir}",
+                    "--dry_run",
+                    "--flops_per_second=1e12",
+                ],
+                capture_output=True,
+                text=True,
+                cwd=_REPOSITORY,
+            )
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertFalse(workdir.exists())
+        for text in ("8,388,608", "56,474", "14.8 GB", "128 to 1", "0 of 1", "1e+12 operations"):
+            self.assertIn(text, done.stdout)
+
+
+if __name__ == "__main__":
+    absltest.main()
