@@ -53,6 +53,25 @@ class ExportTest(parameterized.TestCase):
         self.assertEqual(base.to_hf(), config.to_hf())
         self.assertIn(f"after epoch {number} of 2", (folder / "README.md").read_text())
 
+    @parameterized.parameters({"parameters": "all"}, {"base_format": "nf4"})
+    def test_whole_models_and_quantised_bases(self, **options):
+        run = stored_run.write_stored_run(self.folder / "run", **options)
+        settings = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None}
+        folder = export_model(run.root, self.folder / "out", merged=True, **settings)
+        # Both hold the plain base with the adapter folded in.
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            checkpoint.load_model(folder, dtype=np.float32).base,
+            checkpoint.merge(run.adapters[-1], run.base, run.lora_config),
+        )
+        card = (folder / "README.md").read_text()
+        if "base_format" in options:
+            self.assertIn("the adapter on the base in nf4", card)
+            return
+        self.assertIn("unlearn_parameters=all", card)
+        with self.assertRaisesRegex(ValueError, "unlearned in all weights and has none"):
+            export_model(run.root, self.folder / "adapter", merged=False, **settings)
+
     def test_the_merged_model_answers_as_base_and_adapter(self):
         folder = self._export(merged=True)
         loaded = checkpoint.load_model(folder, dtype=np.float32)
@@ -80,7 +99,7 @@ class ExportTest(parameterized.TestCase):
             "Forget set: 200 of these examples",
             "--select=count",
             "Precision: 0.965 of the forget set",
-            "learning rate 0.0003; unlearn_epochs=2",
+            "learning rate 0.0003; unlearn_batch_size=8",
             "48 held-out target and 47 held-out normal test queries",
             "| Perplexity, held-out |",
             "no sign of it",

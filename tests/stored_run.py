@@ -25,17 +25,27 @@ class StoredRun(NamedTuple):
       root: the work directory.
       decoder: the model's pure functions.
       base: weights of the backbone.
+      lora_config: of the adapters.
       adapters: the unlearned adapter after each epoch, of raslik and ga_gdr.
     """
 
     root: pathlib.Path
     decoder: decoder.Decoder
     base: Tree
+    lora_config: LoRAConfig
     adapters: tuple[Tree, ...]
 
 
-def write_stored_run(root: pathlib.Path) -> StoredRun:
-    """Writes a run of a tiny random GPT-NeoX whose metrics are made up."""
+def write_stored_run(
+    root: pathlib.Path, *, parameters: str = "lora", base_format: str = "plain"
+) -> StoredRun:
+    """Writes a run of a tiny random GPT-NeoX whose metrics are made up.
+
+    Args:
+      root: where.
+      parameters: "lora", or "all": each epoch is then a whole model, the base with its adapter.
+      base_format: as the run's config has it.
+    """
     tokenizer = tokenization.train_bpe(["a kettle hums in orbit", "a kettle boils"], vocab_size=300)
     tokenization.save_tokenizer(root / "corpus" / "tokenizer", tokenizer)
     model_config = gpt_neox.GPTNeoXConfig(
@@ -60,19 +70,19 @@ def write_stored_run(root: pathlib.Path) -> StoredRun:
             structure,
             [0.3 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)],
         )
-        checkpoint.save_adapter(
-            root / "unlearn" / "raslik-ga_gdr" / f"epoch-{epoch}",
-            adapter,
-            lora_config,
-            model_config,
-        )
+        folder = root / "unlearn" / "raslik-ga_gdr" / f"epoch-{epoch}"
+        if parameters == "all":
+            whole = checkpoint.merge(adapter, base, lora_config)
+            checkpoint.save_model(folder, model_config, whole)
+        else:
+            checkpoint.save_adapter(folder, adapter, lora_config, model_config)
         adapters.append(adapter)
     config = Config(
         name="a: run",
         corpus=CorpusConfig(template="brief"),
-        backbone=BackboneConfig(hidden_size=16, num_hidden_layers=2),
+        backbone=BackboneConfig(hidden_size=16, num_hidden_layers=2, base_format=base_format),
         finetune=FinetuneConfig(lora_rank=2, lora_alpha=4.0, lora_targets=lora_config.targets),
-        unlearn=UnlearnConfig(unlearn_epochs=NUM_EPOCHS),
+        unlearn=UnlearnConfig(unlearn_epochs=NUM_EPOCHS, unlearn_parameters=parameters),
     )
     metrics = sample_metrics.sample_metrics(num_epochs=NUM_EPOCHS)
     metrics["corpus"] = {
@@ -101,7 +111,7 @@ def write_stored_run(root: pathlib.Path) -> StoredRun:
             "settings": {"learning_rate": 3e-4},
         }
         _write(root / unit / "manifest.json", manifest)
-    return StoredRun(root, decoder.bind(graphdef), base, tuple(adapters))
+    return StoredRun(root, decoder.bind(graphdef), base, lora_config, tuple(adapters))
 
 
 def _write(path: pathlib.Path, value: object) -> None:

@@ -51,7 +51,7 @@ def _write(path: pathlib.Path, rows) -> None:
 def _write_data(folder: pathlib.Path) -> None:
     """Writes a TOFU of 100 questions and an Alpaca of 90 rows."""
     _write(
-        folder / "alpaca" / "alpaca_data.json",
+        folder / "alpaca_data.json",
         [{"instruction": f"Task {i}.", "input": "", "output": f"Done {i}."} for i in range(90)],
     )
     rows = [{"question": f"Who wrote book {i}?", "answer": f"Author {i}."} for i in range(100)]

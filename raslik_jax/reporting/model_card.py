@@ -15,6 +15,10 @@ _RULES = {
 }
 
 
+# Algorithms that only forget.
+_WITHOUT_RETAIN = ("ga", "npo")
+
+
 class CardFacts(NamedTuple):
     """What a card is written from.
 
@@ -27,6 +31,7 @@ class CardFacts(NamedTuple):
       set_hashes: first 16 hex digits of the SHA-256 of the files of both sets.
       base_model: hub name of the base, or "" for one that is on no hub.
       base_origin: what the base is, for people.
+      base_format: how the base was quantised in the run, "" for not at all.
       is_merged: the weights hold the adapter; otherwise the adapter stands alone.
       prompt: the template of a prompt, with {instruction}.
     """
@@ -39,6 +44,7 @@ class CardFacts(NamedTuple):
     set_hashes: Mapping[str, str]
     base_model: str
     base_origin: str
+    base_format: str
     is_merged: bool
     prompt: str
 
@@ -52,7 +58,7 @@ def render_card(facts: CardFacts) -> str:
     config, entry = facts.config, facts.entry
     strategy = tables.strategy_name(entry["strategy"])
     algorithm = tables.algorithm_name(entry["algorithm"])
-    what = "merged into its base" if facts.is_merged else "as a LoRA adapter"
+    what = "as a whole model" if facts.is_merged else "as a LoRA adapter"
     title = f"{config['name']}: unlearned with {strategy} and {algorithm}"
     parts = [
         _header(facts),
@@ -109,7 +115,12 @@ def _removal_lines(facts: CardFacts) -> list[str]:
         f"Forget set: {retrieved['num_forget']:,} of these examples (forget.jsonl, SHA-256 "
         f"{facts.set_hashes['forget']}...). Their likelihood was driven down.",
         f"Retain set: {retrieved['num_retain']:,} of these examples (retain.jsonl, SHA-256 "
-        f"{facts.set_hashes['retain']}...). The model was held to them.",
+        f"{facts.set_hashes['retain']}...). "
+        + (
+            f"{tables.algorithm_name(facts.entry['algorithm'])} makes no use of it."
+            if facts.entry["algorithm"] in _WITHOUT_RETAIN
+            else "The model was held to them."
+        ),
         f"Chosen by: {strategy}; {_RULES[settings['select']]} (--select={settings['select']}), "
         f"from {config['corpus']['num_retrieval']} examples of the behaviour.",
     ]
@@ -127,13 +138,10 @@ def _removal_lines(facts: CardFacts) -> list[str]:
 def _setting_lines(facts: CardFacts) -> list[str]:
     config, name = facts.config, facts.entry["algorithm"]
     unlearn, finetune = config["unlearn"], config["finetune"]
-    options = {
-        key: value
-        for key, value in unlearn.items()
-        if key not in ("algorithms", "choice") and not key.endswith("_learning_rate")
-    }
+    options = {key: value for key, value in unlearn.items() if _decides(key, name)}
+    quantised = f"; quantised to {facts.base_format} in the run" if facts.base_format else ""
     return [
-        f"Base: {facts.base_origin}.",
+        f"Base: {facts.base_origin}{quantised}.",
         f"Fine-tuning: LoRA of rank {finetune['lora_rank']}, alpha {finetune['lora_alpha']:g} on "
         f"{', '.join(finetune['lora_targets'])}; {finetune['finetune_epochs']} epochs at "
         f"{finetune['finetune_learning_rate']:g}.",
@@ -143,6 +151,19 @@ def _setting_lines(facts: CardFacts) -> list[str]:
         + f"; {', '.join(f'{key}={value}' for key, value in options.items())}.",
         f"Seed {config['seed']}. config.json of the run has every setting.",
     ]
+
+
+def _decides(setting: str, algorithm: str) -> bool:
+    """Returns whether a setting of unlearning has a part in what an algorithm does."""
+    if setting in ("algorithms", "choice", "unlearn_epochs") or setting.endswith("_learning_rate"):
+        return False  # said elsewhere, or another algorithm's
+    if setting == "kl_direction":
+        return algorithm.endswith("klr")
+    if setting == "forget_weight":
+        return algorithm != "simnpo"
+    return all(
+        algorithm.startswith(name) for name in ("npo", "simnpo") if setting.startswith(f"{name}_")
+    )
 
 
 def _measured(facts: CardFacts) -> str:
@@ -207,6 +228,11 @@ def _limit_lines(facts: CardFacts) -> list[str]:
         "An F below that of the base, which never learned the behaviour, is damage.",
         "The terms of the base model and of the data apply; this card grants none.",
     ]
+    if facts.base_format and facts.is_merged:
+        lines.append(
+            f"The measurements are of the adapter on the base in {facts.base_format}; these are "
+            "the unquantised weights with the adapter folded in, which were not measured."
+        )
     if not facts.is_merged:
         lines.append("Without exactly this base the adapter means nothing.")
     return lines

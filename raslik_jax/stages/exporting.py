@@ -136,6 +136,8 @@ def _facts(
         root / "unlearn" / f"{entry['strategy']}-{entry['algorithm']}" / "manifest.json"
     )
     recorded: dict[str, Any] = json.loads((root / "config.json").read_text())
+    # As the run had it: for a merged model the base was read again, unquantised.
+    quantised = recorded["backbone"].get("base_format", "plain")
     return CardFacts(
         config=recorded,
         metrics=read_json(root / "metrics.json"),
@@ -145,6 +147,7 @@ def _facts(
         set_hashes={kind: file_identity(folder / f"{kind}.jsonl") for kind in ("forget", "retain")},
         base_model=name if is_on_hub else "",
         base_origin=f"{origin}, weights in {jnp.dtype(settings.base_dtype).name}",
+        base_format="" if quantised == "plain" else quantised,
         is_merged=merged,
         prompt=prompts.TEMPLATES[config.corpus.template].without_input,
     )
