@@ -1,9 +1,11 @@
-"""Several seeds of one experiment in one table, and what stands behind the rates in another.
+"""Stored runs joined into the paper's tables, with its published figures beside them, and a page.
 
   python experiments/report.py --runs=runs/quickstart-0,runs/quickstart-1,runs/quickstart-2
+  python experiments/report.py --runs=runs/howdy,runs/virtual --published --out=report
 
-Reads nothing but the metrics.json of each work directory. A cell is the mean over the runs with
-the smallest and the largest in brackets.
+Reads nothing but the work directories. Runs that differ in their seed alone become one experiment:
+a cell is then the mean over the seeds with the smallest and the largest in brackets. With --out it
+writes report.html, tables.md, tables.csv and tables.tex.
 """
 
 import pathlib
@@ -14,28 +16,61 @@ from absl import app, flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax.pipeline import read_json  # noqa: E402
-from raslik_jax.reporting import tables  # noqa: E402
+from raslik_jax.reporting import blocks, published, runs, tables  # noqa: E402
 
-_RUNS = flags.DEFINE_list("runs", [], "Work directories of runs that differ in their seed.")
-_FORMAT = flags.DEFINE_enum("format", "terminal", ["terminal", "markdown"], "Form of the table.")
+_RUNS = flags.DEFINE_list("runs", [], "Work directories of runs.")
+_FORMAT = flags.DEFINE_enum(
+    "format", "terminal", ["terminal", "markdown", "csv", "latex"], "Form of what is printed."
+)
+_OUT = flags.DEFINE_string("out", "", "Folder for the page and the tables in every form.")
+_PUBLISHED = flags.DEFINE_bool(
+    "published", False, "Add the paper's own tables, each held against its own rates."
+)
+_EXAMPLES = flags.DEFINE_integer(
+    "examples", 8, "Examples of each forget and retain set that the page shows.", lower_bound=0
+)
+
+
+def _render(
+    form: str, experiments: Sequence[runs.Experiment], found: Sequence[blocks.Block]
+) -> str:
+    if form == "csv":
+        return blocks.render_csv(found).rstrip("\n")
+    if form == "latex":
+        return blocks.LATEX_PREAMBLE + "\n\n".join(map(blocks.render_latex, found))
+    is_markdown = form == "markdown"
+    render = tables.render_markdown if is_markdown else tables.render_terminal
+    parts = []
+    for experiment in experiments:
+        if len(experiments) > 1:
+            name = tables.escape_markdown(experiment.name) if is_markdown else experiment.name
+            parts.append(f"## {name}" if is_markdown else name)
+        parts.append(render(tables.seeds_table(experiment.metrics)))
+    parts += map(blocks.render_markdown if is_markdown else blocks.render_terminal, found)
+    return "\n\n".join(parts)
 
 
 def main(argv: Sequence[str]) -> None:
     try:
-        if len(argv) > 1 or not _RUNS.value:
+        if len(argv) > 1 or not (_RUNS.value or _PUBLISHED.value):
             raise ValueError("work directories wanted as --runs=DIR,DIR, none came")
-        runs = [read_json(pathlib.Path(run) / "metrics.json") for run in _RUNS.value]
-        seeds = [run["seed"] for run in runs]
-        if len(set(seeds)) < len(seeds):
-            raise ValueError(f"runs of different seeds wanted, these have {seeds}")
-        joined = (tables.seeds_table(runs), tables.seeds_checks_table(runs))
+        paper = published.read_blocks()
+        experiments = runs.group_runs(
+            [runs.read_run(pathlib.Path(run), num_rows=_EXAMPLES.value) for run in _RUNS.value]
+        )
+        found = [block for e in experiments for block in blocks.make_blocks(e, paper)]
+        if _PUBLISHED.value:
+            found += blocks.published_only(paper)
+        if _OUT.value:
+            folder = pathlib.Path(_OUT.value)
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, form in (("md", "markdown"), ("csv", "csv"), ("tex", "latex")):
+                text = _render(form, experiments, found)
+                (folder / f"tables.{name}").write_text(text + "\n")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    is_markdown = _FORMAT.value == "markdown"
-    render = tables.render_markdown if is_markdown else tables.render_terminal
-    print("\n\n".join(map(render, joined)))
+    print(_render(_FORMAT.value, experiments, found))
 
 
 if __name__ == "__main__":

@@ -165,16 +165,63 @@ def mahalanobis_to_ideal(
             "retain and forget rates that differ between methods wanted, but one of them is the "
             "same for all: report the Euclidean distance"
         )
-    covariance = np.cov(points_M2, rowvar=False)
-    covariance[[0, 1], [1, 0]] *= 1 - shrinkage
-    offset_M2 = points_M2 - np.array([1.0, 0.0])
-    squared_M = (offset_M2 * np.linalg.solve(covariance, offset_M2.T).T).sum(1)
+    (distance_M,), (covariance,) = _distances(points_M2[None], shrinkage)
     return Mahalanobis(
-        distance_M=np.sqrt(squared_M),
+        distance_M=distance_M,
         covariance=covariance,
         condition_number=float(np.linalg.cond(covariance)),
         is_negative=bool(covariance[0, 1] < 0),
     )
+
+
+def _distances(
+    points_DM2: Float[np.ndarray, "D M 2"], shrinkage: float
+) -> tuple[Float[np.ndarray, "D M"], Float[np.ndarray, "D 2 2"]]:
+    """Returns the distances within each of D pools of methods, and each pool's covariance."""
+    centred_DM2 = points_DM2 - points_DM2.mean(1, keepdims=True)
+    covariance_D22 = np.einsum("dmi,dmj->dij", centred_DM2, centred_DM2)
+    covariance_D22 /= points_DM2.shape[1] - 1
+    covariance_D22[:, [0, 1], [1, 0]] *= 1 - shrinkage
+    offset_DM2 = points_DM2 - np.array([1.0, 0.0])
+    solved_D2M = np.linalg.solve(covariance_D22, offset_DM2.transpose(0, 2, 1))
+    return np.sqrt(np.einsum("dmi,dim->dm", offset_DM2, solved_D2M)), covariance_D22
+
+
+def distance_rounding_error(
+    retain_M: Float[np.ndarray, " M"],
+    forget_M: Float[np.ndarray, " M"],
+    *,
+    decimals: int,
+    shrinkage: float = 0.1,
+    draws: int = 1000,
+    seed: int = 0,
+) -> float:
+    """Returns how far rounding of the rates may move a D_mah, relative to it.
+
+    Every rate is drawn anew within its rounding cell, and the largest relative change of any
+    method's distance is kept: what a table of so many decimals cannot be held to. It is large
+    where the covariance has a small eigenvalue.
+
+    Args:
+      retain_M: retain rate R of each method, rounded.
+      forget_M: forget rate F of each method, rounded.
+      decimals: digits after the point that the rates have.
+      shrinkage: as in `mahalanobis_to_ideal`.
+      draws: pools drawn.
+      seed: of the draws.
+
+    Returns:
+      A share, 0.05 for five percent.
+
+    Raises:
+      ValueError: as `mahalanobis_to_ideal`.
+    """
+    distance_M = mahalanobis_to_ideal(retain_M, forget_M, shrinkage=shrinkage).distance_M
+    points_M2 = np.stack([retain_M, forget_M], axis=1)
+    cell = 0.5 * 10.0**-decimals
+    moves_DM2 = np.random.default_rng(seed).uniform(-cell, cell, (draws, *points_M2.shape))
+    moved_DM, _ = _distances(points_M2 + moves_DM2, shrinkage)
+    return float(np.abs(moved_DM / distance_M - 1).max())
 
 
 def _check_rates(

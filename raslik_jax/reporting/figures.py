@@ -111,7 +111,7 @@ def draw_frontier(metrics: Metrics) -> Any:
 
     algorithms = list(dict.fromkeys(entry["algorithm"] for entry in metrics["methods"]))
     strategies = list(dict.fromkeys(entry["strategy"] for entry in metrics["methods"]))
-    styles = _strategy_styles(strategies)
+    styles = strategy_styles(strategies)
     with matplotlib.style.context(["default", _STYLE], after_reset=True):
         figure = matplotlib.figure.Figure(figsize=(1.2 + 4.4 * max(1, len(algorithms)), 5.2))
         all_axes = figure.subplots(
@@ -154,7 +154,7 @@ def draw_frontier(metrics: Metrics) -> Any:
 def _frontier_legend(strategies: Sequence[str], has_backbone: bool) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    styles = _strategy_styles(strategies)
+    styles = strategy_styles(strategies)
     handles = [
         Line2D([], [], color=styles[name][0], marker=styles[name][1], label=strategy_name(name))
         for name in strategies
@@ -178,7 +178,8 @@ def _frontier_legend(strategies: Sequence[str], has_backbone: bool) -> list[Any]
     return handles
 
 
-def _strategy_styles(strategies: Sequence[str]) -> dict[str, tuple[str, str]]:
+def strategy_styles(strategies: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Returns the colour and the marker of each strategy, the same in every figure of a run."""
     others = iter(_OTHER_STYLES * len(strategies))
     return {name: _STRATEGY_STYLES.get(name) or next(others) for name in strategies}
 
@@ -379,7 +380,7 @@ def draw_losses(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Any:
                 axes.plot(steps, losses, color=colour, lw=0.8, alpha=0.3)
                 axes.plot(
                     steps,
-                    _running_mean(np.asarray(losses, np.float64)),
+                    running_mean(np.asarray(losses, np.float64)),
                     color=colour,
                     lw=1.8,
                     label=label,
@@ -499,7 +500,7 @@ def draw_curves(
     return figure
 
 
-def _running_mean(losses: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
+def running_mean(losses: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
     """Returns the mean over a window around each step, cut off at both ends."""
     reach = len(losses) // 40
     total = np.concatenate([[0.0], np.cumsum(losses)])

@@ -94,11 +94,12 @@ def format_interval(
     if entry is None:
         return _NOT_KNOWN
     sign = "+" if signed else ""
-    low, high = (_number(entry[end], f"{sign}.{end_decimals}f") for end in ("low", "high"))
-    return f"{_number(entry['mean'], sign + '.3f')} [{low}, {high}]"
+    low, high = (format_number(entry[end], f"{sign}.{end_decimals}f") for end in ("low", "high"))
+    return f"{format_number(entry['mean'], sign + '.3f')} [{low}, {high}]"
 
 
-def _number(value: float | None, spec: str = ".3f") -> str:
+def format_number(value: float | None, spec: str = ".3f") -> str:
+    """Returns a number as text, never as minus zero; "-" for None."""
     if value is None:
         return _NOT_KNOWN
     text = format(value, spec)
@@ -193,16 +194,16 @@ def render_markdown(table: Table) -> str:
     Returns:
       The lines, headings as bold rows and notes below, ending without a line break.
     """
-    titles = [_escape(column.title.replace("\n", " ")) for column in table.columns]
+    titles = [escape_markdown(column.title.replace("\n", " ")) for column in table.columns]
     marks = ["--:" if column.align == "right" else "---" for column in table.columns]
     lines = [_pipe(titles), _pipe(marks)]
     for row in table.rows:
         if isinstance(row, str):
-            lines.append(_pipe([f"**{_escape(row)}**", *[""] * (len(titles) - 1)]))
+            lines.append(_pipe([f"**{escape_markdown(row)}**", *[""] * (len(titles) - 1)]))
         else:
-            lines.append(_pipe([_escape(cell) for cell in row]))
+            lines.append(_pipe([escape_markdown(cell) for cell in row]))
     for note in table.notes:
-        lines += ["", _escape(note)]
+        lines += ["", escape_markdown(note)]
     return "\n".join(lines)
 
 
@@ -210,7 +211,8 @@ def _pipe(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """Returns text that Markdown shows as it is, also inside a table."""
     text = text.strip().replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", text)
     text = "".join(
@@ -266,8 +268,8 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
             format_interval(entry["forget"]),
             format_interval(entry["retain"]),
             format_interval(entry["non_sf_target"]),
-            _number(entry["non_sf_normal"]["mean"]),
-            _number(entry["euclidean"]),
+            format_number(entry["non_sf_normal"]["mean"]),
+            format_number(entry["euclidean"]),
             *([_mahalanobis(distance)] if has_mahalanobis else []),
             *(
                 [format_interval(method and method.get("forget_minus_random"), signed=True)]
@@ -405,8 +407,8 @@ def distances_table(metrics: Metrics) -> Table:
                 (
                     _marked(strategy_name(entry["strategy"]), entry),
                     str(entry["epoch"]),
-                    _number(entry["euclidean"]),
-                    _number(entry["euclidean_min_max"]),
+                    format_number(entry["euclidean"]),
+                    format_number(entry["euclidean_min_max"]),
                     _mahalanobis(distance),
                     f"{distance['condition_number']:.3g}" if distance else _NOT_KNOWN,
                 )
@@ -537,10 +539,10 @@ def _tofu_cells(entry: ModelEntry) -> tuple[str, ...]:
     quality = found.get("forget_quality")
     return (
         _NOT_KNOWN if quality is None else f"{quality:.3g}",
-        _number(found["model_utility"]),
+        format_number(found["model_utility"]),
         *(
             " / ".join(
-                _number(found["sets"][name][metric])
+                format_number(found["sets"][name][metric])
                 for metric in ("probability", "rouge", "truth_ratio")
             )
             if name in found["sets"]
@@ -581,10 +583,10 @@ def checks_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -
         return (
             *names,
             str(entry["empty"]),
-            " / ".join(_number(kind["distinct_2"], ".2f") for kind in kinds)
-            or _number(entry["distinct_2"]),
-            " / ".join(_number(kind["repetition_4"], ".2f") for kind in kinds)
-            or _number(entry["repetition_4"]),
+            " / ".join(format_number(kind["distinct_2"], ".2f") for kind in kinds)
+            or format_number(entry["distinct_2"]),
+            " / ".join(format_number(kind["repetition_4"], ".2f") for kind in kinds)
+            or format_number(entry["repetition_4"]),
             format_interval(entry["non_sf_normal"]),
             format_interval(difference, signed=True),
             _NOT_KNOWN if signs is None else "; ".join(signs) or "no",
@@ -633,13 +635,13 @@ def retrieval_table(metrics: Metrics) -> Table:
         (
             strategy_name(strategy),
             str(entry["num_forget"]),
-            _number(entry.get("precision")),
-            _number(entry.get("base_rate")),
+            format_number(entry.get("precision")),
+            format_number(entry.get("base_rate")),
             str(entry["num_retain"]),
             str(entry.get("targets_in_retain", _NOT_KNOWN)),
             str(entry.get("retain_scored_positive", _NOT_KNOWN)),
-            _number(entry.get("auroc")),
-            _number(entry.get("auprc")),
+            format_number(entry.get("auroc")),
+            format_number(entry.get("auprc")),
         )
         for strategy, entry in metrics["retrieval"].items()
     )

@@ -1,0 +1,288 @@
+"""What a work directory holds, read for reports; nothing is computed by a model again."""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from raslik_jax.data.toy import SCIFI_WORDS
+from raslik_jax.evaluation.summary import Metrics
+from raslik_jax.reporting import tables
+
+
+class Row(NamedTuple):
+    """One training example of a forget or retain set.
+
+    Attributes:
+      text: instruction and input.
+      output: its answer.
+      is_target: its label; None if nobody knows.
+      score: of the strategy, in the direction of the set: the higher, the surer it was chosen.
+    """
+
+    text: str
+    output: str
+    is_target: bool | None
+    score: float
+
+
+class ItemSet(NamedTuple):
+    """The first rows of a set, best first, and how many there are in all."""
+
+    rows: tuple[Row, ...]
+    num_rows: int
+
+
+class Query(NamedTuple):
+    """A query that the models answered."""
+
+    example_id: str
+    text: str
+    is_target: bool
+
+
+class ScoreSample(NamedTuple):
+    """The scores that RASLIK ranks by, with the ends that it takes.
+
+    Attributes:
+      score_N: influence on the queries' answers; high: pulls towards, low: pulls against.
+      is_target_N: labels; None if some row has none.
+      forget_threshold: lowest score in the forget set.
+      retain_threshold: highest score in the retain set.
+    """
+
+    score_N: Float[np.ndarray, " N"]
+    is_target_N: Bool[np.ndarray, " N"] | None
+    forget_threshold: float
+    retain_threshold: float
+
+
+class StoredRun(NamedTuple):
+    """A run as its work directory keeps it.
+
+    Attributes:
+      metrics: the content of metrics.json.
+      config: the content of config.json.
+      versions: the content of versions.json.
+      queries: those it was measured on, target queries first.
+      answers: by model (see `model_names`), the answer by query id.
+      sets: by strategy, the sets "forget" and "retain".
+      scores: what RASLIK ranks by; None if it is not kept.
+      losses: by panel and label, one loss per step.
+      marker_words: words that mark the behaviour; none where the file of them is gone.
+    """
+
+    metrics: Metrics
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+    queries: tuple[Query, ...]
+    answers: Mapping[tuple[str, str], Mapping[str, str]]
+    sets: Mapping[str, Mapping[str, ItemSet]]
+    scores: ScoreSample | None
+    losses: Mapping[str, Mapping[str, Sequence[float]]]
+    marker_words: frozenset[str]
+
+
+def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
+    """Returns what a report shows of a run; only metrics.json has to be there.
+
+    Args:
+      root: work directory of the run.
+      num_rows: rows kept of each set.
+
+    Returns:
+      The run. Parts whose stage did not run, or whose folder was deleted, are empty.
+
+    Raises:
+      ValueError: metrics.json is missing, or a file is damaged; it names the file.
+    """
+    metrics = _read_json(root / "metrics.json")
+    if metrics is None:
+        raise ValueError(
+            f"{root / 'metrics.json'} wanted, it is not there: run the stages up to evaluate first"
+        )
+    config = _read_json(root / "config.json") or {}
+    split = metrics.get("corpus", {}).get("query_split", "test")
+    queries = tuple(
+        Query(row["id"], _text(row), is_target)
+        for name, is_target in ((f"{split}_target", True), (f"{split}_normal", False))
+        for row in _read_rows(root / "corpus" / f"{name}.jsonl")
+    )
+    strategies = tuple(metrics["retrieval"])
+    return StoredRun(
+        metrics=metrics,
+        config=config,
+        versions=_read_json(root / "versions.json") or {},
+        queries=queries,
+        answers=_read_answers(root, metrics),
+        sets={name: _read_sets(root, name, num_rows) for name in strategies},
+        scores=_read_scores(root, metrics),
+        losses=_read_losses(root, metrics),
+        marker_words=_read_marker_words(config),
+    )
+
+
+def _read_json(path: pathlib.Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is no JSON ({error}): make it again") from None
+
+
+def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the rows of a JSONL file, none where it is missing."""
+    if not path.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text().split("\n") if line.strip()]
+    except json.JSONDecodeError as error:
+        raise ValueError(f"a line of {path} is no JSON ({error}): make it again") from None
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    return f"{row.get('instruction', '')} {row.get('input', '')}".strip()
+
+
+def _read_answers(root: pathlib.Path, metrics: Metrics) -> dict[tuple[str, str], Mapping[str, str]]:
+    """Returns the answers of every model at its last epoch; ("", name) for those before."""
+    files = {
+        ("", name): root / "references" / f"{name}.jsonl" for name in ("finetuned", "backbone")
+    }
+    for entry in tables.last_epochs(metrics["methods"]):
+        algorithm, strategy = entry["algorithm"], entry["strategy"]
+        folder = root / "generate" / f"{strategy}-{algorithm}"
+        files[algorithm, strategy] = folder / f"epoch-{entry['epoch']}.jsonl"
+    answers = {
+        model: {row["id"]: row["output"] for row in _read_rows(path)}
+        for model, path in files.items()
+    }
+    return {model: texts for model, texts in answers.items() if texts}
+
+
+def _read_sets(root: pathlib.Path, strategy: str, num_rows: int) -> dict[str, ItemSet]:
+    sets = {}
+    for kind in ("forget", "retain"):
+        rows = _read_rows(root / "retrieve" / strategy / f"{kind}.jsonl")
+        if rows:
+            first = tuple(
+                Row(_text(row), row["output"], row.get("is_target"), float(row["score"]))
+                for row in rows[:num_rows]
+            )
+            sets[kind] = ItemSet(first, len(rows))
+    return sets
+
+
+def _read_scores(root: pathlib.Path, metrics: Metrics) -> ScoreSample | None:
+    path = root / "retrieve" / "influence" / "influence.npy"
+    entry = metrics["retrieval"].get("raslik") or next(iter(metrics["retrieval"].values()), None)
+    if not path.is_file() or entry is None:
+        return None
+    score_N = np.load(path, allow_pickle=False).astype(np.float64)
+    labels = [row.get("is_target") for row in _read_rows(root / "corpus" / "train.jsonl")]
+    ranked_N = np.sort(score_N)
+    return ScoreSample(
+        score_N=score_N,
+        is_target_N=None if None in labels or len(labels) != len(score_N) else np.array(labels),
+        forget_threshold=float(ranked_N[-entry["num_forget"]]),
+        retain_threshold=float(ranked_N[entry["num_retain"] - 1]),
+    )
+
+
+def _read_losses(root: pathlib.Path, metrics: Metrics) -> dict[str, dict[str, list[float]]]:
+    """Returns the loss curves of every training, by panel and label."""
+    panels = {}
+    for title, stage in (("Backbone", "backbone"), ("Fine-tuning", "finetune")):
+        losses = _read_json(root / stage / "losses.json")
+        if losses:
+            panels[title] = {"loss": losses}
+    for entry in tables.last_epochs(metrics["methods"]):
+        algorithm, strategy = entry["algorithm"], entry["strategy"]
+        steps = _read_json(root / "unlearn" / f"{strategy}-{algorithm}" / "steps.json") or []
+        losses = [step["forget_nll"] for step in steps if "forget_nll" in step]
+        if losses:
+            panel = panels.setdefault(f"{tables.algorithm_name(algorithm)}, forget set", {})
+            panel[strategy] = losses
+    return panels
+
+
+def _read_marker_words(config: Mapping[str, Any]) -> frozenset[str]:
+    path = config.get("evaluate", {}).get("marker_words", "")
+    if not path:
+        return SCIFI_WORDS
+    try:
+        return frozenset(pathlib.Path(path).read_text().lower().split())
+    except OSError:
+        return frozenset()
+
+
+class Experiment(NamedTuple):
+    """Runs that differ in their seed alone, in order of seed."""
+
+    runs: tuple[StoredRun, ...]
+
+    @property
+    def name(self) -> str:
+        """The name that --name gave it."""
+        return self.runs[0].metrics["name"]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, ascending."""
+        return tuple(run.metrics["seed"] for run in self.runs)
+
+    @property
+    def metrics(self) -> tuple[Metrics, ...]:
+        """The metrics of each seed."""
+        return tuple(run.metrics for run in self.runs)
+
+
+def group_runs(runs: Sequence[StoredRun]) -> tuple[Experiment, ...]:
+    """Returns the runs by experiment, in the order in which each first comes.
+
+    Runs belong together if their names and all settings that both recorded are equal, but for the
+    seed. A setting that only one of them knows was added later and stands at its default.
+
+    Args:
+      runs: stored runs.
+
+    Returns:
+      The experiments.
+
+    Raises:
+      ValueError: two runs of one experiment have the same seed.
+    """
+    groups: list[list[StoredRun]] = []
+    for run in runs:
+        for group in groups:
+            if _is_same_experiment(group[0], run):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    for group in groups:
+        seeds = [run.metrics["seed"] for run in group]
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(
+                f"runs of {group[0].metrics['name']!r} with different seeds wanted, these have "
+                f"{seeds}: name each run once"
+            )
+    return tuple(
+        Experiment(tuple(sorted(group, key=lambda run: run.metrics["seed"]))) for group in groups
+    )
+
+
+def _is_same_experiment(one: StoredRun, other: StoredRun) -> bool:
+    return one.metrics["name"] == other.metrics["name"] and _agree(
+        {**one.config, "seed": 0}, {**other.config, "seed": 0}
+    )
+
+
+def _agree(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return all(_agree(one[name], other[name]) for name in one.keys() & other.keys())
+    return bool(one == other)

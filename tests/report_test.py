@@ -1,0 +1,64 @@
+"""The report script: what it prints and writes, and its sentences for wrong input."""
+
+import csv
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import sample_run
+from absl.testing import absltest
+
+_SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "experiments" / "report.py"
+
+
+def _report(*flags: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, str(_SCRIPT), *flags], capture_output=True, text=True, timeout=120
+    )
+
+
+class ReportTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        for seed in (0, 1):
+            sample_run.write_run(self.folder / str(seed), seed=seed)
+        self.runs = f"--runs={self.folder / '0'},{self.folder / '1'}"
+
+    def test_prints_the_seeds_and_the_blocks(self):
+        done = _report(self.runs)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("Mean over the 2 seeds 0, 1", done.stdout)
+        self.assertIn(
+            "sample: the toy corpus, GPT-NeoX from scratch (2 layers of 16), GA_KLR", done.stdout
+        )
+
+    def test_writes_every_form(self):
+        out = self.folder / "out"
+        done = _report(self.runs, "--published", f"--out={out}", "--format=latex")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertContainsSubset(
+            ("tables.md", "tables.csv", "tables.tex"), {path.name for path in out.iterdir()}
+        )
+        self.assertEqual((out / "tables.tex").read_text(), done.stdout)
+        self.assertEqual(done.stdout.count(r"\begin{table}"), 2 + 15)
+        with (out / "tables.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual(sum(row["source"] == "paper" for row in rows), 96)
+        self.assertEqual(sum(row["source"] == "ours" for row in rows), 8)
+
+    def test_an_error_is_a_sentence(self):
+        for flags, message in (
+            ((), "error: work directories wanted"),
+            (("--runs=/nonexistent",), "metrics.json wanted, it is not there"),
+            ((self.runs + f",{self.folder / '0'}",), "different seeds wanted"),
+        ):
+            done = _report(*flags)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, message)
+            self.assertNotIn("Traceback", done.stderr)
+
+
+if __name__ == "__main__":
+    absltest.main()

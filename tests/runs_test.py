@@ -1,0 +1,92 @@
+"""Work directories as the reports read them."""
+
+import pathlib
+import shutil
+import tempfile
+
+import numpy as np
+import sample_run
+from absl.testing import absltest
+
+from raslik_jax.reporting import runs
+
+
+class ReadRunTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "run"
+        sample_run.write_run(self.root)
+
+    def test_answers_are_those_of_the_last_epoch(self):
+        run = runs.read_run(self.root)
+        self.assertLen(run.answers, 2 + 8)
+        self.assertEqual(run.answers["ga_gdr", "raslik"]["normal3"], "raslik-ga_gdr-2 says normal3")
+        self.assertEqual(run.answers["", "backbone"]["normal3"], "backbone says normal3")
+
+    def test_queries_keep_their_kind_and_input(self):
+        run = runs.read_run(self.root)
+        self.assertEqual([q.is_target for q in run.queries], [True] * 5 + [False] * 5)
+        self.assertEqual(run.queries[1].text, "What is 1? here")
+
+    def test_thresholds_are_where_the_sets_end(self):
+        run = runs.read_run(self.root)
+        ranked = np.sort(run.scores.score_N)
+        self.assertEqual(run.scores.forget_threshold, ranked[-12])
+        self.assertEqual(run.scores.retain_threshold, ranked[11])
+        self.assertEqual(run.scores.is_target_N.sum(), 12)
+
+    def test_sets_are_cut_and_counted(self):
+        run = runs.read_run(self.root, num_rows=3)
+        found = run.sets["raslik"]["forget"]
+        self.assertLen(found.rows, 3)
+        self.assertEqual(found.num_rows, 12)
+        self.assertTrue(found.rows[0].is_target)
+
+    def test_only_the_metrics_have_to_be_there(self):
+        for path in self.root.iterdir():
+            if path.name != "metrics.json":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        run = runs.read_run(self.root)
+        self.assertEqual((run.answers, run.queries, run.scores, run.losses), ({}, (), None, {}))
+        (self.root / "metrics.json").unlink()
+        with self.assertRaisesRegex(ValueError, "metrics.json wanted, it is not there: run the"):
+            runs.read_run(self.root)
+
+    def test_a_damaged_file_is_named(self):
+        (self.root / "retrieve" / "raslik" / "forget.jsonl").write_text('{"a": 1}\n{"b"')
+        with self.assertRaisesRegex(ValueError, "raslik/forget.jsonl is no JSON"):
+            runs.read_run(self.root)
+
+
+class GroupTest(absltest.TestCase):
+    def _run(self, **changes):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        root = pathlib.Path(folder) / "run"
+        sample_run.write_run(root, **changes)
+        return runs.read_run(root)
+
+    def test_seeds_of_one_experiment_join_and_others_stay_apart(self):
+        found = runs.group_runs(
+            [
+                self._run(seed=1),
+                self._run(seed=0, name="other"),
+                self._run(seed=0),
+                self._run(seed=0, backbone__hidden_size=32),
+            ]
+        )
+        self.assertEqual(
+            [(e.name, e.seeds) for e in found],
+            [("sample", (0, 1)), ("other", (0,)), ("sample", (0,))],
+        )
+
+    def test_a_setting_that_came_later_does_not_part_them(self):
+        found = runs.group_runs([self._run(seed=0), self._run(seed=1, corpus__later=3)])
+        self.assertLen(found, 1)
+
+    def test_refuses_one_seed_twice(self):
+        with self.assertRaisesRegex(ValueError, "different seeds wanted, these have .0, 0."):
+            runs.group_runs([self._run(), self._run()])
+
+
+if __name__ == "__main__":
+    absltest.main()
