@@ -152,13 +152,12 @@ def make_blocks(
             if name == algorithm
         }
         match = published.match_block(paper, config, algorithm=algorithm, strategies=tuple(entries))
-        measured, is_negative = _measure(entries, has_non_sf=_has_non_sf(config))
+        measured, is_negative = _measure(entries, has_non_sf=has_non_sf(config))
         printed = {row.strategy: row for row in match.rows} if match else {}
         order = list(printed) if match else list(_ORDER)
-        names = sorted(
-            dict.fromkeys([*printed, *entries]),
-            key=lambda name, order=order: order.index(name) if name in order else len(order),
-        )
+        every = dict.fromkeys([*printed, *entries])
+        names = [name for name in order if name in every]
+        names += [name for name in every if name not in order]
         blocks.append(
             Block(
                 name=experiment.name,
@@ -193,7 +192,7 @@ def published_only(paper: Sequence[published.PublishedBlock]) -> tuple[Block, ..
     )
 
 
-def _has_non_sf(config: Mapping[str, Any]) -> bool:
+def has_non_sf(config: Mapping[str, Any]) -> bool:
     """Returns whether science fiction, or a list of words, marks what is to be forgotten."""
     dataset = config.get("corpus", {}).get("dataset")
     return dataset not in ("virtual", "tofu") or bool(
@@ -204,8 +203,8 @@ def _has_non_sf(config: Mapping[str, Any]) -> bool:
 def _measure(
     entries: Mapping[str, Sequence[MethodEntry]], *, has_non_sf: bool
 ) -> tuple[dict[str, Measured], bool]:
-    forget = {name: _spread([e["forget"] for e in seeds]) for name, seeds in entries.items()}
-    retain = {name: _spread([e["retain"] for e in seeds]) for name, seeds in entries.items()}
+    forget = {name: spread([e["forget"] for e in seeds]) for name, seeds in entries.items()}
+    retain = {name: spread([e["retain"] for e in seeds]) for name, seeds in entries.items()}
     retain_M, forget_M = (
         np.array([rate["mean"] for rate in rates.values()]) for rates in (retain, forget)
     )
@@ -220,7 +219,7 @@ def _measure(
         name: Measured(
             forget=forget[name],
             retain=retain[name],
-            non_sf=_spread([e["non_sf_target"] for e in seeds]) if has_non_sf else None,
+            non_sf=spread([e["non_sf_target"] for e in seeds]) if has_non_sf else None,
             distance=None if distances is None else float(distances[i]),
             euclidean=float(euclidean_M[i]),
             is_pareto=bool(is_pareto_M[i]),
@@ -238,7 +237,7 @@ def is_collapsed(entry: Mapping[str, Any]) -> bool:
     return bool(entry.get("collapsed"))
 
 
-def _spread(entries: Sequence[IntervalEntry]) -> IntervalEntry:
+def spread(entries: Sequence[IntervalEntry]) -> IntervalEntry:
     """Returns the only interval, or the mean of several seeds with their range."""
     if len(entries) == 1:
         return IntervalEntry(
