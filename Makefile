@@ -11,7 +11,7 @@ WORKERS ?= 2
 help:
 	@echo "make quickstart  set up, then run the main job on a toy: one bad generation in, a report out (about 5 minutes on 2 cores)"
 	@echo "make test        set up, then lint, types and tests (under 15 minutes on 2 cores)"
-	@echo "make check       the heavy suites on top: parity with torch, kill campaigns, statistics"
+	@echo "make check       the heavy suites on top: parity with torch, kill campaigns, statistics, the report in a browser"
 	@echo "make parity      only the comparisons with torch, transformers and peft"
 
 $(VENV)/bin/python:
@@ -30,6 +30,15 @@ $(VENV)/.installed-parity: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,parity]'
 	@touch $@
 
+# The report is looked at in a real browser where there is one, or where Debian's may be installed.
+.PHONY: browser
+browser:
+	@if ! { command -v chromium || command -v chromium-browser; } >/dev/null || ! command -v chromedriver >/dev/null; then \
+	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 \
+	      || echo "chromium could not be installed: the test of the report in a browser will be skipped"; \
+	  else echo "chromium and chromedriver are missing: the test of the report in a browser will be skipped"; fi; fi
+
 quickstart: $(VENV)/.installed-run
 	$(BIN)/python experiments/run.py --flagfile=experiments/flags/quickstart.flags
 
@@ -44,8 +53,8 @@ test: lint
 parity: $(VENV)/.installed-parity
 	$(BIN)/python -m pytest -q -m heavy tests/parity
 
-check: $(VENV)/.installed-parity
-	$(BIN)/python -m pytest -q -m heavy -n $(WORKERS) --dist worksteal --durations=15
+check: $(VENV)/.installed-parity browser
+	$(BIN)/python -m pytest -q -rs -m heavy -n $(WORKERS) --dist worksteal --durations=15
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -16,7 +16,7 @@ from absl import app, flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax.reporting import blocks, published, runs, tables  # noqa: E402
+from raslik_jax.reporting import blocks, page, published, runs, tables  # noqa: E402
 
 _RUNS = flags.DEFINE_list("runs", [], "Work directories of runs.")
 _FORMAT = flags.DEFINE_enum(
@@ -67,6 +67,8 @@ def main(argv: Sequence[str]) -> None:
             for name, form in (("md", "markdown"), ("csv", "csv"), ("tex", "latex")):
                 text = _render(form, experiments, found)
                 (folder / f"tables.{name}").write_text(text + "\n")
+            html = page.render(experiments, paper=paper, show_paper=_PUBLISHED.value)
+            (folder / "report.html").write_text(html)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

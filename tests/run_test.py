@@ -95,7 +95,8 @@ class TinyRunTest(absltest.TestCase):
         self.assertEqual(self.first.returncode, 0, self.first.stderr)
         self.assertIn("report:", self.first.stdout)
         for name in (
-            "run.flags config.json versions.json metrics.json report/report.md report/frontier.png "
+            "run.flags config.json versions.json metrics.json report/report.md report/report.html "
+            "report/frontier.png "
             "report/scores.svg retrieve/raslik/forget.jsonl retrieve/oracle/retain.jsonl"
         ).split():
             self.assertTrue((self.root / name).is_file(), name)

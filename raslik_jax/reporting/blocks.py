@@ -477,7 +477,7 @@ def _paper_notes(paper: published.PublishedBlock, *, is_beside: bool) -> list[st
     return notes
 
 
-_MARKS = {"": "", "distance": " †", "flag": " ‡", "tie": " ~"}
+MARKS = {"": "", "distance": " †", "flag": " ‡", "tie": " ~"}
 
 
 def _headings(grid: BlockGrid) -> list[str]:
@@ -497,7 +497,7 @@ def render_terminal(block: Block) -> str:
         tables.Column(name, "left" if i == 0 else "right") for i, name in enumerate(headings)
     )
     rows = tuple(
-        tuple(cell.text + ("*" if cell.is_best else "") + _MARKS[cell.mark] for cell in row)
+        tuple(cell.text + ("*" if cell.is_best else "") + MARKS[cell.mark] for cell in row)
         for row in grid.rows
     )
     notes = [*grid.notes]
@@ -521,7 +521,7 @@ def render_markdown(block: Block) -> str:
                 text = f"**{text}**"
             elif cell.is_gray:
                 text = f"*{text}*"
-            cells.append(text + tables.escape_markdown(_MARKS[cell.mark]).rstrip())
+            cells.append(text + tables.escape_markdown(MARKS[cell.mark]).rstrip())
         lines.append("| " + " | ".join(cells) + " |")
     for note in grid.notes:
         lines += ["", tables.escape_markdown(note)]

@@ -253,7 +253,12 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
     evaluated = ("corpus", "backbone", "finetune", "references/evaluation", "evaluate")
     unlearned = tuple(f"unlearn/{strategy}-{name}" for strategy, name in variants)
     units.append(
-        Unit("report", (*evaluated, "retrieve/influence", *unlearned, *generated), {}, bind(report))
+        Unit(
+            "report",
+            (*evaluated, "retrieve/influence", *unlearned, *generated),
+            {"forms": ["markdown", "html"]},
+            bind(report),
+        )
     )
     return tuple(units)
 
@@ -304,4 +309,4 @@ def run(
     if "report" in stages:
         print()
         print((workdir / "report" / "table.txt").read_text())
-        print(f"report: {workdir / 'report' / 'report.md'}")
+        print(f"report: {workdir / 'report' / 'report.html'} (and report.md beside it)")

@@ -8,7 +8,7 @@ import numpy as np
 
 from raslik_jax.data.examples import Example
 from raslik_jax.pipeline import read_json
-from raslik_jax.reporting import figures, tables
+from raslik_jax.reporting import figures, page, published, runs, tables
 from raslik_jax.stages.retrieving import set_sizes
 from raslik_jax.stages.workspace import Workspace
 
@@ -17,7 +17,7 @@ _SHOWN_TARGET, _SHOWN_NORMAL = 6, 3
 
 
 def report(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the tables of the terminal and of report.md, and the figures."""
+    """Writes the tables of the terminal and of report.md, the figures, and the page."""
     config = workspace.config
     metrics = read_json(workspace.root / "evaluate" / "metrics.json")
     target, normal = workspace.evaluation_queries()
@@ -63,6 +63,8 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
     )
     text = "\n\n".join(part for section in sections for part in section if part)
     (folder / "report.md").write_text(text + "\n")
+    stored = runs.group_runs([runs.read_run(workspace.root)])
+    (folder / "report.html").write_text(page.render(stored, paper=published.read_blocks()))
 
 
 def _section(title: str, table: tables.Table | None) -> list[tuple[str, str]]:
