@@ -164,7 +164,7 @@ class LossesTest(parameterized.TestCase):
         expected = [
             np.mean(losses[max(0, i - reach) : min(num, i + reach + 1)]) for i in range(num)
         ]
-        np.testing.assert_allclose(figures._running_mean(losses), expected)
+        np.testing.assert_allclose(figures.running_mean(losses), expected)
 
     @parameterized.parameters((0, 1), (1, 1), (2, 2), (4, 4), (5, 6))
     def test_panels(self, num, num_axes):
