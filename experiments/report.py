@@ -45,7 +45,11 @@ def _render(
         if len(experiments) > 1:
             name = tables.escape_markdown(experiment.name) if is_markdown else experiment.name
             parts.append(f"## {name}" if is_markdown else name)
-        parts.append(render(tables.seeds_table(experiment.metrics)))
+        joined = (
+            tables.seeds_table(experiment.metrics),
+            tables.seeds_checks_table(experiment.metrics),
+        )
+        parts += map(render, joined)
     parts += map(blocks.render_markdown if is_markdown else blocks.render_terminal, found)
     return "\n\n".join(parts)
 

@@ -18,7 +18,7 @@ it for each strategy and algorithm by the rule of experiments/choose.py, and wha
 measured on the test queries, once: nothing is trained again for that.
 
 --out holds runs/<cell>, logs/<cell>.log, choice-<flag file>.json, suite.json (state of every cell)
-and report.md (a table for every flag file and variation, over its seeds).
+report.md (a table for every flag file and variation, over its seeds) and report.html (the page).
 """
 
 import itertools
@@ -35,7 +35,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from raslik_jax.evaluation import choice  # noqa: E402
 from raslik_jax.pipeline import read_json, write_json  # noqa: E402
-from raslik_jax.reporting import tables  # noqa: E402
+from raslik_jax.reporting import page, published, runs, tables  # noqa: E402
 from raslik_jax.stages.choosing import choose_from_runs  # noqa: E402
 
 _OUT = flags.DEFINE_string("out", "", "Folder of the suite.")
@@ -293,7 +293,11 @@ def run_suite(out: pathlib.Path) -> bool:
                 suite.run(cell, f"[{number}/{len(cells)}]")
     text = report(suite, cells)
     (out / "report.md").write_text(text)
-    print(f"\n{text}\nreport: {out / 'report.md'}")
+    done = [suite.workdir(cell) for cell in tests or grid if suite.is_done(cell)]
+    stored = [runs.read_run(root) for root in done if (root / "metrics.json").is_file()]
+    html = page.render(runs.group_runs(stored), paper=published.read_blocks(), title=out.name)
+    (out / "report.html").write_text(html)
+    print(f"\n{text}\nreport: {out / 'report.html'} (and report.md beside it)")
     return all(map(suite.is_done, cells))
 
 

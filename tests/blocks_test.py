@@ -187,7 +187,7 @@ class OursTest(parameterized.TestCase):
     def test_collapse_is_said(self):
         def collapse(metrics):
             for entry in metrics["methods"]:
-                entry["collapsed"] = entry["strategy"] == "raslik"
+                entry["collapse"] = ["alike"] * (entry["strategy"] == "raslik")
 
         text = blocks.render_terminal(blocks.make_blocks(_experiment(0, edit=collapse), ())[0])
         self.assertIn("Answers collapsed: RASLIK.", text)

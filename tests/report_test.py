@@ -39,7 +39,8 @@ class ReportTest(absltest.TestCase):
         done = _report(self.runs, "--published", f"--out={out}", "--format=latex")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertContainsSubset(
-            ("tables.md", "tables.csv", "tables.tex"), {path.name for path in out.iterdir()}
+            ("report.html", "tables.md", "tables.csv", "tables.tex"),
+            {path.name for path in out.iterdir()},
         )
         self.assertEqual((out / "tables.tex").read_text(), done.stdout)
         self.assertEqual(done.stdout.count(r"\begin{table}"), 2 + 15)

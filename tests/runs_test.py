@@ -76,7 +76,11 @@ class GroupTest(absltest.TestCase):
         )
         self.assertEqual(
             [(e.name, e.seeds) for e in found],
-            [("sample", (0, 1)), ("other", (0,)), ("sample", (0,))],
+            [
+                ("sample (hidden_size=16)", (0, 1)),
+                ("other", (0,)),
+                ("sample (hidden_size=32)", (0,)),
+            ],
         )
 
     def test_a_setting_that_came_later_does_not_part_them(self):

@@ -83,7 +83,7 @@ def write_run(root: pathlib.Path, *, seed: int = 0, num_queries: int = 5, **chan
         return _rows([{"id": name, "output": text} for name, text in texts.items()])
 
     for name in ("finetuned", "backbone"):
-        _write(root / "references" / f"{name}.jsonl", answers(name))
+        _write(root / "references" / "evaluation" / f"{name}.jsonl", answers(name))
     for strategy in STRATEGIES:
         for algorithm in ALGORITHMS:
             variant = f"{strategy}-{algorithm}"

@@ -171,6 +171,7 @@ class SuiteTest(absltest.TestCase):
         self.assertIn("## tiny test", report)
         self.assertIn("at the chosen learning rates", report)
         self.assertIn("- test-broken-seed=0: not run", report)
+        self.assertIn("<figure>", (out / "report.html").read_text())
 
         again = _suite(*arguments, environment=environment)
         self.assertEqual(again.returncode, 1)

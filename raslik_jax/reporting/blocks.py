@@ -225,16 +225,11 @@ def _measure(
             is_pareto=bool(is_pareto_M[i]),
             is_tie=bool(is_tie_M[i]),
             num_pareto=sum(e["pareto"] for e in seeds),
-            collapsed=sum(is_collapsed(e) for e in seeds),
+            collapsed=sum(bool(e.get("collapse")) for e in seeds),
         )
         for i, (name, seeds) in enumerate(entries.items())
     }
     return measured, is_negative
-
-
-def is_collapsed(entry: Mapping[str, Any]) -> bool:
-    """Returns whether metrics.json marks the answers of a model as collapsed."""
-    return bool(entry.get("collapsed"))
 
 
 def spread(entries: Sequence[IntervalEntry]) -> IntervalEntry:

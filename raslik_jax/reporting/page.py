@@ -581,16 +581,20 @@ def _tables(found: Sequence[tuple[runs.Experiment, Sequence[blocks_lib.Block]]])
         strategies = _strategies(experiment.metrics[0])
         parts += [_block_table(block, strategies) for block in blocks]
         metrics = experiment.metrics[0]
-        if len(experiment.seeds) > 1:
-            seeds = tables.seeds_table(experiment.metrics)
-            parts.append(_folded("All seeds in one table", _table(seeds, "Mean over seeds")))
-        which = f" (seed {metrics['seed']})" if len(experiment.seeds) > 1 else ""
-        parts.append(
-            _folded(
-                f"Forgetting or collapse{which}",
-                _table(tables.checks_table(metrics), "What tells forgetting from collapse"),
-            )
-        )
+        several = len(experiment.seeds) > 1
+        which = f" (seed {metrics['seed']})" if several else ""
+        more = [
+            ("All seeds in one table", tables.seeds_table(experiment.metrics) if several else None),
+            (
+                "What stands behind the rates, all seeds",
+                tables.seeds_checks_table(experiment.metrics) if several else None,
+            ),
+            (f"Forgetting or collapse{which}", tables.checks_table(metrics)),
+            (f"Perplexity{which}", tables.perplexity_table(metrics)),
+            (f"TOFU's own metrics{which}", tables.tofu_table(metrics)),
+            (f"Every distance to the ideal{which}", tables.distances_table(metrics)),
+        ]
+        parts += [_folded(name, _table(table, name)) for name, table in more if table]
     return join(*parts) if len(parts) > 1 else Markup("")
 
 

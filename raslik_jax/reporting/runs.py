@@ -150,9 +150,10 @@ def _text(row: Mapping[str, Any]) -> str:
 
 def _read_answers(root: pathlib.Path, metrics: Metrics) -> dict[tuple[str, str], Mapping[str, str]]:
     """Returns the answers of every model at its last epoch; ("", name) for those before."""
-    files = {
-        ("", name): root / "references" / f"{name}.jsonl" for name in ("finetuned", "backbone")
-    }
+    references = root / "references"
+    if (references / "evaluation").is_dir():
+        references /= "evaluation"
+    files = {("", name): references / f"{name}.jsonl" for name in ("finetuned", "backbone")}
     for entry in tables.last_epochs(metrics["methods"]):
         algorithm, strategy = entry["algorithm"], entry["strategy"]
         folder = root / "generate" / f"{strategy}-{algorithm}"
@@ -221,14 +222,21 @@ def _read_marker_words(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 class Experiment(NamedTuple):
-    """Runs that differ in their seed alone, in order of seed."""
+    """Runs that differ in their seed alone.
+
+    Attributes:
+      runs: the runs, in order of seed.
+      variation: the settings that tell it from others of the same name; empty where none has it.
+    """
 
     runs: tuple[StoredRun, ...]
+    variation: str = ""
 
     @property
     def name(self) -> str:
-        """The name that --name gave it."""
-        return self.runs[0].metrics["name"]
+        """The name that --name gave it, with its variation."""
+        name = self.runs[0].metrics["name"]
+        return f"{name} ({self.variation})" if self.variation else name
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -272,8 +280,35 @@ def group_runs(runs: Sequence[StoredRun]) -> tuple[Experiment, ...]:
                 f"{seeds}: name each run once"
             )
     return tuple(
-        Experiment(tuple(sorted(group, key=lambda run: run.metrics["seed"]))) for group in groups
+        Experiment(
+            tuple(sorted(group, key=lambda run: run.metrics["seed"])), _variation(group[0], groups)
+        )
+        for group in groups
     )
+
+
+def _variation(run: StoredRun, groups: Sequence[Sequence[StoredRun]]) -> str:
+    """Returns the settings of a run that others of its name have at other values."""
+    others = [
+        _flatten(group[0].config)
+        for group in groups
+        if group[0].metrics["name"] == run.metrics["name"]
+    ]
+    own = {name: value for name, value in _flatten(run.config).items() if name != "seed"}
+    telling = [
+        f"{name}={value}"
+        for name, value in own.items()
+        if any(other.get(name, value) != value for other in others)
+    ]
+    return ", ".join(telling[:4]) + (", ..." if len(telling) > 4 else "")
+
+
+def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of all sections; their names are flags and so differ."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        flat |= _flatten(value) if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
 def _is_same_experiment(one: StoredRun, other: StoredRun) -> bool:
