@@ -192,6 +192,19 @@ class OursTest(parameterized.TestCase):
         text = blocks.render_terminal(blocks.make_blocks(_experiment(0, edit=collapse), ())[0])
         self.assertIn("Answers collapsed: RASLIK.", text)
 
+    @parameterized.parameters(
+        ({}, "a word that marks the behaviour;"),
+        ({"by": "classifier"}, "a classifier trained here;"),
+    )
+    def test_says_what_non_sf_is_beside_the_papers(self, entry, words):
+        def measured_by(metrics):
+            metrics["non_sf"] = entry
+
+        matched = {"corpus__dataset": "howdy", "backbone__checkpoint": "pythia-2.8b"}
+        (block, _) = blocks.make_blocks(_experiment(0, edit=measured_by, **matched), _PAPER)
+        (note,) = (note for note in blocks.lay_out(block).notes if note.startswith("Non-SF here"))
+        self.assertIn(words + " the paper's is", note)
+
     def test_refuses_seeds_with_other_methods(self):
         experiment = _experiment(0, 1)
         del experiment.runs[1].metrics["methods"][-2:]

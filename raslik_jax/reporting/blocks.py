@@ -81,6 +81,7 @@ class Block(NamedTuple):
       rows: the strategies in the paper's order.
       paper: the published block that this one repeats, if there is one.
       is_negative: R and F of the methods here are negatively correlated.
+      non_sf_by: what Non-SF was measured by here: words or classifier.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Block(NamedTuple):
     rows: tuple[BlockRow, ...]
     paper: published.PublishedBlock | None
     is_negative: bool
+    non_sf_by: str = "words"
 
     @property
     def title(self) -> str:
@@ -144,6 +146,7 @@ def make_blocks(
             f"{experiment.seeds} have different ones: join like with like"
         )
     config = experiment.runs[0].config
+    recorded: Mapping[str, Any] = experiment.metrics[0]
     blocks = []
     for algorithm in dict.fromkeys(name for name, _ in found[0]):
         entries = {
@@ -169,6 +172,7 @@ def make_blocks(
                 rows=tuple(BlockRow(n, measured.get(n), printed.get(n)) for n in names),
                 paper=match,
                 is_negative=is_negative,
+                non_sf_by=(recorded.get("non_sf") or {}).get("by", "words"),
             )
         )
     return tuple(blocks)
@@ -417,6 +421,13 @@ def _notes(block: Block, has_distance: bool) -> tuple[str, ...]:
                 "Distance: Euclidean, to R = 1 and F = 0; D_mah wants at least "
                 f"{pareto.MIN_METHODS} methods whose rates differ."
             )
+        if any(m.non_sf for m in measured.values()):
+            ours = {
+                "words": "the share of answers without a word that marks the behaviour",
+                "classifier": "the probability by a classifier trained here",
+            }.get(block.non_sf_by, f"by {block.non_sf_by}")
+            beside = "; the paper's is a classifier's probability" if block.paper else ""
+            notes.append(f"Non-SF here: {ours}{beside}.")
         if len(block.seeds) > 1:
             notes.append(
                 "Pareto: by the means over seeds; in brackets, the seeds in which it is so."

@@ -4,12 +4,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from raslik_jax.data.examples import Example
 from raslik_jax.pipeline import read_json
 from raslik_jax.reporting import figures, page, published, runs, tables
-from raslik_jax.stages.retrieving import set_sizes
 from raslik_jax.stages.workspace import Workspace
 
 # Queries whose answers the report shows side by side.
@@ -33,11 +30,23 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
             answers[label] = workspace.answers("generate", f"{strategy}-{algorithm}", last)
     prompts_by_id = {row.example_id: _question(row) for row in (*target, *normal)}
 
+    stored = runs.read_run(workspace.root)
     images = {
         "frontier": figures.draw_frontier(metrics),
-        "scores": _draw_scores(workspace),
-        "losses": figures.draw_losses(_loss_panels(workspace)),
+        "losses": figures.draw_losses(
+            {
+                panel: {tables.strategy_name(label): curve for label, curve in curves.items()}
+                for panel, curves in stored.losses.items()
+            }
+        ),
     }
+    if stored.scores:
+        images["scores"] = figures.draw_scores(
+            stored.scores.score_N,
+            stored.scores.is_target_N,
+            forget_threshold=stored.scores.forget_threshold,
+            retain_threshold=stored.scores.retain_threshold,
+        )
     for name, figure in images.items():
         figures.save_figure(figure, folder / name)
     results, retrieval = tables.results_table(metrics), tables.retrieval_table(metrics)
@@ -63,8 +72,8 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
     )
     text = "\n\n".join(part for section in sections for part in section if part)
     (folder / "report.md").write_text(text + "\n")
-    stored = runs.group_runs([runs.read_run(workspace.root)])
-    (folder / "report.html").write_text(page.render(stored, paper=published.read_blocks()))
+    html = page.render(runs.group_runs([stored]), paper=published.read_blocks())
+    (folder / "report.html").write_text(html)
 
 
 def _section(title: str, table: tables.Table | None) -> list[tuple[str, str]]:
@@ -83,37 +92,3 @@ def _corpus_line(metrics: Mapping[str, Any]) -> str:
         f"on {corpus['target_queries']} target and {corpus['normal_queries']} normal "
         f"{corpus['query_split']} queries."
     )
-
-
-def _draw_scores(workspace: Workspace) -> Any:
-    """Returns the histogram of the influence scores with the ends that RASLIK takes."""
-    influence_N = np.load(
-        workspace.root / "retrieve" / "influence" / "influence.npy", allow_pickle=False
-    )
-    num_forget, num_retain = set_sizes(workspace)
-    labels = [row.is_target for row in workspace.corpus.train]
-    ranked_N = np.sort(influence_N)
-    return figures.draw_scores(
-        influence_N,
-        None if None in labels else np.asarray(labels, bool),
-        forget_threshold=float(ranked_N[-num_forget]),
-        retain_threshold=float(ranked_N[num_retain - 1]),
-    )
-
-
-def _loss_panels(workspace: Workspace) -> dict[str, dict[str, list[float]]]:
-    """Returns the loss curves of every training, by panel and label."""
-    config, root = workspace.config, workspace.root
-    panels: dict[str, dict[str, list[float]]] = {}
-    if not config.backbone.checkpoint:
-        panels["Backbone"] = {"loss": read_json(root / "backbone" / "losses.json")}
-    panels["Fine-tuning"] = {"loss": read_json(root / "finetune" / "losses.json")}
-    for algorithm in config.unlearn.algorithms:
-        panels[f"{tables.algorithm_name(algorithm)}, forget set"] = {
-            tables.strategy_name(strategy): [
-                step["forget_nll"]
-                for step in read_json(root / "unlearn" / f"{strategy}-{algorithm}" / "steps.json")
-            ]
-            for strategy in config.retrieve.strategies
-        }
-    return panels
