@@ -58,7 +58,8 @@ def write_run(root: pathlib.Path, *, seed: int = 0, num_queries: int = 5, **chan
         entry.update(num_forget=_NUM_TARGETS, num_retain=_NUM_TARGETS)
     settings = config(seed=seed, **changes)
     metrics["name"] = settings["name"]
-    _write(root / "metrics.json", json.dumps(metrics))
+    for folder in (root, root / "evaluate"):
+        _write(folder / "metrics.json", json.dumps(metrics))
     _write(root / "config.json", json.dumps(settings))
     _write(root / "versions.json", json.dumps({"python": "3.11", "jax": "0.10"}))
     ids = {kind: [f"{kind}{i}" for i in range(num_queries)] for kind in ("target", "normal")}
@@ -73,6 +74,8 @@ def write_run(root: pathlib.Path, *, seed: int = 0, num_queries: int = 5, **chan
             for i, name in enumerate(names)
         ]
         _write(root / "corpus" / f"test_{kind}.jsonl", _rows(rows))
+    for name in ("backbone", "retrieval", "validation_target", "validation_normal"):
+        _write(root / "corpus" / f"{name}.jsonl", "")
     everyone = ids["target"] + ids["normal"]
 
     def answers(model: str) -> str:
