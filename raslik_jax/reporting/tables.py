@@ -75,7 +75,7 @@ def strategy_name(strategy: str) -> str:
 
 def algorithm_name(algorithm: str) -> str:
     """Returns the printed name of an unlearning algorithm: GA_GDR for ga_gdr."""
-    return algorithm.upper()
+    return {"simnpo": "SimNPO"}.get(algorithm, algorithm.upper())
 
 
 def format_interval(
