@@ -296,6 +296,9 @@ class SketchConfig(_Checked):
     query_output: Literal["own", "gold"] = setting(
         "own", "Output of a query: the fine-tuned model's own answer, or the labelled one."
     )
+    sketch_base_format: Literal["same", "plain", "int8", "nf4"] = setting(
+        "same", "Base that gradients are taken on: --base_format, or another; the paper: no nf4."
+    )
     projection: str = setting("binned", "Projection family.")
     sketch_size: int = setting(65536, "Coordinates of a sketch, the paper's k.")
     sketch_dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the stored rows.")

@@ -123,7 +123,7 @@ class Tracer:
             index,
             identity=made_with
             | {
-                "base": checkpoint.base_hash(self.workspace.model.base),
+                "base": checkpoint.base_hash(self.workspace.sketch_model.base),
                 "adapters": [checkpoint.adapter_hash(lora) for lora in adapters],
                 "tokenizer": tokenization.tokenizer_hash(self.workspace.tokenizer),
                 "template": prompts.template_hash(config.corpus.template),
@@ -144,7 +144,9 @@ class Tracer:
 
     def answer(self, queries: Sequence[Example]) -> tuple[Example, ...]:
         """Returns the queries with the fine-tuned model's greedy answers as their outputs."""
-        outputs = self.workspace.generate(self.workspace.finetuned, queries, "answers")
+        outputs = self.workspace.generate(
+            self.workspace.with_adapter(self.workspace.finetuned), queries, "answers"
+        )
         return tuple(
             query._replace(output=output) for query, output in zip(queries, outputs, strict=True)
         )

@@ -353,7 +353,7 @@ class GradientMaker:
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
         """Yields of each batch the slots of rows from `first` on, these rows, and all unit rows
         with their lengths."""
-        model = self.workspace.model
+        model = self.workspace.sketch_model
         make = _vector_function(model.decoder, what.loss)
         for plan in plans:
             batch = batches.make_batch(encoded, plan)
@@ -404,7 +404,7 @@ class GradientMaker:
 
     @functools.cached_property
     def _base_hash(self) -> str:
-        return checkpoint.base_hash(self.workspace.model.base)
+        return checkpoint.base_hash(self.workspace.sketch_model.base)
 
     def _fill(
         self,
@@ -416,7 +416,7 @@ class GradientMaker:
         lora: Tree,
     ) -> Iterator[int]:
         """Writes the batches that are missing; yields how many are on disk, now and then."""
-        model = self.workspace.model
+        model = self.workspace.sketch_model
         make = _vector_function(model.decoder, what.loss)
         fresh = 0
         left = plans[done:]

@@ -40,10 +40,10 @@ from raslik_jax.stages.workspace import Workspace
 # Settings that came after the first results. At their defaults they are no part of a unit's key,
 # so that results of before stay up to date.
 _LATER = frozenset(
-    """base_format double_quant finetune_micro_batch_size finetune_max_len finetune_fixed_padding
-    finetune_mean finetune_remat finetune_checkpoint_steps unlearn_micro_batch_size
-    unlearn_parameters unlearn_max_len unlearn_fixed_padding unlearn_mean unlearn_remat npo_beta
-    simnpo_beta simnpo_delta simnpo_forget_weight""".split()
+    """base_format double_quant sketch_base_format finetune_micro_batch_size finetune_max_len
+    finetune_fixed_padding finetune_mean finetune_remat finetune_checkpoint_steps
+    unlearn_micro_batch_size unlearn_parameters unlearn_max_len unlearn_fixed_padding
+    unlearn_mean unlearn_remat npo_beta simnpo_beta simnpo_delta simnpo_forget_weight""".split()
 )
 
 

@@ -39,7 +39,7 @@ def sketch_function(
     workspace: Workspace, projection: projections.Projection, adapters: tuple[Tree, ...]
 ) -> Callable[[batches.Encoded, batches.BatchPlan], gradients.Sketches]:
     """Returns a function that sketches one planned batch, compiled once per shape."""
-    settings, model = workspace.config.sketch, workspace.model
+    settings, model = workspace.config.sketch, workspace.sketch_model
 
     @functools.partial(jax.jit, static_argnames="num_targets")
     def sketch(
@@ -146,7 +146,8 @@ class IndexWork(NamedTuple):
 
 def open_index(workspace: Workspace, folder: pathlib.Path) -> IndexWork:
     """Returns the index of a run, made empty if it is not there, and what fills it."""
-    config, settings, model = workspace.config, workspace.config.sketch, workspace.model
+    config, settings = workspace.config, workspace.config.sketch
+    model = workspace.sketch_model
     adapters = sketched_adapters(workspace)
     projection = make_projection(workspace, len(adapters))
     num_params, size = projection.spec.num_params, projection.spec.size
@@ -210,7 +211,7 @@ def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
 
 def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes and prints how the projection does on gradients of some training examples."""
-    settings, model = workspace.config.sketch, workspace.model
+    settings, model = workspace.config.sketch, workspace.sketch_model
     adapters = sketched_adapters(workspace)
     projection = make_projection(workspace, len(adapters))
     encoded = workspace.encode(workspace.corpus.train, targets=settings.targets)

@@ -82,6 +82,17 @@ class Workspace:
     @functools.cached_property
     def model(self) -> Model:
         """The backbone, with an adapter that changes nothing yet."""
+        return self._load_model(self.config.backbone.base_format)
+
+    @functools.cached_property
+    def sketch_model(self) -> Model:
+        """The model that gradients are taken of, which may be quantised otherwise."""
+        wanted = self.config.sketch.sketch_base_format
+        if wanted in ("same", self.config.backbone.base_format):
+            return self.model
+        return self._load_model(wanted)
+
+    def _load_model(self, base_format: str) -> Model:
         settings, lora_config = self.config.backbone, lora_config_of(self.config)
         loaded = checkpoint.load_model(
             settings.checkpoint or self.root / "backbone" / "model",
@@ -89,8 +100,8 @@ class Workspace:
             lora_config=lora_config,
             key=jax.random.key(self.config.seed),
             revision=settings.revision or None,
-            quantise=None if settings.base_format == "plain" else settings.base_format,
-            double_quant=settings.double_quant,
+            quantise=None if base_format == "plain" else base_format,
+            double_quant=settings.double_quant and base_format == "nf4",
         )
         checkpoint.check_vocabulary(
             loaded.graphdef.config,
