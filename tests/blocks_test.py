@@ -199,11 +199,14 @@ class OursTest(parameterized.TestCase):
     def test_says_what_non_sf_is_beside_the_papers(self, entry, words):
         def measured_by(metrics):
             metrics["non_sf"] = entry
+            metrics["chosen"] = bool(entry)
 
         matched = {"corpus__dataset": "howdy", "backbone__checkpoint": "pythia-2.8b"}
         (block, _) = blocks.make_blocks(_experiment(0, edit=measured_by, **matched), _PAPER)
         (note,) = (note for note in blocks.lay_out(block).notes if note.startswith("Non-SF here"))
         self.assertIn(words + " the paper's is", note)
+        first = blocks.lay_out(block).notes[0]
+        self.assertEqual("chosen on other queries" in first, bool(entry))
 
     def test_refuses_seeds_with_other_methods(self):
         experiment = _experiment(0, 1)

@@ -82,6 +82,7 @@ class Block(NamedTuple):
       paper: the published block that this one repeats, if there is one.
       is_negative: R and F of the methods here are negatively correlated.
       non_sf_by: what Non-SF was measured by here: words or classifier.
+      is_chosen: learning rates and epochs were chosen on other queries.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Block(NamedTuple):
     paper: published.PublishedBlock | None
     is_negative: bool
     non_sf_by: str = "words"
+    is_chosen: bool = False
 
     @property
     def title(self) -> str:
@@ -173,6 +175,7 @@ def make_blocks(
                 paper=match,
                 is_negative=is_negative,
                 non_sf_by=(recorded.get("non_sf") or {}).get("by", "words"),
+                is_chosen=bool(recorded.get("chosen")),
             )
         )
     return tuple(blocks)
@@ -412,7 +415,8 @@ def _notes(block: Block, has_distance: bool) -> tuple[str, ...]:
             if len(block.seeds) == 1
             else f"smallest and largest of the seeds {seeds}, around their mean"
         )
-        notes.append(f"Ours: after epoch {epochs}; brackets: {spread}.")
+        chosen = ", learning rate and epoch chosen on other queries" if block.is_chosen else ""
+        notes.append(f"Ours: after epoch {epochs}{chosen}; brackets: {spread}.")
         pool = ", ".join(tables.strategy_name(name) for name in measured)
         if has_distance:
             notes.append(f"D_mah is taken over {pool}, and compares only these.")
