@@ -12,6 +12,7 @@ from absl.testing import absltest, parameterized
 
 from raslik_jax import pipeline
 from raslik_jax.config import config_from_json
+from raslik_jax.models import presets
 from raslik_jax.stages import forecast
 from raslik_jax.stages.plan import plan_units
 from raslik_jax.stages.workspace import Workspace
@@ -160,6 +161,9 @@ class FlagFilesTest(parameterized.TestCase):
         unlearn = config["unlearn"]
         self.assertEqual(config["corpus"]["max_len"], 512)
         self.assertEqual(config["sketch"]["sketch_size"], 65_536)
+        # "No 4-bit quantisation is applied" to the cache of gradients.
+        base = config["sketch"]["sketch_base_format"]
+        self.assertEqual(base, "plain" if "pythia" in name else "same")
         self.assertEqual(
             [unlearn[f"ga_{name}_learning_rate"] for name in ("gdr", "klr")], [1e-5, 3e-5]
         )
@@ -279,6 +283,20 @@ class FlagFilesTest(parameterized.TestCase):
         self.assertEqual([step.name for step in found.steps if step.is_done], ["corpus"])
         self.assertEqual([path for path in root.rglob("*") if path.is_file()], [manifest])
         self.assertLen(found.steps, len(keys))
+
+    @parameterized.parameters(
+        ("EleutherAI/pythia-1.4b-deduped", "pythia-1.4b"),
+        ("allenai/OLMo-2-0425-1B", "olmo2-1b"),
+        ("allenai/OLMo-2-0325-32B-Instruct", "olmo2-32b"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m"),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
+        ("meta-llama/Llama-2-13b-chat-hf", "llama-2-13b"),
+        ("meta-llama/Llama-3.2-1B", "llama-3.2-1b"),
+        ("EleutherAI/pythia-3b", None),
+        ("allenai/OLMo-7B", None),
+    )
+    def test_hub_names_have_their_preset(self, name, preset):
+        self.assertEqual(presets.preset_of(name), preset)
 
     def test_an_unknown_checkpoint_is_named(self):
         config = self.config("quickstart", backbone={"checkpoint": "somebody/model-9b"})

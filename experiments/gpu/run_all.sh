@@ -74,25 +74,24 @@ measure() {
     fi
     [ "$left" -gt "$LIMIT" ] && left=$LIMIT
     echo "$name ..."
-    timeout "$left" "$PYTHON" "$@" --json >"$OUT/$name.jsonl" 2>"$OUT/$name.log"
+    timeout "$left" "$PYTHON" "$@" >"$OUT/$name.jsonl" 2>"$OUT/$name.log"
     status=$?
     echo "$name: status $status after $((SECONDS - start)) s: $*" | tee -a "$SUMMARY"
     [ "$status" = 0 ] || FAILED=1
 }
 
 # What matters most comes first.
-SKETCH=(experiments/bench_sketch.py "--model=$MODEL" "--size=$SIZE" "--dtype=$DTYPE"
+SKETCH=(experiments/bench_sketch.py --json "--model=$MODEL" "--size=$SIZE" "--dtype=$DTYPE"
     "--repeats=$REPEATS")
 measure sketch_binned "${SKETCH[@]}" --batch_tokens="$BATCH_TOKENS" --max_len="$MAX_LEN" \
     --num_buckets="$BUCKETS" --breakdown
-if [ -f experiments/bench_unlearn.py ]; then
-    measure unlearn experiments/bench_unlearn.py --model="$MODEL"
-fi
-measure query experiments/bench_query.py --rows="$ROWS" --size="$SIZE" --dtypes="$QUERY_DTYPES" \
+measure unlearn experiments/bench_unlearn.py --model="$MODEL" --dtype="$DTYPE" --remat \
+    --batch_size=8 --length="$MAX_LEN" --rounds="$REPEATS"
+measure query experiments/bench_query.py --json --rows="$ROWS" --size="$SIZE" --dtypes="$QUERY_DTYPES" \
     --queries=1,8 --top="$TOP" --bottom="$TOP" --repeats="$REPEATS" --folder="$OUT/index"
 rm -rf "$OUT/index"
-measure decode experiments/bench_decode.py --model="$MODEL" --dtype="$DTYPE" --prompts="$PROMPTS" \
-    --batch_size="$DECODE_BATCH" --new_tokens="$NEW_TOKENS" --alone="$ALONE"
+measure decode experiments/bench_decode.py --json --model="$MODEL" --dtype="$DTYPE" \
+    --prompts="$PROMPTS" --batch_size="$DECODE_BATCH" --new_tokens="$NEW_TOKENS" --alone="$ALONE"
 # Twice the batch, half of it at a time: its kernel wants 128 gradients.
 measure sketch_dense "${SKETCH[@]}" --family=dense_rademacher --operand=bfloat16 \
     --lengths="$LENGTHS" --batch_tokens=$((2 * BATCH_TOKENS)) --micro_tokens="$BATCH_TOKENS"

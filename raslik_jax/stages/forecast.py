@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from raslik_jax.axes import Tree
 from raslik_jax.config import STAGES, Config
 from raslik_jax.data import batches, corpora
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
@@ -174,14 +175,20 @@ class _Work:
         )
         self.shapes = costs.linear_shapes(self.base)
         self.num_weights = decoder.count_parameters(self.base)
-        if settings.base_format != "plain":
-            self.base = jax.eval_shape(
-                lambda base: quantize.quantise_base(
-                    base, settings.base_format, double_quant=settings.double_quant
-                ),
-                self.base,
+        plain = self.base
+
+        def stored(form: str) -> Tree:
+            if form == "plain":
+                return plain
+            double = settings.double_quant and form == "nf4"
+            return jax.eval_shape(
+                lambda base: quantize.quantise_base(base, form, double_quant=double), plain
             )
+
+        self.base = stored(settings.base_format)
         self.base_bytes = quantize.num_bytes(self.base)
+        form = config.sketch.sketch_base_format
+        self.gradient_base = self.base if form == "same" else stored(form)
         self.num_params = projections.count_params(self.lora)
         self.length_N, self.response_N = load_alpaca_lengths(max_len=config.corpus.max_len)
         self.sizes = count_rows(config)
@@ -217,12 +224,13 @@ class _Work:
         return self.base_bytes + state + bound.activations + bound.head
 
     def bound(self, batch: int, length: int, *, remat: bool, size: int = 1) -> costs.MemoryBound:
+        """The formula's bound; a size is that of sketches, which have a base of their own."""
         spec = projections.ProjectionSpec(
             family="binned", num_params=self.num_params, size=size, seed=0
         )
         table = jax.ShapeDtypeStruct((-(-spec.num_params // size), size), jnp.int32)
         return costs.memory_bound(
-            self.base,
+            self.gradient_base if size > 1 else self.base,
             (self.lora,),
             table,
             num_heads=self.model.num_attention_heads,
@@ -318,6 +326,7 @@ class _Work:
                 self.bound(
                     largest.rows.size, largest.length, remat=False, size=self.sketch_size
                 ).total
+                + (0 if self.gradient_base is self.base else self.base_bytes)
             ),
         }
 
