@@ -7,6 +7,7 @@ from absl.testing import absltest, parameterized
 
 from raslik_jax import config
 from raslik_jax.retrieval.strategies import STRATEGIES
+from raslik_jax.unlearning.steps import ALGORITHMS
 
 
 class ConfigTest(parameterized.TestCase):
@@ -17,6 +18,11 @@ class ConfigTest(parameterized.TestCase):
         (config.BackboneConfig, {"hidden_size": 130}, "no multiple of num_attention_heads"),
         (config.FinetuneConfig, {"lora_dropout": 1.0}, "not below 1"),
         (config.FinetuneConfig, {"lora_targets": ()}, "not a non-empty list"),
+        (config.FinetuneConfig, {"finetune_micro_batch_size": 3}, "=3 does not divide .*=16"),
+        (config.FinetuneConfig, {"finetune_max_len": 4}, "finetune_max_len=4 is below 8"),
+        (config.UnlearnConfig, {"unlearn_micro_batch_size": -2}, "=-2 does not divide"),
+        (config.UnlearnConfig, {"npo_beta": 0.0}, "npo_beta=0.0 is not above 0"),
+        (config.BackboneConfig, {"double_quant": True}, "double_quant needs base_format=nf4"),
         (config.RetrieveConfig, {"forget_share": 0.0}, "forget_share=0.0 is not in 0 < share"),
         (config.RetrieveConfig, {"cr_oracle_share": 1.5}, "cr_oracle_share=1.5 is not in 0 <="),
         (
@@ -38,6 +44,18 @@ class ConfigTest(parameterized.TestCase):
     def test_a_wrong_value_is_refused_by_name(self, settings, values, message):
         with self.assertRaisesRegex(ValueError, message):
             settings(**values)
+
+    def test_all_weights_of_a_quantised_base_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "unlearn_parameters=all .* base_format=int8"):
+            config.Config(
+                backbone=config.BackboneConfig(base_format="int8"),
+                unlearn=config.UnlearnConfig(unlearn_parameters="all"),
+            )
+
+    def test_every_algorithm_can_be_named_and_has_a_rate(self):
+        self.assertEqual(set(get_args(config.Algorithm)), set(ALGORITHMS))
+        for name in ALGORITHMS:
+            self.assertGreater(getattr(config.UnlearnConfig(), f"{name}_learning_rate"), 0)
 
     def test_every_strategy_can_be_named(self):
         self.assertEqual(set(get_args(config.Strategy)), set(STRATEGIES))
