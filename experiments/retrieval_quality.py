@@ -246,7 +246,7 @@ class Trial:
                 for centring in ("plain", "centred"):
                     keys = [(name, centring, query) for name in pair]
                     if all(key in scores for key in keys):
-                        name = f"z-sum of {' and '.join(pair)}"
+                        name = "z-sum of initial/next_token and finetuned/unshifted"
                         pairs = [scores[key] for key in keys]
                         yield from self.count_records((name, centring, query), normalise, pairs)
         for name, found in grams.items():
@@ -702,24 +702,16 @@ def write_figures(joined: Mapping[str, list[dict[str, Any]]], out: pathlib.Path)
     figure = figures.draw_dots(rows, xlabel="auPRC of the forget ranking", title="Which gradient")
     figures.save_figure(figure, out / "kernels")
 
-    names = list(rows)[:4] + [n for n in dict.fromkeys(k[0] for k in PRESETS) if n in rows]
-    curves: dict[str, list[Any]] = {}
+    best = [name for name in rows if "z-sum" not in name][:3]
+    names = {*best, *(name for name, _, _ in PRESETS)}
+    by_kernel: dict[str, dict[str, list[Any]]] = {}
     for entry in joined["queries"]:
         is_shown = (entry["normalise"], entry["query"]) == ("vector", "own")
         is_shown &= entry["combine"] in ("mean", "common") and entry["centring"] == "centred"
-        if is_shown and entry["kernel"] in names[:3]:
-            points = curves.setdefault(f"{entry['kernel']}, {entry['combine']}", [])
+        if is_shown and entry["kernel"] in names:
+            points = by_kernel.setdefault(entry["kernel"], {}).setdefault(entry["combine"], [])
             points.append((float(entry["num_queries"]), entry["auprc"]))
-    figure = figures.draw_curves(
-        {
-            "Number of queries (centred)": {
-                k: sorted(v, key=lambda p: p[0]) for k, v in curves.items()
-            }
-        },
-        xlabel="queries",
-        ylabel="auPRC",
-        log_x=True,
-    )
+    figure = figures.draw_curves(by_kernel, xlabel="queries", ylabel="auPRC, centred", log_x=True)
     figures.save_figure(figure, out / "queries")
 
     panels: dict[str, dict[str, list[Any]]] = {"auPRC": {}, "Jaccard with the exact set": {}}

@@ -510,9 +510,10 @@ def write_figures(
     """Writes the figures, each as PNG and SVG."""
     panels: dict[str, dict[str, list[Any]]] = {}
     for entry in joined:
-        if entry["retain"] != "antipodal" or entry["kernel"] == "exact" or not entry["moved"]:
+        is_shown = entry["retain"] == "antipodal" and entry["rule"] == "threshold"
+        if not is_shown or entry["kernel"] == "exact" or not entry["moved"]:
             continue
-        curves = panels.setdefault(f"{entry['fluctuation']}, by {entry['rule']}", {})
+        curves = panels.setdefault(f"fluctuation: {entry['fluctuation']}", {})
         label = f"|xi| = {entry['moved']:g} |q|"
         curves.setdefault(label, []).append((float(entry["kernel"]), entry["total_ratio"]))
     figure = figures.draw_curves(
