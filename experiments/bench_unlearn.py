@@ -12,7 +12,7 @@ turn, --rounds times, each waited for, so that other load on the machine falls o
 Before, the first loss of GA_GDR is held against the two losses of which it is the difference.
 Progress goes to stderr.
 
-Stdout is one JSON object a line, the keys of which are
+With --json stdout is one JSON object a line, the keys of which are
   stage: matmul, lora, or the name of an algorithm.
   seconds, cpu_seconds: medians of wall clock and of this process's time on all cores, one step.
   tflops: operations of the step over seconds. Counted are 4 a weight and token (the frozen weights
@@ -50,6 +50,7 @@ _RANK = flags.DEFINE_integer("lora_rank", 8, "Of the adapter on all attention la
 _REMAT = flags.DEFINE_boolean("remat", False, "Gradient checkpointing, of every step.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Timed steps of each.", 1)
 _SEED = flags.DEFINE_integer("seed", 0, "Of weights and tokens.", 0)
+_JSON = flags.DEFINE_boolean("json", False, "Print JSON objects, no table.")
 
 
 class Cost(NamedTuple):
@@ -224,18 +225,51 @@ def run() -> list[dict[str, Any]]:
     return lines
 
 
+def report(lines: Sequence[dict[str, Any]]) -> str:
+    """Returns the measurements as a table for the terminal."""
+    from raslik_jax.reporting import tables
+
+    about = lines[0]
+    columns = [tables.Column("step")] + [
+        tables.Column(name, "right")
+        for name in ("seconds", "CPU seconds", "ratio", "CPU ratio", "of the matmul rate")
+    ]
+    return tables.render_terminal(
+        tables.Table(
+            columns=tuple(columns),
+            rows=tuple(
+                (
+                    line["stage"],
+                    f"{line['seconds']:.3f}",
+                    f"{line['cpu_seconds']:.3f}",
+                    f"{line['ratio']:.2f}",
+                    f"{line['cpu_ratio']:.2f}",
+                    f"{line['share_of_matmul']:.1%}",
+                )
+                for line in lines[1:]
+            ),
+            notes=(
+                f"{about['model']}, {about['dtype']}, {about['batch_size']} examples of each set, "
+                f"{about['length']} tokens, {about['targets']} targets, {about['rounds']} rounds; "
+                f"matmul rate {about['tflops']:.3f} TFLOP/s; {about['device']}, {about['cpus']} "
+                f"CPUs, jax {about['jax']}.",
+            ),
+        )
+    )
+
+
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         print(f"error: flags alone are wanted, got {argv[1:]}: write --name=value", file=sys.stderr)
         sys.exit(2)
     try:
-        for line in run():
-            print(json.dumps(line), flush=True)
+        lines = run()
     except ValueError as error:
         if os.environ.get("RASLIK_TRACEBACK"):
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    print("\n".join(map(json.dumps, lines)) if _JSON.value else report(lines))
 
 
 if __name__ == "__main__":

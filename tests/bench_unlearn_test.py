@@ -24,7 +24,8 @@ def run(*flags: str) -> subprocess.CompletedProcess:
 class BenchUnlearnTest(absltest.TestCase):
     @pytest.mark.heavy
     def test_measures_each_algorithm_and_documents_every_key(self):
-        done = run("--batch_size=2", "--length=16", "--rounds=2", "--algorithms=ga_gdr,npo_klr")
+        flags = ("--batch_size=2", "--length=16", "--rounds=2", "--algorithms=ga_gdr,npo_klr")
+        done = run(*flags, "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual([line["stage"] for line in lines], ["matmul", "lora", "ga_gdr", "npo_klr"])
