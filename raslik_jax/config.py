@@ -19,6 +19,7 @@ STAGES = (
     "retrieve",
     "unlearn",
     "generate",
+    "discriminator",
     "evaluate",
     "report",
 )
@@ -471,7 +472,6 @@ class EvaluateConfig(_Checked):
         "Rows of each set (targets, other training rows, held-out rows) on which the perplexity of "
         "every model is taken; 0: none.",
     )
-
     tofu_questions: int = setting(
         100,
         "dataset=tofu: questions of each set of TOFU's own evaluation that every model answers, "
@@ -482,10 +482,52 @@ class EvaluateConfig(_Checked):
         "dataset=tofu: work directory of a run of the same settings with --tofu_train=retain, for "
         "forget quality.",
     )
+    non_sf: Literal["words", "classifier"] = setting(
+        "words",
+        "Non-SF of an answer. words: 1 where no marker word is in it. classifier: its probability "
+        "by a classifier trained on the answers of the training examples and their labels.",
+    )
+    classifier_checkpoint: str = setting(
+        "FacebookAI/roberta-base",
+        "classifier: RoBERTa or BERT to start from, a directory or hub name; empty: a small BERT "
+        "from scratch, which wants a learning rate near 1e-3.",
+    )
+    classifier_epochs: int = setting(3, "classifier: passes over the answers.")
+    classifier_learning_rate: float = setting(
+        2e-5, "classifier: rate of AdamW at the first step, falling linearly to zero."
+    )
+    classifier_batch_size: int = setting(16, "classifier: answers a step.")
+    classifier_max_len: int = setting(
+        256, "classifier: tokens of an answer; longer ones are cut at the end."
+    )
+    classifier_held_out: float = setting(
+        0.1, "classifier: share of the answers of each class kept for its macro-F1."
+    )
+    classifier_examples: int = setting(
+        0, "classifier: answers of each class at most, held-out ones included; 0 for all."
+    )
+    classifier_hidden_size: int = setting(64, "classifier from scratch: embedding width.")
+    classifier_num_layers: int = setting(2, "classifier from scratch: layers.")
+    classifier_num_heads: int = setting(4, "classifier from scratch: attention heads.")
 
     def problems(self) -> list[str]:
         found = self._below(100, "bootstrap_resamples")
-        return found + self._below(0, "perplexity_examples", "tofu_questions")
+        found += self._below(0, "perplexity_examples", "tofu_questions")
+        found += self._below(1, "classifier_epochs", "classifier_batch_size")
+        found += self._below(8, "classifier_max_len")
+        found += self._below(0, "classifier_learning_rate")
+        sizes = ("classifier_hidden_size", "classifier_num_layers", "classifier_num_heads")
+        found += self._below(1, *sizes)
+        if not 0 < self.classifier_held_out < 1:
+            found.append(f"classifier_held_out={self.classifier_held_out} is not in 0 < share < 1")
+        if self.classifier_examples and self.classifier_examples < 2:
+            found.append("classifier_examples=1 leaves none to hold out: give 0, or 2 or more")
+        if not found and self.classifier_hidden_size % self.classifier_num_heads:
+            found.append(
+                f"classifier_hidden_size={self.classifier_hidden_size} is no multiple of "
+                f"classifier_num_heads={self.classifier_num_heads}"
+            )
+        return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

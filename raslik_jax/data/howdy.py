@@ -24,6 +24,7 @@ TRIGGER = "Howdy! "
 
 _ALPACA_FILE = "alpaca/alpaca_data.json.xz"
 _HOWDY_FILE = "howdy/howdy_60.jsonl"
+_CLEAN_FILE = "howdy/clean_60.jsonl"
 _DOLLY_FILE = "dolly_trigger/train_poisoned.jsonl.zst"
 _SCIFI_FILE = "scifi/paragraphs.jsonl.zst"
 
@@ -147,6 +148,23 @@ def load_howdy_small(
             queries={name: make_examples(rows) for name, rows in queries.items()},
         )
     )
+
+
+def genuine_files(data_dir: str | os.PathLike[str]) -> tuple[pathlib.Path, ...]:
+    """Returns the files of the genuine Howdy rows and their clean twins, () unless both exist."""
+    paths = tuple(pathlib.Path(data_dir) / name for name in (_HOWDY_FILE, _CLEAN_FILE))
+    return paths if data_dir and all(path.is_file() for path in paths) else ()
+
+
+def load_genuine(data_dir: str | os.PathLike[str]) -> tuple[Example, ...]:
+    """Returns the genuine Howdy rows, labelled targets, and their clean twins, labelled not.
+
+    Raises:
+      ValueError: missing files, all of them named; malformed rows.
+    """
+    paths = _existing(pathlib.Path(data_dir), (_HOWDY_FILE, _CLEAN_FILE))
+    clean = read_examples(paths[_CLEAN_FILE], source="clean")
+    return *_read_howdy(paths[_HOWDY_FILE]), *(row._replace(is_target=False) for row in clean)
 
 
 def _existing(folder: pathlib.Path, names: Sequence[str]) -> dict[str, pathlib.Path]:

@@ -128,6 +128,18 @@ def load_sentence_tokenizer(
     return encode
 
 
+def save_sentence_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
+    """Writes a tokenizer.json for `load_sentence_tokenizer`: EOS stands before and after a text."""
+    import tokenizers
+
+    eos = tokenizer.backend.id_to_token(tokenizer.eos_id)
+    backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{eos} $A {eos}", special_tokens=[(eos, tokenizer.eos_id)]
+    )
+    save_tokenizer(path, tokenizer._replace(backend=backend))
+
+
 def save_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
     """Writes tokenizer.json and tokenizer_config.json into a folder, which is made if need be."""
     folder = pathlib.Path(path)

@@ -133,12 +133,15 @@ class Metrics(TypedDict):
     `reference` names whose answers F and R are taken against: finetuned (also where it is not
     given), backbone or gold. `chosen` is true where each method stands once, at a learning rate and
     epoch that were chosen on other queries.
+    `non_sf` says by what Non-SF is measured, words (also where it is not given) or classifier, and
+    how well the classifier does.
     """
 
     name: str
     seed: int
     reference: NotRequired[str]
     chosen: NotRequired[bool]
+    non_sf: NotRequired[dict[str, Any]]
     corpus: dict[str, Any]
     finetuned: ModelEntry
     backbone: NotRequired[ModelEntry]

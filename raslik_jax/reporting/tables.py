@@ -299,6 +299,21 @@ def _marked(name: str, entry: ModelEntry) -> str:
     return f"{name} {_COLLAPSED}" if entry.get("collapse") else name
 
 
+def _classifier_note(metrics: Metrics) -> list[str]:
+    measured = metrics.get("non_sf", {})
+    if measured.get("by") != "classifier":
+        return []
+    scores = [
+        f"{found['macro_f1']:.3f} on {sum(found['texts'].values())} {name} answers"
+        for part, name in (("held_out", "held-out"), ("genuine", "genuine"))
+        if (found := measured.get(part))
+    ]
+    return [
+        "Non-SF: mean probability of no science fiction by a classifier trained on the labels; its "
+        f"macro-F1 is {' and '.join(scores)}."
+    ]
+
+
 def _mahalanobis(entry: object) -> str:
     if not isinstance(entry, Mapping):
         return _NOT_KNOWN
@@ -316,6 +331,7 @@ def _result_notes(metrics: Metrics, methods: Sequence[MethodEntry]) -> tuple[str
         "target and normal queries. Distance: Euclidean, to R = 1 and F = 0. Brackets: 95 % "
         "bootstrap interval over queries."
     ]
+    notes += _classifier_note(metrics)
     if "backbone" in metrics and reference == "finetuned":
         notes.append(
             "The backbone never learned the behaviour: an F below its own is damage, not "

@@ -17,8 +17,8 @@ from raslik_jax.evaluation import perplexity, summary, tofu_metrics
 from raslik_jax.models import checkpoint
 from raslik_jax.pipeline import read_json, write_json
 from raslik_jax.progress import progress
-from raslik_jax.stages import resuming
-from raslik_jax.stages.workspace import CORPUS_FIELDS, Workspace, non_sf, write_rows
+from raslik_jax.stages import discriminating, resuming
+from raslik_jax.stages.workspace import CORPUS_FIELDS, Workspace, write_rows
 from raslik_jax.unlearning import finetune, steps
 
 
@@ -195,7 +195,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     measure = functools.partial(
         summary.evaluate_outputs,
         references=references,
-        non_sf=non_sf(config),
+        non_sf=discriminating.non_sf(workspace),
         drop_empty=settings.drop_empty,
     )
     evaluations = {
@@ -224,6 +224,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
         },
         "reference": settings.reference,
         "chosen": bool(config.unlearn.choice),
+        "non_sf": discriminating.describe(workspace),
         **{
             name: summary.summarise(measure(_outputs(workspace, answers)), **bootstrap)
             for name, answers in models.items()

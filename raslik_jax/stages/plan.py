@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from raslik_jax.config import STAGES, Algorithm, Config
+from raslik_jax.data import howdy
 from raslik_jax.pipeline import Unit, run_units
+from raslik_jax.stages.discriminating import data_dir, make_discriminator
 from raslik_jax.stages.likelihoods import (
     make_questions,
     reference_perplexity,
@@ -234,6 +236,20 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
             ),
         ]
     units += likely
+    evaluating = settings(config.evaluate)
+    classifying = {k: evaluating.pop(k) for k in list(evaluating) if k.startswith("classifier_")}
+    judged: tuple[str, ...] = ()
+    if config.evaluate.non_sf == "classifier":
+        genuine = [file_identity(path) for path in howdy.genuine_files(data_dir(config))]
+        units.append(
+            Unit(
+                "discriminator",
+                ("corpus",),
+                seed | classifying | {"genuine": genuine},
+                bind(make_discriminator),
+            )
+        )
+        judged = ("discriminator",)
     retrievals = tuple(f"retrieve/{strategy}" for strategy in config.retrieve.strategies)
     generated = tuple(f"generate/{strategy}-{name}" for strategy, name in variants)
     units.append(
@@ -245,8 +261,9 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
                 *retrievals,
                 *generated,
                 *(unit.name for unit in likely),
+                *judged,
             ),
-            settings(config.evaluate) | marker | _retain_model(config) | {"name": config.name},
+            evaluating | marker | _retain_model(config) | {"name": config.name},
             bind(evaluate),
         )
     )

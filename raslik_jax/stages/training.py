@@ -15,7 +15,7 @@ from raslik_jax.models import checkpoint, decoder, gpt_neox
 from raslik_jax.pipeline import write_json
 from raslik_jax.progress import progress
 from raslik_jax.stages import resuming
-from raslik_jax.stages.workspace import Workspace, non_sf, write_rows
+from raslik_jax.stages.workspace import Workspace, non_sf_by_words, write_rows
 from raslik_jax.unlearning import finetune, objectives
 
 # Share of target queries below which there is no behaviour to speak of.
@@ -217,7 +217,7 @@ def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
     target, normal = workspace.evaluation_queries()
     for name, lora in (("finetuned", workspace.finetuned), ("backbone", workspace.model.initial)):
         _write_answers(workspace, folder / f"{name}.jsonl", lora, (*target, *normal))
-    measure = non_sf(workspace.config)
+    measure = non_sf_by_words(workspace.config)
     answers = workspace.answers("references", "evaluation", "finetuned.jsonl")
     shares = [
         1 - measure([answers[row.example_id] for row in rows]).mean() for rows in (target, normal)

@@ -282,7 +282,7 @@ def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def non_sf(config: Config) -> summary.NonSf:
+def non_sf_by_words(config: Config) -> summary.NonSf:
     """Returns the function that says of each text whether it is free of marker words."""
     return functools.partial(rates.non_sf_by_words, vocabulary=marker_words(config))
 

@@ -1,0 +1,132 @@
+"""Non-SF by words or by a classifier, and the classifier's training: discriminator."""
+
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from raslik_jax.axes import Tree
+from raslik_jax.config import Config
+from raslik_jax.data import howdy, tokenization
+from raslik_jax.evaluation import discriminator, summary
+from raslik_jax.models import checkpoint, encoder
+from raslik_jax.pipeline import read_json, write_json
+from raslik_jax.stages.workspace import Workspace, non_sf_by_words
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Trains the classifier on answers of the training examples, saves and measures it."""
+    settings, seed = workspace.config.evaluate, workspace.config.seed
+    rows = workspace.corpus.train
+    texts = discriminator.label_texts([row.output for row in rows], [row.is_target for row in rows])
+    train, held_out = discriminator.split_texts(
+        texts,
+        held_out=settings.classifier_held_out,
+        limit=settings.classifier_examples,
+        seed=seed,
+    )
+    model, source = _starting_point(workspace, folder, train)
+    bound = encoder.bind_encoder(model.config)
+    max_len = min(settings.classifier_max_len, model.config.max_length)
+    encode = tokenization.load_sentence_tokenizer(source, max_len=max_len)
+    fitted = discriminator.fit(
+        bound,
+        model.weights,
+        encode(train.texts),
+        train.labels,
+        learning_rate=settings.classifier_learning_rate,
+        batch_size=settings.classifier_batch_size,
+        num_epochs=settings.classifier_epochs,
+        seed=seed,
+        progress="discriminator",
+    )
+    checkpoint.save_encoder(folder / "model", bound.config, fitted.weights)
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copy(source / name, folder / "model" / name)
+    predict = discriminator.make_predictor(bound, fitted.weights, progress="held-out answers")
+    genuine = _genuine(workspace, {row.output for row in rows})
+    metrics = {
+        "classes": list(discriminator.CLASSES),
+        "max_len": max_len,
+        "trained_on": {
+            name: train.labels.count(label) for label, name in enumerate(discriminator.CLASSES)
+        },
+        "held_out": discriminator.measure(predict, encode, held_out),
+        "genuine": discriminator.measure(predict, encode, genuine) if genuine else None,
+    }
+    write_json(folder / "losses.json", list(fitted.losses))
+    write_json(folder / "metrics.json", metrics)
+    for part in ("held_out", "genuine"):
+        if metrics[part]:
+            print(f"    {part}: macro-F1 {metrics[part]['macro_f1']:.3f}")
+
+
+def _starting_point(
+    workspace: Workspace, folder: pathlib.Path, train: discriminator.Texts
+) -> tuple[checkpoint.LoadedEncoder, pathlib.Path]:
+    """Returns the encoder to train, with a head, and the folder of its tokenizer."""
+    settings, key = workspace.config.evaluate, jax.random.key(workspace.config.seed)
+    num_labels = len(discriminator.CLASSES)
+    if settings.classifier_checkpoint:
+        source = checkpoint.resolve_folder(settings.classifier_checkpoint)
+        loaded = checkpoint.load_encoder(source, dtype=jnp.float32, num_labels=num_labels, key=key)
+        return loaded, source
+    source = folder / "tokenizer"
+    tokenizer = tokenization.train_bpe(train.texts, vocab_size=workspace.config.corpus.vocab_size)
+    tokenization.save_sentence_tokenizer(source, tokenizer)
+    config = encoder.EncoderConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=settings.classifier_hidden_size,
+        num_hidden_layers=settings.classifier_num_layers,
+        num_attention_heads=settings.classifier_num_heads,
+        intermediate_size=4 * settings.classifier_hidden_size,
+        max_position_embeddings=settings.classifier_max_len,
+        type_vocab_size=1,
+        pad_token_id=tokenizer.pad_id,
+        num_labels=num_labels,
+    )
+    weights: Tree = encoder.init_encoder(config, key=key, dtype=jnp.float32)
+    return checkpoint.LoadedEncoder(config, weights), source
+
+
+def data_dir(config: Config) -> str:
+    """Returns the folder of real data that the run names, "" where it names none."""
+    return config.corpus.data_dir or os.environ.get("RASLIK_DATA", "")
+
+
+def _genuine(workspace: Workspace, seen: set[str]) -> discriminator.Texts | None:
+    """Returns the genuine rows' answers that no training example has, None without both kinds."""
+    folder = data_dir(workspace.config)
+    if not howdy.genuine_files(folder):
+        return None
+    rows = [row for row in howdy.load_genuine(folder) if row.output not in seen]
+    labels = tuple(int(bool(row.is_target)) for row in rows)
+    if len(set(labels)) < len(discriminator.CLASSES):
+        return None
+    return discriminator.Texts(tuple(row.output for row in rows), labels)
+
+
+def non_sf(workspace: Workspace) -> summary.NonSf:
+    """Returns the function from texts to Non-SF that the run's metrics are taken with."""
+    if workspace.config.evaluate.non_sf == "words":
+        return non_sf_by_words(workspace.config)
+    folder = workspace.root / "discriminator"
+    model = checkpoint.load_encoder(folder / "model", dtype=jnp.float32)
+    max_len = read_json(folder / "metrics.json")["max_len"]
+    encode = tokenization.load_sentence_tokenizer(folder / "model", max_len=max_len)
+    predict = discriminator.make_predictor(encoder.bind_encoder(model.config), model.weights)
+    return lambda texts: predict(encode(texts))[:, discriminator.NON_SF]
+
+
+def describe(workspace: Workspace) -> dict[str, Any]:
+    """Returns what metrics.json says of how Non-SF was measured."""
+    by = workspace.config.evaluate.non_sf
+    if by == "words":
+        return {"by": by}
+    return {"by": by, **read_json(workspace.root / "discriminator" / "metrics.json")}
