@@ -110,12 +110,11 @@ class TrainingTest(absltest.TestCase):
         ]
         expected = np.mean([loss for loss, _ in alone])
         gradient = jax.tree.map(lambda *leaves: sum(leaves) / 3, *(g for _, g in alone))
-        training = discriminator.make_training(
-            self.bound, optax.sgd(0.5), dropout_key=jax.random.key(0)
-        )
+        tx = optax.sgd(0.5)
+        step = discriminator.make_step(self.bound, tx, dropout_key=jax.random.key(0))
         batch = discriminator._pad(self.bound, tokens, np.array([0, 1, 2, -1]), labels)
         self.assertEqual(batch.tokens_BL.shape, (4, 16))
-        state, loss = jax.jit(training.step)(training.init(self.weights), batch)
+        state, loss = jax.jit(step)(discriminator.start_fit(self.weights, tx).state, batch)
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
         jax.tree.map(
             lambda new, old, g: np.testing.assert_allclose(new, old - 0.5 * g, atol=1e-6),
@@ -128,31 +127,23 @@ class TrainingTest(absltest.TestCase):
         tokens, labels = _texts(40)
         # With dropout, whose draws have to go on where they stopped too.
         bound = encoder.bind_encoder(_CONFIG)
-        states = {}
+        passes = {"batch_size": 16, "num_epochs": 20}
+        tx = discriminator.make_optimizer(1e-2, num_texts=40, **passes)
+        kept = []
 
-        def run(resume=None):
+        def run(start):
             # AdamW raises a float to an integer power, which strict promotion forbids.
             with jax.numpy_dtype_promotion("standard"):
                 return discriminator.fit(
-                    bound,
-                    self.weights,
-                    tokens,
-                    labels,
-                    learning_rate=1e-2,
-                    batch_size=16,
-                    num_epochs=20,
-                    seed=0,
-                    resume=resume,
-                    after_epoch=states.__setitem__ if resume is None else None,
+                    bound, start, tokens, labels, tx=tx, seed=0, after_epoch=kept.append, **passes
                 )
 
-        fitted = run()
-        self.assertLen(fitted.losses, 20 * 3)
-        self.assertEqual(list(states), list(range(1, 21)))
-        resumed = run((15, states[15]))
-        np.testing.assert_array_equal(resumed.losses, fitted.losses[45:])
-        jax.tree.map(np.testing.assert_array_equal, resumed.weights, fitted.weights)
-        predict = discriminator.make_predictor(bound, fitted.weights, batch_size=16)
+        fitted = run(discriminator.start_fit(self.weights, tx))
+        self.assertEqual([len(progress.losses) for progress in kept], list(range(3, 63, 3)))
+        resumed = run(kept[14])
+        np.testing.assert_array_equal(resumed.losses, fitted.losses)
+        jax.tree.map(np.testing.assert_array_equal, resumed.state, fitted.state)
+        predict = discriminator.make_predictor(bound, fitted.state.weights, batch_size=16)
         measured = discriminator.measure(
             predict,
             lambda texts: [tokens[int(text)] for text in texts],

@@ -57,17 +57,13 @@ class TrainState(NamedTuple):
     step: Array
 
 
-class Training(NamedTuple):
-    """Pure functions: init(weights) -> TrainState; step(state, batch) -> (TrainState, loss)."""
-
-    init: Callable[[Tree], TrainState]
-    step: Callable[[TrainState, TextBatch], tuple[TrainState, Array]]
+Step = Callable[[TrainState, TextBatch], tuple[TrainState, Array]]
 
 
-class Fitted(NamedTuple):
-    """Trained weights and the loss of every step taken here, in nats a text."""
+class Progress(NamedTuple):
+    """How far a training has come: its state and the loss of every step, in nats a text."""
 
-    weights: Tree
+    state: TrainState
     losses: Float[np.ndarray, " S"]
 
 
@@ -118,10 +114,10 @@ def split_texts(texts: Texts, *, held_out: float, limit: int = 0, seed: int) -> 
     return train, held
 
 
-def make_training(
+def make_step(
     encoder: Encoder, tx: optax.GradientTransformation, *, dropout_key: jax.Array
-) -> Training:
-    """Returns training by mean cross-entropy over the real rows of a batch, all weights moving.
+) -> Step:
+    """Returns a step down the mean cross-entropy of a batch's real rows, all weights moving.
 
     Args:
       encoder: bound, with a classification head.
@@ -138,9 +134,6 @@ def make_training(
         real_B = batch.is_real_B.astype(jnp.float32)
         return jnp.sum(nll_B * real_B) / jnp.sum(real_B)
 
-    def init(weights: Tree) -> TrainState:
-        return TrainState(weights, tx.init(weights), jnp.zeros((), jnp.int32))
-
     def step(state: TrainState, batch: TextBatch) -> tuple[TrainState, Array]:
         key = jax.random.fold_in(dropout_key, state.step)
         loss, grads = jax.value_and_grad(loss_fn)(state.weights, batch, key)
@@ -148,67 +141,71 @@ def make_training(
         weights = optax.apply_updates(state.weights, updates)
         return TrainState(weights, opt_state, state.step + 1), loss
 
-    return Training(init, step)
+    return step
+
+
+def make_optimizer(
+    learning_rate: float, *, num_texts: int, batch_size: int, num_epochs: int
+) -> optax.GradientTransformation:
+    """Returns AdamW as the paper has it; its rate falls from here to zero over all steps."""
+    num_steps = finetune.num_steps_of(num_texts, batch_size=batch_size, num_epochs=num_epochs)
+    rate = finetune.learning_rate(learning_rate, num_steps, schedule="linear", warmup=0.0)
+    return finetune.adamw(rate, weight_decay=0.0, clip=1.0)
+
+
+def start_fit(weights: Tree, tx: optax.GradientTransformation) -> Progress:
+    """Returns a training that has not taken a step yet."""
+    return Progress(TrainState(weights, tx.init(weights), jnp.zeros((), jnp.int32)), np.zeros(0))
 
 
 def fit(
     encoder: Encoder,
-    weights: Tree,
+    start: Progress,
     tokens: Sequence[Sequence[int]],
     labels: Sequence[int],
     *,
-    learning_rate: float,
+    tx: optax.GradientTransformation,
     batch_size: int,
     num_epochs: int,
     seed: int,
-    resume: tuple[int, TrainState] | None = None,
-    after_epoch: Callable[[int, TrainState], None] | None = None,
+    after_epoch: Callable[[Progress], None] | None = None,
     progress: str = "",
-) -> Fitted:
-    """Returns a classifier's weights after so many epochs over the texts.
+) -> Progress:
+    """Returns a classifier after so many epochs over the texts.
 
     Args:
       encoder: bound, with a classification head.
-      weights: where it starts.
+      start: from `start_fit`, or what an earlier training of the same settings gave to
+        `after_epoch`; the result is then that of an undisturbed training.
       tokens: ids of each text, with the encoder's special tokens.
       labels: their classes.
-      learning_rate: at the first step; it falls linearly to zero over all steps.
+      tx: from `make_optimizer`.
       batch_size: texts a step; the last step of an epoch may have fewer.
-      num_epochs: passes over the texts, each in an order that seed and epoch decide.
+      num_epochs: passes over the texts in all, each in an order that seed and epoch decide.
       seed: of the orders and of dropout.
-      resume: number of epochs done and the state after them, to go on from; the result is that of
-        an undisturbed training.
-      after_epoch: is given the number of epochs done and the state.
+      after_epoch: is given the progress after every epoch.
       progress: text before the progress bar; empty for silence.
 
     Raises:
       ValueError: the loss is not finite, or a text is longer than the encoder takes.
     """
     per_epoch = finetune.num_steps_of(len(tokens), batch_size=batch_size, num_epochs=1)
-    rate = finetune.learning_rate(
-        learning_rate, per_epoch * num_epochs, schedule="linear", warmup=0.0
-    )
-    training = make_training(
-        encoder,
-        finetune.adamw(rate, weight_decay=0.0, clip=1.0),
-        dropout_key=jax.random.key(seed),
-    )
-    step = jax.jit(training.step)
-    done, state = resume or (0, training.init(weights))
-    losses: list[Array] = []
-    bar = progress_bar(None, progress, total=per_epoch * num_epochs)
-    bar.update(done * per_epoch)
-    for epoch in range(done, num_epochs):
+    done = len(start.losses)
+    step = jax.jit(make_step(encoder, tx, dropout_key=jax.random.key(seed)))
+    state, losses = start.state, list(start.losses)
+    bar = progress_bar(None, progress, total=per_epoch * num_epochs - done)
+    for epoch in range(done // per_epoch, num_epochs):
+        values: list[Array] = []
         for rows in training_batches(len(tokens), batch_size, seed=seed, epoch=epoch):
-            batch = _pad(encoder, tokens, rows, labels)
-            state, loss = step(state, batch)
-            losses.append(loss)
+            state, value = step(state, _pad(encoder, tokens, rows, labels))
+            values.append(value)
             bar.update(1)
-        finetune.check_finite(losses[-1], what="classifier's loss", step=int(state.step))
+        finetune.check_finite(values[-1], what="classifier's loss", step=int(state.step))
+        losses += [float(value) for value in values]
         if after_epoch is not None:
-            after_epoch(epoch + 1, state)
+            after_epoch(Progress(state, np.asarray(losses)))
     bar.close()
-    return Fitted(state.weights, np.asarray([float(loss) for loss in losses], np.float64))
+    return Progress(state, np.asarray(losses))
 
 
 def make_predictor(

@@ -34,22 +34,29 @@ def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
     bound = encoder.bind_encoder(model.config)
     max_len = min(settings.classifier_max_len, model.config.max_length)
     encode = tokenization.load_sentence_tokenizer(source, max_len=max_len)
+    passes = {
+        "batch_size": settings.classifier_batch_size,
+        "num_epochs": settings.classifier_epochs,
+    }
+    tx = discriminator.make_optimizer(
+        settings.classifier_learning_rate, num_texts=len(train.texts), **passes
+    )
     fitted = discriminator.fit(
         bound,
-        model.weights,
+        discriminator.start_fit(model.weights, tx),
         encode(train.texts),
         train.labels,
-        learning_rate=settings.classifier_learning_rate,
-        batch_size=settings.classifier_batch_size,
-        num_epochs=settings.classifier_epochs,
+        tx=tx,
         seed=seed,
         progress="discriminator",
+        **passes,
     )
-    checkpoint.save_encoder(folder / "model", bound.config, fitted.weights)
+    weights = fitted.state.weights
+    checkpoint.save_encoder(folder / "model", bound.config, weights)
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copy(source / name, folder / "model" / name)
-    predict = discriminator.make_predictor(bound, fitted.weights, progress="held-out answers")
+    predict = discriminator.make_predictor(bound, weights, progress="held-out answers")
     genuine = _genuine(workspace, {row.output for row in rows})
     metrics = {
         "classes": list(discriminator.CLASSES),

@@ -26,16 +26,11 @@ def test_losses_and_outputs_after_training_equal_torch():
     rng = np.random.default_rng(0)
     tokens = [rng.integers(3, 50, rng.integers(2, 14)).tolist() for _ in range(10)]
     labels = rng.integers(0, 2, 10).tolist()
+    passes = {"batch_size": batch_size, "num_epochs": num_epochs}
+    tx = discriminator.make_optimizer(rate, num_texts=10, **passes)
     with jax.numpy_dtype_promotion("standard"):
         fitted = discriminator.fit(
-            bound,
-            weights,
-            tokens,
-            labels,
-            learning_rate=rate,
-            batch_size=batch_size,
-            num_epochs=num_epochs,
-            seed=seed,
+            bound, discriminator.start_fit(weights, tx), tokens, labels, tx=tx, seed=seed, **passes
         )
     model = make_encoders.torch_model(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
@@ -65,5 +60,5 @@ def test_losses_and_outputs_after_training_equal_torch():
     for ids, logits_C in zip(tokens, expected_NC, strict=True):
         padded_L = jnp.asarray(ids + [1] * (16 - len(ids)))
         np.testing.assert_allclose(
-            classify(fitted.weights, padded_L, padded_L != 1), logits_C, atol=1e-3
+            classify(fitted.state.weights, padded_L, padded_L != 1), logits_C, atol=1e-3
         )
