@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+from unittest import mock
 
 import encoder_cases
 import jax
@@ -13,7 +14,7 @@ from raslik_jax.config import Config, CorpusConfig, EvaluateConfig
 from raslik_jax.data import examples, toy
 from raslik_jax.evaluation import discriminator
 from raslik_jax.pipeline import read_json
-from raslik_jax.stages import discriminating
+from raslik_jax.stages import discriminating, resuming
 from raslik_jax.stages.workspace import Workspace
 
 _SMALL = EvaluateConfig(
@@ -51,10 +52,32 @@ def _workspace(root: pathlib.Path, **changes) -> Workspace:
 
 def _make(workspace: Workspace) -> pathlib.Path:
     folder = workspace.root / "discriminator"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     # AdamW raises a float to an integer power, which strict promotion forbids.
     with jax.numpy_dtype_promotion("standard"):
         discriminating.make_discriminator(workspace, folder)
+    return folder
+
+
+def _interrupted_and_made(workspace: Workspace) -> pathlib.Path:
+    """Makes the discriminator in two goes, of which the first is stopped before the last epoch."""
+    save, folder = resuming.save_progress, workspace.root / "discriminator"
+
+    def save_then_stop(folder, step, progress):
+        saved.append(step)
+        if len(saved) == 19:
+            save(folder, step, progress)
+            raise KeyboardInterrupt
+
+    saved: list[int] = []
+    with mock.patch.object(resuming, "save_progress", save_then_stop):
+        with pytest.raises(KeyboardInterrupt):
+            _make(workspace)
+    assert not (folder / "metrics.json").exists()
+    _make(workspace)
+    losses = read_json(folder / "losses.json")
+    assert len(losses) == saved[0] * 20
+    assert not (folder / "resume").exists()
     return folder
 
 
@@ -76,7 +99,7 @@ def test_a_small_one_from_scratch_tells_the_toys_answers_apart(tmp_path):
         (tmp_path / "data" / "howdy" / f"{name}.jsonl").write_text(
             "".join(json.dumps(line) + "\n" for line in lines)
         )
-    metrics = read_json(_make(workspace) / "metrics.json")
+    metrics = read_json(_interrupted_and_made(workspace) / "metrics.json")
     assert metrics["held_out"]["macro_f1"] > 0.9
     # Answers that a training example has do not count as genuine rows.
     assert metrics["genuine"]["texts"] == {"non-sf": 2, "sci-fi": 1}

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
@@ -14,6 +15,7 @@ from raslik_jax.data import howdy, tokenization
 from raslik_jax.evaluation import discriminator, summary
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.pipeline import read_json, write_json
+from raslik_jax.stages import resuming
 from raslik_jax.stages.workspace import Workspace, non_sf_by_words
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -41,17 +43,25 @@ def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
     tx = discriminator.make_optimizer(
         settings.classifier_learning_rate, num_texts=len(train.texts), **passes
     )
+    start = discriminator.start_fit(model.weights, tx)
+    done = resuming.saved_step(folder)
+    if done is not None:
+        start = resuming.load_progress(folder, done, start._replace(losses=np.zeros(done)))
+        print(f"    goes on after step {done:,}")
     fitted = discriminator.fit(
         bound,
-        discriminator.start_fit(model.weights, tx),
+        start,
         encode(train.texts),
         train.labels,
         tx=tx,
         seed=seed,
+        after_epoch=lambda at: resuming.save_progress(folder, len(at.losses), at),
         progress="discriminator",
         **passes,
     )
     weights = fitted.state.weights
+    # An interrupted run may have come as far as this.
+    shutil.rmtree(folder / "model", ignore_errors=True)
     checkpoint.save_encoder(folder / "model", bound.config, weights)
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
@@ -69,6 +79,7 @@ def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
     }
     write_json(folder / "losses.json", list(fitted.losses))
     write_json(folder / "metrics.json", metrics)
+    resuming.remove_progress(folder)
     for part in ("held_out", "genuine"):
         if metrics[part]:
             print(f"    {part}: macro-F1 {metrics[part]['macro_f1']:.3f}")

@@ -247,6 +247,7 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
                 ("corpus",),
                 seed | classifying | {"genuine": genuine},
                 bind(make_discriminator),
+                is_resumable=True,
             )
         )
         judged = ("discriminator",)
