@@ -68,7 +68,7 @@ def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
             shutil.copy(source / name, folder / "model" / name)
     predict = discriminator.make_predictor(bound, weights, progress="held-out answers")
     genuine = _genuine(workspace, {row.output for row in rows})
-    metrics = {
+    metrics: dict[str, Any] = {
         "classes": list(discriminator.CLASSES),
         "max_len": max_len,
         "trained_on": {
