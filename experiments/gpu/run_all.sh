@@ -38,10 +38,12 @@ if [ "$SMOKE" = 1 ]; then
     MODEL="${MODEL:-pythia-14m}" BATCH_TOKENS="${BATCH_TOKENS:-128}" ROWS="${ROWS:-64}"
     SIZE="${SIZE:-256}" TOP=8 PROMPTS=2 ALONE=1 NEW_TOKENS=2 DECODE_BATCH=2 REPEATS=1
     DTYPE=float32 MAX_LEN=64 BUCKETS=1 LENGTHS=32 TORCH_EXAMPLES=2 QUERY_DTYPES=int8
+    UNLEARN_BATCH=1 REMAT=--noremat
 else
     MODEL="${MODEL:-olmo2-7b}" BATCH_TOKENS="${BATCH_TOKENS:-8192}" ROWS="${ROWS:-52000}"
     SIZE="${SIZE:-65536}" TOP=2000 PROMPTS=256 ALONE=4 NEW_TOKENS=128 DECODE_BATCH=256 REPEATS=3
     DTYPE=bfloat16 MAX_LEN=512 BUCKETS=4 LENGTHS=128 TORCH_EXAMPLES=24 QUERY_DTYPES=bfloat16,int8
+    UNLEARN_BATCH=8 REMAT=--remat
     # Ends at once, with a sentence, where JAX sees no GPU.
     "$PYTHON" -c 'import jax, sys; sys.exit(jax.default_backend() != "gpu")' || {
         echo "error: JAX sees no GPU: install the extra cuda12 or cuda13, or set SMOKE=1" >&2
@@ -85,8 +87,8 @@ SKETCH=(experiments/bench_sketch.py --json "--model=$MODEL" "--size=$SIZE" "--dt
     "--repeats=$REPEATS")
 measure sketch_binned "${SKETCH[@]}" --batch_tokens="$BATCH_TOKENS" --max_len="$MAX_LEN" \
     --num_buckets="$BUCKETS" --breakdown
-measure unlearn experiments/bench_unlearn.py --model="$MODEL" --dtype="$DTYPE" --remat \
-    --batch_size=8 --length="$MAX_LEN" --rounds="$REPEATS"
+measure unlearn experiments/bench_unlearn.py --model="$MODEL" --dtype="$DTYPE" \
+    --batch_size="$UNLEARN_BATCH" --length="$MAX_LEN" --rounds="$REPEATS" "$REMAT"
 measure query experiments/bench_query.py --json --rows="$ROWS" --size="$SIZE" --dtypes="$QUERY_DTYPES" \
     --queries=1,8 --top="$TOP" --bottom="$TOP" --repeats="$REPEATS" --folder="$OUT/index"
 rm -rf "$OUT/index"
