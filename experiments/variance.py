@@ -59,6 +59,7 @@ _NUM_BUCKETS = flags.DEFINE_integer("num_buckets", 2, "As in retrieval_quality.p
 _REPORT_ONLY = flags.DEFINE_boolean("report_only", False, "Only join the results that are there.")
 
 _CHUNK = 64
+_ROUNDING = 1e-6  # of |Delta|^2, with products summed in float32
 KINDS = ("isotropic", "gradient noise", "other query")
 
 
@@ -427,12 +428,11 @@ def write_report(found: Sequence[Mapping[str, Any]], out: pathlib.Path) -> None:
     }
     for record in spreads:
         beside = exact.get((record["run"], *(record[name] for name in setting)))
-        if beside is not None:
-            record["total_ratio"] = record["total"] / max(beside["total"], 1e-30)
-            record["fixed_sketch_ratio"] = (record["over_fluctuations"] or 0) / max(
-                beside["total"], 1e-30
-            )
-            record["error_ratio"] = record["error"] / max(beside["error"], 1e-30)
+        # A fluctuation that moves no item leaves rounding, of which no ratio says anything.
+        if beside is not None and min(beside["total"], beside["error"]) > _ROUNDING:
+            record["total_ratio"] = record["total"] / beside["total"]
+            record["fixed_sketch_ratio"] = (record["over_fluctuations"] or 0) / beside["total"]
+            record["error_ratio"] = record["error"] / beside["error"]
     parts_of = ["over_fluctuations", "over_sketches", "total", "error"]
     ratios = ["fixed_sketch_ratio", "total_ratio", "error_ratio"]
     by = [*setting, "kernel"]
@@ -515,7 +515,8 @@ def write_figures(
             continue
         curves = panels.setdefault(f"fluctuation: {entry['fluctuation']}", {})
         label = f"|xi| = {entry['moved']:g} |q|"
-        curves.setdefault(label, []).append((float(entry["kernel"]), entry["total_ratio"]))
+        if entry["total_ratio"] is not None:
+            curves.setdefault(label, []).append((float(entry["kernel"]), entry["total_ratio"]))
     figure = figures.draw_curves(
         panels, xlabel="K", ylabel="Var, sketched / Var, exact", log_x=True, log_y=True
     )
