@@ -17,12 +17,51 @@ def _scores() -> tuple[np.ndarray, np.ndarray]:
     return scores_N, np.arange(200) >= 180
 
 
+def _entry(mean: float) -> dict[str, float]:
+    return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
+
+
 def _draw(name: str):
     if name == "frontier":
         return figures.draw_frontier(sample_metrics.sample_metrics())
     if name == "scores":
         return figures.draw_scores(*_scores(), forget_threshold=0.4, retain_threshold=-0.1)
+    if name == "boundary":
+        return figures.draw_boundary(
+            _scores()[0], forget_threshold=0.4, retain_threshold=-0.1, gamma=0.02, xlabel="score"
+        )
+    if name == "curves":
+        return figures.draw_curves(
+            {"one": {"a": [(1.0, _entry(0.2)), (8.0, _entry(0.4))]}, "two": {"b": []}},
+            xlabel="K",
+            ylabel="share",
+            log_x=True,
+        )
+    if name == "dots":
+        return figures.draw_dots({"x": {"a": _entry(0.1)}, "y": {"b": _entry(0.3)}}, xlabel="v")
     return figures.draw_losses({"LoRA": {"loss": [3.0, 2.0, 1.5]}, "GA": {"forget": [1.0, 2.0]}})
+
+
+class PlainTest(parameterized.TestCase):
+    def test_boundary_counts_what_lies_near_each_threshold(self):
+        scores_N, _ = _scores()
+        _, forget, retain = _draw("boundary").axes
+        for axes, threshold in ((forget, 0.4), (retain, -0.1)):
+            near = sum(abs(score - threshold) <= 0.02 for score in scores_N)
+            self.assertStartsWith(axes.get_title(loc="left"), f"{near} near")
+
+    def test_curves_hold_their_points_in_their_panel(self):
+        one, two = _draw("curves").axes
+        (line,) = one.lines
+        np.testing.assert_allclose(line.get_xydata(), [[1, 0.2], [8, 0.4]])
+        self.assertEqual(len(two.lines[0].get_xdata()), 0)
+
+    def test_dots_stand_in_the_row_of_their_name(self):
+        (axes,) = _draw("dots").axes
+        places = dict(zip(axes.get_yticks(), axes.get_yticklabels(), strict=True))
+        for at, value in _points(axes)[:, ::-1]:
+            row = places[round(at)].get_text()
+            self.assertAlmostEqual(value, {"x": 0.1, "y": 0.3}[row])
 
 
 def _points(axes, **style) -> np.ndarray:

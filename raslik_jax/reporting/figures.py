@@ -472,7 +472,7 @@ def draw_curves(
     labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
     styles = {name: _LINE_STYLES[i % len(_LINE_STYLES)] for i, name in enumerate(labels)}
     with matplotlib.style.context(["default", _STYLE], after_reset=True):
-        figure = matplotlib.figure.Figure(figsize=(0.8 + 4.1 * max(1, len(panels)), 4.0))
+        figure = matplotlib.figure.Figure(figsize=(max(6.4, 0.8 + 4.1 * len(panels)), 4.0))
         all_axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
         handles: dict[str, Any] = {}
         for axes, (title, curves) in zip(all_axes, panels.items(), strict=False):
