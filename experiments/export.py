@@ -13,7 +13,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from absl import app, flags
+from absl import app, flags, logging
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -34,6 +34,7 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError("a run and a folder wanted: give --run=WORKDIR and --out=DIR")
         if _EPOCH.value != "last" and not _EPOCH.value.isdecimal():
             raise ValueError(f"a number or last wanted as --epoch, came {_EPOCH.value!r}")
+        logging.set_verbosity(logging.WARNING)
         # Imported here, because it takes jax with it and --help should not.
         from raslik_jax.stages.exporting import export_model
 

@@ -37,11 +37,11 @@ def _slow_nll(tokens_L, start):
 class LikelihoodTest(absltest.TestCase):
     def test_equals_the_likelihood_from_all_logits_and_compiles_once(self):
         measure = likelihood.answer_likelihood(_MODEL.decoder, batch_tokens=64)
-        encoded = _encoded([(3, 5), (9, 2), (4, 12), (8, 0), (2, 1)])
+        encoded = _encoded([(3, 5), (4, 12), (8, 0)])
         found = measure(_MODEL.lora, _MODEL.base, encoded)
-        np.testing.assert_array_equal(found.tokens_N, [5, 2, 12, 0, 1])
-        self.assertEqual(found.nll_N[3], 0.0)
-        for row in (0, 1, 2, 4):
+        np.testing.assert_array_equal(found.tokens_N, [5, 12, 0])
+        self.assertEqual(found.nll_N[2], 0.0)
+        for row in (0, 1):
             expected = _slow_nll(encoded.tokens[row], encoded.start_N[row])
             self.assertAlmostEqual(found.nll_N[row], expected, delta=2e-6 * expected)
 

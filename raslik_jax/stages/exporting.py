@@ -64,8 +64,8 @@ def export_model(
     workspace = Workspace(root, config)
     unlearned = workspace.unlearned(strategy, algorithm, entry["epoch"])
     model, checkpoint_name = workspace.model, config.backbone.checkpoint
-    base_folder = str((root / "backbone" / "model").resolve())
-    is_on_hub = bool(checkpoint_name) and not pathlib.Path(checkpoint_name).exists()
+    base_folder = pathlib.Path(checkpoint_name or root / "backbone" / "model")
+    is_on_hub = bool(checkpoint_name) and not base_folder.exists()
     tokenizer = workspace.tokenizer
     with storage.new_folder(out) as partial:
         if merged:
@@ -81,7 +81,7 @@ def export_model(
                 unlearned.lora,
                 model.lora_config,
                 model.decoder.config,
-                base_model=checkpoint_name or base_folder,
+                base_model=checkpoint_name if is_on_hub else str(base_folder.resolve()),
             )
         tokenization.save_tokenizer(partial, tokenizer)
         facts = _facts(root, config, entry, merged=merged, is_on_hub=is_on_hub)
