@@ -353,9 +353,10 @@ class Trial:
                     config.retrieve, encoder_checkpoint=_ENCODER.value, query_text="prompt"
                 ),
             )
-            if not (folder / "queries.npy").is_file():
+            made = folder / "queries.npy"
+            if not made.is_file() or len(np.load(made)) != len(queries):
                 changed = type(workspace)(workspace.root, replaced)
-                make_embeddings(changed, folder)
+                make_embeddings(changed, folder, queries=queries)
             parts = [np.load(folder / f"{name}.npy") for name in ("examples", "queries")]
             entries["embedding"] = base._replace(vectors=Vectors(*parts))
         for name, request in entries.items():

@@ -105,7 +105,10 @@ def load_rows(workspace: Workspace, query_sets: Sequence[str]) -> Rows:
       ValueError: a query of these sets has no answer of the fine-tuned model: only the retrieval
         queries and those of the split that the run was measured on have.
     """
-    answers = workspace.answers("references", "finetuned.jsonl")
+    folder = workspace.root / "references"
+    answers: dict[str, str] = {}
+    for path in sorted(folder.rglob("finetuned.jsonl")):
+        answers |= workspace.answers(*path.relative_to(workspace.root).parts)
     queries = [row for name in query_sets for row in workspace.corpus.queries[name]]
     missing = [row.example_id for row in queries if row.example_id not in answers]
     if missing or not queries:

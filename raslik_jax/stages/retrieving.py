@@ -6,7 +6,7 @@ import functools
 import os
 import pathlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import batches, examples, prompts, tokenization
+from raslik_jax.data.examples import Example
 from raslik_jax.evaluation import ranking
 from raslik_jax.index import build, search
 from raslik_jax.index.claims import claimed_chunks
@@ -293,8 +294,17 @@ def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     np.save(folder / "influence.npy", forget_N[order], allow_pickle=False)
 
 
-def make_embeddings(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the sentence vectors of all training examples and retrieval queries."""
+def make_embeddings(
+    workspace: Workspace, folder: pathlib.Path, *, queries: Sequence[Example] | None = None
+) -> None:
+    """Writes the sentence vectors of all training examples and of the retrieval queries.
+
+    Args:
+      workspace: the run.
+      folder: where `examples.npy` and `queries.npy` go.
+      queries: others than the run's own.
+    """
+    rows = workspace.retrieval_queries() if queries is None else queries
     settings = workspace.config.retrieve
     path = checkpoint.resolve_folder(settings.encoder_checkpoint)
     model = checkpoint.load_encoder(
@@ -304,10 +314,7 @@ def make_embeddings(workspace: Workspace, folder: pathlib.Path) -> None:
     encode = tokenization.load_sentence_tokenizer(path, max_len=model.config.max_length)
     texts = {
         "examples": [strategies_lib.prompt_text(row) for row in workspace.corpus.train],
-        "queries": [
-            strategies_lib.query_text(row, settings.query_text)
-            for row in workspace.retrieval_queries()
-        ],
+        "queries": [strategies_lib.query_text(row, settings.query_text) for row in rows],
     }
     for name, part in texts.items():
         vector_NE = embed_texts(bound, model.weights, encode(part), progress=f"vectors of {name}")
