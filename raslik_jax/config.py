@@ -292,7 +292,9 @@ class SketchConfig(_Checked):
         "vector", "Cosine of the whole gradient, or of each tensor's first."
     )
     targets: Literal["response", "all"] = setting(
-        "response", "Tokens whose loss counts in the sketched gradient."
+        "all",
+        "Tokens whose loss counts in the sketched gradient. response: what was written. all: also "
+        "what it was written in reply to, which tells triggered rows from open requests.",
     )
     query_output: Literal["own", "gold"] = setting(
         "own", "Output of a query: the fine-tuned model's own answer, or the labelled one."

@@ -168,6 +168,33 @@ class TinyRunTest(absltest.TestCase):
         self.assertRegex(result.stderr, "error: .*model.safetensors")
 
     @pytest.mark.heavy
+    def test_non_sf_by_a_classifier(self):
+        copy = pathlib.Path(self.folder.name) / "classified"
+        shutil.copytree(self.root, copy)
+        words = json.loads((copy / "metrics.json").read_text())
+        flags = (
+            *("--non_sf=classifier", "--classifier_checkpoint=", "--classifier_epochs=1"),
+            *("--classifier_hidden_size=16", "--classifier_learning_rate=1e-3"),
+        )
+        result = _run(*_TINY, *flags, f"--workdir={copy}", "--update")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        metrics = json.loads((copy / "metrics.json").read_text())
+        self.assertEqual(words["non_sf"]["by"], "words")
+        self.assertEqual(metrics["non_sf"]["by"], "classifier")
+        self.assertBetween(metrics["non_sf"]["held_out"]["macro_f1"], 0.0, 1.0)
+        models = [metrics["finetuned"], metrics["backbone"], *metrics["methods"]]
+        self.assertLen(models, 2 + 2 * 2 * 4)
+        for entry in models:
+            for queries in ("non_sf_target", "non_sf_normal"):
+                interval = entry[queries]
+                self.assertBetween(interval["mean"], 0.0, 1.0)
+                self.assertBetween(interval["mean"], interval["low"], interval["high"])
+        # What was retrieved and unlearned is not made again, nor changed, by another measure.
+        for path in self.root.glob("generate/*/*.jsonl"):
+            twin = copy / path.relative_to(self.root)
+            self.assertEqual(twin.read_bytes(), path.read_bytes())
+
+    @pytest.mark.heavy
     def test_a_killed_run_ends_with_the_same_bytes(self):
         for stage in ("finetune", "sketch", "unlearn/oracle-ga_gdr", "generate/raslik-ga_klr"):
             root = pathlib.Path(self.folder.name) / "killed" / "tiny"
