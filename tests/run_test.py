@@ -84,7 +84,8 @@ class TinyRunTest(absltest.TestCase):
         super().setUpClass()
         cls.folder = tempfile.TemporaryDirectory()
         cls.root = pathlib.Path(cls.folder.name) / "tiny"
-        cls.first = _run(*_TINY, f"--workdir={cls.root}")
+        # Relative, as the command of the README has it.
+        cls.first = _run(*_TINY, f"--workdir={os.path.relpath(cls.root, _REPOSITORY)}")
 
     @classmethod
     def tearDownClass(cls):

@@ -166,10 +166,12 @@ class Workspace:
 
     def unlearned(self, strategy: str, name: str, epoch: int) -> BoundModel:
         """Returns a model as an epoch of unlearning left it."""
-        folder = self.root / "unlearn" / f"{strategy}-{name}" / f"epoch-{epoch}"
+        parts = ("unlearn", f"{strategy}-{name}", f"epoch-{epoch}")
         if self.config.unlearn.unlearn_parameters == "lora":
-            return self.with_adapter(self.adapter(str(folder)))
-        whole = checkpoint.load_model(folder, dtype=jnp.dtype(self.config.backbone.base_dtype))
+            return self.with_adapter(self.adapter(*parts))
+        whole = checkpoint.load_model(
+            self.root.joinpath(*parts), dtype=jnp.dtype(self.config.backbone.base_dtype)
+        )
         return BoundModel(decoders.bind(whole.graphdef), {}, whole.base)
 
     def generate(self, model: BoundModel, rows: Sequence[Example], what: str) -> list[str]:
