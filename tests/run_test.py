@@ -85,7 +85,8 @@ class TinyRunTest(absltest.TestCase):
         cls.folder = tempfile.TemporaryDirectory()
         cls.root = pathlib.Path(cls.folder.name) / "tiny"
         # Relative, as the command of the README has it.
-        cls.first = _run(*_TINY, f"--workdir={os.path.relpath(cls.root, _REPOSITORY)}")
+        cls.workdir = f"--workdir={os.path.relpath(cls.root, _REPOSITORY)}"
+        cls.first = _run(*_TINY, cls.workdir)
 
     @classmethod
     def tearDownClass(cls):
@@ -136,7 +137,7 @@ class TinyRunTest(absltest.TestCase):
         self.assertEqual(_files(self.root), before)
 
     def test_another_setting_is_refused_then_made_again_where_it_matters(self):
-        changed = (*_TINY, f"--workdir={self.root}", "--ga_klr_learning_rate=1e-4")
+        changed = (*_TINY, self.workdir, "--ga_klr_learning_rate=1e-4")
         before = _files(self.root)
         refused = _run(*changed)
         self.assertEqual(refused.returncode, 1)
@@ -149,7 +150,7 @@ class TinyRunTest(absltest.TestCase):
             self.assertLen(remade, 4)
             self.assertEqual({name.split("-")[1] for name in remade}, {"ga_klr"})
         finally:
-            _run(*_TINY, f"--workdir={self.root}", "--update", check=True)
+            _run(*_TINY, self.workdir, "--update", check=True)
         self.assertEqual(_files(self.root), before)
 
     def test_weights_that_do_not_fit_are_named(self):
