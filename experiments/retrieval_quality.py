@@ -99,7 +99,7 @@ QUALITY = tuple(Quality.__annotations__)
 PRESETS = {
     ("finetuned/next_token/response", "plain", "vector"): "paper",
     ("finetuned/unshifted/response", "plain", "per_tensor"): "released",
-    ("finetuned/unshifted/response", "centred", "vector"): "robust",
+    ("finetuned/unshifted/all", "centred", "vector"): "robust",
 }
 _DEFLATED = (1, 3, 10)
 COMBINATIONS: tuple[Literal["mean", "mean_rank", "common"], ...] = ("mean", "mean_rank", "common")

@@ -33,7 +33,7 @@ def _run(script, *arguments):
 def test_both_experiments_on_a_finished_run(tmp_path):
     stages = "--stages=corpus,backbone,finetune,references,sketch,retrieve"
     _run("run.py", *_TINY.split(), f"--workdir={tmp_path / 'tiny'}", stages)
-    default = "finetuned/unshifted/response"
+    default = "finetuned/unshifted/all"
     options = (
         f"--runs={tmp_path / 'tiny'}",
         f"--out={tmp_path / 'out'}",
@@ -48,7 +48,7 @@ def test_both_experiments_on_a_finished_run(tmp_path):
     out = tmp_path / "out"
     folder = out / "tiny" / "passes"
     assert not (folder / "initial-next_token-response" / "vectors.bin").exists()
-    assert (folder / "finetuned-unshifted-response" / "vectors.bin").exists()
+    assert (folder / "finetuned-unshifted-all" / "vectors.bin").exists()
     records = json.loads((out / "tiny" / "records.json").read_text())
 
     # The strategy `exact` of the run is another road to the same scores.
@@ -73,7 +73,7 @@ def test_both_experiments_on_a_finished_run(tmp_path):
     }
 
     # Killed half-way through a pass, it goes on behind what is on disk, to the same rows.
-    vectors = folder / "finetuned-unshifted-response" / "vectors.bin"
+    vectors = folder / "finetuned-unshifted-all" / "vectors.bin"
     whole, record = vectors.read_bytes(), vectors.with_name("done.json")
     state = json.loads(record.read_text())
     assert state["batches"] > 1
