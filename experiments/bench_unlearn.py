@@ -18,7 +18,7 @@ With --json stdout is one JSON object a line, the keys of which are
   tflops: operations of the step over seconds. Counted are 4 a weight and token (the frozen weights
     have no gradient), the head at targets alone, and 2 for a pass of the reference.
   share_of_matmul: tflops over that of the line matmul, which is the rate at which the products of
-    one layer run with as many rows, eight times over.
+    all layers run with as many rows in one program, layer after layer.
   ratio, cpu_ratio: seconds and cpu_seconds over those of lora; median over rounds of each round's.
   tokens_per_s: of both batches.
   model, dtype, device, cpus, jax, seed, batch_size (of each set), length, targets (of each
@@ -155,15 +155,12 @@ def run() -> list[dict[str, Any]]:
         )
 
     shapes, rows = costs.linear_shapes(base), 2 * batch_size * length
-    multiply = jax.jit(functools.partial(jnp.matmul, preferred_element_type=jnp.float32))
-    operands = [
-        tuple(
-            jnp.full(shape, 0.5, base["embed"]["embedding"].dtype)
-            for shape in ((rows, inputs), (inputs, outputs))
-        )
-        for inputs, outputs in shapes.layer
-    ]
-    calls["matmul"] = lambda: [multiply(*pair) for _ in range(8) for pair in operands]
+    dtype = base["embed"]["embedding"].dtype
+    calls["matmul"] = functools.partial(
+        jax.jit(products_of_layers),
+        tuple(jnp.full((rows, inputs), 0.5, dtype) for inputs, _ in shapes.layer),
+        tuple(jnp.full((shapes.num_layers, *pair), 0.5, dtype) for pair in shapes.layer),
+    )
 
     results = {}
     for name, call in calls.items():
@@ -183,7 +180,10 @@ def run() -> list[dict[str, Any]]:
     half = costs.gradient_operations(
         shapes, tokens=batch_size * length, targets=batch_size * targets
     )
-    operations = {"lora": 2 * half, "matmul": 16.0 * rows * sum(a * b for a, b in shapes.layer)}
+    operations = {
+        "lora": 2 * half,
+        "matmul": 2.0 * rows * shapes.num_layers * sum(a * b for a, b in shapes.layer),
+    }
     for name in _ALGORITHMS.value:
         passes = 1 + (name not in ("ga", "npo"))
         forward = name.startswith("npo") + name.endswith("klr")
@@ -223,6 +223,22 @@ def run() -> list[dict[str, Any]]:
             }
         lines.append(line | about)
     return lines
+
+
+def products_of_layers(inputs: tuple[Any, ...], stacked: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the last layer's products of inputs [rows, i] and stacked kernels [layers, i, o]."""
+    import jax
+    import jax.numpy as jnp
+
+    def layer(_: Any, kernels: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
+        pairs = zip(inputs, kernels, strict=True)
+        return tuple(jnp.matmul(x, w, preferred_element_type=jnp.float32) for x, w in pairs), None
+
+    start = tuple(
+        jnp.zeros((x.shape[0], w.shape[2]), jnp.float32)
+        for x, w in zip(inputs, stacked, strict=True)
+    )
+    return jax.lax.scan(layer, start, stacked)[0]
 
 
 def report(lines: Sequence[dict[str, Any]]) -> str:
