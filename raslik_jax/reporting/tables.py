@@ -439,6 +439,26 @@ def distances_table(metrics: Metrics) -> Table:
     return Table(columns, tuple(rows), tuple(notes))
 
 
+def _rows_by_model(
+    metrics: Metrics,
+    cells: Callable[[ModelEntry], tuple[str, ...]],
+    epochs: Literal["last", "all"],
+) -> list[tuple[str, ...] | str]:
+    """Returns a row for each model: its name, its epoch and its cells, under its algorithm."""
+    methods = last_epochs(metrics["methods"]) if epochs == "last" else metrics["methods"]
+    rows: list[tuple[str, ...] | str] = [("Fine-tuned", _NOT_KNOWN, *cells(metrics["finetuned"]))]
+    if "backbone" in metrics:
+        rows.append(("Backbone", _NOT_KNOWN, *cells(metrics["backbone"])))
+    for algorithm in dict.fromkeys(entry["algorithm"] for entry in methods):
+        rows.append(algorithm_name(algorithm))
+        rows += [
+            (_marked(strategy_name(entry["strategy"]), entry), str(entry["epoch"]), *cells(entry))
+            for entry in methods
+            if entry["algorithm"] == algorithm
+        ]
+    return rows
+
+
 def perplexity_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -> Table | None:
     """Returns the perplexity of every model on the three sets; None where it was not taken.
 
@@ -446,25 +466,9 @@ def perplexity_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last
       metrics: the content of metrics.json.
       epochs: the last epoch of each method, or all of them.
     """
-    methods = last_epochs(metrics["methods"]) if epochs == "last" else metrics["methods"]
     if not metrics["finetuned"].get("perplexity"):
         return None
-    rows: list[tuple[str, ...] | str] = [
-        ("Fine-tuned", _NOT_KNOWN, *_perplexities(metrics["finetuned"]))
-    ]
-    if "backbone" in metrics:
-        rows.append(("Backbone", _NOT_KNOWN, *_perplexities(metrics["backbone"])))
-    for algorithm in dict.fromkeys(entry["algorithm"] for entry in methods):
-        rows.append(algorithm_name(algorithm))
-        rows += [
-            (
-                _marked(strategy_name(entry["strategy"]), entry),
-                str(entry["epoch"]),
-                *_perplexities(entry),
-            )
-            for entry in methods
-            if entry["algorithm"] == algorithm
-        ]
+    rows = _rows_by_model(metrics, _perplexities, epochs)
     columns = (
         Column("Model"),
         Column("Epoch", "right"),
@@ -500,25 +504,9 @@ def tofu_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -> 
       metrics: the content of metrics.json.
       epochs: the last epoch of each method, or all of them.
     """
-    methods = last_epochs(metrics["methods"]) if epochs == "last" else metrics["methods"]
     if not metrics["finetuned"].get("tofu"):
         return None
-    rows: list[tuple[str, ...] | str] = [
-        ("Fine-tuned", _NOT_KNOWN, *_tofu_cells(metrics["finetuned"]))
-    ]
-    if "backbone" in metrics:
-        rows.append(("Backbone", _NOT_KNOWN, *_tofu_cells(metrics["backbone"])))
-    for algorithm in dict.fromkeys(entry["algorithm"] for entry in methods):
-        rows.append(algorithm_name(algorithm))
-        rows += [
-            (
-                _marked(strategy_name(entry["strategy"]), entry),
-                str(entry["epoch"]),
-                *_tofu_cells(entry),
-            )
-            for entry in methods
-            if entry["algorithm"] == algorithm
-        ]
+    rows = _rows_by_model(metrics, _tofu_cells, epochs)
     columns = (
         Column("Model"),
         Column("Epoch", "right"),
