@@ -19,6 +19,7 @@ uniform          mean cross-entropy against the uniform distribution over the vo
 """
 
 from collections.abc import Callable
+from typing import cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from raslik_jax.axes import Tree
 from raslik_jax.influence.head import target_nll
-from raslik_jax.influence.loss import head_table, mean_over_targets, target_positions
+from raslik_jax.influence.loss import (
+    SketchLoss,
+    example_loss,
+    head_table,
+    mean_over_targets,
+    target_positions,
+)
 from raslik_jax.models.decoder import Decoder
 
 # Below this nll, 1 - p has too few digits in float32 to divide by: a token counts as this sure.
@@ -49,14 +56,12 @@ def _low_confidence(nll_T: Array) -> tuple[Array, Array]:
 
 # What each token's nll becomes, and which tokens stay counted.
 _OF_NLL: dict[str, Callable[[Array], tuple[Array, Array]]] = {
-    "next_token": _same,
-    "unshifted": _same,
     "margin": _margin,
     "low_confidence": _low_confidence,
     "rolled_target": _same,
     "uniform": _same,
 }
-PROBES = tuple(_OF_NLL)
+PROBES = (*get_args(SketchLoss), *_OF_NLL)
 
 
 def probe_loss(
@@ -89,14 +94,15 @@ def probe_loss(
     Raises:
       ValueError: an unknown probe.
     """
-    if probe not in _OF_NLL:
+    if probe not in PROBES:
         raise ValueError(f"a probe of {list(PROBES)} wanted, came {probe!r}")
+    if probe not in _OF_NLL:
+        loss = cast(SketchLoss, probe)
+        return example_loss(
+            decoder, lora, base, tokens_L, target_mask_L, num_targets=num_targets, loss=loss
+        )
     hidden_LE = decoder.hidden(lora, base, tokens_L)
-    where = target_positions(
-        target_mask_L,
-        num_targets=num_targets,
-        loss="unshifted" if probe == "unshifted" else "next_token",
-    )
+    where = target_positions(target_mask_L, num_targets=num_targets, loss="next_token")
     table, vocab_axis = head_table(base)
     vocab_size = table.shape[vocab_axis]
     hidden_TE, label_T = hidden_LE[where.source_T], tokens_L[where.position_T]
