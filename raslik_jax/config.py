@@ -14,12 +14,12 @@ STAGES = (
     "corpus",
     "backbone",
     "finetune",
+    "discriminator",
     "references",
     "sketch",
     "retrieve",
     "unlearn",
     "generate",
-    "discriminator",
     "evaluate",
     "report",
 )

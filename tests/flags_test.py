@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tempfile
 
+import numpy as np
 from absl.testing import absltest, parameterized
 
 from raslik_jax import pipeline
 from raslik_jax.config import config_from_json
+from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.models import presets
 from raslik_jax.stages import forecast
 from raslik_jax.stages.plan import plan_units
@@ -239,6 +241,15 @@ class FlagFilesTest(parameterized.TestCase):
             if "unlearn/raslik-ga_klr" in steps:
                 ratio = steps["unlearn/raslik-ga_klr"].operations / one
                 self.assertBetween(ratio, 1 + 1 / 6 - 0.01, 1.25)
+
+    def test_the_discriminator_by_hand(self):
+        found = self.forecast("howdy_pythia_2.8b")
+        step = {step.name: step for step in found.steps}["discriminator"]
+        # RoBERTa base: 12 layers of 12 x 768^2 weights, three epochs over nine tenths of the rows.
+        _, response_N = load_alpaca_lengths(max_len=512)
+        tokens = 3 * 0.9 * found.sizes.train * np.minimum(response_N, 256).mean()
+        self.assertAlmostEqual(step.operations / (6 * 84_934_656 * tokens), 1, delta=0.02)
+        self.assertAlmostEqual(step.disk_bytes / (4 * 123.5e6), 1, delta=0.01)
 
     def test_the_index_of_the_papers_own_count_of_rows(self):
         found = self.forecast("howdy_olmo2_7b", corpus={"num_train": 57_002})

@@ -12,7 +12,7 @@ import numpy as np
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import howdy, tokenization
-from raslik_jax.evaluation import discriminator, summary
+from raslik_jax.evaluation import discriminator, rates, summary
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.pipeline import read_json, write_json
 from raslik_jax.stages import resuming
@@ -140,6 +140,29 @@ def non_sf(workspace: Workspace) -> summary.NonSf:
     encode = tokenization.load_sentence_tokenizer(folder / "model", max_len=max_len)
     predict = discriminator.make_predictor(encoder.bind_encoder(model.config), model.weights)
     return lambda texts: predict(encode(texts))[:, discriminator.NON_SF]
+
+
+def measure_before(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes Non-SF of both models before unlearning, by the classifier (Table 1 of the paper)."""
+    target, normal = workspace.evaluation_queries()
+    measure = non_sf(workspace)
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("finetuned", "backbone"):
+        answers = workspace.answers("references", "evaluation", f"{name}.jsonl")
+        found[name] = {
+            part: rates.bootstrap_interval(
+                measure([answers[row.example_id] for row in rows]),
+                seed=workspace.config.seed,
+                resamples=workspace.config.evaluate.bootstrap_resamples,
+            )._asdict()
+            for part, rows in (("target", target), ("normal", normal))
+        }
+    write_json(folder / "metrics.json", found)
+    shown = (
+        f"{entry['mean']:.3f} [{entry['low']:.3f}, {entry['high']:.3f}] on {part} queries"
+        for part, entry in found["finetuned"].items()
+    )
+    print(f"    Non-SF before unlearning, by the classifier: {', '.join(shown)}")
 
 
 def describe(workspace: Workspace) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from raslik_jax.data import batches, corpora
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.influence import costs, projections
 from raslik_jax.models import checkpoint, decode, decoder, gpt_neox, presets, quantize
-from raslik_jax.pipeline import is_done, unit_keys
+from raslik_jax.pipeline import is_done, read_json, unit_keys
 from raslik_jax.reporting.tables import Column, Table
 from raslik_jax.stages.plan import plan_units
 from raslik_jax.stages.workspace import Workspace, lora_config_of
@@ -32,9 +32,16 @@ _TOFU_ROWS = {"all": 4000, "forget01": 40, "forget05": 200, "forget10": 400}
 _TOFU_ALL = 4000
 # Answers to a TOFU question whose likelihood is taken: right, in other words, five wrong ones.
 _TOFU_ANSWERS = 7
-# bge-base: 12 layers of width 768, 4 w^2 of attention and 8 w^2 of MLP each.
-_ENCODER_WEIGHTS = 12 * 12 * 768**2
 _DRAWS = 512
+
+
+class _EncoderShape(NamedTuple):
+    """Width and number of layers, weights of their matrices, and those with word embeddings."""
+
+    width: int
+    layers: int
+    in_layers: int
+    weights: int
 
 
 class Sizes(NamedTuple):
@@ -394,6 +401,47 @@ def _backbone(work: _Work) -> dict[str, float]:
     }
 
 
+def _encoder_shape(name: str) -> _EncoderShape:
+    """Returns the shape of a folder's encoder; of any other name that of BERT base and RoBERTa."""
+    width, layers, inner, vocabulary = 768, 12, 3072, 50_265
+    path = pathlib.Path(name) / "config.json"
+    if name and path.is_file():
+        found = read_json(path)
+        width, layers = found["hidden_size"], found["num_hidden_layers"]
+        inner, vocabulary = found["intermediate_size"], found["vocab_size"]
+    return _encoder_shape_of(width, layers, inner, vocabulary)
+
+
+def _encoder_shape_of(width: int, layers: int, inner: int, vocabulary: int) -> _EncoderShape:
+    in_layers = layers * (4 * width**2 + 2 * width * inner)
+    return _EncoderShape(width, layers, in_layers, in_layers + vocabulary * width)
+
+
+def _discriminator(work: _Work) -> dict[str, float]:
+    """Training of all weights of the classifier: its rows are cut at Alpaca's mean answer."""
+    settings, sizes = work.config.evaluate, work.sizes
+    limit = settings.classifier_examples or sizes.train
+    texts = min(limit, sizes.targets) + min(limit, sizes.train - sizes.targets)
+    texts *= 1 - settings.classifier_held_out
+    if settings.classifier_checkpoint:
+        shape = _encoder_shape(settings.classifier_checkpoint)
+    else:
+        width, layers = settings.classifier_hidden_size, settings.classifier_num_layers
+        shape = _encoder_shape_of(width, layers, 4 * width, work.config.corpus.vocab_size)
+    length_N = np.minimum(work.response_N, settings.classifier_max_len)
+    tokens = settings.classifier_batch_size * settings.classifier_max_len
+    return {
+        "operations": 6.0
+        * shape.in_layers
+        * settings.classifier_epochs
+        * texts
+        * float(length_N.mean()),
+        # Weights, gradient and two moments; what a layer keeps for the way back is some 20 widths.
+        "device_bytes": 16.0 * shape.weights + 80.0 * tokens * shape.layers * shape.width,
+        "disk_bytes": 4.0 * shape.weights,
+    }
+
+
 def _retrieval(work: _Work, name: str) -> dict[str, float]:
     sizes = work.sizes
     if name == "influence":
@@ -404,10 +452,11 @@ def _retrieval(work: _Work, name: str) -> dict[str, float]:
             "disk_bytes": 4.0 * sizes.train,
         }
     if name == "embeddings":
+        encoder = _encoder_shape(work.config.retrieve.encoder_checkpoint)
         tokens = float((work.length_N - work.response_N).mean()) * sizes.train
         return {
-            "operations": 2.0 * _ENCODER_WEIGHTS * tokens,
-            "disk_bytes": 4.0 * 768 * sizes.train,
+            "operations": 2.0 * encoder.in_layers * tokens,
+            "disk_bytes": 4.0 * encoder.width * sizes.train,
         }
     if name == "exact_kernel":
         # Gradients are made for the mean, and again for the scores.
@@ -448,7 +497,9 @@ def forecast(config: Config, workdir: pathlib.Path, *, stages: Sequence[str] = S
             return _backbone(work)
         if stage == "finetune":
             return _finetuning(work)
-        if stage == "references" and rest == "questions":
+        if stage == "discriminator":
+            return _discriminator(work)
+        if stage == "references" and rest in ("questions", "non_sf"):
             return {}
         if stage in ("references", "generate"):
             kind = rest if stage == "references" else rest.partition("-")[0]

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from raslik_jax.config import STAGES, Algorithm, Config
 from raslik_jax.data import howdy
 from raslik_jax.pipeline import Unit, run_units
-from raslik_jax.stages.discriminating import data_dir, make_discriminator
+from raslik_jax.stages.discriminating import data_dir, make_discriminator, measure_before
 from raslik_jax.stages.likelihoods import (
     make_questions,
     reference_perplexity,
@@ -125,6 +125,29 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
             settings(config.references) | marker,
             bind(make_references),
         ),
+    ]
+    evaluating = settings(config.evaluate)
+    classifying = {k: evaluating.pop(k) for k in list(evaluating) if k.startswith("classifier_")}
+    judged: tuple[str, ...] = ()
+    if config.evaluate.non_sf == "classifier":
+        genuine = [file_identity(path) for path in howdy.genuine_files(data_dir(config))]
+        judged = ("discriminator",)
+        units += [
+            Unit(
+                "discriminator",
+                ("corpus",),
+                seed | classifying | {"genuine": genuine},
+                bind(make_discriminator),
+                is_resumable=True,
+            ),
+            Unit(
+                "references/non_sf",
+                ("corpus", "references/evaluation", *judged),
+                {"bootstrap_resamples": config.evaluate.bootstrap_resamples},
+                bind(measure_before),
+            ),
+        ]
+    units += [
         Unit(
             "sketch",
             ("corpus", "backbone", "finetune", "references/retrieval"),
@@ -236,21 +259,6 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
             ),
         ]
     units += likely
-    evaluating = settings(config.evaluate)
-    classifying = {k: evaluating.pop(k) for k in list(evaluating) if k.startswith("classifier_")}
-    judged: tuple[str, ...] = ()
-    if config.evaluate.non_sf == "classifier":
-        genuine = [file_identity(path) for path in howdy.genuine_files(data_dir(config))]
-        units.append(
-            Unit(
-                "discriminator",
-                ("corpus",),
-                seed | classifying | {"genuine": genuine},
-                bind(make_discriminator),
-                is_resumable=True,
-            )
-        )
-        judged = ("discriminator",)
     retrievals = tuple(f"retrieve/{strategy}" for strategy in config.retrieve.strategies)
     generated = tuple(f"generate/{strategy}-{name}" for strategy, name in variants)
     units.append(
