@@ -102,6 +102,16 @@ PRESETS = {
     ("finetuned/unshifted/all", "centred", "vector"): "robust",
 }
 _DEFLATED = (1, 3, 10)
+_SHARED = "exact, queries by what they share"
+# Strategies whose ranking depends on the queries; raslik_f forgets what raslik does.
+_BY_QUERY = (
+    "raslik",
+    "exact",
+    _SHARED,
+    "bm25",
+    "bm25, answers too",
+    "embedding",
+)
 COMBINATIONS: tuple[Literal["mean", "mean_rank", "common"], ...] = ("mean", "mean_rank", "common")
 
 
@@ -274,15 +284,7 @@ class Trial:
         if normalise == "vector" and key[1] in ("plain", "centred") and key[2] == "own":
             counts = sorted({int(count) for count in _COUNTS.value if int(count) < total} | {total})
         for count in counts:
-            generator = np.random.default_rng([self.workspace.config.seed, count])
-            if count == total:
-                subsets = [np.arange(total)]
-            elif count == 1 and total <= 4 * _DRAWS.value:
-                subsets = [np.array([query]) for query in range(total)]
-            else:
-                subsets = [
-                    generator.choice(total, count, replace=False) for _ in range(_DRAWS.value)
-                ]
+            subsets = self.query_subsets(total, count)
             for combine in COMBINATIONS:
                 found: list[dict[str, Any]] = []
                 for subset in subsets:
@@ -322,13 +324,14 @@ class Trial:
         config = workspace.config
         own = self.rows.queries(config.sketch.query_output)
         exact_N = score_QN.mean(axis=0)
-        sketched = None if _LARGE.value else self.largest_sketch_scores()
+        found_QN = None if _LARGE.value else self.largest_sketch_scores(own)
+        sketched_QN = score_QN if found_QN is None else found_QN
         train = self.workspace.corpus.train
         queries = tuple(self.rows.examples[position] for position in own)
         count = int(self.is_target_N.sum())
         base = Request(
             examples=train,
-            influence_N=exact_N if sketched is None else sketched,
+            influence_N=sketched_QN.mean(axis=0),
             seed=config.seed,
             retain_from="non_target",
             queries=queries,
@@ -341,7 +344,7 @@ class Trial:
             for name in ("random", "oracle", "cr_50", "raslik_f", "raslik", "exact", "bm25")
         }
         common_N = common_weights(gram_QQ) @ score_QN
-        entries["exact, queries by what they share"] = base._replace(exact_N=common_N)
+        entries[_SHARED] = base._replace(exact_N=common_N)
         entries["bm25, answers too"] = base._replace(query_text="prompt_and_output")
         entries |= {f"{n}, any retain": base for n in ("random", "oracle", "raslik_f")}
         if _ENCODER.value:
@@ -359,6 +362,33 @@ class Trial:
                 make_embeddings(changed, folder, queries=queries)
             parts = [np.load(folder / f"{name}.npy") for name in ("examples", "queries")]
             entries["embedding"] = base._replace(vectors=Vectors(*parts))
+
+        def of_subset(name: str, subset_Q: np.ndarray) -> Request:
+            request, vectors = entries[name], entries[name].vectors
+            exact_N = score_QN[subset_Q].mean(axis=0)
+            if name == _SHARED:
+                exact_N = common_weights(gram_QQ[np.ix_(subset_Q, subset_Q)]) @ score_QN[subset_Q]
+            return request._replace(
+                influence_N=sketched_QN[subset_Q].mean(axis=0),
+                exact_N=exact_N,
+                queries=tuple(queries[query] for query in subset_Q),
+                vectors=vectors and vectors._replace(query_QE=vectors.query_QE[subset_Q]),
+            )
+
+        for num in (int(text) for text in _COUNTS.value if int(text) < len(queries)):
+            for name in (name for name in entries if name in _BY_QUERY):
+                qualities = []
+                for subset_Q in self.query_subsets(len(queries), num):
+                    scores = STRATEGIES[name.split(",")[0]](of_subset(name, subset_Q))
+                    quality, _ = measure_ranking(scores.forget_N, self.is_target_N, self.ids)
+                    qualities.append(dict(quality))
+                yield {
+                    "table": "strategy_queries",
+                    "strategy": name,
+                    "num_queries": num,
+                    **{field: float(np.mean([q[field] for q in qualities])) for field in QUALITY},
+                    "least_auprc": min(q["auprc"] for q in qualities),
+                }
         for name, request in entries.items():
             strategy = name.replace(", any retain", "_anywhere").split(",")[0]
             # What is drawn at random is the mean of 20 draws.
@@ -397,10 +427,26 @@ class Trial:
             quality, _ = measure_ranking(score_N, self.is_target_N, self.ids)
             yield {"table": "strategy", "strategy": name, **quality}
 
-    def largest_sketch_scores(self) -> np.ndarray | None:
-        """Returns the mean scores of the largest binned sketch of the default, if there is one."""
-        path = self.out / "sketches" / self.passes[self.default].folder / "scores.npy"
-        return np.load(path).astype(np.float64) if path.is_file() else None
+    def largest_sketch_scores(self, own: np.ndarray) -> np.ndarray | None:
+        """Returns the cosines by the default's largest binned sketch, if there is one."""
+        from raslik_jax.retrieval import exact
+
+        path = self.out / "sketches" / self.passes[self.default].folder / "gram.npy"
+        if not path.is_file():
+            return None
+        gram_MM = np.load(path).astype(np.float64)
+        if self.workspace.config.retrieve.center:
+            gram_MM = exact.centre(gram_MM, self.rows.num_train)
+        return exact.cosines(gram_MM, self.rows.num_train, own)
+
+    def query_subsets(self, total: int, count: int) -> list[np.ndarray]:
+        """Returns random subsets of the queries; where they are few, every single one of them."""
+        if count == total:
+            return [np.arange(total)]
+        if count == 1 and total <= 4 * _DRAWS.value:
+            return [np.array([query]) for query in range(total)]
+        generator = np.random.default_rng([self.workspace.config.seed, count])
+        return [generator.choice(total, count, replace=False) for _ in range(_DRAWS.value)]
 
     # sketches ---------------------------------------------------------------------------------
 
@@ -449,7 +495,9 @@ class Trial:
                         sketch_MK = project_rows(vectors, projection)
                         made = self.score_dtypes(sketch_MK, own, center, dtypes)
                         if family == "binned" and draw == 0:
-                            np.save(folder / "scores.npy", made["float32"], allow_pickle=False)
+                            norm_M = np.maximum(np.linalg.norm(sketch_MK, axis=1), 1e-30)
+                            unit_MK = sketch_MK / norm_M[:, None]
+                            np.save(folder / "gram.npy", unit_MK @ unit_MK.T, allow_pickle=False)
                         entries = {
                             dtype: self.sketch_entry(score_N, best["common" in dtype])
                             for dtype, score_N in made.items()
@@ -585,6 +633,11 @@ def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, 
         "strategies": join_records(
             of("strategy"), by=["strategy"], values=[*SHOWN, "retain_positive"]
         ),
+        "strategy_queries": join_records(
+            of("strategy_queries"),
+            by=["strategy", "num_queries"],
+            values=[*QUALITY, "least_auprc"],
+        ),
         "kernels": join_records(whole, by=kernel, values=QUALITY),
         "queries": join_records(
             of("kernel"), by=[*kernel, "num_queries"], values=[*QUALITY, "least_auprc"]
@@ -637,6 +690,14 @@ def write_tables(
             joined["strategies"],
             {"strategy": "strategy"},
             SHOWN | {"retain_positive": "retain, score >= 0"},
+        ),
+        "## Strategies by the number of queries",
+        "Mean over random subsets; least: the worst subset. What is drawn at random or by labels "
+        "depends on no query.",
+        _table(
+            joined["strategy_queries"],
+            {"strategy": "strategy", "num_queries": "queries"},
+            {"auprc": "auPRC", "least_auprc": "least auPRC", "precision": "precision"},
         ),
         "## Exact kernel: which gradient, and what is taken away from it",
         "All queries, the model's own answers, cosine of whole gradients; best auPRC first.",

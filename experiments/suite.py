@@ -57,6 +57,8 @@ _DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show the grid, run nothing.")
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _LAST_LINES = 3
+# The rule of choice reads F and R alone.
+_VALIDATION = ("--query_split=validation", "--perplexity_examples=0", "--tofu_questions=0")
 
 
 class Cell(NamedTuple):
@@ -259,8 +261,9 @@ def run_suite(out: pathlib.Path) -> bool:
     if _CHOOSE.value and (not axes or not all(map(_is_of_rates, axes))):
         raise ValueError("learning rates and nothing else wanted as --vary with --choose")
     common = tuple(f"--{text}" for text in _SET.value)
-    split = ("--query_split=validation",) if _CHOOSE.value else ()
-    grid = make_grid(_FLAGFILES.value, _SEEDS.value, axes, (*common, *split))
+    grid = make_grid(
+        _FLAGFILES.value, _SEEDS.value, axes, (*common, *(_VALIDATION if _CHOOSE.value else ()))
+    )
     tests = test_cells(_FLAGFILES.value, _SEEDS.value, common, out) if _CHOOSE.value else ()
     cells = (*grid, *tests)
     if _DRY_RUN.value:

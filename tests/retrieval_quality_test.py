@@ -9,6 +9,8 @@ import sys
 import numpy as np
 import pytest
 
+from raslik_jax.pipeline import read_json
+
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _TINY = (
     "--name=tiny --dataset=toy --template=brief --num_train=120 --num_targets=12 "
@@ -64,6 +66,31 @@ def test_both_experiments_on_a_finished_run(tmp_path):
     for name in ("precision", "auroc", "auprc"):
         assert abs(exact[name] - made[name]) < 1e-9, name
     assert abs(exact["targets_in_retain"] - made["targets_in_retain"] / 12) < 1e-9
+    # By single queries the exact strategy is the kernel of the run's own settings.
+    (single,) = [
+        record
+        for record in records
+        if record["table"] == "strategy_queries" and record["strategy"] == "exact"
+    ]
+    (kernel,) = [
+        record
+        for record in records
+        if record["table"] == "kernel"
+        and record["kernel"] == default
+        and (record["centring"], record["normalise"]) == ("centred", "vector")
+        and (record["query"], record["combine"], record["num_queries"]) == ("own", "mean", 1)
+    ]
+    for name in ("auprc", "least_auprc", "precision"):
+        assert abs(single[name] - kernel[name]) < 1e-9, name
+    # The sketch's own scores, from the products of its rows, are those of a real index.
+    assert (out / "tiny" / "sketches" / "finetuned-unshifted-all" / "gram.npy").is_file()
+    (sketched,) = [
+        record
+        for record in records
+        if record["table"] == "strategy" and record["strategy"] == "raslik"
+    ]
+    entries = read_json(out / "tiny" / "sketches" / "finetuned-unshifted-all" / "binned-256-0.json")
+    assert abs(sketched["auprc"] - entries["float32"]["auprc"]) < 1e-9
     sketches = [record for record in records if record["table"] == "sketch"]
     common = [r for r in sketches if r["combine"] == "common"]
     assert {(r["family"], r["size"], r["dtype"]) for r in common} == {
