@@ -4,7 +4,8 @@
   python experiments/report.py --runs=runs/howdy,runs/virtual --published --out=report
 
 Reads nothing but the work directories. Runs that differ in their seed alone become one experiment:
-a cell is then the mean over the seeds with the smallest and the largest in brackets. With --out it
+a cell is then the mean over the seeds with the smallest and the largest in brackets; of a single
+run it has the 95 % bootstrap interval over queries. With --out it
 writes report.html, tables.md, tables.csv and tables.tex.
 """
 
@@ -16,6 +17,7 @@ from absl import app, flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from raslik_jax.evaluation import summary  # noqa: E402
 from raslik_jax.reporting import blocks, page, published, runs, tables  # noqa: E402
 
 _RUNS = flags.DEFINE_list("runs", [], "Work directories of runs.")
@@ -29,6 +31,16 @@ _PUBLISHED = flags.DEFINE_bool(
 _EXAMPLES = flags.DEFINE_integer(
     "examples", 8, "Examples of each forget and retain set that the page shows.", lower_bound=0
 )
+
+
+def _tables(metrics: Sequence[summary.Metrics]) -> list[tables.Table]:
+    """Returns the tables of one run with intervals over queries, of several with those of seeds."""
+    if len(metrics) > 1:
+        return [tables.seeds_table(metrics), tables.seeds_checks_table(metrics)]
+    (run,) = metrics
+    found = [tables.retrieval_table(run), tables.results_table(run), tables.checks_table(run)]
+    more = [tables.perplexity_table(run), tables.tofu_table(run)]
+    return [*found, *(table for table in more if table is not None)]
 
 
 def _render(
@@ -45,11 +57,7 @@ def _render(
         if len(experiments) > 1:
             name = tables.escape_markdown(experiment.name) if is_markdown else experiment.name
             parts.append(f"## {name}" if is_markdown else name)
-        joined = (
-            tables.seeds_table(experiment.metrics),
-            tables.seeds_checks_table(experiment.metrics),
-        )
-        parts += map(render, joined)
+        parts += map(render, _tables(experiment.metrics))
     parts += map(blocks.render_markdown if is_markdown else blocks.render_terminal, found)
     return "\n\n".join(parts)
 

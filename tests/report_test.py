@@ -9,6 +9,9 @@ import tempfile
 import sample_run
 from absl.testing import absltest
 
+from raslik_jax.pipeline import read_json
+from raslik_jax.reporting import tables
+
 _SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "experiments" / "report.py"
 
 
@@ -25,6 +28,14 @@ class ReportTest(absltest.TestCase):
         for seed in (0, 1):
             sample_run.write_run(self.folder / str(seed), seed=seed)
         self.runs = f"--runs={self.folder / '0'},{self.folder / '1'}"
+
+    def test_one_run_has_intervals_over_queries(self):
+        run = read_json(self.folder / "0" / "metrics.json")
+        done = _report(f"--runs={self.folder / '0'}", "--format=markdown")
+        self.assertIn("95 % bootstrap interval over queries", done.stdout)
+        self.assertIn(tables.render_markdown(tables.results_table(run)), done.stdout)
+        self.assertIn(tables.render_markdown(tables.retrieval_table(run)), done.stdout)
+        self.assertNotIn("Mean over the", done.stdout)
 
     def test_prints_the_seeds_and_the_blocks(self):
         done = _report(self.runs)
