@@ -60,7 +60,7 @@ class GridTest(parameterized.TestCase):
     def test_a_dry_run_shows_the_product_and_leaves_nothing(self):
         done = _suite(
             f"--out={self.out}",
-            f"--flagfiles={_QUICKSTART},experiments/flags/howdy_small.flags",
+            f"--flagfiles={_QUICKSTART},experiments/flags/study.flags",
             "--seeds=0,1,2",
             "--vary=ga_gdr_learning_rate,ga_klr_learning_rate=1e-5,1e-4",
             "--vary=npo_learning_rate=1e-5,1e-4",
