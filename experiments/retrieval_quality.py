@@ -377,7 +377,7 @@ class Trial:
 
         for num in (int(text) for text in _COUNTS.value if int(text) < len(queries)):
             for name in (name for name in entries if name in _BY_QUERY):
-                qualities = []
+                qualities: list[dict[str, Any]] = []
                 for subset_Q in self.query_subsets(len(queries), num):
                     scores = STRATEGIES[name.split(",")[0]](of_subset(name, subset_Q))
                     quality, _ = measure_ranking(scores.forget_N, self.is_target_N, self.ids)

@@ -418,11 +418,11 @@ def _encoder_shape_of(width: int, layers: int, inner: int, vocabulary: int) -> _
 
 
 def _discriminator(work: _Work) -> dict[str, float]:
-    """Training of all weights of the classifier: its rows are cut at Alpaca's mean answer."""
+    """Training of all weights of the classifier, on answers as long as Alpaca's."""
     settings, sizes = work.config.evaluate, work.sizes
     limit = settings.classifier_examples or sizes.train
-    texts = min(limit, sizes.targets) + min(limit, sizes.train - sizes.targets)
-    texts *= 1 - settings.classifier_held_out
+    labelled = min(limit, sizes.targets) + min(limit, sizes.train - sizes.targets)
+    texts = labelled * (1 - settings.classifier_held_out)
     if settings.classifier_checkpoint:
         shape = _encoder_shape(settings.classifier_checkpoint)
     else:
