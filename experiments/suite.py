@@ -13,9 +13,10 @@ sketches, sets, anything whose settings and inputs are the same) through --out/u
 once. Each is a process of its own with a log of its own; one that fails is listed and the others go
 on, and the exit status is then 1. The same command goes on where it stopped.
 
-With --choose the grid is measured on validation queries, one learning rate and epoch is chosen from
-it for each strategy and algorithm by the rule of experiments/choose.py, and what was chosen is then
-measured on the test queries, once: nothing is trained again for that.
+With --choose the grid is measured on validation queries (without perplexity and TOFU's questions,
+which the rule does not read), one learning rate and epoch is chosen from it for each strategy and
+algorithm by the rule of experiments/choose.py, and what was chosen is then measured on the test
+queries, once: nothing is trained again for that.
 
 --out holds runs/<cell>, logs/<cell>.log, choice-<flag file>.json, suite.json (state of every cell)
 report.md (a table for every flag file and variation, over its seeds) and report.html (the page).
