@@ -28,6 +28,8 @@ class RunAllTest(absltest.TestCase):
             path = _EXPERIMENTS / script
             defined = set(re.findall(r"DEFINE_\w+\(\s*\"(\w+)\"", path.read_text()))
             self.assertLessEqual(set(re.findall(r"--(\w+)", command)), defined)
+            # Its results are JSON lines.
+            self.assertIn("--json", command)
 
 
 if __name__ == "__main__":

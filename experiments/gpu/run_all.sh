@@ -87,7 +87,7 @@ SKETCH=(experiments/bench_sketch.py --json "--model=$MODEL" "--size=$SIZE" "--dt
     "--repeats=$REPEATS")
 measure sketch_binned "${SKETCH[@]}" --batch_tokens="$BATCH_TOKENS" --max_len="$MAX_LEN" \
     --num_buckets="$BUCKETS" --breakdown
-measure unlearn experiments/bench_unlearn.py --model="$MODEL" --dtype="$DTYPE" \
+measure unlearn experiments/bench_unlearn.py --json --model="$MODEL" --dtype="$DTYPE" \
     --batch_size="$UNLEARN_BATCH" --length="$MAX_LEN" --rounds="$REPEATS" "$REMAT"
 measure query experiments/bench_query.py --json --rows="$ROWS" --size="$SIZE" --dtypes="$QUERY_DTYPES" \
     --queries=1,8 --top="$TOP" --bottom="$TOP" --repeats="$REPEATS" --folder="$OUT/index"
