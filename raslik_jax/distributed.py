@@ -5,6 +5,7 @@ shards of its own devices, and jit does the rest. Sketching needs none of this: 
 index and nothing else (`raslik_jax.index.claims`).
 """
 
+import atexit
 import contextlib
 import os
 import socket
@@ -40,6 +41,7 @@ def job(
     A job cannot go on without one of its processes. A dead process's connections close at once, and
     each process watches one to process 0, so all end within a moment. (JAX alone would notice when
     heartbeats stay out, and abort with a stack trace; that remains for a lost machine or network.)
+    A process that raises ends the others when it exits, its own error said.
     To be entered before anything else of JAX.
 
     Args:
@@ -63,15 +65,18 @@ def job(
         heartbeat_timeout_seconds=lost_after_s,
     )
     connections = _connect(coordinator, num_processes=num_processes, process_id=process_id)
+    failed = threading.Event()
     for connection in connections:
-        threading.Thread(target=_watch, args=(connection,), daemon=True).start()
+        threading.Thread(target=_watch, args=(connection, failed), daemon=True).start()
     try:
         yield
     except BaseException as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and _is_loss(error):
             _end(str(error).splitlines()[0][:200])
-        for connection in connections:  # this process's own failure: the others need not wait
-            connection.shutdown(socket.SHUT_RDWR)
+        # This process's own failure. The others end when it exits, and no earlier: JAX aborts a
+        # process that misses its coordinator, and the error has to be seen first.
+        failed.set()
+        atexit.register(_leave, error.code if isinstance(error, SystemExit) else 1)
         raise
     for connection in connections:
         connection.sendall(_FAREWELL)
@@ -93,13 +98,21 @@ def _connect(coordinator: str, *, num_processes: int, process_id: int) -> list[s
         return [server.accept()[0] for _ in range(num_processes - 1)]
 
 
-def _watch(connection: socket.socket) -> None:
+def _watch(connection: socket.socket, failed: threading.Event) -> None:
     try:
         last_word = connection.recv(1)
     except OSError:
         last_word = b""
-    if last_word != _FAREWELL:
+    if last_word != _FAREWELL and not failed.is_set():
         _end("its connection closed")
+
+
+def _leave(status: Any) -> None:
+    """Ends a failed process at its exit, its connections with it, and so the others."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # As in _end. A status that is no number is a message, which Python has printed: 1.
+    os._exit(status if isinstance(status, int) else int(status is not None))
 
 
 def _is_loss(error: BaseException) -> bool:

@@ -121,14 +121,16 @@ class ProcessesTest(IndexCase):
         self.assertNotIn("stack trace", errors)
         job[victim].communicate()
 
-    def test_a_process_that_fails_ends_the_others(self):
-        working, failing = start_job("fail", processes=2, devices=1)
-        _, errors = working.communicate(timeout=120)
-        self.assertEqual(working.returncode, distributed.LOST_PROCESS_STATUS)
+    @parameterized.parameters(0, 1)
+    def test_a_process_that_fails_says_why_and_ends_the_others(self, failing):
+        job = start_job("fail", str(failing), processes=2, devices=1)
+        _, errors = job[1 - failing].communicate(timeout=120)
+        self.assertEqual(job[1 - failing].returncode, distributed.LOST_PROCESS_STATUS, msg=errors)
         self.assertIn("lost another process of its job and ends", errors)
-        _, errors = failing.communicate(timeout=120)
-        self.assertNotEqual(failing.returncode, 0)
-        self.assertIn("ValueError: of process 1", errors)
+        _, errors = job[failing].communicate(timeout=120)
+        self.assertEqual(job[failing].returncode, 1, msg=errors)
+        self.assertEqual(errors.splitlines()[-1], f"ValueError: of process {failing}")
+        self.assertNotIn("lost another process", errors)
 
 
 if __name__ == "__main__":
