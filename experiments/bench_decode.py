@@ -28,9 +28,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from absl import app, flags
+from absl import flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from raslik_jax import command  # noqa: E402
 
 _MODEL = flags.DEFINE_string("model", "smollm2-135m", "Shapes of the model, a preset's name.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the weights.")
@@ -196,19 +198,10 @@ def report(result: dict[str, Any]) -> str:
     return tables.render_terminal(table)
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        print(f"error: flags alone are wanted, got {argv[1:]}: write --name=value", file=sys.stderr)
-        sys.exit(2)
-    try:
-        result = run()
-    except ValueError as error:
-        if os.environ.get("RASLIK_TRACEBACK"):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+def main() -> None:
+    result = run()
     print(json.dumps(result) if _JSON.value else report(result))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.start(main)

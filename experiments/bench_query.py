@@ -24,9 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from raslik_jax import command  # noqa: E402
 
 _ROWS = flags.DEFINE_integer("rows", 4096, "Rows of the index, the paper's 52,000 say.", 1)
 _SIZE = flags.DEFINE_integer("size", 65536, "Coordinates of a sketch.", 1)
@@ -218,10 +220,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        print(f"error: flags alone are wanted, got {argv[1:]}: write --name=value", file=sys.stderr)
-        sys.exit(2)
+def main() -> None:
     folder = Path(_FOLDER.value or tempfile.mkdtemp())
     results = []
     try:
@@ -230,11 +229,6 @@ def main(argv: Sequence[str]) -> None:
                 results.append(result)
                 if _JSON.value:
                     print(json.dumps(result), flush=True)
-    except (ValueError, OSError) as error:
-        if os.environ.get("RASLIK_TRACEBACK"):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
     finally:
         for dtype in _DTYPES.value:
             shutil.rmtree(folder / f"bench-{dtype}", ignore_errors=True)
@@ -248,4 +242,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.start(main)

@@ -58,9 +58,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from absl import app, flags
+from absl import flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from raslik_jax import command  # noqa: E402
 
 MODELS = (
     "pythia-14m", "pythia-70m", "pythia-160m", "pythia-410m", "pythia-1b", "pythia-1.4b",
@@ -945,22 +947,13 @@ def report(lines: Sequence[dict[str, Any]]) -> str:
     return "\n\n".join(tables.render_terminal(t) for t in (shapes, table))
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        print(f"error: flags alone are wanted, got {argv[1:]}: write --name=value", file=sys.stderr)
-        sys.exit(2)
+def main() -> None:
     # JAX says for every kind of accelerator that there is none.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
-    try:
-        lines = run()
-    except ValueError as error:
-        if os.environ.get("RASLIK_TRACEBACK"):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+    lines = run()
     if not _JSON.value:
         print(report(lines))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.start(main)

@@ -15,12 +15,12 @@ paper's ideal point. experiments/suite.py --choose does all of this for a grid.
 
 import pathlib
 import sys
-from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from raslik_jax import command  # noqa: E402
 from raslik_jax.evaluation import choice  # noqa: E402
 from raslik_jax.stages.choosing import choose_from_runs  # noqa: E402
 
@@ -32,19 +32,15 @@ _FLOOR = flags.DEFINE_enum(
 _OUTPUT = flags.DEFINE_string("output", "choice.json", "Where the choice goes.")
 
 
-def main(argv: Sequence[str]) -> None:
-    try:
-        if len(argv) > 1 or not _RUNS.value:
-            raise ValueError("work directories wanted as --runs=DIR,DIR, none came")
-        runs = [pathlib.Path(run) for run in _RUNS.value]
-        output = pathlib.Path(_OUTPUT.value)
-        choices = choose_from_runs(runs, output, per=_PER.value, floor=_FLOOR.value)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+def main() -> None:
+    if not _RUNS.value:
+        raise ValueError("work directories wanted as --runs=DIR,DIR, none came")
+    runs = [pathlib.Path(run) for run in _RUNS.value]
+    output = pathlib.Path(_OUTPUT.value)
+    choices = choose_from_runs(runs, output, per=_PER.value, floor=_FLOOR.value)
     print(choice.describe(choices))
     print(f"choice: {output}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.start(main)

@@ -31,9 +31,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from raslik_jax import command  # noqa: E402
 
 METHODS = ("embedding", "bm25", "raslik", "exact")
 
@@ -240,25 +242,21 @@ def tables_of(found: Sequence[dict[str, Any]]) -> str:
     return f"{render_terminal(times)}\n\n{render_terminal(sizes)}"
 
 
-def main(argv: Sequence[str]) -> None:
-    try:
-        unknown = sorted(set(_METHODS.value) - set(METHODS))
-        if len(argv) > 1 or not _WORKDIR.value or unknown:
-            raise ValueError(
-                "the work directory of a run wanted as --workdir, and --methods of "
-                f"{', '.join(METHODS)}; unknown: {unknown}"
-            )
-        found = []
-        for entry in measure(pathlib.Path(_WORKDIR.value)):
-            found.append(entry)
-            if _JSON.value:
-                print(json.dumps(entry), flush=True)
-        if not _JSON.value:
-            print(tables_of(found))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+def main() -> None:
+    unknown = sorted(set(_METHODS.value) - set(METHODS))
+    if not _WORKDIR.value or unknown:
+        raise ValueError(
+            "the work directory of a run wanted as --workdir, and --methods of "
+            f"{', '.join(METHODS)}; unknown: {unknown}"
+        )
+    found = []
+    for entry in measure(pathlib.Path(_WORKDIR.value)):
+        found.append(entry)
+        if _JSON.value:
+            print(json.dumps(entry), flush=True)
+    if not _JSON.value:
+        print(tables_of(found))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.start(main)

@@ -8,14 +8,14 @@ model card, which says what was removed, from what, by which settings, and what 
 folder appears whole or not at all, and one that holds something is refused.
 """
 
-import os
 import pathlib
 import sys
-from collections.abc import Sequence
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from raslik_jax import command  # noqa: E402
 
 _RUN = flags.DEFINE_string("run", "", "Work directory of a finished run.")
 _STRATEGY = flags.DEFINE_string("strategy", "raslik", "Whose sets were forgotten and retained.")
@@ -25,34 +25,25 @@ _OUT = flags.DEFINE_string("out", "", "Folder to write, new or empty.")
 _MERGED = flags.DEFINE_boolean("merged", False, "A whole checkpoint instead of an adapter.")
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        print(f"error: flags alone are wanted, got {argv[1:]}: write --name=value", file=sys.stderr)
-        sys.exit(2)
-    try:
-        if not _RUN.value or not _OUT.value:
-            raise ValueError("a run and a folder wanted: give --run=WORKDIR and --out=DIR")
-        if _EPOCH.value != "last" and not _EPOCH.value.isdecimal():
-            raise ValueError(f"a number or last wanted as --epoch, came {_EPOCH.value!r}")
-        logging.set_verbosity(logging.WARNING)
-        # Imported here, because it takes jax with it and --help should not.
-        from raslik_jax.stages.exporting import export_model
+def main() -> None:
+    if not _RUN.value or not _OUT.value:
+        raise ValueError("a run and a folder wanted: give --run=WORKDIR and --out=DIR")
+    if _EPOCH.value != "last" and not _EPOCH.value.isdecimal():
+        raise ValueError(f"a number or last wanted as --epoch, came {_EPOCH.value!r}")
+    logging.set_verbosity(logging.WARNING)
+    # Imported here, because it takes jax with it and --help should not.
+    from raslik_jax.stages.exporting import export_model
 
-        folder = export_model(
-            _RUN.value,
-            _OUT.value,
-            strategy=_STRATEGY.value,
-            algorithm=_ALGORITHM.value,
-            epoch=None if _EPOCH.value == "last" else int(_EPOCH.value),
-            merged=_MERGED.value,
-        )
-    except (ValueError, OSError) as error:
-        if os.environ.get("RASLIK_TRACEBACK"):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+    folder = export_model(
+        _RUN.value,
+        _OUT.value,
+        strategy=_STRATEGY.value,
+        algorithm=_ALGORITHM.value,
+        epoch=None if _EPOCH.value == "last" else int(_EPOCH.value),
+        merged=_MERGED.value,
+    )
     print(f"{'model' if _MERGED.value else 'adapter'} and its card: {folder}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.start(main)

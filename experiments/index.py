@@ -13,15 +13,16 @@ signs are taken (--center) or not at all.
 """
 
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from raslik_jax import command  # noqa: E402
 
 _INDEX = flags.DEFINE_string("index", "", "The index: WORKDIR/sketch/index of a run.")
 _VERIFY = flags.DEFINE_boolean("verify", False, "Read everything and name what is damaged.")
@@ -63,7 +64,7 @@ def repair(store: Any, damages: Sequence[Any]) -> str:
     return f"{len(chunks)} chunks dropped: run run.py or sketch_job.py to make them again"
 
 
-def run() -> int:
+def main() -> int:
     """Does what the flags say; returns the exit status."""
     from raslik_jax.index.store import SketchStore, requantise
 
@@ -88,19 +89,5 @@ def run() -> int:
     return status
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        print(f"error: flags alone are wanted, got {argv[1:]}: write --name=value", file=sys.stderr)
-        sys.exit(2)
-    try:
-        status = run()
-    except (ValueError, OSError) as error:
-        if os.environ.get("RASLIK_TRACEBACK"):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-    sys.exit(status)
-
-
 if __name__ == "__main__":
-    app.run(main)
+    command.start(main)

@@ -12,10 +12,10 @@ Tokenizer: huggingface.co/EleutherAI/pythia-2.8b, tokenizer.json.
 import collections
 import json
 import pathlib
-from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
+from raslik_jax import command
 from raslik_jax.data.batches import encode
 from raslik_jax.data.examples import read_examples
 from raslik_jax.data.prompts import template_hash
@@ -49,13 +49,11 @@ def count_lengths(alpaca: str, tokenizer_path: str) -> str:
     return json.dumps(header, indent=1)[:-2] + ',\n "counts": [\n' + body + "\n ]\n}\n"
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"no positional arguments are wanted, {argv[1:]} came")
+def main() -> None:
     pathlib.Path(_OUTPUT.value).write_text(
         count_lengths(_ALPACA.value, _TOKENIZER.value), encoding="utf-8"
     )
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.start(main)

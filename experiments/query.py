@@ -10,16 +10,17 @@ The model that made the index is found from the index.
 """
 
 import json
-import os
 import pathlib
 import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from raslik_jax import command  # noqa: E402
 
 _INDEX = flags.DEFINE_string("index", "", "The index: WORKDIR/sketch/index of a run.")
 _RUN = flags.DEFINE_string("run", "", "Work directory of the run, if the index lies elsewhere.")
@@ -163,36 +164,27 @@ def export(tracer: Any, trace: Any) -> list[str]:
     return lines
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        print(f"error: flags alone are wanted, got {argv[1:]}: write --name=value", file=sys.stderr)
-        sys.exit(2)
-    try:
-        if not _INDEX.value:
-            raise ValueError("an index wanted: give --index=WORKDIR/sketch/index")
-        queries = read_queries()
-        # Imported here, because they take jax with them and --help should not.
-        from raslik_jax.index.store import SketchStore
-        from raslik_jax.trace import Tracer
+def main() -> None:
+    if not _INDEX.value:
+        raise ValueError("an index wanted: give --index=WORKDIR/sketch/index")
+    queries = read_queries()
+    # Imported here, because they take jax with them and --help should not.
+    from raslik_jax.index.store import SketchStore
+    from raslik_jax.trace import Tracer
 
-        tracer = Tracer(_INDEX.value, run=_RUN.value or None)
-        trace = tracer.trace_queries(
-            queries,
-            top=_TOP.value,
-            bottom=_BOTTOM.value,
-            center=_CENTER.value,
-            finer=SketchStore.open(_FINER.value) if _FINER.value else None,
-        )
-        exported = export(tracer, trace) if _FORGET.value or _RETAIN.value else []
-    except (ValueError, OSError) as error:
-        if os.environ.get("RASLIK_TRACEBACK"):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+    tracer = Tracer(_INDEX.value, run=_RUN.value or None)
+    trace = tracer.trace_queries(
+        queries,
+        top=_TOP.value,
+        bottom=_BOTTOM.value,
+        center=_CENTER.value,
+        finer=SketchStore.open(_FINER.value) if _FINER.value else None,
+    )
+    exported = export(tracer, trace) if _FORGET.value or _RETAIN.value else []
     print(json.dumps(as_json(trace), ensure_ascii=False) if _JSON.value else as_text(trace))
     for line in exported:
         print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.start(main)

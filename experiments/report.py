@@ -13,10 +13,11 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from raslik_jax import command  # noqa: E402
 from raslik_jax.evaluation import summary  # noqa: E402
 from raslik_jax.reporting import blocks, page, published, runs, tables  # noqa: E402
 
@@ -62,30 +63,26 @@ def _render(
     return "\n\n".join(parts)
 
 
-def main(argv: Sequence[str]) -> None:
-    try:
-        if len(argv) > 1 or not (_RUNS.value or _PUBLISHED.value):
-            raise ValueError("work directories wanted as --runs=DIR,DIR, none came")
-        paper = published.read_blocks()
-        experiments = runs.group_runs(
-            [runs.read_run(pathlib.Path(run), num_rows=_EXAMPLES.value) for run in _RUNS.value]
-        )
-        found = [block for e in experiments for block in blocks.make_blocks(e, paper)]
-        if _PUBLISHED.value:
-            found += blocks.published_only(paper)
-        if _OUT.value:
-            folder = pathlib.Path(_OUT.value)
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, form in (("md", "markdown"), ("csv", "csv"), ("tex", "latex")):
-                text = _render(form, experiments, found)
-                (folder / f"tables.{name}").write_text(text + "\n")
-            html = page.render(experiments, paper=paper, show_paper=_PUBLISHED.value)
-            (folder / "report.html").write_text(html)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+def main() -> None:
+    if not (_RUNS.value or _PUBLISHED.value):
+        raise ValueError("work directories wanted as --runs=DIR,DIR, none came")
+    paper = published.read_blocks()
+    experiments = runs.group_runs(
+        [runs.read_run(pathlib.Path(run), num_rows=_EXAMPLES.value) for run in _RUNS.value]
+    )
+    found = [block for e in experiments for block in blocks.make_blocks(e, paper)]
+    if _PUBLISHED.value:
+        found += blocks.published_only(paper)
+    if _OUT.value:
+        folder = pathlib.Path(_OUT.value)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, form in (("md", "markdown"), ("csv", "csv"), ("tex", "latex")):
+            text = _render(form, experiments, found)
+            (folder / f"tables.{name}").write_text(text + "\n")
+        html = page.render(experiments, paper=paper, show_paper=_PUBLISHED.value)
+        (folder / "report.html").write_text(html)
     print(_render(_FORMAT.value, experiments, found))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.start(main)

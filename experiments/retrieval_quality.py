@@ -11,7 +11,6 @@ runs records.csv, summary.json, tables.md and figures. --report_only joins what 
 
 import csv
 import dataclasses
-import os
 import pathlib
 import sys
 import tempfile
@@ -19,12 +18,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import numpy as np  # noqa: E402
 
+from raslik_jax import command  # noqa: E402
 from raslik_jax.evaluation import ranking  # noqa: E402
 from raslik_jax.evaluation.ranking import Quality, join_records, measure_ranking  # noqa: E402
 from raslik_jax.pipeline import read_json, write_json  # noqa: E402
@@ -802,37 +802,29 @@ def write_report(records: Sequence[Mapping[str, Any]], out: pathlib.Path) -> Non
     write_figures(joined, out)
 
 
-def main(argv: Sequence[str]) -> None:
-    try:
-        if len(argv) > 1 or not _RUNS.value:
-            raise ValueError("work directories wanted as --runs=DIR,DIR, none came")
-        roots = [pathlib.Path(run) for run in _RUNS.value]
-        if len({root.name for root in roots}) < len(roots):
-            raise ValueError(f"runs of different names wanted, came {[r.name for r in roots]}")
-        out = pathlib.Path(_OUT.value)
-        out.mkdir(parents=True, exist_ok=True)
-        logging.set_verbosity(logging.WARNING)
-        if not _REPORT_ONLY.value:
-            import jax
+def main() -> None:
+    if not _RUNS.value:
+        raise ValueError("work directories wanted as --runs=DIR,DIR, none came")
+    roots = [pathlib.Path(run) for run in _RUNS.value]
+    if len({root.name for root in roots}) < len(roots):
+        raise ValueError(f"runs of different names wanted, came {[r.name for r in roots]}")
+    out = pathlib.Path(_OUT.value)
+    out.mkdir(parents=True, exist_ok=True)
+    logging.set_verbosity(logging.WARNING)
+    if not _REPORT_ONLY.value:
+        import jax
 
-            # Programs are the same for all seeds, and for a job that goes on after a kill.
-            jax.config.update("jax_compilation_cache_dir", str((out / "compiled").resolve()))
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
-            for root in roots:
-                print(f"{root}:", flush=True)
-                records = Trial(root, out).measure()
-                write_json(out / root.name / "records.json", records)
-        records = [
-            record for root in roots for record in read_json(out / root.name / "records.json")
-        ]
-        write_report(records, out)
-        print((out / "tables.md").read_text())
-    except (ValueError, OSError) as error:
-        if os.environ.get("RASLIK_TRACEBACK"):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        # Programs are the same for all seeds, and for a job that goes on after a kill.
+        jax.config.update("jax_compilation_cache_dir", str((out / "compiled").resolve()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+        for root in roots:
+            print(f"{root}:", flush=True)
+            records = Trial(root, out).measure()
+            write_json(out / root.name / "records.json", records)
+    records = [record for root in roots for record in read_json(out / root.name / "records.json")]
+    write_report(records, out)
+    print((out / "tables.md").read_text())
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.start(main, when_stopped="stopped; the same command goes on from here")

@@ -11,18 +11,16 @@ to date. Put the flag file first: later flags win over earlier ones.
 """
 
 import dataclasses
-import os
 import pathlib
 import sys
-from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from raslik_jax import command, pipeline  # noqa: E402
 from raslik_jax import config as config_lib  # noqa: E402
-from raslik_jax import pipeline  # noqa: E402
 
 _NAME = flags.DEFINE_string("name", "run", "Name of the run, the report's title.")
 _SEED = flags.DEFINE_integer("seed", 0, "Moves everything random in the run.", lower_bound=0)
@@ -134,35 +132,23 @@ def print_plan(config: config_lib.Config, workdir: pathlib.Path) -> None:
         print(tables.render_terminal(table) + "\n")
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        print(f"error: flags alone are wanted, got {argv[1:]}: write --name=value", file=sys.stderr)
-        sys.exit(2)
-    try:
-        unknown = sorted(set(_STAGES.value) - set(config_lib.STAGES))
-        if unknown:
-            raise ValueError(f"--stages names {unknown}, known are {list(config_lib.STAGES)}")
-        config = read_config()
-        workdir = pathlib.Path(_WORKDIR.value or f"runs/{config.name}")
-        logging.set_verbosity(logging.WARNING)
-        if _DRY_RUN.value:
-            print_plan(config, workdir)
-            return
-        with pipeline.open_workdir(workdir, config, update=_UPDATE.value):
-            write_run_flags(workdir)
-            from raslik_jax.stages import plan  # for the same reason, here
+def main() -> None:
+    unknown = sorted(set(_STAGES.value) - set(config_lib.STAGES))
+    if unknown:
+        raise ValueError(f"--stages names {unknown}, known are {list(config_lib.STAGES)}")
+    config = read_config()
+    workdir = pathlib.Path(_WORKDIR.value or f"runs/{config.name}")
+    logging.set_verbosity(logging.WARNING)
+    if _DRY_RUN.value:
+        print_plan(config, workdir)
+        return
+    with pipeline.open_workdir(workdir, config, update=_UPDATE.value):
+        write_run_flags(workdir)
+        from raslik_jax.stages import plan  # for the same reason, here
 
-            shared = pathlib.Path(_SHARED_UNITS.value) if _SHARED_UNITS.value else None
-            plan.run(config, workdir, stages=_STAGES.value, shared=shared)
-    except (ValueError, OSError) as error:
-        if os.environ.get("RASLIK_TRACEBACK"):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
+        shared = pathlib.Path(_SHARED_UNITS.value) if _SHARED_UNITS.value else None
+        plan.run(config, workdir, stages=_STAGES.value, shared=shared)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.start(main, when_stopped="stopped; the same command goes on from here")

@@ -9,14 +9,14 @@ other: its chunk goes to the next. run.py itself may be at its sketch stage at t
 """
 
 import contextlib
-import os
 import pathlib
 import sys
-from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from raslik_jax import command  # noqa: E402
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "Work directory of the run.")
 
@@ -57,25 +57,14 @@ def join(workdir: pathlib.Path) -> str:
     return f"the index is complete, {made:,} of {work.store.num_rows:,} sketches were made here"
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        print(f"error: flags alone are wanted, got {argv[1:]}: write --name=value", file=sys.stderr)
-        sys.exit(2)
-    try:
-        if not _WORKDIR.value:
-            raise ValueError("the work directory of a run wanted: give --workdir")
-        print(join(pathlib.Path(_WORKDIR.value)))
-    except (ValueError, OSError) as error:
-        if os.environ.get("RASLIK_TRACEBACK"):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print(
-            "stopped; what was committed stays, the same command goes on from here", file=sys.stderr
-        )
-        sys.exit(130)
+def main() -> None:
+    if not _WORKDIR.value:
+        raise ValueError("the work directory of a run wanted: give --workdir")
+    print(join(pathlib.Path(_WORKDIR.value)))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.start(
+        main,
+        when_stopped="stopped; what was committed stays, the same command goes on from here",
+    )

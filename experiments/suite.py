@@ -30,10 +30,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from absl import app, flags
+from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from raslik_jax import command  # noqa: E402
 from raslik_jax.evaluation import choice  # noqa: E402
 from raslik_jax.pipeline import read_json, write_json  # noqa: E402
 from raslik_jax.reporting import page, published, runs, tables  # noqa: E402
@@ -305,19 +306,11 @@ def run_suite(out: pathlib.Path) -> bool:
     return all(map(suite.is_done, cells))
 
 
-def main(argv: Sequence[str]) -> None:
-    try:
-        if len(argv) > 1 or not _OUT.value:
-            raise ValueError("a folder wanted as --out, and flags alone")
-        ended_well = run_suite(pathlib.Path(_OUT.value))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
-    sys.exit(0 if ended_well else 1)
+def main() -> int:
+    if not _OUT.value:
+        raise ValueError("a folder wanted as --out, none came")
+    return 0 if run_suite(pathlib.Path(_OUT.value)) else 1
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.start(main, when_stopped="stopped; the same command goes on from here")

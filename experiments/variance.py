@@ -11,18 +11,18 @@ those of retrieval_quality.py in the same --out (made if they are not there, wit
 Leaves variance.json, variance.md and figures in --out.
 """
 
-import os
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import numpy as np  # noqa: E402
 
+from raslik_jax import command  # noqa: E402
 from raslik_jax.evaluation import variance  # noqa: E402
 from raslik_jax.evaluation.ranking import join_records  # noqa: E402
 from raslik_jax.pipeline import read_json, write_json  # noqa: E402
@@ -557,36 +557,28 @@ def write_figures(
     figures.save_figure(figure, out / "boundary_scaled")
 
 
-def main(argv: Sequence[str]) -> None:
-    try:
-        if len(argv) > 1:
-            raise ValueError(f"flags alone are wanted, got {argv[1:]}: write --name=value")
-        out = pathlib.Path(_OUT.value)
-        logging.set_verbosity(logging.WARNING)
-        names = [pathlib.Path(run).name for run in _RUNS.value] or [
-            f"planted-{seed}" for seed in range(_SYNTHETIC.value)
-        ]
-        for number, name in enumerate(names):
-            folder = out / name
-            folder.mkdir(parents=True, exist_ok=True)
-            if _REPORT_ONLY.value:
-                continue
-            print(name, flush=True)
-            material = (
-                run_material(pathlib.Path(_RUNS.value[number]), out)
-                if _RUNS.value
-                else planted_material(number)
-            )
-            write_json(folder / "variance_draws.json", measure(material))
-        found = [read_json(out / name / "variance_draws.json") for name in names]
-        write_report(found, out)
-        print((out / "variance.md").read_text())
-    except (ValueError, OSError) as error:
-        if os.environ.get("RASLIK_TRACEBACK"):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+def main() -> None:
+    out = pathlib.Path(_OUT.value)
+    logging.set_verbosity(logging.WARNING)
+    names = [pathlib.Path(run).name for run in _RUNS.value] or [
+        f"planted-{seed}" for seed in range(_SYNTHETIC.value)
+    ]
+    for number, name in enumerate(names):
+        folder = out / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if _REPORT_ONLY.value:
+            continue
+        print(name, flush=True)
+        material = (
+            run_material(pathlib.Path(_RUNS.value[number]), out)
+            if _RUNS.value
+            else planted_material(number)
+        )
+        write_json(folder / "variance_draws.json", measure(material))
+    found = [read_json(out / name / "variance_draws.json") for name in names]
+    write_report(found, out)
+    print((out / "variance.md").read_text())
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.start(main)
