@@ -13,8 +13,8 @@ def start(main: Callable[[], int | None], *, when_stopped: str = "stopped") -> N
     """Reads the flags, runs a command and exits with its status.
 
     The status is what main returns, 0 for None; 1 for a ValueError or OSError, which is said in one
-    sentence on stderr (or raised where RASLIK_TRACEBACK is set); 2 for arguments that are no flags; 130
-    when somebody stops it.
+    sentence on stderr (or raised where RASLIK_TRACEBACK is set); 2 for an argument that is no flag;
+    130 when somebody stops it.
 
     Args:
       main: the command; it reads its own flags.
