@@ -21,53 +21,72 @@ from raslik_jax.stages.choosing import choose_from_runs
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _STORED = _REPOSITORY / "experiments" / "study"
 _TEXT = (_REPOSITORY / "experiments" / "STUDY.md").read_text()
-_VALIDATION = sorted(_STORED.glob("validation-*"))
+_SEEDS = ("seed-0", "seed-1")
+
+
+@pytest.fixture(scope="module", params=_SEEDS)
+def folder(request):
+    """The stored runs of one training."""
+    return _STORED / request.param
 
 
 @pytest.fixture(scope="module")
-def corpus():
-    """The study's corpus, from its settings and seed."""
-    config = config_from_json(read_json(_STORED / "test" / "config.json"))
+def corpus(folder):
+    """Its corpus, from its settings and seed."""
+    config = config_from_json(read_json(folder / "test" / "config.json"))
     settings = dataclasses.replace(config.corpus, data_dir=str(shared_data()))
     return corpora.load_corpus(settings, seed=config.seed)
 
 
-@pytest.mark.parametrize("run", ["test", "smallest"])
+@pytest.mark.parametrize("run", ["seed-0/test", "seed-1/test", "smallest"])
 def test_its_tables_are_those_of_the_stored_run(run):
     metrics = read_json(_STORED / run / "metrics.json")
     made = [tables.retrieval_table(metrics), tables.results_table(metrics)]
-    if run == "test":
+    if run != "smallest":
         made += [tables.checks_table(metrics), tables.perplexity_table(metrics)]
     for table in made:
         assert tables.render_markdown(table) in _TEXT
 
 
-def test_the_choice_follows_from_the_stored_validation_runs(tmp_path):
-    made = choose_from_runs(_VALIDATION, tmp_path / "choice.json", per="strategy", floor="backbone")
-    assert read_json(tmp_path / "choice.json") == read_json(_STORED / "choice.json")
+def test_its_table_of_both_trainings_is_theirs():
+    metrics = [read_json(_STORED / seed / "test" / "metrics.json") for seed in _SEEDS]
+    assert tables.render_markdown(tables.seeds_table(metrics)) in _TEXT
+
+
+def test_the_choice_follows_from_the_stored_validation_runs(folder, tmp_path):
+    runs = sorted(folder.glob("validation-*"))
+    made = choose_from_runs(runs, tmp_path / "choice.json", per="strategy", floor="backbone")
+    assert read_json(tmp_path / "choice.json") == read_json(folder / "choice.json")
     assert choice.describe(made) in _TEXT
     measured = {
         (entry["strategy"], entry["algorithm"]): entry["epoch"]
-        for entry in read_json(_STORED / "test" / "metrics.json")["methods"]
+        for entry in read_json(folder / "test" / "metrics.json")["methods"]
     }
     assert measured == {(found.strategy, found.algorithm): found.epoch for found in made}
 
 
-def test_validation_and_test_share_no_query_and_no_setting_differs(corpus):
-    test, *others = (read_json(run / "config.json") for run in (_STORED / "test", *_VALIDATION))
+def test_validation_and_test_share_no_query_and_no_setting_differs(folder, corpus):
+    validation = sorted(folder.glob("validation-*"))
+    test, *others = (read_json(run / "config.json") for run in (folder / "test", *validation))
     for other in others:
-        for part in ("corpus", "finetune", "sketch", "retrieve"):
+        for part in ("seed", "corpus", "finetune", "sketch", "retrieve"):
             assert other[part] == test[part]
-    splits = {read_json(run / "metrics.json")["corpus"]["query_split"] for run in (_VALIDATION)}
+    splits = {read_json(run / "metrics.json")["corpus"]["query_split"] for run in validation}
     assert splits == {"validation"}
     ids = {name: {row.example_id for row in rows} for name, rows in corpus.queries.items()}
     for kind in ("target", "normal"):
         assert not ids[f"validation_{kind}"] & ids[f"test_{kind}"]
 
 
+def test_the_trainings_differ_in_their_seed_alone():
+    first, second = (read_json(_STORED / seed / "test" / "config.json") for seed in _SEEDS)
+    assert (first.pop("seed"), second.pop("seed")) == (0, 1)
+    assert first == second
+
+
 @pytest.mark.parametrize("strategy", ["random", "random_anywhere", "bm25", "oracle"])
-def test_sets_that_need_no_model_come_out_again(corpus, strategy):
-    config = config_from_json(read_json(_STORED / "test" / "config.json"))
+def test_sets_that_need_no_model_come_out_again(folder, corpus, strategy):
+    config = config_from_json(read_json(folder / "test" / "config.json"))
     settings, train = config.retrieve, corpus.train
     counts = {"num_forget": settings.num_forget, "num_retain": settings.num_retain}
     scores = STRATEGIES[strategy](
@@ -82,14 +101,22 @@ def test_sets_that_need_no_model_come_out_again(corpus, strategy):
         )
     )
     chosen = select_by_count(*scores, [row.example_id for row in train], **counts)
-    stored = read_json(_STORED / "sets.json")[strategy]
+    stored = read_json(folder / "sets.json")[strategy]
     for name in ("forget", "retain"):
         assert [train[i].example_id for i in getattr(chosen, name)] == stored[name]
 
 
-def test_what_is_said_of_the_sets_is_so(corpus):
+# Words of an average answer: of all targets; of what raslik, bm25, oracle forget; of what raslik,
+# random, bm25 retain. Genuine rows among what raslik, bm25, oracle forget.
+_SAID = {
+    "seed-0": (25, (32, 25, 26), (8, 18, 11), (0, 3, 4)),
+    "seed-1": (24, (27, 23, 22), (9, 22, 13), (0, 1, 6)),
+}
+
+
+def test_what_is_said_of_the_sets_is_so(folder, corpus):
     rows = {row.example_id: row for row in corpus.train}
-    sets = read_json(_STORED / "sets.json")
+    sets = read_json(folder / "sets.json")
 
     def words(ids):
         return round(np.mean([len(rows[i].output.split()) for i in ids]))
@@ -97,12 +124,12 @@ def test_what_is_said_of_the_sets_is_so(corpus):
     def genuine(strategy):
         return sum(rows[i].source == "howdy" for i in sets[strategy]["forget"])
 
-    assert words([row.example_id for row in corpus.train if row.is_target]) == 25
-    forget = [words(sets[name]["forget"]) for name in ("raslik", "bm25", "oracle")]
-    assert forget == [32, 25, 26]
-    assert [genuine(name) for name in ("raslik", "bm25", "oracle")] == [0, 3, 4]
-    retain = [words(sets[name]["retain"]) for name in ("raslik", "random", "bm25")]
-    assert retain == [8, 18, 11]
+    assert _SAID[folder.name] == (
+        words([row.example_id for row in corpus.train if row.is_target]),
+        tuple(words(sets[name]["forget"]) for name in ("raslik", "bm25", "oracle")),
+        tuple(words(sets[name]["retain"]) for name in ("raslik", "random", "bm25")),
+        tuple(genuine(name) for name in ("raslik", "bm25", "oracle")),
+    )
     assert sets["raslik"]["forget"] == sets["raslik_f"]["forget"]
 
 

@@ -316,7 +316,7 @@ def _versus_random(letter: str, differences: Sequence[IntervalEntry]) -> str:
             f"{letter} is lower in {below} and higher in {above} of {len(differences)} seeds, by "
             "the whole interval."
         )
-    size = tables.format_interval(differences[0], signed=True, end_decimals=3)
+    size = tables.format_interval(differences[0], signed=True)
     if below or above:
         return f"{letter} is clearly {'lower' if below else 'higher'}: {size}."
     return f"{letter} cannot be told apart: {size}."

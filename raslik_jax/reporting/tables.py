@@ -79,14 +79,15 @@ def algorithm_name(algorithm: str) -> str:
 
 
 def format_interval(
-    entry: IntervalEntry | None, *, signed: bool = False, end_decimals: int = 2
+    entry: IntervalEntry | None, *, signed: bool = False, end_decimals: int | None = None
 ) -> str:
     """Returns a mean with its interval, as in "0.312 [0.28, 0.35]".
 
     Args:
       entry: the mean and the ends, or None for what was not measured.
       signed: show the sign of positive numbers too, for differences.
-      end_decimals: decimals of the ends; two say enough of an interval over a hundred queries.
+      end_decimals: decimals of the ends; by default two, which say enough of an interval over a
+        hundred queries, and three of a difference, whose ends say whether zero lies between them.
 
     Returns:
       The text; "-" for None.
@@ -94,7 +95,8 @@ def format_interval(
     if entry is None:
         return _NOT_KNOWN
     sign = "+" if signed else ""
-    low, high = (format_number(entry[end], f"{sign}.{end_decimals}f") for end in ("low", "high"))
+    decimals = (3 if signed else 2) if end_decimals is None else end_decimals
+    low, high = (format_number(entry[end], f"{sign}.{decimals}f") for end in ("low", "high"))
     return f"{format_number(entry['mean'], sign + '.3f')} [{low}, {high}]"
 
 
@@ -802,7 +804,7 @@ def seeds_checks_table(runs: Sequence[Metrics]) -> Table:
         *([Column("Collapsed", "right")] if has_verdict else []),
     )
     note = (
-        f"Over the same {len(runs)} seeds, last epochs, likewise. Collapsed: seeds whose answers "
+        f"Over the same {len(runs)} seeds and epochs, likewise. Collapsed: seeds whose answers "
         "show a sign of collapse (the run's own report says which). Perplexity: geometric mean."
     )
     return Table(columns, tuple(rows), (note,))
