@@ -8,6 +8,7 @@ index and nothing else (`raslik_jax.index.claims`).
 import atexit
 import contextlib
 import os
+import signal
 import socket
 import sys
 import threading
@@ -41,7 +42,8 @@ def job(
     A job cannot go on without one of its processes. A dead process's connections close at once, and
     each process watches one to process 0, so all end within a moment. (JAX alone would notice when
     heartbeats stay out, and abort with a stack trace; that remains for a lost machine or network.)
-    A process that raises ends the others when it exits, its own error said.
+    A process that raises ends the others when it exits, its own error said, and then exits with the
+    status of that error, caught further out or not.
     To be entered before anything else of JAX.
 
     Args:
@@ -76,7 +78,7 @@ def job(
         # This process's own failure. The others end when it exits, and no earlier: JAX aborts a
         # process that misses its coordinator, and the error has to be seen first.
         failed.set()
-        atexit.register(_leave, error.code if isinstance(error, SystemExit) else 1)
+        atexit.register(_leave, _status_of(error))
         raise
     for connection in connections:
         connection.sendall(_FAREWELL)
@@ -107,12 +109,22 @@ def _watch(connection: socket.socket, failed: threading.Event) -> None:
         _end("its connection closed")
 
 
-def _leave(status: Any) -> None:
+def _status_of(error: BaseException) -> int:
+    """Returns the exit status that Python gives to an error nobody catches."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        return error.code or 0
+    return 1
+
+
+def _leave(status: int) -> None:
     """Ends a failed process at its exit, its connections with it, and so the others."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # As in _end. A status that is no number is a message, which Python has printed: 1.
-    os._exit(status if isinstance(status, int) else int(status is not None))
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)  # as in _end
 
 
 def _is_loss(error: BaseException) -> bool:

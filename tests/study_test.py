@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -38,14 +39,21 @@ def corpus(folder):
     return corpora.load_corpus(settings, seed=config.seed)
 
 
+def _seed_above(place: int) -> str:
+    """The training that the text last named before a place, as its folder is called."""
+    return "seed-" + re.findall(r"[Ss]eed[ -]([01])", _TEXT[:place])[-1]
+
+
 @pytest.mark.parametrize("run", ["seed-0/test", "seed-1/test", "smallest"])
 def test_its_tables_are_those_of_the_stored_run(run):
     metrics = read_json(_STORED / run / "metrics.json")
     made = [tables.retrieval_table(metrics), tables.results_table(metrics)]
     if run != "smallest":
         made += [tables.checks_table(metrics), tables.perplexity_table(metrics)]
-    for table in made:
-        assert tables.render_markdown(table) in _TEXT
+    shown = [_TEXT.index(tables.render_markdown(table)) for table in made]
+    # Under the right heading: the headings name the training, seed 0 first.
+    for place in shown:
+        assert run == "smallest" or _seed_above(place) == run.split("/")[0]
 
 
 def test_its_table_of_both_trainings_is_theirs():
@@ -80,6 +88,9 @@ def test_validation_and_test_share_no_query_and_no_setting_differs(folder, corpu
 
 def test_the_trainings_differ_in_their_seed_alone():
     first, second = (read_json(_STORED / seed / "test" / "config.json") for seed in _SEEDS)
+    assert (first.pop("seed"), second.pop("seed")) == (0, 1)
+    assert first == second
+    first, second = (read_json(_STORED / seed / "validation-3e-4/config.json") for seed in _SEEDS)
     assert (first.pop("seed"), second.pop("seed")) == (0, 1)
     assert first == second
 
