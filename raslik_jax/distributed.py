@@ -110,7 +110,7 @@ def _watch(connection: socket.socket, failed: threading.Event) -> None:
 
 
 def _status_of(error: BaseException) -> int:
-    """Returns the exit status that Python gives to an error nobody catches."""
+    """Returns the exit status that a shell sees of an error nobody catches."""
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
     if isinstance(error, SystemExit) and isinstance(error.code, int | None):

@@ -74,6 +74,18 @@ class ShardedTest(IndexCase):
             )
 
 
+class StatusTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (ValueError("no"), 1),
+        (KeyboardInterrupt(), 130),
+        (SystemExit(), 0),
+        (SystemExit(3), 3),
+        (SystemExit("what was wanted"), 1),
+    )
+    def test_a_failed_process_keeps_the_status_of_its_error(self, error, status):
+        self.assertEqual(distributed._status_of(error), status)
+
+
 @pytest.mark.heavy
 class ProcessesTest(IndexCase):
     @parameterized.parameters("float32", "bfloat16", "int8", "sign")

@@ -50,10 +50,9 @@ def test_its_tables_are_those_of_the_stored_run(run):
     made = [tables.retrieval_table(metrics), tables.results_table(metrics)]
     if run != "smallest":
         made += [tables.checks_table(metrics), tables.perplexity_table(metrics)]
-    shown = [_TEXT.index(tables.render_markdown(table)) for table in made]
-    # Under the right heading: the headings name the training, seed 0 first.
-    for place in shown:
-        assert run == "smallest" or _seed_above(place) == run.split("/")[0]
+    for table in made:
+        place = _TEXT.index(tables.render_markdown(table))
+        assert run == "smallest" or _seed_above(place) == run.removesuffix("/test")
 
 
 def test_its_table_of_both_trainings_is_theirs():
