@@ -1,0 +1,260 @@
+"""Small files in and out: whole or not at all, UTF-8, checked against a shape.
+
+Every JSON file that a command reads goes through `read_json`, with the shape that it must have, so
+that a damaged or foreign file is one sentence that names the file and the field.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from raslik_jax.messages import shown, some_of
+
+# A shape is a type (float takes integers too, `object` takes anything), `[shape]` for a list,
+# `{str: shape}` for an object of any keys, or `{"key": shape, "key?": shape}` for an object with
+# these keys (`?`: may be missing) and perhaps others; a tuple of shapes is one of them.
+Shape = Any
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Returns the content of a regular file.
+
+    Raises:
+      ValueError: the file is missing, unreadable, or no regular file (a folder, a device, a FIFO).
+    """
+    path = pathlib.Path(path)
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError(f"{shown(str(path))} must be a regular file: give the path of a file")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ValueError(f"no file {shown(str(path), 200)}: correct the path") from None
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ValueError(f"{shown(str(path), 200)} cannot be read ({reason})") from None
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Returns the text of a UTF-8 file, whatever the locale.
+
+    Raises:
+      ValueError: as `read_bytes`; the file is not UTF-8.
+    """
+    raw = read_bytes(path)
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{shown(str(path), 200)}:{line} must be UTF-8, got the byte "
+            f"0x{raw[error.start]:02x}: save it as UTF-8"
+        ) from None
+
+
+def parse_json(text: str, origin: str) -> Any:
+    """Returns the value of a JSON text; refuses duplicate keys, NaN and Infinity.
+
+    Raises:
+      ValueError: it is none; `origin` names where it came from.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} at line {error.lineno}, column {error.colno}"
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError as error:  # of the two hooks, or an integer of thousands of digits
+        reason = str(error)
+    raise ValueError(f"{origin} must be JSON, got something else ({reason[:120]})") from None
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {shown(next(n for n in names if names.count(n) > 1))} twice")
+    return value
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"the number {name}, which JSON does not have")
+
+
+def read_json(path: str | os.PathLike[str], shape: Shape = object, *, mend: str = "") -> Any:
+    """Returns the value of a JSON file that has this shape.
+
+    Args:
+      path: a UTF-8 file.
+      shape: what the value must be, see `Shape`.
+      mend: what to do about a damaged or missing file, said after the colon.
+
+    Raises:
+      ValueError: the file is missing, no JSON, or of another shape, naming file and field.
+    """
+    origin = shown(str(path), 160)
+    mend = mend or "restore the file, or delete it and run the stage that makes it again"
+    if not os.path.lexists(path):
+        raise ValueError(f"no file {origin}: {mend}")
+    text = read_text(path)
+    try:
+        value = parse_json(text, origin)
+        check_shape(value, shape, origin)
+    except ValueError as error:
+        raise ValueError(f"{error}: {mend}") from None
+    return value
+
+
+def check_shape(value: Any, shape: Shape, origin: str, field: str = "") -> None:
+    """Raises a ValueError that names the field where a value has another shape."""
+    place = f"{field} in {origin}" if field else origin
+    if isinstance(shape, tuple):
+        if not any(_has_shape(value, one) for one in shape):
+            raise ValueError(f"{place} must be {_name(shape)}, got {shown(value, 40)}")
+    elif isinstance(shape, list):
+        _check_type(value, list, place)
+        for position, item in enumerate(value):
+            check_shape(item, shape[0], origin, f"{field}[{position}]")
+    elif isinstance(shape, dict):
+        _check_type(value, dict, place)
+        prefix = f"{field}." if field else ""
+        if str in shape:
+            for key, item in value.items():
+                check_shape(item, shape[str], origin, prefix + shown(key, 30).strip("'\""))
+            return
+        missing = [key for key in shape if not key.endswith("?") and key not in value]
+        if missing:
+            raise ValueError(f"{place} must have {some_of(missing)}, got {some_of(value)}")
+        for key, item in shape.items():
+            name = key.removesuffix("?")
+            if name in value:
+                check_shape(value[name], item, origin, prefix + name)
+    else:
+        _check_type(value, shape, place)
+
+
+def _has_shape(value: Any, shape: Shape) -> bool:
+    try:
+        check_shape(value, shape, "")
+    except ValueError:
+        return False
+    return True
+
+
+def _check_type(value: Any, kind: type | None, place: str) -> None:
+    if kind is None:
+        is_right = value is None
+    elif kind is float:
+        is_right = isinstance(value, (int, float)) and not isinstance(value, bool)
+    elif kind is int:
+        is_right = isinstance(value, int) and not isinstance(value, bool)
+    else:
+        is_right = isinstance(value, kind)
+    if not is_right:
+        raise ValueError(f"{place} must be {_name(kind)}, got {shown(value, 40)}")
+
+
+def _name(shape: Shape) -> str:
+    if isinstance(shape, tuple):
+        return " or ".join(map(_name, shape))
+    if isinstance(shape, list):
+        return "a list"
+    if isinstance(shape, dict) or shape is dict:
+        return "an object"
+    names: dict[Any, str] = {
+        str: "text",
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        list: "a list",
+        None: "null",
+    }
+    return names.get(shape, "something else")
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """Yields a path beside the target; what is written there replaces the target, or nothing does.
+
+    The file reaches the disk before it takes its name, so that a crash leaves the old file or the
+    new one.
+
+    Raises:
+      ValueError: the folder is missing, or the target is there and no regular file: links,
+        devices and FIFOs are never replaced.
+    """
+    path = pathlib.Path(path)
+    if not path.parent.is_dir():
+        raise ValueError(f"no folder {shown(str(path.parent), 200)}: make it first")
+    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+        raise ValueError(
+            f"{shown(str(path), 200)} is no regular file and is not replaced: give another path"
+        )
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a UTF-8 file whole or not at all; refuses as `replacing` does."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Writes a JSON file whole or not at all; a NaN or infinity is a ValueError."""
+    try:
+        text = json.dumps(value, indent=2, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(
+            f"{shown(str(path), 160)} must hold finite numbers, got {list(_not_finite(value))[:5]}"
+        ) from error
+    write_text(path, text + "\n")
+
+
+def _not_finite(value: Any, field: str = "") -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _not_finite(item, f"{field}.{key}" if field else str(key))
+    elif isinstance(value, (list, tuple)):
+        for position, item in enumerate(value):
+            yield from _not_finite(item, f"{field}[{position}]")
+    elif isinstance(value, float) and value - value != 0:
+        yield f"{field}={value}"
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Makes the names in a folder durable: a rename survives a crash only after this."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hash_file(path: str | os.PathLike[str]) -> str:
+    """Returns the SHA-256 of a regular file's bytes, as 64 hex digits.
+
+    Raises:
+      ValueError: the file is missing, unreadable or no regular file.
+    """
+    path = pathlib.Path(path)
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError(f"{shown(str(path), 200)} must be a regular file")
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise ValueError(f"no file {shown(str(path), 200)}: correct the path") from None
+    except OSError as error:
+        raise ValueError(f"{shown(str(path), 200)} cannot be read ({error.strerror})") from None

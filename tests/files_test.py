@@ -1,0 +1,92 @@
+"""Files are read and written whole, checked, and their content never reaches a terminal raw."""
+
+import json
+import math
+import os
+
+import pytest
+from absl.testing import parameterized
+
+from raslik_jax import files, messages
+
+
+class MessagesTest(parameterized.TestCase):
+    def test_control_characters_are_shown_and_not_obeyed(self):
+        self.assertEqual(
+            messages.printable("a\x1b[31mred\x9b\u202eb\n\tc\ud800"),
+            "a\\x1b[31mred\\x9b\\u202eb\n\tc\\ud800",
+        )
+
+    def test_a_quoted_value_is_one_short_line(self):
+        self.assertEqual(messages.shown("a\nb"), "'a\\nb'")
+        self.assertLen(messages.shown("x" * 10**6, 40), 40)
+        self.assertEqual(messages.one_line("a \n b\r c", 0), "a b c")
+
+    def test_of_many_names_a_few_are_shown(self):
+        self.assertEqual(messages.some_of("abcdefg", 2), "'a', 'b' and 5 more")
+
+
+SHAPE = {"key": str, "outputs": {str: int}, "rates?": [float], "seed": (int, None)}
+
+
+class TestRead:
+    @pytest.mark.parametrize(
+        "text, expected",
+        [
+            ("{", "must be JSON"),
+            ("[" * 100_000, "nested too deeply"),
+            ('{"a": 1, "a": 2}', "'a' twice"),
+            ('{"a": NaN}', "NaN"),
+            ("[]", r"must be an object, got \[\]"),
+            ('{"key": "a"}', "must have 'outputs', 'seed', got 'key'"),
+            ('{"key": 1, "outputs": {}, "seed": 1}', "key in .* must be text, got 1"),
+            ('{"key": "a", "outputs": {"x": "y"}, "seed": 1}', "outputs.x in .* an integer"),
+            ('{"key": "a", "outputs": {}, "seed": true}', "seed in .* an integer or null"),
+            ('{"key": "a", "outputs": {}, "seed": 1, "rates": [1, "x"]}', r"rates\[1\] in"),
+        ],
+    )
+    def test_what_has_another_shape_is_refused_by_file_and_field(self, tmp_path, text, expected):
+        path = tmp_path / "manifest.json"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=expected) as refused:
+            files.read_json(path, SHAPE, mend="run again")
+        assert "manifest.json" in str(refused.value)
+        assert str(refused.value).endswith(": run again")
+        assert len(str(refused.value)) < 2 * messages.MAX_MESSAGE
+
+    def test_a_value_of_the_shape_is_returned(self, tmp_path):
+        value = {"key": "a", "outputs": {"x": 1}, "seed": None, "rates": [1, 2.5], "more": [{}]}
+        files.write_json(tmp_path / "a.json", value)
+        assert files.read_json(tmp_path / "a.json", SHAPE) == value
+
+    def test_what_is_no_regular_file_is_refused_at_once(self, tmp_path):
+        os.mkfifo(tmp_path / "fifo")
+        for path in (tmp_path / "fifo", tmp_path, tmp_path / "none", "/dev/zero"):
+            for read in (files.read_text, files.hash_file):
+                with pytest.raises(ValueError):
+                    read(path)
+
+    def test_text_that_is_not_utf8_names_its_line(self, tmp_path):
+        (tmp_path / "a.txt").write_bytes(b"good\nb\xe4d\n")
+        with pytest.raises(ValueError, match=r"a\.txt':2 must be UTF-8, got the byte 0xe4"):
+            files.read_text(tmp_path / "a.txt")
+
+
+class TestWrite:
+    def test_a_link_a_device_and_a_fifo_are_not_replaced(self, tmp_path):
+        (tmp_path / "precious").write_text("mine")
+        (tmp_path / "link").symlink_to(tmp_path / "precious")
+        os.mkfifo(tmp_path / "fifo")
+        for path in (tmp_path / "link", tmp_path / "fifo", "/dev/null"):
+            with pytest.raises(ValueError, match="is no regular file"):
+                files.write_text(path, "new")
+        assert (tmp_path / "precious").read_text() == "mine"
+        assert (tmp_path / "link").is_symlink()
+
+    def test_a_number_that_is_not_finite_is_named_and_nothing_is_written(self, tmp_path):
+        path = tmp_path / "metrics.json"
+        path.write_text("{}")
+        with pytest.raises(ValueError, match=r"'rows\[0\]\.loss=nan'"):
+            files.write_json(path, {"rows": [{"loss": math.nan}]})
+        assert json.loads(path.read_text()) == {}
+        assert [p.name for p in tmp_path.iterdir()] == ["metrics.json"]
