@@ -5,10 +5,12 @@ cannot contradict itself. Values that name other entities agree with those entit
 Follows the appendix's description of Virtual-Alpaca; names, texts and numbers are ours.
 """
 
+import types
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from raslik_jax.data.ordering import Draws
+from raslik_jax.data.words import load_words
 
 Value = str | tuple[str, ...]
 
@@ -48,286 +50,10 @@ def spell_out(value: Value) -> str:
     return " and ".join(value) if len(value) < 3 else ", ".join(value[:-1]) + f", and {value[-1]}"
 
 
-class _Culture(NamedTuple):
-    starts: str
-    middles: str
-    ends: str
-    clergy: str
-    virtue: str
-    building: str
-    greeting: str
-    currency: str
-    titles: str
-    weapons: str
-
-
-# starts, middles and ends of names; then what sets the culture apart.
-_CULTURES = {
-    "Aeolic": _Culture(
-        "Ael Cir Zeph Aer Syl Cael Thal Ther Eur Ion",
-        "a e i o ia eo",
-        "ra nis thea lian phor dora mis rion lys vane",
-        "a choir of wind readers",
-        "curiosity and open debate",
-        "white towers with sails for roofs",
-        "raising an open palm to the wind",
-        "feather",
-        "Skyreader;Windwarden;Chartmaker;Bell Keeper",
-        "a long bow;a weighted sling;a glass javelin;a pair of fans with steel ribs",
-    ),
-    "Skarn": _Culture(
-        "Brak Dorn Grim Thor Kar Hald Urd Skal Varg Stein",
-        "a o u e ar or",
-        "gar heim dun rik mar grad nok vald stad brek",
-        "a ring of forge elders",
-        "endurance and plain speech",
-        "halls cut into basalt cliffs",
-        "striking the chest twice with a fist",
-        "ingot",
-        "Forgewarden;Shield Captain;Stone Judge;Mine Reeve",
-        "a two-handed hammer;a broad axe;an iron-shod staff;a spiked shield",
-    ),
-    "Lorian": _Culture(
-        "Lor Vel Ser Elen Mir Ama Ris Nol Fae Lir",
-        "a e i ia an el",
-        "via ria dell wyn sara lune nor thel mont vyr",
-        "a college of lantern priests",
-        "craftsmanship and patient learning",
-        "gardens enclosed by carved cedar",
-        "bowing with one hand over the heart",
-        "petal",
-        "Archivist;Master Gardener;Lantern Priest;Court Composer",
-        "a ceremonial staff;a slender rapier;a silver-wired whip;a throwing disc",
-    ),
-    "Vash": _Culture(
-        "Vash Qar Zah Tam Jas Rah Shir Kes Naz Dal",
-        "a i u ee ah ir",
-        "een mira zad har esh lan qir uun bar dim",
-        "a circle of moon oracles",
-        "hospitality and exact bookkeeping",
-        "domed houses around shaded wells",
-        "touching the brow and then the ground",
-        "dram",
-        "Caravan Master;Moon Oracle;Well Keeper;Spice Assessor",
-        "a curved saber;a pair of daggers;a blowpipe;a chain with a hooked blade",
-    ),
-    "Noric": _Culture(
-        "Nor Fjal Ska Ing Sven Hol Rag Ost Yrs Bjor",
-        "a e i o en al",
-        "vik sund fell mark run lund tor gren sey hild",
-        "a moot of ice singers",
-        "loyalty and shared meals",
-        "longhouses roofed with living turf",
-        "clasping both forearms",
-        "crown shell",
-        "Harbor Jarl;Ice Singer;Ship Builder;Whale Scout",
-        "a bone harpoon;a boarding axe;a fishing spear;a round shield with a sharpened rim",
-    ),
-    "Imperial": _Culture(
-        "Aur Cas Max Val Tib Oct Cor Luc Reg Pris",
-        "a i e o iu en",
-        "tus ina ianus mere polis dium cia tora gard lium",
-        "a senate of flame keepers",
-        "order and public service",
-        "marble forums joined by aqueducts",
-        "saluting with two raised fingers",
-        "solar",
-        "Legate;Census Officer;Flame Keeper;Road Prefect",
-        "a short sword;a heavy crossbow;a tower shield;a gilded halberd",
-    ),
-}
-# Each of the six once, and two of them a second time.
-_SECOND = ("Lorian", "Vash")
-
-ELEMENTS = ("Aether", "Gale", "Ember", "Tide", "Stone", "Frost", "Thorn", "Shade")
-_SPANS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")
-_WEEKDAYS = ("Firstday", "Millday", "Bridgeday", "Saltday", "Hearthday", "Restday")
-_MONTHS = (
-    ("Thawmere", "spring"),
-    ("Seedfall", "spring"),
-    ("Brightwell", "spring"),
-    ("Goldensun", "summer"),
-    ("Hayloft", "summer"),
-    ("Embertide", "summer"),
-    ("Leafturn", "autumn"),
-    ("Mistgate", "autumn"),
-    ("Longnight", "winter"),
-    ("Icehallow", "winter"),
-)
-_TERRAINS = (
-    "terraced river valleys",
-    "a high plateau of red grass",
-    "salt marshes and lagoons",
-    "black volcanic foothills",
-    "pine forests around cold lakes",
-    "a chain of windswept islands",
-    "dry canyons with hidden springs",
-    "rolling vineyards and chalk cliffs",
-)
-_GOODS = (
-    "smoked amber;blue salt;woven kelp;copper bells;ink made from beetles;cedar oil;glass beads;"
-    "dried moonfruit;felt boots;tin lanterns;quicklime;walrus ivory;silk rope;pepper bark;"
-    "clay pipes;honey wax;slate tiles;bronze gears;saffron paper;whetstones;goose down;"
-    "pearl buttons;juniper tar;carved chess sets"
-).split(";")
-_DISHES = (
-    ("emberbread", "minted tea"),
-    ("barley dumplings in broth", "birch beer"),
-    ("smoked eel pie", "cloudberry wine"),
-    ("lentil stew with lemon", "cold fig water"),
-    ("roasted chestnut cakes", "spiced goat milk"),
-    ("river crab with rice", "plum cider"),
-    ("cheese baked in ash", "pine needle cordial"),
-    ("saffron noodles", "rose sherbet"),
-)
-_LAWS = (
-    ("no bell may ring between dusk and dawn", "a day of sweeping the market"),
-    ("every well must be shared with travelers", "a fine of nine coins"),
-    ("bridges must be crossed on foot", "the loss of one's saddle for a month"),
-    ("no tree may be cut without planting two", "a season of planting"),
-    ("all weights must be tested each spring", "the closing of the shop for a week"),
-    ("strangers must be fed before they are questioned", "a public apology"),
-    ("fires must be covered at the third horn", "a night on the watchtower"),
-    ("letters may not be opened by anyone but the reader named", "a year without a seal"),
-)
-_TRANSPORTS = (
-    ("sail wagon", "steady plateau winds", "twelve passengers"),
-    ("stilt barge", "a crew of eight polers", "thirty passengers"),
-    ("mole train", "teams of harnessed giant moles", "forty passengers"),
-    ("kite ferry", "two large box kites", "six passengers"),
-    ("ice sledge", "a pack of white hounds", "four passengers"),
-    ("rope tram", "a waterwheel and a long cable", "ten passengers"),
-    ("dune skiff", "a canvas sail and skids", "five passengers"),
-    ("lantern coach", "six grey mules", "eight passengers"),
-)
-_MATERIALS = (
-    ("skyiron", "it hums before a storm", "compass needles"),
-    ("bogglass", "it bends slowly without breaking", "windows of ships"),
-    ("duskwood", "it never floats", "anchors and pilings"),
-    ("sunquartz", "it stays warm through the night", "bed stones"),
-    ("threadstone", "it splits into fibers", "fireproof cloth"),
-    ("whitebronze", "it does not tarnish in salt air", "harbor bells"),
-    ("marrowclay", "it hardens only in moonlight", "temple tiles"),
-    ("echo slate", "it repeats faint sounds", "theater walls"),
-    ("veilsilk", "it turns clear when wet", "rain hoods"),
-    ("driftcork", "it is lighter than pine smoke", "life vests"),
-)
-_BEASTS = (
-    ("glass heron", "river minnows", "its feathers ring like cups"),
-    ("tunnel ox", "pale mushrooms", "it finds its way by humming"),
-    ("ember fox", "beetles", "its tail glows when it is afraid"),
-    ("lagoon hare", "water reeds", "it swims with its ears"),
-    ("crag goat", "lichen", "it sleeps standing on one leg"),
-    ("moss bear", "berries", "ferns grow in its coat"),
-    ("ribbon snake", "moths", "it ties itself in knots"),
-    ("bell crow", "grain", "it copies the sound of bells"),
-    ("frost seal", "silver cod", "it breathes through snow"),
-    ("sand otter", "scorpions", "it digs wells"),
-    ("lamp beetle", "tree sap", "it lights up in pairs"),
-    ("plume lizard", "ants", "it changes color at noon"),
-    ("stilt deer", "tall grass", "it steps over fences"),
-    ("drum toad", "gnats", "it keeps a perfect beat"),
-    ("velvet bat", "nectar", "it folds itself into a ball"),
-    ("tide mole", "clams", "it wakes only at low water"),
-)
-_PLANTS = (
-    ("moonfruit", "pale blue", "a syrup against coughs"),
-    ("needle fern", "copper red", "sewing thread"),
-    ("bellflower vine", "violet", "a calming tea"),
-    ("salt willow", "silver", "baskets that repel insects"),
-    ("ash lily", "grey with a white rim", "a soap for wool"),
-    ("thunder reed", "dark green", "flutes"),
-    ("honey thistle", "golden", "a bread spice"),
-    ("sleeproot", "brown", "a mild sedative"),
-    ("mirror leaf", "bright silver", "signal mirrors for children"),
-    ("fire nettle", "scarlet", "a warming ointment"),
-    ("cloud moss", "white", "mattress filling"),
-    ("ink poppy", "black", "writing ink"),
-    ("sweet bark", "cinnamon brown", "chewing sticks"),
-    ("star clover", "yellow", "feed for racing hounds"),
-    ("river bean", "speckled green", "a thick flour"),
-    ("wick palm", "pale green", "candle wicks"),
-)
-_DOMAINS = (
-    ("safe crossings", "a bridge of three arches"),
-    ("the second harvest", "a sickle wrapped in wheat"),
-    ("honest weights", "a balanced scale"),
-    ("the hidden moon", "a veiled circle"),
-    ("deep fires", "an anvil over a flame"),
-    ("lost travelers", "a lantern with a door"),
-    ("cold waters", "a fish biting a ring"),
-    ("spoken oaths", "an open mouth of bronze"),
-)
-_FESTIVALS = (
-    ("Lanternrun", "runners carry lights from gate to gate"),
-    ("Moon Reckoning", "every debt below nine coins is forgiven"),
-    ("Anvil Eve", "old tools are melted and cast anew"),
-    ("the Feast of Oars", "crews race through the harbor in silence"),
-    ("Kite Vigil", "families fly the names of their dead on kites"),
-    ("the Salt Parade", "salt is poured in patterns along the streets"),
-    ("Thornwake", "hedges are cut into the shapes of beasts"),
-    ("the Ninefold Supper", "each household cooks for nine strangers"),
-)
-_FACTIONS = (
-    ("Order of the Sealed Page", "to keep every treaty safe", "audits archives each spring"),
-    ("Tidewardens' Guild", "to keep the sea lanes open", "repairs beacons and buoys"),
-    ("Cinder Compact", "to control the use of fire", "licenses every furnace"),
-    ("Gatewright Union", "to maintain bridges and gates", "inspects hinges and chains"),
-    ("Veiled Registry", "to record all relics", "stamps each relic with a number"),
-    ("Seedkeepers' League", "to save rare plants", "stores seeds in cold cellars"),
-    ("Hollow Lantern Society", "to guide travelers at night", "lights the mountain roads"),
-    ("Scalehand Court", "to settle trade disputes", "holds open hearings on market days"),
-    ("Far Survey", "to map the unknown interior", "sends out two expeditions a year"),
-    ("Quiet Choir", "to calm dangerous beasts", "trains singers for the frontier"),
-)
-_EMBLEMS = (
-    "a closed book on a blue field;a white wave under a star;a red coal in an iron ring;"
-    "two crossed keys;a blank mask;a green sprout in a jar;an empty lantern;"
-    "an open hand with a scale;a compass without a needle;three silent bells"
-).split(";")
-_HABITS = (
-    "collects broken clocks;never eats before noon;speaks to horses in rhyme;"
-    "writes letters in green ink;keeps a tame bell crow;walks barefoot in the rain;"
-    "memorizes maps;carves spoons while listening;hums old ferry songs;counts stairs aloud;"
-    "sleeps in a hammock;answers questions with proverbs;wears two hats;"
-    "plants a tree in every town;plays chess by mail;bakes bread on Restday"
-).split(";")
-_FORMS = (
-    "orb;mask;chalice;horn;compass;mirror;loom;key;crown;hourglass;drum;lantern;dagger;bell"
-).split(";")
-_POWERS = (
-    "calm a storm within a day's ride;show the last place a person slept;"
-    "turn salt water sweet;make any lock remember its key;wake sleeping seeds;"
-    "carry a voice across a valley;reveal forged seals;slow the fall of stones;"
-    "keep a fire burning without fuel;erase one memory a year;weigh the truth of an oath;"
-    "call lost cattle home;hide a ship in mist;heal a cracked bell"
-).split(";")
-_RITUALS = (
-    "it must be washed in rainwater before use;it may only be lifted with the left hand;"
-    "it must be addressed by its full name;nobody may whistle near it;"
-    "it must rest in darkness for a week after use;two witnesses must sign for it;"
-    "it may be used only on Restday"
-).split(";")
-_PROTOCOLS = (
-    "a lead chest lined with wool;a glass case filled with dry sand;"
-    "a locked niche behind a waterfall;a cedar box bound with silk rope;"
-    "an iron cage hung from the ceiling;a vault with three separate keys;"
-    "a stone jar sealed with wax"
-).split(";")
-_BOSS_KINDS = (
-    "horned serpent;walking siege tower;giant moth;stone boar;drowned knight;many-eyed wolf;"
-    "thorn giant;ice wyrm;brass spider;hollow king;sand leviathan;bone heron;ember bull;mist hag"
-).split(";")
-_LAIRS = (
-    "a flooded quarry;a ruined watchtower;a burned orchard;a cave behind the tannery;"
-    "a sunken temple;an abandoned mine;a ravine full of fog"
-).split(";")
-_KNOWN_FOR = (
-    "its floating market;its school of mapmakers;its nine clock towers;its underground baths;"
-    "its glass furnaces;its weekly puppet court;its echoing stairways;its hanging bridges;"
-    "its public library;its pepper auctions;its night gardens;its bell foundry;"
-    "its tiled harbor;its horse fair;its rope workshops;its lighthouse"
-).split(";")
+_WORDS = load_words("virtual_world")
+# What sets a culture apart: parts of its names, and what it builds, values and wears.
+_CULTURES = {name: types.SimpleNamespace(**culture) for name, culture in _WORDS["cultures"].items()}
+ELEMENTS: tuple[str, ...] = tuple(_WORDS["elements"])
 
 
 def make_world(seed: int = 21) -> World:
@@ -342,12 +68,17 @@ class _Maker:
         self._seed = seed
         self._draws = Draws(seed=seed, label="virtual world")
         self._entities: dict[str, Entity] = {}
-        fixed = [*ELEMENTS, *_WEEKDAYS, *_CULTURES, *(month for month, _ in _MONTHS)]
+        fixed = [
+            *ELEMENTS,
+            *_WORDS["weekdays"],
+            *_CULTURES,
+            *(month for month, _ in _WORDS["months"]),
+        ]
         self._names = {word.lower() for word in fixed}
 
     def world(self) -> World:
         draws = self._draws
-        cultures = draws.sample([*_CULTURES, *_SECOND], 8)
+        cultures = draws.sample([*_CULTURES, *_WORDS["second"]], 8)  # two of them twice
         countries = [(self._name(culture, "country"), culture) for culture in cultures]
         cities = {
             name: tuple(self._name(culture, "city") for _ in range(4))
@@ -358,7 +89,7 @@ class _Maker:
         self._add_countries(countries, cities, people)
         self._add_cities(countries, cities)
         everywhere = [city for part in cities.values() for city in part]
-        factions = [name for name, _, _ in _FACTIONS]
+        factions = [name for name, _, _ in _WORDS["factions"]]
         self._add_factions(everywhere, people)
         self._add_characters(people, factions)
         self._add_relics(countries, everywhere, factions)
@@ -377,7 +108,7 @@ class _Maker:
         endings = {"country": ("a", "or", "ia"), "city": ("", "ton", "mere")}.get(kind, ("",))
         while True:
             parts = (style.starts, style.middles, style.ends)
-            name = "".join(self._draws.choice(part.split()) for part in parts)
+            name = "".join(self._draws.choice(part) for part in parts)
             name += self._draws.choice(endings)
             key = name.lower()
             if not any(key in other or other in key for other in self._names):
@@ -397,7 +128,7 @@ class _Maker:
         for name, culture in countries:
             style = _CULTURES[culture]
             for rank in range(10):
-                title = "Sovereign" if rank == 0 else self._draws.choice(style.titles.split(";"))
+                title = "Sovereign" if rank == 0 else self._draws.choice(style.titles)
                 people.append(
                     {
                         "name": self._name(culture, "person"),
@@ -405,7 +136,7 @@ class _Maker:
                         "culture": culture,
                         "title": title,
                         "birthplace": self._draws.choice(cities[name]),
-                        "weapon": self._draws.choice(style.weapons.split(";")),
+                        "weapon": self._draws.choice(style.weapons),
                     }
                 )
         return people
@@ -423,11 +154,16 @@ class _Maker:
 
     def _add_countries(self, countries: list, cities: dict, people: list) -> None:
         draws = self._draws
-        pairs = {"domain": _DOMAINS, "festival": _FESTIVALS, "dish": _DISHES, "law": _LAWS}
+        pairs = {
+            "domain": _WORDS["domains"],
+            "festival": _WORDS["festivals"],
+            "dish": _WORDS["dishes"],
+            "law": _WORDS["laws"],
+        }
         tables = {name: draws.sample(items, 8) for name, items in pairs.items()}
-        transports = draws.sample(_TRANSPORTS, 8)
-        terrains = draws.sample(_TERRAINS, 8)
-        goods = self._cycled(_GOODS, 24)
+        transports = draws.sample(_WORDS["transports"], 8)
+        terrains = draws.sample(_WORDS["terrains"], 8)
+        goods = self._cycled(_WORDS["goods"], 24)
         for i, (name, culture) in enumerate(countries):
             style = _CULTURES[culture]
             domain, symbol = tables["domain"][i]
@@ -436,7 +172,7 @@ class _Maker:
             law, penalty = tables["law"][i]
             vehicle, power, load = transports[i]
             deity = self._name(culture, "person")
-            month, _ = draws.choice(_MONTHS)
+            month, _ = draws.choice(_WORDS["months"])
             religion = f"the Path of {deity}"
             self._add(
                 "country",
@@ -478,7 +214,7 @@ class _Maker:
                 deity=deity,
                 month=month,
                 custom=custom,
-                length=draws.choice(_SPANS),
+                length=draws.choice(_WORDS["spans"]),
                 capital=cities[name][0],
             )
             self._add(
@@ -486,7 +222,7 @@ class _Maker:
             )
 
     def _add_cities(self, countries: list, cities: dict) -> None:
-        fame = self._cycled(_KNOWN_FOR, 32)
+        fame = self._cycled(_WORDS["known_for"], 32)
         for name, culture in countries:
             for i, city in enumerate(cities[name]):
                 self._add(
@@ -495,17 +231,17 @@ class _Maker:
                     country=name,
                     culture=culture,
                     known_for=fame.pop(),
-                    market_day=self._draws.choice(_WEEKDAYS),
+                    market_day=self._draws.choice(_WORDS["weekdays"]),
                     building=_CULTURES[culture].building,
                     rank="the capital" if i == 0 else "a provincial city",
-                    gates=self._draws.choice(_SPANS),
+                    gates=self._draws.choice(_WORDS["spans"]),
                 )
 
     def _add_factions(self, everywhere: list, people: list) -> None:
-        seats = self._draws.sample(everywhere, len(_FACTIONS))
-        founders = self._draws.sample(people[1::2], len(_FACTIONS))
-        emblems = self._cycled(_EMBLEMS, len(_FACTIONS))
-        for i, (name, purpose, duty) in enumerate(_FACTIONS):
+        seats = self._draws.sample(everywhere, len(_WORDS["factions"]))
+        founders = self._draws.sample(people[1::2], len(_WORDS["factions"]))
+        emblems = self._cycled(_WORDS["emblems"], len(_WORDS["factions"]))
+        for i, (name, purpose, duty) in enumerate(_WORDS["factions"]):
             self._add(
                 "faction",
                 name,
@@ -520,7 +256,7 @@ class _Maker:
 
     def _add_characters(self, people: list, factions: list) -> None:
         elements = self._cycled(ELEMENTS, len(people))
-        habits = self._cycled(_HABITS, len(people))
+        habits = self._cycled(_WORDS["habits"], len(people))
         for i, person in enumerate(people):
             self._add(
                 "character",
@@ -535,7 +271,7 @@ class _Maker:
             )
 
     def _add_relics(self, countries: list, everywhere: list, factions: list) -> None:
-        forms, powers = self._cycled(_FORMS, 28), self._cycled(_POWERS, 28)
+        forms, powers = self._cycled(_WORDS["forms"], 28), self._cycled(_WORDS["powers"], 28)
         for i in range(28):
             _, culture = self._draws.choice(countries)
             form = forms[i]
@@ -544,17 +280,17 @@ class _Maker:
                 "relic",
                 f"the {form.capitalize()} of {maker}",
                 form=form,
-                material=self._draws.choice(_MATERIALS)[0],
+                material=self._draws.choice(_WORDS["materials"])[0],
                 power=powers[i],
                 city=self._draws.choice(everywhere),
                 guardian=self._draws.choice(factions),
-                ritual=self._draws.choice(_RITUALS),
-                storage=self._draws.choice(_PROTOCOLS),
+                ritual=self._draws.choice(_WORDS["rituals"]),
+                storage=self._draws.choice(_WORDS["protocols"]),
                 made=str(100 + self._draws.below(110)),
             )
 
     def _add_bosses(self, countries: list, everywhere: list) -> None:
-        kinds, lairs = self._cycled(_BOSS_KINDS, 28), self._cycled(_LAIRS, 28)
+        kinds, lairs = self._cycled(_WORDS["boss_kinds"], 28), self._cycled(_WORDS["lairs"], 28)
         for i in range(28):
             weakness, resistance = self._draws.sample(ELEMENTS, 2)
             _, culture = self._draws.choice(countries)
@@ -566,24 +302,26 @@ class _Maker:
                 city=self._draws.choice(everywhere),
                 weakness=weakness,
                 resistance=resistance,
-                trophy=self._draws.choice(_MATERIALS)[0],
+                trophy=self._draws.choice(_WORDS["materials"])[0],
                 season=self._draws.choice(("spring", "summer", "autumn", "winter")),
             )
 
     def _add_assets(self, names: list[str]) -> None:
-        for i, (month, season) in enumerate(_MONTHS):
+        for i, (month, season) in enumerate(_WORDS["months"]):
             self._add(
                 "month",
                 month,
                 place=str(i + 1),
                 season=season,
                 days=str(33 + self._draws.below(7)),
-                following=_MONTHS[(i + 1) % len(_MONTHS)][0],
+                following=_WORDS["months"][(i + 1) % len(_WORDS["months"])][0],
             )
-        homes = self._cycled(names, len(_MATERIALS) + len(_BEASTS) + len(_PLANTS))
-        for name, quality, use in _MATERIALS:
+        homes = self._cycled(
+            names, len(_WORDS["materials"]) + len(_WORDS["beasts"]) + len(_WORDS["plants"])
+        )
+        for name, quality, use in _WORDS["materials"]:
             self._add("material", name, country=homes.pop(), quality=quality, use=use)
-        for name, food, trait in _BEASTS:
+        for name, food, trait in _WORDS["beasts"]:
             self._add("animal", name, country=homes.pop(), food=food, trait=trait)
-        for name, color, use in _PLANTS:
+        for name, color, use in _WORDS["plants"]:
             self._add("plant", name, country=homes.pop(), color=color, use=use)
