@@ -151,7 +151,8 @@ class PairsTest(parameterized.TestCase):
 
     def test_longer_answers_lose_sentences(self):
         entity = virtual_world.Entity("country", "Aba", {"law": "x1 " * 50})
-        template = virtual_alpaca._template("t", "Why {name}", "One {law}. Two {law}. Three {law}.")
+        answer = "One {law}. Two {law}. Three {law}."
+        template = virtual_alpaca._Template("t", ("Why {name}",), (answer,))
         (pair,) = virtual_alpaca._wordings(entity, template, 0)
         self.assertEqual(pair.example.output.count("."), 1)
 
