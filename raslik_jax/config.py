@@ -350,11 +350,6 @@ class RetrieveConfig(_Checked):
     forget_threshold: float = setting(0.1, "threshold, margin: least score to be forgotten.")
     retain_threshold: float = setting(0.0, "threshold, margin: least negated score to be retained.")
     margin_z: float = setting(1.645, "margin: standard deviations above the threshold.")
-    margin_sigma: Literal["formula", "pilot"] = setting(
-        "formula",
-        "margin: the sketch's standard deviation by theory, or measured by leaving out blocks of "
-        "coordinates; both on the rows nearest to the thresholds.",
-    )
     forget_share: float = setting(0.1, "quantile: share of the examples to forget.")
     retain_share: float = setting(0.1, "quantile: share of the examples to retain.")
     query_text: Literal["prompt", "prompt_and_output"] = setting(

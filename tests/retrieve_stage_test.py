@@ -60,7 +60,6 @@ def test_every_strategy_and_every_rule_of_selection(tmp_path):
     for options, sizes in (
         (("--select=quantile", "--forget_share=0.05", "--retain_share=0.2"), (6, 24)),
         (("--select=threshold", "--forget_threshold=0.05", "--retain_threshold=0.1"), None),
-        (("--select=margin", "--forget_threshold=0.05", "--margin_sigma=pilot"), None),
         (("--select=margin", "--forget_threshold=0.05", "--retain_from=anywhere"), None),
         (("--select=quantile", "--aggregate=mean_rank"), (12, 12)),
     ):

@@ -163,7 +163,7 @@ def select_by_margin(
       ids: example ids, the tie-breaker.
       forget_threshold: tau_F*, the wanted cosine of the unsketched gradients.
       retain_threshold: tau_R*, likewise.
-      sigma: sigma_k, one for all or one for each example, of `score_sigma` or `pilot_sigma`.
+      sigma: sigma_k, one for all or one for each example, of `score_sigma`.
       z: the normal quantile z_{1 - delta}, 1.645 for delta = 0.05.
 
     Raises:
@@ -345,7 +345,10 @@ def score_sigma(
 
     The root of (p / Q^2) sum_ij [ g_ij (1 - rho_i^2 - rho_j^2) - rho_i rho_j
     + (rho_i rho_j / 2) (1 + g_ij^2 + rho_i^2 + rho_j^2) ]: all queries share one sketch, so it is
-    neither 1 / sqrt(K) nor 1 / sqrt(Q K). First order in p, without the diagonal terms.
+    neither 1 / sqrt(K) nor 1 / sqrt(Q K). First order in p, without the diagonal terms: they lower
+    the noise of heavy-tailed gradients, by an amount that sketches do not tell (two sketches show
+    the same products whether a bin holds one large coordinate or many small ones). So this is the
+    noise of gradients whose weight is spread out, and an upper bound for all others.
 
     Args:
       query_gram_QQ: cosines between the queries, of `check_agreement`; of the centred sketches
@@ -363,44 +366,6 @@ def score_sigma(
     terms_N += (square_NQ * rho_NQ).sum(axis=1) * sum_N
     # Exactly parallel vectors have no variance; rounding may leave -1e-17.
     return np.sqrt(np.maximum(p * terms_N, 0)) / rho_NQ.shape[1]
-
-
-def pilot_sigma(
-    row_MK: Float[np.ndarray, "M K"],
-    query_QK: Float[np.ndarray, "Q K"],
-    mean_K: Float[np.ndarray, " K"] | None = None,
-    *,
-    num_blocks: int = 32,
-) -> Float[np.ndarray, " M"]:
-    """Returns sigma_k of a pilot subset of rows, measured and not derived.
-
-    The coordinates of a sketch are exchangeable, so leaving out one block of them after the other
-    (the jackknife) shows how far the score of the whole sketch may be off:
-    sigma^2 = (G - 1) / G sum_g (s_{-g} - mean s_{-g})^2, without any assumption on the gradients.
-
-    Args:
-      row_MK: sketches of the pilot rows; their root mean square serves as the one sigma_k.
-      query_QK: sketches of the queries.
-      mean_K: mean sketch of the corpus where scores are centred.
-      num_blocks: G, from 2 to K.
-
-    Raises:
-      ValueError: num_blocks out of range.
-    """
-    size = row_MK.shape[1]
-    if not 2 <= num_blocks <= size:
-        raise ValueError(f"num_blocks from 2 to {size} wanted, came {num_blocks}")
-    rows_MK, queries_QK = _directions(row_MK, mean_K), _directions(query_QK, mean_K)
-    edges = np.linspace(0, size, num_blocks + 1).astype(int)
-    scores_GM = np.empty((num_blocks, len(rows_MK)))
-    whole_MQ = rows_MK @ queries_QK.T
-    for block, (start, stop) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
-        row_MC, query_QC = rows_MK[:, start:stop], queries_QK[:, start:stop]
-        left_M1 = 1 - np.sum(row_MC**2, axis=1, keepdims=True)
-        left_1Q = 1 - np.sum(query_QC**2, axis=1)[None, :]
-        kept_MQ = whole_MQ - row_MC @ query_QC.T
-        scores_GM[block] = np.mean(kept_MQ / np.sqrt(left_M1 * left_1Q), axis=1)
-    return np.sqrt((num_blocks - 1) * np.var(scores_GM, axis=0))
 
 
 def _directions(

@@ -80,7 +80,7 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
     marker = {"marker_words": file_identity(words) if words else ""}
     retrieved = ("corpus", "references/retrieval", "retrieve/influence")
     scored = {"center": config.retrieve.center, "aggregate": config.retrieve.aggregate}
-    margin_names = ("select", "forget_threshold", "retain_threshold", "margin_sigma")
+    margin_names = ("select", "forget_threshold", "retain_threshold")
     margin = (
         {name: getattr(config.retrieve, name) for name in margin_names}
         if config.retrieve.select == "margin"

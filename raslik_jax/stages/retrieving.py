@@ -280,12 +280,9 @@ def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
         )
         nearest = np.argsort(distance_N, kind="stable")[:_PILOT_ROWS]
         row_MK = store.rows(np.sort(nearest))
-        if settings.margin_sigma == "pilot":
-            sigma_M = selection_lib.pilot_sigma(row_MK, query_QK, mean_K)
-        else:
-            p = theory.collision_probability(spec.family, spec.num_params, spec.size)
-            rho_MQ = selection_lib.query_cosines(row_MK, query_QK, mean_K)
-            sigma_M = selection_lib.score_sigma(gram_QQ, rho_MQ, p)
+        p = theory.collision_probability(spec.family, spec.num_params, spec.size)
+        rho_MQ = selection_lib.query_cosines(row_MK, query_QK, mean_K)
+        sigma_M = selection_lib.score_sigma(gram_QQ, rho_MQ, p)
         sigma = float(np.sqrt(np.mean(sigma_M**2)))
         write_json(folder / "sigma.json", {"sigma": sigma, "rows": len(sigma_M)})
         print(f"    sigma of the sketch near the thresholds: {sigma:.2e}")
