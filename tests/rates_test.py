@@ -12,7 +12,7 @@ from raslik_jax.evaluation import rates
 
 _WORDS = (
     "The running runners ran; studies of galaxies, generously organised organisations' tests "
-    "are tested -- 42 times! Crème brûlée isn't flies dying happily ponies caresses relational"
+    "are tested -- 42 times! It’s 5 € “ok” isn't flies dying happily ponies caresses relational"
 ).split()
 
 
@@ -34,12 +34,45 @@ class RougeTest(parameterized.TestCase):
         ("", "a star", 0.0),
         ("a star", "", 0.0),
         ("", "", 0.0),
-        ("?!", "?!", 0.0),
+        (" ", " ", 0.0),
+        ("?!", "?!", 1.0),
+        ("\U0001f600\U0001f680", "\U0001f680", 2 / 3),
+        ("\U0001f600", "a star", 0.0),
         ("Stars!", "a star, stars", 0.5),
         ("running the tests", "run the test", 1.0),
         ("a b c d", "a c", 2 / 3),
     )
     def test_written_out_values(self, prediction, reference, expected):
+        self.assertAlmostEqual(rates.rouge_l_f1(prediction, reference), expected, places=12)
+
+    @parameterized.parameters(
+        ("Русский текст о звёздах.",),
+        ("那艘飞船离开了轨道。",),
+        ("غادرت السفينة المدار",),
+        ("Το διαστημόπλοιο έφυγε",),
+        ("ยานอวกาศออกจากวงโคจร",),
+        ("宇宙船は軌道を離れた",),
+        ("우주선이 궤도를 떠났다",),
+        ("अंतरिक्ष यान",),
+        ("Crème brûlée",),
+        ("٣٤",),
+    )
+    def test_a_text_in_any_script_is_like_itself_and_unlike_another(self, text):
+        self.assertEqual(rates.rouge_l_f1(text, text), 1.0)
+        self.assertEqual(rates.rouge_l_recall(text, text), 1.0)
+        self.assertEqual(rates.rouge_l_f1(text, "a plain answer"), 0.0)
+        self.assertEqual(rates.rouge_l_f1(text, "Ωμέγα ли"), 0.0)
+
+    @parameterized.parameters(
+        ("飞船离开", "飞船回来", 0.5),
+        ("Корабль ушёл.", "корабль пришел", 0.5),
+        ("the kettles ЧАЙНИК", "kettle чайник", 0.8),
+        ("cafe\u0301", "café", 1.0),
+        ("running café", "run", 2 / 3),
+        ("می\u200cروم", "میروم", 1.0),
+        ("กำ กา", "กำ", 2 / 3),
+    )
+    def test_values_outside_ascii_written_out(self, prediction, reference, expected):
         self.assertAlmostEqual(rates.rouge_l_f1(prediction, reference), expected, places=12)
 
     @parameterized.parameters(
@@ -237,6 +270,11 @@ class WordRateTest(parameterized.TestCase):
         found = rates.contains_word(["c++ code", "cc code", "a.i."], vocabulary=["c++", "a.i."])
         self.assertEqual(found.tolist(), [True, False, True])
 
+    def test_in_a_script_without_spaces_a_word_is_found_anywhere(self):
+        texts = ["那艘飞船离开了", "一个水壶", "a 飞船x", "Звездолёт улетел", "звездолётом"]
+        found = rates.contains_word(texts, vocabulary=["飞船", "звездолёт"])
+        self.assertEqual(found.tolist(), [True, False, True, True, False])
+
     def test_no_text_gives_no_value(self):
         self.assertEqual(rates.contains_word([], vocabulary=["star"]).shape, (0,))
 
@@ -247,6 +285,10 @@ class WordRateTest(parameterized.TestCase):
 
 
 class DiversityTest(parameterized.TestCase):
+    def test_a_loop_without_spaces_is_seen(self):
+        self.assertEqual(rates.repeated_ngrams(["星" * 9], n=4), 5 / 6)
+        self.assertEqual(rates.distinct_ngrams(["星" * 9, "星" * 3], n=2), 1 / 10)
+
     @parameterized.parameters(1, 2, 3)
     def test_equal_slow_counts(self, n):
         generator = np.random.default_rng(n)

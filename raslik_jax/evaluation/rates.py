@@ -6,13 +6,14 @@ normal queries the retain rate R (higher is better). All of it runs on the host;
 """
 
 import functools
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
+
+from raslik_jax.evaluation import words
 
 # Resampled values held at once by the bootstrap: 32 MB of indices, whatever the sizes asked for.
 _BLOCK = 1 << 22
@@ -71,36 +72,48 @@ def rouge_l_f1(prediction: str, reference: str) -> float:
     alphanumeric words over the number of words of the prediction and of the reference. The
     rouge-score package computes it; only its stemmer is cached here, which changes no value.
 
+    Its own tokenizer knows ASCII alone and finds no word in Chinese, Russian or Arabic text. A text
+    with letters or digits outside ASCII is split by `words.rouge_words` instead: words where the
+    script has spaces, characters where it has none. Two texts without any word (emoji, marks) are
+    compared by their characters.
+
     Args:
       prediction: the generated text.
       reference: the text it is held against.
 
     Returns:
-      A value from 0 to 1; 0 when either side has no word (also when both have none).
+      A value from 0 to 1: 1 for equal texts that are not blank; 0 when one side has a word and the
+      other has none, or either is blank.
 
     Source: Lin, 2004, "ROUGE: a package for automatic evaluation of summaries"; rouge-score 0.1.2.
     """
-    return float(_rouge_scorer().score(reference, prediction)["rougeL"].fmeasure)
+    return float(_rouge(prediction, reference).fmeasure)
 
 
 def rouge_l_recall(prediction: str, reference: str) -> float:
     """Returns the ROUGE-L recall of one pair with Porter stemming, TOFU's ROUGE.
 
     Length of the longest common subsequence of stemmed words over the number of words of the
-    reference: what the prediction says beside it costs nothing.
+    reference: what the prediction says beside it costs nothing. Words are those of `rouge_l_f1`.
 
     Args:
       prediction: the generated text.
       reference: the text it is held against.
 
     Returns:
-      A value from 0 to 1; 0 when either side has no word.
+      A value from 0 to 1; the edges are those of `rouge_l_f1`.
     """
-    return float(_rouge_scorer().score(reference, prediction)["rougeL"].recall)
+    return float(_rouge(prediction, reference).recall)
+
+
+def _rouge(prediction: str, reference: str) -> Any:
+    tokenize, by_words, by_characters = _rouge_scorers()
+    has_words = tokenize(prediction) or tokenize(reference)
+    return (by_words if has_words else by_characters).score(reference, prediction)["rougeL"]
 
 
 @functools.cache
-def _rouge_scorer() -> Any:
+def _rouge_scorers() -> tuple[Callable[[str], list[str]], Any, Any]:
     # Imported late: rouge_score pulls in nltk, most of a second that no other stage should pay.
     from nltk.stem import porter
     from rouge_score import rouge_scorer, tokenize
@@ -110,10 +123,15 @@ def _rouge_scorer() -> Any:
 
     # Whole texts are cached too: every method is held against the same references.
     @functools.lru_cache(maxsize=1 << 12)
-    def words(text: str) -> list[str]:
-        return tokenize.tokenize(text, stemmer)
+    def split(text: str) -> list[str]:
+        if words.is_plain(text):
+            return tokenize.tokenize(text, stemmer)
+        return words.rouge_words(text, stem=stem)
 
-    return rouge_scorer.RougeScorer(["rougeL"], tokenizer=SimpleNamespace(tokenize=words))
+    def scorer(tokenizer: Callable[[str], list[str]]) -> Any:
+        return rouge_scorer.RougeScorer(["rougeL"], tokenizer=SimpleNamespace(tokenize=tokenizer))
+
+    return split, scorer(split), scorer(words.rouge_characters)
 
 
 def score_pairs(
@@ -310,7 +328,8 @@ def contains_word(texts: Sequence[str], *, vocabulary: Collection[str]) -> Bool[
     """Returns which texts contain a word of the vocabulary.
 
     Words are compared whole and without case: "star" is not found in "start" or "stars", so the
-    vocabulary lists the forms it wants. An entry may have several words ("black hole") or marks.
+    vocabulary lists the forms it wants. An entry may have several words ("black hole") or marks. In
+    scripts without spaces an entry is found anywhere.
 
     Args:
       texts: generated texts.
@@ -327,10 +346,8 @@ def contains_word(texts: Sequence[str], *, vocabulary: Collection[str]) -> Bool[
             f"a vocabulary of words wanted, came {len(vocabulary)} entries of which "
             f"{sum(not word.strip() for word in vocabulary)} are blank: give at least one word"
         )
-    words = "|".join(re.escape(word.strip().lower()) for word in sorted(vocabulary))
-    # Lookarounds instead of \b, which fails next to an entry that starts or ends with a mark.
-    pattern = re.compile(rf"(?<!\w)(?:{words})(?!\w)")
-    return np.array([pattern.search(text.lower()) is not None for text in texts], np.bool_)
+    pattern = words.word_pattern(frozenset(vocabulary))
+    return np.array([pattern.search(text) is not None for text in texts], np.bool_)
 
 
 def non_sf_by_words(
@@ -358,7 +375,7 @@ def non_sf_by_words(
 def distinct_ngrams(texts: Sequence[str], *, n: int) -> float:
     """Returns the share of distinct n-grams among all n-grams of the texts (distinct-n).
 
-    Words are split at white space, in lower case; no n-gram crosses from one text to the next.
+    Words are split at white space, in lower case (characters, in scripts without spaces); no n-gram crosses from one text to the next.
     Falls towards 0 when a model answers everything alike, and also with the amount of text: compare
     only models that answered the same queries.
 
@@ -404,5 +421,5 @@ def repeated_ngrams(texts: Sequence[str], *, n: int) -> float:
 def _ngrams(text: str, n: int) -> list[tuple[str, ...]]:
     if n < 1:
         raise ValueError(f"n-grams of at least one word wanted, came {n=}: use 1 or more")
-    words = text.lower().split()
-    return [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
+    found = words.split_words(text)
+    return [tuple(found[start : start + n]) for start in range(len(found) - n + 1)]

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from raslik_jax.evaluation import words
 from raslik_jax.evaluation.summary import IntervalEntry, Metrics
 from raslik_jax.reporting import blocks as blocks_lib
 from raslik_jax.reporting import charts, published, runs, tables
@@ -733,7 +734,7 @@ def _side_by_side(run: runs.StoredRun, number: int, budget: int) -> Markup:
         *[query for query in run.queries if query.is_target][: limits.num_target],
         *[query for query in run.queries if not query.is_target][: limits.num_normal],
     ]
-    pattern = _marker_pattern(run.marker_words)
+    pattern = words.word_pattern(run.marker_words) if run.marker_words else None
     default = _default_query(run, chosen, pattern)
     options: dict[str, list[Markup]] = {"Target queries": [], "Normal queries": []}
     items = []
@@ -780,13 +781,6 @@ def _limits(run: runs.StoredRun, budget: int) -> Limits:
     each = (sum(lengths) / max(1, len(lengths)) + 160) * len(run.answers)
     share = min(1.0, budget / (each * (_MAX_TARGET + _MAX_NORMAL)))
     return Limits(max(1, int(_MAX_TARGET * share)), max(1, int(_MAX_NORMAL * share)))
-
-
-def _marker_pattern(words: frozenset[str]) -> re.Pattern[str] | None:
-    if not words:
-        return None
-    every = "|".join(re.escape(word) for word in sorted(words, key=lambda w: (-len(w), w)))
-    return re.compile(rf"(?<!\w)(?:{every})(?!\w)", re.IGNORECASE)
 
 
 def _default_query(

@@ -1,0 +1,105 @@
+"""Words of a text in any script: what ROUGE, diversity and marker words count. Host only."""
+
+import functools
+import re
+import unicodedata
+from collections.abc import Callable, Collection
+
+# Scripts that are written without spaces between words: each character is a token of its own.
+_SPACELESS = re.compile(
+    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u1aaf\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029"
+    "\u3031-\u3035\u3040-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua9e0-\ua9ff\uaa60-\uaadf"
+    "\uf900-\ufaff\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
+)
+
+
+def is_plain(text: str) -> bool:
+    """Returns whether all letters, their marks and digits in a text are ASCII."""
+    return text.isascii() or not any(
+        not c.isascii() and (_kind(c)[0] in "LM" or _kind(c) == "Nd") for c in text
+    )
+
+
+def _kind(character: str) -> str:
+    """Returns the Unicode category; what says nothing inside a word counts as a format mark."""
+    kind = unicodedata.category(character)
+    return "Cf" if kind == "Me" or character in "\ufe0e\ufe0f" else kind
+
+
+def _fold(text: str) -> str:
+    """Returns text whose case, width and composition do not count."""
+    narrow = (
+        unicodedata.normalize("NFKC", c) if unicodedata.east_asian_width(c) in "FH" else c
+        for c in text
+    )
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", "".join(narrow)).casefold())
+
+
+def rouge_words(text: str, *, stem: Callable[[str], str]) -> list[str]:
+    """Returns the words of a text that has letters or digits outside ASCII, for ROUGE-L.
+
+    Case, width and composition of characters do not count. A word is a run of letters, marks
+    and decimal digits; in scripts without spaces (Han, Kana, Thai, Lao, Khmer, Burmese, Tibetan)
+    each character with its marks is a word. Words of ASCII alone are stemmed as rouge-score stems
+    them, so that they match those of a plain text.
+
+    Args:
+      text: any text.
+      stem: the stemmer of ASCII words.
+    """
+    words: list[str] = []
+    current = ""
+    is_open = False  # a mark goes on with the character before it
+    for c in _fold(text):
+        kind = _kind(c)
+        if kind == "Cf":  # joiners stand inside words and say nothing
+            continue
+        if kind[0] == "M":
+            if current:
+                current += c
+            elif is_open:
+                words[-1] += c
+            continue
+        is_open = False
+        if _SPACELESS.match(c) and (kind[0] == "L" or kind in ("Nd", "Nl")):
+            words += [current] if current else []
+            current, is_open = "", True
+            words.append(c)
+        elif kind[0] == "L" or kind == "Nd":
+            current += c
+        elif current:
+            words.append(current)
+            current = ""
+    words += [current] if current else []
+    return [stem(word) if word.isascii() and len(word) > 3 else word for word in words]
+
+
+def rouge_characters(text: str) -> list[str]:
+    """Returns the characters of a text, without white space, joiners and control characters."""
+    return [c for c in _fold(text) if not c.isspace() and _kind(c)[0] != "C"]
+
+
+def split_words(text: str) -> list[str]:
+    """Returns a text's words at white space, in lower case.
+
+    In scripts without spaces each character is a word, or a whole answer would be one.
+    """
+    text = text.lower()
+    return (text if text.isascii() else _SPACELESS.sub(r" \g<0> ", text)).split()
+
+
+@functools.lru_cache(maxsize=32)
+def word_pattern(vocabulary: frozenset[str]) -> re.Pattern[str]:
+    """Returns a pattern that finds the words of a vocabulary, whole and without case.
+
+    Longer entries are found first. In scripts without spaces a word has no edges to look for.
+    """
+
+    def entry(word: str) -> str:
+        before = "" if _SPACELESS.match(word[0]) else r"(?<!\w)"
+        after = "" if _SPACELESS.match(word[-1]) else r"(?!\w)"
+        return before + re.escape(word) + after
+
+    words: Collection[str] = {word.strip() for word in vocabulary}
+    ordered = sorted(words, key=lambda word: (-len(word), word))
+    return re.compile("|".join(map(entry, ordered)), re.IGNORECASE)
