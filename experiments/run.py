@@ -21,9 +21,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from raslik_jax import command, pipeline  # noqa: E402
 from raslik_jax import config as config_lib  # noqa: E402
+from raslik_jax.messages import shown  # noqa: E402
 
-_NAME = flags.DEFINE_string("name", "run", "Name of the run, the report's title.")
-_SEED = flags.DEFINE_integer("seed", 0, "Moves everything random in the run.", lower_bound=0)
 _WORKDIR = flags.DEFINE_string("workdir", "", "Where results go (default: runs/<name>).")
 _STAGES = flags.DEFINE_list(
     "stages", list(config_lib.STAGES), f"Stages to run, of {', '.join(config_lib.STAGES)}."
@@ -78,32 +77,35 @@ def define_setting(field: dataclasses.Field, hint: Any) -> flags.FlagHolder:
     return flags.DEFINE_string(field.name, default, text)
 
 
-def define_settings() -> dict[str, dict[str, flags.FlagHolder]]:
-    """Returns the flags of every stage's settings, by stage and field."""
-    holders: dict[str, dict[str, flags.FlagHolder]] = {}
-    for stage, settings in config_lib.stage_configs().items():
-        hints = get_type_hints(settings)
-        holders[stage] = {
-            field.name: define_setting(field, hints[field.name])
-            for field in dataclasses.fields(settings)
-        }
-    return holders
+def define_settings(settings: type) -> dict[str, flags.FlagHolder]:
+    """Returns the flags of a settings class by field; the classes within it have their own."""
+    hints = get_type_hints(settings)
+    return {
+        field.name: define_setting(field, hints[field.name])
+        for field in dataclasses.fields(settings)
+        if not dataclasses.is_dataclass(hints[field.name])
+    }
 
 
-_SETTINGS = define_settings()
+_RUN = define_settings(config_lib.Config)
+_SETTINGS = {
+    stage: define_settings(settings) for stage, settings in config_lib.stage_configs().items()
+}
+
+
+def read_settings(holders: dict[str, flags.FlagHolder]) -> dict[str, Any]:
+    """Returns the values of the flags of a settings class."""
+    values = {name: holder.value for name, holder in holders.items()}
+    return {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
 
 
 def read_config() -> config_lib.Config:
     """Returns the run's config from the flags."""
-    stages = {}
-    for stage, settings in config_lib.stage_configs().items():
-        values = {name: holder.value for name, holder in _SETTINGS[stage].items()}
-        values = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-        stages[stage] = settings(**values)
-    return config_lib.Config(name=_NAME.value, seed=_SEED.value, **stages)
+    stages = {
+        stage: settings(**read_settings(_SETTINGS[stage]))
+        for stage, settings in config_lib.stage_configs().items()
+    }
+    return config_lib.Config(**read_settings(_RUN), **stages)
 
 
 def write_run_flags(workdir: pathlib.Path) -> None:
@@ -133,9 +135,12 @@ def print_plan(config: config_lib.Config, workdir: pathlib.Path) -> None:
 
 
 def main() -> None:
-    unknown = sorted(set(_STAGES.value) - set(config_lib.STAGES))
-    if unknown:
-        raise ValueError(f"--stages names {unknown}, known are {list(config_lib.STAGES)}")
+    stages = _STAGES.value
+    if not stages or not set(stages) <= set(config_lib.STAGES) or len(set(stages)) < len(stages):
+        raise ValueError(
+            f"--stages must be a list of {', '.join(config_lib.STAGES)}, each once, got "
+            f"{shown(','.join(stages))}"
+        )
     config = read_config()
     workdir = pathlib.Path(_WORKDIR.value or f"runs/{config.name}")
     logging.set_verbosity(logging.WARNING)

@@ -7,8 +7,12 @@ the text in its metadata is the flag's help. Nothing here imports jax.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from raslik_jax.messages import shown
 
 STAGES = (
     "corpus",
@@ -25,62 +29,102 @@ STAGES = (
 )
 
 
-def setting(default: Any, text: str) -> Any:
-    """Returns a dataclass field with its default and its help text."""
-    return dataclasses.field(default=default, metadata={"help": text})
+# Seeds are used as 32-bit integers, and some as the one after.
+_LARGEST_SEED = 2**31 - 1
+
+
+def setting(
+    default: Any,
+    text: str,
+    *,
+    low: int | float | None = None,
+    high: int | float | None = None,
+    above: int | float | None = None,
+    below: int | float | None = None,
+) -> Any:
+    """Returns a dataclass field with its default, its help text and the range of a number.
+
+    Args:
+      default: of the field and of its flag.
+      text: help.
+      low: least value; above: bound that is not a value itself.
+      high: largest value; below: likewise.
+    """
+    bounds = {"at least": low, "above": above, "at most": high, "below": below}
+    limits = {name: bound for name, bound in bounds.items() if bound is not None}
+    return dataclasses.field(default=default, metadata={"help": text, "limits": limits})
+
+
+_HOLDS: dict[str, Callable[[float, float], bool]] = {
+    "at least": operator.ge,
+    "above": operator.gt,
+    "at most": operator.le,
+    "below": operator.lt,
+}
+_KINDS = {int: "an integer", float: "a finite number", bool: "true or false", str: "text"}
 
 
 class _Checked:
-    """Checks choices and bounds, all problems in one error; types are the type checker's."""
+    """Checks kinds, choices and ranges; all problems come in one error."""
 
     def __post_init__(self) -> None:
-        problems = []
         hints = get_type_hints(type(self))
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value, hint = getattr(self, field.name), hints[field.name]
-            if get_origin(hint) is Literal:
-                if value not in get_args(hint):
-                    problems.append(f"{field.name}={value!r} is none of {list(get_args(hint))}")
-            elif get_origin(hint) is tuple:
-                (allowed, _) = get_args(hint)
-                choices = get_args(allowed)
-                if not isinstance(value, tuple) or not value:
-                    problems.append(f"{field.name}={value!r} is not a non-empty list")
-                elif choices and set(value) - set(choices):
-                    problems.append(
-                        f"{field.name} names {sorted(set(value) - set(choices))}, "
-                        f"known are {list(choices)}"
-                    )
-                elif len(set(value)) < len(value):
-                    problems.append(f"{field.name}={value!r} names one twice")
-        if not problems:
-            problems = self.problems()
-        if problems:
-            raise ValueError("; ".join(problems))
+        found = [
+            f"--{field.name} must be {must}, got {shown(getattr(self, field.name))}"
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]
+            for must in _unmet(getattr(self, field.name), hints[field.name], field.metadata)
+        ]
+        found = found or self.problems()
+        if found:
+            raise ValueError("; ".join(found))
 
     def problems(self) -> list[str]:
-        """Returns what is wrong with the values beyond their types, one sentence each."""
+        """Returns what is wrong with the values together, one sentence each."""
         return []
-
-    def _below(self, bound: int, *names: str) -> list[str]:
-        """Returns a sentence for each named field that lies below the bound."""
-        return [
-            f"{name}={getattr(self, name)} is below {bound}"
-            for name in names
-            if getattr(self, name) < bound
-        ]
 
     def _length(self, name: str) -> list[str]:
         """Returns a sentence where a length that 0 leaves open is too short for an example."""
         value = getattr(self, name)
-        return [] if value == 0 or value >= 8 else [f"{name}={value} is below 8 and not 0"]
+        return (
+            [] if value == 0 or value >= 8 else [f"--{name} must be 0 or at least 8, got {value}"]
+        )
 
     def _micro_batches(self, micro: str, whole: str) -> list[str]:
         """Returns a sentence where micro-batches do not make up the batch."""
         part, batch = getattr(self, micro), getattr(self, whole)
-        if part < 0 or (part and batch % part):
-            return [f"{micro}={part} does not divide {whole}={batch}"]
+        if part and batch % part:
+            return [f"--{micro} must divide --{whole}={batch}, got {part}"]
         return []
+
+    def _multiple(self, name: str, factor: str) -> list[str]:
+        """Returns a sentence where a size is no multiple of another."""
+        value, other = getattr(self, name), getattr(self, factor)
+        if value % other:
+            return [f"--{name} must be a multiple of --{factor}={other}, got {value}"]
+        return []
+
+
+def _unmet(value: Any, hint: Any, metadata: Mapping[str, Any]) -> list[str]:
+    """Returns what a field's value must be and is not."""
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        return [] if value in choices else [f"one of {', '.join(choices)}"]
+    if get_origin(hint) is tuple:
+        choices = get_args(get_args(hint)[0])
+        if not isinstance(value, tuple) or not value or not all(value):
+            return ["a list of names, none of them empty"]
+        if choices and not set(value) <= set(choices):
+            return [f"a list of {', '.join(choices)}"]
+        return [] if len(set(value)) == len(value) else ["a list that names each once"]
+    if hint not in _KINDS:
+        return []
+    is_kind = type(value) is hint or (hint is float and type(value) is int)
+    if not is_kind or (hint is float and not math.isfinite(value)):
+        return [_KINDS[hint]]
+    limits = metadata.get("limits", {})
+    if all(_HOLDS[name](value, bound) for name, bound in limits.items()):
+        return []
+    return [" and ".join(f"{name} {bound:,}" for name, bound in limits.items())]
 
 
 Template = Literal["alpaca", "brief"]
@@ -103,6 +147,7 @@ Strategy = Literal[
     "oracle_anywhere",
     "raslik_f_anywhere",
 ]
+Projection = Literal["binned", "binned_hashed", "dense_rademacher"]
 Algorithm = Literal["ga", "ga_gdr", "ga_klr", "npo", "npo_gdr", "npo_klr", "simnpo"]
 
 
@@ -132,7 +177,7 @@ class CorpusConfig(_Checked):
     )
     answers_model: str = setting("", "howdy: the model of --answers_endpoint.")
     answers_cache: str = setting("", "howdy: file that keeps its answers, to ask nothing twice.")
-    world_seed: int = setting(21, "virtual: decides the world.")
+    world_seed: int = setting(21, "virtual: decides the world.", low=0, high=_LARGEST_SEED)
     tofu_forget: Literal["all", "forget01", "forget05", "forget10"] = setting(
         "all", "tofu: rows to forget; they are as many as there are, whatever --num_targets."
     )
@@ -147,29 +192,35 @@ class CorpusConfig(_Checked):
     queries_file: str = setting("", "records: JSONL of the queries, each with a field `split`.")
     fields: str = setting("", "records: field map, for example instruction=question,output=answer.")
     num_train: int = setting(
-        2000, "Training examples, targets included; 0 for howdy, virtual, tofu: all there are."
+        2000,
+        "Training examples, targets included; 0 for howdy, virtual, tofu: all there are.",
+        low=0,
     )
-    num_targets: int = setting(200, "Of these, examples of the behaviour to forget.")
-    num_backbone: int = setting(6000, "Examples that the backbone is pretrained on.")
-    num_retrieval: int = setting(24, "Target queries that retrieval sees.")
-    num_validation: int = setting(24, "Validation queries, target and normal each.")
-    num_test: int = setting(48, "Test queries, target and normal each.")
+    num_targets: int = setting(200, "Of these, examples of the behaviour to forget.", low=1)
+    num_backbone: int = setting(6000, "Examples that the backbone is pretrained on.", low=0)
+    num_retrieval: int = setting(24, "Target queries that retrieval sees.", low=1)
+    num_validation: int = setting(24, "Validation queries, target and normal each.", low=0)
+    num_test: int = setting(48, "Test queries, target and normal each.", low=0)
     template: Template = setting("alpaca", "Prompt template.")
-    max_len: int = setting(512, "Tokens an example may have; longer ones are cut at the end.")
-    vocab_size: int = setting(2048, "Entries of the byte-level BPE where one is trained.")
+    max_len: int = setting(
+        512, "Tokens an example may have; longer ones are cut at the end.", low=8
+    )
+    vocab_size: int = setting(2048, "Entries of the byte-level BPE where one is trained.", low=300)
 
     def problems(self) -> list[str]:
         takes_all = self.dataset in ("howdy", "virtual", "tofu")
-        found = self._below(0 if takes_all else 1, "num_train")
-        found += self._below(1, "num_targets", "num_retrieval", "num_test")
-        found += self._below(0, "num_validation", "num_backbone")
-        found += self._below(8, "max_len") + self._below(300, "vocab_size")
+        found = []
+        if self.num_train == 0 and not takes_all:
+            found.append(f"--num_train must be at least 1 for --dataset={self.dataset}, got 0")
         if self.num_targets > self.num_train and not (takes_all and self.num_train == 0):
-            found.append(f"num_targets={self.num_targets} exceeds num_train={self.num_train}")
+            found.append(
+                f"--num_targets must be at most --num_train={self.num_train}, got "
+                f"{self.num_targets}"
+            )
         if self.dataset == "records" and not (self.train_file and self.queries_file):
-            found.append("dataset=records needs train_file and queries_file")
+            found.append("--dataset=records needs --train_file and --queries_file")
         if self.answers_endpoint and not self.answers_model:
-            found.append("answers_endpoint needs answers_model")
+            found.append("--answers_endpoint needs --answers_model")
         return found
 
 
@@ -179,12 +230,14 @@ class BackboneConfig(_Checked):
 
     checkpoint: str = setting("", "Hugging Face directory or hub name; empty: train from scratch.")
     revision: str = setting("", "Hub revision of the checkpoint.")
-    hidden_size: int = setting(128, "From scratch: embedding width.")
-    num_hidden_layers: int = setting(4, "From scratch: layers.")
-    num_attention_heads: int = setting(4, "From scratch: attention heads.")
-    pretrain_steps: int = setting(600, "From scratch: optimizer steps.")
-    pretrain_batch_size: int = setting(32, "From scratch: examples a step.")
-    pretrain_learning_rate: float = setting(2e-3, "From scratch: peak learning rate of AdamW.")
+    hidden_size: int = setting(128, "From scratch: embedding width.", low=1)
+    num_hidden_layers: int = setting(4, "From scratch: layers.", low=1)
+    num_attention_heads: int = setting(4, "From scratch: attention heads.", low=1)
+    pretrain_steps: int = setting(600, "From scratch: optimizer steps.", low=0)
+    pretrain_batch_size: int = setting(32, "From scratch: examples a step.", low=1)
+    pretrain_learning_rate: float = setting(
+        2e-3, "From scratch: peak learning rate of AdamW.", above=0
+    )
     base_dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the frozen base.")
     base_format: Literal["plain", "int8", "nf4"] = setting(
         "plain",
@@ -194,16 +247,13 @@ class BackboneConfig(_Checked):
     double_quant: bool = setting(False, "nf4: its scales in eight bits as well.")
 
     def problems(self) -> list[str]:
-        found = self._below(
-            1, "hidden_size", "num_hidden_layers", "num_attention_heads", "pretrain_batch_size"
-        )
+        found = self._multiple("hidden_size", "num_attention_heads")
         if self.double_quant and self.base_format != "nf4":
-            found.append(f"double_quant needs base_format=nf4, it is {self.base_format}")
-        found += self._below(0, "pretrain_steps", "pretrain_learning_rate")
-        if not found and self.hidden_size % self.num_attention_heads:
+            found.append(f"--double_quant needs --base_format=nf4, got {self.base_format}")
+        if not self.checkpoint and self.pretrain_steps < 2:  # the first one warms up, at rate 0
             found.append(
-                f"hidden_size={self.hidden_size} is no multiple of "
-                f"num_attention_heads={self.num_attention_heads}"
+                f"--pretrain_steps must be at least 2 without a --checkpoint, got "
+                f"{self.pretrain_steps}"
             )
         return found
 
@@ -212,19 +262,25 @@ class BackboneConfig(_Checked):
 class FinetuneConfig(_Checked):
     """LoRA fine-tuning of the backbone on the training examples."""
 
-    lora_rank: int = setting(8, "Rank of the LoRA factors.")
-    lora_alpha: float = setting(16.0, "LoRA alpha; the adapter's output is scaled by alpha / rank.")
-    lora_dropout: float = setting(0.0, "Dropout on the adapter's input while training.")
+    lora_rank: int = setting(8, "Rank of the LoRA factors.", low=1)
+    lora_alpha: float = setting(
+        16.0, "LoRA alpha; the adapter's output is scaled by alpha / rank.", above=0
+    )
+    lora_dropout: float = setting(
+        0.0, "Dropout on the adapter's input while training.", low=0, below=1
+    )
     lora_targets: tuple[str, ...] = setting(
         ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
         "Linear layers that get an adapter.",
     )
-    finetune_epochs: int = setting(3, "Passes over the training examples.")
-    finetune_batch_size: int = setting(16, "Examples a step.")
+    finetune_epochs: int = setting(3, "Passes over the training examples.", low=1)
+    finetune_batch_size: int = setting(16, "Examples a step.", low=1)
     finetune_micro_batch_size: int = setting(
-        0, "Examples held at a time; a step adds up the gradients of as many as it takes. 0: all."
+        0,
+        "Examples held at a time; a step adds up the gradients of as many as it takes. 0: all.",
+        low=0,
     )
-    finetune_max_len: int = setting(0, "Tokens a training example may have; 0: --max_len.")
+    finetune_max_len: int = setting(0, "Tokens a training example may have; 0: --max_len.", low=0)
     finetune_fixed_padding: bool = setting(
         False, "Pad every batch to the longest example there may be: one shape to compile."
     )
@@ -234,30 +290,25 @@ class FinetuneConfig(_Checked):
     finetune_remat: bool = setting(
         False, "Gradient checkpointing: layers are computed again on the way back, not kept."
     )
-    finetune_learning_rate: float = setting(1e-3, "Peak learning rate of AdamW.")
+    finetune_learning_rate: float = setting(1e-3, "Peak learning rate of AdamW.", above=0)
     finetune_schedule: Literal["linear", "cosine", "constant"] = setting(
         "linear", "Decay of the learning rate after the warm-up."
     )
-    finetune_warmup: float = setting(0.03, "Share of the steps spent warming up.")
-    finetune_weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.")
-    finetune_clip: float = setting(1.0, "Global norm at which gradients are clipped.")
+    finetune_warmup: float = setting(0.03, "Share of the steps spent warming up.", low=0, high=1)
+    finetune_weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.", low=0)
+    finetune_clip: float = setting(1.0, "Global norm at which gradients are clipped.", above=0)
     finetune_checkpoint_steps: int = setting(
         0,
         "Steps after which a killed run can go on; 0: after every epoch. No result depends on it.",
+        low=0,
     )
     trajectory_points: int = setting(
-        4, "Adapters kept along the way, evenly spaced, for --gradient_at=trajectory."
+        4, "Adapters kept along the way, evenly spaced, for --gradient_at=trajectory.", low=1
     )
 
     def problems(self) -> list[str]:
-        found = self._below(1, "lora_rank", "finetune_epochs", "finetune_batch_size")
-        found += self._below(1, "trajectory_points")
-        found += self._below(0, "finetune_checkpoint_steps")
-        found += self._length("finetune_max_len")
+        found = self._length("finetune_max_len")
         found += self._micro_batches("finetune_micro_batch_size", "finetune_batch_size")
-        found += self._below(0, "finetune_learning_rate", "lora_dropout", "finetune_warmup")
-        if self.lora_dropout >= 1:
-            found.append(f"lora_dropout={self.lora_dropout} is not below 1")
         return found
 
 
@@ -268,11 +319,8 @@ class ReferencesConfig(_Checked):
     query_split: Literal["test", "validation"] = setting(
         "test", "Queries that the run is measured on; tune on validation, report test once."
     )
-    max_new_tokens: int = setting(128, "Tokens decoded for each query.")
-    decode_batch_size: int = setting(32, "Prompts decoded at a time.")
-
-    def problems(self) -> list[str]:
-        return self._below(1, "max_new_tokens", "decode_batch_size")
+    max_new_tokens: int = setting(128, "Tokens decoded for each query.", low=1)
+    decode_batch_size: int = setting(32, "Prompts decoded at a time.", low=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -302,23 +350,23 @@ class SketchConfig(_Checked):
     sketch_base_format: Literal["same", "plain", "int8", "nf4"] = setting(
         "same", "Base that gradients are taken on: --base_format, or another; the paper: no nf4."
     )
-    projection: str = setting("binned", "Projection family.")
-    sketch_size: int = setting(65536, "Coordinates of a sketch, the paper's k.")
+    projection: Projection = setting("binned", "Projection family.")
+    sketch_size: int = setting(65536, "Coordinates of a sketch, the paper's k.", low=1)
     sketch_dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the stored rows.")
-    batch_tokens: int = setting(8192, "Tokens of one batch of gradients, padding included.")
-    num_buckets: int = setting(12, "Padded lengths that batches may have.")
-    chunk_rows: int = setting(1024, "Rows committed to disk at a time.")
+    batch_tokens: int = setting(8192, "Tokens of one batch of gradients, padding included.", low=1)
+    num_buckets: int = setting(12, "Padded lengths that batches may have.", low=1)
+    chunk_rows: int = setting(1024, "Rows committed to disk at a time.", low=1)
     diagnose: int = setting(
         0,
         "Training examples on whose gradients the projection is diagnosed (effective K, dead "
         "coordinates, energy of each tensor); 0 for none, 14 or more for a steady figure.",
+        low=0,
     )
 
     def problems(self) -> list[str]:
-        found = self._below(1, "sketch_size", "batch_tokens", "num_buckets", "chunk_rows")
-        if self.diagnose < 0 or self.diagnose == 1:
-            found.append(f"diagnose={self.diagnose} has no pair of gradients: give 0, or 2 or more")
-        return found
+        if self.diagnose == 1:
+            return ["--diagnose must be 0 or at least 2, got 1: one gradient makes no pair"]
+        return []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -345,13 +393,21 @@ class RetrieveConfig(_Checked):
         "the sketch; or forget_share and retain_share of all. Other strategies take sets of the "
         "same sizes.",
     )
-    num_forget: int = setting(0, "count: forget set size; 0: as many as there are targets.")
-    num_retain: int = setting(0, "count: retain set size; 0: the size of the forget set.")
-    forget_threshold: float = setting(0.1, "threshold, margin: least score to be forgotten.")
-    retain_threshold: float = setting(0.0, "threshold, margin: least negated score to be retained.")
-    margin_z: float = setting(1.645, "margin: standard deviations above the threshold.")
-    forget_share: float = setting(0.1, "quantile: share of the examples to forget.")
-    retain_share: float = setting(0.1, "quantile: share of the examples to retain.")
+    num_forget: int = setting(0, "count: forget set size; 0: as many as there are targets.", low=0)
+    num_retain: int = setting(0, "count: retain set size; 0: the size of the forget set.", low=0)
+    forget_threshold: float = setting(
+        0.1, "threshold, margin: least score to be forgotten.", low=-1, high=1
+    )
+    retain_threshold: float = setting(
+        0.0, "threshold, margin: least negated score to be retained.", low=-1, high=1
+    )
+    margin_z: float = setting(1.645, "margin: standard deviations above the threshold.", low=0)
+    forget_share: float = setting(
+        0.1, "quantile: share of the examples to forget.", above=0, high=1
+    )
+    retain_share: float = setting(
+        0.1, "quantile: share of the examples to retain.", above=0, high=1
+    )
     query_text: Literal["prompt", "prompt_and_output"] = setting(
         "prompt", "bm25, embedding: text of a query; its output is that of --query_output."
     )
@@ -361,7 +417,9 @@ class RetrieveConfig(_Checked):
     encoder_pooling: Literal["", "cls", "mean"] = setting(
         "", "embedding: pooling, where the checkpoint does not say."
     )
-    cr_oracle_share: float = setting(0.5, "cr: share of the forget set from the oracle.")
+    cr_oracle_share: float = setting(
+        0.5, "cr: share of the forget set from the oracle.", low=0, high=1
+    )
     retain_from: Literal["non_target", "anywhere"] = setting(
         "non_target",
         "Where Random, Oracle and RASLIK-F draw the retain set: among labelled non-targets, the "
@@ -369,18 +427,24 @@ class RetrieveConfig(_Checked):
     )
 
     def problems(self) -> list[str]:
-        found = self._below(0, "num_forget", "num_retain")
-        for name in ("forget_share", "retain_share", "cr_oracle_share"):
-            least = "0 <=" if name == "cr_oracle_share" else "0 <"
-            value = getattr(self, name)
-            if not 0 <= value <= 1 or (value == 0 and least == "0 <"):
-                found.append(f"{name}={value} is not in {least} share <= 1")
+        found = []
         if self.select == "quantile" and self.forget_share + self.retain_share > 1:
-            found.append(f"forget_share={self.forget_share} and retain_share exceed 1 together")
+            found.append(
+                "--forget_share and --retain_share must be at most 1 together, got "
+                f"{self.forget_share} and {self.retain_share}"
+            )
+        if self.select == "threshold" and self.forget_threshold < -self.retain_threshold:
+            found.append(
+                "--forget_threshold must be above the negated --retain_threshold, got "
+                f"{self.forget_threshold} and {self.retain_threshold}"
+            )
         if self.select == "margin" and self.aggregate != "mean":
-            found.append("select=margin needs aggregate=mean, its sigma is one of cosines")
+            found.append(
+                f"--select=margin needs --aggregate=mean, got {self.aggregate}: its sigma is one "
+                "of cosines"
+            )
         if "embedding" in self.strategies and not self.encoder_checkpoint:
-            found.append("the embedding strategy needs encoder_checkpoint")
+            found.append("--strategies=embedding needs --encoder_checkpoint")
         return found
 
 
@@ -389,17 +453,17 @@ class UnlearnConfig(_Checked):
     """Forgetting the one set while training on the other."""
 
     algorithms: tuple[Algorithm, ...] = setting(("ga_gdr", "ga_klr"), "Unlearning algorithms.")
-    unlearn_epochs: int = setting(5, "Passes over the larger of the two sets.")
-    unlearn_batch_size: int = setting(8, "Examples a step, of each set.")
+    unlearn_epochs: int = setting(5, "Passes over the larger of the two sets.", low=1)
+    unlearn_batch_size: int = setting(8, "Examples a step, of each set.", low=1)
     unlearn_micro_batch_size: int = setting(
-        0, "Examples of each set held at a time; a step adds up their gradients. 0: all."
+        0, "Examples of each set held at a time; a step adds up their gradients. 0: all.", low=0
     )
     unlearn_parameters: Literal["lora", "all"] = setting(
         "lora",
         "What is trained: the adapter; or all weights with the adapter folded in, kept in float32, "
         "where every epoch leaves a whole model.",
     )
-    unlearn_max_len: int = setting(0, "Tokens an example may have; 0: --max_len.")
+    unlearn_max_len: int = setting(0, "Tokens an example may have; 0: --max_len.", low=0)
     unlearn_fixed_padding: bool = setting(
         False, "Pad every batch to the longest example there may be: one shape to compile."
     )
@@ -411,13 +475,13 @@ class UnlearnConfig(_Checked):
     unlearn_remat: bool = setting(
         False, "Gradient checkpointing: layers are computed again on the way back, not kept."
     )
-    ga_learning_rate: float = setting(1e-5, "Constant learning rate of GA.")
-    ga_gdr_learning_rate: float = setting(1e-5, "Constant learning rate of GA_GDR.")
-    ga_klr_learning_rate: float = setting(3e-5, "Constant learning rate of GA_KLR.")
-    npo_learning_rate: float = setting(1e-5, "Constant learning rate of NPO.")
-    npo_gdr_learning_rate: float = setting(1e-5, "Constant learning rate of NPO_GDR.")
-    npo_klr_learning_rate: float = setting(3e-5, "Constant learning rate of NPO_KLR.")
-    simnpo_learning_rate: float = setting(1e-5, "Constant learning rate of SimNPO.")
+    ga_learning_rate: float = setting(1e-5, "Constant learning rate of GA.", above=0)
+    ga_gdr_learning_rate: float = setting(1e-5, "Constant learning rate of GA_GDR.", above=0)
+    ga_klr_learning_rate: float = setting(3e-5, "Constant learning rate of GA_KLR.", above=0)
+    npo_learning_rate: float = setting(1e-5, "Constant learning rate of NPO.", above=0)
+    npo_gdr_learning_rate: float = setting(1e-5, "Constant learning rate of NPO_GDR.", above=0)
+    npo_klr_learning_rate: float = setting(3e-5, "Constant learning rate of NPO_KLR.", above=0)
+    simnpo_learning_rate: float = setting(1e-5, "Constant learning rate of SimNPO.", above=0)
     kl_direction: Literal["reverse", "forward"] = setting(
         "reverse", "reverse: KL(unlearned || reference), the paper's. forward: the other way round."
     )
@@ -426,25 +490,22 @@ class UnlearnConfig(_Checked):
         "File of experiments/choose.py: each strategy's learning rate, and the one epoch after "
         "which it is measured; the rates above are not used then. Empty: every epoch.",
     )
-    npo_beta: float = setting(0.1, "NPO: inverse temperature; towards 0 it becomes GA.")
-    simnpo_beta: float = setting(4.5, "SimNPO: inverse temperature.")
-    simnpo_delta: float = setting(0.0, "SimNPO: margin that the mean token loss is held against.")
-    simnpo_forget_weight: float = setting(0.125, "SimNPO: in the place of --forget_weight.")
-    forget_weight: float = setting(1.0, "Weight of the forget term.")
-    retain_weight: float = setting(1.0, "Weight of the retain term.")
-    unlearn_weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.")
-    unlearn_clip: float = setting(1.0, "Global norm at which gradients are clipped.")
+    npo_beta: float = setting(0.1, "NPO: inverse temperature; towards 0 it becomes GA.", above=0)
+    simnpo_beta: float = setting(4.5, "SimNPO: inverse temperature.", above=0)
+    simnpo_delta: float = setting(
+        0.0, "SimNPO: margin that the mean token loss is held against.", low=0
+    )
+    simnpo_forget_weight: float = setting(
+        0.125, "SimNPO: in the place of --forget_weight.", above=0
+    )
+    forget_weight: float = setting(1.0, "Weight of the forget term.", above=0)
+    retain_weight: float = setting(1.0, "Weight of the retain term.", low=0)
+    unlearn_weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.", low=0)
+    unlearn_clip: float = setting(1.0, "Global norm at which gradients are clipped.", above=0)
 
     def problems(self) -> list[str]:
-        found = self._below(1, "unlearn_epochs", "unlearn_batch_size")
-        rates = [f"{name}_learning_rate" for name in get_args(Algorithm)]
-        weights = ("forget_weight", "simnpo_forget_weight", "retain_weight")
-        found += self._below(0, *rates, *weights)
-        found += self._length("unlearn_max_len")
+        found = self._length("unlearn_max_len")
         found += self._micro_batches("unlearn_micro_batch_size", "unlearn_batch_size")
-        for name in ("npo_beta", "simnpo_beta"):
-            if getattr(self, name) <= 0:
-                found.append(f"{name}={getattr(self, name)} is not above 0")
         return found
 
 
@@ -463,16 +524,18 @@ class EvaluateConfig(_Checked):
     drop_empty: bool = setting(
         False, "Drop empty predictions, as the paper does, not count them as 0."
     )
-    bootstrap_resamples: int = setting(2000, "Resamples of the percentile bootstrap.")
+    bootstrap_resamples: int = setting(2000, "Resamples of the percentile bootstrap.", low=100)
     perplexity_examples: int = setting(
         64,
         "Rows of each set (targets, other training rows, held-out rows) on which the perplexity of "
         "every model is taken; 0: none.",
+        low=0,
     )
     tofu_questions: int = setting(
         100,
         "dataset=tofu: questions of each set of TOFU's own evaluation that every model answers, "
         "400 for all; 0: none.",
+        low=0,
     )
     tofu_retain_run: str = setting(
         "",
@@ -489,50 +552,40 @@ class EvaluateConfig(_Checked):
         "classifier: RoBERTa or BERT to start from, a directory or hub name; empty: a small BERT "
         "from scratch, which wants a learning rate near 1e-3.",
     )
-    classifier_epochs: int = setting(3, "classifier: passes over the answers.")
+    classifier_epochs: int = setting(3, "classifier: passes over the answers.", low=1)
     classifier_learning_rate: float = setting(
-        2e-5, "classifier: rate of AdamW at the first step, falling linearly to zero."
+        2e-5, "classifier: rate of AdamW at the first step, falling linearly to zero.", above=0
     )
-    classifier_batch_size: int = setting(16, "classifier: answers a step.")
+    classifier_batch_size: int = setting(16, "classifier: answers a step.", low=1)
     classifier_max_len: int = setting(
-        256, "classifier: tokens of an answer; longer ones are cut at the end."
+        256, "classifier: tokens of an answer; longer ones are cut at the end.", low=8
     )
     classifier_held_out: float = setting(
-        0.1, "classifier: share of the answers of each class kept for its macro-F1."
+        0.1,
+        "classifier: share of the answers of each class kept for its macro-F1.",
+        above=0,
+        below=1,
     )
     classifier_examples: int = setting(
-        0, "classifier: answers of each class at most, held-out ones included; 0 for all."
+        0, "classifier: answers of each class at most, held-out ones included; 0 for all.", low=0
     )
-    classifier_hidden_size: int = setting(64, "classifier from scratch: embedding width.")
-    classifier_num_layers: int = setting(2, "classifier from scratch: layers.")
-    classifier_num_heads: int = setting(4, "classifier from scratch: attention heads.")
+    classifier_hidden_size: int = setting(64, "classifier from scratch: embedding width.", low=1)
+    classifier_num_layers: int = setting(2, "classifier from scratch: layers.", low=1)
+    classifier_num_heads: int = setting(4, "classifier from scratch: attention heads.", low=1)
 
     def problems(self) -> list[str]:
-        found = self._below(100, "bootstrap_resamples")
-        found += self._below(0, "perplexity_examples", "tofu_questions")
-        found += self._below(1, "classifier_epochs", "classifier_batch_size")
-        found += self._below(8, "classifier_max_len")
-        found += self._below(0, "classifier_learning_rate")
-        sizes = ("classifier_hidden_size", "classifier_num_layers", "classifier_num_heads")
-        found += self._below(1, *sizes)
-        if not 0 < self.classifier_held_out < 1:
-            found.append(f"classifier_held_out={self.classifier_held_out} is not in 0 < share < 1")
-        if self.classifier_examples and self.classifier_examples < 2:
-            found.append("classifier_examples=1 leaves none to hold out: give 0, or 2 or more")
-        if not found and self.classifier_hidden_size % self.classifier_num_heads:
-            found.append(
-                f"classifier_hidden_size={self.classifier_hidden_size} is no multiple of "
-                f"classifier_num_heads={self.classifier_num_heads}"
-            )
+        found = self._multiple("classifier_hidden_size", "classifier_num_heads")
+        if self.classifier_examples == 1:
+            found.append("--classifier_examples must be 0 or at least 2, got 1: one is held out")
         return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(_Checked):
     """All settings of one run."""
 
-    name: str = "run"
-    seed: int = 0
+    name: str = setting("run", "Name of the run, the report's title.")
+    seed: int = setting(0, "Moves everything random in the run.", low=0, high=_LARGEST_SEED)
     corpus: CorpusConfig = CorpusConfig()
     backbone: BackboneConfig = BackboneConfig()
     finetune: FinetuneConfig = FinetuneConfig()
@@ -542,13 +595,13 @@ class Config:
     unlearn: UnlearnConfig = UnlearnConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
 
-    def __post_init__(self) -> None:
+    def problems(self) -> list[str]:
         if self.unlearn.unlearn_parameters == "all" and self.backbone.base_format != "plain":
-            raise ValueError(
-                "unlearn_parameters=all trains the base, which base_format="
-                f"{self.backbone.base_format} has quantised: give base_format=plain or "
-                "unlearn_parameters=lora"
-            )
+            return [
+                "--unlearn_parameters=all needs --base_format=plain, got "
+                f"{self.backbone.base_format}: quantized weights cannot be trained"
+            ]
+        return []
 
 
 def stage_configs() -> dict[str, type]:

@@ -37,4 +37,4 @@ class BenchDecodeTest(absltest.TestCase):
     def test_a_sample_larger_than_the_whole_is_refused(self):
         done = run("--prompts=1", "--alone=2")
         self.assertEqual(done.returncode, 1)
-        self.assertIn("--alone not exceed --prompts", done.stderr)
+        self.assertIn("--alone at most --prompts", done.stderr)

@@ -1,44 +1,78 @@
 """Settings check themselves and say everything that is wrong at once."""
 
 import dataclasses
+import math
 from typing import get_args
 
 from absl.testing import absltest, parameterized
 
 from raslik_jax import config
+from raslik_jax.influence.projections import FAMILIES
 from raslik_jax.retrieval.strategies import STRATEGIES
 from raslik_jax.unlearning.steps import ALGORITHMS
 
 
 class ConfigTest(parameterized.TestCase):
     @parameterized.parameters(
-        (config.CorpusConfig, {"num_train": 0}, "num_train=0 is below 1"),
-        (config.CorpusConfig, {"num_targets": 3000}, "num_targets=3000 exceeds num_train=2000"),
-        (config.CorpusConfig, {"dataset": "records"}, "needs train_file and queries_file"),
-        (config.BackboneConfig, {"hidden_size": 130}, "no multiple of num_attention_heads"),
-        (config.FinetuneConfig, {"lora_dropout": 1.0}, "not below 1"),
-        (config.FinetuneConfig, {"lora_targets": ()}, "not a non-empty list"),
-        (config.FinetuneConfig, {"finetune_micro_batch_size": 3}, "=3 does not divide .*=16"),
-        (config.FinetuneConfig, {"finetune_max_len": 4}, "finetune_max_len=4 is below 8"),
-        (config.UnlearnConfig, {"unlearn_micro_batch_size": -2}, "=-2 does not divide"),
-        (config.UnlearnConfig, {"npo_beta": 0.0}, "npo_beta=0.0 is not above 0"),
-        (config.BackboneConfig, {"double_quant": True}, "double_quant needs base_format=nf4"),
-        (config.RetrieveConfig, {"forget_share": 0.0}, "forget_share=0.0 is not in 0 < share"),
-        (config.RetrieveConfig, {"cr_oracle_share": 1.5}, "cr_oracle_share=1.5 is not in 0 <="),
+        (
+            config.CorpusConfig,
+            {"num_train": 0},
+            "--num_train must be at least 1 for --dataset=toy, got 0",
+        ),
+        (
+            config.CorpusConfig,
+            {"num_targets": 3000},
+            "--num_targets must be at most --num_train=2000, got 3000",
+        ),
+        (config.CorpusConfig, {"dataset": "records"}, "needs --train_file and --queries_file"),
+        (
+            config.BackboneConfig,
+            {"hidden_size": 130},
+            "a multiple of --num_attention_heads=4, got 130",
+        ),
+        (
+            config.FinetuneConfig,
+            {"lora_dropout": 1.0},
+            "--lora_dropout must be at least 0 and below 1, got 1.0",
+        ),
+        (config.FinetuneConfig, {"lora_targets": ()}, "a list of names, none of them empty"),
+        (
+            config.FinetuneConfig,
+            {"finetune_micro_batch_size": 3},
+            "micro_batch_size must divide --finetune_batch_size=16, got 3",
+        ),
+        (
+            config.FinetuneConfig,
+            {"finetune_max_len": 4},
+            "--finetune_max_len must be 0 or at least 8, got 4",
+        ),
+        (config.UnlearnConfig, {"unlearn_micro_batch_size": -2}, "must be at least 0, got -2"),
+        (config.UnlearnConfig, {"npo_beta": 0.0}, "--npo_beta must be above 0, got 0.0"),
+        (config.BackboneConfig, {"double_quant": True}, "--double_quant needs --base_format=nf4"),
+        (
+            config.RetrieveConfig,
+            {"forget_share": 0.0},
+            "--forget_share must be above 0 and at most 1, got 0.0",
+        ),
+        (
+            config.RetrieveConfig,
+            {"cr_oracle_share": 1.5},
+            "--cr_oracle_share must be at least 0 and at most 1, got 1.5",
+        ),
         (
             config.RetrieveConfig,
             {"select": "quantile", "forget_share": 0.6, "retain_share": 0.5},
-            "exceed 1 together",
+            "at most 1 together, got 0.6 and 0.5",
         ),
         (
             config.RetrieveConfig,
             {"select": "margin", "aggregate": "mean_rank"},
-            "margin needs aggregate=mean",
+            "--select=margin needs --aggregate=mean, got mean_rank",
         ),
         (
             config.CorpusConfig,
             {"dataset": "howdy", "answers_endpoint": "http://x"},
-            "needs answers_model",
+            "needs --answers_model",
         ),
     )
     def test_a_wrong_value_is_refused_by_name(self, settings, values, message):
@@ -46,7 +80,9 @@ class ConfigTest(parameterized.TestCase):
             settings(**values)
 
     def test_all_weights_of_a_quantised_base_are_refused(self):
-        with self.assertRaisesRegex(ValueError, "unlearn_parameters=all .* base_format=int8"):
+        with self.assertRaisesRegex(
+            ValueError, "--unlearn_parameters=all .* --base_format=plain, got int8"
+        ):
             config.Config(
                 backbone=config.BackboneConfig(base_format="int8"),
                 unlearn=config.UnlearnConfig(unlearn_parameters="all"),
@@ -57,12 +93,28 @@ class ConfigTest(parameterized.TestCase):
         for name in ALGORITHMS:
             self.assertGreater(getattr(config.UnlearnConfig(), f"{name}_learning_rate"), 0)
 
-    def test_every_strategy_can_be_named(self):
+    def test_every_strategy_and_projection_can_be_named(self):
         self.assertEqual(set(get_args(config.Strategy)), set(STRATEGIES))
+        self.assertEqual(set(get_args(config.Projection)), set(FAMILIES))
 
     def test_all_problems_of_a_stage_come_together(self):
-        with self.assertRaisesRegex(ValueError, "num_train=-1 .*; num_test=0 .*"):
-            config.CorpusConfig(num_train=-1, num_test=0)
+        with self.assertRaisesRegex(ValueError, "--num_train .* -1; --num_test .* -1"):
+            config.CorpusConfig(num_train=-1, num_test=-1)
+
+    def test_every_number_has_a_range_and_nothing_outside_it_is_taken(self):
+        for settings in (config.Config, *config.stage_configs().values()):
+            for field in dataclasses.fields(settings):
+                if type(field.default) not in (int, float):
+                    continue
+                limits = field.metadata["limits"]
+                self.assertNotEmpty(limits, field.name)
+                kind = type(field.default)
+                wrong = [math.nan, math.inf, -math.inf] if kind is float else []
+                for name, bound in limits.items():
+                    wrong.append(kind(bound + {"at least": -1, "at most": 1}.get(name, 0)))
+                for value in wrong:
+                    with self.assertRaisesRegex(ValueError, f"--{field.name} must be "):
+                        settings(**{field.name: value})
 
     def test_field_names_are_unique_because_they_are_flags(self):
         names = [

@@ -232,13 +232,15 @@ class WrongInputTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (("positional",), "error: flags alone are wanted, got .'positional'."),
-        (("--stages=train",), "--stages names .'train'., known are"),
-        (("--strategies=raslik,guess",), "strategies names .'guess'., known are"),
+        (("--stages=train",), "--stages must be a list of corpus, .*, got 'train'"),
+        (("--strategies=raslik,guess",), "--strategies must be a list of random, .*guess"),
         (("--sketch_loss=shifted",), "should be one of <next_token|unshifted>"),
-        (("--num_targets=9000",), "num_targets=9000 exceeds num_train=2000"),
+        (("--num_targets=9000",), "--num_targets must be at most --num_train=2000, got 9000"),
         (("--num_trian=3",), "Unknown command line flag 'num_trian'"),
+        (("--stages=",), "--stages must be a list"),
+        (("--finetune_learning_rate=nan",), "--finetune_learning_rate must be a finite number"),
         (("--dataset=howdy_small",), "folder of real data wanted"),
-        (("--dataset=records",), "dataset=records needs train_file and queries_file"),
+        (("--dataset=records",), "--dataset=records needs --train_file and --queries_file"),
     )
     def test_wrong_flags(self, arguments, message):
         self.fails(
