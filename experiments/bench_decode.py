@@ -37,8 +37,8 @@ from raslik_jax import command  # noqa: E402
 _MODEL = flags.DEFINE_string("model", "smollm2-135m", "Shapes of the model, a preset's name.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the weights.")
 _PROMPTS = flags.DEFINE_integer("prompts", 200, "Prompts.", 1)
-_PROMPT_TOKENS = flags.DEFINE_list(
-    "prompt_tokens", ["33", "64"], "Length of the shortest and of the longest prompt."
+_PROMPT_TOKENS = command.define_list(
+    "prompt_tokens", [33, 64], "Length of the shortest and of the longest prompt.", int
 )
 _NEW_TOKENS = flags.DEFINE_integer("new_tokens", 128, "New tokens of each prompt.", 1)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 100, "Prompts decoded together.", 1)
@@ -81,11 +81,11 @@ def run() -> dict[str, Any]:
             "choose a preset"
         )
     config = presets.MODEL_PRESETS[_MODEL.value]
-    shortest, longest = (int(text) for text in _PROMPT_TOKENS.value)
-    if not 1 <= shortest <= longest or _ALONE.value > _PROMPTS.value:
+    shortest, longest = _PROMPT_TOKENS.value[0], _PROMPT_TOKENS.value[-1]
+    if shortest > longest or len(_PROMPT_TOKENS.value) > 2 or _ALONE.value > _PROMPTS.value:
         raise ValueError(
-            f"--prompt_tokens must rise from 1 and --alone not exceed --prompts, got "
-            f"{shortest},{longest}, {_ALONE.value} and {_PROMPTS.value}: correct them"
+            "--prompt_tokens must be one number, or two that rise, and --alone at most --prompts, "
+            f"got {_PROMPT_TOKENS.value}, {_ALONE.value} and {_PROMPTS.value}: correct them"
         )
 
     def say(text: str) -> None:

@@ -30,12 +30,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from raslik_jax import command  # noqa: E402
 
+DTYPES = ("float32", "bfloat16", "int8", "sign")
+
 _ROWS = flags.DEFINE_integer("rows", 4096, "Rows of the index, the paper's 52,000 say.", 1)
 _SIZE = flags.DEFINE_integer("size", 65536, "Coordinates of a sketch.", 1)
-_DTYPES = flags.DEFINE_list(
-    "dtypes", ["float32", "bfloat16", "int8", "sign"], "Dtypes of the rows to measure."
-)
-_QUERIES = flags.DEFINE_list("queries", ["1", "2", "4", "8"], "Numbers of queries to measure.")
+_DTYPES = command.define_list("dtypes", DTYPES, "Dtypes of the rows to measure.", DTYPES)
+_QUERIES = command.define_list("queries", [1, 2, 4, 8], "Numbers of queries to measure.", int)
 _CENTER = flags.DEFINE_boolean("center", True, "Centred cosine (signs are made centred then).")
 _AGGREGATE = flags.DEFINE_enum(
     "aggregate",
@@ -146,12 +146,12 @@ def measure(path: str, dtype: str) -> list[dict[str, Any]]:
     blocks = [store.stored_chunk(chunk) for chunk in range(store.num_chunks)]
     files = sorted(file for file in Path(path).rglob("*") if file.is_file())
     random = np.random.default_rng(1)
-    most = max(int(number) for number in _QUERIES.value)
+    most = max(_QUERIES.value)
     all_queries = random.standard_normal((most, _SIZE.value))
     check(store, all_queries[:1])
 
     found = []
-    for number in map(int, _QUERIES.value):
+    for number in _QUERIES.value:
         query_QK = all_queries[:number]
         options: Any = {"center": _CENTER.value, "aggregate": _AGGREGATE.value}
         tails = {

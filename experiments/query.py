@@ -44,11 +44,11 @@ _SELECT = flags.DEFINE_enum(
 )
 _NUM_FORGET = flags.DEFINE_integer("num_forget", 0, "count: examples to forget.", 0)
 _NUM_RETAIN = flags.DEFINE_integer("num_retain", 0, "count: examples to retain.", 0)
-_FORGET_THRESHOLD = flags.DEFINE_float("forget_threshold", 0.1, "threshold, margin: tau_F.")
-_RETAIN_THRESHOLD = flags.DEFINE_float("retain_threshold", 0.1, "threshold, margin: tau_R.")
-_MARGIN_Z = flags.DEFINE_float("margin_z", 1.645, "margin: standard deviations to clear it by.")
-_FORGET_SHARE = flags.DEFINE_float("forget_share", 0.05, "quantile: share to forget.")
-_RETAIN_SHARE = flags.DEFINE_float("retain_share", 0.05, "quantile: share to retain.")
+_FORGET_THRESHOLD = flags.DEFINE_float("forget_threshold", 0.1, "threshold, margin: tau_F.", -1, 1)
+_RETAIN_THRESHOLD = flags.DEFINE_float("retain_threshold", 0.1, "threshold, margin: tau_R.", -1, 1)
+_MARGIN_Z = flags.DEFINE_float("margin_z", 1.645, "margin: standard deviations to clear it by.", 0)
+_FORGET_SHARE = flags.DEFINE_float("forget_share", 0.05, "quantile: share to forget.", 0, 1)
+_RETAIN_SHARE = flags.DEFINE_float("retain_share", 0.05, "quantile: share to retain.", 0, 1)
 
 
 def read_queries() -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from absl import flags, logging
 
@@ -25,11 +25,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import numpy as np  # noqa: E402
 
 from raslik_jax import command  # noqa: E402
+from raslik_jax.config import Projection  # noqa: E402
+from raslik_jax.data.examples import QUERY_SETS  # noqa: E402
 from raslik_jax.evaluation import ranking  # noqa: E402
 from raslik_jax.evaluation.ranking import Quality, join_records, measure_ranking  # noqa: E402
 from raslik_jax.pipeline import read_json, write_json  # noqa: E402
 from raslik_jax.reporting import figures, tables  # noqa: E402
 
+DTYPES = ("float32", "bfloat16", "int8", "sign")
 DEFAULT_PASSES = (
     "finetuned/unshifted/response",
     "finetuned/next_token/response",
@@ -59,25 +62,24 @@ _PASSES = flags.DEFINE_list(
 _SKETCH_PASSES = flags.DEFINE_list(
     "sketch_passes", [], "Passes that are sketched (default: the run's own setting)."
 )
-_SIZES = flags.DEFINE_list("sketch_sizes", ["256", "1024", "4096", "16384", "65536"], "Ks.")
-_FAMILIES = flags.DEFINE_list(
-    "families", ["binned", "binned_hashed", "dense_rademacher"], "Projection families."
+_SIZES = command.define_list("sketch_sizes", [256, 1024, 4096, 16384, 65536], "Ks.", int)
+_FAMILIES = command.define_list(
+    "families", get_args(Projection), "Projection families.", get_args(Projection)
 )
 _DENSE_MAX = flags.DEFINE_integer(
-    "dense_max_size", 1024, "Largest K of dense_rademacher, which costs 2 P K a row."
+    "dense_max_size", 1024, "Largest K of dense_rademacher, which costs 2 P K a row.", 1
 )
 _SEEDS = flags.DEFINE_integer("projection_seeds", 5, "Seeds of each projection.", 2)
-_DTYPES = flags.DEFINE_list(
-    "dtypes", ["float32", "bfloat16", "int8", "sign"], "Dtypes of the index, for family binned."
-)
-_COUNTS = flags.DEFINE_list(
-    "num_queries", ["1", "5", "20", "40"], "Numbers of queries; all of them are always added."
+_DTYPES = command.define_list("dtypes", DTYPES, "Dtypes of the index, for family binned.", DTYPES)
+_COUNTS = command.define_list(
+    "num_queries", [1, 5, 20, 40], "Numbers of queries; all of them are always added.", int
 )
 _DRAWS = flags.DEFINE_integer("draws", 20, "Random subsets of queries for each number.", 1)
-_QUERY_SETS = flags.DEFINE_list(
+_QUERY_SETS = command.define_list(
     "query_sets",
     ["retrieval"],
     "Query sets taken together; test_target has answers of the fine-tuned model too.",
+    QUERY_SETS,
 )
 _ENCODER = flags.DEFINE_string("encoder_checkpoint", "", "Encoder of the embedding baseline.")
 _STORE_DTYPE = flags.DEFINE_enum(
@@ -282,7 +284,7 @@ class Trial:
         total = len(parts[0][0])
         counts = [total]
         if normalise == "vector" and key[1] in ("plain", "centred") and key[2] == "own":
-            counts = sorted({int(count) for count in _COUNTS.value if int(count) < total} | {total})
+            counts = sorted({count for count in _COUNTS.value if count < total} | {total})
         for count in counts:
             subsets = self.query_subsets(total, count)
             for combine in COMBINATIONS:
@@ -375,7 +377,7 @@ class Trial:
                 vectors=vectors and vectors._replace(query_QE=vectors.query_QE[subset_Q]),
             )
 
-        for num in (int(text) for text in _COUNTS.value if int(text) < len(queries)):
+        for num in (count for count in _COUNTS.value if count < len(queries)):
             for name in (name for name in entries if name in _BY_QUERY):
                 qualities: list[dict[str, Any]] = []
                 for subset_Q in self.query_subsets(len(queries), num):
@@ -474,7 +476,7 @@ class Trial:
         vectors: np.ndarray | None = None
         records = []
         for family in _FAMILIES.value:
-            for size in map(int, _SIZES.value):
+            for size in _SIZES.value:
                 if family == "dense_rademacher" and size > _DENSE_MAX.value:
                     continue
                 found: dict[str, list[dict[str, Any]]] = {}

@@ -14,7 +14,7 @@ Leaves variance.json, variance.md and figures in --out.
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from absl import flags, logging
 
@@ -23,8 +23,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import numpy as np  # noqa: E402
 
 from raslik_jax import command  # noqa: E402
+from raslik_jax.config import Projection  # noqa: E402
+from raslik_jax.data.examples import QUERY_SETS  # noqa: E402
 from raslik_jax.evaluation import variance  # noqa: E402
 from raslik_jax.evaluation.ranking import join_records  # noqa: E402
+from raslik_jax.messages import shown  # noqa: E402
 from raslik_jax.pipeline import read_json, write_json  # noqa: E402
 from raslik_jax.reporting import figures, tables  # noqa: E402
 
@@ -37,12 +40,16 @@ _UPDATE = flags.DEFINE_string(
     "update", "", "Pass whose gradients make Delta (default: the same, as the paper has it)."
 )
 _CENTER = flags.DEFINE_boolean("center", None, "Centred cosine (default: as the run has it).")
-_SIZES = flags.DEFINE_list("sketch_sizes", ["256", "1024", "4096", "16384", "65536"], "Ks.")
-_FAMILY = flags.DEFINE_string("family", "binned", "Projection family.")
+_SIZES = command.define_list("sketch_sizes", [256, 1024, 4096, 16384, 65536], "Ks.", int)
+_FAMILY = flags.DEFINE_enum("family", "binned", get_args(Projection), "Projection family.")
 _SEEDS = flags.DEFINE_integer("projection_seeds", 8, "Sketches of each K.", 2)
 _DRAWS = flags.DEFINE_integer("fluctuations", 12, "Fluctuations of each kind.", 2)
-_MOVES = flags.DEFINE_list("fluctuation_sizes", ["0.1", "0.3", "1.0"], "|xi| / |q|.")
-_GAMMA = flags.DEFINE_float("gamma", 0.01, "Half the width of the thresholds' neighbourhoods.")
+_MOVES = command.define_list(
+    "fluctuation_sizes", [0.1, 0.3, 1.0], "|xi| / |q|, above 0.", float, low=1e-9
+)
+_GAMMA = flags.DEFINE_float(
+    "gamma", 0.01, "Half the width of the thresholds' neighbourhoods.", 1e-9
+)
 _SYNTHETIC = flags.DEFINE_integer(
     "synthetic_seeds", 3, "Planted corpora, where there is no run.", 1
 )
@@ -50,7 +57,9 @@ _PARAMS = flags.DEFINE_integer("synthetic_params", 131072, "P of planted gradien
 _ROWS = flags.DEFINE_integer(
     "synthetic_rows", 1000, "Rows of a planted corpus, a tenth targets.", 20
 )
-_QUERY_SETS = flags.DEFINE_list("query_sets", ["retrieval"], "As in retrieval_quality.py.")
+_QUERY_SETS = command.define_list(
+    "query_sets", ["retrieval"], "As in retrieval_quality.py.", QUERY_SETS
+)
 _STORE_DTYPE = flags.DEFINE_enum(
     "store_dtype", "float32", ["float32", "bfloat16"], "As in retrieval_quality.py."
 )
@@ -243,7 +252,7 @@ def measure(material: Material) -> dict[str, Any]:
     num_targets = int(material.is_target_N.sum())
     exact_N = directions.row_EN[0] / np.sqrt(directions.gram_EE[0, 0])
     thresholds = variance.place_thresholds(exact_N, num_targets, num_targets)
-    sizes = [size for size in map(int, _SIZES.value) if size <= material.vectors_MP.shape[1]]
+    sizes = [size for size in _SIZES.value if size <= material.vectors_MP.shape[1]]
     sketched: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
     for size in sizes:
         sketched[size] = [
@@ -305,7 +314,7 @@ def spread_records(
         "random": others_1N,  # what the mean of a random retain set is an estimate of
         "none": none_1N,
     }
-    moves = [("none", 0.0)] + [(kind, float(size)) for kind in KINDS for size in _MOVES.value]
+    moves = [("none", 0.0)] + [(kind, size) for kind in KINDS for size in _MOVES.value]
     for kind, size in moves:
         for kernel, pairs in kernels.items():
             if kind == "none" and len(pairs) == 1:
@@ -364,7 +373,7 @@ def slope_records(
 
     Rows under all fluctuations of the smallest size go in, so that many scores are near.
     """
-    smallest = min(map(float, _MOVES.value))
+    smallest = min(_MOVES.value)
 
     def all_scores(row_EN: np.ndarray, gram_EE: np.ndarray) -> np.ndarray:
         parts = [moved_scores(row_EN, gram_EE, kind, smallest).ravel() for kind in KINDS]
@@ -563,6 +572,11 @@ def main() -> None:
     names = [pathlib.Path(run).name for run in _RUNS.value] or [
         f"planted-{seed}" for seed in range(_SYNTHETIC.value)
     ]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"--runs must have different names, got {shown(','.join(names))}: each has its folder "
+            "of that name in --out"
+        )
     for number, name in enumerate(names):
         folder = out / name
         folder.mkdir(parents=True, exist_ok=True)

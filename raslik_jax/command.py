@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 
 from absl import app, flags
 
-from raslik_jax.messages import shown
-
 
 def start(main: Callable[[], int | None], *, when_stopped: str = "stopped") -> NoReturn:
     """Reads the flags, runs a command and exits with its status.
@@ -50,20 +48,53 @@ def _check_finite() -> None:
             raise ValueError(f"--{name} must be a finite number, got {value}")
 
 
-def numbers(name: str, values: Sequence[str], *, low: int | float, kind: type = int) -> list[Any]:
-    """Returns the numbers of a list flag, each once.
+class _ListParser(flags.ArgumentParser):
+    """Reads a list whose items are numbers of a kind, or names that are known."""
 
-    Raises:
-      ValueError: none, one that is no number, below `low`, not finite, or named twice.
+    def __init__(self, items: type | Sequence[str], low: int | float):
+        self.items = items
+        self.low = low
+        kind = "numbers" if isinstance(items, type) else "names"
+        self.syntactic_help = f"different {kind}, separated by commas"
+
+    def parse(self, argument: Any) -> list[Any]:
+        if isinstance(argument, list):  # the default
+            return argument
+        found = [self.parse_item(item.strip()) for item in argument.split(",")]
+        if len(set(found)) < len(found):
+            raise ValueError("each item must be given once")
+        return found
+
+    def parse_item(self, item: str) -> Any:
+        if isinstance(self.items, type):
+            try:
+                number = self.items(item)
+            except ValueError:
+                raise ValueError(f"every item must be a number, got {item!r}") from None
+            if not self.low <= number <= sys.maxsize:
+                raise ValueError(f"every number must be finite and at least {self.low}")
+            return number
+        if item not in self.items:
+            raise ValueError(f"every item must be one of {', '.join(self.items)}")
+        return item
+
+
+def define_list(
+    name: str,
+    default: Sequence[Any],
+    text: str,
+    items: type | Sequence[str],
+    *,
+    low: int | float = 1,
+) -> flags.FlagHolder:
+    """Returns a flag of one or more different numbers, or of different names.
+
+    Args:
+      name: of the flag.
+      default: its items.
+      text: help.
+      items: the type of the numbers, or the names that are known.
+      low: the least number.
     """
-    try:
-        found = [kind(value) for value in values]
-        is_right = all(math.isfinite(number) and number >= low for number in found)
-    except ValueError:
-        found, is_right = [], False
-    if not found or not is_right or len(set(found)) < len(found):
-        raise ValueError(
-            f"--{name} must be a list of different numbers of at least {low}, got "
-            f"{shown(','.join(values))}"
-        )
-    return found
+    serializer = flags.CsvListSerializer(",")
+    return flags.DEFINE(_ListParser(items, low), name, list(default), text, serializer=serializer)

@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
+
+from raslik_jax import command
 
 _EXPERIMENTS = pathlib.Path(__file__).resolve().parents[1] / "experiments"
 _SCRIPT = """
@@ -62,3 +65,28 @@ def test_every_script_is_such_a_command():
     scripts = {path.name: path.read_text() for path in _EXPERIMENTS.glob("*.py")}
     del scripts["torch_peer.py"]  # imported by bench_sketch.py
     assert [name for name, text in scripts.items() if "command.start(" not in text] == []
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_no_flag_of_any_command_takes_nan_or_infinity(monkeypatch, value):
+    values = flags.FlagValues()
+    flags.DEFINE_float("gamma", 0.1, "", flag_values=values)
+    values(["command", f"--gamma={value}"])
+    monkeypatch.setattr(command.flags, "FLAGS", values)
+    with pytest.raises(ValueError, match="--gamma must be a finite number"):
+        command._check_finite()
+
+
+def test_a_list_of_numbers_or_names_holds_known_ones_once():
+    numbers = command._ListParser(int, 1)
+    assert numbers.parse("4, 16") == [4, 16]
+    for wrong in ("", "4,4", "4,04", "0", "x", "1.5", "4,", "9" * 400):
+        with pytest.raises(ValueError, match="must be"):
+            numbers.parse(wrong)
+    with pytest.raises(ValueError, match="finite and at least"):
+        command._ListParser(float, 0).parse("nan")
+    names = command._ListParser(("int8", "sign"), 0)
+    assert names.parse("sign,int8") == ["sign", "int8"]
+    for wrong in ("", "sign,sign", "int9"):
+        with pytest.raises(ValueError, match="must be"):
+            names.parse(wrong)
