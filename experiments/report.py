@@ -20,6 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from raslik_jax import command  # noqa: E402
 from raslik_jax.evaluation import summary  # noqa: E402
 from raslik_jax.reporting import blocks, page, published, runs, tables  # noqa: E402
+from raslik_jax.reporting.markup import escape_markdown, visible  # noqa: E402
 
 _RUNS = flags.DEFINE_list("runs", [], "Work directories of runs.")
 _FORMAT = flags.DEFINE_enum(
@@ -56,7 +57,7 @@ def _render(
     parts = []
     for experiment in experiments:
         if len(experiments) > 1:
-            name = tables.escape_markdown(experiment.name) if is_markdown else experiment.name
+            name = (escape_markdown if is_markdown else visible)(experiment.name)
             parts.append(f"## {name}" if is_markdown else name)
         parts += map(render, _tables(experiment.metrics))
     parts += map(blocks.render_markdown if is_markdown else blocks.render_terminal, found)

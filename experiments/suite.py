@@ -38,6 +38,7 @@ from raslik_jax import command  # noqa: E402
 from raslik_jax.evaluation import choice  # noqa: E402
 from raslik_jax.pipeline import read_json, write_json  # noqa: E402
 from raslik_jax.reporting import page, published, runs, tables  # noqa: E402
+from raslik_jax.reporting.markup import escape_markdown  # noqa: E402
 from raslik_jax.stages.choosing import choose_from_runs  # noqa: E402
 
 _OUT = flags.DEFINE_string("out", "", "Folder of the suite.")
@@ -233,7 +234,7 @@ def report(suite: Suite, cells: Sequence[Cell]) -> str:
         done = [cell for cell in cells if cell.group == group and suite.is_done(cell)]
         found = [suite.workdir(cell) / "metrics.json" for cell in done]
         runs = [read_json(path) for path in found if path.is_file()]
-        parts.append(f"## {group}")
+        parts.append(f"## {escape_markdown(group)}")
         if not runs:
             parts.append("No run has metrics.")
             continue
@@ -250,7 +251,11 @@ def report(suite: Suite, cells: Sequence[Cell]) -> str:
     failed = [name for name, state in suite.states.items() if state["state"] != "done"]
     if failed:
         parts.append("## Not done")
-        parts.append("\n".join(f"- {name}: {suite.states[name]['state']}" for name in failed))
+        parts.append(
+            "\n".join(
+                f"- {escape_markdown(name)}: {suite.states[name]['state']}" for name in failed
+            )
+        )
     return "\n\n".join(parts) + "\n"
 
 

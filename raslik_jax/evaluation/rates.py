@@ -375,9 +375,9 @@ def non_sf_by_words(
 def distinct_ngrams(texts: Sequence[str], *, n: int) -> float:
     """Returns the share of distinct n-grams among all n-grams of the texts (distinct-n).
 
-    Words are split at white space, in lower case (characters, in scripts without spaces); no n-gram crosses from one text to the next.
-    Falls towards 0 when a model answers everything alike, and also with the amount of text: compare
-    only models that answered the same queries.
+    Words are split at white space, in lower case (characters, in scripts without spaces); no n-gram
+    crosses from one text to the next. Falls towards 0 when a model answers everything alike, and
+    also with the amount of text: compare only models that answered the same queries.
 
     Args:
       texts: generated texts.

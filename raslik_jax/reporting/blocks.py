@@ -15,6 +15,13 @@ import numpy as np
 from raslik_jax.evaluation import pareto
 from raslik_jax.evaluation.summary import IntervalEntry, MethodEntry
 from raslik_jax.reporting import published, tables
+from raslik_jax.reporting.markup import (
+    escape_csv,
+    escape_latex,
+    escape_markdown,
+    escape_markdown_line,
+    visible,
+)
 from raslik_jax.reporting.runs import Experiment
 
 # The paper's order of rows; what it does not have comes after, in the run's order.
@@ -513,28 +520,29 @@ def render_terminal(block: Block) -> str:
     notes = [*grid.notes]
     if any(cell.is_best for row in grid.rows for cell in row):
         notes.append("*: the two best among the Pareto-optimal methods.")
-    return f"{block.title}\n\n{tables.render_terminal(tables.Table(columns, rows, tuple(notes)))}"
+    title = visible(" ".join(block.title.split()))
+    return f"{title}\n\n{tables.render_terminal(tables.Table(columns, rows, tuple(notes)))}"
 
 
 def render_markdown(block: Block) -> str:
     """Returns a block in Markdown: methods off the frontier in italics, the two best in bold."""
     grid = lay_out(block)
     names = _headings(grid)
-    lines = [f"### {tables.escape_markdown(block.title)}", ""]
-    lines.append("| " + " | ".join(tables.escape_markdown(name) for name in names) + " |")
+    lines = [f"### {escape_markdown(block.title)}", ""]
+    lines.append("| " + " | ".join(escape_markdown(name) for name in names) + " |")
     lines.append("| " + " | ".join(["---", *["--:"] * (len(names) - 1)]) + " |")
     for row in grid.rows:
         cells = []
         for cell in row:
-            text = tables.escape_markdown(cell.text)
+            text = escape_markdown(cell.text)
             if cell.is_best:
                 text = f"**{text}**"
             elif cell.is_gray:
                 text = f"*{text}*"
-            cells.append(text + tables.escape_markdown(MARKS[cell.mark]).rstrip())
+            cells.append(text + escape_markdown(MARKS[cell.mark]).rstrip())
         lines.append("| " + " | ".join(cells) + " |")
     for note in grid.notes:
-        lines += ["", tables.escape_markdown(note)]
+        lines += ["", escape_markdown_line(note)]
     return "\n".join(lines)
 
 
@@ -552,14 +560,6 @@ _LATEX_COLUMNS = {
     "Distance": r"Distance$\downarrow$",
     "Non-SF": r"Non-SF$\uparrow$",
 }
-_LATEX_SPECIAL = {
-    "\\": r"\textbackslash{}",
-    "~": r"$\sim$",
-    "^": r"\textasciicircum{}",
-    "†": r"$^\dagger$",
-    "‡": r"$^\ddagger$",
-    **{c: "\\" + c for c in "&%$#_{}"},
-}
 
 
 def render_latex(block: Block) -> str:
@@ -569,7 +569,7 @@ def render_latex(block: Block) -> str:
     lines = [
         r"\begin{table}[h]",
         r"\centering",
-        rf"\caption{{{_latex(block.title)}. {_latex(' '.join(grid.notes))}}}",
+        rf"\caption{{{escape_latex(block.title)}. {escape_latex(' '.join(grid.notes))}}}",
         rf"\begin{{tabular}}{{l{'r' * grid.num_ours}{'r' * num_paper}}}",
         r"\toprule",
     ]
@@ -580,12 +580,12 @@ def render_latex(block: Block) -> str:
             rf"& \multicolumn{{{num_paper}}}{{c}}{{the paper}} \\",
             rf"\cmidrule(lr){{2-{last}}} \cmidrule(lr){{{last + 1}-{last + num_paper}}}",
         ]
-    names = [_LATEX_COLUMNS.get(name, _latex(name)) for name in grid.columns]
+    names = [_LATEX_COLUMNS.get(name, escape_latex(name)) for name in grid.columns]
     lines += [" & ".join(names) + r" \\", r"\midrule"]
     for row in grid.rows:
         cells = []
         for cell in row:
-            text = _latex(cell.text)
+            text = escape_latex(cell.text)
             if cell.is_best:
                 text = rf"\bestbg{{{text}}}"
             elif cell.is_gray:
@@ -594,10 +594,6 @@ def render_latex(block: Block) -> str:
         lines.append(" & ".join(cells) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
     return "\n".join(lines)
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX_SPECIAL.get(c, c) for c in text)
 
 
 _CSV_COLUMNS = (
@@ -624,17 +620,18 @@ def render_csv(blocks: Sequence[Block]) -> str:
     writer.writeheader()
     for block in blocks:
         grid = lay_out(block)
-        shared = {"name": block.name, "dataset": block.dataset, "model": block.model}
-        shared["algorithm"] = block.algorithm
+        names = {"name": block.name, "dataset": block.dataset, "model": block.model}
+        names["algorithm"] = block.algorithm
+        shared = {key: escape_csv(text) for key, text in names.items()}
         for row, cells in zip(block.rows, grid.rows, strict=True):
             ours, theirs = cells[1 : grid.num_ours + 1], cells[grid.num_ours + 1 :]
-            names = grid.columns[1 : grid.num_ours + 1], grid.columns[grid.num_ours + 1 :]
-            line = shared | {"strategy": row.strategy}
+            titles = grid.columns[1 : grid.num_ours + 1], grid.columns[grid.num_ours + 1 :]
+            line = shared | {"strategy": escape_csv(row.strategy)}
             if row.ours:
-                best = {n for n, cell in zip(names[0], ours, strict=True) if cell.is_best}
+                best = {n for n, cell in zip(titles[0], ours, strict=True) if cell.is_best}
                 writer.writerow(line | _csv_ours(block, row.ours, best))
             if row.paper and block.paper:
-                best = {n for n, cell in zip(names[1], theirs, strict=True) if cell.is_best}
+                best = {n for n, cell in zip(titles[1], theirs, strict=True) if cell.is_best}
                 writer.writerow(line | _csv_paper(block.paper, row.paper, best))
     return text.getvalue()
 

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from raslik_jax.evaluation import words
 from raslik_jax.evaluation.summary import IntervalEntry, Metrics
+from raslik_jax.evaluation.words import word_pattern
 from raslik_jax.reporting import blocks as blocks_lib
 from raslik_jax.reporting import charts, published, runs, tables
 from raslik_jax.reporting.markup import Markup, element, escape, join
@@ -734,7 +734,7 @@ def _side_by_side(run: runs.StoredRun, number: int, budget: int) -> Markup:
         *[query for query in run.queries if query.is_target][: limits.num_target],
         *[query for query in run.queries if not query.is_target][: limits.num_normal],
     ]
-    pattern = words.word_pattern(run.marker_words) if run.marker_words else None
+    pattern = word_pattern(run.marker_words) if run.marker_words else None
     default = _default_query(run, chosen, pattern)
     options: dict[str, list[Markup]] = {"Target queries": [], "Normal queries": []}
     items = []

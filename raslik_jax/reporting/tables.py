@@ -2,7 +2,6 @@
 
 import functools
 import math
-import re
 import textwrap
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from raslik_jax.evaluation.summary import (
     Metrics,
     ModelEntry,
 )
+from raslik_jax.reporting.markup import escape_markdown, escape_markdown_line, visible
 
 # Names as the paper prints them; a strategy or algorithm that is not here shows its own.
 STRATEGY_NAMES = {
@@ -152,7 +152,7 @@ def render_terminal(table: Table) -> str:
                 lines.append("")
     if table.notes:
         lines.append("")
-        lines += [line for note in table.notes for line in textwrap.wrap(note, 100)]
+        lines += [line for note in table.notes for line in textwrap.wrap(_visible(note), 100)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -174,13 +174,7 @@ def _wrap(text: str, width: int | None) -> list[str]:
 
 
 def _visible(text: str) -> str:
-    collapsed = " ".join(text.split())
-    return "".join("\N{REPLACEMENT CHARACTER}" if _is_control(c) else c for c in collapsed)
-
-
-def _is_control(character: str) -> bool:
-    # Escape sequences move the cursor, and marks of direction reorder what is read.
-    return unicodedata.category(character)[0] == "C"
+    return visible(" ".join(text.split()))
 
 
 def _width(text: str) -> int:
@@ -205,22 +199,12 @@ def render_markdown(table: Table) -> str:
         else:
             lines.append(_pipe([escape_markdown(cell) for cell in row]))
     for note in table.notes:
-        lines += ["", escape_markdown(note)]
+        lines += ["", escape_markdown_line(note)]
     return "\n".join(lines)
 
 
 def _pipe(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def escape_markdown(text: str) -> str:
-    """Returns text that Markdown shows as it is, also inside a table."""
-    text = text.strip().replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    text = re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", text)
-    text = "".join(
-        "�" if unicodedata.category(c) == "Cc" and c not in "\n\r\t" else c for c in text
-    )
-    return re.sub(r"\s*[\r\n]\s*", "<br>", text)
 
 
 def last_epochs(methods: Sequence[MethodEntry]) -> list[MethodEntry]:

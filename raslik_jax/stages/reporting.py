@@ -7,6 +7,7 @@ from typing import Any
 from raslik_jax.data.examples import Example
 from raslik_jax.pipeline import read_json
 from raslik_jax.reporting import figures, page, published, runs, tables
+from raslik_jax.reporting.markup import escape_markdown
 from raslik_jax.stages.workspace import Workspace
 
 # Queries whose answers the report shows side by side.
@@ -54,7 +55,7 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
         f"{tables.render_terminal(retrieval)}\n\n{tables.render_terminal(results)}\n"
     )
     sections = (
-        (f"# {config.name}", f"Seed {config.seed}; {_corpus_line(metrics)}"),
+        (f"# {escape_markdown(config.name)}", f"Seed {config.seed}; {_corpus_line(metrics)}"),
         ("## Retrieval", tables.render_markdown(retrieval)),
         ("", "![Scores of the training examples](scores.png)"),
         ("## Forgetting and retention", tables.render_markdown(results)),
