@@ -604,6 +604,26 @@ class Config(_Checked):
         return []
 
 
+def kernel_name(config: Config) -> str:
+    """Returns in what RASLIK's kernel differs from the paper's wording; empty where it does not.
+
+    The paper's is the cosine, not centered, of gradients at the fine-tuned adapter of the training
+    loss of the response, averaged over queries. Reports name any other beside RASLIK.
+    """
+    sketch, retrieve = config.sketch, config.retrieve
+    differences = {
+        "unshifted loss": sketch.sketch_loss == "unshifted",
+        f"at the {sketch.gradient_at} adapter": sketch.gradient_at == "initial",
+        "summed over the trajectory": sketch.gradient_at == "trajectory",
+        "tokens of prompt and response": sketch.targets == "all",
+        "each tensor normalized": sketch.normalise == "per_tensor",
+        "centered": retrieve.center,
+        "mean rank": retrieve.aggregate == "mean_rank",
+        "common direction of the queries": retrieve.aggregate == "common",
+    }
+    return ", ".join(name for name, differs in differences.items() if differs)
+
+
 def stage_configs() -> dict[str, type]:
     """Returns the settings class of each stage that has one, in stage order."""
     return {

@@ -12,7 +12,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from raslik_jax import pipeline
-from raslik_jax.config import config_from_json
+from raslik_jax.config import Config, config_from_json, kernel_name
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.models import presets
 from raslik_jax.stages import forecast
@@ -24,6 +24,8 @@ _FLAGS = _REPOSITORY / "experiments" / "flags"
 _FILES = sorted(path.name.removesuffix(".flags") for path in _FLAGS.glob("*.flags"))
 _PAPER = [name for name in _FILES if re.search("olmo2|pythia", name)]
 
+_WITH_PRESET = [f"howdy_olmo2_7b parts/{preset}" for preset in ("paper", "released", "robust")]
+
 # Each file is read as run.py reads it, in one process; nothing here loads jax.
 _READ = """
 import json, runpy, sys
@@ -33,7 +35,8 @@ read = {}
 for name in sys.argv[1:]:
     for flag in flags.FLAGS:
         flags.FLAGS[flag].unparse()
-    flags.FLAGS(["run.py", f"--flagfile=experiments/flags/{name}.flags"])
+    files = [f"--flagfile=experiments/flags/{file}.flags" for file in name.split()]
+    flags.FLAGS(["run.py", *files])
     stages = flags.FLAGS.stages
     read[name] = {"config": module["config_lib"].to_json(module["read_config"]()), "stages": stages}
 print(json.dumps(read))
@@ -42,7 +45,10 @@ print(json.dumps(read))
 
 def _read_all():
     done = subprocess.run(
-        [sys.executable, "-c", _READ, *_FILES], capture_output=True, text=True, cwd=_REPOSITORY
+        [sys.executable, "-c", _READ, *_FILES, *_WITH_PRESET],
+        capture_output=True,
+        text=True,
+        cwd=_REPOSITORY,
     )
     if done.returncode:
         raise AssertionError(done.stderr)
@@ -54,7 +60,7 @@ _MODELS = {
     "olmo2_7b": {
         "backbone": {
             "checkpoint": "allenai/OLMo-2-1124-7B",
-            "revision": "stage1-step928646",
+            "revision": "stage1-step928646-tokens3896B",
             "base_format": "int8",
             "double_quant": False,
         },
@@ -104,7 +110,7 @@ _MODELS["olmo2_13b"] = {
 _SIZES = {
     "howdy": (56_474, 5_000, 5_000, 2_000),
     "virtual": (22_000, 2_000, 2_000, 2_000),
-    "tofu": (26_000, 4_000, 2_000, 2_000),
+    "tofu": (26_000, 4_000, 4_000, 2_000),
 }
 _PARAMS = {"olmo2_7b": 8_388_608, "pythia_2.8b": 20_971_520, "olmo2_13b": 13_107_200}
 # By hand: weights of the linear layers; of embedding or head.
@@ -181,6 +187,26 @@ class FlagFilesTest(parameterized.TestCase):
             strategies = {"oracle", "random", "raslik"}
             strategies |= {f"cr_{share}" for share in (25, 35, 45, 50, 62, 75)}
         self.assertEqual(set(config["retrieve"]["strategies"]), strategies)
+
+    @parameterized.parameters(*_PAPER)
+    def test_its_gradient_is_the_one_that_the_paper_words(self, name):
+        self.assertEqual(kernel_name(self.config(name)), "")
+
+    def test_a_preset_after_an_experiment_decides_the_gradient(self):
+        names = {
+            preset: kernel_name(self.config(f"howdy_olmo2_7b parts/{preset}"))
+            for preset in ("paper", "released", "robust")
+        }
+        self.assertEqual(
+            names,
+            {
+                "paper": "",
+                "released": "unshifted loss, each tensor normalized, mean rank",
+                "robust": "unshifted loss, tokens of prompt and response, centered",
+            },
+        )
+        # What has measured best is what runs where nothing is said.
+        self.assertEqual(kernel_name(Config()), names["robust"])
 
     @parameterized.parameters(*_PAPER)
     def test_the_published_figures_stand_in_it(self, name):
