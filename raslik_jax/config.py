@@ -355,7 +355,12 @@ class SketchConfig(_Checked):
     sketch_dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the stored rows.")
     batch_tokens: int = setting(8192, "Tokens of one batch of gradients, padding included.", low=1)
     num_buckets: int = setting(12, "Padded lengths that batches may have.", low=1)
-    chunk_rows: int = setting(1024, "Rows committed to disk at a time.", low=1)
+    chunk_rows: int = setting(
+        0,
+        "Rows committed to disk at a time: what a kill costs at most. 0: a 64th of the corpus or "
+        "one batch, whichever is more, and at most 1,024.",
+        low=0,
+    )
     diagnose: int = setting(
         0,
         "Training examples on whose gradients the projection is diagnosed (effective K, dead "

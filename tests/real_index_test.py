@@ -144,8 +144,7 @@ class RealGradientsTest(absltest.TestCase):
             ids=[train.ids[row] for row in rows_in_order],
             size=SIZE,
         )
-        for _ in build.fill_store(cls.fine, plans, functools.partial(sketch_plan, train)):
-            pass
+        build.fill_store(cls.fine, plans, functools.partial(sketch_plan, train))
         cls.fine.finish()
         plan = batches.plan_rows(queries, np.arange(NUM_QUERIES))
         cls.query_QK = np.asarray(sketch_plan(queries, plan).unit_BK)

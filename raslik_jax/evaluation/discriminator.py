@@ -187,7 +187,7 @@ def fit(
       progress: text before the progress bar; empty for silence.
 
     Raises:
-      ValueError: the loss is not finite, or a text is longer than the encoder takes.
+      ValueError: a loss or a weight is not finite, or a text is longer than the encoder takes.
     """
     per_epoch = finetune.num_steps_of(len(tokens), batch_size=batch_size, num_epochs=1)
     done = len(start.losses)
@@ -200,8 +200,11 @@ def fit(
             state, value = step(state, _pad(encoder, tokens, rows, labels))
             values.append(value)
             bar.update(1)
-        finetune.check_finite(values[-1], what="classifier's loss", step=int(state.step))
-        losses += [float(value) for value in values]
+        found, flag = [float(value) for value in values], "--classifier_learning_rate"
+        name = "the classifier's training"
+        finetune.check_finite(np.asarray(found), what=name, step=len(losses) + 1, rate_flag=flag)
+        losses += found
+        finetune.check_weights(state.weights, what=name, step=len(losses), rate_flag=flag)
         if after_epoch is not None:
             after_epoch(Progress(state, np.asarray(losses)))
     bar.close()

@@ -44,9 +44,9 @@ def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
         settings.classifier_learning_rate, num_texts=len(train.texts), **passes
     )
     start = discriminator.start_fit(model.weights, tx)
-    done = resuming.saved_step(folder)
-    if done is not None:
-        start = resuming.load_progress(folder, done, start._replace(losses=np.zeros(done)))
+    saved = resuming.load_progress(folder, lambda step: start._replace(losses=np.zeros(step)))
+    if saved is not None:
+        done, start = saved
         print(f"    goes on after step {done:,}")
     fitted = discriminator.fit(
         bound,

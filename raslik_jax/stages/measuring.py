@@ -37,7 +37,8 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
     max_len = settings.unlearn_max_len or config.corpus.max_len
     encoded = {kind: workspace.encode(rows, max_len=max_len) for kind, rows in sets.items()}
     batch_size, num_epochs = settings.unlearn_batch_size, settings.unlearn_epochs
-    algorithm, step = workspace.unlearning_step(name, workspace.learning_rate(strategy, name))
+    rate = workspace.learning_rate(strategy, name)
+    algorithm, step = workspace.unlearning_step(name, rate)
     if settings.unlearn_parameters == "lora":
         params = workspace.finetuned
     else:
@@ -52,10 +53,11 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
     )
     total = per_epoch * num_epochs
     log = np.zeros((0, len(steps.Info._fields)), np.float32)
-    done = resuming.saved_step(folder)
-    if done is not None:
-        log = np.zeros((done, len(steps.Info._fields)), np.float32)
-        state, log = resuming.load_progress(folder, done, (state, log))
+    saved = resuming.load_progress(
+        folder, lambda number: (state, np.zeros((number, len(steps.Info._fields)), np.float32))
+    )
+    if saved is not None:
+        done, (state, log) = saved
         print(f"    goes on after epoch {done // per_epoch} of {num_epochs}")
     # The smaller set comes round again within an epoch; each pass in an order of its own.
     streams = {
@@ -73,6 +75,8 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
         )
         for offset, kind in enumerate(sets)
     }
+    what = f"unlearning of {strategy}'s sets by {name}"
+    rate_flag = f"--{name}_learning_rate, or the rate of --choice (it is {rate})"
     rows = list(log)
     numbers = range(len(log) + 1, total + 1)
     for number in progress(numbers, f"{strategy} {name}", total=len(numbers)):
@@ -86,9 +90,13 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
             forget_targets=forget.num_targets,
             retain_targets=retain.num_targets if retain else 0,
         )
-        finetune.check_finite(info.loss, what=f"{name} loss", step=number)
         rows.append(np.array(info, np.float32))
+        for field, value in zip(steps.Info._fields, rows[-1], strict=True):
+            finetune.check_finite(
+                value[None], what=what, step=number, rate_flag=rate_flag, quantity=field
+            )
         if number % per_epoch == 0:
+            finetune.check_weights(state.params, what=what, step=number, rate_flag=rate_flag)
             _save_epoch(workspace, folder / f"epoch-{number // per_epoch}", state.params)
             if number < total:
                 resuming.save_progress(folder, number, (state, np.stack(rows)))

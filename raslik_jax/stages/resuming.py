@@ -1,25 +1,27 @@
-"""What an interrupted training left, to go on from: Orbax checkpoints inside a unit's folder."""
+"""What an interrupted training left, to go on from: Orbax checkpoints inside a unit's folder.
 
+Layout: `resume/STEP/state` is an Orbax checkpoint, `resume/STEP/seal.json` holds the SHA-256 of
+each of its files. The two newest are kept. Orbax reads a flipped byte without a word and reports
+other damage by tracebacks of its threads, so it opens no checkpoint whose seal does not fit.
+"""
+
+import os
 import pathlib
 import shutil
+import sys
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
+from raslik_jax.files import hash_file, read_json, sync_folder, write_json
+from raslik_jax.messages import one_line, shown
+
 _Tree = TypeVar("_Tree")
-_FOLDER = "resume"
-
-
-def _manager(folder: pathlib.Path) -> Any:
-    """Returns the manager of a unit's checkpoints, which keeps the newest one."""
-    # Imported here, because it takes a second and most runs finish without it.
-    import orbax.checkpoint
-
-    options = orbax.checkpoint.CheckpointManagerOptions(
-        max_to_keep=1, create=True, enable_async_checkpointing=False
-    )
-    return orbax.checkpoint.CheckpointManager((folder / _FOLDER).absolute(), options=options)
+_FOLDER, _SEAL = "resume", "seal.json"
+# A damaged checkpoint costs the work since the one before it, not all of it.
+_KEPT = 2
 
 
 def _numbered(tree: Any) -> dict[str, Any]:
@@ -27,55 +29,103 @@ def _numbered(tree: Any) -> dict[str, Any]:
     return {f"{number:05d}": leaf for number, leaf in enumerate(jax.tree.leaves(tree))}
 
 
+def _file_hashes(folder: pathlib.Path) -> dict[str, str]:
+    """Returns the SHA-256 of every file below a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): hash_file(path) for path in files}
+
+
+def _saved_steps(folder: pathlib.Path) -> list[int]:
+    """Returns the numbers of a unit's checkpoints, the newest first."""
+    found = (folder / _FOLDER).glob("*/")
+    return sorted((int(path.name) for path in found if path.name.isdecimal()), reverse=True)
+
+
 def save_progress(folder: pathlib.Path, step: int, progress: Any) -> None:
-    """Writes a tree of arrays, whole or not at all, and removes the one before.
+    """Writes a tree of arrays, whole or not at all, and removes all but the one before.
 
     Args:
       folder: of the unit.
       step: names the checkpoint; a later one has a larger number.
       progress: any tree; an array without elements is refused by Orbax.
+
+    Raises:
+      OSError: it cannot be written, because the disk is full for example.
     """
+    # Imported here, because it takes a second and most runs finish without it.
     import orbax.checkpoint
 
-    with _manager(folder) as manager:
-        manager.save(step, args=orbax.checkpoint.args.StandardSave(_numbered(progress)))
+    place = folder / _FOLDER / str(step)
+    partial = place.with_name(f".{step}.partial-{os.getpid()}")
+    try:
+        remove_partial(place.parent)
+        partial.mkdir(parents=True)
+        with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+            checkpointer.save((partial / "state").absolute(), _numbered(progress))
+        write_json(partial / _SEAL, _file_hashes(partial / "state"))
+        partial.rename(place)
+        sync_folder(place.parent)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise OSError(
+            f"the checkpoint {shown(str(place), 160)} cannot be written "
+            f"({one_line(str(error), 80)}): free space, then run again"
+        ) from error
+    for old in _saved_steps(folder)[_KEPT:]:
+        shutil.rmtree(folder / _FOLDER / str(old))
 
 
-def saved_step(folder: pathlib.Path) -> int | None:
-    """Returns the number of the newest whole checkpoint of a unit, None where there is none."""
-    if not (folder / _FOLDER).is_dir():
-        return None
-    with _manager(folder) as manager:
-        step = manager.latest_step()
-    return None if step is None else int(step)
+def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[int, _Tree] | None:
+    """Returns the newest undamaged checkpoint of a unit, its number and its arrays bit for bit.
 
-
-def load_progress(folder: pathlib.Path, step: int, like: _Tree) -> _Tree:
-    """Returns a checkpoint's arrays, bit for bit, in the structure of `like`.
+    Damaged ones are named on stderr and removed.
 
     Args:
       folder: of the unit.
-      step: from `saved_step`.
-      like: a tree of arrays of the same shapes and dtypes; NumPy arrays come back as such.
+      like: from the number of a checkpoint to a tree of arrays of the same shapes and dtypes; NumPy
+        arrays come back as such.
+
+    Returns:
+      None where there is no undamaged checkpoint.
     """
+    for step in _saved_steps(folder):
+        place = folder / _FOLDER / str(step)
+        try:
+            return step, _read(place, like(step))
+        except ValueError as error:
+            print(
+                f"note: the checkpoint {shown(str(place), 160)} is damaged "
+                f"({one_line(str(error), 80)}): training goes on from the one before, or from the "
+                "start",
+                file=sys.stderr,
+            )
+            shutil.rmtree(place)
+    return None
+
+
+def _read(place: pathlib.Path, like: _Tree) -> _Tree:
     import orbax.checkpoint
 
-    with _manager(folder) as manager:
-        leaves = manager.restore(step, args=orbax.checkpoint.args.StandardRestore(_numbered(like)))
+    if read_json(place / _SEAL, {str: str}) != _file_hashes(place / "state"):
+        raise ValueError("its files differ from their checksums")
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        leaves = checkpointer.restore((place / "state").absolute(), _numbered(like))
     restored = [leaves[name] for name in sorted(leaves)]
-    wrong = [
-        f"{np.shape(leaf)}, not {np.shape(wanted)}"
-        for leaf, wanted in zip(restored, jax.tree.leaves(like), strict=True)
-        if np.shape(leaf) != np.shape(wanted)
-    ]
-    if wrong:
-        raise ValueError(
-            f"{folder / _FOLDER} holds arrays of other shapes than this training ({wrong[0]}): "
-            "delete the folder and run again"
-        )
+    expected = jax.tree.leaves(like)
+    if [np.shape(leaf) for leaf in restored] != [np.shape(leaf) for leaf in expected]:
+        raise ValueError("its arrays have other shapes than this training")
     return jax.tree.unflatten(jax.tree.structure(like), restored)
 
 
 def remove_progress(folder: pathlib.Path) -> None:
-    """Removes the checkpoints of a unit that is finished."""
+    """Removes the checkpoints of a unit that is finished, and what killed saves left in it."""
     shutil.rmtree(folder / _FOLDER, ignore_errors=True)
+    remove_partial(folder)
+
+
+def remove_partial(folder: pathlib.Path) -> None:
+    """Removes the files and folders of saves that were killed before they took their names."""
+    for path in folder.glob(".*.partial*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -177,25 +177,24 @@ def open_index(workspace: Workspace, folder: pathlib.Path) -> IndexWork:
         ids=[encoded.ids[row] for row in order],
         size=size,
         dtype=settings.sketch_dtype,
-        chunk_rows=settings.chunk_rows,
+        chunk_rows=settings.chunk_rows or build.choose_chunk_rows(plans),
     )
     return IndexWork(store, plans, sketch, encoded, num_params)
 
 
 def fill_index(work: IndexWork) -> int:
     """Makes the rows that are missing, with any other job that does; how many were made here."""
-    store, made = work.store, 0
+    store = work.store
     left = sum(len(store.chunk_ids(chunk)) for chunk in store.missing_chunks())
     # The bar counts what this job makes; beside other jobs it ends short of the total.
     with contextlib.closing(progress(None, "sketches", total=left, unit="example")) as bar:
-        for count in build.fill_store(
+        made = build.fill_store(
             store,
             work.plans,
             functools.partial(work.sketch, work.encoded),
             chunks=claimed_chunks(store, worker=f"{socket.gethostname()}-{os.getpid()}"),
-        ):
-            made += count
-            bar.update(count)
+            count=bar.update,
+        )
     store.finish()
     return made
 

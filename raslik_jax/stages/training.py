@@ -105,6 +105,8 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
         {},
         iter(progress(_first(stream, num_steps), "backbone", total=num_steps)),
         tx=tx,
+        name="pretraining of the backbone",
+        rate_flag=f"--pretrain_learning_rate (it is {settings.pretrain_learning_rate})",
     )
     checkpoint.save_model(folder / "model", model_config, fitted.state.params)
     _write_losses(folder, fitted)
@@ -159,13 +161,16 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
         rate, weight_decay=settings.finetune_weight_decay, clip=settings.finetune_clip
     )
     start = finetune.start_fit(model.initial, tx)
-    step = resuming.saved_step(folder)
-    if step is not None:
+
+    def after(step: int) -> finetune.Progress:
         behind = sum(kept <= step for kept in keep_after)
-        like = start._replace(kept=(model.initial,) * behind, losses=np.zeros(step, np.float64))
-        start = resuming.load_progress(folder, step, like)
-        print(f"    goes on after step {step:,} of {num_steps:,}")
-    done = len(start.losses)
+        return start._replace(kept=(model.initial,) * behind, losses=np.zeros(step, np.float64))
+
+    done = 0
+    saved = resuming.load_progress(folder, after)
+    if saved is not None:
+        done, start = saved
+        print(f"    goes on after step {done:,} of {num_steps:,}")
     stream = finetune.epoch_batches(
         encoded,
         batch_size=batch_size,
@@ -195,6 +200,8 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
             if len(at.losses) == num_steps
             else resuming.save_progress(folder, len(at.losses), at)
         ),
+        name="fine-tuning",
+        rate_flag=f"--finetune_learning_rate (it is {settings.finetune_learning_rate})",
     )
     named = {"initial": model.initial, "adapter": fitted.state.params}
     named |= {f"trajectory-{i}": lora for i, lora in enumerate(fitted.kept)}

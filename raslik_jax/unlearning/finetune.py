@@ -1,5 +1,6 @@
 """Supervised training: of a small backbone from scratch, and of LoRA adapters."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
@@ -18,6 +19,7 @@ from raslik_jax.data.batches import (
     round_up,
     training_batches,
 )
+from raslik_jax.messages import shown
 from raslik_jax.unlearning.accumulation import value_and_grad
 from raslik_jax.unlearning.objectives import Mean, TokenBatch, row_weights, weighted_mean
 
@@ -47,6 +49,11 @@ class Progress(NamedTuple):
     losses: Float[np.ndarray, " _S"]
 
 
+def _check_range(is_inside: bool, name: str, allowed: str, value: object) -> None:
+    if not is_inside:
+        raise ValueError(f"{name} must be {allowed}, got {shown(value)}: correct it")
+
+
 class DeviceBatch(NamedTuple):
     """A training batch and its static number of target rows."""
 
@@ -61,14 +68,29 @@ def learning_rate(
     schedule: Literal["linear", "cosine", "constant"],
     warmup: float,
 ) -> optax.Schedule:
-    """Returns a schedule: linear warm-up over a share of the steps, then decay to zero."""
+    """Returns a schedule: linear warm-up over a share of the steps, then decay to zero.
+
+    Args:
+      peak: learning rate after the warm-up, 0 or more.
+      num_steps: steps in all, 1 or more.
+      schedule: the decay.
+      warmup: share of the steps spent warming up, 0 to 1.
+
+    Raises:
+      ValueError: a value is out of its range or not finite.
+    """
+    _check_range(peak >= 0 and math.isfinite(peak), "the learning rate", "0 or more", peak)
+    _check_range(num_steps >= 1, "num_steps", "1 or more", num_steps)
+    _check_range(0 <= warmup <= 1, "warmup", "a share of the steps, 0 to 1", warmup)
     warmup_steps = max(1, round(warmup * num_steps)) if warmup else 0
     decay_steps = max(1, num_steps - warmup_steps)
-    after = {
+    decays = {
         "linear": optax.linear_schedule(peak, 0.0, decay_steps),
         "cosine": optax.cosine_decay_schedule(peak, decay_steps),
         "constant": optax.constant_schedule(peak),
-    }[schedule]
+    }
+    _check_range(schedule in decays, "schedule", f"one of {', '.join(decays)}", schedule)
+    after = decays[schedule]
     if not warmup_steps:
         return after
     return optax.join_schedules(
@@ -79,7 +101,21 @@ def learning_rate(
 def adamw(
     rate: optax.ScalarOrSchedule, *, weight_decay: float, clip: float
 ) -> optax.GradientTransformation:
-    """Returns AdamW (0.9, 0.999, 1e-8) behind clipping by global norm."""
+    """Returns AdamW (0.9, 0.999, 1e-8) behind clipping by global norm.
+
+    Args:
+      rate: learning rate, 0 or more, or a schedule.
+      weight_decay: decoupled, 0 or more.
+      clip: largest norm, more than 0: a negative one turns gradients around.
+
+    Raises:
+      ValueError: a value is out of its range or not finite.
+    """
+    if isinstance(rate, (int, float)):
+        _check_range(rate >= 0 and math.isfinite(rate), "the learning rate", "0 or more", rate)
+    is_decay = weight_decay >= 0 and math.isfinite(weight_decay)
+    _check_range(is_decay, "weight_decay", "0 or more", weight_decay)
+    _check_range(clip > 0 and math.isfinite(clip), "clip", "more than 0", clip)
     return optax.chain(
         optax.clip_by_global_norm(clip), optax.adamw(rate, weight_decay=weight_decay)
     )
@@ -138,7 +174,13 @@ def epoch_batches(
 
 
 def num_steps_of(num_examples: int, *, batch_size: int, num_epochs: int) -> int:
-    """Returns the optimizer steps of so many epochs; the last batch of each may be short."""
+    """Returns the optimizer steps of so many epochs; the last batch of each may be short.
+
+    Raises:
+      ValueError: batch_size or num_epochs is below 1.
+    """
+    for name, value in (("batch_size", batch_size), ("num_epochs", num_epochs)):
+        _check_range(value >= 1, name, "1 or more", value)
     return num_epochs * -(-num_examples // batch_size)
 
 
@@ -161,6 +203,8 @@ def fit(
     keep_after: tuple[int, ...] = (),
     save_every: int = 0,
     save: Callable[[Progress], None] | None = None,
+    name: str = "training",
+    rate_flag: str = "the learning rate",
 ) -> Progress:
     """Returns parameters that fit the batches, one optimizer step a batch.
 
@@ -176,10 +220,13 @@ def fit(
       dropout_key: key of the dropout, the same for the whole training; None turns it off.
       keep_after: numbers of steps after which a copy of the parameters is kept.
       save_every: steps between two calls of `save`; 0 for none.
-      save: takes the progress, to go on from in another process with the same bits.
+      save: takes the progress, to go on from in another process with the same bits; never one
+        that has diverged.
+      name: what is trained, for errors.
+      rate_flag: what to lower where it diverges.
 
     Raises:
-      ValueError: the loss is not finite; the step is named.
+      ValueError: a loss or a weight is not finite; the step is named.
     """
 
     def step_fn(
@@ -207,33 +254,69 @@ def fit(
 
     step = jax.jit(step_fn, static_argnames="num_targets")
     state, kept = progress.state, list(progress.kept)
-    values: list[Array] = []
-    number = first = len(progress.losses)
+    losses_so_far, values = progress.losses, list[Array]()
 
     def so_far() -> Progress:
+        """Returns the progress with the losses since the last look, all of it finite."""
+        nonlocal losses_so_far
         found = np.asarray([float(value) for value in values], np.float64)
-        return Progress(state, tuple(kept), np.concatenate([progress.losses, found]))
+        values.clear()
+        check_finite(found, what=name, step=len(losses_so_far) + 1, rate_flag=rate_flag)
+        losses_so_far = np.concatenate([losses_so_far, found])
+        return Progress(state, tuple(kept), losses_so_far)
 
-    for number, device in enumerate(batches, start=first + 1):
+    for number, device in enumerate(batches, start=len(losses_so_far) + 1):
         state, value = step(state, frozen, device.batch, num_targets=device.num_targets)
         values.append(value)
         if number in keep_after:
             kept.append(state.params)
         saves_now = bool(save_every) and number % save_every == 0
         # Looking at each loss would stall the device; every 32nd is soon enough to stop.
-        if len(values) % 32 == 0 or saves_now:
-            check_finite(value, what="training loss", step=number)
-        if save is not None and saves_now:
-            save(so_far())
-    if values:
-        check_finite(values[-1], what="training loss", step=number)
-    return so_far()
+        if len(values) == 32 or saves_now:
+            at = so_far()
+            if save is not None and saves_now:
+                check_weights(at.state.params, what=name, step=number, rate_flag=rate_flag)
+                save(at)
+    done = so_far()
+    # A state that was kept and is not finite leaves nothing finite behind it.
+    check_weights(done.state.params, what=name, step=len(done.losses), rate_flag=rate_flag)
+    return done
 
 
-def check_finite(value: Array, *, what: str, step: int) -> None:
-    """Raises a ValueError where a loss is NaN or infinite."""
-    if not np.isfinite(float(value)):
+def check_finite(
+    losses: Float[np.ndarray, " _S"],
+    *,
+    what: str,
+    step: int,
+    rate_flag: str = "the learning rate",
+    quantity: str = "loss",
+) -> None:
+    """Raises a ValueError where a loss is NaN or infinite.
+
+    Args:
+      losses: of one or more steps.
+      what: what is trained.
+      step: number of the first of them.
+      rate_flag: what to lower.
+      quantity: what is looked at, where it is not the loss.
+    """
+    bad = np.flatnonzero(~np.isfinite(losses))
+    if len(bad):
         raise ValueError(
-            f"the {what} is {float(value)} at step {step}: lower the learning rate, "
-            "or check the base weights for NaN"
+            f"{what} diverged: the {quantity} at step {step + int(bad[0])} is {losses[bad[0]]}; "
+            f"lower {rate_flag}, or check the weights that it starts from for NaN"
+        )
+
+
+def check_weights(
+    params: Tree, *, what: str, step: int, rate_flag: str = "the learning rate"
+) -> None:
+    """Raises a ValueError where a weight is NaN or infinite; arguments as in `check_finite`.
+
+    The last step's loss is that of the weights before it, so finite losses do not say it.
+    """
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
+        raise ValueError(
+            f"{what} diverged: weights are NaN or infinite after step {step}; "
+            f"lower {rate_flag}, or check the weights that it starts from for NaN"
         )

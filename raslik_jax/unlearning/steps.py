@@ -1,8 +1,9 @@
 """Unlearning algorithms as (init, step) pairs around any Optax transformation."""
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from raslik_jax.axes import Tree
+from raslik_jax.messages import shown
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.unlearning import objectives
 from raslik_jax.unlearning.accumulation import value_and_grad
@@ -92,6 +94,10 @@ class Options:
       whole: functions of the model without an adapter. Where it is given, all weights are trained:
         the parameters are a base tree, in float32 so that small updates do not round away, and
         run in the dtypes of the frozen base. Otherwise they are the adapter.
+
+    Raises:
+      ValueError: a weight below 0, an inverse temperature that is not above 0, a number that is not
+        finite, or an unknown mean or direction.
     """
 
     forget_weight: float = 1.0
@@ -103,6 +109,26 @@ class Options:
     simnpo_beta: float = 4.5
     simnpo_delta: float = 0.0
     whole: Decoder | None = None
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} must be a finite number of 0 or more, got {getattr(self, name)}"
+            for name in ("forget_weight", "retain_weight", "micro_batch")
+            if not 0 <= getattr(self, name) < math.inf
+        ]
+        problems += [
+            f"{name} must be a finite number above 0, got {getattr(self, name)}"
+            for name in ("npo_beta", "simnpo_beta")
+            if not 0 < getattr(self, name) < math.inf
+        ]
+        if not math.isfinite(self.simnpo_delta):
+            problems.append(f"simnpo_delta must be a finite number, got {self.simnpo_delta}")
+        for name, choices in (("mean", objectives.Mean), ("kl_direction", objectives.Direction)):
+            if getattr(self, name) not in get_args(choices):
+                allowed = " or ".join(get_args(choices))
+                problems.append(f"{name} must be {allowed}, got {shown(getattr(self, name))}")
+        if problems:
+            raise ValueError("; ".join(problems))
 
 
 _DEFAULT = Options()
