@@ -19,6 +19,7 @@ from raslik_jax.models import checkpoint, decoder, gpt_neox, quantize
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.stages import measuring, resuming, training
 from raslik_jax.stages.workspace import Model, Workspace
+from raslik_jax.unlearning import steps
 
 _ROWS = tuple(
     Example(f"{n:03d}", f"Say {word} {n % 3} times", "", f"{word} " * (1 + n % 3))._replace(
@@ -102,8 +103,14 @@ class TrainingStageTest(parameterized.TestCase):
         # Optax's AdamW raises float32 to an integer power, which strict promotion refuses.
         self.enter_context(jax.numpy_dtype_promotion("standard"))
 
-    def run_and_kill(self, stage, after):
-        """Runs a stage whole and, elsewhere, killed after a checkpoint and begun again."""
+    def run_and_kill(self, stage, after, *, damage=False):
+        """Runs a stage whole and, elsewhere, killed after a checkpoint and begun again.
+
+        Args:
+          stage: what is run.
+          after: number of the checkpoint after which it is killed.
+          damage: flip a byte of that checkpoint, so that the one before is gone on from.
+        """
         folders = []
         for name in ("undisturbed", "killed"):
             folders.append(self.root / name)
@@ -125,6 +132,10 @@ class TrainingStageTest(parameterized.TestCase):
         with self.assertRaises(KeyboardInterrupt):
             stage(workspace, folders[1])
         self.assertTrue((folders[1] / "resume").is_dir())
+        if damage:
+            seal = folders[1] / "resume" / str(saved[-1]) / "seal.json"
+            seal.write_text(seal.read_text().replace("a", "b", 1))
+        (folders[1] / ".epoch-2.partial-123").mkdir()  # of a save that was killed
         stage(workspace, folders[1])
         return folders, saved
 
@@ -139,14 +150,42 @@ class TrainingStageTest(parameterized.TestCase):
         def stage(workspace, folder):
             measuring.unlearn(workspace, "raslik", "npo_klr", folder)
 
-        (whole, killed), saved = self.run_and_kill(stage, 1)
+        (whole, killed), saved = self.run_and_kill(stage, 2, damage=True)
         # Three steps of four examples see all eleven of the retain set.
-        self.assertEqual(saved, [3, 6])
+        self.assertEqual(saved, [3, 6, 6])
+        self.assertFalse((killed / ".epoch-2.partial-123").exists())
         self.assertEqual(_bytes(killed), _bytes(whole))
         log = json.loads((whole / "steps.json").read_text())
         self.assertLen(log, 9)
         self.assertGreater(log[-1]["forget_nll"], log[0]["forget_nll"])
         self.assertFalse((whole / "resume").exists())
+
+    @parameterized.parameters((6, "weights"), (5, "grad_norm"))
+    def test_unlearning_that_diverges_leaves_the_epochs_before(self, last, what):
+        def step(state, frozen, forget, retain, **targets):
+            number = int(state.step) + 1
+            params = jax.tree.map(
+                lambda leaf: leaf * (jnp.inf if number == last else 1.0), state.params
+            )
+            info = steps.Info(*map(jnp.float32, (1, 1, 1, jnp.inf if number == 5 == last else 1)))
+            return steps.State(params, (), jnp.int32(number)), info
+
+        algorithm = steps.Algorithm(
+            init=lambda params: steps.State(params, (), jnp.int32(0)), step=step, reads_retain=True
+        )
+        self.enter_context(
+            absltest.mock.patch.object(
+                Workspace, "unlearning_step", lambda *names: (algorithm, step)
+            )
+        )
+        folder = self.root / "unlearn"
+        folder.mkdir()
+        with self.assertRaisesRegex(
+            ValueError, f"unlearning .* diverged: .*{what}.* step {last}.*--ga_gdr_learning_rate"
+        ):
+            measuring.unlearn(_workspace(self.root), "raslik", "ga_gdr", folder)
+        self.assertEqual(sorted(path.name for path in folder.iterdir()), ["epoch-1", "resume"])
+        self.assertEqual([path.name for path in (folder / "resume").iterdir()], ["3"])
 
     @pytest.mark.heavy
     def test_all_parameters_leave_whole_models(self):

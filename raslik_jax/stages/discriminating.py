@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from raslik_jax import memory
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import howdy, tokenization
@@ -21,6 +22,7 @@ from raslik_jax.stages.workspace import Workspace, non_sf_by_words
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
+@memory.explained("the classifier's training", "--classifier_batch_size or --classifier_max_len")
 def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
     """Trains the classifier on answers of the training examples, saves and measures it."""
     settings, seed = workspace.config.evaluate, workspace.config.seed

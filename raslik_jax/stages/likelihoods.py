@@ -4,6 +4,7 @@ import json
 import pathlib
 from collections.abc import Iterator
 
+from raslik_jax import memory
 from raslik_jax.data import corpora, tofu
 from raslik_jax.evaluation import perplexity
 from raslik_jax.evaluation.tofu_metrics import QuestionRecord
@@ -37,6 +38,7 @@ def _perplexity_records(
     return named
 
 
+@memory.explained("measuring likelihoods", "--batch_tokens or --decode_batch_size")
 def reference_perplexity(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the likelihoods of the perplexity sets under the fine-tuned model and the backbone."""
     for name, lora in (("finetuned", workspace.finetuned), ("backbone", workspace.model.initial)):
@@ -44,6 +46,7 @@ def reference_perplexity(workspace: Workspace, folder: pathlib.Path) -> None:
         write_json(folder / f"{name}.json", records)
 
 
+@memory.explained("measuring likelihoods", "--batch_tokens or --decode_batch_size")
 def variant_perplexity(
     workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
 ) -> None:
@@ -107,6 +110,7 @@ def _question_records(workspace: Workspace, model: BoundModel, what: str) -> lis
     return records
 
 
+@memory.explained("measuring likelihoods", "--batch_tokens or --decode_batch_size")
 def reference_questions(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes what the fine-tuned model and the backbone make of TOFU's questions."""
     for name, lora in (("finetuned", workspace.finetuned), ("backbone", workspace.model.initial)):
@@ -116,6 +120,7 @@ def reference_questions(workspace: Workspace, folder: pathlib.Path) -> None:
         )
 
 
+@memory.explained("measuring likelihoods", "--batch_tokens or --decode_batch_size")
 def variant_questions(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path) -> None:
     """Writes what one unlearned model makes of TOFU's questions, after every epoch."""
     for epoch in workspace.epochs(strategy, name):

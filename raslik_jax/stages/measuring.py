@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from raslik_jax import memory
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import examples
@@ -22,6 +23,7 @@ from raslik_jax.stages.workspace import CORPUS_FIELDS, Workspace, write_rows
 from raslik_jax.unlearning import finetune, steps
 
 
+@memory.explained("unlearning", "--unlearn_micro_batch_size or --unlearn_max_len")
 def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path) -> None:
     """Unlearns one strategy's sets by one algorithm, and saves the model of every epoch.
 
@@ -120,6 +122,7 @@ def _save_epoch(workspace: Workspace, folder: pathlib.Path, params: Tree) -> Non
         checkpoint.save_model(folder, model.decoder.config, weights)
 
 
+@memory.explained("decoding", "--decode_batch_size or --max_new_tokens")
 def generate(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path) -> None:
     """Writes the greedy answers of one unlearned model to the queries, after every epoch."""
     target, normal = workspace.evaluation_queries()

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from raslik_jax import memory
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import batches, examples, prompts, tokenization
@@ -199,6 +200,7 @@ def fill_index(work: IndexWork) -> int:
     return made
 
 
+@memory.explained("sketching", "--batch_tokens or --sketch_size")
 def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
     """Sketches the gradients of every training example and of the retrieval queries."""
     work = open_index(workspace, folder)
@@ -317,6 +319,7 @@ def make_embeddings(
         np.save(folder / f"{name}.npy", vector_NE, allow_pickle=False)
 
 
+@memory.explained("the exact kernel", "--batch_tokens")
 def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the influence by the unsketched kernel: gradients are made anew for each use.
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from raslik_jax import memory
 from raslik_jax.axes import Tree
 from raslik_jax.data import corpora, examples, prompts, tokenization
 from raslik_jax.models import checkpoint, decoder, gpt_neox
@@ -50,6 +51,7 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
     print(f"    {len(corpus.train):,} training examples, {targets:,} of them labelled targets")
 
 
+@memory.explained("pretraining of the backbone", "--pretrain_batch_size or --max_len")
 def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     """Trains a small GPT-NeoX from scratch, all parameters, on the backbone's examples."""
     config, settings = workspace.config, workspace.config.backbone
@@ -122,6 +124,7 @@ def _write_losses(folder: pathlib.Path, fitted: finetune.Progress) -> None:
     print(f"    loss {fitted.losses[0]:.3f} -> {fitted.losses[-20:].mean():.3f} nats a token")
 
 
+@memory.explained("fine-tuning", "--finetune_micro_batch_size or --finetune_max_len")
 def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
     """Fine-tunes a LoRA adapter on the training examples, keeping some along the way.
 
@@ -213,12 +216,14 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
     resuming.remove_progress(folder)
 
 
+@memory.explained("decoding", "--decode_batch_size or --max_new_tokens")
 def make_retrieval_answers(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the greedy answers of the fine-tuned model to the queries of retrieval."""
     rows = workspace.corpus.queries["retrieval"]
     _write_answers(workspace, folder / "finetuned.jsonl", workspace.finetuned, rows)
 
 
+@memory.explained("decoding", "--decode_batch_size or --max_new_tokens")
 def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the greedy answers of the fine-tuned model and of the backbone, to be measured by."""
     target, normal = workspace.evaluation_queries()
