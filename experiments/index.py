@@ -38,7 +38,7 @@ def describe(store: Any) -> str:
     """Returns what an index is, a line for each thing."""
     missing = store.missing_chunks()
     lines = [
-        f"{store.path}: format {store.sketch_format}",
+        f"{store.path}: format {store.index_format}",
         f"rows      {store.num_rows:,} of {store.size:,} coordinates, {store.dtype}",
         f"deleted   {len(store.deleted_ids):,}",
         f"chunks    {store.num_chunks:,} of {store.chunk_rows:,} rows, {len(missing):,} missing",

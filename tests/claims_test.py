@@ -5,10 +5,10 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import numpy as np
@@ -88,17 +88,30 @@ class ClaimsTest(TemporaryFolder):
     def test_a_dead_process_of_this_host_loses_its_claim_at_once(self):
         gone = subprocess.Popen([sys.executable, "-c", ""])
         gone.wait()
-        claim = {"worker": "w", "host": socket.gethostname(), "pid": gone.pid, "beat": 0}
+        claim = json.loads(self.claims("w")._value(0, 0)) | {"pid": gone.pid}
         for host, expected in ((claim["host"], 0), ("elsewhere", 1)):
             generation = self.store.read_claim(0).stamp.generation
             self.store.write_claim(0, json.dumps(claim | {"host": host}).encode(), generation)
             self.assertEqual(self.claims("other").take().chunk, expected)
 
+    def test_a_claim_on_an_index_of_other_settings_is_void(self):
+        claim = json.loads(self.claims("w")._value(0, 0))
+        self.store.write_claim(0, json.dumps(claim | {"index": "another"}).encode(), None)
+        self.assertEqual(self.claims("other").take().chunk, 0)
+
+    @parameterized.parameters(b"", b"{}", b"[1]", b'{"host": 3}', b"\xff", b"[" * 9999)
+    def test_a_claim_that_cannot_be_read_expires_like_any_other(self, value):
+        self.store.write_claim(0, value, None)
+        other = self.claims("other")
+        self.assertEqual([other.take().chunk for _ in range(2)], [1, 2])
+        self.now = 5.1
+        self.assertEqual(other.take().chunk, 0)
+
     def test_a_heartbeat_keeps_a_claim(self):
         worker, other = self.claims("worker"), self.claims("other")
         claims = [worker.take() for _ in range(3)]
         self.assertIsNone(other.take())
-        beat = worker._value(1)
+        beat = worker._value(0, 1)
         generation = self.store.write_claim(0, beat, claims[0].generation)
         self.assertIsNotNone(generation)
         self.now = 6
@@ -145,6 +158,35 @@ class ClaimsTest(TemporaryFolder):
     def test_refuses_a_claim_that_dies_between_heartbeats(self):
         with self.assertRaisesRegex(ValueError, "has to outlive its heartbeat"):
             next(claimed_chunks(self.store, worker="w", heartbeat_s=60.0, expiry_s=60.0))
+
+
+class StoppedTest(TemporaryFolder):
+    def test_a_process_stopped_in_a_write_holds_up_no_other_and_ends_well(self):
+        """Neither the same chunk nor the end of the index waits for it."""
+        folder = pathlib.Path(self.path, "rows", "c", "0")
+        for _ in range(5):  # the write takes some milliseconds, and may end before the signal comes
+            shutil.rmtree(self.path, ignore_errors=True)
+            job = start(self.path, 128, 32768, 128, "float32")
+            self.addCleanup(job.kill)
+            while not list(folder.glob("*.__lock")) and job.poll() is None:
+                pass
+            job.send_signal(signal.SIGSTOP)
+            if stopped_in_write := bool(list(folder.glob("*.__lock"))):
+                break
+            job.kill()
+        store = SketchStore.open(self.path)
+        other = threading.Thread(
+            target=lambda: (store.write_chunk(0, *sketches(slice(0, 128), 32768)), store.finish()),
+            daemon=True,
+        )
+        other.start()
+        other.join(timeout=20)
+        self.assertFalse(other.is_alive())
+        self.assertTrue(stopped_in_write)
+        job.send_signal(signal.SIGCONT)
+        self.assertEqual(finish(job).split()[-1], "finished")
+        self.assertEqual(SketchStore.open(self.path).verify(), ())
+        self.assertFalse(list(folder.glob("*.__lock")))
 
 
 @pytest.mark.heavy

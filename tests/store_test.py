@@ -76,7 +76,7 @@ class StoreTest(parameterized.TestCase):
         self.assertEqual(isinstance(store.stored_chunk(0), np.memmap), not scheme)
         self.assertEqual(store.ids, tuple(self.ids))
         self.assertEqual(store.verify(), ())
-        self.assertEqual((store.sketch_format, store.identity), (1, IDENTITY))
+        self.assertEqual((store.index_format, store.identity), (2, IDENTITY))
         np.testing.assert_array_equal(store.norms, self.norms)
         blocks = list(store.blocks())
         self.assertEqual([b.positions for b in blocks], [slice(0, 8), slice(8, 16), slice(16, 22)])
@@ -155,14 +155,80 @@ class StoreTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "no manifest.json"):
             SketchStore.open(f"{self.root}/nowhere")
 
-    def test_refuses_another_sketch_format(self):
-        self.make()
+    def change_manifest(self, **changes):
         manifest = pathlib.Path(self.path, "manifest.json")
         record = json.loads(manifest.read_bytes())
         del record["crc32"]
-        manifest.write_bytes(store_lib._sealed(record | {"sketch_format": 99}))
-        with self.assertRaisesRegex(ValueError, "sketch_format 99, and this version reads 1"):
+        manifest.write_bytes(store_lib._sealed(record | changes))
+
+    @parameterized.parameters(
+        ({"index_format": 99}, "another version .index_format 99, this version reads 2.: sketch"),
+        ({"index_format": None}, "another version .index_format None.*: sketch again"),
+        ({"segments": [{"rows": "x", "ids_sha256": ""}]}, "segments.0..rows in .*manifest.json"),
+        ({"deleted": None}, "deleted in .*manifest.json must be a list"),
+    )
+    def test_refuses_another_format_and_a_manifest_of_another_shape(self, changes, message):
+        self.make()
+        self.change_manifest(**changes)
+        with self.assertRaisesRegex(ValueError, message):
             SketchStore.open(self.path)
+
+    def test_a_writer_of_older_settings_commits_nothing(self):
+        """Its index was replaced under its hands: no row of it may be counted in the new one."""
+        writer = SketchStore.create(
+            self.path, identity=IDENTITY, ids=self.ids, size=24, chunk_rows=8
+        )
+        writer.write_chunk(0, self.rows[:8], self.norms[:8])
+        old = pathlib.Path(self.path, "commits/0.json").read_bytes()
+        shutil.rmtree(self.path)
+        new = SketchStore.create(
+            self.path, identity=IDENTITY | {"loss": "next"}, ids=self.ids, size=24, chunk_rows=8
+        )
+        before = tree_bytes(self.path)
+        with self.assertRaisesRegex(ValueError, "was replaced or removed while this process"):
+            writer.write_chunk(1, self.rows[8:16], self.norms[8:16])
+        self.assertEqual(tree_bytes(self.path), before)
+        # A record that is there all the same counts for nothing and is named.
+        fill(new, self.rows, self.norms)
+        for chunk in (0, 2):
+            pathlib.Path(self.path, f"commits/{chunk}.json").write_bytes(old)
+        store = SketchStore.open(self.path)
+        self.assertEqual(store.missing_chunks(), (0, 2))
+        found = store.verify()
+        self.assertEqual([d.file for d in found], ["commits/0.json", "commits/2.json"])
+        self.assertRegex(found[0].reason, "is of an index of other settings or rows")
+        shutil.rmtree(self.path)
+        with self.assertRaisesRegex(ValueError, "was replaced or removed"):
+            writer.write_chunk(1, self.rows[8:16], self.norms[8:16])
+
+    def test_a_late_maker_of_a_finished_chunk_ends_well(self):
+        """Another made the chunk and cleared this one's unfinished file away."""
+        store = self.make()
+        gone = OSError(errno.EIO, "No such file: rows/c/0/0_1.__lock")
+        with mock.patch.object(store, "_put_array", side_effect=gone):
+            store.write_chunk(0, self.rows[:8], self.norms[:8])
+            with self.assertRaises(OSError):
+                store.write_chunk(0, self.rows[8:16], self.norms[8:16])
+
+    @parameterized.parameters("zarr.json", "rows/zarr.json", "thesis.txt")
+    def test_files_that_are_no_index_are_left_alone(self, name):
+        file = pathlib.Path(self.path, name)
+        file.parent.mkdir(parents=True)
+        file.write_text("mine")
+        with self.assertRaisesRegex(ValueError, f"new or empty folder, .* holds '{name}'"):
+            self.make()
+        self.assertEqual(tree_bytes(self.path), {name: b"mine"})
+
+    def test_what_a_killed_creation_left_is_taken_over(self):
+        self.make()
+        pristine = tree_bytes(self.path)
+        shutil.rmtree(self.path)
+        for name in ("ids/0.json", "zarr.json", "rows/zarr.json"):
+            file = pathlib.Path(self.path, name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(pristine[name])
+        self.make()
+        self.assertEqual(tree_bytes(self.path), pristine)
 
     @parameterized.named_parameters(
         ("no ids", {"ids": ()}, "got 0 of which 0 differ"),
@@ -260,6 +326,19 @@ class StoreTest(parameterized.TestCase):
             store.delete(["y", "x1"])
         self.assertTrue(store.is_live_N[1])
 
+    def test_deletions_are_kept_by_the_manifest(self):
+        """No other file can be lost that would bring deleted rows back."""
+        store = self.make()
+        before = tree_bytes(self.path)
+        store.delete(["id-07"])
+        after = tree_bytes(self.path)
+        self.assertEqual({n for n in after if after[n] != before.get(n)}, {"manifest.json"})
+        self.assertEqual(SketchStore.open(self.path).deleted_ids, {"id-07"})
+        other = SketchStore.open(self.path)
+        other.delete(["id-14"])
+        with self.assertRaisesRegex(ValueError, "was changed since it was opened: open it again"):
+            store.delete(["id-00"])
+
     @parameterized.parameters("float32", "bfloat16", "int8", "sign")
     def test_a_flipped_byte_in_any_file_is_found(self, dtype):
         centre = self.rows.astype(np.float64).mean(axis=0) if dtype == "sign" else None
@@ -290,8 +369,36 @@ class StoreTest(parameterized.TestCase):
         damages = SketchStore.open(self.path).verify()
         self.assertEqual([d.file for d in damages], ["norms/c/1", "rows/c/2/0"])
         (root / "rows/c/0/0").write_bytes(b"short")
-        with self.assertRaisesRegex(ValueError, "Chunk 0 .* should have 772 bytes"):
+        with self.assertRaisesRegex(ValueError, "rows/c/0/0 is damaged: it must have 772 bytes"):
             next(SketchStore.open(self.path).blocks())
+
+    @parameterized.product(scheme=["", "file://"], dtype=["float32", "int8"])
+    def test_rows_are_checked_when_they_are_read(self, scheme, dtype):
+        self.make(dtype=dtype)
+        root = pathlib.Path(self.path)
+        rows, other = root / "rows/c/1/0", (root / "rows/c/0/0").read_bytes()
+        value = rows.read_bytes()
+        flipped = value[:40] + bytes([value[40] ^ 1]) + value[41:]
+        for damaged in (flipped, other):  # a flipped bit, and the rows of another chunk
+            rows.write_bytes(damaged)
+            store = SketchStore.open(scheme + self.path)
+            store.rows([0])
+            with self.assertRaisesRegex(ValueError, "rows/c/1/0"):
+                store.rows([9])
+            with self.assertRaisesRegex(ValueError, "rows/c/1/0"):
+                list(store.blocks())
+        rows.write_bytes(value)
+        for name in ("norms", "lengths", *(["scales"] if dtype == "int8" else [])):
+            first, second = root / name / "c/0", root / name / "c/1"
+            first_value, second_value = first.read_bytes(), second.read_bytes()
+            first.write_bytes(second_value)
+            with self.assertRaisesRegex(ValueError, f"{name}/c/0 is damaged: its content"):
+                getattr(SketchStore.open(scheme + self.path), name)
+            first.write_bytes(first_value)
+        sums = root / "sums/c/0/0"
+        sums.write_bytes((root / "sums/c/1/0").read_bytes())
+        with self.assertRaisesRegex(ValueError, "sums/c/0/0 is damaged"):
+            SketchStore.open(scheme + self.path).mean_K  # noqa: B018
 
     def test_damaged_chunks_alone_are_made_again(self):
         self.make()

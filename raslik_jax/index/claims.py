@@ -19,21 +19,35 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from raslik_jax.files import check_shape, parse_json
 from raslik_jax.index.store import SketchStore
 
 _HOST = socket.gethostname()
 
 
-def _is_dead(value: bytes) -> bool:
-    """Whether a claim is of a process of this host that is no more: no need to wait then."""
-    claim = json.loads(value)
+_CLAIM = {"worker": str, "host": str, "pid": int, "beat": int, "index": str}
+
+
+def _is_void(value: bytes, origin: str) -> bool:
+    """Whether a claim need not be waited for.
+
+    It is of an index that was here before, or of a process of this host that is no more. One that
+    cannot be read, such as one that is just being written, is waited for like any other.
+    """
+    try:
+        claim = parse_json(value.decode(errors="replace"), "a claim")
+        check_shape(claim, _CLAIM, "a claim")
+    except ValueError:
+        return False
+    if claim["index"] != origin:
+        return True
     if claim["host"] != _HOST:
         return False
     try:
         os.kill(claim["pid"], 0)
     except ProcessLookupError:
         return True
-    except PermissionError:
+    except (PermissionError, OverflowError):
         return False
     return False
 
@@ -93,10 +107,11 @@ class Claims:
         for chunk in self._store.missing_chunks():
             read = self._store.read_claim(chunk)
             if read.state == "value" and not (
-                _is_dead(read.value) or self._is_expired(chunk, read.stamp.generation)
+                _is_void(read.value, self._store.chunk_origin(chunk))
+                or self._is_expired(chunk, read.stamp.generation)
             ):
                 continue
-            generation = self._store.write_claim(chunk, self._value(0), read.stamp.generation)
+            generation = self._store.take_claim(chunk, self._value(chunk, 0), read)
             if generation is None:
                 continue  # another job was faster
             # Its last maker may have committed it between our look and our claim.
@@ -113,8 +128,14 @@ class Claims:
         self._seen[chunk] = (generation, since)
         return now - since > self._expiry_s
 
-    def _value(self, beat: int) -> bytes:
-        claim = {"worker": self._worker, "host": _HOST, "pid": os.getpid(), "beat": beat}
+    def _value(self, chunk: int, beat: int) -> bytes:
+        claim = {
+            "worker": self._worker,
+            "host": _HOST,
+            "pid": os.getpid(),
+            "beat": beat,
+            "index": self._store.chunk_origin(chunk),
+        }
         return json.dumps(claim).encode()
 
     @contextlib.contextmanager
@@ -132,7 +153,7 @@ class Claims:
                 # over, or cleared away because the index is complete.
                 with contextlib.suppress(OSError):
                     generation = self._store.write_claim(
-                        claim.chunk, self._value(number), generation
+                        claim.chunk, self._value(claim.chunk, number), generation
                     )
 
         heart = threading.Thread(target=beat, name=f"claim on chunk {claim.chunk}", daemon=True)

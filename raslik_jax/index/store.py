@@ -2,12 +2,13 @@
 
 Layout of an index, local folder or `gs://`, `s3://` prefix alike:
 
-    manifest.json      what the index is and what it was made from; written last at creation
+    manifest.json      what the index is, what it was made from, and which ids are marked deleted;
+                       written last at creation
     ids/<s>.json       ids of segment s (one per creation or append), in sketching order
-    deleted.json       ids marked deleted (absent until the first deletion)
     rows/ norms/ lengths/ scales/ sums/    zarr3 arrays, one file per chunk of whole rows
     centre             what 1-bit rows had subtracted before their signs were taken
-    commits/<i>.json   the commit record of chunk i, written after everything else of the chunk
+    commits/<i>.json   the commit record of chunk i, written after everything else of the chunk:
+                       its checksums, and that of the manifest it was made for
     claims/            of running jobs only, see `raslik_jax.index.claims`
 
 Codecs are `bytes` (little endian) and `crc32c`: no compression (a sketch is noise: zstd saves 22 %
@@ -18,12 +19,12 @@ Every segment begins with a new chunk: an append touches no old file. The price 
 chunk of a segment is padded with zero rows on disk.
 
 Nothing in an index depends on time, process or order of work, so any number of interrupted or
-concurrent runs end with the same bytes.
+concurrent runs end with the same bytes. No lock is held while a file is written: each write goes to
+a name of its own and is renamed, so a process that is stopped in the middle holds up no other.
 """
 
 import contextlib
 import errno
-import fcntl
 import functools
 import hashlib
 import json
@@ -38,6 +39,7 @@ import numpy as np
 import tensorstore as ts
 from jaxtyping import Bool, Float, Float32, Float64, Shaped
 
+from raslik_jax.files import check_shape
 from raslik_jax.index.quantise import (
     pack_signs,
     quantise_int8,
@@ -46,8 +48,9 @@ from raslik_jax.index.quantise import (
     unpack_signs,
     unrotate,
 )
+from raslik_jax.messages import shown, some_of
 
-SKETCH_FORMAT = 1
+INDEX_FORMAT = 2
 # How rows are stored, each with the NumPy dtype of its array. "int8" has a scale per row, "sign" is
 # one bit a coordinate, eight of them a byte; both after the rotation of `quantise.rotate`.
 DTYPES: Mapping[str, np.dtype] = {
@@ -64,6 +67,20 @@ _LOW_BITS = 20
 _UNIT_TOLERANCE = 1e-3
 _CLEARING_ATTEMPTS = 5  # of claims that other jobs are dropping meanwhile
 _OPEN_MAPS = 256  # each memory map holds a file descriptor; the usual limit is 1,024
+# With locks, one stopped process would block all that write the same file, for ever.
+_CONTEXT = ts.Context({"file_io_locking": {"mode": "none"}})
+_UNFINISHED = ".__lock"  # how TensorStore's names of unfinished writes end
+_MANIFEST = {
+    "size": int,
+    "dtype": str,
+    "chunk_rows": int,
+    "rotation_seed": (int, None),
+    "centre_sha256": (str, None),
+    "identity": {str: object},
+    "segments": [{"rows": int, "ids_sha256": str}],
+    "deleted": [str],
+}
+_RECORD = {"chunk": int, "rows": int, "index": str, "checksums": {str: int}}
 
 
 class Block(NamedTuple):
@@ -99,12 +116,25 @@ def _unsealed(value: bytes, file: str) -> dict[str, Any]:
     try:
         record = json.loads(value)
         seal = record.pop("crc32")
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{file} is damaged: it is no sealed JSON record.") from None
     # Bytes, not values: a flip inside white space is damage too.
     if zlib.crc32(_json_bytes(record)) != seal or value != _sealed(record):
         raise ValueError(f"{file} is damaged: its contents do not match its checksum.")
     return record
+
+
+def _origins(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """For each segment the checksum of the manifest as it was when the segment came.
+
+    Neither a later append nor a deletion changes it: it says for which index a chunk was made.
+    """
+    kept = {name: value for name, value in manifest.items() if name not in ("segments", "deleted")}
+    segments = manifest["segments"]
+    return tuple(
+        hashlib.sha256(_json_bytes({**kept, "segments": segments[: n + 1]})).hexdigest()[:16]
+        for n in range(len(segments))
+    )
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -172,19 +202,26 @@ class SketchStore:
         self._kv = _key_value_store(path)
         self._maps: dict[int, np.ndarray] = {}
         self._arrays: dict[str, ts.TensorStore] = {}
+        self._records: dict[int, dict[str, Any]] = {}  # commit records that were read and are ours
+        self._checked: set[int] = set()  # chunks whose rows were held against their checksum
         self._use(manifest, ids)
 
     def _use(self, manifest: Mapping[str, Any], ids: tuple[str, ...]) -> None:
         self._manifest = manifest
         self._ids = ids
-        spans, start = [], 0
-        for segment in manifest["segments"]:
+        spans: list[slice] = []
+        segments: list[int] = []
+        start = 0
+        for number, segment in enumerate(manifest["segments"]):
             end = start + segment["rows"]
             spans += [
                 slice(a, min(a + self.chunk_rows, end)) for a in range(start, end, self.chunk_rows)
             ]
+            segments += [number] * (len(spans) - len(segments))
             start = end
         self._spans = tuple(spans)
+        self._segments = tuple(segments)  # of each chunk
+        self._origins = _origins(manifest)
         self._arrays.clear()  # their shapes may have grown
         self._forget_cached()
 
@@ -221,7 +258,8 @@ class SketchStore:
                 this an index of centred cosines. Centring cannot come after the sign.
 
         Raises:
-            ValueError: an argument is not usable, or the index at `path` was made with others.
+            ValueError: an argument is not usable, the index at `path` was made with others, or
+                `path` holds files that are no index.
         """
         path = _clean_path(path)
         if not ids or len(set(ids)) != len(ids):
@@ -246,7 +284,7 @@ class SketchStore:
                 f"bits, not {size=}; use bfloat16."
             )
         settings = {
-            "sketch_format": SKETCH_FORMAT,
+            "index_format": INDEX_FORMAT,
             "size": size,
             "dtype": dtype,
             "chunk_rows": chunk_rows,
@@ -257,11 +295,14 @@ class SketchStore:
         kv = _key_value_store(path)
         if not kv.read("manifest.json").result().state == "value":
             segment, ids_bytes = _make_segment(ids)
-            manifest = {**settings, "segments": [segment]}
+            manifest = {**settings, "segments": [segment], "deleted": []}
             store = cls(path, manifest, tuple(ids))
-            store._put_bytes("ids/0.json", ids_bytes)
+            files = {"ids/0.json": ids_bytes}
             if centre_K is not None:
-                store._put_bytes("centre", centre_K.astype("<f8").tobytes())
+                files["centre"] = centre_K.astype("<f8").tobytes()
+            store._refuse_foreign_files(files | store._metadata())
+            for file, value in files.items():
+                store._put_bytes(file, value)
             store._put_metadata()
             # Absent when looked for; should another job have made it since, its word stands.
             absent = kv.read("manifest.json").result().stamp.generation
@@ -287,13 +328,15 @@ class SketchStore:
         kv = _key_value_store(path)
         read = kv.read("manifest.json").result()
         if read.state != "value":
-            raise ValueError(f"An index was wanted in {path}, which has no manifest.json.")
+            raise ValueError(f"{path} must be an index, it has no manifest.json: correct the path")
         manifest = _unsealed(read.value, f"{path}/manifest.json")
-        if manifest.get("sketch_format") != SKETCH_FORMAT:
+        if manifest.get("index_format") != INDEX_FORMAT:
             raise ValueError(
-                f"The index {path} has sketch_format {manifest.get('sketch_format')!r}, and this "
-                f"version reads {SKETCH_FORMAT}; make the index again."
+                f"the index {path} was made by another version (index_format "
+                f"{shown(manifest.get('index_format'))}, this version reads {INDEX_FORMAT}): "
+                "sketch again"
             )
+        check_shape(manifest, _MANIFEST, f"{path}/manifest.json")
         if identity is not None:
             _refuse_differences(path, manifest["identity"], _as_json(identity))
         ids: list[str] = []
@@ -314,9 +357,9 @@ class SketchStore:
         return self._path
 
     @property
-    def sketch_format(self) -> int:
+    def index_format(self) -> int:
         """The format's number."""
-        return self._manifest["sketch_format"]
+        return self._manifest["index_format"]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -384,13 +427,14 @@ class SketchStore:
         """Returns the ids of a chunk's rows, in order."""
         return self._ids[self._spans[chunk]]
 
-    @functools.cached_property
+    def chunk_origin(self, chunk: int) -> str:
+        """Returns the checksum of the manifest that a chunk is made for."""
+        return self._origins[self._segments[chunk]]
+
+    @property
     def deleted_ids(self) -> frozenset[str]:
         """Ids marked deleted."""
-        read = self._kv.read("deleted.json").result()
-        if read.state != "value":
-            return frozenset()
-        return frozenset(_unsealed(read.value, f"{self._path}/deleted.json")["ids"])
+        return frozenset(self._manifest["deleted"])
 
     @functools.cached_property
     def is_live_N(self) -> Bool[np.ndarray, " N"]:
@@ -401,10 +445,47 @@ class SketchStore:
     # ------------------------------------------------------------------ writing
 
     def missing_chunks(self) -> tuple[int, ...]:
-        """Returns the chunks without a commit record, ascending: what is left to do."""
+        """Returns the chunks without a commit record of this index, ascending: what is to do."""
+        there = self._committed_chunks()
+        self._records = {chunk: self._records[chunk] for chunk in there & self._records.keys()}
+        unread = {
+            chunk: self._kv.read(f"commits/{chunk}.json") for chunk in there - self._records.keys()
+        }
+        for chunk, read in unread.items():
+            with contextlib.suppress(ValueError):  # damaged or of another index: to be made again
+                self._records[chunk] = self._own_record(chunk, read.result().value)
+        return tuple(chunk for chunk in range(self.num_chunks) if chunk not in self._records)
+
+    def _committed_chunks(self) -> set[int]:
+        """Chunks that have a commit record, whosever it is."""
         keys = self._kv.list(ts.KvStore.KeyRange("commits/", "commits0")).result()
-        done = {key.decode() for key in keys}
-        return tuple(i for i in range(self.num_chunks) if f"commits/{i}.json" not in done)
+        names = {key.decode() for key in keys}
+        return {chunk for chunk in range(self.num_chunks) if f"commits/{chunk}.json" in names}
+
+    def _own_record(self, chunk: int, value: bytes) -> dict[str, Any]:
+        """The commit record of a chunk; ValueError where it is damaged or not of this index."""
+        file = f"{self._path}/commits/{chunk}.json"
+        record = _unsealed(value, file)
+        check_shape(record, _RECORD, file)
+        span = self._spans[chunk]
+        if (record["chunk"], record["rows"]) != (chunk, span.stop - span.start):
+            raise ValueError(f"{file} is of another chunk")
+        if record["index"] != self.chunk_origin(chunk):
+            raise ValueError(f"{file} is of an index of other settings or rows")
+        return record
+
+    def _refuse_replaced(self, chunk: int) -> None:
+        """Raises a ValueError where the index on disk is not the one that was opened."""
+        read = self._kv.read("manifest.json").result()
+        if read.state == "value":
+            manifest = _unsealed(read.value, f"{self._path}/manifest.json")
+            origins, segment = _origins(manifest), self._segments[chunk]
+            if origins[segment : segment + 1] == (self.chunk_origin(chunk),):
+                return
+        raise ValueError(
+            f"the index {self._path} was replaced or removed while this process worked on it: "
+            "nothing more is written; start again to work on the new one"
+        )
 
     def write_chunk(
         self, chunk: int, rows_CK: Float[np.ndarray, "C K"], norms_C: Float[np.ndarray, " C"]
@@ -420,7 +501,8 @@ class SketchStore:
             norms_C: each sketch's norm before it was made a unit vector.
 
         Raises:
-            ValueError: wrong shape, a value that is not finite, or a row that is no unit vector.
+            ValueError: wrong shape, a value that is not finite, or a row that is no unit vector;
+                the index on disk was replaced by one of other settings meanwhile.
             OSError: the disk is full or the write failed. The chunk is still missing then, and can
                 be written when there is space.
         """
@@ -446,15 +528,23 @@ class SketchStore:
         arrays = self._encode(rows_CK, np.asarray(norms_C, np.float32))
         record = self._commit_record(chunk, arrays)
         key = f"commits/{chunk}.json"
+        self._refuse_replaced(chunk)
         existing = self._kv.read(key).result()
         if existing.state == "value" and existing.value != record:
             self._delete_key(key)  # other bytes than before: missing until all of them are there
-        if not self._arrays:
-            self._put_metadata()
-        for name, values in arrays.items():
-            self._put_array(name, chunk, values)
-        self._put_bytes(key, record)
-        self._forget_cached()
+        self._forget_cached(chunk)
+        try:
+            if not self._arrays:
+                self._put_metadata()
+            for name, values in arrays.items():
+                self._put_array(name, chunk, values)
+            self._refuse_replaced(chunk)
+            self._put_bytes(key, record)
+        except OSError:
+            # Where another process made the same chunk and finished the index, it has cleared away
+            # the files that this one was writing: the chunk is there, and that is all that counts.
+            if self._kv.read(key).result().value != record:
+                raise
 
     def append(self, ids: Sequence[str]) -> tuple[int, ...]:
         """Returns the new chunks that now wait for rows of `ids`; old chunks are not touched.
@@ -474,6 +564,7 @@ class SketchStore:
         old_chunks = self.num_chunks
         segment, ids_bytes = _make_segment(ids)
         segments = self._manifest["segments"]
+        self._refuse_changed()
         self._put_bytes(f"ids/{len(segments)}.json", ids_bytes)
         manifest = {**self._manifest, "segments": [*segments, segment]}
         self._put_bytes("manifest.json", _sealed(manifest))
@@ -498,8 +589,17 @@ class SketchStore:
         deleted = wanted | self.deleted_ids
         if len(deleted) == self.num_rows:
             raise ValueError(f"Deleting every row of {self._path} would leave no index.")
-        self._put_bytes("deleted.json", _sealed({"ids": sorted(deleted)}))
-        self._forget_cached()
+        self._refuse_changed()
+        manifest = {**self._manifest, "deleted": sorted(deleted)}
+        self._put_bytes("manifest.json", _sealed(manifest))
+        self._use(manifest, self._ids)
+
+    def _refuse_changed(self) -> None:
+        """Raises a ValueError where another process has changed the manifest since it was read."""
+        if self._kv.read("manifest.json").result().value != _sealed(self._manifest):
+            raise ValueError(
+                f"the index {self._path} was changed since it was opened: open it again"
+            )
 
     # ------------------------------------------------------------------ reading
 
@@ -516,7 +616,7 @@ class SketchStore:
         """Yields the chunks in order, each with its rows as stored.
 
         Raises:
-            ValueError: a chunk is missing or has the wrong size.
+            ValueError: a chunk is missing or damaged.
         """
         self.require_complete()
         for chunk, span in enumerate(self._spans):
@@ -528,7 +628,7 @@ class SketchStore:
         Signs come back as unit vectors that share the signs, so only their direction means much.
 
         Raises:
-            ValueError: their chunk is missing or has the wrong size.
+            ValueError: their chunk is missing or damaged.
         """
         wanted_M = np.asarray(positions, np.int64)
         starts = np.array([span.start for span in self._spans])
@@ -545,26 +645,50 @@ class SketchStore:
     def stored_chunk(self, chunk: int) -> Shaped[np.ndarray, "C _"]:
         """Returns a chunk as stored, with the zero rows that pad it to `chunk_rows`.
 
-        A local chunk is memory-mapped and its checksum not looked at (`verify` does); one in a
-        cloud store is read through TensorStore, which checks it.
+        A local chunk is memory-mapped, and held against the checksum of its commit record when this
+        object reads it for the first time; one in a cloud store is read and checked each time.
+
+        Raises:
+            ValueError: the chunk is missing or damaged.
         """
         if self._local is None:
-            return self._read_array("rows", chunk)
+            return self._checked_array("rows", chunk)
         if chunk in self._maps:
             return self._maps[chunk]
         shape, dtype = self._array_layout("rows")
-        file = self._local / "rows" / "c" / str(chunk) / "0"
+        name = self._chunk_file("rows", chunk)
+        file = self._local / name
         expected = int(np.prod(shape)) * dtype.itemsize + 4
         actual = file.stat().st_size if file.exists() else None
         if actual != expected:
-            raise ValueError(
-                f"Chunk {chunk} of {self._path} should have {expected} bytes in {file} and has "
-                f"{actual}; run verify and make the damaged chunks again."
-            )
+            raise self._damaged(name, f"it must have {expected} bytes, it has {actual}")
         mapped = np.memmap(file, dtype, mode="r", shape=shape)
+        if chunk not in self._checked:
+            self._check_array("rows", chunk, mapped)
+            self._checked.add(chunk)
         if len(self._maps) < _OPEN_MAPS:
             self._maps[chunk] = mapped
         return mapped
+
+    def _checked_array(self, name: str, chunk: int) -> np.ndarray:
+        """One chunk of an array, held against the checksum of its commit record."""
+        values = self._read_array(name, chunk)
+        self._check_array(name, chunk, values)
+        return values
+
+    def _check_array(self, name: str, chunk: int, values: np.ndarray) -> None:
+        if chunk not in self._records:
+            value = self._kv.read(f"commits/{chunk}.json").result().value
+            self._records[chunk] = self._own_record(chunk, value)
+        if self._records[chunk]["checksums"].get(name) != _checksum(values):
+            reason = "its content does not match its checksum"
+            raise self._damaged(self._chunk_file(name, chunk), reason)
+
+    def _damaged(self, file: str, reason: str) -> ValueError:
+        return ValueError(
+            f"{self._path}/{file} is damaged: {reason}; have the chunk made again "
+            f"(experiments/index.py --index={self._path} --repair)"
+        )
 
     @functools.cached_property
     def norms(self) -> Float32[np.ndarray, " N"]:
@@ -602,7 +726,7 @@ class SketchStore:
         low_K = np.zeros(self._stored_size, np.int64)
         mask = (1 << _LOW_BITS) - 1
         for chunk, span in enumerate(self._spans):
-            total_K = self._read_array("sums", chunk)[0]
+            total_K = self._checked_array("sums", chunk)[0]
             dead = np.flatnonzero(~self.is_live_N[span])
             if len(dead):
                 total_K = total_K - _fixed_point_sum(self._decode_stored(chunk, dead))
@@ -632,17 +756,15 @@ class SketchStore:
         wanted = self._manifest["centre_sha256"]
         if wanted and hashlib.sha256(self._kv.read("centre").result().value).hexdigest() != wanted:
             damages.append(Damage(None, "centre", "differs from what the manifest says"))
-        missing = set(self.missing_chunks())
-        for chunk in range(self.num_chunks):
-            if chunk not in missing:
-                damages += self._verify_chunk(chunk)
+        for chunk in sorted(self._committed_chunks()):
+            damages += self._verify_chunk(chunk)
         return tuple(damages)
 
     def discard(self, chunks: Iterable[int]) -> None:
         """Drops the commit records of `chunks`, which makes them missing."""
         for chunk in chunks:
             self._delete_key(f"commits/{chunk}.json")
-        self._forget_cached()
+            self._forget_cached(chunk)
 
     def finish(self) -> None:
         """Clears away what killed or waiting jobs left; to be called when no chunk is missing.
@@ -654,11 +776,12 @@ class SketchStore:
         self._put_metadata()
         self._clear_claims()
         if self._local is not None:
+            # Of killed processes, or of one whose chunk another made: `write_chunk` copes.
             # Not rglob, which fails where another finishing job removes a folder under its feet.
             for folder, _, names in os.walk(self._local):
                 for name in names:
-                    if name.endswith(".__lock"):
-                        _remove_if_dead(Path(folder, name))
+                    if name.endswith(_UNFINISHED):
+                        Path(folder, name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # a slow job may be looking at its claim
                 (self._local / "claims").rmdir()
 
@@ -678,6 +801,21 @@ class SketchStore:
     def read_claim(self, chunk: int) -> ts.KvStore.ReadResult:
         """Returns the claim on a chunk: state `value` or `missing`, value, generation."""
         return self._kv.read(f"claims/{chunk}.json").result()
+
+    def take_claim(self, chunk: int, value: bytes, seen: ts.KvStore.ReadResult) -> bytes | None:
+        """Returns the generation of a claim in the place of what was seen, None if that is gone."""
+        if self._local is None or seen.state == "value":
+            return self.write_claim(chunk, value, seen.stamp.generation)
+        # Exclusive creation: of many jobs that start at once one has the chunk, without a lock.
+        path = self._local / "claims" / f"{chunk}.json"
+        with _explained(self._path, f"claims/{chunk}.json"):
+            path.parent.mkdir(exist_ok=True)
+            try:
+                with path.open("xb") as file:
+                    file.write(value)
+            except FileExistsError:
+                return None
+        return self.read_claim(chunk).stamp.generation
 
     def write_claim(self, chunk: int, value: bytes, generation: bytes | None) -> bytes | None:
         """Returns the generation written, or None when the claim was not of `generation`."""
@@ -767,14 +905,19 @@ class SketchStore:
         if self.dtype == "sign":
             return unpack_signs(stored)
         if self.dtype == "int8":
-            return _from_int8(stored, self._read_array("scales", chunk)[offsets])
+            return _from_int8(stored, self._checked_array("scales", chunk)[offsets])
         return stored.astype(np.float32)
 
     def _commit_record(self, chunk: int, arrays: Mapping[str, np.ndarray]) -> bytes:
-        checksums = {name: zlib.crc32(np.ascontiguousarray(v).view(np.uint8).data)
-                     for name, v in arrays.items()}  # fmt: skip
         span = self._spans[chunk]
-        return _sealed({"chunk": chunk, "rows": span.stop - span.start, "checksums": checksums})
+        return _sealed(
+            {
+                "chunk": chunk,
+                "rows": span.stop - span.start,
+                "index": self.chunk_origin(chunk),
+                "checksums": {name: _checksum(values) for name, values in arrays.items()},
+            }
+        )
 
     def _verify_chunk(self, chunk: int) -> list[Damage]:
         damages = []
@@ -786,14 +929,11 @@ class SketchStore:
             except ValueError as error:
                 damages.append(Damage(chunk, self._chunk_file(name, chunk), str(error)))
         try:
-            record = _unsealed(self._kv.read(record_file).result().value, record_file)
+            record = self._own_record(chunk, self._kv.read(record_file).result().value)
         except ValueError as error:
             return [*damages, Damage(chunk, record_file, str(error))]
-        expected = json.loads(self._commit_record(chunk, arrays))
-        if (record["chunk"], record["rows"]) != (chunk, expected["rows"]):
-            damages.append(Damage(chunk, record_file, "is of another chunk"))
-        for name, checksum in expected["checksums"].items():
-            if record["checksums"].get(name) != checksum:
+        for name, values in arrays.items():
+            if record["checksums"].get(name) != _checksum(values):
                 reason = "differs from the commit record's checksum"
                 damages.append(Damage(chunk, self._chunk_file(name, chunk), reason))
         return damages
@@ -814,7 +954,7 @@ class SketchStore:
                 "assume_metadata": True,
                 "store_data_equal_to_fill_value": True,  # a chunk of zeros is a chunk all the same
             }
-            self._arrays[name] = ts.open(spec).result()
+            self._arrays[name] = ts.open(spec, context=_CONTEXT).result()
         return self._arrays[name]
 
     def _read_array(self, name: str, chunk: int) -> np.ndarray:
@@ -845,6 +985,26 @@ class SketchStore:
         with _explained(self._path, key):
             self._kv.write(key, None, if_equal=if_equal).result()
 
+    def _refuse_foreign_files(self, own: Mapping[str, bytes]) -> None:
+        """Raises a ValueError where the place of a new index holds anything but its own files.
+
+        Its own are those that a creation that was killed, or is at work, has left.
+        """
+        keys = {key.decode() for key in self._kv.list().result()}
+        if "manifest.json" in keys:  # another process was faster
+            return
+        foreign = [
+            key
+            for key in sorted(keys)
+            if not key.endswith(_UNFINISHED)
+            and (key not in own or self._kv.read(key).result().value != own[key])
+        ]
+        if foreign:
+            raise ValueError(
+                f"an index must have a new or empty folder, {self._path} has no manifest.json and "
+                f"holds {some_of(foreign, 3)}: give another path, or delete what is there"
+            )
+
     def _put_metadata(self) -> None:
         for file, value in self._metadata().items():
             read = self._kv.read(file).result()
@@ -854,7 +1014,7 @@ class SketchStore:
     def _column(self, name: str) -> np.ndarray:
         self.require_complete()
         return np.concatenate(
-            [self._read_array(name, i)[: s.stop - s.start] for i, s in enumerate(self._spans)]
+            [self._checked_array(name, i)[: s.stop - s.start] for i, s in enumerate(self._spans)]
         )
 
     def _refuse_centred(self, what: str) -> None:
@@ -864,9 +1024,13 @@ class SketchStore:
                 "move; change the finer index and make this one from it again."
             )
 
-    def _forget_cached(self) -> None:
+    def _forget_cached(self, *chunks: int) -> None:
+        """Forgets what was derived from the rows, and all that is known of these chunks."""
         self._maps.clear()
-        for name in ("deleted_ids", "is_live_N", "norms", "lengths", "scales", "mean_K"):
+        for chunk in chunks:
+            self._records.pop(chunk, None)
+            self._checked.discard(chunk)
+        for name in ("is_live_N", "norms", "lengths", "scales", "mean_K"):
             self.__dict__.pop(name, None)
 
 
@@ -891,11 +1055,8 @@ class _explained:
         ) from None
 
 
-def _remove_if_dead(lock_file: Path) -> None:
-    """Removes the unfinished write of a killed process; one still at work holds its lock."""
-    with contextlib.suppress(FileNotFoundError, BlockingIOError), open(lock_file, "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        lock_file.unlink()
+def _checksum(values: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(values).view(np.uint8).data)
 
 
 def _clean_path(path: str | os.PathLike) -> str:
@@ -910,7 +1071,7 @@ def _kvstore_spec(path: str, prefix: str = "") -> Any:
 
 
 def _key_value_store(path: str) -> ts.KvStore:
-    return ts.KvStore.open(_kvstore_spec(path)).result()
+    return ts.KvStore.open(_kvstore_spec(path), context=_CONTEXT).result()
 
 
 def _centre_hash(centre_K: np.ndarray) -> str:
