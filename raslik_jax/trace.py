@@ -127,6 +127,7 @@ class Tracer:
                 "adapters": [checkpoint.adapter_hash(lora) for lora in adapters],
                 "tokenizer": tokenization.tokenizer_hash(self.workspace.tokenizer),
                 "template": prompts.template_hash(config.corpus.template),
+                "projection_format": projections.SKETCH_FORMAT,
             },
         )
         spec = projections.ProjectionSpec(**made_with["projection"])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -19,6 +20,7 @@ from raslik_jax.config import config_from_json
 from raslik_jax.data.examples import read_examples
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore, requantise
+from raslik_jax.influence import projections
 from raslik_jax.pipeline import read_json, write_json
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
@@ -184,6 +186,14 @@ class QueryTest(parameterized.TestCase):
         write_json(copy / "config.json", config)
         with self.assertRaisesRegex(ValueError, r"adapters \(index: .*template \(index: "):
             trace.Tracer(copy / "sketch" / "index")
+
+    def test_refuses_an_index_of_other_rules_of_projection(self):
+        """The same spec gives other signs and bins when the rules change."""
+        with (
+            mock.patch.object(projections, "SKETCH_FORMAT", 99),
+            self.assertRaisesRegex(ValueError, r"projection_format \(index: 1, asked for: 99\)"),
+        ):
+            trace.Tracer(self.index)
 
     def test_wrong_inputs_are_a_sentence_each(self):
         with self.assertRaisesRegex(ValueError, "no manifest.json"):

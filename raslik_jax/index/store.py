@@ -149,14 +149,15 @@ def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
 def _refuse_differences(path: str, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     stored, wanted = _flatten(stored), _flatten(wanted)
     differing = [
-        f"{name} (index: {stored.get(name, 'absent')!r}, asked for: {wanted.get(name, 'absent')!r})"
+        f"{name} (index: {shown(stored.get(name, 'absent'), 24)}, "
+        f"asked for: {shown(wanted.get(name, 'absent'), 24)})"
         for name in sorted(stored | wanted)
         if (name in stored) != (name in wanted) or stored[name] != wanted[name]
     ]
     if differing:
         raise ValueError(
-            f"The index {path} was made for something else: {'; '.join(differing)}. "
-            "Use the settings it was made with, or another path."
+            f"the index {path} was made for something else: {'; '.join(differing[:5])}: use the "
+            "settings it was made with, or another path"
         )
 
 

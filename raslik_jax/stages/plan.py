@@ -11,6 +11,8 @@ from typing import Any, get_args
 
 from raslik_jax.config import STAGES, Algorithm, Config
 from raslik_jax.data import howdy
+from raslik_jax.index.store import INDEX_FORMAT
+from raslik_jax.influence.projections import SKETCH_FORMAT
 from raslik_jax.pipeline import Unit, run_units
 from raslik_jax.stages.discriminating import data_dir, make_discriminator, measure_before
 from raslik_jax.stages.likelihoods import (
@@ -92,6 +94,7 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
     # The diagnosis reads gradients of its own: it changes neither the index nor what follows.
     sketching = settings(config.sketch)
     del sketching["diagnose"]
+    sketching["formats"] = {"index": INDEX_FORMAT, "projection": SKETCH_FORMAT}
     finetuning = settings(config.finetune)
     finetuning.pop("finetune_checkpoint_steps", None)
     corpus = settings(config.corpus)

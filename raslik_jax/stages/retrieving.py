@@ -173,6 +173,7 @@ def open_index(workspace: Workspace, folder: pathlib.Path) -> IndexWork:
             "targets": settings.targets,
             "normalise": settings.normalise,
             "projection": dataclasses.asdict(projection.spec),
+            "projection_format": projections.SKETCH_FORMAT,
             "batches": {"batch_tokens": settings.batch_tokens, "num_buckets": settings.num_buckets},
         },
         ids=[encoded.ids[row] for row in order],
