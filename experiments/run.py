@@ -10,16 +10,14 @@ Every stage leaves its results and a manifest in --workdir, and is not run again
 to date. Put the flag file first: later flags win over earlier ones.
 """
 
-import dataclasses
 import pathlib
 import sys
-from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from absl import flags, logging
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command, pipeline  # noqa: E402
+from raslik_jax import command, pipeline, setting_flags  # noqa: E402
 from raslik_jax import config as config_lib  # noqa: E402
 from raslik_jax.messages import shown  # noqa: E402
 
@@ -58,54 +56,7 @@ _NOT_RECORDED = (
 )
 
 
-def define_setting(field: dataclasses.Field, hint: Any) -> flags.FlagHolder:
-    """Returns the flag of one field of a stage's settings."""
-    default: Any = field.default
-    text = field.metadata["help"]
-    if hint is bool:
-        return flags.DEFINE_boolean(field.name, default, text)
-    if hint is int:
-        return flags.DEFINE_integer(field.name, default, text)
-    if hint is float:
-        return flags.DEFINE_float(field.name, default, text)
-    if get_origin(hint) is Literal:
-        return flags.DEFINE_enum(field.name, default, list(get_args(hint)), text)
-    if get_origin(hint) is tuple:
-        choices = get_args(get_args(hint)[0])
-        listed = f" Any of {', '.join(choices)}." if choices else ""
-        return flags.DEFINE_list(field.name, list(default), text + listed)
-    return flags.DEFINE_string(field.name, default, text)
-
-
-def define_settings(settings: type) -> dict[str, flags.FlagHolder]:
-    """Returns the flags of a settings class by field; the classes within it have their own."""
-    hints = get_type_hints(settings)
-    return {
-        field.name: define_setting(field, hints[field.name])
-        for field in dataclasses.fields(settings)
-        if not dataclasses.is_dataclass(hints[field.name])
-    }
-
-
-_RUN = define_settings(config_lib.Config)
-_SETTINGS = {
-    stage: define_settings(settings) for stage, settings in config_lib.stage_configs().items()
-}
-
-
-def read_settings(holders: dict[str, flags.FlagHolder]) -> dict[str, Any]:
-    """Returns the values of the flags of a settings class."""
-    values = {name: holder.value for name, holder in holders.items()}
-    return {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
-
-
-def read_config() -> config_lib.Config:
-    """Returns the run's config from the flags."""
-    stages = {
-        stage: settings(**read_settings(_SETTINGS[stage]))
-        for stage, settings in config_lib.stage_configs().items()
-    }
-    return config_lib.Config(**read_settings(_RUN), **stages)
+setting_flags.define()
 
 
 def write_run_flags(workdir: pathlib.Path) -> None:
@@ -141,7 +92,7 @@ def main() -> None:
             f"--stages must be a list of {', '.join(config_lib.STAGES)}, each once, got "
             f"{shown(','.join(stages))}"
         )
-    config = read_config()
+    config = setting_flags.read_config()
     workdir = pathlib.Path(_WORKDIR.value or f"runs/{config.name}")
     logging.set_verbosity(logging.WARNING)
     if _DRY_RUN.value:

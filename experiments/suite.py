@@ -22,20 +22,25 @@ queries, once: nothing is trained again for that.
 report.md (a table for every flag file and variation, over its seeds) and report.html (the page).
 """
 
+import contextlib
+import fcntl
 import itertools
 import pathlib
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command  # noqa: E402
+from raslik_jax import command, setting_flags  # noqa: E402
 from raslik_jax.evaluation import choice  # noqa: E402
+from raslik_jax.files import write_text  # noqa: E402
+from raslik_jax.messages import shown, some_of  # noqa: E402
 from raslik_jax.pipeline import read_json, write_json  # noqa: E402
 from raslik_jax.reporting import page, published, runs, tables  # noqa: E402
 from raslik_jax.reporting.markup import escape_markdown  # noqa: E402
@@ -43,7 +48,7 @@ from raslik_jax.stages.choosing import choose_from_runs  # noqa: E402
 
 _OUT = flags.DEFINE_string("out", "", "Folder of the suite.")
 _FLAGFILES = flags.DEFINE_list("flagfiles", [], "Flag files of run.py, one experiment each.")
-_SEEDS = flags.DEFINE_list("seeds", ["0"], "Seeds of every experiment.")
+_SEEDS = command.define_list("seeds", [0], "Seeds of every experiment.", int, low=0)
 _VARY = flags.DEFINE_multi_string("vary", [], "name=value,value or name,name=value,value.")
 _SET = flags.DEFINE_multi_string("set", [], "name=value, for all runs; may be given repeatedly.")
 _CHOOSE = flags.DEFINE_boolean(
@@ -60,6 +65,14 @@ _DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show the grid, run nothing.")
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _LAST_LINES = 3
+# What the suite itself decides of every run.
+_OWN_FLAGS = {
+    "seed": "give --seeds",
+    "workdir": "it is a folder of --out",
+    "shared_units": "it is a folder of --out",
+    "update": "give --update",
+    "dry_run": "give --dry_run",
+}
 # The rule of choice reads F and R alone.
 _VALIDATION = ("--query_split=validation", "--perplexity_examples=0", "--tofu_questions=0")
 
@@ -98,7 +111,9 @@ def parse_axis(text: str) -> tuple[Variation, ...]:
     left, _, right = text.partition("=")
     names, values = left.split(","), right.split(",")
     if not all(names) or not all(values) or len(set(values)) < len(values):
-        raise ValueError(f"--vary wanted as name=value,value with different values, came {text!r}")
+        raise ValueError(
+            f"--vary must be name=value,value with different values, got {shown(text)}"
+        )
     return tuple(
         Variation(f"{names[0]}={value}", tuple(f"--{name}={value}" for name in names))
         for value in values
@@ -113,27 +128,70 @@ def _is_of_rates(axis: Sequence[Variation]) -> bool:
     )
 
 
+def check_names(axes: Sequence[str], common: Sequence[str]) -> None:
+    """Refuses flags that are given twice, or that the suite itself decides.
+
+    Args:
+      axes: texts of --vary.
+      common: texts of --set.
+
+    Raises:
+      ValueError: such a flag, or a --set without a name or value.
+    """
+    wrong = [text for text in common if not text.partition("=")[0] or "=" not in text]
+    if wrong:
+        raise ValueError(f"--set must be name=value, got {shown(wrong[0])}")
+    names = [name for text in axes for name in text.partition("=")[0].split(",")]
+    names += [text.partition("=")[0] for text in common]
+    for name in names:
+        if name in _OWN_FLAGS:
+            raise ValueError(f"--vary and --set must not name {name}: {_OWN_FLAGS[name]}")
+        if names.count(name) > 1:
+            raise ValueError(f"--vary and --set must name a flag once, got {name} twice")
+
+
+def check_cells(cells: Sequence[Cell]) -> None:
+    """Refuses a grid before it runs: what no run takes, and cells that are the same.
+
+    Raises:
+      ValueError: an unknown flag, a refused value, two cells of one folder, or of one config.
+    """
+    folders: dict[str, Cell] = {}
+    configs: dict[Any, Cell] = {}
+    for cell in cells:
+        try:
+            # From where it will run: flag files name those they include from there.
+            with contextlib.chdir(_REPOSITORY):
+                config = setting_flags.parse_config(cell.arguments)
+        except ValueError as error:
+            raise ValueError(f"{cell.name} cannot run: {error}") from None
+        same_folder = folders.setdefault(cell.name, cell)
+        same_config = configs.setdefault((cell.experiment, config), cell)
+        for other in (same_folder, same_config):
+            if other is not cell:
+                raise ValueError(
+                    f"every run must differ from the others, got {shown(other.name)} and "
+                    f"{shown(cell.name)} with one folder or the same settings: leave one out"
+                )
+
+
 def make_grid(
     flagfiles: Sequence[str],
-    seeds: Sequence[str],
+    seeds: Sequence[int],
     axes: Sequence[tuple[Variation, ...]],
     common: Sequence[str],
 ) -> tuple[Cell, ...]:
     """Returns the cells of a grid: seeds within variations within flag files.
 
     Raises:
-      ValueError: no flag file, one that is not there, two of one name, or a seed that is no number.
+      ValueError: no flag file, one that is not there, or two of one name.
     """
-    if not flagfiles:
-        raise ValueError("flag files wanted as --flagfiles=FILE,FILE, none came")
     missing = [path for path in flagfiles if not pathlib.Path(path).is_file()]
-    if missing:
-        raise ValueError(f"flag files wanted, {missing} are not there")
+    if not flagfiles or missing:
+        raise ValueError(f"--flagfiles must be a list of files, got {some_of(missing) or 'none'}")
     stems = [pathlib.Path(path).name.removesuffix(".flags") for path in flagfiles]
     if len(set(stems)) < len(stems):
-        raise ValueError(f"flag files of different names wanted, these are {stems}")
-    if not all(seed.isdecimal() for seed in seeds) or len(set(seeds)) < len(seeds):
-        raise ValueError(f"different numbers wanted as --seeds, came {list(seeds)}")
+        raise ValueError(f"--flagfiles must have different names, got {some_of(stems)}")
     cells = []
     for path, stem in zip(flagfiles, stems, strict=True):
         for point in itertools.product(*axes):
@@ -153,7 +211,7 @@ def make_grid(
 
 
 def test_cells(
-    flagfiles: Sequence[str], seeds: Sequence[str], common: Sequence[str], out: pathlib.Path
+    flagfiles: Sequence[str], seeds: Sequence[int], common: Sequence[str], out: pathlib.Path
 ) -> tuple[Cell, ...]:
     """Returns the cells that measure on test queries what was chosen."""
     cells = []
@@ -164,6 +222,62 @@ def test_cells(
             Cell(f"test-{cell.name}", cell.experiment, f"{cell.group} test", arguments, path)
         )
     return tuple(cells)
+
+
+def run_process(command: Sequence[str], log: pathlib.Path) -> int:
+    """Runs a command to its end, writing to a log, and returns its exit status.
+
+    What stops this process (Ctrl-C, a termination, a closed terminal) stops the command first.
+
+    Raises:
+      KeyboardInterrupt: this process was to stop; the command has ended.
+    """
+    process: subprocess.Popen[bytes] | None = None
+
+    def stop(number: int, frame: object) -> None:
+        if process is not None:
+            process.send_signal(number)
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {n: signal.signal(n, stop) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
+    try:
+        with open(log, "w") as file:
+            # A session of its own, so that it is told to stop once, by us. From the checkout's
+            # folder: flag files name those they include from there.
+            process = subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=_REPOSITORY,
+                start_new_session=True,
+            )
+            return process.wait()
+    finally:
+        if process is not None:
+            process.wait()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def lock_folder(out: pathlib.Path) -> Iterator[None]:
+    """Makes the folder of a suite and holds it against a second one.
+
+    Raises:
+      ValueError: it is no folder, or another suite runs in it.
+    """
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out must be a folder, got the file {shown(str(out))}")
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"--out={shown(str(out))} is in use by another suite: wait for it, or give another"
+            ) from None
+        yield
 
 
 class Suite:
@@ -201,13 +315,15 @@ class Suite:
         ]
         print(f"{label} {cell.name} ...", flush=True)
         start = time.monotonic()
-        with open(log, "w") as file:
-            # From the checkout's folder: flag files name those they include from there.
-            ended = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, cwd=_REPOSITORY)
+        try:
+            status = run_process(command, log)
+        except KeyboardInterrupt:
+            self.record(cell, "stopped", log=str(log))
+            raise
         seconds = round(time.monotonic() - start, 1)
-        if ended.returncode:
+        if status:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            self.record(cell, "failed", log=str(log), status=ended.returncode, seconds=seconds)
+            self.record(cell, "failed", log=str(log), status=status, seconds=seconds)
             print(f"{label} {cell.name}: failed after {seconds} s, {log} ends with")
             print("\n".join(f"    {line}" for line in lines[-_LAST_LINES:]), flush=True)
         else:
@@ -262,24 +378,29 @@ def report(suite: Suite, cells: Sequence[Cell]) -> str:
 def run_suite(out: pathlib.Path) -> bool:
     """Runs the suite of the flags; returns whether every cell ended well."""
     axes = tuple(parse_axis(text) for text in _VARY.value)
-    wrong = [text for text in _SET.value if not text.partition("=")[0] or "=" not in text]
-    if wrong:
-        raise ValueError(f"--set wanted as name=value, came {wrong}")
+    check_names(_VARY.value, _SET.value)
     if _CHOOSE.value and (not axes or not all(map(_is_of_rates, axes))):
-        raise ValueError("learning rates and nothing else wanted as --vary with --choose")
+        raise ValueError("--choose needs --vary of learning rates and of nothing else")
     common = tuple(f"--{text}" for text in _SET.value)
     grid = make_grid(
         _FLAGFILES.value, _SEEDS.value, axes, (*common, *(_VALIDATION if _CHOOSE.value else ()))
     )
     tests = test_cells(_FLAGFILES.value, _SEEDS.value, common, out) if _CHOOSE.value else ()
     cells = (*grid, *tests)
+    check_cells(cells)
     if _DRY_RUN.value:
         for cell in cells:
             state = "has metrics" if (out / "runs" / cell.name / "metrics.json").is_file() else "-"
             print(f"{cell.name}  [{state}]\n    run.py {' '.join(cell.arguments)}")
         print(f"{len(cells)} runs")
         return True
-    out.mkdir(parents=True, exist_ok=True)
+    with lock_folder(out):
+        return run_cells(out, grid, tests)
+
+
+def run_cells(out: pathlib.Path, grid: Sequence[Cell], tests: Sequence[Cell]) -> bool:
+    """Runs the cells and makes the report; returns whether every cell ended well."""
+    cells = (*grid, *tests)
     suite = Suite(out, update=_UPDATE.value)
     for number, cell in enumerate(grid, start=1):
         suite.run(cell, f"[{number}/{len(cells)}]")
@@ -302,18 +423,18 @@ def run_suite(out: pathlib.Path) -> bool:
             else:
                 suite.run(cell, f"[{number}/{len(cells)}]")
     text = report(suite, cells)
-    (out / "report.md").write_text(text)
+    write_text(out / "report.md", text)
     done = [suite.workdir(cell) for cell in tests or grid if suite.is_done(cell)]
     stored = [runs.read_run(root) for root in done if (root / "metrics.json").is_file()]
     html = page.render(runs.group_runs(stored), paper=published.read_blocks(), title=out.name)
-    (out / "report.html").write_text(html)
+    write_text(out / "report.html", html)
     print(f"\n{text}\nreport: {out / 'report.html'} (and report.md beside it)")
     return all(map(suite.is_done, cells))
 
 
 def main() -> int:
     if not _OUT.value:
-        raise ValueError("a folder wanted as --out, none came")
+        raise ValueError("--out must be the folder of the suite, got none")
     return 0 if run_suite(pathlib.Path(_OUT.value)) else 1
 
 

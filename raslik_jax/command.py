@@ -9,6 +9,9 @@ from typing import Any, NoReturn
 
 from absl import app, flags
 
+# Those defined here are listed as flags of the command that asks for them.
+flags.disclaim_key_flags()
+
 
 def start(main: Callable[[], int | None], *, when_stopped: str = "stopped") -> NoReturn:
     """Reads the flags, runs a command and exits with its status.

@@ -1,5 +1,6 @@
 """Every flag file: the paper's settings, the published figures, and what a dry run says of it."""
 
+import contextlib
 import csv
 import json
 import pathlib
@@ -9,10 +10,11 @@ import sys
 import tempfile
 
 import numpy as np
+from absl import flags
 from absl.testing import absltest, parameterized
 
-from raslik_jax import pipeline
-from raslik_jax.config import Config, config_from_json, kernel_name
+from raslik_jax import pipeline, setting_flags
+from raslik_jax.config import STAGES, Config, config_from_json, kernel_name, to_json
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.models import presets
 from raslik_jax.stages import forecast
@@ -26,33 +28,15 @@ _PAPER = [name for name in _FILES if re.search("olmo2|pythia", name)]
 
 _WITH_PRESET = [f"howdy_olmo2_7b parts/{preset}" for preset in ("paper", "released", "robust")]
 
-# Each file is read as run.py reads it, in one process; nothing here loads jax.
-_READ = """
-import json, runpy, sys
-from absl import flags
-module = runpy.run_path("experiments/run.py", run_name="run")
-read = {}
-for name in sys.argv[1:]:
-    for flag in flags.FLAGS:
-        flags.FLAGS[flag].unparse()
-    files = [f"--flagfile=experiments/flags/{file}.flags" for file in name.split()]
-    flags.FLAGS(["run.py", *files])
-    stages = flags.FLAGS.stages
-    read[name] = {"config": module["config_lib"].to_json(module["read_config"]()), "stages": stages}
-print(json.dumps(read))
-"""
 
-
-def _read_all():
-    done = subprocess.run(
-        [sys.executable, "-c", _READ, *_FILES, *_WITH_PRESET],
-        capture_output=True,
-        text=True,
-        cwd=_REPOSITORY,
-    )
-    if done.returncode:
-        raise AssertionError(done.stderr)
-    return json.loads(done.stdout)
+def _read(name):
+    """Returns the settings and stages of flag files, as run.py reads them."""
+    values = flags.FlagValues()
+    setting_flags.define(values)
+    flags.DEFINE_list("stages", list(STAGES), "", flag_values=values)
+    with contextlib.chdir(_REPOSITORY):
+        values(["run.py", *(f"--flagfile={_FLAGS / file}.flags" for file in name.split())])
+    return {"config": to_json(setting_flags.read_config(values)), "stages": values.stages}
 
 
 # Table "Fine-tuning configurations", column by column.
@@ -135,7 +119,7 @@ class FlagFilesTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.read = _read_all()
+        cls.read = {name: _read(name) for name in (*_FILES, *_WITH_PRESET)}
         cls.folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(cls.folder.cleanup)
         cls.forecasts = {}

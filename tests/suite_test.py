@@ -1,5 +1,6 @@
 """The suite runner: its grid, what it refuses, and a tiny grid with a failure and a resumption."""
 
+import functools
 import json
 import math
 import os
@@ -52,6 +53,26 @@ def _suite(*arguments, environment=None):
     )
 
 
+_WRONG = (
+    ("no_file", (), "--flagfiles must be a list of files, got none"),
+    ("missing_file", ("--flagfiles=nowhere.flags",), "files, got 'nowhere.flags'"),
+    ("empty_axis", ("--vary=sketch_size",), "--vary must be name=value"),
+    ("one_value_twice", ("--vary=lora_rank=2,2",), "different values"),
+    ("one_value_in_two_forms", ("--vary=ga_gdr_learning_rate=1e-4,0.0001",), "must differ"),
+    ("one_folder", ("--vary=data_dir=a/b,a_b",), "must differ .* one folder"),
+    ("unknown_flag", ("--vary=lora_rnak=2,4",), "Unknown command line flag 'lora_rnak'"),
+    ("refused_value", ("--vary=lora_rank=2,0",), "--lora_rank must be at least 1, got 0"),
+    ("seed_varied", ("--vary=seed=1,2",), "must not name seed: give --seeds"),
+    ("seed_set", ("--set=seed=1",), "must not name seed: give --seeds"),
+    ("workdir", ("--vary=workdir=a,b",), "must not name workdir"),
+    ("flag_twice", ("--vary=lora_rank=2,4", "--set=lora_rank=8"), "got lora_rank twice"),
+    ("set_without_value", ("--set=oracle",), "--set must be name=value"),
+    ("choose", ("--choose", "--vary=lora_rank=2,4"), "--choose needs --vary of learning rates"),
+    ("no_seed", ("--seeds=",), "--seeds=: every item must be a number"),
+    ("seed_twice", ("--seeds=1,01",), "each item must be given once"),
+)
+
+
 class GridTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
@@ -82,23 +103,72 @@ class GridTest(parameterized.TestCase):
             self.assertEqual("--query_split=validation" in command, not is_test)
         self.assertFalse(self.out.exists())
 
-    @parameterized.parameters(
-        ((), "flag files wanted"),
-        (("--flagfiles=nowhere.flags",), "nowhere.flags'. are not there"),
-        ((f"--flagfiles={_QUICKSTART}", "--vary=sketch_size"), "--vary wanted as name=value"),
-        ((f"--flagfiles={_QUICKSTART}", "--vary=lora_rank=2,2"), "different values"),
-        ((f"--flagfiles={_QUICKSTART}", "--seeds=0,x"), "different numbers wanted"),
-        ((f"--flagfiles={_QUICKSTART}", "--set=oracle"), "--set wanted as name=value"),
-        (
-            (f"--flagfiles={_QUICKSTART}", "--choose", "--vary=lora_rank=2,4"),
-            "learning rates and nothing else",
-        ),
+    @parameterized.named_parameters(*_WRONG)
+    def test_a_grid_that_cannot_be_run_is_refused_before_anything_runs(self, arguments, message):
+        (case,) = [name for name, given, _ in _WRONG if given == arguments]
+        self.assertRegex(_refusals()[case], message)
+
+    def test_a_second_suite_on_one_folder_is_refused(self):
+        self.assertRegex(_refusals()["lock"], "--out=.* is in use by another suite")
+
+    def test_what_stops_the_suite_stops_its_run_first(self):
+        self.assertEqual(_refusals()["stopped"], "stopped with a run that ended by SIGTERM")
+
+
+# In one process: what the suite says of the cases above, of a second lock and of a termination.
+_REFUSALS = """
+import json, os, pathlib, runpy, signal, sys, tempfile, threading, time
+from absl import flags
+suite = runpy.run_path("experiments/suite.py", run_name="suite")
+said = {}
+out = pathlib.Path(tempfile.mkdtemp())
+for case, arguments in json.loads(sys.argv[1]).items():
+    for name in ("out", "flagfiles", "seeds", "vary", "set", "choose", "dry_run"):
+        flags.FLAGS[name].unparse()
+    try:
+        flags.FLAGS(["suite.py", *arguments])
+        suite["run_suite"](out / "suite")
+    except (ValueError, flags.Error) as error:
+        said[case] = str(error)
+with suite["lock_folder"](out):
+    try:
+        with suite["lock_folder"](out):
+            pass
+    except ValueError as error:
+        said["lock"] = str(error)
+def stop():
+    while not log.exists() or "ready" not in log.read_text():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+log = out / "log"
+child = "import signal, sys, time; print('ready', flush=True)\\nwhile True: time.sleep(1)"
+threading.Thread(target=stop).start()
+try:
+    suite["run_process"]([sys.executable, "-c", f"exec({child!r})"], log)
+except KeyboardInterrupt as error:
+    process = error.__traceback__.tb_next.tb_frame.f_locals["process"]
+    ended = signal.Signals(-process.returncode).name
+    said["stopped"] = f"stopped with a run that ended by {ended}"
+print(json.dumps(said))
+"""
+
+
+@functools.cache
+def _refusals():
+    cases = {}
+    for name, arguments, _ in _WRONG:
+        given = () if name in ("no_file", "missing_file") else (f"--flagfiles={_QUICKSTART}",)
+        cases[name] = (*given, *arguments)
+    done = subprocess.run(
+        [sys.executable, "-c", _REFUSALS, json.dumps(cases)],
+        capture_output=True,
+        text=True,
+        cwd=_REPOSITORY,
+        env=os.environ | {"PYTHONPATH": str(_REPOSITORY)},
     )
-    def test_wrong_flags(self, arguments, message):
-        done = _suite(f"--out={self.out}", *arguments)
-        self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, f"error: .*{message}")
-        self.assertNotIn("Traceback", done.stderr)
+    if done.returncode:
+        raise AssertionError(done.stderr)
+    return json.loads(done.stdout)
 
 
 @pytest.mark.heavy
