@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import stat
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -63,7 +64,12 @@ def parse_json(text: str, origin: str) -> Any:
       ValueError: it is none; `origin` names where it came from.
     """
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+        return json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_refuse_constant,
+            parse_float=_parse_float,
+        )
     except json.JSONDecodeError as error:
         reason = f"{error.msg} at line {error.lineno}, column {error.colno}"
     except RecursionError:
@@ -83,6 +89,13 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"the number {name}, which JSON does not have")
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    if value - value != 0:
+        raise ValueError(f"the number {text[:40]}, which is too large")
+    return value
 
 
 def read_json(path: str | os.PathLike[str], shape: Shape = object, *, mend: str = "") -> Any:
@@ -150,6 +163,7 @@ def _check_type(value: Any, kind: type | None, place: str) -> None:
         is_right = value is None
     elif kind is float:
         is_right = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_right = is_right and abs(value) <= sys.float_info.max
     elif kind is int:
         is_right = isinstance(value, int) and not isinstance(value, bool)
     else:

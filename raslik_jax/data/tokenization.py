@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from raslik_jax import files
+
 END_OF_TEXT = "<|endoftext|>"
 _PAD_CANDIDATES = ("<|pad|>", "<|padding|>")
 
@@ -211,13 +213,10 @@ def _configured_tokens(path: pathlib.Path) -> dict[str, str]:
     """Reads the special tokens of a tokenizer_config.json, each a text or {"content": text}."""
     if not path.is_file():
         return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}): mend or remove it") from error
+    config = files.read_json(path, dict, mend="fetch the file again, or remove it")
     tokens = {}
     for name in ("eos_token", "pad_token"):
-        value = config.get(name) if isinstance(config, dict) else None
+        value = config.get(name)
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
             tokens[name] = value

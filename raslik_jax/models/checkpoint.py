@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
-import safetensors.numpy
 
+from raslik_jax import files
 from raslik_jax.axes import Tree
+from raslik_jax.messages import shown
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import encoder as encoders
 from raslik_jax.models import key_map, quantize, storage
@@ -30,6 +30,8 @@ from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.models.storage import resolve_folder
 
 _ADAPTER, _ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+# In the header of an adapter of ours: the identity of its base.
+_BASE = "base identity"
 
 
 class LoadedModel(NamedTuple):
@@ -38,11 +40,14 @@ class LoadedModel(NamedTuple):
     graphdef: What `decoder.bind` takes.
     lora: The adapter; {} where none was asked for. A fresh adapter without a key is only shapes.
     base: The frozen weights, quantised where asked for.
+    identity: 32 hex digits that stand for the weights as stored, whatever dtype or quantisation
+      they were loaded in.
     """
 
     graphdef: decoders.GraphDef
     lora: Tree
     base: Tree
+    identity: str
 
 
 class LoadedEncoder(NamedTuple):
@@ -63,12 +68,12 @@ def read_config(folder: str | os.PathLike[str]) -> decoders.ModelConfig:
         has a field that is unknown, missing or contradictory.
     """
     path = pathlib.Path(folder) / "config.json"
-    fields = storage.read_json(path)
-    model_type = fields.get("model_type")
+    fields = storage.read_json(path, {"model_type": str})
+    model_type = fields["model_type"]
     if model_type not in decoders.ARCHITECTURES:
         raise ValueError(
-            f"{path}: a decoder of model_type {sorted(decoders.ARCHITECTURES)} was wanted, got"
-            f" {model_type!r}; point to another checkpoint"
+            f"model_type in {path} must be one of the decoders {sorted(decoders.ARCHITECTURES)},"
+            f" got {shown(model_type)}: point to another checkpoint"
         )
     with _naming(path):
         return decoders.ARCHITECTURES[model_type][0].from_hf(fields)
@@ -99,8 +104,8 @@ def check_vocabulary(
         module = {"bert": "word", "roberta": "word"}.get(config.model_type, "embed")
         key = f"{key_map.MODULES[config.model_type][module]}.weight"
         raise ValueError(
-            f"a tokenizer of at most {config.vocab_size} entries was wanted, the rows of {key},"
-            f" {origin} has {num_tokens}; use the model's own tokenizer"
+            f"the tokenizer must have at most {config.vocab_size} entries, the rows of {key}, got"
+            f" {shown(num_tokens)} in {origin}: use the model's own tokenizer"
         )
 
 
@@ -108,12 +113,35 @@ def _check_own_tokenizer(folder: pathlib.Path, config: Any) -> None:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return
-    fields = storage.read_json(path)
-    vocabulary = (fields.get("model") or {}).get("vocab") or {}
+    shape = {
+        "model": {"vocab?": (dict, list, None)},
+        "added_tokens?": ([{"id": int}], None),
+    }
+    fields = storage.read_json(path, shape)
+    vocabulary = fields["model"].get("vocab") or {}
     # Unigram models list their entries in the order of their ids, the others map them to ids.
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
+    if not all(isinstance(token, int) for token in ids):
+        raise ValueError(f"model.vocab in {path} must map text to integers: fetch the file again")
     ids += [token["id"] for token in fields.get("added_tokens") or []]
     check_vocabulary(config, max(ids, default=-1) + 1, origin=str(path))
+
+
+def read_end_ids(folder: str | os.PathLike[str]) -> tuple[int, ...]:
+    """Returns the ids that end an answer of a checkpoint's model, as transformers decodes with it.
+
+    Those of generation_config.json, or where it names none those of config.json; perhaps none.
+
+    Raises:
+      ValueError: A file that is no JSON, or ids that are no integers.
+    """
+    for name in (storage.GENERATION, "config.json"):
+        path = pathlib.Path(folder) / name
+        if path.is_file():
+            ids = storage.read_json(path, {"eos_token_id?": (int, [int], None)}).get("eos_token_id")
+            if ids is not None:
+                return (ids,) if isinstance(ids, int) else tuple(ids)
+    return ()
 
 
 def load_model(
@@ -165,9 +193,10 @@ def load_model(
             slots, tensors, f"the {config.model_type} of {folder / 'config.json'}", inert
         )
         base = key_map.fill(shapes, slots, tensors, pack)
+        identity = tensors.identity(slots)
     if lora_config is not None and key is not None:
         lora = decoders.init_lora(graphdef, key=key)
-    return LoadedModel(graphdef, lora, base)
+    return LoadedModel(graphdef, lora, base, identity)
 
 
 def _check_tied_head(model_type: str, tensors: storage.Tensors) -> str:
@@ -209,7 +238,7 @@ def save_model(
     packed = sorted("/".join(path) for path, leaf in leaves.items() if quantize.is_quantised(leaf))
     if packed:
         raise ValueError(
-            f"plain weights were wanted to save, {storage.some(packed)} are quantised; save the"
+            f"weights must be plain to be saved, {storage.some(packed)} are quantised; save the"
             " original base or dequantise it"
         )
     _, _, shapes = decoders.abstract(config, None)
@@ -218,7 +247,7 @@ def save_model(
     fields = {**config.to_hf(), "dtype": dtype, "torch_dtype": dtype}
     with storage.new_folder(folder) as partial:
         key_map.write_weights(partial, key_map.plan(config.model_type, base), leaves, shard_bytes)
-        storage.write_json(partial / "config.json", fields)
+        files.write_json(partial / "config.json", fields)
 
 
 # encoders ---------------------------------------------------------------------------------------
@@ -251,12 +280,12 @@ def load_encoder(
     """
     folder = resolve_folder(name, revision=revision)
     path = folder / "config.json"
-    fields = storage.read_json(path)
-    model_type = fields.get("model_type")
+    fields = storage.read_json(path, {"model_type": str})
+    model_type = fields["model_type"]
     if model_type not in encoders.ENCODERS:
         raise ValueError(
-            f"{path}: an encoder of model_type {sorted(encoders.ENCODERS)} was wanted, got"
-            f" {model_type!r}; point to another checkpoint"
+            f"model_type in {path} must be one of the encoders {sorted(encoders.ENCODERS)},"
+            f" got {shown(model_type)}: point to another checkpoint"
         )
     with _naming(path):
         config = encoders.ENCODERS[model_type].from_hf(fields)
@@ -322,7 +351,7 @@ def _read_pooling(
         known = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
         if len(modes) != 1 or not modes <= set(known):
             raise ValueError(
-                f"{path}: one of {sorted(known)} was wanted, got {sorted(modes)}; this kind of"
+                f"{path} must set one of {sorted(known)}, got {sorted(modes)}: this kind of"
                 " pooling is not implemented"
             )
         own = known[modes.pop()]
@@ -356,12 +385,12 @@ def save_encoder(
         key_map.write_weights(
             partial, key_map.plan(config.model_type, weights), leaves, storage.SHARD_BYTES
         )
-        storage.write_json(
+        files.write_json(
             partial / "config.json", {**config.to_hf(), "dtype": dtype, "torch_dtype": dtype}
         )
         if config.pooling is not None:
             (partial / "1_Pooling").mkdir()
-            storage.write_json(
+            files.write_json(
                 partial / "1_Pooling" / "config.json",
                 {
                     "word_embedding_dimension": config.hidden_size,
@@ -396,30 +425,29 @@ def read_adapter_config(folder: str | os.PathLike[str]) -> LoRAConfig:
     fields = storage.read_json(path)
     if fields.get("peft_type") != "LORA":
         raise ValueError(
-            f"{path}: a LoRA adapter was wanted, got peft_type={fields.get('peft_type')!r}; point"
-            " to another adapter"
+            f"peft_type in {path} must be 'LORA', got {shown(fields.get('peft_type'))}: point to"
+            " another adapter"
         )
     # PEFT grows switches; off, they are False, None or empty, and change nothing.
     active = {name: value for name, value in fields.items() if value and name not in _ADAPTER_INERT}
     if active.get("bias") == "none":
         del active["bias"]
     if fields.get("init_lora_weights") not in _PLAIN_STARTS:
-        active["init_lora_weights"] = fields["init_lora_weights"]
+        active["init_lora_weights"] = fields.get("init_lora_weights")
     targets = fields.get("target_modules")
     if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
         active["target_modules"] = targets
     if active:
-        settings = ", ".join(f"{name}={value!r}" for name, value in sorted(active.items()))
+        settings = [f"{name}={shown(value, 40)}" for name, value in sorted(active.items())]
         raise ValueError(
-            f"{path}: a plain LoRA on named modules was wanted, {settings} is not supported; merge"
-            " this adapter with peft and load the merged model"
+            f"{path} must be a plain LoRA on named modules, {storage.some(settings)} is not"
+            " supported; merge this adapter with peft and load the merged model"
         )
-    absent = [name for name in ("r", "lora_alpha") if not isinstance(fields.get(name), int | float)]
-    if absent:
-        raise ValueError(f"{path} lacks {storage.some(absent)}; fetch the adapter again")
+    shape = {"r": int, "lora_alpha": float, "lora_dropout?": (float, None)}
+    files.check_shape(fields, shape, shown(str(path), 160))
     with _naming(path):
         return LoRAConfig(
-            rank=int(fields["r"]),
+            rank=fields["r"],
             alpha=float(fields["lora_alpha"]),
             dropout=float(fields.get("lora_dropout") or 0.0),
             # "attention.dense" and the whole name of a module are PEFT's longer forms of "dense".
@@ -432,6 +460,7 @@ def load_adapter(
     config: decoders.ModelConfig,
     *,
     lora_config: LoRAConfig | None = None,
+    base: str = "",
 ) -> Tree:
     """Returns the factors of a PEFT adapter for a decoder, float32.
 
@@ -440,10 +469,13 @@ def load_adapter(
       config: The decoder's settings.
       lora_config: What the adapter has to be; None takes what it is (`read_adapter_config`).
         Dropout is the trainer's business and may differ.
+      base: Identity of the base that it will stand on. An adapter that `save_adapter` wrote for
+        another base is refused; one from elsewhere does not say what it was trained on.
 
     Raises:
-      ValueError: As `read_adapter_config`; an adapter of other rank, alpha or targets than wanted;
-        missing, unexpected, ill-shaped or non-finite tensors; targets that the model lacks.
+      ValueError: As `read_adapter_config`; an adapter of other rank, alpha or targets than wanted,
+        or of another base; missing, unexpected, ill-shaped, damaged or non-finite tensors; targets
+        that the model lacks.
     """
     folder = pathlib.Path(folder)
     own = read_adapter_config(folder)
@@ -455,8 +487,8 @@ def load_adapter(
         ]
         if differing:
             raise ValueError(
-                f"{folder / _ADAPTER_CONFIG} does not fit the adapter wanted: it has"
-                f" {'; '.join(differing)}; point to another adapter or change the settings"
+                f"{folder / _ADAPTER_CONFIG} must be of this run's settings, got"
+                f" {'; '.join(differing)}: point to another adapter or change the settings"
             )
     with _naming(folder / _ADAPTER_CONFIG):
         _, shapes, _ = decoders.abstract(config, own)
@@ -465,6 +497,12 @@ def load_adapter(
         tensors = storage.Tensors([folder / _ADAPTER], stack)
         what = f"the adapter of {folder / _ADAPTER_CONFIG} on this {config.model_type}"
         key_map.check_fit(slots, tensors, what, "")
+        trained_on = tensors.metadata.get(_BASE, base)
+        if base and trained_on != base:
+            raise ValueError(
+                f"{shown(str(folder), 160)} was trained on the base {shown(trained_on)}, got"
+                f" {shown(base)}: use the base it was trained on, or train it again"
+            )
         return key_map.fill(shapes, slots, tensors)
 
 
@@ -474,6 +512,7 @@ def save_adapter(
     lora_config: LoRAConfig,
     config: decoders.ModelConfig,
     *,
+    base: str = "",
     base_model: str = "",
 ) -> None:
     """Writes an adapter in PEFT's format, as `peft.PeftModel.from_pretrained` reads it.
@@ -483,7 +522,8 @@ def save_adapter(
       lora: The factors.
       lora_config: Their settings.
       config: The settings of the decoder they belong to.
-      base_model: Directory or hub name of the base, noted for PEFT's AutoPeftModel.
+      base: Identity of the base that it was trained on, which `load_adapter` checks.
+      base_model: Hub name of the base, noted for PEFT's AutoPeftModel.
 
     Raises:
       ValueError: The directory has something in it, or the factors do not fit the settings.
@@ -515,8 +555,8 @@ def save_adapter(
             tensors[key] = np.ascontiguousarray(
                 (leaf if slot.layer is None else leaf[slot.layer]).T
             )
-        safetensors.numpy.save_file(tensors, partial / _ADAPTER, metadata={"format": "pt"})
-        storage.write_json(partial / _ADAPTER_CONFIG, fields)
+        storage.write_tensors(partial / _ADAPTER, tensors, {_BASE: base} if base else None)
+        files.write_json(partial / _ADAPTER_CONFIG, fields)
 
 
 def merge(lora: Tree, base: Tree, lora_config: LoRAConfig) -> Tree:

@@ -10,7 +10,13 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from raslik_jax.messages import shown
+
 _Config = TypeVar("_Config")
+
+# Above any size that a model has.
+_LARGEST, _MOST_LAYERS = 2**31 - 1, 10_000
+_QUOTES = "'\""
 
 # None of these changes what a model computes in evaluation mode.
 IGNORED = frozenset(
@@ -93,7 +99,7 @@ class RopeParameters:
         }
         if self.rope_type not in wanted:
             raise ValueError(
-                f"rope_type must be one of {sorted(wanted)}, got {self.rope_type!r}: "
+                f"rope_type must be one of {sorted(wanted)}, got {shown(self.rope_type)}: "
                 "this kind of rotary scaling is not implemented"
             )
         missing = [name for name in wanted[self.rope_type] if getattr(self, name) is None]
@@ -135,7 +141,9 @@ def _read_rope(
         if given is None:
             continue
         if not isinstance(given, Mapping):
-            raise ValueError(f"{field} of {source} must be an object, got {given!r}: correct it")
+            raise ValueError(
+                f"{field} of {source} must be an object, got {shown(given)}: correct it"
+            )
         renamed = {("rope_type" if k == "type" else k): v for k, v in given.items()}
         _merge(nested, renamed, source)
     for old, new in (
@@ -158,8 +166,8 @@ def _merge(into: dict[str, Any], values: Mapping[str, Any], source: str) -> None
     for name, value in values.items():
         if name in into and into[name] != value:
             raise ValueError(
-                f"{source} gives {name} as {into[name]!r} in one spelling and as {value!r} in "
-                "another: keep one of them"
+                f"{source} gives {name} as {shown(into[name])} in one spelling and as "
+                f"{shown(value)} in another: keep one of them"
             )
         into[name] = value
 
@@ -170,18 +178,18 @@ def _convert(name: str, value: Any, wanted: Any, source: str) -> Any:
     if value is None and type(None) in kinds:
         return None
     if isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in kinds):
-        return tuple(value)
+        return tuple(_convert(name, item, int, source) for item in value)
     if isinstance(value, bool):
         if bool in kinds:
             return value
     elif isinstance(value, int) and int in kinds:
         return value
-    elif isinstance(value, int | float) and float in kinds:
+    elif isinstance(value, int | float) and float in kinds and abs(value) < _LARGEST:
         return float(value)
     elif isinstance(value, str) and str in kinds:
         return value
     raise ValueError(
-        f"{name} of {source} must be {getattr(wanted, '__name__', wanted)}, got {value!r}: "
+        f"{name} of {source} must be {getattr(wanted, '__name__', wanted)}, got {shown(value)}: "
         "correct it"
     )
 
@@ -199,8 +207,11 @@ def _build(config_class: type[_Config], values: Mapping[str, Any], source: str) 
     )
     problems = []
     if unknown:
-        shown = ", ".join(f"{name}={values[name]!r}" for name in unknown)
-        problems.append(f"unknown fields that may change the arithmetic ({shown})")
+        given = ", ".join(
+            f"{shown(name, 40).strip(_QUOTES)}={shown(values[name], 30)}" for name in unknown[:3]
+        )
+        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        problems.append(f"unknown fields that may change the arithmetic ({given}{more})")
     if missing:
         problems.append(f"missing fields ({', '.join(missing)})")
     if problems:
@@ -242,7 +253,7 @@ def read_fields(
     given_type = values.get("model_type")
     if given_type != model_type:
         raise ValueError(
-            f"model_type must be {model_type!r}, got {given_type!r}: "
+            f"model_type must be {model_type!r}, got {shown(given_type)}: "
             "load this checkpoint with its own architecture"
         )
     rest = {name: value for name, value in values.items() if name not in IGNORED}
@@ -286,10 +297,15 @@ def write_fields(config: Any, *, model_type: str, architecture: str) -> dict[str
 
 
 def check_sizes(config: Any, names: tuple[str, ...]) -> None:
-    """Raises ValueError unless every named field of the config is a positive number."""
+    """Raises ValueError unless every named field of the config is a number of possible size."""
     wrong = {name: getattr(config, name) for name in names if not getattr(config, name) > 0}
     if wrong:
-        raise ValueError(f"these sizes must be positive: {wrong}; correct config.json")
+        raise ValueError(f"these sizes must be positive: {shown(wrong, 200)}; correct config.json")
+    # No model is as large; a damaged file would otherwise be worked on without an end.
+    bounds = {name: _MOST_LAYERS if name == "num_hidden_layers" else _LARGEST for name in names}
+    wrong = {name: getattr(config, name) for name in names if getattr(config, name) > bounds[name]}
+    if wrong:
+        raise ValueError(f"these sizes are too large: {shown(wrong, 200)}; correct config.json")
 
 
 def check_heads(config: Any, *, explicit_head_dim: bool) -> None:
@@ -310,7 +326,8 @@ def check_heads(config: Any, *, explicit_head_dim: bool) -> None:
     if groups is not None and (groups < 1 or heads % groups):
         raise ValueError(
             "num_attention_heads must be a multiple of num_key_value_heads, got "
-            f"num_attention_heads={heads} and num_key_value_heads={groups}: correct config.json"
+            f"num_attention_heads={heads} and num_key_value_heads={shown(groups)}: correct "
+            "config.json"
         )
 
 
@@ -318,5 +335,5 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     """Raises ValueError unless the value of a field is one that is implemented."""
     if value not in set(choices):
         raise ValueError(
-            f"{name} must be one of {sorted(choices)}, got {value!r}: it is not implemented"
+            f"{name} must be one of {sorted(choices)}, got {shown(value)}: it is not implemented"
         )

@@ -8,14 +8,13 @@ that does not fit.
 import math
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import ml_dtypes
 import numpy as np
-import safetensors.numpy
 
+from raslik_jax import files
 from raslik_jax.axes import Tree
 from raslik_jax.models import quantize, storage
 
@@ -165,20 +164,17 @@ def check_fit(slots: Mapping[str, Slot], tensors: storage.Tensors, what: str, in
     kinds = [
         f"{tensors.label(key)} is {tensors.dtype(key)}"
         for key in shared
-        if tensors.dtype(key) not in ("F64", "F32", "F16", "BF16")
+        if tensors.dtype(key) not in storage.FLOATS.values()
     ]
-    problems = [
-        f"{title} {storage.some(names)}"
-        for title, names in (
-            ("missing", missing),
-            ("unexpected", unexpected),
-            ("of another shape", wrong),
-            ("no floating point weights", kinds),
-        )
-        if names
-    ]
-    if problems:
-        raise ValueError(f"the weights do not fit {what}: {'; '.join(problems)}; match the two")
+    _refuse_misfit(
+        what,
+        {
+            "missing": missing,
+            "unexpected": unexpected,
+            "of another shape": wrong,
+            "no floating point weights": kinds,
+        },
+    )
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -187,13 +183,6 @@ def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     raw = np.empty(num_bytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + num_bytes].view(dtype).reshape(shape)
-
-
-def _is_finite(tensor: np.ndarray) -> bool:
-    if tensor.dtype == ml_dtypes.bfloat16:
-        # An exponent of all ones is infinity or NaN; ml_dtypes' own test is an order slower.
-        return not ((tensor.view(np.uint16) & 0x7F80) == 0x7F80).any()
-    return bool(np.isfinite(tensor).all())
 
 
 def fill(
@@ -228,19 +217,19 @@ def fill(
             tensor = tensor.T if slot.is_transposed else tensor
             parts = jax.tree.leaves(tensor if pack is None else pack(tensor))
             row: Any = ... if slot.layer is None else slot.layer
-            is_sound = _is_finite(tensor)
+            is_sound = storage.is_finite(tensor)
             for buffer, part in zip(jax.tree.leaves(buffers), parts, strict=True):
                 with np.errstate(over="ignore", invalid="ignore"):
                     buffer[row] = part
                 if np.issubdtype(buffer.dtype, np.floating) and buffer.dtype != tensor.dtype:
-                    is_sound = is_sound and _is_finite(buffer[row])
+                    is_sound = is_sound and storage.is_finite(buffer[row])
             if not is_sound:
                 broken.append(tensors.label(key))
         leaves[path] = jax.device_put(buffers)
     if broken:
         folder = next(iter(tensors.files.values())).parent
         raise ValueError(
-            f"{folder}: finite weights were wanted, NaN, infinity or values beyond the dtype are in"
+            f"{folder}: weights must be finite, got NaN, infinity or values beyond the dtype in"
             f" {storage.some(broken)}; fetch the checkpoint again or load it in a wider dtype"
         )
     return unflatten(leaves)
@@ -248,16 +237,27 @@ def fill(
 
 def check_tree(tree: Tree, shapes: Tree, what: str) -> None:
     """Raises a ValueError unless the tree has exactly the leaves and shapes wanted."""
-    given, wanted = flatten(tree), flatten(shapes)
-    problems = [f"missing {'/'.join(path)}" for path in wanted if path not in given]
-    problems += [f"unexpected {'/'.join(path)}" for path in given if path not in wanted]
-    problems += [
-        f"{'/'.join(path)} is {list(leaf.shape)}, not {list(wanted[path].shape)}"
+    given, expected = flatten(tree), flatten(shapes)
+    wrong = [
+        f"{'/'.join(path)} is {list(leaf.shape)}, not {list(expected[path].shape)}"
         for path, leaf in given.items()
-        if path in wanted and tuple(leaf.shape) != tuple(wanted[path].shape)
+        if path in expected and tuple(leaf.shape) != tuple(expected[path].shape)
     ]
-    if problems:
-        raise ValueError(f"the weights do not fit {what}: {storage.some(problems)}; match the two")
+    _refuse_misfit(
+        what,
+        {
+            "missing": ["/".join(path) for path in expected if path not in given],
+            "unexpected": ["/".join(path) for path in given if path not in expected],
+            "of another shape": wrong,
+        },
+    )
+
+
+def _refuse_misfit(what: str, problems: Mapping[str, Sequence[str]]) -> None:
+    """Raises a ValueError that names the tensors of every kind of problem, if there are any."""
+    found = [f"{title} {storage.some(names)}" for title, names in problems.items() if names]
+    if found:
+        raise ValueError(f"the weights do not fit {what}: {'; '.join(found)}; match the two")
 
 
 def write_weights(
@@ -295,9 +295,9 @@ def write_weights(
             tensor = host[1] if slot.layer is None else host[1][slot.layer]
             tensors[key] = np.ascontiguousarray(tensor.T if slot.is_transposed else tensor)
             weight_map[key] = file
-        safetensors.numpy.save_file(tensors, folder / file, metadata={"format": "pt"})
+        storage.write_tensors(folder / file, tensors)
     if len(shards) > 1:
-        storage.write_json(
+        files.write_json(
             folder / storage.INDEX,
             {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map},
         )

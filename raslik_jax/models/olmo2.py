@@ -45,7 +45,8 @@ class Olmo2Config:
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-        hf_config.check_sizes(self, (*sizes, "intermediate_size", "rms_norm_eps"))
+        more = ("intermediate_size", "max_position_embeddings")
+        hf_config.check_sizes(self, (*sizes, *more, "rms_norm_eps"))
         hf_config.check_heads(self, explicit_head_dim=False)
         hf_config.check_choice("hidden_act", self.hidden_act, layers.ACTIVATIONS)
         layers.rope_frequencies(self.rope_parameters, self.head_width)

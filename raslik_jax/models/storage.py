@@ -5,22 +5,44 @@ Knows nothing of models: keys and arrays only.
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import pathlib
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import safetensors
-import safetensors.numpy
+
+from raslik_jax import files
+from raslik_jax.messages import one_line, printable, shown
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 2 << 30
-_MAX_NAMED = 20
+# Files that make up a tokenizer, and how a model is to be decoded, in the folder of a checkpoint.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+)
+GENERATION = "generation_config.json"
+# The dtypes of weights, as a safetensors header spells them.
+FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_MAX_NAMED = 3
 _HUB_SECONDS = 5.0
+_MEND = "point to a whole checkpoint, or fetch it again"
 
 
 # where checkpoints are --------------------------------------------------------------------------
@@ -55,7 +77,7 @@ def resolve_folder(name: str | os.PathLike[str], *, revision: str | None = None)
     fetch = functools.partial(
         huggingface_hub.snapshot_download,
         str(name),
-        allow_patterns=["*.json", "*.safetensors", "1_Pooling/*", "merges.txt", "vocab.txt"],
+        allow_patterns=["*.json", "*.safetensors", "1_Pooling/*", *TOKENIZER_FILES],
     )
     with contextlib.suppress(huggingface_hub.errors.LocalEntryNotFoundError):
         cached = pathlib.Path(fetch(revision=revision, local_files_only=True))
@@ -90,18 +112,11 @@ def _find_weights(folder: pathlib.Path) -> list[pathlib.Path]:
 # reading tensors --------------------------------------------------------------------------------
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; a ValueError names a file that is absent or has none."""
-    try:
-        fields = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(
-            f"{path} was wanted, there is no such file; point to a whole checkpoint"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON ({error}); fetch the file again") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"{path}: a JSON object was wanted, got a {type(fields).__name__}")
+def read_json(path: pathlib.Path, shape: Mapping[str, files.Shape] | None = None) -> dict[str, Any]:
+    """Returns the object in a JSON file of a checkpoint or adapter; see `files.read_json`."""
+    fields: dict[str, Any] = files.read_json(path, dict, mend=_MEND)
+    if shape:
+        files.check_shape(fields, shape, shown(str(path), 160))
     return fields
 
 
@@ -109,30 +124,41 @@ class Tensors:
     """The named tensors of one or more safetensors files, read one at a time.
 
     `rename` turns a key of the file into the key of the plan; errors show the file's.
+
+    Attributes:
+      files: the file of each key.
+      metadata: of the headers, joined.
     """
 
     def __init__(
         self,
-        files: Iterable[pathlib.Path],
+        paths: Iterable[pathlib.Path],
         stack: contextlib.ExitStack,
         rename: Callable[[str], str] = str,
     ):
         self._entries: dict[str, tuple[Any, str]] = {}
+        self._checksums: dict[str, str] = {}
         self.files: dict[str, pathlib.Path] = {}
-        for path in files:
+        self.metadata: dict[str, str] = {}
+        for path in paths:
+            if path.exists() and not path.is_file():
+                raise ValueError(f"{shown(str(path), 160)} must be a regular file: {_MEND}")
             try:
                 handle = stack.enter_context(safetensors.safe_open(path, framework="numpy"))
+            except FileNotFoundError:
+                raise ValueError(f"no file {shown(str(path), 160)}: {_MEND}") from None
             except (OSError, safetensors.SafetensorError) as error:
                 raise ValueError(
-                    f"{path} is truncated, corrupt or no safetensors file ({error}); fetch the file"
-                    " again"
+                    f"{shown(str(path), 160)} is truncated, corrupt or no safetensors file "
+                    f"({one_line(str(error), 80)}): fetch the file again"
                 ) from error
+            self.metadata |= handle.metadata() or {}
             for stored in handle.keys():
                 key = rename(stored)
                 if key in self._entries:
                     raise ValueError(
-                        f"{path} holds {stored!r}, which {self.files[key]} holds too; fetch the"
-                        " checkpoint again"
+                        f"{path} holds {shown(stored)}, which {self.files[key]} holds too: fetch "
+                        "the checkpoint again"
                     )
                 self._entries[key], self.files[key] = (handle, stored), path
 
@@ -158,9 +184,44 @@ class Tensors:
         return str(handle.get_slice(stored).get_dtype())
 
     def read(self, key: str) -> np.ndarray:
-        """Returns a copy of one tensor."""
+        """Returns a copy of one tensor.
+
+        Raises:
+          ValueError: its bytes are not those that `write_tensors` wrote.
+        """
         handle, stored = self._entries[key]
-        return handle.get_tensor(stored)
+        tensor: np.ndarray = handle.get_tensor(stored)
+        self._checksums[key] = _checksum(tensor)
+        written = self.metadata.get(_CHECKSUM + stored, self._checksums[key])
+        if written != self._checksums[key]:
+            raise ValueError(
+                f"{shown(str(self.files[key]), 160)} is damaged: {printable(stored)} is not what "
+                "was written; restore the file, or run again the stage that makes it"
+            )
+        return tensor
+
+    def identity(self, keys: Iterable[str]) -> str:
+        """Returns 32 hex digits that stand for the content of these tensors, which were read."""
+        lines = "".join(f"{key} {self._checksums[key]}\n" for key in sorted(keys))
+        return hashlib.sha256(lines.encode()).hexdigest()[:32]
+
+
+# Before a tensor's name in a header: the checksum of its bytes.
+_CHECKSUM = "crc32 "
+
+
+def _checksum(tensor: np.ndarray) -> str:
+    """Returns the CRC-32 of a tensor: seven times as fast as SHA-256, and against accidents."""
+    raw = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+    return f"{tensor.dtype.name} {tensor.shape} {zlib.crc32(raw.data):08x}"
+
+
+def is_finite(tensor: np.ndarray) -> bool:
+    """Returns whether a tensor of floating point numbers has no NaN and no infinity."""
+    if tensor.dtype == ml_dtypes.bfloat16:
+        # An exponent of all ones is infinity or NaN; ml_dtypes' own test is an order slower.
+        return not ((tensor.view(np.uint16) & 0x7F80) == 0x7F80).any()
+    return bool(np.isfinite(tensor).all())
 
 
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -196,24 +257,22 @@ def open_tensors(
         )
     if found[0].name != INDEX:
         return Tensors(found, stack, rename)
-    weight_map = read_json(found[0]).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{found[0]} has no weight_map; fetch the file again")
-    shards = sorted({folder / str(name) for name in weight_map.values()})
+    weight_map = read_json(found[0], {"weight_map": {str: str}})["weight_map"]
+    if not weight_map:
+        raise ValueError(f"{found[0]} has an empty weight_map; fetch the file again")
+    shards = sorted({folder / name for name in weight_map.values()})
     if any(shard.parent != folder for shard in shards):
         raise ValueError(f"{found[0]} names files outside {folder}; fetch the file again")
     absent = [shard for shard in shards if not shard.is_file()]
     if absent:
-        lost = [key for key, name in weight_map.items() if folder / str(name) in absent]
+        lost = [key for key, name in weight_map.items() if folder / name in absent]
         raise ValueError(
             f"{found[0]} names {some([shard.name for shard in absent])}, which are not there"
             f" and hold {some(lost)}; fetch the missing shards"
         )
     tensors = Tensors(shards, stack, rename)
     moved = sorted(
-        key
-        for key, name in weight_map.items()
-        if tensors.files.get(rename(key)) != folder / str(name)
+        key for key, name in weight_map.items() if tensors.files.get(rename(key)) != folder / name
     )
     if moved:
         raise ValueError(
@@ -224,35 +283,90 @@ def open_tensors(
 
 
 def some(items: Sequence[str]) -> str:
-    """Returns the items as one phrase, the first twenty by name and the others by number."""
+    """Returns the items as one phrase, the first three by name and the others by number."""
     rest = len(items) - _MAX_NAMED
-    shown = ", ".join(map(str, items[:_MAX_NAMED]))
-    return f"{shown} and {rest} more" if rest > 0 else shown
+    named = ", ".join(one_line(str(item), 160) for item in items[:_MAX_NAMED])
+    return f"{named} and {rest} more" if rest > 0 else named
 
 
 # writing ----------------------------------------------------------------------------------------
 
 
-def write_json(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
-    """Writes an object as JSON that a person can read, keys sorted."""
-    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
+def write_tensors(
+    path: pathlib.Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes a safetensors file whose header has a checksum of every tensor.
+
+    The same tensors give the same bytes, which the format's own writer does not promise for a
+    header of several entries.
+
+    Args:
+      path: a file in a folder of `new_folder`.
+      tensors: of floating point numbers.
+      metadata: further entries of the header.
+
+    Raises:
+      ValueError: a tensor holds NaN or infinity.
+    """
+    broken = sorted(name for name, tensor in tensors.items() if not is_finite(tensor))
+    if broken:
+        raise ValueError(
+            f"weights must be finite to be saved, got NaN or infinity in {some(broken)}: lower "
+            "the learning rate, or clip the gradient"
+        )
+    noted = {"format": "pt", **(metadata or {})}
+    noted |= {_CHECKSUM + name: _checksum(tensor) for name, tensor in tensors.items()}
+    header: dict[str, Any] = {"__metadata__": dict(sorted(noted.items()))}
+    # Wide dtypes first keeps every tensor aligned, as the format's own writer does.
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    end = 0
+    for name in order:
+        tensor = tensors[name]
+        start, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": FLOATS[tensor.dtype.name],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
 
 
 @contextlib.contextmanager
 def new_folder(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Gives a working directory that takes the wanted name when all went well."""
-    folder = pathlib.Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    """Gives a working directory that takes the folder's name, durably, when all went well.
+
+    Raises:
+      ValueError: the folder holds something, or is a link or no folder.
+      OSError: the disk is full, or the place cannot be written.
+    """
+    folder = pathlib.Path(os.path.abspath(folder))
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise ValueError(
-            f"a new or empty directory was wanted, {folder} holds something; choose another or"
-            " remove it"
+            f"{shown(str(folder), 160)} must be a new or empty directory, got one that holds "
+            "something, a link or a file: choose another"
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
         yield partial
+        for path in partial.rglob("*"):
+            if path.is_file():
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
         os.replace(partial, folder)
+        files.sync_folder(folder.parent)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(
+            f"{shown(str(folder), 160)} cannot be written ({reason}): free space, or choose "
+            "another place"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

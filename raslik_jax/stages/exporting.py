@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from raslik_jax import files
 from raslik_jax.config import Config, config_from_json
 from raslik_jax.data import prompts, tokenization
 from raslik_jax.evaluation.summary import MethodEntry
@@ -74,7 +75,7 @@ def export_model(
                 weights = checkpoint.merge(unlearned.lora, weights, model.lora_config)
             checkpoint.save_model(partial, model.decoder.config, weights)
             ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
-            storage.write_json(partial / "generation_config.json", ids)
+            files.write_json(partial / "generation_config.json", ids)
         else:
             checkpoint.save_adapter(
                 partial,

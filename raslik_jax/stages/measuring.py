@@ -116,7 +116,9 @@ def _save_epoch(workspace: Workspace, folder: pathlib.Path, params: Tree) -> Non
     # An interrupted run may have come as far as this.
     shutil.rmtree(folder, ignore_errors=True)
     if workspace.config.unlearn.unlearn_parameters == "lora":
-        checkpoint.save_adapter(folder, params, model.lora_config, model.decoder.config)
+        checkpoint.save_adapter(
+            folder, params, model.lora_config, model.decoder.config, base=model.identity
+        )
     else:
         weights = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, model.base)
         checkpoint.save_model(folder, model.decoder.config, weights)

@@ -211,7 +211,9 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
     for name, lora in named.items():
         # An interrupted run may have come as far as this.
         shutil.rmtree(folder / name, ignore_errors=True)
-        checkpoint.save_adapter(folder / name, lora, model.lora_config, model.decoder.config)
+        checkpoint.save_adapter(
+            folder / name, lora, model.lora_config, model.decoder.config, base=model.identity
+        )
     _write_losses(folder, fitted)
     resuming.remove_progress(folder)
 

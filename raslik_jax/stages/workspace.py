@@ -34,6 +34,7 @@ class Model(NamedTuple):
       initial: the adapter as fine-tuning started from it.
       lora_config: its rank, alpha, dropout and targets.
       graphdef: what the decoder is bound from.
+      identity: of the base as it is stored, whatever format it is loaded in.
     """
 
     decoder: decoders.Decoder
@@ -41,6 +42,7 @@ class Model(NamedTuple):
     initial: Tree
     lora_config: LoRAConfig
     graphdef: decoders.GraphDef
+    identity: str = ""
 
     def decoder_for(self, *, remat: bool) -> decoders.Decoder:
         """Returns the pure functions, with or without gradient checkpointing."""
@@ -114,6 +116,7 @@ class Workspace:
             initial=loaded.lora,
             lora_config=lora_config,
             graphdef=loaded.graphdef,
+            identity=loaded.identity,
         )
 
     def adapter(self, *parts: str) -> Tree:
@@ -122,6 +125,7 @@ class Workspace:
             self.root.joinpath(*parts),
             self.model.decoder.config,
             lora_config=self.model.lora_config,
+            base=self.model.identity,
         )
 
     @functools.cached_property
@@ -174,6 +178,15 @@ class Workspace:
         )
         return BoundModel(decoders.bind(whole.graphdef), {}, whole.base)
 
+    @functools.cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """The ids that end an answer: the tokenizer's EOS, and the checkpoint's own."""
+        settings, own = self.config.backbone, (self.tokenizer.eos_id,)
+        if not settings.checkpoint:
+            return own
+        folder = checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
+        return tuple(sorted({*own, *checkpoint.read_end_ids(folder)}))
+
     def generate(self, model: BoundModel, rows: Sequence[Example], what: str) -> list[str]:
         """Returns the greedy answers of a model."""
         tokenizer = self.tokenizer
@@ -186,7 +199,7 @@ class Workspace:
                 template=self.config.corpus.template,
             ),
             max_new_tokens=self.config.references.max_new_tokens,
-            eos_id=tokenizer.eos_id,
+            eos_id=self.end_ids,
             pad_id=tokenizer.pad_id,
             batch_size=self.config.references.decode_batch_size,
             progress=what,
