@@ -122,6 +122,29 @@ def read_json(path: str | os.PathLike[str], shape: Shape = object, *, mend: str 
     return value
 
 
+def read_json_lines(
+    path: str | os.PathLike[str], shape: Shape = object, *, mend: str = ""
+) -> list[Any]:
+    """Returns the values of a file of one JSON value per line; blank lines are left out.
+
+    Args and errors as `read_json`; the line is named.
+    """
+    origin = shown(str(path), 160)
+    mend = mend or "restore the file, or delete it and run the stage that makes it again"
+    if not os.path.lexists(path):
+        raise ValueError(f"no file {origin}: {mend}")
+    values = []
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            try:
+                value = parse_json(line, f"{origin}:{number}")
+                check_shape(value, shape, f"{origin}:{number}")
+            except ValueError as error:
+                raise ValueError(f"{error}: {mend}") from None
+            values.append(value)
+    return values
+
+
 def check_shape(value: Any, shape: Shape, origin: str, field: str = "") -> None:
     """Raises a ValueError that names the field where a value has another shape."""
     place = f"{field} in {origin}" if field else origin

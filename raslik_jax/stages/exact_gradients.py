@@ -8,6 +8,7 @@ else that experiments vary (centring, normalisation, queries, sketches) follows 
 import functools
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,9 +21,10 @@ from raslik_jax.axes import Tree
 from raslik_jax.config import content_hash
 from raslik_jax.data import batches, prompts, tokenization
 from raslik_jax.data.examples import Example
+from raslik_jax.files import read_json, write_json
 from raslik_jax.influence import gradients, probes, projections
+from raslik_jax.messages import one_line, shown
 from raslik_jax.models import checkpoint
-from raslik_jax.pipeline import read_json, write_json
 from raslik_jax.progress import progress
 from raslik_jax.retrieval.exact import Grams, Products, gram_matrices
 from raslik_jax.stages.workspace import Workspace
@@ -179,6 +181,30 @@ def _plan_some(plans: Sequence[batches.BatchPlan], *, first: int) -> list[batche
     return [plan for plan in plans if (plan.rows >= first).any()]
 
 
+def _note_damage(path: pathlib.Path, error: Exception) -> None:
+    print(
+        f"note: {shown(str(path), 160)} is damaged ({one_line(str(error), 80)}): it is made again",
+        file=sys.stderr,
+    )
+
+
+def _read_arrays(path: pathlib.Path, key: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of a file of this key; none where there is no such file, or no whole one.
+
+    A zip archive has a checksum of each member, so flipped bytes are noticed.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        found = str(arrays.pop("key"))
+    except Exception as error:  # a damaged archive fails in whatever part of a reader meets it
+        _note_damage(path, error)
+        return {}
+    return arrays if found == key else {}
+
+
 class GradientMaker:
     """Makes passes of one run and keeps them in a folder.
 
@@ -222,10 +248,9 @@ class GradientMaker:
         folder = self.folder / what.folder
         key = self._key(what)
         path = folder / "grams.npz"
-        if path.is_file():
-            with np.load(path, allow_pickle=False) as stored:
-                if str(stored["key"]) == key:
-                    return Grams(*(stored[name] for name in Grams._fields))
+        stored = _read_arrays(path, key)
+        if set(stored) == set(Grams._fields):
+            return Grams(**stored)
         vectors = self.vectors(what)
         lora = pass_adapter(self.workspace, what.adapter)
         found = gram_matrices(vectors, tensor_slices(what, lora, vectors.shape[1]))
@@ -258,9 +283,14 @@ class GradientMaker:
         encoded = self._encode(what.tokens)
         plans = _plan(encoded, **self._batching)
         key, done = self._key(what), 0
-        if record.is_file() and path.is_file():
-            state = read_json(record)
-            done = state["batches"] if state["key"] == key else 0
+        size = shape[0] * shape[1] * self._dtype.itemsize
+        if record.is_file() and path.is_file() and path.stat().st_size == size:
+            try:
+                state = read_json(record, {"key": str, "batches": int})
+            except ValueError as error:
+                _note_damage(record, error)
+            else:
+                done = state["batches"] if state["key"] == key else 0
         if done < len(plans):
             mode: Any = "r+" if done else "w+"
             made = np.memmap(path, self._dtype, mode, shape=shape)
@@ -282,11 +312,7 @@ class GradientMaker:
         encoded = self._encode(what.tokens)
         lora = pass_adapter(self.workspace, what.adapter)
         plans = _plan(encoded, **self._batching)
-        state: dict[str, np.ndarray] = {}
-        if path.is_file():
-            with np.load(path, allow_pickle=False) as stored:
-                if str(stored["key"]) == key:
-                    state = {name: stored[name] for name in stored.files if name != "key"}
+        state = _read_arrays(path, key)
         if "mean_square" in state:
             return Products(*(state[name] for name in Products._fields))
         query_RP = np.concatenate(

@@ -1,6 +1,5 @@
 """What every model thinks of given answers: perplexity, and TOFU's own metrics."""
 
-import json
 import pathlib
 from collections.abc import Iterator
 
@@ -8,6 +7,7 @@ from raslik_jax import memory
 from raslik_jax.data import corpora, tofu
 from raslik_jax.evaluation import perplexity
 from raslik_jax.evaluation.tofu_metrics import QuestionRecord
+from raslik_jax.files import read_json_lines
 from raslik_jax.pipeline import write_json
 from raslik_jax.stages.workspace import Workspace, write_rows
 from raslik_jax.unlearning.objectives import BoundModel
@@ -68,8 +68,10 @@ def make_questions(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 def _read_questions(workspace: Workspace) -> tuple[tofu.Question, ...]:
-    with open(workspace.root / "references" / "questions" / "questions.jsonl") as lines:
-        rows = [json.loads(line) for line in lines]
+    rows = read_json_lines(
+        workspace.root / "references" / "questions" / "questions.jsonl",
+        {name: ([str] if name == "wrong_answers" else str) for name in tofu.Question._fields},
+    )
     return tuple(
         tofu.Question(**{**row, "wrong_answers": tuple(row["wrong_answers"])}) for row in rows
     )

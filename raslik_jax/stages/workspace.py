@@ -15,6 +15,8 @@ from raslik_jax.data import batches, examples, tokenization
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.toy import SCIFI_WORDS
 from raslik_jax.evaluation import choice, rates, summary
+from raslik_jax.files import read_json_lines
+from raslik_jax.messages import shown
 from raslik_jax.models import checkpoint, decode
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
@@ -52,6 +54,20 @@ class Model(NamedTuple):
         """Returns the pure functions of the model without places for an adapter."""
         graphdef, _, _ = decoders.abstract(self.decoder.config, None)
         return decoders.bind(graphdef, remat=remat)
+
+
+class _Answers(dict[str, str]):
+    """Answers by query id, which name their file where one is missing."""
+
+    def __init__(self, path: pathlib.Path, answers: Mapping[str, str]):
+        super().__init__(answers)
+        self._path = path
+
+    def __missing__(self, example_id: str) -> str:
+        raise ValueError(
+            f"{shown(str(self._path), 160)} has no answer to the query {shown(example_id)}: delete "
+            "its folder and run again"
+        )
 
 
 class Workspace:
@@ -146,9 +162,10 @@ class Workspace:
         )
 
     def answers(self, *parts: str) -> dict[str, str]:
-        """Returns decoded outputs by query id."""
-        with open(self.root.joinpath(*parts)) as lines:
-            return {row["id"]: row["output"] for row in map(json.loads, lines)}
+        """Returns decoded outputs by query id; asking for an id without one is a ValueError."""
+        path = self.root.joinpath(*parts)
+        rows = read_json_lines(path, {"id": str, "output": str})
+        return _Answers(path, {row["id"]: row["output"] for row in rows})
 
     def retrieval_queries(self) -> tuple[Example, ...]:
         """Returns the queries that retrieval sees, with the model's own answers or the labelled."""
