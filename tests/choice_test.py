@@ -5,7 +5,9 @@ import math
 
 from absl.testing import absltest, parameterized
 
+from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig, to_json
 from raslik_jax.evaluation import choice
+from raslik_jax.stages.choosing import check_alike
 
 
 def _candidates(table, *, algorithm="ga_gdr", backbone=0.3):
@@ -116,8 +118,40 @@ class ChoiceTest(parameterized.TestCase):
         value = json.loads(json.dumps(choice.to_json(found, per="strategy", floor="backbone")))
         back = choice.from_json(value, origin="choice.json")
         self.assertEqual(back, {(c.strategy, c.algorithm): c for c in found})
-        with self.assertRaisesRegex(ValueError, "choice.json"):
-            choice.from_json({"choices": [{"strategy": "raslik"}]}, origin="choice.json")
+
+    @parameterized.parameters(
+        ({"learning_rate": -1e-4}, "learning rate above 0 .* got -0.0001"),
+        ({"learning_rate": math.nan}, "learning rate above 0 .* got nan"),
+        ({"learning_rate": "1e-4"}, "learning_rate in choice.json must be a number"),
+        ({"epoch": 0}, "an epoch from 1, got .* and 0"),
+        ({"epoch": 1.5}, "epoch in choice.json must be an integer"),
+        ({"at_edge": None}, "at_edge in choice.json must be a list"),
+        ({}, "must have one choice in choice.json"),
+    )
+    def test_a_file_that_no_rule_writes_is_refused_by_field(self, change, message):
+        value = choice.to_json(choice.choose(_candidates(_TABLE)), per="strategy", floor="zero")
+        value["choices"].append(value["choices"][0] | change)
+        with self.assertRaisesRegex(ValueError, message):
+            choice.from_json(value, origin="choice.json")
+        with self.assertRaisesRegex(ValueError, "must have 'choices'"):
+            choice.from_json({}, origin="choice.json")
+
+    def test_joins_runs_that_differ_in_rate_and_seed_alone(self):
+        first = to_json(Config())
+        for changed in (
+            Config(name="other", seed=3),
+            Config(unlearn=UnlearnConfig(ga_klr_learning_rate=1e-4)),
+        ):
+            check_alike(first, to_json(changed), run="b")
+        for changed, field in (
+            (
+                Config(finetune=FinetuneConfig(finetune_learning_rate=1e-4)),
+                "finetune_learning_rate",
+            ),
+            (Config(unlearn=UnlearnConfig(unlearn_epochs=2)), "unlearn_epochs: 5 -> 2"),
+        ):
+            with self.assertRaisesRegex(ValueError, f"{field}.* in 'runs/b'"):
+                check_alike(first, to_json(changed), run="runs/b")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ _PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "raslik_jax"
 # A module imports only from rooms to its left, or from its own.
 _ROOMS = (
     "axes",
+    "messages",
+    "files",
+    "memory",
     "config",
     "progress",
     "distributed",
@@ -28,7 +31,16 @@ _ROOMS = (
 )
 # Trains a model, unlike the rest of its room.
 _DEVICE_MODULES = ("evaluation/discriminator.py",)
-_HOST_ROOMS = ("config", "progress", "data", "evaluation", "reporting", "pipeline")
+_HOST_ROOMS = (
+    "messages",
+    "files",
+    "config",
+    "progress",
+    "data",
+    "evaluation",
+    "reporting",
+    "pipeline",
+)
 
 
 def _imported(path: pathlib.Path) -> list[str]:
@@ -48,7 +60,17 @@ def _room(path: pathlib.Path) -> str:
 
 _FILES = sorted(path for path in _PACKAGE.rglob("*.py") if path.parent != _PACKAGE) + [
     _PACKAGE / f"{name}.py"
-    for name in ("axes", "config", "progress", "distributed", "pipeline", "trace")
+    for name in (
+        "axes",
+        "messages",
+        "files",
+        "memory",
+        "config",
+        "progress",
+        "distributed",
+        "pipeline",
+        "trace",
+    )
 ]
 
 

@@ -1,5 +1,10 @@
 """The spread of the update direction, beside draws of whole gradients."""
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import numpy as np
 from absl.testing import absltest, parameterized
 
@@ -118,6 +123,18 @@ class PlantedTest(absltest.TestCase):
             0, num_rows=60, num_targets=20, num_queries=8, num_params=2000
         )
         np.testing.assert_array_equal(found.gradient_NP, again.gradient_NP)
+
+    def test_two_runs_of_one_name_are_refused_before_anything_is_written(self):
+        folder = self.create_tempdir().full_path
+        done = subprocess.run(
+            [sys.executable, "experiments/variance.py", "--runs=a/x,b/x", f"--out={folder}/out"],
+            cwd=pathlib.Path(__file__).resolve().parents[1],
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, "error: --runs must have different names, got 'x,x'")
+        self.assertFalse(os.path.exists(f"{folder}/out"))
 
 
 if __name__ == "__main__":

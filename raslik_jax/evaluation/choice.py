@@ -12,6 +12,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from raslik_jax.files import check_shape
+from raslik_jax.messages import shown
+
+# Of one choice in a file.
+_SHAPE = {
+    "strategy": str,
+    "algorithm": str,
+    "learning_rate": float,
+    "epoch": int,
+    "distance": float,
+    "at_edge": [str],
+}
 PER = ("strategy", "algorithm")
 FLOORS = ("backbone", "zero")
 
@@ -212,16 +224,21 @@ def from_json(value: Mapping[str, Any], *, origin: str) -> dict[tuple[str, str],
     Raises:
       ValueError: it is no choice file.
     """
-    try:
-        choices = [
-            Choice(**entry | {"at_edge": tuple(entry["at_edge"])}) for entry in value["choices"]
-        ]
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"choices as experiments/choose.py writes them wanted in {origin}, {error!r} is wrong: "
-            "make the file again"
-        ) from None
-    return {(choice.strategy, choice.algorithm): choice for choice in choices}
+    check_shape(value, {"choices": [_SHAPE]}, origin)
+    choices: dict[tuple[str, str], Choice] = {}
+    for entry in value["choices"]:
+        found = Choice(**{name: entry[name] for name in Choice._fields})
+        found = found._replace(at_edge=tuple(found.at_edge))
+        method = f"{shown(found.strategy)} with {shown(found.algorithm)}"
+        if not 0 < found.learning_rate < math.inf or found.epoch < 1:
+            raise ValueError(
+                f"{method} in {origin} must have a learning rate above 0 and an epoch from 1, got "
+                f"{shown(found.learning_rate)} and {shown(found.epoch)}: make the file again"
+            )
+        if (found.strategy, found.algorithm) in choices:
+            raise ValueError(f"{method} must have one choice in {origin}: make the file again")
+        choices[found.strategy, found.algorithm] = found
+    return choices
 
 
 def describe(choices: Sequence[Choice]) -> str:

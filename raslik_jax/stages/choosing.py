@@ -1,10 +1,14 @@
 """Chooses learning rate and epoch from the work directories of validation runs."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
+from raslik_jax.config import Algorithm
 from raslik_jax.evaluation import choice
-from raslik_jax.pipeline import read_json, write_json
+from raslik_jax.files import write_json
+from raslik_jax.messages import one_line, shown
+from raslik_jax.pipeline import differing_fields, read_json
 
 
 def choose_from_runs(
@@ -18,16 +22,43 @@ def choose_from_runs(
       per: see `choice.choose`; floor: likewise.
 
     Raises:
-      ValueError: a run without metrics, one measured on test queries, or an incomplete grid.
+      ValueError: a run without metrics, one measured on test queries, one of other settings, or an
+        incomplete grid.
     """
     candidates: list[choice.Candidate] = []
+    first: dict[str, Any] = {}
     for run in runs:
         metrics = read_json(run / "metrics.json")
-        settings = read_json(run / "config.json")["unlearn"]
+        settings = read_json(run / "config.json")
+        first = first or settings
+        check_alike(first, settings, run=str(run))
         names = {entry["algorithm"] for entry in metrics["methods"]}
-        rates = {name: settings[f"{name}_learning_rate"] for name in names}
+        if not names:
+            raise ValueError(f"{shown(str(run))} measured no unlearned model: finish the run first")
+        rates = {name: settings["unlearn"][f"{name}_learning_rate"] for name in names}
         candidates += choice.candidates_of(metrics, rates)
     # Runs that differ in the rate of one algorithm hold the same of the others.
     choices = choice.choose(list(dict.fromkeys(candidates)), per=per, floor=floor)
     write_json(output, choice.to_json(choices, per=per, floor=floor))
     return choices
+
+
+def check_alike(first: Mapping[str, Any], other: Mapping[str, Any], *, run: str) -> None:
+    """Refuses runs that one choice cannot be made from: they may differ in few settings.
+
+    Args:
+      first: nested settings of the first run.
+      other: those of another one.
+      run: names the other one.
+
+    Raises:
+      ValueError: they differ in more than the name, the seed and unlearning's learning rates.
+    """
+    lines = differing_fields(dict(first), dict(other))
+    free = ("name:", "seed:", *(f"unlearn.{name}_learning_rate:" for name in get_args(Algorithm)))
+    wrong = [line for line in lines if not line.startswith(free)]
+    if wrong:
+        raise ValueError(
+            f"runs to choose from must differ in learning rate and seed alone, got "
+            f"{one_line(wrong[0], 120)} in {shown(run)}: choose from runs of the same settings"
+        )
