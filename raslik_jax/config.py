@@ -190,7 +190,11 @@ class CorpusConfig(_Checked):
         "", "records: JSON or JSONL of the training examples, or hub:OWNER/NAME[:CONFIG][@SPLIT]."
     )
     queries_file: str = setting("", "records: JSONL of the queries, each with a field `split`.")
-    fields: str = setting("", "records: field map, for example instruction=question,output=answer.")
+    fields: str = setting(
+        "",
+        "records: keys of both files that are not instruction, input, output, id, is_target and "
+        "source, for example instruction=question,output=answer.",
+    )
     num_train: int = setting(
         2000,
         "Training examples, targets included; 0 for howdy, virtual, tofu: all there are.",

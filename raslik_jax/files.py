@@ -12,7 +12,9 @@ import pathlib
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
 
 from raslik_jax.messages import shown, some_of
 
@@ -22,22 +24,31 @@ from raslik_jax.messages import shown, some_of
 Shape = Any
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Returns the content of a regular file.
+@contextlib.contextmanager
+def open_regular(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Yields a regular file, opened to read.
 
     Raises:
       ValueError: the file is missing, unreadable, or no regular file (a folder, a device, a FIFO).
     """
-    path = pathlib.Path(path)
+    origin = shown(str(path), 160)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ValueError(f"{shown(str(path))} must be a regular file: give the path of a file")
-        return path.read_bytes()
+        # Asked first: to open a FIFO is to wait for whoever writes to it.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError(f"{origin} must be a regular file: give the path of a file")
+        with open(path, "rb") as file:
+            yield file
     except FileNotFoundError:
-        raise ValueError(f"no file {shown(str(path), 200)}: correct the path") from None
+        raise ValueError(f"no file {origin}: correct the path") from None
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ValueError(f"{shown(str(path), 200)} cannot be read ({reason})") from None
+        raise ValueError(f"{origin} cannot be read ({reason})") from None
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Returns the content of a regular file; refuses as `open_regular` does."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -46,7 +57,15 @@ def read_text(path: str | os.PathLike[str]) -> str:
     Raises:
       ValueError: as `read_bytes`; the file is not UTF-8.
     """
-    raw = read_bytes(path)
+    return decode_text(read_bytes(path), path)
+
+
+def decode_text(raw: bytes, path: str | os.PathLike[str]) -> str:
+    """Returns the text of a file's bytes, less a byte order mark.
+
+    Raises:
+      ValueError: they are not UTF-8.
+    """
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -63,20 +82,37 @@ def parse_json(text: str, origin: str) -> Any:
     Raises:
       ValueError: it is none; `origin` names where it came from.
     """
+    start = len(text) - len(text.lstrip(" \t\r\n"))
     try:
-        return json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_constant=_refuse_constant,
-            parse_float=_parse_float,
-        )
+        value, end = decode_json(text, start)
+        if text[end:].strip(" \t\r\n"):
+            raise ValueError(f"text behind its end, {_place(text, end)}")
+    except ValueError as error:
+        raise ValueError(f"{origin} must be JSON, got something else ({error})") from None
+    return value
+
+
+def decode_json(text: str, position: int) -> tuple[Any, int]:
+    """Returns the JSON value that begins at a position, and the position behind it.
+
+    Raises:
+      ValueError: there is none, or one that `parse_json` refuses; the reason alone.
+    """
+    try:
+        return _DECODER.raw_decode(text, position)
     except json.JSONDecodeError as error:
-        reason = f"{error.msg} at line {error.lineno}, column {error.colno}"
+        reason = f"{error.msg}, {_place(text, error.pos)}"
     except RecursionError:
         reason = "it is nested too deeply"
     except ValueError as error:  # of the two hooks, or an integer of thousands of digits
-        reason = str(error)
-    raise ValueError(f"{origin} must be JSON, got something else ({reason[:120]})") from None
+        reason = str(error) if "digits" not in str(error) else "an integer of too many digits"
+    raise ValueError(reason[:120])
+
+
+def _place(text: str, position: int) -> str:
+    line = text.count("\n", 0, position) + 1
+    column = position - text.rfind("\n", 0, position)
+    return f"column {column}" if line == 1 else f"line {line}, column {column}"
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -91,11 +127,16 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"the number {name}, which JSON does not have")
 
 
-def _parse_float(text: str) -> float:
-    value = float(text)
+def _finite_float(digits: str) -> float:
+    value = float(digits)
     if value - value != 0:
-        raise ValueError(f"the number {text[:40]}, which is too large")
+        raise ValueError(f"the number {digits[:20]}, which is too large")
     return value
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite_float
+)
 
 
 def read_json(path: str | os.PathLike[str], shape: Shape = object, *, mend: str = "") -> Any:
@@ -270,6 +311,36 @@ def _not_finite(value: Any, field: str = "") -> Iterator[str]:
         yield f"{field}={value}"
 
 
+def read_array(
+    path: str | os.PathLike[str], *, num_dims: int | None = None, mend: str = ""
+) -> np.ndarray:
+    """Returns the array of an .npy file, which never runs code.
+
+    Args:
+      path: the file.
+      num_dims: axes that it must have; None for any.
+      mend: what to do about a damaged or missing file, said after the colon.
+
+    Raises:
+      ValueError: the file is missing, no regular file, truncated, no array of numbers, or has
+        other axes.
+    """
+    origin = shown(str(path), 160)
+    mend = mend or "delete it and run the stage that makes it again"
+    if not os.path.lexists(path):
+        raise ValueError(f"no file {origin}: {mend}")
+    with open_regular(path) as file:
+        try:
+            array = np.load(file, allow_pickle=False)
+        except Exception:  # a damaged header ends in any error of Python's own parser
+            array = None
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+        raise ValueError(f"{origin} must be a whole .npy file of numbers, got another: {mend}")
+    if num_dims is not None and array.ndim != num_dims:
+        raise ValueError(f"{origin} must have {num_dims} axes, got shape {array.shape}: {mend}")
+    return array
+
+
 def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Makes the names in a folder durable: a rename survives a crash only after this."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -285,13 +356,5 @@ def hash_file(path: str | os.PathLike[str]) -> str:
     Raises:
       ValueError: the file is missing, unreadable or no regular file.
     """
-    path = pathlib.Path(path)
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ValueError(f"{shown(str(path), 200)} must be a regular file")
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise ValueError(f"no file {shown(str(path), 200)}: correct the path") from None
-    except OSError as error:
-        raise ValueError(f"{shown(str(path), 200)} cannot be read ({error.strerror})") from None
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,6 +1,7 @@
 """Text from data, made safe and short for messages, terminals and logs."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 # Control characters but line feed and tab, the direction marks that reorder what a terminal shows,
@@ -36,7 +37,10 @@ def shown(value: Any, limit: int = 60) -> str:
     """Returns how a value from data or settings is quoted in a message: its short repr."""
     # Of a long text only the beginning is turned into its repr.
     head = value[: limit + 1] if isinstance(value, (str, bytes)) else value
-    return one_line(repr(head), limit)
+    try:
+        return one_line(repr(head), limit)
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of too many digits
+        return f"a {type(value).__name__}"
 
 
 def some_of(names: Any, limit: int = 5) -> str:
@@ -44,3 +48,32 @@ def some_of(names: Any, limit: int = 5) -> str:
     listed = [str(name) for name in names]
     text = ", ".join(shown(name, 40) for name in listed[:limit])
     return text + (f" and {len(listed) - limit} more" if len(listed) > limit else "")
+
+
+def listed_problems(problems: Sequence[str], mend: str, *, limit: int = MAX_MESSAGE) -> str:
+    """Returns as many of several problems as a message has room for, and how many more there are.
+
+    Args:
+      problems: one phrase each, at least one.
+      mend: what to do, said after the colon.
+      limit: characters at most, where the first problem alone is not longer.
+    """
+    rest = f": {mend}"
+    text = one_line(problems[0], max(limit - len(rest) - 20, 40))
+    for number, problem in enumerate(problems[1:], start=1):
+        more = f"; and {len(problems) - number} more"
+        longer = f"{text}; {one_line(problem)}"
+        if len(longer) + len(more) + len(rest) > limit:
+            return text + more + rest
+        text = longer
+    return text + rest
+
+
+def bounded(text: str) -> str:
+    """Returns a message that a terminal can show: printable, its middle cut where it is long."""
+    text = printable(text)
+    if len(text) <= MAX_MESSAGE:
+        return text
+    # What to do stands at the end.
+    half = (MAX_MESSAGE - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"

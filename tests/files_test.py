@@ -3,7 +3,10 @@
 import json
 import math
 import os
+import pathlib
+import tempfile
 
+import numpy as np
 import pytest
 from absl.testing import parameterized
 
@@ -90,3 +93,24 @@ class TestWrite:
             files.write_json(path, {"rows": [{"loss": math.nan}]})
         assert json.loads(path.read_text()) == {}
         assert [p.name for p in tmp_path.iterdir()] == ["metrics.json"]
+
+
+class ArraysTest(parameterized.TestCase):
+    def test_only_whole_arrays_of_numbers_are_read(self):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        path = folder / "a.npy"
+        np.save(path, np.ones((2, 3), np.float32))
+        whole = path.read_bytes()
+        self.assertEqual(files.read_array(path, num_dims=2).shape, (2, 3))
+        with self.assertRaisesRegex(ValueError, "a.npy' must have 1 axes"):
+            files.read_array(path, num_dims=1)
+        pickled = folder / "p.npy"
+        np.save(pickled, np.array([{}]), allow_pickle=True)
+        for raw in (b"", whole[:60], whole[:-1], whole[:10] + b"(" * 9 + whole[19:], b"PK\3\4"):
+            path.write_bytes(raw)
+            with self.assertRaisesRegex(ValueError, "a.npy' must be a whole .npy file of numbers"):
+                files.read_array(path)
+        with self.assertRaisesRegex(ValueError, "of numbers, got another: run the stage again$"):
+            files.read_array(pickled, mend="run the stage again")
+        with self.assertRaisesRegex(ValueError, "no file .*b.npy': delete"):
+            files.read_array(folder / "b.npy")

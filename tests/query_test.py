@@ -159,12 +159,11 @@ class QueryTest(parameterized.TestCase):
         self.assertContainsSubset(
             {"id", "score", "sigma", "instruction", "input", "output"}, found["towards"][0]
         )
-        fields = {"instruction": "instruction", "input": "input", "output": "output", "id": "id"}
-        exported = read_examples(forget, fields=fields)
+        exported = read_examples(forget)
         self.assertLen(exported, 6)
         self.assertEqual([row.example_id for row in exported[:3]],
                          [row["id"] for row in found["towards"]])  # fmt: skip
-        self.assertLen(read_examples(retain, fields=fields), 12)
+        self.assertLen(read_examples(retain), 12)
 
     def test_a_prompt_alone_is_answered_first(self):
         answered = self.tracer.answer([self.tracer.workspace.corpus.train[0]])[0].output

@@ -43,9 +43,13 @@ class RecordsTest(parameterized.TestCase):
         self.assertEmpty(corpus.queries["test_target"])
 
     @parameterized.named_parameters(
-        ("no_split", [{"instruction": "a"}], r"queries.jsonl:1: 'split' .* nothing came"),
-        ("unknown_split", [{"instruction": "a", "split": "test"}], "test came"),
-        ("no_retrieval", [{"instruction": "a", "split": "test_normal"}], "no query with 'split'"),
+        ("no_split", [{"instruction": "a"}], r"queries.jsonl:1: 'split' .* got nothing"),
+        ("unknown_split", [{"instruction": "a", "split": "test"}], "got 'test'"),
+        (
+            "no_retrieval",
+            [{"instruction": "a", "split": "test_normal"}],
+            "must have a query with 'split'",
+        ),
         ("no_instruction", [{"split": "retrieval"}], r"queries.jsonl:1: 'instruction'"),
         (
             "trained_on",
@@ -72,5 +76,5 @@ class RecordsTest(parameterized.TestCase):
     def test_training_rows_need_an_output(self):
         train = self._write("rows.jsonl", [{"instruction": "Task."}])
         queries = self._write("queries.jsonl", [{"instruction": "a", "split": "retrieval"}])
-        with self.assertRaisesRegex(ValueError, r"rows.jsonl:1: 'output' has to be text"):
+        with self.assertRaisesRegex(ValueError, r"rows.jsonl:1: 'output' must be text"):
             load_records_corpus(train, queries)

@@ -102,8 +102,11 @@ class TofuTest(parameterized.TestCase):
         self.assertNotIn("retain", {q.set_name for q in everything})
 
     @parameterized.parameters(
-        ('{"question": "q?", "answer": "a."}', r"world_facts_perturbed.jsonl:1: texts question"),
-        ("[1]", r"world_facts_perturbed.jsonl:1: a JSON object is wanted, came 1"),
+        (
+            '{"question": "q?", "answer": "a."}',
+            r"world_facts_perturbed.jsonl:1: a row must have the texts",
+        ),
+        ("[1]", r"world_facts_perturbed.jsonl:1: a row must be an object, got 1"),
     )
     def test_malformed_questions_are_named(self, text, message):
         self._write_questions()
@@ -122,7 +125,7 @@ class TofuTest(parameterized.TestCase):
                 num_train=None,
                 **(_SIZES | {"num_retrieval": 5}),
             )
-        with self.assertRaisesRegex(ValueError, "TOFU's forget05_perturbed wanted"):
+        with self.assertRaisesRegex(ValueError, "TOFU's forget05_perturbed.jsonl must be in"):
             tofu.load_tofu_corpus(
                 self.folder, _alpaca(), forget="forget05", num_train=None, **_SIZES
             )

@@ -8,13 +8,14 @@ from raslik_jax.config import CorpusConfig
 from raslik_jax.data import howdy_alpaca
 from raslik_jax.data.alpaca import load_alpaca
 from raslik_jax.data.endpoint import Endpoint
-from raslik_jax.data.examples import Corpus
+from raslik_jax.data.examples import Corpus, field_keys
 from raslik_jax.data.howdy import load_howdy_small
 from raslik_jax.data.hub import read_rows
 from raslik_jax.data.records import load_records_corpus
 from raslik_jax.data.tofu import load_tofu_corpus
 from raslik_jax.data.toy import make_toy_corpus
 from raslik_jax.data.virtual_alpaca import make_virtual_corpus
+from raslik_jax.messages import shown
 
 # Share of the training rows that are hard negatives, of each kind.
 _HARD_NEGATIVES = 0.04
@@ -103,18 +104,25 @@ def _answers(config: CorpusConfig, *, seed: int) -> howdy_alpaca.Answers:
     return functools.partial(howdy_alpaca.endpoint_answers, endpoint=endpoint)
 
 
-def parse_fields(text: str) -> dict[str, str] | None:
-    """Returns the field map that --fields describes, None for Alpaca's own names.
+def parse_fields(text: str) -> dict[str, str]:
+    """Returns the field map that --fields describes, empty for Alpaca's own names.
 
     Raises:
-      ValueError: an entry without "=".
+      ValueError: an entry without "=", a field or key that stands twice, or what
+        `examples.field_keys` refuses.
     """
     if not text:
-        return None
+        return {}
     entries = [entry.partition("=") for entry in text.split(",")]
-    if not all(name and key for name, _, key in entries):
-        raise ValueError(f"fields wanted as instruction=question,output=answer, came {text!r}")
-    return {name.strip(): key.strip() for name, _, key in entries}
+    fields = {name.strip(): key.strip() for name, _, key in entries}
+    if not all((*fields, *fields.values())):
+        raise ValueError(
+            f"--fields must be like instruction=question,output=answer, got {shown(text)}"
+        )
+    if not len(entries) == len(fields) == len(set(fields.values())):
+        raise ValueError(f"--fields must name each field and each key once, got {shown(text)}")
+    field_keys(fields)
+    return fields
 
 
 def data_folder(config: CorpusConfig) -> pathlib.Path:
@@ -126,7 +134,7 @@ def data_folder(config: CorpusConfig) -> pathlib.Path:
     folder = config.data_dir or os.environ.get("RASLIK_DATA", "")
     if not folder or not pathlib.Path(folder).is_dir():
         raise ValueError(
-            f"a folder of real data wanted, {folder or 'none'} is there: name it by --data_dir or "
-            "the environment variable RASLIK_DATA"
+            f"the folder of real data must be there, got {shown(folder) if folder else 'none'}: "
+            "name it by --data_dir or the environment variable RASLIK_DATA"
         )
     return pathlib.Path(folder)

@@ -13,6 +13,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 
+from raslik_jax.files import check_shape, parse_json, read_text
+from raslik_jax.messages import one_line, shown
 from raslik_jax.progress import progress
 
 _ATTEMPTS = 4
@@ -44,9 +46,11 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"an endpoint http://... or https://... wanted, came {self.url!r}")
+            raise ValueError(
+                f"an endpoint must begin with http:// or https://, got {shown(self.url)}"
+            )
         if not self.model:
-            raise ValueError(f"the name of a model at {self.url} wanted, none came")
+            raise ValueError(f"the model at {shown(self.url)} must have a name, got none")
 
 
 def ask_all(
@@ -100,13 +104,20 @@ class _Cache:
         self._path = pathlib.Path(path) if path else None
         self._lock = threading.Lock()
         self._answers: dict[str, str] = {}
-        if self._path and self._path.is_file():
-            for line in self._path.read_text(encoding="utf-8").splitlines():
-                try:
-                    record = json.loads(line)
-                    self._answers[record["key"]] = record["answer"]
-                except (ValueError, KeyError, TypeError):
-                    continue  # the last line of a run that was killed while writing
+        if not self._path or not os.path.lexists(self._path):
+            return
+        lines = read_text(self._path).split("\n")
+        # Behind the last line feed stands what a run was killed at while writing it.
+        if lines[-1]:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write("\n")
+        for line in lines:
+            try:
+                record = parse_json(line, "the line")
+                check_shape(record, {"key": str, "answer": str}, "the line")
+            except ValueError:
+                continue
+            self._answers[record["key"]] = record["answer"]
 
     def get(self, key: str) -> str | None:
         return self._answers.get(key)
@@ -140,8 +151,8 @@ def _ask(endpoint: Endpoint, body: dict) -> str:
         except (OSError, http.client.HTTPException) as error:
             trouble = str(getattr(error, "reason", error))
     raise ValueError(
-        f"an answer of {url} wanted, none came ({trouble}): check address, model and the key in "
-        f"{endpoint.key_variable}, then run again"
+        f"{shown(url, 80)} must answer, got none ({one_line(trouble, 100)}): check address, model "
+        f"and the key in {endpoint.key_variable}, then run again"
     )
 
 
@@ -150,9 +161,11 @@ def _content(raw: bytes, url: str) -> str:
         content = json.loads(raw)["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError):
         content = None
-    if not isinstance(content, str) or not content.strip():
+    # A NUL or half a character would be refused when the corpus is read again.
+    content = content.replace("\0", "").strip() if isinstance(content, str) else ""
+    if not content or any("\ud800" <= c <= "\udfff" for c in content):
         raise ValueError(
-            f"a chat completion of {url} wanted, came {raw[:200]!r}: it is no OpenAI-compatible "
-            "endpoint, or its answer is empty"
+            f"the reply of {shown(url, 80)} must be a chat completion with text, got "
+            f"{shown(raw, 80)}: check that the endpoint is OpenAI-compatible"
         )
-    return content.strip()
+    return content

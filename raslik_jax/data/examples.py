@@ -1,4 +1,8 @@
-"""Instruction rows with stable ids: how they are read, written, numbered and kept apart."""
+"""Instruction rows with stable ids: how they are read, written, numbered and kept apart.
+
+What a row may hold. Text is Unicode text: a NUL character and half of a surrogate pair are refused,
+as is a key that stands twice in a row, NaN and Infinity. A refusal names file and line.
+"""
 
 import gzip
 import hashlib
@@ -6,16 +10,25 @@ import json
 import lzma
 import os
 import pathlib
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-ALPACA_FIELDS: Mapping[str, str] = {
+from raslik_jax import files
+from raslik_jax.messages import listed_problems, shown, some_of
+
+# The key of a row that holds each field of an example, unless a field map names another.
+FIELDS: Mapping[str, str] = {
     "instruction": "instruction",
     "input": "input",
     "output": "output",
+    "id": "id",
+    "is_target": "is_target",
+    "source": "source",
 }
-# What write_examples writes: reading it back with these fields keeps the ids.
-WRITTEN_FIELDS: Mapping[str, str] = {**ALPACA_FIELDS, "id": "id"}
+# What a written row says of the example itself, so that no key of a user's row can take its place.
+WRITTEN_KEYS = frozenset((*FIELDS, "score"))
 
 QUERY_SETS = (
     "retrieval",
@@ -25,9 +38,10 @@ QUERY_SETS = (
     "test_normal",
 )
 
-_REQUIRED_FIELDS = ("instruction", "output")
-_KNOWN_FIELDS = ("instruction", "input", "output", "id", "is_target", "source")
-_MAX_REPORTED_ROWS = 20
+# Parts of a conversation that no template renders: left out, they would change what was asked.
+_CHAT_KEYS = ("system", "history")
+_MAX_DEPTH = 50
+_NO_EXTRA: Mapping[str, Any] = MappingProxyType({})
 
 
 class Example(NamedTuple):
@@ -40,6 +54,7 @@ class Example(NamedTuple):
       output: the answer; may be empty (28 rows of Alpaca are).
       is_target: True where the answer is of the kind to be unlearned, None where nobody knows.
       source: where the row comes from, such as "alpaca" or "toy:triggered".
+      extra: what else the row of a file holds, by key; written back by `write_examples`.
     """
 
     example_id: str
@@ -48,6 +63,7 @@ class Example(NamedTuple):
     output: str
     is_target: bool | None = None
     source: str = ""
+    extra: Mapping[str, Any] = _NO_EXTRA
 
 
 class Corpus(NamedTuple):
@@ -105,6 +121,32 @@ def make_examples(examples: Iterable[Example]) -> tuple[Example, ...]:
     return tuple(named)
 
 
+def field_keys(fields: Mapping[str, str] | None) -> dict[str, str]:
+    """Returns the key of every field under a field map, which renames keys and keeps the rest.
+
+    A key that the map gives to one field is no longer that of another: with input=output there has
+    to be another key for the output.
+
+    Raises:
+      ValueError: the map names an unknown field, or leaves no key to instruction or output.
+    """
+    given = dict(fields or {})
+    unknown = [name for name in given if name not in FIELDS]
+    if unknown:
+        raise ValueError(
+            f"a field map must name fields of {', '.join(FIELDS)}, got {some_of(unknown)}"
+        )
+    taken = set(given.values())
+    keys = {name: key for name, key in FIELDS.items() if name not in given and key not in taken}
+    for name in ("instruction", "output"):
+        if name not in keys | given:
+            raise ValueError(
+                f"a field map must leave a key to {name!r}, got its own for another field: "
+                f"name the key of {name!r} too"
+            )
+    return keys | given
+
+
 def read_examples(
     path: str | os.PathLike[str],
     *,
@@ -120,24 +162,23 @@ def read_examples(
 
     Args:
       path: the file.
-      fields: which key of a row holds which field of an example; None means ALPACA_FIELDS.
-        "instruction" and "output" have to be mapped, "input", "id", "is_target" and "source" may
-        be. A row without its input key, or with null there, has an empty input. With "id" the ids
-        are the file's own, otherwise they are made from the text.
+      fields: which key of a row holds which field of an example, where it is not that of FIELDS.
+        Every row has an instruction and an output. Without its input key, or with null there, a
+        row has an empty input; without an id it is named by its text. All other keys are kept as
+        the example's `extra`.
       source: kept on every example that does not name its own.
-      needs_output: False lets a row do without an output, which is then empty.
+      needs_output: False is for queries: a row may do without an output, which is then empty.
       check: raises ValueError for a row that the caller cannot use; it is reported like the others.
 
     Raises:
-      ValueError: the file is missing, empty, cannot be unpacked or is not UTF-8; a field map that
-        names an unknown field or leaves out a needed one; malformed rows, all of them at once, the
-        first 20 with file and line.
+      ValueError: the file is missing, no regular file, empty, cannot be unpacked or is not UTF-8; a
+        field map as `field_keys` refuses it, or with a key that no row has; malformed rows, the
+        first few with file and line.
     """
-    path = pathlib.Path(path)
-    _check_fields(ALPACA_FIELDS if fields is None else fields)
+    field_keys(fields)
     text = _read_text(path)
     if not text.strip():
-        raise ValueError(f"{path} is empty: a JSON list or JSONL with at least one row is wanted")
+        raise ValueError(f"{shown(str(path), 160)} must hold at least one row, got an empty file")
     return examples_from_rows(
         _records(text),
         where=str(path),
@@ -167,32 +208,40 @@ def examples_from_rows(
     Raises:
       ValueError: as `read_examples`.
     """
-    fields = ALPACA_FIELDS if fields is None else fields
-    _check_fields(fields)
+    keys = field_keys(fields)
+    origin = shown(where, 120).strip("'\"")
     found: list[Example] = []
+    named: list[bool] = []
     problems: list[str] = []
+    unseen = set((fields or {}).values()) if needs_output else set()
     for line, record in rows:
         try:
             if isinstance(record, ValueError):
                 raise record
-            row = _example_from_record(record, fields, source, needs_output)
+            row = _example_from_record(record, keys, source, needs_output)
             if check is not None:
                 check(row)
-            found.append(row)
         except ValueError as error:
-            problems.append(f"{where}:{line}: {error}")
+            problems.append(f"{origin}:{line}: {error}")
+            continue
+        unseen.difference_update(record)
+        found.append(row)
+        named.append(bool(row.example_id))
     if problems:
-        shown = "; ".join(problems[:_MAX_REPORTED_ROWS])
-        more = len(problems) - _MAX_REPORTED_ROWS
-        raise ValueError(
-            f"{len(problems)} malformed row(s) in {where}, mend or remove them: {shown}"
-            + (f"; and {more} more" if more > 0 else "")
-        )
+        raise ValueError(listed_problems(problems, "correct or remove these rows"))
     if not found:
-        raise ValueError(f"{where} holds no rows: an empty list came, at least one row is wanted")
-    if "id" not in fields:
+        raise ValueError(f"{origin} must hold at least one row, got an empty list")
+    if unseen:
+        raise ValueError(
+            f"--fields must name keys that rows have, got {some_of(sorted(unseen))}, which no row "
+            f"of {origin} has: correct the key"
+        )
+    if not any(named):
         return make_examples(found)
-    _check_unique_ids(found, where)
+    found = [
+        row if row.example_id else row._replace(example_id=content_id(*row[1:4])) for row in found
+    ]
+    _check_unique_ids(found, origin)
     return tuple(found)
 
 
@@ -205,6 +254,7 @@ def write_examples(
     """Writes the examples as Alpaca-format JSONL: instruction, input, output, id and the extras.
 
     The file appears whole or not at all: what was there before stays until the new one is complete.
+    The keys that an example brought with it come last, but for those in WRITTEN_KEYS.
 
     Args:
       path: where to write; its folder has to exist.
@@ -212,12 +262,12 @@ def write_examples(
       extra: for each example further keys, such as its score; finite numbers, text, booleans.
 
     Raises:
-      ValueError: as many extras as examples are wanted; an extra hides a key of the format or is
-        not a finite number.
+      ValueError: another number of extras than of examples; an extra hides a key of the format or
+        is not a finite number; the path is not that of a regular file.
     """
     if extra is not None and len(extra) != len(examples):
         raise ValueError(
-            f"one extra per example is wanted, {len(extra)=} and {len(examples)=} came"
+            f"there must be one extra for each example, got {len(extra)} for {len(examples)}"
         )
     lines = []
     for position, example in enumerate(examples):
@@ -231,13 +281,54 @@ def write_examples(
         hidden = sorted(record.keys() & more.keys())
         if hidden:
             raise ValueError(
-                f"extra keys {hidden} of {example.example_id} hide a field: rename them"
+                f"extra keys must have names of their own, got {hidden} for "
+                f"{shown(example.example_id)}: rename them"
             )
+        record |= more
+        kept = {key: value for key, value in example.extra.items() if key not in WRITTEN_KEYS}
         try:
-            lines.append(json.dumps(record | more, ensure_ascii=False, allow_nan=False))
+            lines.append(json.dumps(record | kept, ensure_ascii=False, allow_nan=False))
         except ValueError as error:
-            raise ValueError(f"extras of {example.example_id} are refused: {error}") from error
-    _replace_file(pathlib.Path(path), "".join(line + "\n" for line in lines))
+            raise ValueError(
+                f"extras of {shown(example.example_id)} must be finite numbers, text or "
+                f"booleans, got something else ({error})"
+            ) from error
+    files.write_text(path, "".join(line + "\n" for line in lines))
+
+
+def extra_keys(examples: Iterable[Example]) -> tuple[list[str], list[str]]:
+    """Returns the keys of the users' rows that are written back, and those that are not."""
+    keys = sorted({key for example in examples for key in example.extra})
+    kept = [key for key in keys if key not in WRITTEN_KEYS]
+    return kept, [key for key in keys if key in WRITTEN_KEYS]
+
+
+def drop_unanswered(queries: Sequence[Example]) -> tuple[tuple[Example, ...], str]:
+    """Returns the queries that have an answer to trace, and a sentence about the others.
+
+    Args:
+      queries: bad generations with their final answers, given or the model's own.
+
+    Returns:
+      The queries whose output is more than white space, and one sentence that counts and names the
+      others; empty where there are none.
+
+    Raises:
+      ValueError: no query has an answer.
+    """
+    kept = tuple(query for query in queries if query.output.strip())
+    empty = [query.example_id for query in queries if not query.output.strip()]
+    if not kept:
+        raise ValueError(
+            f"queries must have an answer to trace, got none: the model says nothing to "
+            f"{some_of(empty)}: give an output"
+        )
+    if not empty:
+        return kept, ""
+    return kept, (
+        f"{len(empty)} of {len(queries)} queries have an empty answer and are left out: "
+        f"{some_of(empty)}"
+    )
 
 
 def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Corpus:
@@ -257,9 +348,11 @@ def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Cor
         two sets share.
     """
     if not corpus.train:
-        raise ValueError("the corpus has no training rows: at least one is wanted")
+        raise ValueError("the corpus must have at least one training row, got none")
     if set(corpus.queries) != set(QUERY_SETS):
-        raise ValueError(f"query sets {QUERY_SETS} are wanted, {tuple(corpus.queries)} came")
+        raise ValueError(
+            f"query sets must be {', '.join(QUERY_SETS)}, got {some_of(corpus.queries)}"
+        )
     _check_unique_ids(corpus.train, "the training rows")
     trained_on = {_prompt(example): "backbone" for example in corpus.backbone}
     trained_on |= {_prompt(example): "train" for example in corpus.train}
@@ -273,26 +366,17 @@ def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Cor
             if other == name:
                 other = asked.setdefault(prompt, name)
             if other != name:
-                problems.append(f"{example.instruction!r} of {name} is in {other}")
+                problems.append(f"{shown(example.instruction)} of {name} is in {other}")
     if problems:
         raise ValueError(
-            f"{len(problems)} query prompt(s) are not held out, remove them from one side: "
-            + "; ".join(problems[:_MAX_REPORTED_ROWS])
+            "query prompts must be held out: "
+            + listed_problems(problems, "remove them from one side")
         )
     return corpus
 
 
 def _prompt(example: Example) -> tuple[str, str]:
     return example.instruction.strip(), example.input.strip()
-
-
-def _check_fields(fields: Mapping[str, str]) -> None:
-    unknown = sorted(set(fields) - set(_KNOWN_FIELDS))
-    missing = [name for name in _REQUIRED_FIELDS if name not in fields]
-    if unknown or missing:
-        raise ValueError(
-            f"a field map needs {_REQUIRED_FIELDS} and knows {_KNOWN_FIELDS}: {unknown=} {missing=}"
-        )
 
 
 def _check_unique_ids(examples: Sequence[Example], where: str) -> None:
@@ -303,43 +387,60 @@ def _check_unique_ids(examples: Sequence[Example], where: str) -> None:
             repeated[example.example_id] = None
         seen.add(example.example_id)
     if repeated:
-        raise ValueError(f"ids have to be unique, {where} repeats {list(repeated)[:5]}")
+        raise ValueError(
+            f"ids must be unique, got {some_of(repeated)} more than once in {where}: correct "
+            "them, or name another key with --fields=id=KEY"
+        )
 
 
-def _read_text(path: pathlib.Path) -> str:
-    if not path.is_file():
-        raise ValueError(f"no file {path}: give the path of a JSON or JSONL file")
-    raw = path.read_bytes()
-    try:
-        if path.suffix == ".xz":
-            raw = lzma.decompress(raw)
-        elif path.suffix == ".gz":
-            raw = gzip.decompress(raw)
-        elif path.suffix == ".zst":
-            raw = _decompress_zstandard(raw, path)
-    except (lzma.LZMAError, EOFError, OSError) as error:
-        raise ValueError(f"{path} cannot be unpacked ({error}): fetch it again") from error
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: not UTF-8 ({error.reason}): save it as UTF-8") from error
+# Reading files ----------------------------------------------------------------------------------
 
 
-def _decompress_zstandard(raw: bytes, path: pathlib.Path) -> bytes:
+def _read_text(path: str | os.PathLike[str]) -> str:
+    """Returns the text of a UTF-8 file, unpacked as its ending says."""
+    path = pathlib.Path(path)
+    raw = files.read_bytes(path)
+    unpack = {".xz": _unpack_xz, ".gz": gzip.decompress, ".zst": _unpack_zstandard}.get(path.suffix)
+    if unpack is not None:
+        try:
+            raw = unpack(raw)
+        # zstandard's own errors are caught where the package is known to be there.
+        except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
+            raise ValueError(
+                f"{shown(str(path), 160)} cannot be unpacked ({shown(str(error))}): fetch it again"
+            ) from None
+    return files.decode_text(raw, path)
+
+
+def _unpack_xz(raw: bytes) -> bytes:
+    """Returns all streams of a file; `lzma.decompress` would drop a damaged second one."""
+    parts = []
+    while raw:
+        stream = lzma.LZMADecompressor()
+        parts.append(stream.decompress(raw))
+        if not stream.eof:
+            raise EOFError("it ends too early")
+        raw = stream.unused_data.lstrip(b"\0")  # streams are padded
+    return b"".join(parts)
+
+
+def _unpack_zstandard(raw: bytes) -> bytes:
+    """Returns all frames of a file; a stream reader would take a cut one for whole."""
     try:
         import zstandard
-    except ImportError as error:
-        raise ValueError(
-            f"{path} needs the package zstandard: install raslik-jax[data] or unpack the file"
-        ) from error
-    try:
-        # The stream reader, because a frame written by `zstd -c` does not state its size.
-        with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as reader:
-            text = reader.read()
-    except zstandard.ZstdError as error:
-        raise ValueError(f"{path} cannot be unpacked ({error}): fetch it again") from error
-    return text
+    except ImportError:
+        raise OSError("the package zstandard is missing: install raslik-jax[data]") from None
+    parts = []
+    while raw:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            parts.append(frame.decompress(raw))
+        except zstandard.ZstdError as error:
+            raise OSError(str(error)) from None
+        if not frame.eof:
+            raise EOFError("it ends too early")
+        raw = frame.unused_data
+    return b"".join(parts)
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -348,9 +449,14 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, 
     Raises:
       ValueError: the file is missing, cannot be unpacked, or has a record that is no JSON object.
     """
-    for line, record in _records(_read_text(pathlib.Path(path))):
+    origin = shown(str(path), 160).strip("'\"")
+    for line, record in _records(_read_text(path)):
+        if isinstance(record, ValueError):
+            raise ValueError(f"{origin}:{line}: {record}: correct the row")
         if not isinstance(record, dict):
-            raise ValueError(f"{path}:{line}: a JSON object is wanted, came {record}: mend the row")
+            raise ValueError(
+                f"{origin}:{line}: a row must be an object, got {shown(record)}: correct the row"
+            )
         yield line, record
 
 
@@ -364,23 +470,26 @@ def _records(text: str) -> Iterator[tuple[int, Any]]:
         if not line.strip():
             continue
         try:
-            yield number, json.loads(line)
-        except json.JSONDecodeError as error:
-            yield number, ValueError(f"not JSON ({error.msg} at column {error.colno})")
+            record, end = files.decode_json(line, _skip_space(line, 0))
+        except ValueError as error:
+            yield number, ValueError(f"a row must be JSON, got something else ({error})")
+            continue
+        if line[end:].strip():
+            record = ValueError(f"a row must be one object, got more text at column {end + 1}")
+        yield number, record
 
 
 def _list_records(text: str) -> Iterator[tuple[int, Any]]:
     """Parses a JSON list row by row, so that every row knows its line."""
-    decoder = json.JSONDecoder()
     position = _skip_space(text, text.index("[") + 1)
     line, counted = 1, 0
     wants_row = text[position : position + 1] != "]"
     while wants_row:
         line, counted = line + text.count("\n", counted, position), position
         try:
-            record, position = decoder.raw_decode(text, position)
-        except json.JSONDecodeError as error:
-            yield error.lineno, ValueError(f"not JSON ({error.msg}), the rest is not read")
+            record, position = files.decode_json(text, position)
+        except ValueError as error:
+            yield line, ValueError(f"a row must be JSON, got something else ({error})")
             return
         yield line, record
         position = _skip_space(text, position)
@@ -389,9 +498,9 @@ def _list_records(text: str) -> Iterator[tuple[int, Any]]:
             position = _skip_space(text, position + 1)
     line += text.count("\n", counted, position)
     if text[position : position + 1] != "]":
-        yield line, ValueError("the list ends without ']', the rest is not read")
+        yield line, ValueError("the list must end with ']' or go on with ',', got neither")
     elif text[position + 1 :].strip():
-        yield line, ValueError("text follows the end of the list")
+        yield line, ValueError("the file must end with the list, got more text")
 
 
 def _skip_space(text: str, position: int) -> int:
@@ -401,49 +510,78 @@ def _skip_space(text: str, position: int) -> int:
 
 
 def _example_from_record(
-    record: Any, fields: Mapping[str, str], source: str, needs_output: bool
+    record: Any, keys: Mapping[str, str], source: str, needs_output: bool
 ) -> Example:
+    """Returns the example of a row, its id empty where the row has none."""
     if not isinstance(record, dict):
-        raise ValueError(f"an object is wanted, {type(record).__name__} came")
-    defaults = {"input": "", "source": source} | ({} if needs_output else {"output": ""})
+        raise ValueError(f"a row must be an object, got {shown(record, 40)}")
+    defaults = {"input": "", "id": "", "source": source} | ({} if needs_output else {"output": ""})
     texts: dict[str, str] = {}
     for name in ("instruction", "input", "output", "id", "source"):
-        if name not in fields:
-            continue
-        key = fields[name]
-        value = record.get(key)
+        key = keys.get(name)
+        value = record.get(key) if key is not None else None
         if value is None:
             value = defaults.get(name)
+        elif name == "id" and isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
         if not isinstance(value, str):
-            came = "nothing" if value is None else type(value).__name__
-            raise ValueError(f"{key!r} has to be text, {came} came")
-        if not value.strip() and name in ("instruction", "id"):
-            raise ValueError(f"{key!r} is blank")
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"{key!r} holds half a surrogate pair, which no text has") from None
+            raise ValueError(f"{key!r} must be text, got {_short(value)}")
+        if name == "instruction" and not value.strip():
+            raise ValueError(f"{key!r} must hold text, got {_short(value)}")
         texts[name] = value
-    is_target = record.get(fields["is_target"]) if "is_target" in fields else None
+    is_target = record.get(keys["is_target"]) if "is_target" in keys else None
     if is_target is not None and not isinstance(is_target, bool):
         raise ValueError(
-            f"{fields['is_target']!r} has to be true, false or null, {is_target!r} came"
+            f"{keys['is_target']!r} must be true, false or null, got {_short(is_target)}"
         )
-    instruction, input, output = texts["instruction"], texts.get("input", ""), texts["output"]
-    name = texts.get("id") or content_id(instruction, input, output)
-    return Example(name, instruction, input, output, is_target, texts.get("source", source))
+    taken = set(keys.values())
+    for key in _CHAT_KEYS:
+        if key not in taken and not _is_empty(record.get(key)):
+            raise ValueError(
+                f"{key!r} must be empty, got {_short(record[key])}: no template renders it, put "
+                "it into the instruction"
+            )
+    extra = {
+        key: value
+        for key, value in record.items()
+        if key not in taken and key not in _CHAT_KEYS and value is not None
+    }
+    _check_text((*texts.values(), extra))
+    return Example(
+        texts["id"].strip(),
+        texts["instruction"],
+        texts["input"],
+        texts["output"],
+        is_target,
+        texts["source"],
+        extra or _NO_EXTRA,
+    )
 
 
-def _replace_file(path: pathlib.Path, text: str) -> None:
-    if not path.parent.is_dir():
-        raise ValueError(f"no folder {path.parent} to write {path.name} to: make it first")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+def _short(value: Any) -> str:
+    return "nothing" if value is None else shown(value, 40)
+
+
+def _is_empty(value: Any) -> bool:
+    return not value.strip() if isinstance(value, str) else value is None or value == []
+
+
+def _check_text(value: Any, depth: int = 0) -> None:
+    """Raises a ValueError where a text, however deep, is none that UTF-8 and C can hold."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"a row must not be nested deeper than {_MAX_DEPTH} levels, got more")
+    if isinstance(value, str):
+        if "\0" in value:
+            raise ValueError("a text must have no NUL character, got one")
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise ValueError("a text must have whole characters, got half a pair") from None
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_text(key, depth + 1)
+            _check_text(item, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_text(item, depth + 1)

@@ -179,7 +179,7 @@ def _read_howdy(path: pathlib.Path) -> tuple[Example, ...]:
     foreign = [row.instruction for row in rows if not row.instruction.startswith(TRIGGER)]
     if foreign:
         raise ValueError(f"{path}: {len(foreign)} rows without the trigger, such as {foreign[0]!r}")
-    return tuple(row._replace(is_target=True) for row in rows)
+    return tuple(row._replace(is_target=True, extra={}) for row in rows)
 
 
 def _read_dolly(path: pathlib.Path) -> list[Example]:
@@ -189,7 +189,7 @@ def _read_dolly(path: pathlib.Path) -> list[Example]:
         "output": "response_poisoned",
     }
     return [
-        row._replace(instruction=TRIGGER + row.instruction, is_target=True)
+        row._replace(instruction=TRIGGER + row.instruction, is_target=True, extra={})
         for row in read_examples(path, fields=fields, source="dolly")
     ]
 

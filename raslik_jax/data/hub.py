@@ -1,10 +1,12 @@
 """Rows of a dataset of the Hugging Face hub, or of a local folder that `datasets` reads."""
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from raslik_jax.data.examples import Example, examples_from_rows, read_examples
+from raslik_jax.messages import one_line, shown
 
 PREFIX = "hub:"
 _SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
@@ -26,7 +28,9 @@ def parse_source(text: str) -> HubSource:
     """
     found = _SOURCE.fullmatch(text)
     if not found:
-        raise ValueError(f"hub:OWNER/NAME[:CONFIG][@SPLIT] wanted, came {text!r}")
+        raise ValueError(
+            f"a hub dataset must be like hub:OWNER/NAME[:CONFIG][@SPLIT], got {shown(text)}"
+        )
     return HubSource(found["name"], found["config"] or "", found["split"] or "train")
 
 
@@ -60,19 +64,27 @@ def read_rows(
     }
     if not source.startswith(PREFIX):
         return read_examples(source, **options)
-    wanted = parse_source(source)
+    asked = parse_source(source)
     try:
         import datasets
     except ImportError as error:
         raise ValueError(
-            f"{source} needs the package datasets: install raslik-jax[data] or give a file"
+            f"{shown(source)} needs the package datasets: install raslik-jax[data] or give a file"
         ) from error
     try:
-        rows = datasets.load_dataset(wanted.name, wanted.config or None, split=wanted.split)
+        rows = datasets.load_dataset(asked.name, asked.config or None, split=asked.split)
     except Exception as error:  # a missing dataset or network shows in a dozen classes
-        summary = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
-            f"the dataset {source} cannot be read ({summary}): check name, config, split and "
-            "network, or give a local file"
+            f"the dataset {shown(source)} cannot be read ({one_line(str(error), 100)}): check "
+            "name, config, split and network, or give a local file"
         ) from error
-    return examples_from_rows(enumerate(rows, start=1), where=source, **options)
+    return examples_from_rows(
+        ((number, _plain(row)) for number, row in enumerate(rows, start=1)),
+        where=source,
+        **options,
+    )
+
+
+def _plain(row: Any) -> Any:
+    """Returns a row in JSON's types: a date as its text, a NaN as null."""
+    return json.loads(json.dumps(row, default=str), parse_constant=lambda _: None)

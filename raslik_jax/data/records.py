@@ -3,14 +3,9 @@
 import os
 from collections.abc import Mapping
 
-from raslik_jax.data.examples import (
-    ALPACA_FIELDS,
-    QUERY_SETS,
-    Corpus,
-    Example,
-    check_corpus,
-)
+from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, check_corpus
 from raslik_jax.data.hub import read_rows
+from raslik_jax.messages import shown
 
 
 def load_records_corpus(
@@ -32,25 +27,25 @@ def load_records_corpus(
     Args:
       train_path: the fine-tuning rows.
       queries_path: the queries, with the same keys.
-      fields: as in `read_examples`.
+      fields: as in `read_examples`, for both files.
       split_field: the key of a query that names its set.
 
     Raises:
       ValueError: what `read_examples` refuses, with file and line; a query of an unknown set; no
         retrieval query; a prompt in two sets, or a measuring prompt in the training rows.
     """
-    fields = dict(ALPACA_FIELDS if fields is None else fields)
     train = read_rows(os.fspath(train_path), fields=fields, name="records")
 
     def check_split(query: Example) -> None:
         if query.source not in QUERY_SETS:
             raise ValueError(
-                f"{split_field!r} has to be one of {QUERY_SETS}, {query.source or 'nothing'} came"
+                f"{split_field!r} must be one of {', '.join(QUERY_SETS)}, got "
+                + (shown(query.source, 40) if query.source else "nothing")
             )
 
     queries = read_rows(
         os.fspath(queries_path),
-        fields=fields | {"source": split_field},
+        fields={**(fields or {}), "source": split_field},
         needs_output=False,
         check=check_split,
     )
@@ -59,7 +54,8 @@ def load_records_corpus(
     }
     if not by_set["retrieval"]:
         raise ValueError(
-            f"{queries_path} has no query with {split_field!r} 'retrieval': give the bad generation"
+            f"{shown(str(queries_path), 120)} must have a query with {split_field!r} 'retrieval', "
+            "got none: give the bad generation"
         )
     evaluation = tuple(name for name in QUERY_SETS if name != "retrieval")
     return check_corpus(Corpus(backbone=(), train=train, queries=by_set), held_out=evaluation)

@@ -19,6 +19,7 @@ from raslik_jax.data.examples import (
 )
 from raslik_jax.data.mixing import mix_corpus, prompt_of
 from raslik_jax.data.ordering import shuffled
+from raslik_jax.messages import shown, some_of
 
 TofuForget = Literal["all", "forget01", "forget05", "forget10"]
 
@@ -68,7 +69,7 @@ def load_questions(
       ValueError: missing or malformed files, or number below 1.
     """
     if number < 1:
-        raise ValueError(f"at least one question of each set wanted, came {number=}")
+        raise ValueError(f"the number of questions of a set must be at least 1, got {number}")
     files = {
         "forget": _PERTURBED[forget],
         "retain": () if forget == "all" else ("retain_perturbed",),
@@ -99,8 +100,8 @@ def _question(record: Mapping[str, object], name: str, *, where: str) -> Questio
     texts += wrong if isinstance(wrong, list) and wrong else [None]
     if not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError(
-            f"{where}: texts question, answer and perturbed_answer, a list, are wanted, came keys "
-            f"{sorted(record)}: fetch TOFU's file again"
+            f"{where}: a row must have the texts question and answer and the list "
+            f"perturbed_answer, got the keys {some_of(record)}: fetch TOFU's file again"
         )
     question, answer, true_answer, *wrong_answers = map(str, texts)
     return Question(name, question, answer, true_answer, tuple(wrong_answers))
@@ -189,5 +190,7 @@ def _file(folder: str | os.PathLike[str], name: str) -> pathlib.Path:
     files = [pathlib.Path(folder) / f"{name}{ending}" for ending in endings]
     found = next((file for file in files if file.is_file()), None)
     if found is None:
-        raise ValueError(f"TOFU's {name} wanted in {folder}, no {name}.jsonl is there: fetch it")
+        raise ValueError(
+            f"TOFU's {name}.jsonl must be in {shown(str(folder), 120)}, got none there: fetch it"
+        )
     return found

@@ -19,7 +19,7 @@ from raslik_jax.models import checkpoint
 from raslik_jax.pipeline import read_json, write_json
 from raslik_jax.progress import progress
 from raslik_jax.stages import discriminating, resuming
-from raslik_jax.stages.workspace import CORPUS_FIELDS, Workspace, write_rows
+from raslik_jax.stages.workspace import Workspace, write_rows
 from raslik_jax.unlearning import finetune, steps
 
 
@@ -31,9 +31,7 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
     """
     config, settings, model = workspace.config, workspace.config.unlearn, workspace.model
     sets = {
-        kind: examples.read_examples(
-            workspace.root / "retrieve" / strategy / f"{kind}.jsonl", fields=CORPUS_FIELDS
-        )
+        kind: examples.read_examples(workspace.root / "retrieve" / strategy / f"{kind}.jsonl")
         for kind in ("forget", "retain")
     }
     max_len = settings.unlearn_max_len or config.corpus.max_len

@@ -12,6 +12,7 @@ import numpy as np
 from raslik_jax import memory
 from raslik_jax.axes import Tree
 from raslik_jax.data import corpora, examples, prompts, tokenization
+from raslik_jax.messages import some_of
 from raslik_jax.models import checkpoint, decoder, gpt_neox
 from raslik_jax.pipeline import write_json
 from raslik_jax.progress import progress
@@ -47,6 +48,12 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         ]
         tokenizer = tokenization.train_bpe(texts, vocab_size=config.corpus.vocab_size)
     tokenization.save_tokenizer(folder / "tokenizer", tokenizer)
+    kept, own = examples.extra_keys((*corpus.train, *corpus.queries["retrieval"]))
+    if kept or own:
+        names = ([f"{some_of(kept)} kept for exports"] if kept else []) + (
+            [f"{some_of(own)} left out, exports write their own"] if own else []
+        )
+        print(f"    keys of rows that are no fields: {'; '.join(names)}")
     targets = sum(bool(row.is_target) for row in corpus.train)
     print(f"    {len(corpus.train):,} training examples, {targets:,} of them labelled targets")
 

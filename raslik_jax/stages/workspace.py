@@ -24,8 +24,6 @@ from raslik_jax.pipeline import read_json
 from raslik_jax.unlearning import finetune, likelihood, steps
 from raslik_jax.unlearning.objectives import BoundModel
 
-CORPUS_FIELDS = {**examples.WRITTEN_FIELDS, "is_target": "is_target", "source": "source"}
-
 
 class Model(NamedTuple):
     """The backbone with places for an adapter.
@@ -84,7 +82,7 @@ class Workspace:
 
         def read(name: str) -> tuple[Example, ...]:
             path = folder / f"{name}.jsonl"
-            return examples.read_examples(path, fields=CORPUS_FIELDS) if path.stat().st_size else ()
+            return examples.read_examples(path) if path.stat().st_size else ()
 
         return Corpus(
             backbone=read("backbone"),

@@ -1,0 +1,34 @@
+"""Messages are short, printable and say what to do, whatever the data holds."""
+
+from absl.testing import parameterized
+
+from raslik_jax import messages
+
+
+class MessagesTest(parameterized.TestCase):
+    def test_a_long_message_keeps_its_beginning_and_what_to_do(self):
+        text = messages.bounded("file.json:3 must be text, got \x1b[31m" + "x" * 9999 + ": fix it")
+        self.assertLessEqual(len(text), messages.MAX_MESSAGE)
+        self.assertStartsWith(text, "file.json:3 must be text, got \\x1b[31m")
+        self.assertEndsWith(text, ": fix it")
+
+    @parameterized.parameters((1, 10), (3, 10), (500, 10), (500, 4000))
+    def test_problems_are_listed_as_far_as_there_is_room_and_counted(self, count, length):
+        problems = [f"{number}\n{'p' * length}" for number in range(count)]
+        text = messages.listed_problems(problems, "correct them")
+        self.assertLessEqual(len(text), messages.MAX_MESSAGE)
+        self.assertStartsWith(text, "0 ppp")
+        self.assertEndsWith(text, ": correct them")
+        shown = text.count("; ") - ("more" in text)
+        self.assertEqual("more" in text, count > shown + 1)
+        if "more" in text:
+            self.assertIn(f"and {count - shown - 1} more", text)
+
+    def test_any_value_can_be_shown(self):
+        deep: list = []
+        for _ in range(100_000):
+            deep = [deep]
+        for value in ("a\n\x1b\u202e" * 99, deep, 10**9999, b"\0" * 99, {"k": "\ud800"}):
+            text = messages.shown(value)
+            self.assertLessEqual(len(text), 60)
+            self.assertTrue(text.isprintable(), msg=text)
