@@ -6,13 +6,14 @@ that a damaged or foreign file is one sentence that names the file and the field
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import pathlib
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ Shape = Any
 
 
 @contextlib.contextmanager
-def open_regular(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def open_regular(path: str | os.PathLike[str]) -> Iterator[io.BufferedReader]:
     """Yields a regular file, opened to read.
 
     Raises:
