@@ -264,7 +264,7 @@ class RoundTripTest(_FolderTest):
         )
         packed = quantize.quantise_base(model.base, "int8", double_quant=False)
         self.assert_refused(
-            "layers/q_proj/kernel.*are quantised",
+            "layers/k_proj/kernel.*are quantised",
             checkpoint.save_model,
             self.folder / "out",
             model.graphdef.config,
