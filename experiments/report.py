@@ -6,19 +6,22 @@
 Reads nothing but the work directories. Runs that differ in their seed alone become one experiment:
 a cell is then the mean over the seeds with the smallest and the largest in brackets; of a single
 run it has the 95 % bootstrap interval over queries. With --out it
-writes report.html, tables.md, tables.csv and tables.tex.
+writes report.html, tables.md, tables.csv and tables.tex; of files of these names only those of an
+earlier report are replaced.
 """
 
+import os
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command  # noqa: E402
+from raslik_jax import command, files  # noqa: E402
 from raslik_jax.evaluation import summary  # noqa: E402
+from raslik_jax.messages import shown  # noqa: E402
 from raslik_jax.reporting import blocks, page, published, runs, tables  # noqa: E402
 from raslik_jax.reporting.markup import escape_markdown, visible  # noqa: E402
 
@@ -30,6 +33,7 @@ _OUT = flags.DEFINE_string("out", "", "Folder for the page and the tables in eve
 _PUBLISHED = flags.DEFINE_bool(
     "published", False, "Add the paper's own tables, each held against its own rates."
 )
+_TABLES = {"tables.md": "markdown", "tables.csv": "csv", "tables.tex": "latex"}
 _EXAMPLES = flags.DEFINE_integer(
     "examples", 8, "Examples of each forget and retain set that the page shows.", lower_bound=0
 )
@@ -64,6 +68,22 @@ def _render(
     return "\n\n".join(parts)
 
 
+def _write(folder: pathlib.Path, html: str, texts: Mapping[str, str]) -> None:
+    """Writes the page and the tables; of what is there only an earlier report is replaced."""
+    own = folder / "report.html"
+    is_own = own.is_file() and page.is_page(own.read_bytes()[:4096])
+    foreign = [name for name in ("report.html", *texts) if os.path.lexists(folder / name)]
+    if foreign and not is_own:
+        raise ValueError(
+            f"--out must be a folder without {foreign[0]} or of an earlier report, got "
+            f"{shown(str(folder), 160)}: choose another"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    # The page first: it tells that what follows is of a report.
+    for name, text in {"report.html": html, **texts}.items():
+        files.write_text(folder / name, text)
+
+
 def main() -> None:
     if not (_RUNS.value or _PUBLISHED.value):
         raise ValueError("work directories wanted as --runs=DIR,DIR, none came")
@@ -75,13 +95,9 @@ def main() -> None:
     if _PUBLISHED.value:
         found += blocks.published_only(paper)
     if _OUT.value:
-        folder = pathlib.Path(_OUT.value)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, form in (("md", "markdown"), ("csv", "csv"), ("tex", "latex")):
-            text = _render(form, experiments, found)
-            (folder / f"tables.{name}").write_text(text + "\n")
         html = page.render(experiments, paper=paper, show_paper=_PUBLISHED.value)
-        (folder / "report.html").write_text(html)
+        texts = {name: _render(form, experiments, found) + "\n" for name, form in _TABLES.items()}
+        _write(pathlib.Path(_OUT.value), html, texts)
     print(_render(_FORMAT.value, experiments, found))
 
 

@@ -13,8 +13,10 @@ import numpy as np
 import stored_run
 from absl.testing import absltest, parameterized
 
+from raslik_jax.config import config_from_json
 from raslik_jax.models import checkpoint, decoder
 from raslik_jax.stages.exporting import export_model
+from raslik_jax.stages.workspace import Workspace
 
 _EXPORT = pathlib.Path(__file__).resolve().parents[1] / "experiments" / "export.py"
 _TOKENS = (3, 17, 4, 4, 40, 21, 9)
@@ -22,6 +24,10 @@ _TOKENS = (3, 17, 4, 4, 40, 21, 9)
 
 def _logits(bound, lora, base):
     return np.asarray(bound.logits(lora, base, bound.hidden(lora, base, jnp.asarray(_TOKENS))))
+
+
+def _plain(card):
+    return re.sub(r"\\(?=[!-/:-@\[-`{-~])", "", card)
 
 
 class ExportTest(parameterized.TestCase):
@@ -49,8 +55,8 @@ class ExportTest(parameterized.TestCase):
             self.run_.adapters[number - 1],
         )
         fields = json.loads((folder / "adapter_config.json").read_text())
-        base = checkpoint.read_config(fields["base_model_name_or_path"])
-        self.assertEqual(base.to_hf(), config.to_hf())
+        # A path of this machine says nothing on another.
+        self.assertIsNone(fields["base_model_name_or_path"])
         self.assertIn(f"after epoch {number} of 2", (folder / "README.md").read_text())
 
     @parameterized.parameters({"parameters": "all"}, {"base_format": "nf4"})
@@ -68,7 +74,7 @@ class ExportTest(parameterized.TestCase):
         if "base_format" in options:
             self.assertIn("the adapter on the base in nf4", card)
             return
-        self.assertIn("unlearn_parameters=all", card)
+        self.assertIn("unlearn_parameters=all", _plain(card))
         with self.assertRaisesRegex(ValueError, "unlearned in all weights and has none"):
             export_model(run.root, self.folder / "adapter", merged=False, **settings)
 
@@ -87,6 +93,66 @@ class ExportTest(parameterized.TestCase):
             names,
         )
 
+    @parameterized.parameters(
+        (True, "", "the local folder base, which does not say where it came from"),
+        (False, "owner/tiny", "the local folder base, which calls itself owner/tiny"),
+    )
+    def test_files_of_the_checkpoint_are_carried_through(self, merged, name, origin):
+        """How a model is prompted and stopped is no less part of it than its weights."""
+        base = self.folder / "base"
+        run = stored_run.write_stored_run(self.folder / "run", base=base)
+        own = json.loads((base / "tokenizer_config.json").read_text())
+        more = {"bos_token": "<|endoftext|>", "add_bos_token": True, "model_max_length": 64}
+        texts = {
+            "tokenizer_config.json": json.dumps(own | more, indent=4),
+            "chat_template.jinja": "{{ messages }}\r\n",
+            "special_tokens_map.json": "{}",
+            "generation_config.json": '{"eos_token_id": [0, 7, 9], "temperature": 0.6}',
+        }
+        for file, text in texts.items():
+            (base / file).write_bytes(text.encode())
+        config = json.loads((base / "config.json").read_text())
+        (base / "config.json").write_text(json.dumps(config | {"_name_or_path": name}))
+        settings = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None, "merged": merged}
+        out = export_model(run.root, self.folder / "out", **settings)
+        if not merged:
+            del texts["generation_config.json"]  # the base has it
+            fields = json.loads((out / "adapter_config.json").read_text())
+            self.assertEqual(fields["base_model_name_or_path"], name or None)
+        for file in ("tokenizer.json", *texts):
+            self.assertEqual((out / file).read_bytes(), (base / file).read_bytes(), file)
+        card = _plain((out / "README.md").read_text())
+        self.assertIn(origin, card)
+        self.assertEqual(f'base_model: "{name}"' in card, bool(name))
+        for path in out.iterdir():
+            self.assertNotIn(str(self.folder).encode(), path.read_bytes(), path.name)
+        # Decoding stops where the checkpoint's own does.
+        saved = json.loads((run.root / "config.json").read_text())
+        workspace = Workspace(run.root, config_from_json(saved))
+        self.assertEqual(workspace.end_ids, (0, 7, 9))
+        (base / "tokenizer.json").write_text(
+            (base / "tokenizer.json").read_text().replace('"<|endoftext|>"', '"<|end|>"')
+        )
+        with self.assertRaisesRegex(ValueError, "tokenizer"):
+            export_model(run.root, self.folder / "other", **settings)
+
+    def test_text_from_settings_is_no_markup_in_the_card(self):
+        run = stored_run.write_stored_run(self.folder / "run")
+        config = json.loads((run.root / "config.json").read_text())
+        config["name"] = "a\n# b <img src=x> [c](http://d) \x1b[2J"
+        (run.root / "config.json").write_text(json.dumps(config))
+        out = export_model(
+            run.root,
+            self.folder / "out",
+            strategy="raslik",
+            algorithm="ga_gdr",
+            epoch=None,
+            merged=False,
+        )
+        body = (out / "README.md").read_text().split("---\n", 2)[2]
+        self.assertNotRegex(body, r"<img|(?<!\\)\]\(http|\x1b|^# b")
+        self.assertLen(re.findall(r"^# ", body, re.MULTILINE), 1)
+
     def test_the_card_says_what_was_removed_how_and_how_well(self):
         text = (self._export() / "README.md").read_text()
         header, body = re.fullmatch(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL).groups()
@@ -97,15 +163,17 @@ class ExportTest(parameterized.TestCase):
             "a: run: unlearned with RASLIK and GA_GDR",
             "2,000 training examples, 200 of them labelled",
             "Forget set: 200 of these examples",
+            "from 3 examples of the behaviour",
             "--select=count",
             "Precision: 0.965 of the forget set",
             "learning rate 0.0003; unlearn_batch_size=8",
             "48 held-out target and 47 held-out normal test queries",
             "| Perplexity, held-out |",
             "no sign of it",
-            "AutoPeftModelForCausalLM",
+            'PeftModel.from_pretrained(base, "this folder")',
+            "trained from scratch in the same run",
         ):
-            self.assertIn(part, body)
+            self.assertIn(part, _plain(body))
         metrics = json.loads((self.run_.root / "metrics.json").read_text())
         (entry,) = (
             e
@@ -160,7 +228,7 @@ class ExportTest(parameterized.TestCase):
             text=True,
         )
         self.assertEqual(result.returncode, 1)
-        self.assertRegex(result.stderr, "^error: a new folder wanted as --out, .* holds something")
+        self.assertRegex(result.stderr, "^error: .*out' must be a new or empty directory")
         self.assertLen(result.stderr.splitlines(), 1)
         self.assertEqual([p.name for p in (self.folder / "out").iterdir()], ["mine.txt"])
 

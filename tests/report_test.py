@@ -60,6 +60,21 @@ class ReportTest(absltest.TestCase):
         self.assertEqual(sum(row["source"] == "paper" for row in rows), 96)
         self.assertEqual(sum(row["source"] == "ours" for row in rows), 8)
 
+    def test_files_that_are_no_report_are_never_replaced(self):
+        """Neither a user's own tables, nor what a link in an earlier report leads to."""
+        paper, (own, earlier) = "--published", (self.folder / name for name in ("own", "earlier"))
+        own.mkdir()
+        (own / "tables.csv").write_text("mine")
+        done = _report(paper, f"--out={own}")
+        self.assertRegex(done.stderr, "error: --out must be a folder without tables.csv or of an")
+        self.assertEqual([path.name for path in own.iterdir()], ["tables.csv"])
+        self.assertEqual(_report(paper, f"--out={earlier}").returncode, 0)
+        (earlier / "tables.md").unlink()
+        (earlier / "tables.md").symlink_to(own / "tables.csv")
+        done = _report(paper, f"--out={earlier}")
+        self.assertRegex(done.stderr, "error: .*tables.md' is no regular file and is not replaced")
+        self.assertEqual((own / "tables.csv").read_text(), "mine")
+
     def test_an_error_is_a_sentence(self):
         for flags, message in (
             ((), "error: work directories wanted"),

@@ -88,6 +88,7 @@ def sample_metrics(*, seed: int = 0, num_epochs: int = 5) -> Metrics:
                 precision=precision,
                 base_rate=0.1,
                 num_forget=200,
+                num_queries=3,
                 num_retain=200,
                 targets_in_retain=0,
                 retain_scored_positive=12,

@@ -37,7 +37,11 @@ class StoredRun(NamedTuple):
 
 
 def write_stored_run(
-    root: pathlib.Path, *, parameters: str = "lora", base_format: str = "plain"
+    root: pathlib.Path,
+    *,
+    parameters: str = "lora",
+    base_format: str = "plain",
+    base: pathlib.Path | None = None,
 ) -> StoredRun:
     """Writes a run of a tiny random GPT-NeoX whose metrics are made up.
 
@@ -45,6 +49,8 @@ def write_stored_run(
       root: where.
       parameters: "lora", or "all": each epoch is then a whole model, the base with its adapter.
       base_format: as the run's config has it.
+      base: where the base is put, as a checkpoint with its tokenizer that the run was made from;
+        None for one that the run trained.
     """
     tokenizer = tokenization.train_bpe(["a kettle hums in orbit", "a kettle boils"], vocab_size=300)
     tokenization.save_tokenizer(root / "corpus" / "tokenizer", tokenizer)
@@ -58,10 +64,12 @@ def write_stored_run(
         initializer_range=0.3,
     )
     lora_config = LoRAConfig(rank=2, alpha=4.0, dropout=0.0, targets=("query_key_value", "dense"))
-    graphdef, lora, base = decoder.create(
+    graphdef, lora, weights = decoder.create(
         model_config, lora_config, key=jax.random.key(0), dtype=jnp.float32
     )
-    checkpoint.save_model(root / "backbone" / "model", model_config, base)
+    checkpoint.save_model(base or root / "backbone" / "model", model_config, weights)
+    if base:
+        tokenization.save_tokenizer(base, tokenizer)
     adapters = []
     for epoch in range(1, NUM_EPOCHS + 1):
         leaves, structure = jax.tree.flatten(lora)
@@ -72,7 +80,7 @@ def write_stored_run(
         )
         folder = root / "unlearn" / "raslik-ga_gdr" / f"epoch-{epoch}"
         if parameters == "all":
-            whole = checkpoint.merge(adapter, base, lora_config)
+            whole = checkpoint.merge(adapter, weights, lora_config)
             checkpoint.save_model(folder, model_config, whole)
         else:
             checkpoint.save_adapter(folder, adapter, lora_config, model_config)
@@ -80,7 +88,12 @@ def write_stored_run(
     config = Config(
         name="a: run",
         corpus=CorpusConfig(template="brief"),
-        backbone=BackboneConfig(hidden_size=16, num_hidden_layers=2, base_format=base_format),
+        backbone=BackboneConfig(
+            checkpoint=str(base or ""),
+            hidden_size=16,
+            num_hidden_layers=2,
+            base_format=base_format,
+        ),
         finetune=FinetuneConfig(lora_rank=2, lora_alpha=4.0, lora_targets=lora_config.targets),
         unlearn=UnlearnConfig(unlearn_epochs=NUM_EPOCHS, unlearn_parameters=parameters),
     )
@@ -111,7 +124,7 @@ def write_stored_run(
             "settings": {"learning_rate": 3e-4},
         }
         _write(root / unit / "manifest.json", manifest)
-    return StoredRun(root, decoder.bind(graphdef), base, lora_config, tuple(adapters))
+    return StoredRun(root, decoder.bind(graphdef), weights, lora_config, tuple(adapters))
 
 
 def _write(path: pathlib.Path, value: object) -> None:

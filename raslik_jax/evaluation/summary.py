@@ -119,6 +119,7 @@ class RetrievalEntry(TypedDict):
 
     num_forget: int
     num_retain: int
+    num_queries: int
     retain_scored_positive: NotRequired[int]
     precision: NotRequired[float]
     base_rate: NotRequired[float]

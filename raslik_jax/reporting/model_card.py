@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from raslik_jax.evaluation.summary import MethodEntry, Metrics, ModelEntry
 from raslik_jax.reporting import tables
+from raslik_jax.reporting.markup import escape_markdown
 
 _RULES = {
     "count": "the best of each ranking, as many as wanted",
@@ -29,7 +30,7 @@ class CardFacts(NamedTuple):
       learning_rate: at which it was unlearned.
       retrieved: summary.json of its strategy's sets.
       set_hashes: first 16 hex digits of the SHA-256 of the files of both sets.
-      base_model: hub name of the base, or "" for one that is on no hub.
+      base_model: hub name of the base, or "" for one that has none.
       base_origin: what the base is, for people.
       base_format: how the base was quantised in the run, "" for not at all.
       is_merged: the weights hold the adapter; otherwise the adapter stands alone.
@@ -62,7 +63,7 @@ def render_card(facts: CardFacts) -> str:
     title = f"{config['name']}: unlearned with {strategy} and {algorithm}"
     parts = [
         _header(facts),
-        f"# {title}",
+        f"# {escape_markdown(title)}",
         f"A language model after unlearning, {what}. It was fine-tuned, examples behind an "
         "undesired behaviour were looked for among its training examples, and it was made to "
         "forget them while training on others. Written by raslik_jax from the stored run; nothing "
@@ -100,7 +101,7 @@ def _header(facts: CardFacts) -> str:
 
 
 def _bullets(lines: list[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
+    return "\n".join(f"- {escape_markdown(line)}" for line in lines)
 
 
 def _removal_lines(facts: CardFacts) -> list[str]:
@@ -122,7 +123,7 @@ def _removal_lines(facts: CardFacts) -> list[str]:
             else "The model was held to them."
         ),
         f"Chosen by: {strategy}; {_RULES[settings['select']]} (--select={settings['select']}), "
-        f"from {config['corpus']['num_retrieval']} examples of the behaviour.",
+        f"from {retrieved['num_queries']:,} examples of the behaviour.",
     ]
     if "precision" in retrieved:
         lines.append(
@@ -242,6 +243,15 @@ def _usage(facts: CardFacts) -> str:
     if facts.is_merged:
         load = 'model = AutoModelForCausalLM.from_pretrained("this folder")'
         library = "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    elif not facts.base_model:
+        load = (
+            'base = AutoModelForCausalLM.from_pretrained("folder of the base")\n'
+            'model = PeftModel.from_pretrained(base, "this folder")'
+        )
+        library = (
+            "from peft import PeftModel\n"
+            "from transformers import AutoModelForCausalLM, AutoTokenizer"
+        )
     else:
         load = 'model = AutoPeftModelForCausalLM.from_pretrained("this folder")'
         library = (

@@ -34,6 +34,14 @@ class Limits(NamedTuple):
     num_normal: int
 
 
+_GENERATOR = element("meta", name="generator", content="raslik_jax")
+
+
+def is_page(head: bytes) -> bool:
+    """Returns whether a file that begins so is a page that `render` wrote."""
+    return _GENERATOR.encode() in head
+
+
 def render(
     experiments: Sequence[runs.Experiment],
     *,
@@ -87,6 +95,7 @@ def render(
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        _GENERATOR,
         element("meta", name="color-scheme", content="light dark"),
         element("title", f"{heading}: unlearning report"),
         element("style", Markup(style)),

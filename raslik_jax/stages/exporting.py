@@ -4,7 +4,9 @@ import dataclasses
 import json
 import os
 import pathlib
-from typing import Any
+import re
+import shutil
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -12,6 +14,7 @@ from raslik_jax import files
 from raslik_jax.config import Config, config_from_json
 from raslik_jax.data import prompts, tokenization
 from raslik_jax.evaluation.summary import MethodEntry
+from raslik_jax.messages import shown
 from raslik_jax.models import checkpoint, storage
 from raslik_jax.pipeline import read_json
 from raslik_jax.reporting.model_card import CardFacts, render_card
@@ -35,7 +38,8 @@ def export_model(
 
     Args:
       run: work directory of a finished run.
-      out: a folder that is not there yet or empty.
+      out: a folder that is not there yet or empty; its tokenizer and generation files are those
+        of the checkpoint, byte for byte, where the run has one.
       strategy: whose sets were forgotten and retained.
       algorithm: that unlearned.
       epoch: after which; None takes the last.
@@ -46,8 +50,7 @@ def export_model(
         model; the folder holds something.
     """
     root, out = pathlib.Path(run), pathlib.Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"a new folder wanted as --out, {out} holds something: choose another")
+    storage.check_new_folder(out)
     if not (root / "config.json").is_file():
         raise ValueError(f"the work directory of a run wanted as --run, {root} has no config.json")
     config = config_from_json(read_json(root / "config.json"))
@@ -64,30 +67,93 @@ def export_model(
         config = dataclasses.replace(config, backbone=plain)
     workspace = Workspace(root, config)
     unlearned = workspace.unlearned(strategy, algorithm, entry["epoch"])
-    model, checkpoint_name = workspace.model, config.backbone.checkpoint
-    base_folder = pathlib.Path(checkpoint_name or root / "backbone" / "model")
-    is_on_hub = bool(checkpoint_name) and not base_folder.exists()
-    tokenizer = workspace.tokenizer
+    model = workspace.model
+    base = _base_of(config)
     with storage.new_folder(out) as partial:
         if merged:
             weights = unlearned.base
             if not is_whole:
                 weights = checkpoint.merge(unlearned.lora, weights, model.lora_config)
             checkpoint.save_model(partial, model.decoder.config, weights)
-            ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
-            files.write_json(partial / "generation_config.json", ids)
+            _write_generation(partial, base, workspace)
         else:
             checkpoint.save_adapter(
                 partial,
                 unlearned.lora,
                 model.lora_config,
                 model.decoder.config,
-                base_model=checkpoint_name if is_on_hub else str(base_folder.resolve()),
+                base=model.identity,
+                base_model=base.hub_name,
             )
-        tokenization.save_tokenizer(partial, tokenizer)
-        facts = _facts(root, config, entry, merged=merged, is_on_hub=is_on_hub)
-        (partial / "README.md").write_text(render_card(facts))
+        _write_tokenizer(partial, base, workspace.tokenizer)
+        facts = _facts(root, config, entry, base, identity=model.identity, merged=merged)
+        files.write_text(partial / "README.md", render_card(facts))
     return out
+
+
+class _Base(NamedTuple):
+    """Where the base of a run came from.
+
+    Attributes:
+      folder: its files; None for a base that the run trained itself.
+      hub_name: its name on the hub; "" where it has none.
+      origin: what it is, for people.
+    """
+
+    folder: pathlib.Path | None
+    hub_name: str
+    origin: str
+
+
+def _base_of(config: Config) -> _Base:
+    settings = config.backbone
+    name, revision = settings.checkpoint, settings.revision
+    if not name:
+        return _Base(
+            None,
+            "",
+            f"a GPT-NeoX of {settings.num_hidden_layers} layers, {settings.hidden_size} wide, "
+            "trained from scratch in the same run (its folder backbone/model), published nowhere",
+        )
+    folder = checkpoint.resolve_folder(name, revision=revision or None)
+    if not pathlib.Path(name).is_dir():
+        return _Base(folder, name, name + (f" at {revision}" if revision else ""))
+    # A path says nothing on another machine; the name that the checkpoint gives itself may.
+    fields = storage.read_json(folder / "config.json", {"_name_or_path?": (str, None)})
+    own = fields.get("_name_or_path") or ""
+    local = f"the local folder {folder.resolve().name}"
+    if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", own):
+        return _Base(folder, own, f"{local}, which calls itself {own}")
+    return _Base(folder, "", f"{local}, which does not say where it came from")
+
+
+def _write_tokenizer(out: pathlib.Path, base: _Base, tokenizer: tokenization.Tokenizer) -> None:
+    """Copies the tokenizer of the checkpoint, or writes the one that the run trained."""
+    if base.folder is None:
+        tokenization.save_tokenizer(out, tokenizer)
+        return
+    own = tokenization.load_tokenizer(base.folder)
+    if tokenization.tokenizer_hash(own) != tokenization.tokenizer_hash(tokenizer):
+        raise ValueError(
+            f"the tokenizer in {shown(str(base.folder), 160)} must be the one that the run used, "
+            "it has changed since: restore it, or run again"
+        )
+    for name in storage.TOKENIZER_FILES:
+        if (base.folder / name).is_file():
+            shutil.copyfile(base.folder / name, out / name)
+
+
+def _write_generation(out: pathlib.Path, base: _Base, workspace: Workspace) -> None:
+    """Copies the checkpoint's generation_config.json, or writes what ends an answer."""
+    if base.folder is not None and (base.folder / storage.GENERATION).is_file():
+        shutil.copyfile(base.folder / storage.GENERATION, out / storage.GENERATION)
+        return
+    ends = workspace.end_ids
+    ids = {
+        "eos_token_id": ends[0] if len(ends) == 1 else list(ends),
+        "pad_token_id": workspace.tokenizer.pad_id,
+    }
+    files.write_json(out / storage.GENERATION, ids)
 
 
 def _entry(
@@ -120,19 +186,15 @@ def _entry(
 
 
 def _facts(
-    root: pathlib.Path, config: Config, entry: MethodEntry, *, merged: bool, is_on_hub: bool
+    root: pathlib.Path,
+    config: Config,
+    entry: MethodEntry,
+    base: _Base,
+    *,
+    identity: str,
+    merged: bool,
 ) -> CardFacts:
-    settings, folder = config.backbone, root / "retrieve" / entry["strategy"]
-    name = settings.checkpoint
-    if name:
-        origin = f"{name if is_on_hub else pathlib.Path(name).name}" + (
-            f" at {settings.revision}" if settings.revision else ""
-        )
-    else:
-        origin = (
-            f"a GPT-NeoX of {settings.num_hidden_layers} layers, {settings.hidden_size} wide, "
-            f"trained from scratch in the same run (its folder backbone/model)"
-        )
+    folder = root / "retrieve" / entry["strategy"]
     unlearned = read_json(
         root / "unlearn" / f"{entry['strategy']}-{entry['algorithm']}" / "manifest.json"
     )
@@ -146,8 +208,9 @@ def _facts(
         learning_rate=unlearned["settings"]["learning_rate"],
         retrieved=read_json(folder / "summary.json"),
         set_hashes={kind: file_identity(folder / f"{kind}.jsonl") for kind in ("forget", "retain")},
-        base_model=name if is_on_hub else "",
-        base_origin=f"{origin}, weights in {jnp.dtype(settings.base_dtype).name}",
+        base_model=base.hub_name,
+        base_origin=f"{base.origin}, weights in {jnp.dtype(config.backbone.base_dtype).name}, "
+        f"identity {identity}",
         base_format="" if quantised == "plain" else quantised,
         is_merged=merged,
         prompt=prompts.TEMPLATES[config.corpus.template].without_input,

@@ -415,14 +415,14 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
         workspace.root / "retrieve" / "influence" / "influence.npy", allow_pickle=False
     )
     num_forget, num_retain = set_sizes(workspace)
-    settings = workspace.config.retrieve
+    settings, queries = workspace.config.retrieve, workspace.retrieval_queries()
     scores = STRATEGIES[strategy](
         Request(
             examples=rows,
             influence_N=influence_N,
             seed=workspace.config.seed,
             retain_from=settings.retain_from,
-            queries=workspace.retrieval_queries(),
+            queries=queries,
             query_text=settings.query_text,
             aggregate=settings.aggregate,
             num_forget=num_forget,
@@ -458,6 +458,7 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
     entry: dict[str, Any] = {
         "num_forget": num_forget,
         "num_retain": num_retain,
+        "num_queries": len(queries),
         "retain_scored_positive": int((influence_N[selection.retain] >= 0).sum()),
         "selection": selection_lib.summarise_selection(
             selection,
