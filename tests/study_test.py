@@ -21,7 +21,7 @@ from raslik_jax.stages.choosing import choose_from_runs
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _STORED = _REPOSITORY / "experiments" / "study"
-_TEXT = (_REPOSITORY / "experiments" / "STUDY.md").read_text()
+_TEXT = (_REPOSITORY / "docs" / "studies" / "smollm2.md").read_text()
 _SEEDS = ("seed-0", "seed-1")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 # In units of a query's squared length: large against the noise of a sketch, small against what
-# several queries share. .1 to .5 measured alike (BUILD_NOTES, "Retrieval quality").
+# several queries share. .1 to .5 measured alike (docs/studies/retrieval_quality.md).
 COMMON_RIDGE = 0.5
 
 

@@ -128,7 +128,7 @@ def example_loss(
     stands before it. `unshifted` is the cross-entropy of the logits at position t against token t
     itself, for the same tokens. No model is trained on that loss, so its gradient at a fine-tuned
     adapter does not fade with the fit; at such an adapter it is the better influence kernel
-    (BUILD_NOTES, "What is sketched"), which is its only use.
+    (docs/notes/sketch.md), which is its only use.
 
     The head is frozen and its logits are never stored (`head.target_nll`); to train it, take
     `mean_over_targets(token_nll(target_logits(...)))`, which is the same number.
