@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -125,7 +126,7 @@ class PlantedTest(absltest.TestCase):
         np.testing.assert_array_equal(found.gradient_NP, again.gradient_NP)
 
     def test_two_runs_of_one_name_are_refused_before_anything_is_written(self):
-        folder = self.create_tempdir().full_path
+        folder = self.enter_context(tempfile.TemporaryDirectory())
         done = subprocess.run(
             [sys.executable, "experiments/variance.py", "--runs=a/x,b/x", f"--out={folder}/out"],
             cwd=pathlib.Path(__file__).resolve().parents[1],
