@@ -117,9 +117,9 @@ def _where_label(request: Request, label: bool, score_N: np.ndarray) -> np.ndarr
     labels = [example.is_target for example in request.examples]
     if None in labels:
         raise ValueError(
-            f"a label is_target wanted for every training example, "
-            f"{labels.count(None)} of {len(labels)} have none: "
-            "label them, or leave out the oracle and set retain_from=anywhere"
+            f"every training example must have the label is_target, {labels.count(None)} of "
+            f"{len(labels)} have none: label them, or leave out these strategies"
+            " (Random and RASLIK-F do without under --retain_from=anywhere)"
         )
     return np.where(np.asarray(labels) == label, score_N, -np.inf)
 

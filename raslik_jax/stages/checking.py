@@ -1,0 +1,214 @@
+"""What is wrong with a run, said before it works: from its settings, then from its corpus."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from raslik_jax.config import Config
+from raslik_jax.data import batches
+from raslik_jax.data.examples import Corpus, Example
+from raslik_jax.data.tokenization import Tokenizer
+from raslik_jax.messages import some_of
+from raslik_jax.models import checkpoint, decoder
+from raslik_jax.retrieval import strategies
+from raslik_jax.retrieval.selection import select_by_count
+from raslik_jax.stages.forecast import model_of
+from raslik_jax.stages.workspace import lora_config_of
+from raslik_jax.unlearning import finetune
+
+# Those that retrieve, and those that need what was retrieved.
+_RETRIEVING = frozenset({"retrieve", "unlearn", "generate", "evaluate", "report"})
+_NO_LIMIT = 2**30
+
+
+def check_model(config: Config) -> None:
+    """Refuses an architecture that is not supported, and adapters on layers that it lacks.
+
+    Reads no more than a checkpoint's config.json, once the checkpoint is here.
+
+    Raises:
+      ValueError: such a model, or one that is not there.
+    """
+    settings = config.backbone
+    if settings.checkpoint:
+        revision = settings.revision or None
+        folder = checkpoint.resolve_folder(settings.checkpoint, revision=revision)
+        model_config = checkpoint.read_config(folder)
+    else:
+        _, model_config = model_of(config)
+    decoder.abstract(model_config, lora_config_of(config))
+
+
+def is_measurable(config: Config, corpus: Corpus) -> bool:
+    """Returns whether there are target and normal queries to measure a run on."""
+    split = config.references.query_split
+    return all(corpus.queries[f"{split}_{kind}"] for kind in ("target", "normal"))
+
+
+def check_corpus(
+    config: Config, corpus: Corpus, tokenizer: Tokenizer, *, stages: Sequence[str]
+) -> None:
+    """Refuses what the corpus shows of a run's later stages to be impossible or void.
+
+    Args:
+      config: settings of the run.
+      corpus: its examples and queries.
+      tokenizer: of its model.
+      stages: those that run.
+
+    Raises:
+      ValueError: all problems in one error: rows or prompts without room for an answer, too few
+        rows for a batch of steps or for the sets, strategies or a classifier without labels.
+    """
+
+    def prompt_lengths(rows: Sequence[Example]) -> np.ndarray:
+        template = config.corpus.template
+        encoded = batches.encode(rows, tokenizer, max_len=_NO_LIMIT, template=template)
+        return np.asarray(encoded.start_N)
+
+    (frame,) = prompt_lengths([Example(example_id="", instruction="", input="", output="")])
+    if frame >= config.corpus.max_len:
+        raise ValueError(
+            f"--max_len must be above the {frame} tokens that --template={config.corpus.template} "
+            f"takes itself, got {config.corpus.max_len}"
+        )
+    train_N = prompt_lengths(corpus.train)
+    problems = list(_row_problems(config, corpus.train, train_N, stages))
+    if {"references", *_RETRIEVING} & set(stages):
+        split = config.references.query_split
+        sets = ("retrieval", f"{split}_target", f"{split}_normal")
+        queries = [row for name in sets for row in corpus.queries[name]]
+        problems += _query_problems(config, queries, prompt_lengths(queries))
+    if "backbone" in stages and not config.backbone.checkpoint and not corpus.backbone:
+        problems.append(
+            f"--dataset={config.corpus.dataset} has no rows to pretrain a model on: give a "
+            "--checkpoint"
+        )
+    if "finetune" in stages:
+        problems += _finetune_problems(config, corpus)
+    if "discriminator" in stages and config.evaluate.non_sf == "classifier":
+        labels = [row.is_target for row in corpus.train]
+        if labels.count(True) < 2 or labels.count(False) < 2:
+            problems.append(
+                "--non_sf=classifier must have two or more training examples of each label, got "
+                f"{labels.count(True)} targets and {labels.count(False)} others"
+            )
+    if _RETRIEVING & set(stages):
+        num_barred = int(np.sum(train_N >= config.corpus.max_len))
+        problems += _selection_problems(config, corpus, num_barred=num_barred)
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _row_problems(
+    config: Config, rows: Sequence[Example], length_N: np.ndarray, stages: Sequence[str]
+) -> Iterator[str]:
+    """Yields at which length no training example, or a target to unlearn, keeps its answer."""
+    longest = config.corpus.max_len
+    limits = {"--max_len": longest}
+    if "finetune" in stages:
+        limits["--finetune_max_len"] = config.finetune.finetune_max_len or longest
+    if "unlearn" in stages:
+        limits["--unlearn_max_len"] = config.unlearn.unlearn_max_len or longest
+    for flag, limit in limits.items():
+        if np.all(length_N >= limit):
+            yield f"{flag}={limit} leaves no training example an answer: raise it"
+        elif flag == "--unlearn_max_len":
+            cut = [
+                row.example_id
+                for row, length in zip(rows, length_N, strict=True)
+                if row.is_target and length >= limit
+            ]
+            if cut:
+                yield (
+                    f"{flag}={limit} leaves {len(cut)} targets without an answer to unlearn "
+                    f"({some_of(cut, 3)}): raise it, or leave these rows out"
+                )
+
+
+def _query_problems(
+    config: Config, queries: Sequence[Example], length_Q: np.ndarray
+) -> Iterator[str]:
+    longest = config.corpus.max_len
+    cut = [row.example_id for row, n in zip(queries, length_Q, strict=True) if n >= longest]
+    if cut:
+        yield (
+            f"--max_len={longest} leaves {len(cut)} queries no room for an answer "
+            f"({some_of(cut, 3)}): raise it, or leave these queries out"
+        )
+
+
+def _finetune_problems(config: Config, corpus: Corpus) -> Iterator[str]:
+    settings = config.finetune
+    num_steps = finetune.num_steps_of(
+        len(corpus.train),
+        batch_size=settings.finetune_batch_size,
+        num_epochs=settings.finetune_epochs,
+    )
+    if num_steps == 1 and settings.finetune_warmup:
+        yield (
+            f"fine-tuning must take 2 steps or more, the first warms up at rate 0, got 1 for "
+            f"{len(corpus.train)} examples: lower --finetune_batch_size"
+        )
+
+
+def _without_text(row: Example) -> Example:
+    return row._replace(instruction="a", input="", output="")
+
+
+def _selection_problems(config: Config, corpus: Corpus, *, num_barred: int) -> list[str]:
+    """Returns why strategies cannot choose sets, found by choosing with made-up scores.
+
+    Args:
+      config: settings of the run.
+      corpus: with its labels.
+      num_barred: rows without an answer, which have no gradient and are in no set.
+    """
+    settings, rows = config.retrieve, corpus.train
+    num_targets = sum(bool(row.is_target) for row in rows)
+    if settings.select == "count":
+        num_forget = settings.num_forget or num_targets
+        num_retain = settings.num_retain or num_forget
+        if not num_forget:
+            return ["--num_forget must be given where no training example is a labelled target"]
+    elif settings.select == "quantile":
+        num_forget = max(1, int(settings.forget_share * len(rows)))
+        num_retain = max(1, int(settings.retain_share * len(rows)))
+    else:
+        num_forget = num_retain = 1  # what passes a threshold is not known yet
+    if num_forget + num_retain > len(rows) - num_barred:
+        without = f", {num_barred} of them without an answer" if num_barred else ""
+        return [
+            f"--num_forget and --num_retain must be at most {len(rows):,} training examples "
+            f"together{without}, got {num_forget:,} and {num_retain:,}"
+        ]
+    # Any texts will do, and the best scores there are: targets first. What is missing or too few
+    # for these is so for all.
+    is_target_N = np.array([bool(row.is_target) for row in rows])
+    score_N = is_target_N + np.linspace(0.0, 0.5, len(rows))
+    request = strategies.Request(
+        examples=[_without_text(row) for row in rows],
+        influence_N=score_N,
+        seed=config.seed,
+        retain_from=settings.retain_from,
+        queries=[_without_text(row) for row in corpus.queries["retrieval"][:1]],
+        query_text=settings.query_text,
+        num_forget=num_forget,
+        num_retain=num_retain,
+        oracle_share=settings.cr_oracle_share,
+        vectors=strategies.Vectors(score_N[:, None], np.ones((1, 1))),
+        exact_N=score_N,
+    )
+    names_of: dict[str, list[str]] = {}
+    for name in settings.strategies:
+        try:
+            scores = strategies.STRATEGIES[name](request)
+            select_by_count(
+                *scores,
+                [row.example_id for row in rows],
+                num_forget=num_forget,
+                num_retain=num_retain,
+            )
+        except ValueError as error:
+            names_of.setdefault(str(error), []).append(name)
+    return [f"--strategies={','.join(names)}: {text}" for text, names in names_of.items()]

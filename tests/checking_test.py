@@ -1,0 +1,157 @@
+"""What is refused before a run works: settings and corpora that its later stages cannot take."""
+
+import dataclasses
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+from raslik_jax.config import (
+    STAGES,
+    BackboneConfig,
+    Config,
+    CorpusConfig,
+    EvaluateConfig,
+    FinetuneConfig,
+    RetrieveConfig,
+)
+from raslik_jax.data import tokenization
+from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
+from raslik_jax.stages import checking
+
+
+def _rows(count, *, targets=0, prefix="row", label=True, instruction="boil a kettle"):
+    return tuple(
+        Example(
+            example_id=f"{prefix}{i}",
+            instruction=instruction,
+            input="",
+            output="steam",
+            is_target=(i < targets) if label else None,
+        )
+        for i in range(count)
+    )
+
+
+_CORPUS = Corpus(
+    backbone=_rows(4, prefix="backbone"),
+    train=_rows(40, targets=8),
+    queries={name: _rows(2, prefix=name, label=False) for name in QUERY_SETS},
+)
+_CONFIG = Config(corpus=CorpusConfig(template="brief", max_len=64))
+
+
+class CheckCorpusTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.tokenizer = tokenization.train_bpe(["boil a kettle", "steam"], vocab_size=300)
+
+    def check(self, found=_CORPUS, *, stages=STAGES, **settings):
+        config = dataclasses.replace(_CONFIG, **settings)
+        checking.check_corpus(config, found, self.tokenizer, stages=stages)
+
+    def test_a_sound_corpus_passes(self):
+        self.check()
+        self.check(_CORPUS._replace(train=_rows(40, label=False)), stages=("finetune",))
+
+    def test_strategies_that_need_labels_are_named_together(self):
+        unlabelled = _CORPUS._replace(train=_rows(40, label=False))
+        with self.assertRaisesRegex(
+            ValueError, "--strategies=random,oracle,cr_50,raslik_f: .*is_target, 40 of 40 have none"
+        ):
+            self.check(
+                unlabelled,
+                retrieve=RetrieveConfig(
+                    strategies=("random", "oracle", "cr_50", "raslik_f", "raslik", "bm25"),
+                    num_forget=4,
+                ),
+            )
+        self.check(
+            unlabelled,
+            retrieve=RetrieveConfig(
+                strategies=("random_anywhere", "raslik", "bm25", "embedding", "exact"), num_forget=4
+            ),
+        )
+        with self.assertRaisesRegex(ValueError, "--num_forget must be given"):
+            self.check(unlabelled, retrieve=RetrieveConfig(strategies=("raslik",)))
+
+    @parameterized.parameters(
+        ({"num_forget": 30, "num_retain": 20}, "at most 40 training examples together, got 30"),
+        ({"num_forget": 9}, "--strategies=oracle: num_forget=9 examples wanted, 8 are eligible"),
+        ({"num_forget": 4, "num_retain": 34}, "--strategies=oracle,raslik_f: num_retain=34"),
+    )
+    def test_sets_larger_than_what_they_are_drawn_from(self, sizes, message):
+        with self.assertRaisesRegex(ValueError, message):
+            self.check(retrieve=RetrieveConfig(**sizes))
+
+    def test_a_corpus_of_targets_alone_has_nothing_to_retain(self):
+        targets = _CORPUS._replace(train=_rows(40, targets=40))
+        with self.assertRaisesRegex(
+            ValueError, "--strategies=random,oracle,raslik_f: num_retain=4"
+        ):
+            self.check(targets, retrieve=RetrieveConfig(num_forget=4))
+        self.check(targets, retrieve=RetrieveConfig(num_forget=4, strategies=("raslik",)))
+
+    def test_lengths_without_room_for_an_answer(self):
+        with self.assertRaisesRegex(ValueError, "--max_len must be above the .* tokens"):
+            self.check(corpus=CorpusConfig(template="alpaca", max_len=16))
+        long = {"instruction": "boil a kettle " * 9, "label": False}
+        queries = _CORPUS.queries | {"test_normal": _rows(1, prefix="q", **long)}
+        with self.assertRaisesRegex(ValueError, "--max_len=64 leaves 1 queries no room .*q0"):
+            self.check(_CORPUS._replace(queries=queries))
+        self.check(_CORPUS._replace(queries=queries), stages=("corpus", "finetune"))
+        train = _CORPUS.train[1:] + _rows(1, targets=1, prefix="long", instruction="kettle " * 90)
+        with self.assertRaisesRegex(ValueError, "--unlearn_max_len=64 leaves 1 targets .*long0"):
+            self.check(_CORPUS._replace(train=train))
+        with self.assertRaisesRegex(ValueError, "--finetune_max_len=8 leaves no training example"):
+            self.check(finetune=FinetuneConfig(finetune_max_len=8))
+
+    def test_training_that_learns_nothing_by_construction(self):
+        settings = FinetuneConfig(finetune_epochs=1, finetune_batch_size=40)
+        with self.assertRaisesRegex(ValueError, "must take 2 steps or more"):
+            self.check(finetune=settings)
+        self.check(finetune=dataclasses.replace(settings, finetune_warmup=0.0))
+        with self.assertRaisesRegex(ValueError, "no rows to pretrain a model on"):
+            self.check(_CORPUS._replace(backbone=()))
+
+    def test_a_classifier_needs_both_labels(self):
+        with self.assertRaisesRegex(ValueError, "each label, got 0 targets and 40 others"):
+            self.check(
+                _CORPUS._replace(train=_rows(40)),
+                evaluate=EvaluateConfig(non_sf="classifier"),
+                retrieve=RetrieveConfig(num_forget=4, strategies=("raslik",)),
+            )
+
+    def test_problems_of_all_kinds_come_in_one_error(self):
+        with self.assertRaisesRegex(ValueError, "finetune_max_len=8.*no rows to pretrain.*30 and"):
+            self.check(
+                _CORPUS._replace(backbone=()),
+                finetune=FinetuneConfig(finetune_max_len=8),
+                retrieve=RetrieveConfig(num_forget=30),
+            )
+
+    def test_a_run_is_measured_where_both_kinds_of_its_queries_are_there(self):
+        self.assertTrue(checking.is_measurable(_CONFIG, _CORPUS))
+        queries = _CORPUS.queries | {"test_normal": ()}
+        self.assertFalse(checking.is_measurable(_CONFIG, _CORPUS._replace(queries=queries)))
+
+
+class CheckModelTest(absltest.TestCase):
+    def test_an_adapter_on_layers_that_the_model_lacks(self):
+        small = BackboneConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+        checking.check_model(Config(backbone=small))
+        with self.assertRaisesRegex(ValueError, "targets must be .*q_proj"):
+            checking.check_model(
+                Config(backbone=small, finetune=FinetuneConfig(lora_targets=("q_proj",)))
+            )
+
+    def test_an_architecture_that_is_not_supported(self):
+        folder = self.enter_context(tempfile.TemporaryDirectory())
+        with open(f"{folder}/config.json", "w") as file:
+            file.write('{"model_type": "mamba", "architectures": ["MambaForCausalLM"]}')
+        with self.assertRaisesRegex(ValueError, "mamba"):
+            checking.check_model(Config(backbone=BackboneConfig(checkpoint=folder)))
+
+
+if __name__ == "__main__":
+    absltest.main()
