@@ -950,6 +950,8 @@ def report(lines: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     # JAX says for every kind of accelerator that there is none.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+    if _COMPARE.value == "torch_loop":
+        command.require("torch", "peft", "transformers")
     lines = run()
     if not _JSON.value:
         print(report(lines))

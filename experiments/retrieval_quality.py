@@ -807,6 +807,7 @@ def write_report(records: Sequence[Mapping[str, Any]], out: pathlib.Path) -> Non
 def main() -> None:
     if not _RUNS.value:
         raise ValueError("work directories wanted as --runs=DIR,DIR, none came")
+    command.require("matplotlib")
     roots = [pathlib.Path(run) for run in _RUNS.value]
     if len({root.name for root in roots}) < len(roots):
         raise ValueError(f"runs of different names wanted, came {[r.name for r in roots]}")

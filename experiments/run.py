@@ -93,6 +93,10 @@ def main() -> None:
             f"{shown(','.join(stages))}"
         )
     config = setting_flags.read_config()
+    if "evaluate" in stages:
+        command.require("rouge_score")
+    if "report" in stages:
+        command.require("matplotlib")
     workdir = pathlib.Path(_WORKDIR.value or f"runs/{config.name}")
     logging.set_verbosity(logging.WARNING)
     if _DRY_RUN.value:

@@ -567,6 +567,7 @@ def write_figures(
 
 
 def main() -> None:
+    command.require("matplotlib")
     out = pathlib.Path(_OUT.value)
     logging.set_verbosity(logging.WARNING)
     names = [pathlib.Path(run).name for run in _RUNS.value] or [

@@ -1,6 +1,7 @@
 """How every command of experiments/ begins and ends."""
 
 import functools
+import importlib.util
 import math
 import os
 import sys
@@ -49,6 +50,28 @@ def _check_finite() -> None:
     for name, value in flags.FLAGS.flag_values_dict().items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"--{name} must be a finite number, got {value}")
+
+
+# What installs a module that not every command needs.
+_INSTALLERS = {
+    "matplotlib": "'raslik-jax[eval]'",
+    "rouge_score": "'raslik-jax[eval]'",
+    "torch": "torch",
+    "peft": "peft",
+    "transformers": "'raslik-jax[data]'",
+}
+
+
+def require(*modules: str) -> None:
+    """Refuses a command that would miss a module only after its work.
+
+    Raises:
+      ValueError: one is not installed.
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        wanted = " ".join(dict.fromkeys(_INSTALLERS[name] for name in missing))
+        raise ValueError(f"{' and '.join(missing)} must be installed: pip install {wanted}")
 
 
 class _ListParser(flags.ArgumentParser):

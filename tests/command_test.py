@@ -90,3 +90,12 @@ def test_a_list_of_numbers_or_names_holds_known_ones_once():
     for wrong in ("", "sign,sign", "int9"):
         with pytest.raises(ValueError, match="must be"):
             names.parse(wrong)
+
+
+def test_a_missing_extra_is_named_with_what_installs_it(monkeypatch):
+    command.require("matplotlib", "rouge_score")
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"matplotlib and rouge_score must be .*'raslik-jax\[eval\]'$"
+    ):
+        command.require("matplotlib", "rouge_score")
