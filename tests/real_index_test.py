@@ -1,6 +1,6 @@
 """What the dtypes cost on real LoRA gradients: a real language model on rows of Alpaca.
 
-RASLIK_REAL_ROWS=10000 is the measurement of docs/notes/index.md; by default fewer rows, to save time.
+RASLIK_REAL_ROWS=10000 is the measurement of docs/notes/index.md; by default fewer rows, for time.
 """
 
 import functools
