@@ -202,9 +202,9 @@ class Trial:
                 ):
                     pair = both_RN[span], both_RR[span, span]
                     yield from self.count_records((name, centring, query), "vector", [pair])
-                    is_run = name == self.default and query == config.sketch.query_output
-                    if is_run and (centring == "centred") == config.retrieve.center:
-                        chosen = pair
+                if name == self.default and (centring == "centred") == config.retrieve.center:
+                    traced = self.rows.queries(config.sketch.query_output) - self.rows.num_train
+                    chosen = both_RN[traced], both_RR[np.ix_(traced, traced)]
         yield from self.strategy_records(*chosen)
 
     # the exact kernel -------------------------------------------------------------------------

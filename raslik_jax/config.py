@@ -348,8 +348,11 @@ class SketchConfig(_Checked):
         "Tokens whose loss counts in the sketched gradient. response: what was written. all: also "
         "what it was written in reply to, which tells triggered rows from open requests.",
     )
-    query_output: Literal["own", "gold"] = setting(
-        "own", "Output of a query: the fine-tuned model's own answer, or the labelled one."
+    query_output: Literal["given", "own", "gold"] = setting(
+        "given",
+        "Text of a retrieval query that is traced. given: its own output, and the fine-tuned "
+        "model's answer where it has none. own: the model's answer to every query. gold: the "
+        "output of every query, which all have to have.",
     )
     sketch_base_format: Literal["same", "plain", "int8", "nf4"] = setting(
         "same", "Base that gradients are taken on: --base_format, or another; the paper: no nf4."

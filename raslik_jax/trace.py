@@ -16,7 +16,7 @@ from jaxtyping import Float, Float32
 
 from raslik_jax.config import config_from_json
 from raslik_jax.data import batches, prompts, tokenization
-from raslik_jax.data.examples import Example, make_example
+from raslik_jax.data.examples import Example, drop_unanswered, make_example
 from raslik_jax.index import search
 from raslik_jax.index.quantise import rotated_size
 from raslik_jax.index.store import SketchStore
@@ -202,13 +202,15 @@ class Tracer:
         """Returns what pulls towards the mean of several generations and what pulls against it.
 
         Args:
-          queries: generations of one behaviour; those with an empty output are answered first.
+          queries: generations of one behaviour; those with an empty output are answered first, and
+            left out where the model says nothing.
           top: examples to show that pull towards them; `bottom`: that pull against.
           center: the centred cosine; None as the run has it.
           finer: a finer index of the same rows from which the candidates are scored again.
 
         Raises:
-          ValueError: no queries, queries that point apart, or more examples than there are.
+          ValueError: no queries or none with an answer, queries that point apart, or more examples
+            than there are.
         """
         if not queries:
             raise ValueError("at least one query wanted, none came")
@@ -217,11 +219,8 @@ class Tracer:
         unanswered = [query for query in queries if not query.output.strip()]
         answers = iter(self.answer(unanswered)) if unanswered else iter(())
         queries = tuple(query if query.output.strip() else next(answers) for query in queries)
-        empty = [query.instruction for query in queries if not query.output.strip()]
-        if empty:
-            raise ValueError(
-                f"responses to trace wanted, the model says nothing to {empty[:3]}: give one"
-            )
+        queries, line = drop_unanswered(queries)
+        self.workspace.tell(line)
         query_QK = self.sketch(queries)
         mean_K = self._mean(center)
         gram_QQ = selection_lib.check_agreement(

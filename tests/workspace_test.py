@@ -1,64 +1,80 @@
-"""What stages leave for each other is checked where it is read, and errors name the file."""
+"""Which text of a query is traced follows one rule, for everything that reads queries."""
 
+import contextlib
+import dataclasses
+import io
+import json
 import pathlib
 import tempfile
 
-import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
-from raslik_jax.config import Config
-from raslik_jax.stages import exact_gradients
+from raslik_jax.config import Config, SketchConfig
+from raslik_jax.data import examples
+from raslik_jax.stages import training
 from raslik_jax.stages.workspace import Workspace
 
 
-class AnswersTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.workspace = Workspace(self.root, Config())
+def _query(name, output):
+    return examples.make_example(f"Say {name}.", "", output)._replace(example_id=name)
 
-    def test_answers_come_back_by_id(self):
-        (self.root / "a.jsonl").write_text(
-            '{"id": "1", "output": "one"}\n{"id": "2", "output": ""}\n'
-        )
-        self.assertEqual(self.workspace.answers("a.jsonl"), {"1": "one", "2": ""})
+
+class RetrievalQueriesTest(parameterized.TestCase):
+    def _workspace(self, query_output, outputs, answers=None):
+        root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        workspace = Workspace(root, Config(sketch=SketchConfig(query_output=query_output)))
+        queries = {name: () for name in examples.QUERY_SETS}
+        queries["retrieval"] = tuple(_query(name, text) for name, text in outputs.items())
+        workspace.corpus = examples.Corpus((), (_query("t", "x"),), queries)
+        if answers is not None:
+            folder = root / "references" / "retrieval"
+            folder.mkdir(parents=True)
+            lines = [json.dumps({"id": name, "output": text}) for name, text in answers.items()]
+            (folder / "finetuned.jsonl").write_text("\n".join(lines) + "\n")
+        return workspace
 
     @parameterized.parameters(
-        (b'{"id": "1", "output": "on', r"a.jsonl':1 must be JSON"),
-        (b'{"id": "1", "output": "one"}\n{"id": "2"}\n', r"a.jsonl':2 must have 'output'"),
-        (b'{"id": 1, "output": "one"}', r"id in .*a.jsonl':1 must be text, got 1"),
-        (b"[]", r"a.jsonl':1 must be an object"),
-        (b"\xff\xfe", r"a.jsonl':1 must be UTF-8"),
-        (None, r"no file .*a.jsonl'"),
+        ("given", {"a": "bad", "b": "worse"}, {}, ["bad", "worse"]),
+        ("given", {"a": "bad", "b": " "}, {"b": "own"}, ["bad", "own"]),
+        ("own", {"a": "bad", "b": ""}, {"a": "one", "b": "two"}, ["one", "two"]),
+        ("gold", {"a": "bad", "b": "worse"}, None, ["bad", "worse"]),
     )
-    def test_damaged_answers_are_named_by_file_and_line(self, content, message):
-        if content is not None:
-            (self.root / "a.jsonl").write_bytes(content)
-        with self.assertRaisesRegex(ValueError, message):
-            self.workspace.answers("a.jsonl")
+    def test_a_given_output_is_traced_and_the_model_answers_the_rest(
+        self, query_output, outputs, answers, traced
+    ):
+        workspace = self._workspace(query_output, outputs, answers)
+        self.assertEqual([row.output for row in workspace.retrieval_queries()], traced)
 
-    def test_a_query_without_an_answer_is_named(self):
-        (self.root / "a.jsonl").write_text('{"id": "1", "output": "one"}\n')
-        with self.assertRaisesRegex(ValueError, "a.jsonl' has no answer to the query 'q7': delete"):
-            self.workspace.answers("a.jsonl")["q7"]
+    def test_only_queries_without_an_output_are_decoded(self):
+        workspace = self._workspace("given", {"a": "bad", "b": ""})
+        workspace.finetuned = {}
+        workspace.with_adapter = lambda lora: lora
+        workspace.generate = lambda model, rows, what: [f"to {row.example_id}" for row in rows]
+        training.make_retrieval_answers(workspace, workspace.root)
+        text = (workspace.root / "finetuned.jsonl").read_text()
+        self.assertEqual(json.loads(text), {"id": "b", "output": "to b"})
+        given = self._workspace("given", {"a": "bad"})  # has no model at all
+        training.make_retrieval_answers(given, given.root)
+        self.assertEqual((given.root / "finetuned.jsonl").read_text(), "")
 
+    def test_queries_with_an_empty_answer_are_left_out_and_told_once(self):
+        workspace = self._workspace("own", {"a": "", "b": ""}, {"a": "\n", "b": "own"})
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            for _ in range(2):
+                self.assertEqual([row.example_id for row in workspace.retrieval_queries()], ["b"])
+        self.assertEqual(
+            said.getvalue().strip(),
+            "1 of 2 queries have an empty answer and are left out: 'a'",
+        )
+        workspace = self._workspace("given", {"a": ""}, {"a": ""})
+        with self.assertRaisesRegex(ValueError, "must have an answer to trace, got none.*'Say a.'"):
+            workspace.retrieval_queries()
 
-class StoredArraysTest(absltest.TestCase):
-    def test_arrays_that_are_damaged_or_of_another_key_are_made_again(self):
-        path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "grams.npz"
-        self.assertEqual(exact_gradients._read_arrays(path, "k"), {})
-        np.savez(path, key=np.array("k"), a=np.arange(500))
-        np.testing.assert_array_equal(exact_gradients._read_arrays(path, "k")["a"], np.arange(500))
-        self.assertEqual(exact_gradients._read_arrays(path, "other"), {})
-        whole = path.read_bytes()
-        for place in range(0, len(whole), 97):
-            flipped = whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :]
-            for damaged in (whole[:place], flipped):
-                path.write_bytes(damaged)
-                found = exact_gradients._read_arrays(path, "k")
-                if found:  # a byte that no reader looks at
-                    np.testing.assert_array_equal(found["a"], np.arange(500))
+    def test_gold_needs_an_output_of_every_query(self):
+        workspace = self._workspace("gold", {"a": "bad", "b": ""})
+        with self.assertRaisesRegex(ValueError, "--query_output=gold, got none for 'b'"):
+            workspace.retrieval_queries()
 
-
-if __name__ == "__main__":
-    absltest.main()
+    def test_the_default_is_the_given_output(self):
+        fields = {field.name: field.default for field in dataclasses.fields(SketchConfig)}
+        self.assertEqual(fields["query_output"], "given")

@@ -321,7 +321,7 @@ def drop_unanswered(queries: Sequence[Example]) -> tuple[tuple[Example, ...], st
     if not kept:
         raise ValueError(
             f"queries must have an answer to trace, got none: the model says nothing to "
-            f"{some_of(empty)}: give an output"
+            f"{some_of(query.instruction for query in queries)}: give an output"
         )
     if not empty:
         return kept, ""

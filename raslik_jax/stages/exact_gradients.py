@@ -23,7 +23,7 @@ from raslik_jax.data import batches, prompts, tokenization
 from raslik_jax.data.examples import Example
 from raslik_jax.files import read_json, write_json
 from raslik_jax.influence import gradients, probes, projections
-from raslik_jax.messages import one_line, shown
+from raslik_jax.messages import one_line, shown, some_of
 from raslik_jax.models import checkpoint
 from raslik_jax.progress import progress
 from raslik_jax.retrieval.exact import Grams, Products, gram_matrices
@@ -95,9 +95,13 @@ class Rows(NamedTuple):
     num_queries: int
 
     def queries(self, output: str) -> np.ndarray:
-        """Returns the positions of the queries with `own` or `gold` output."""
-        start = self.num_train + (self.num_queries if output == "gold" else 0)
-        return np.arange(start, start + self.num_queries)
+        """Returns the positions of the queries with the output of a --query_output."""
+        own = self.num_train + np.arange(self.num_queries)
+        gold = own + self.num_queries
+        if output == "given":
+            is_given = [bool(self.examples[position].output.strip()) for position in gold]
+            return np.where(is_given, gold, own)
+        return gold if output == "gold" else own
 
 
 def load_rows(workspace: Workspace, query_sets: Sequence[str]) -> Rows:
@@ -115,8 +119,9 @@ def load_rows(workspace: Workspace, query_sets: Sequence[str]) -> Rows:
     missing = [row.example_id for row in queries if row.example_id not in answers]
     if missing or not queries:
         raise ValueError(
-            f"queries with answers of the fine-tuned model wanted from {list(query_sets)}, "
-            f"{len(missing)} of {len(queries)} have none: take retrieval, test_target"
+            f"queries of {some_of(query_sets)} must have answers of the fine-tuned model, got "
+            f"none for {len(missing)} of {len(queries)}: take retrieval and test_target of a run "
+            "with --query_output=own"
         )
     own = [
         row._replace(example_id=f"own {row.example_id}", output=answers[row.example_id])

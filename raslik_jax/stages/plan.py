@@ -119,7 +119,7 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
         Unit(
             "references/retrieval",
             ("corpus", "backbone", "finetune"),
-            decoding,
+            decoding | {"query_output": config.sketch.query_output},
             bind(make_retrieval_answers),
         ),
         Unit(
@@ -160,7 +160,7 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
         ),
         Unit(
             "retrieve/influence",
-            ("corpus", "sketch"),
+            ("corpus", "references/retrieval", "sketch"),
             scored | margin,
             bind(make_scores),
         ),
@@ -176,12 +176,11 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
         )
     needs: dict[str, tuple[str, ...]] = {}
     if "embedding" in config.retrieve.strategies:
-        reads_answers = config.retrieve.query_text != "prompt"
         names = ("query_text", "encoder_checkpoint", "encoder_pooling")
         units.append(
             Unit(
                 "retrieve/embeddings",
-                ("corpus", "references/retrieval") if reads_answers else ("corpus",),
+                ("corpus", "references/retrieval"),
                 {name: getattr(config.retrieve, name) for name in names},
                 bind(make_embeddings),
             )

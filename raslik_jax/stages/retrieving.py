@@ -267,7 +267,7 @@ def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     settings = workspace.config.retrieve
     store = SketchStore.open(workspace.root / "sketch" / "index")
     query_QK = np.load(workspace.root / "sketch" / "queries.npy", allow_pickle=False)
-    ids = [row.example_id for row in workspace.corpus.queries["retrieval"]]
+    ids = [row.example_id for row in workspace.retrieval_queries()]
     mean_K = np.asarray(store.mean_K) if settings.center else None
     gram_QQ = selection_lib.check_agreement(query_QK, ids, mean_K)
     scores = search.score_store(
@@ -355,7 +355,7 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
         is_real = plan.rows != batches.DUMMY_ROW
         score_QB = np.asarray(score(sketch(encoded, plan).unit_BK, jnp.asarray(query_QK), mean_K))
         score_QN[:, plan.rows[is_real]] = score_QB[:, is_real]
-    ids = [row.example_id for row in workspace.corpus.queries["retrieval"]]
+    ids = [row.example_id for row in workspace.retrieval_queries()]
     gram_QQ = selection_lib.check_agreement(
         query_QK, ids, None if mean_K is None else np.asarray(mean_K)
     )

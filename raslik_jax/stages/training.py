@@ -17,7 +17,7 @@ from raslik_jax.models import checkpoint, decoder, gpt_neox
 from raslik_jax.pipeline import write_json
 from raslik_jax.progress import progress
 from raslik_jax.stages import resuming
-from raslik_jax.stages.workspace import Workspace, non_sf_by_words, write_rows
+from raslik_jax.stages.workspace import Workspace, non_sf_by_words, queries_to_answer, write_rows
 from raslik_jax.unlearning import finetune, objectives
 
 # Share of target queries below which there is no behaviour to speak of.
@@ -28,6 +28,7 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the training examples, the queries and the tokenizer."""
     config = workspace.config
     corpus = corpora.load_corpus(config.corpus, seed=config.seed)
+    queries_to_answer(corpus.queries["retrieval"], config.sketch.query_output)  # refuses early
     for name, rows in {
         "backbone": corpus.backbone,
         "train": corpus.train,
@@ -227,9 +228,14 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
 
 @memory.explained("decoding", "--decode_batch_size or --max_new_tokens")
 def make_retrieval_answers(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the greedy answers of the fine-tuned model to the queries of retrieval."""
-    rows = workspace.corpus.queries["retrieval"]
-    _write_answers(workspace, folder / "finetuned.jsonl", workspace.finetuned, rows)
+    """Writes the greedy answers of the fine-tuned model to queries that no output was given for."""
+    queries = workspace.corpus.queries["retrieval"]
+    rows = queries_to_answer(queries, workspace.config.sketch.query_output)
+    if rows:
+        _write_answers(workspace, folder / "finetuned.jsonl", workspace.finetuned, rows)
+    else:
+        write_rows(folder / "finetuned.jsonl", ())
+    print(f"    {len(rows):,} of {len(queries):,} queries answered by the model, the others given")
 
 
 @memory.explained("decoding", "--decode_batch_size or --max_new_tokens")

@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.toy import SCIFI_WORDS
 from raslik_jax.evaluation import choice, rates, summary
 from raslik_jax.files import read_json_lines
-from raslik_jax.messages import shown
+from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, decode
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
@@ -74,6 +75,7 @@ class Workspace:
     def __init__(self, root: pathlib.Path, config: Config):
         self.root = root
         self.config = config
+        self._told: set[str] = set()
 
     @functools.cached_property
     def corpus(self) -> Corpus:
@@ -165,13 +167,31 @@ class Workspace:
         rows = read_json_lines(path, {"id": str, "output": str})
         return _Answers(path, {row["id"]: row["output"] for row in rows})
 
+    def tell(self, line: str) -> None:
+        """Prints a line about the data on stderr, once in a process."""
+        if line and line not in self._told:
+            self._told.add(line)
+            print(f"    {line}", file=sys.stderr)
+
     def retrieval_queries(self) -> tuple[Example, ...]:
-        """Returns the queries that retrieval sees, with the model's own answers or the labelled."""
+        """Returns the queries that retrieval sees, each with the output that is traced.
+
+        Whoever reads retrieval queries reads them here: those whose answer is empty are left out.
+
+        Raises:
+          ValueError: as `queries_to_answer`; no query has an answer.
+        """
         queries = self.corpus.queries["retrieval"]
-        if self.config.sketch.query_output == "gold":
-            return queries
-        answers = self.answers("references", "retrieval", "finetuned.jsonl")
-        return tuple(row._replace(output=answers[row.example_id]) for row in queries)
+        unanswered = queries_to_answer(queries, self.config.sketch.query_output)
+        if unanswered:
+            answers = self.answers("references", "retrieval", "finetuned.jsonl")
+            outputs = {row.example_id: answers[row.example_id] for row in unanswered}
+            queries = tuple(
+                row._replace(output=outputs.get(row.example_id, row.output)) for row in queries
+            )
+        kept, line = examples.drop_unanswered(queries)
+        self.tell(line)
+        return kept
 
     def evaluation_queries(self) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
         """Returns the target and the normal queries that the run is measured on."""
@@ -295,6 +315,24 @@ class Workspace:
         algorithm = steps.ALGORITHMS[name](bound, tx, options)
         static = ("forget_targets", "retain_targets")
         return algorithm, jax.jit(algorithm.step, static_argnames=static)
+
+
+def queries_to_answer(queries: Sequence[Example], query_output: str) -> tuple[Example, ...]:
+    """Returns the retrieval queries that the fine-tuned model answers, by --query_output.
+
+    Raises:
+      ValueError: "gold", and a query has no output.
+    """
+    if query_output == "own":
+        return tuple(queries)
+    unanswered = tuple(query for query in queries if not query.output.strip())
+    if unanswered and query_output == "gold":
+        names = some_of(query.example_id for query in unanswered)
+        raise ValueError(
+            f"queries must have an output for --query_output=gold, got none for {names}: give "
+            "them one, or --query_output=given"
+        )
+    return unanswered
 
 
 def lora_config_of(config: Config) -> LoRAConfig:
