@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from raslik_jax.messages import shown
@@ -41,6 +41,7 @@ def setting(
     high: int | float | None = None,
     above: int | float | None = None,
     below: int | float | None = None,
+    of: Sequence[str] = (),
 ) -> Any:
     """Returns a dataclass field with its default, its help text and the range of a number.
 
@@ -49,10 +50,11 @@ def setting(
       text: help.
       low: least value; above: bound that is not a value itself.
       high: largest value; below: likewise.
+      of: datasets that read it; none: all of them.
     """
     bounds = {"at least": low, "above": above, "at most": high, "below": below}
     limits = {name: bound for name, bound in bounds.items() if bound is not None}
-    return dataclasses.field(default=default, metadata={"help": text, "limits": limits})
+    return dataclasses.field(default=default, metadata={"help": text, "limits": limits, "of": of})
 
 
 _HOLDS: dict[str, Callable[[float, float], bool]] = {
@@ -151,6 +153,11 @@ Projection = Literal["binned", "binned_hashed", "dense_rademacher"]
 Algorithm = Literal["ga", "ga_gdr", "ga_klr", "npo", "npo_gdr", "npo_klr", "simnpo"]
 
 
+# Corpora among rows of Alpaca, and all that are made in the sizes asked for.
+_WITH_ALPACA = ("howdy", "virtual", "tofu")
+_MADE = ("toy", "howdy_small", *_WITH_ALPACA)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorpusConfig(_Checked):
     """What the model is trained on and asked."""
@@ -166,45 +173,68 @@ class CorpusConfig(_Checked):
         "",
         "howdy, virtual, tofu: Alpaca as a file or hub:OWNER/NAME; empty: alpaca/ of --data_dir, "
         "otherwise hub:tatsu-lab/alpaca.",
+        of=_WITH_ALPACA,
     )
     howdy_file: str = setting(
-        "", "howdy: the published rows; empty: rows of Alpaca with answers of our own."
+        "",
+        "howdy: the published rows; empty: rows of Alpaca with answers of our own.",
+        of=("howdy",),
     )
     answers_endpoint: str = setting(
         "",
         "howdy: base URL of an OpenAI-compatible service that writes the answers, with the key in "
         "$OPENAI_API_KEY; empty: a grammar of ours.",
+        of=("howdy",),
     )
-    answers_model: str = setting("", "howdy: the model of --answers_endpoint.")
-    answers_cache: str = setting("", "howdy: file that keeps its answers, to ask nothing twice.")
-    world_seed: int = setting(21, "virtual: decides the world.", low=0, high=_LARGEST_SEED)
+    answers_model: str = setting("", "howdy: the model of --answers_endpoint.", of=("howdy",))
+    answers_cache: str = setting(
+        "", "howdy: file that keeps its answers, to ask nothing twice.", of=("howdy",)
+    )
+    world_seed: int = setting(
+        21, "virtual: decides the world.", low=0, high=_LARGEST_SEED, of=("virtual",)
+    )
     tofu_forget: Literal["all", "forget01", "forget05", "forget10"] = setting(
-        "all", "tofu: rows to forget; they are as many as there are, whatever --num_targets."
+        "all",
+        "tofu: rows to forget; they are as many as there are, whatever --num_targets.",
+        of=("tofu",),
     )
     tofu_train: Literal["full", "retain"] = setting(
         "full",
         "tofu: train on all of TOFU, or without the rows to forget: the retain model that forget "
         "quality compares with (see --tofu_retain_run).",
+        of=("tofu",),
     )
     train_file: str = setting(
-        "", "records: JSON or JSONL of the training examples, or hub:OWNER/NAME[:CONFIG][@SPLIT]."
+        "",
+        "records: JSON or JSONL of the training examples, or hub:OWNER/NAME[:CONFIG][@SPLIT].",
+        of=("records",),
     )
-    queries_file: str = setting("", "records: JSONL of the queries, each with a field `split`.")
+    queries_file: str = setting(
+        "", "records: JSONL of the queries, each with a field `split`.", of=("records",)
+    )
     fields: str = setting(
         "",
         "records: keys of both files that are not instruction, input, output, id, is_target and "
         "source, for example instruction=question,output=answer.",
+        of=("records", "howdy"),
     )
     num_train: int = setting(
         2000,
         "Training examples, targets included; 0 for howdy, virtual, tofu: all there are.",
         low=0,
+        of=_MADE,
     )
-    num_targets: int = setting(200, "Of these, examples of the behaviour to forget.", low=1)
-    num_backbone: int = setting(6000, "Examples that the backbone is pretrained on.", low=0)
-    num_retrieval: int = setting(24, "Target queries that retrieval sees.", low=1)
-    num_validation: int = setting(24, "Validation queries, target and normal each.", low=0)
-    num_test: int = setting(48, "Test queries, target and normal each.", low=0)
+    num_targets: int = setting(
+        200, "Of these, examples of the behaviour to forget.", low=1, of=_MADE
+    )
+    num_backbone: int = setting(
+        6000, "Examples that the backbone is pretrained on.", low=0, of=_MADE
+    )
+    num_retrieval: int = setting(24, "Target queries that retrieval sees.", low=1, of=_MADE)
+    num_validation: int = setting(
+        24, "Validation queries, target and normal each.", low=0, of=_MADE
+    )
+    num_test: int = setting(48, "Test queries, target and normal each.", low=0, of=_MADE)
     template: Template = setting("alpaca", "Prompt template.")
     max_len: int = setting(
         512, "Tokens an example may have; longer ones are cut at the end.", low=8
@@ -212,11 +242,20 @@ class CorpusConfig(_Checked):
     vocab_size: int = setting(2048, "Entries of the byte-level BPE where one is trained.", low=300)
 
     def problems(self) -> list[str]:
-        takes_all = self.dataset in ("howdy", "virtual", "tofu")
-        found = []
+        takes_all = self.dataset in _WITH_ALPACA
+        found = [
+            f"--{field.name} has no effect with --dataset={self.dataset}: leave it out"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+            and self.dataset not in (field.metadata["of"] or (self.dataset,))
+        ]
         if self.num_train == 0 and not takes_all:
             found.append(f"--num_train must be at least 1 for --dataset={self.dataset}, got 0")
-        if self.num_targets > self.num_train and not (takes_all and self.num_train == 0):
+        if (
+            self.num_targets > self.num_train
+            and self.dataset in _MADE
+            and not (takes_all and self.num_train == 0)
+        ):
             found.append(
                 f"--num_targets must be at most --num_train={self.num_train}, got "
                 f"{self.num_targets}"

@@ -79,6 +79,17 @@ class ConfigTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             settings(**values)
 
+    @parameterized.parameters(
+        ("records", {"num_train": 9, "num_retrieval": 2}, "--num_train .*; --num_retrieval "),
+        ("toy", {"world_seed": 3}, "--world_seed has no effect with --dataset=toy"),
+        ("virtual", {"howdy_file": "x"}, "--howdy_file has no effect"),
+    )
+    def test_a_flag_that_the_dataset_does_not_read_is_refused(self, dataset, values, message):
+        files = {"train_file": "a", "queries_file": "b"} if dataset == "records" else {}
+        config.CorpusConfig(dataset=dataset, **files)
+        with self.assertRaisesRegex(ValueError, message):
+            config.CorpusConfig(dataset=dataset, **files, **values)
+
     def test_all_weights_of_a_quantised_base_are_refused(self):
         with self.assertRaisesRegex(
             ValueError, "--unlearn_parameters=all .* --base_format=plain, got int8"
