@@ -155,7 +155,7 @@ class Tracer:
     def sketch(self, queries: Sequence[Example]) -> Float32[np.ndarray, "Q K"]:
         """Returns the unit sketches of the queries' gradients, made as the index's rows were."""
         config = self.workspace.config
-        encoded = self.workspace.encode(queries, targets=config.sketch.targets)
+        encoded = self.workspace.encode(queries, "queries", targets=config.sketch.targets)
         query_QK = np.zeros((len(queries), self.store.size), np.float32)
         for plan in batches.plan_batches(
             encoded.lengths_N,

@@ -45,18 +45,36 @@ class EncodeTest(parameterized.TestCase):
         self.assertEqual(encoded.ids, tuple(row.example_id for row in _EXAMPLES))
         self.assertEqual(encoded.start_N.tolist(), [len(prompt) for prompt in prompts])
         self.assertEqual(encoded.num_targets_N[1], 1)  # an empty answer still ends
-        self.assertEqual((encoded.num_truncated, encoded.num_without_targets), (0, 0))
+        self.assertEqual(encoded.whole_N.tolist(), encoded.lengths_N.tolist())
+        self.assertEqual(bt.describe_cuts(encoded, "rows", max_len=1000), "")
+        self.assertIs(encoded.with_answers(), encoded)
 
     def test_long_rows_lose_their_right_end_and_are_counted(self):
         whole = _encode()
         longest = int(whole.lengths_N.max())
         cut = _encode(max_len=longest - 2)
-        self.assertEqual((cut.num_truncated, cut.num_without_targets), (1, 0))
+        told = bt.describe_cuts(cut, "rows", max_len=longest - 2)
+        self.assertEqual(
+            told, f"1 of 3 rows are cut at {longest - 2} tokens ({_EXAMPLES[2].example_id!r})"
+        )
         self.assertEqual(cut.tokens[2].tolist(), whole.tokens[2][:-2].tolist())
         self.assertEqual(cut.num_targets_N[2], whole.num_targets_N[2] - 2)
         gone = _encode(max_len=3)
-        self.assertEqual((gone.num_truncated, gone.num_without_targets), (3, 3))
         self.assertEqual(gone.num_targets_N.tolist(), [0, 0, 0])
+
+    @parameterized.parameters("response", "all")
+    def test_a_row_whose_answer_is_cut_away_is_told_and_left_out(self, targets):
+        room = int(_encode().start_N[2])  # the prompt of the longest one, and nothing behind it
+        encoded = _encode(max_len=room, targets=targets)
+        self.assertEqual(encoded.num_targets_N[2], 0)
+        told = bt.describe_cuts(encoded, "rows", max_len=room)
+        name = _EXAMPLES[2].example_id
+        self.assertIn(f"1 of them lose their whole answer and are left out ({name!r})", told)
+        kept = encoded.with_answers()
+        self.assertEqual(kept.ids, tuple(row.example_id for row in _EXAMPLES[:2]))
+        self.assertLen({len(kept.tokens), len(kept.start_N), len(kept.whole_N)}, 1)
+        with self.assertRaisesRegex(ValueError, f"the prompts of '{name}' have up to {room}"):
+            bt.require_answers(encoded, "queries", max_len=room)
 
     def test_all_targets_leave_out_only_the_first_token(self):
         encoded = _encode(targets="all")
@@ -72,7 +90,7 @@ class EncodeTest(parameterized.TestCase):
             _encode(**changes)
 
     def test_prompts_are_never_cut(self):
-        with self.assertRaisesRegex(ValueError, "exceed max_len=3"):
+        with self.assertRaisesRegex(ValueError, "must have at most 3 tokens, 3 have more"):
             bt.encode_prompts(_EXAMPLES, _TOKENIZER, max_len=3, template="brief")
 
 
@@ -102,8 +120,7 @@ class MakeBatchTest(parameterized.TestCase):
                     ids=("a",),
                     tokens=(np.zeros(length, np.int32),),
                     start_N=np.array([start]),
-                    num_truncated=0,
-                    num_without_targets=0,
+                    whole_N=np.array([length]),
                     pad_id=0,
                 )
                 plan = bt.plan_rows(encoded, np.array([0, -1]))

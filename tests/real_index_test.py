@@ -66,7 +66,9 @@ def encode(rows, pieces) -> batches.Encoded:
         tokens.append(np.array(prompt + answer, np.int32))
         starts.append(len(prompt))
     ids = tuple(row.example_id for row in rows)
-    return batches.Encoded(ids, tuple(tokens), np.array(starts), 0, 0, 0)
+    return batches.Encoded(
+        ids, tuple(tokens), np.array(starts), np.array([len(t) for t in tokens]), 0
+    )
 
 
 @pytest.mark.heavy

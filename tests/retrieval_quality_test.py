@@ -14,8 +14,8 @@ from raslik_jax.pipeline import read_json
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _TINY = (
     "--name=tiny --dataset=toy --query_output=own --template=brief --num_train=120 "
-    "--num_targets=12 --num_backbone=120 --num_retrieval=3 --num_validation=2 --num_test=4 --max_len=96 "
-    "--vocab_size=400 --hidden_size=16 --num_hidden_layers=2 --num_attention_heads=2 "
+    "--num_targets=12 --num_backbone=120 --num_retrieval=3 --num_validation=2 --num_test=4 "
+    "--max_len=96 --vocab_size=400 --hidden_size=16 --num_hidden_layers=2 --num_attention_heads=2 "
     "--pretrain_steps=6 --finetune_epochs=1 --lora_rank=2 --max_new_tokens=8 --num_buckets=1 "
     "--batch_tokens=1024 --sketch_size=256 --strategies=raslik,exact"
 )

@@ -3,12 +3,15 @@
 import json
 
 import pytest
+import tokenizers
 from absl.testing import parameterized
 from hypothesis import given
 from hypothesis import strategies as st
 from support import shared_data
 
+from raslik_jax.data import batches
 from raslik_jax.data import tokenization as tk
+from raslik_jax.data.examples import make_example
 
 _TEXTS = ["the cat sat on the mat", "the dog sat on the cat", "a cat and a dog"] * 4
 _TOKENIZER = tk.train_bpe(_TEXTS, vocab_size=300)
@@ -68,6 +71,43 @@ class FilesTest(parameterized.TestCase):
         self.assertEqual((read.eos_id, read.pad_id), (vocab["a"], vocab["c"]))
         self.assertEqual(tk.load_tokenizer(self.folder, eos_token="d").eos_id, vocab["d"])
 
+    @parameterized.parameters(
+        ("<bos> $A", None, True),
+        ("$A", None, False),
+        ("$A <bos>", None, False),
+        ("<bos> $A", False, False),
+        ("$A", True, True),
+    )
+    def test_prompts_begin_as_the_tokenizer_begins_them(self, template, add_bos_token, has_bos):
+        backend = tokenizers.Tokenizer.from_str(_TOKENIZER.backend.to_str())
+        backend.add_special_tokens(["<bos>"])
+        bos = backend.token_to_id("<bos>")
+        backend.post_processor = tokenizers.processors.TemplateProcessing(
+            single=template, special_tokens=[("<bos>", bos)]
+        )
+        tk.save_tokenizer(self.folder, _TOKENIZER._replace(backend=backend))
+        config = {"eos_token": "<|endoftext|>", "bos_token": {"content": "<bos>"}}
+        if add_bos_token is not None:
+            config["add_bos_token"] = add_bos_token
+        (self.folder / "tokenizer_config.json").write_text(json.dumps(config))
+        read = tk.load_tokenizer(self.folder)
+        self.assertEqual(read.prompt_prefix, (bos,) if has_bos else ())
+        self.assertEqual(
+            read.encode_prompts(["the cat"]), [[bos] * has_bos + read.encode("the cat")]
+        )
+        tk.save_tokenizer(self.folder / "again", read)
+        again = tk.load_tokenizer(self.folder / "again")
+        self.assertEqual(again.prompt_prefix, read.prompt_prefix)
+        plain = read._replace(prompt_prefix=())
+        self.assertEqual(tk.tokenizer_hash(read) != tk.tokenizer_hash(plain), has_bos)
+        row = make_example("Say.", "", "cat")
+        options = {"max_len": 99, "template": "brief"}
+        encoded = batches.encode([row], read, **options)
+        (prompt,) = batches.encode_prompts([row], read, **options)
+        self.assertEqual(encoded.tokens[0][: len(prompt)].tolist(), prompt)
+        self.assertEqual(prompt[0] == bos, has_bos)
+        self.assertEqual(encoded.start_N.tolist(), [len(prompt)])
+
     def test_missing_and_foreign_files_are_refused(self):
         with self.assertRaisesRegex(ValueError, "no tokenizer at .*tokenizer.json"):
             tk.load_tokenizer(self.folder)
@@ -85,7 +125,7 @@ class FilesTest(parameterized.TestCase):
     )
     def test_published_tokenizers_have_their_known_ids(self, name, vocab_size, eos_id, pad_id):
         tokenizer = tk.load_tokenizer(shared_data() / "tokenizers" / name)
-        self.assertEqual(tokenizer[1:], (eos_id, pad_id, vocab_size))
+        self.assertEqual(tokenizer[1:], (eos_id, pad_id, vocab_size, ()))  # and none adds BOS
         text = "It is 3 o'clock.\n\n  def f(x):\n\treturn x  # done" * 20
         ids = tokenizer.encode(text)
         self.assertEqual(tokenizer.decode(ids), text)

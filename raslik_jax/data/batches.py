@@ -15,6 +15,7 @@ from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.prompts import render_prompt
 from raslik_jax.data.tokenization import Tokenizer
+from raslik_jax.messages import some_of
 
 DUMMY_ROW = -1
 
@@ -41,16 +42,14 @@ class Encoded(NamedTuple):
       ids: the example ids, in corpus order.
       tokens: for each example its int32 ids: prompt, response, EOS.
       start_N: position of the first token that counts in the loss.
-      num_truncated: examples that lost tokens at the right end.
-      num_without_targets: examples of which nothing is left that counts.
+      whole_N: tokens of each example before any was cut at the right end.
       pad_id: fills up the rectangles.
     """
 
     ids: tuple[str, ...]
     tokens: tuple[np.ndarray, ...]
     start_N: np.ndarray
-    num_truncated: int
-    num_without_targets: int
+    whole_N: np.ndarray
     pad_id: int
 
     @property
@@ -62,6 +61,57 @@ class Encoded(NamedTuple):
     def num_targets_N(self) -> Int[np.ndarray, " N"]:
         """Tokens of each example that count in the loss."""
         return np.maximum(self.lengths_N - self.start_N, 0)
+
+    def with_answers(self) -> "Encoded":
+        """Returns the examples of which something is left that counts in the loss."""
+        kept = np.flatnonzero(self.num_targets_N)
+        if len(kept) == len(self.ids):
+            return self
+        return Encoded(
+            ids=tuple(self.ids[row] for row in kept),
+            tokens=tuple(self.tokens[row] for row in kept),
+            start_N=self.start_N[kept],
+            whole_N=self.whole_N[kept],
+            pad_id=self.pad_id,
+        )
+
+
+def require_answers(encoded: Encoded, what: str, *, max_len: int) -> None:
+    """Raises a ValueError that names the examples whose prompt leaves no room for their answer.
+
+    Args:
+      encoded: of `encode`.
+      what: what the examples are, in the plural, for the message.
+      max_len: that they were encoded with.
+    """
+    lost = np.flatnonzero(encoded.num_targets_N == 0)
+    if len(lost):
+        longest = int(encoded.start_N[lost].max())
+        raise ValueError(
+            f"{what} must have room for their answers in max_len={max_len} tokens, the prompts of "
+            f"{some_of((encoded.ids[row] for row in lost), 3)} have up to {longest}: shorten them, "
+            "or use a run with a larger --max_len"
+        )
+
+
+def describe_cuts(encoded: Encoded, what: str, *, max_len: int) -> str:
+    """Returns a sentence about the examples that were cut at max_len, empty where none was.
+
+    Args:
+      encoded: of `encode`.
+      what: what the examples are, in the plural.
+      max_len: that they were encoded with.
+    """
+    cut = np.flatnonzero(encoded.whole_N > encoded.lengths_N)
+    lost = np.flatnonzero(encoded.num_targets_N == 0)
+    if not len(cut):
+        return ""
+    names = some_of((encoded.ids[row] for row in cut), 3)
+    line = f"{len(cut):,} of {len(encoded.ids):,} {what} are cut at {max_len} tokens ({names})"
+    if len(lost):
+        names = some_of((encoded.ids[row] for row in lost), 3)
+        line += f", {len(lost):,} of them lose their whole answer and are left out ({names})"
+    return line
 
 
 class BatchPlan(NamedTuple):
@@ -97,7 +147,7 @@ def encode(
       max_len: tokens at most, prompt included.
       template: a name in `prompts.TEMPLATES`.
       targets: what counts in the loss: "response" (with EOS), or "all" tokens but the first, which
-        nothing predicts.
+        nothing predicts. Where the prompt leaves no room for an answer, nothing counts in either.
 
     Raises:
       ValueError: an unknown template or targets, or max_len below 2.
@@ -106,21 +156,24 @@ def encode(
         raise ValueError(f"targets 'response' or 'all' is wanted, {targets!r} came")
     if max_len < 2:
         raise ValueError(f"{max_len=} has no room for a prompt and an answer: give at least 2")
-    prompts = tokenizer.encode_batch([render_prompt(row, template) for row in examples])
+    prompts = tokenizer.encode_prompts([render_prompt(row, template) for row in examples])
     outputs = tokenizer.encode_batch([row.output for row in examples])
     whole = [
         prompt + output + [tokenizer.eos_id]
         for prompt, output in zip(prompts, outputs, strict=True)
     ]
     start_N = np.array(
-        [len(prompt) if targets == "response" else 1 for prompt in prompts], np.int64
+        [
+            len(prompt) if targets == "response" or len(prompt) >= max_len else 1
+            for prompt in prompts
+        ],
+        np.int64,
     )
     return Encoded(
         ids=tuple(row.example_id for row in examples),
         tokens=tuple(np.array(row[:max_len], np.int32) for row in whole),
         start_N=start_N,
-        num_truncated=sum(len(row) > max_len for row in whole),
-        num_without_targets=int(np.sum(start_N >= max_len)),
+        whole_N=np.array([len(row) for row in whole], np.int64),
         pad_id=tokenizer.pad_id,
     )
 
@@ -134,14 +187,14 @@ def encode_prompts(
       ValueError: an unknown template, or prompts longer than max_len: cutting one would drop the
         place where the answer begins.
     """
-    prompts = tokenizer.encode_batch([render_prompt(row, template) for row in examples])
+    prompts = tokenizer.encode_prompts([render_prompt(row, template) for row in examples])
     long = [
         row.example_id for row, ids in zip(examples, prompts, strict=True) if len(ids) > max_len
     ]
     if long:
         raise ValueError(
-            f"{len(long)} prompt(s) exceed {max_len=} tokens, such as {long[:5]}: leave them out "
-            "or raise max_len"
+            f"prompts must have at most {max_len} tokens, {len(long)} have more ({some_of(long)}): "
+            "leave them out or raise --max_len"
         )
     return prompts
 

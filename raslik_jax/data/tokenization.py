@@ -4,10 +4,11 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raslik_jax import files
+from raslik_jax.messages import shown
 
 END_OF_TEXT = "<|endoftext|>"
 _PAD_CANDIDATES = ("<|pad|>", "<|padding|>")
@@ -21,12 +22,14 @@ class Tokenizer(NamedTuple):
       eos_id: ends an answer.
       pad_id: fills a row; may equal eos_id, because masks, not ids, tell pads from tokens.
       vocab_size: one more than the largest id; a model may have more rows than this.
+      prompt_prefix: what a prompt begins with, such as BOS, where the tokenizer adds it.
     """
 
     backend: Any
     eos_id: int
     pad_id: int
     vocab_size: int
+    prompt_prefix: tuple[int, ...] = ()
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of the text alone, without EOS.
@@ -39,6 +42,10 @@ class Tokenizer(NamedTuple):
         """Returns `encode` of every text, on all cores."""
         encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids that a model reads of each prompt, `prompt_prefix` first."""
+        return [[*self.prompt_prefix, *ids] for ids in self.encode_batch(prompts)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of the ids; special tokens give no text."""
@@ -102,7 +109,8 @@ def load_tokenizer(
     eos = eos_token or configured.get("eos_token") or END_OF_TEXT
     found = (token for token in _PAD_CANDIDATES if backend.token_to_id(token) is not None)
     pad = pad_token or configured.get("pad_token") or next(found, eos)
-    return _wrap(backend, eos, pad, str(file))
+    tokenizer = _wrap(backend, eos, pad, str(file))
+    return tokenizer._replace(prompt_prefix=_prompt_prefix(tokenizer, configured, str(file)))
 
 
 def load_sentence_tokenizer(
@@ -146,11 +154,16 @@ def save_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
     """Writes tokenizer.json and tokenizer_config.json into a folder, which is made if need be."""
     folder = pathlib.Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    config = {
+    config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": tokenizer.backend.id_to_token(tokenizer.eos_id),
         "pad_token": tokenizer.backend.id_to_token(tokenizer.pad_id),
     }
+    prefix = tokenizer.prompt_prefix
+    if prefix != _added_in_front(tokenizer):
+        config["add_bos_token"] = bool(prefix)
+        if prefix:
+            config["bos_token"] = tokenizer.backend.id_to_token(prefix[0])
     texts = {
         "tokenizer.json": tokenizer.backend.to_str(),
         "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
@@ -176,6 +189,8 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
         "eos_id": tokenizer.eos_id,
         "pad_id": tokenizer.pad_id,
     }
+    if tokenizer.prompt_prefix:
+        kept["prompt_prefix"] = tokenizer.prompt_prefix
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -209,15 +224,50 @@ def _wrap(backend: Any, eos_token: str, pad_token: str, where: str) -> Tokenizer
     return Tokenizer(backend, ids[eos_token], ids[pad_token], vocab_size)
 
 
-def _configured_tokens(path: pathlib.Path) -> dict[str, str]:
-    """Reads the special tokens of a tokenizer_config.json, each a text or {"content": text}."""
+def _prompt_prefix(
+    tokenizer: Tokenizer, configured: Mapping[str, Any], where: str
+) -> tuple[int, ...]:
+    """Returns the ids that the tokenizer puts in front of a text.
+
+    As in transformers 5, add_bos_token decides where the tokenizer's config has it, else the
+    post-processor of tokenizer.json. What either puts at the end is no part of a prompt.
+    """
+    if "add_bos_token" not in configured:
+        return _added_in_front(tokenizer)
+    if not configured["add_bos_token"]:
+        return ()
+    bos = configured.get("bos_token")
+    bos_id = tokenizer.backend.token_to_id(bos) if bos else None
+    if bos_id is None:
+        raise ValueError(
+            f"{shown(where, 160)} must have the BOS token that add_bos_token asks for, got "
+            f"{shown(bos)}: fetch the tokenizer again"
+        )
+    return (bos_id,)
+
+
+def _added_in_front(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the ids that the post-processor puts in front of a text."""
+    text = tokenizer.encode("a")
+    ids = tokenizer.backend.encode("a", add_special_tokens=True).ids
+    starts = [n for n in range(len(ids)) if ids[n : n + len(text)] == text]
+    return tuple(ids[: starts[0]]) if starts else ()
+
+
+def _configured_tokens(path: pathlib.Path) -> dict[str, Any]:
+    """Reads the special tokens of a tokenizer_config.json, each a text or {"content": text}.
+
+    And whether BOS is added, where the file says so.
+    """
     if not path.is_file():
         return {}
     config = files.read_json(path, dict, mend="fetch the file again, or remove it")
-    tokens = {}
-    for name in ("eos_token", "pad_token"):
+    found: dict[str, Any] = {}
+    for name in ("bos_token", "eos_token", "pad_token"):
         value = config.get(name)
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
-            tokens[name] = value
-    return tokens
+            found[name] = value
+    if isinstance(config.get("add_bos_token"), bool):
+        found["add_bos_token"] = config["add_bos_token"]
+    return found

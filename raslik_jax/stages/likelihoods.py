@@ -27,7 +27,7 @@ def _perplexity_records(
         seed=config.seed,
     )
     rows = [row for rows in sets for row in rows]
-    found = workspace.likelihood_of(model, workspace.encode(rows))
+    found = workspace.likelihood_of(model, workspace.encode(rows, "answers to measure"))
     records = [
         {"id": row.example_id, "nll": float(nll), "tokens": int(tokens)}
         for row, nll, tokens in zip(rows, found.nll_N, found.tokens_N, strict=True)
@@ -86,7 +86,7 @@ def _question_records(workspace: Workspace, model: BoundModel, what: str) -> lis
         for question, part in zip(questions, texts, strict=True)
         for text in part
     ]
-    found = workspace.likelihood_of(model, workspace.encode(rows))
+    found = workspace.likelihood_of(model, workspace.encode(rows, "answers to measure"))
     lost = [row.instruction for row, n in zip(rows, found.tokens_N, strict=True) if not n]
     if lost:
         raise ValueError(

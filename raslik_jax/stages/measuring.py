@@ -13,7 +13,7 @@ import numpy as np
 from raslik_jax import memory
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
-from raslik_jax.data import examples
+from raslik_jax.data import batches, examples
 from raslik_jax.evaluation import perplexity, summary, tofu_metrics
 from raslik_jax.models import checkpoint
 from raslik_jax.pipeline import read_json, write_json
@@ -35,7 +35,12 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
         for kind in ("forget", "retain")
     }
     max_len = settings.unlearn_max_len or config.corpus.max_len
-    encoded = {kind: workspace.encode(rows, max_len=max_len) for kind, rows in sets.items()}
+    encoded = {
+        kind: workspace.encode(rows, f"{kind} examples", max_len=max_len)
+        for kind, rows in sets.items()
+    }
+    for kind, part in encoded.items():
+        batches.require_answers(part, f"{kind} examples", max_len=max_len)
     batch_size, num_epochs = settings.unlearn_batch_size, settings.unlearn_epochs
     rate = workspace.learning_rate(strategy, name)
     algorithm, step = workspace.unlearning_step(name, rate)

@@ -120,7 +120,7 @@ def sketch_queries(
 ) -> np.ndarray:
     """Returns the unit sketches of the retrieval queries, [Q, K]."""
     config, queries = workspace.config, workspace.retrieval_queries()
-    encoded = workspace.encode(queries, targets=config.sketch.targets)
+    encoded = workspace.encode(queries, "retrieval queries", targets=config.sketch.targets)
     query_QK = np.zeros((len(queries), size), np.float32)
     for plan in _plan(config, encoded):
         is_real = plan.rows != batches.DUMMY_ROW
@@ -157,7 +157,9 @@ def open_index(workspace: Workspace, folder: pathlib.Path) -> IndexWork:
         print(f"    sketch_size {settings.sketch_size} exceeds the {num_params} LoRA parameters")
     sketch = sketch_function(workspace, projection, adapters)
 
-    encoded = workspace.encode(workspace.corpus.train, targets=settings.targets)
+    encoded = workspace.encode(
+        workspace.corpus.train, "training examples", targets=settings.targets
+    )
     plans = _plan(config, encoded)
     order = batches.sketching_order(plans)
     store = SketchStore.create(
@@ -217,7 +219,9 @@ def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
     settings, model = workspace.config.sketch, workspace.sketch_model
     adapters = sketched_adapters(workspace)
     projection = make_projection(workspace, len(adapters))
-    encoded = workspace.encode(workspace.corpus.train, targets=settings.targets)
+    encoded = workspace.encode(
+        workspace.corpus.train, "training examples", targets=settings.targets
+    )
     last = len(encoded.ids) - 1
     rows = np.unique(np.linspace(0, last, settings.diagnose).astype(np.int64))
     plan = batches.plan_rows(encoded, rows)
@@ -334,7 +338,9 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
         workspace, projections.init_projection(config.seed, "binned", size, size), adapters
     )
     query_QK = sketch_queries(workspace, sketch, size)
-    encoded = workspace.encode(workspace.corpus.train, targets=config.sketch.targets)
+    encoded = workspace.encode(
+        workspace.corpus.train, "training examples", targets=config.sketch.targets
+    )
     plans = _plan(config, encoded)
     mean_K = None
     if settings.center:

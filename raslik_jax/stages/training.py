@@ -2,7 +2,7 @@
 
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 
 from raslik_jax import memory
 from raslik_jax.axes import Tree
-from raslik_jax.data import corpora, examples, prompts, tokenization
+from raslik_jax.data import batches, corpora, examples, prompts, tokenization
 from raslik_jax.messages import some_of
 from raslik_jax.models import checkpoint, decoder, gpt_neox
 from raslik_jax.pipeline import write_json
@@ -49,6 +49,11 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         ]
         tokenizer = tokenization.train_bpe(texts, vocab_size=config.corpus.vocab_size)
     tokenization.save_tokenizer(folder / "tokenizer", tokenizer)
+    named = {f"queries of {name}": rows for name, rows in corpus.queries.items()}
+    for what, rows in (named | {"labeled targets": _targets(corpus)}).items():
+        _require_room(
+            what, rows, tokenizer, max_len=config.corpus.max_len, template=config.corpus.template
+        )
     kept, own = examples.extra_keys((*corpus.train, *corpus.queries["retrieval"]))
     if kept or own:
         names = ([f"{some_of(kept)} kept for exports"] if kept else []) + (
@@ -60,6 +65,23 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 @memory.explained("pretraining of the backbone", "--pretrain_batch_size or --max_len")
+def _require_room(
+    what: str,
+    rows: Sequence[examples.Example],
+    tokenizer: tokenization.Tokenizer,
+    *,
+    max_len: int,
+    template: str,
+) -> None:
+    """Raises a ValueError where a prompt leaves no room for its answer."""
+    encoded = batches.encode(rows, tokenizer, max_len=max_len, template=template)
+    batches.require_answers(encoded, what, max_len=max_len)
+
+
+def _targets(corpus: examples.Corpus) -> tuple[examples.Example, ...]:
+    return tuple(row for row in corpus.train if row.is_target)
+
+
 def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     """Trains a small GPT-NeoX from scratch, all parameters, on the backbone's examples."""
     config, settings = workspace.config, workspace.config.backbone
@@ -94,11 +116,9 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
         del frozen, dropout_keys
         return objectives.nll_by_example(bound, {}, params, batch, num_targets=num_targets)
 
-    encoded = workspace.encode(workspace.corpus.backbone)
+    encoded = workspace.encode(workspace.corpus.backbone, "backbone examples").with_answers()
     num_steps, batch_size = settings.pretrain_steps, settings.pretrain_batch_size
-    per_epoch = finetune.num_steps_of(
-        len(workspace.corpus.backbone), batch_size=batch_size, num_epochs=1
-    )
+    per_epoch = finetune.num_steps_of(len(encoded.ids), batch_size=batch_size, num_epochs=1)
     stream = finetune.epoch_batches(
         encoded,
         batch_size=batch_size,
@@ -154,7 +174,15 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
         )
 
     max_len = settings.finetune_max_len or config.corpus.max_len
-    encoded = workspace.encode(workspace.corpus.train, max_len=max_len)
+    _require_room(
+        "labeled targets",
+        _targets(workspace.corpus),
+        workspace.tokenizer,
+        max_len=max_len,
+        template=config.corpus.template,
+    )
+    whole = workspace.encode(workspace.corpus.train, "training examples", max_len=max_len)
+    encoded = whole.with_answers()
     batch_size, num_epochs = settings.finetune_batch_size, settings.finetune_epochs
     num_steps, per_epoch = (
         finetune.num_steps_of(len(encoded.ids), batch_size=batch_size, num_epochs=epochs)

@@ -150,16 +150,31 @@ class Workspace:
         return self.adapter("finetune", "adapter")
 
     def encode(
-        self, rows: Sequence[Example], *, targets: str = "response", max_len: int = 0
+        self,
+        rows: Sequence[Example],
+        what: str = "examples",
+        *,
+        targets: str = "response",
+        max_len: int = 0,
     ) -> batches.Encoded:
-        """Returns the examples as token ids, at most max_len or else --max_len of them."""
-        return batches.encode(
+        """Returns the examples as token ids, and says how many of them are cut.
+
+        Args:
+          rows: the examples.
+          what: what they are, in the plural.
+          targets: as in `batches.encode`.
+          max_len: tokens at most; 0 for --max_len.
+        """
+        max_len = max_len or self.config.corpus.max_len
+        encoded = batches.encode(
             rows,
             self.tokenizer,
-            max_len=max_len or self.config.corpus.max_len,
+            max_len=max_len,
             template=self.config.corpus.template,
             targets=targets,
         )
+        self.tell(batches.describe_cuts(encoded, what, max_len=max_len))
+        return encoded
 
     def answers(self, *parts: str) -> dict[str, str]:
         """Returns decoded outputs by query id; asking for an id without one is a ValueError."""
