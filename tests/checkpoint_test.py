@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import zlib
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -393,6 +394,25 @@ class BadCheckpointTest(_FolderTest):
         self.assert_refused(
             ["pickled", r'python -c "from transformers import AutoModelForCausalLM'], load, folder
         )
+
+    def test_a_hub_model_with_pickles_only_is_refused_with_the_command_too(self):
+        cached = self.folder / "cached"
+        cached.mkdir()
+        siblings = [mock.Mock(rfilename=name) for name in ("config.json", "pytorch_model.bin")]
+        info = mock.Mock(siblings=siblings, sha="abc")
+        with (
+            mock.patch("huggingface_hub.snapshot_download", return_value=str(cached)) as fetch,
+            mock.patch("huggingface_hub.HfApi") as api,
+        ):
+            api.return_value.model_info.return_value = info
+            command = r"M.from_pretrained\('a/b', dtype='auto', revision='v1'\).save_pretrained"
+            with self.assertRaisesRegex(ValueError, command):
+                storage.resolve_folder("a/b", revision="v1")
+            self.assertEqual(fetch.call_count, 1)  # in the cache: nothing was downloaded
+            api.return_value.model_info.side_effect = OSError("no network")
+            (cached / "pytorch_model.bin").write_bytes(b"")
+            with self.assertRaisesRegex(ValueError, "import AutoModel as M"):
+                storage.resolve_folder("a/b", auto="AutoModel")
 
     def test_a_config_of_something_else_is_refused(self):
         folder = write_model(self.folder, "llama", changes={"model_type": "mamba"})

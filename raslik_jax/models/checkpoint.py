@@ -278,7 +278,7 @@ def load_encoder(
       ValueError: As `load_model`; a pooling that contradicts the checkpoint's or is not
         supported; a wanted head that the checkpoint lacks, without a key to draw one.
     """
-    folder = resolve_folder(name, revision=revision)
+    folder = resolve_folder(name, revision=revision, auto="AutoModel")
     path = folder / "config.json"
     fields = storage.read_json(path, {"model_type": str})
     model_type = fields["model_type"]

@@ -48,7 +48,9 @@ _MEND = "point to a whole checkpoint, or fetch it again"
 # where checkpoints are --------------------------------------------------------------------------
 
 
-def resolve_folder(name: str | os.PathLike[str], *, revision: str | None = None) -> pathlib.Path:
+def resolve_folder(
+    name: str | os.PathLike[str], *, revision: str | None = None, auto: str = "AutoModelForCausalLM"
+) -> pathlib.Path:
     """Returns the local directory of a checkpoint, fetched from the Hugging Face hub if need be.
 
     A directory of that name comes first, then the local hub cache, then the network. Without a
@@ -57,9 +59,11 @@ def resolve_folder(name: str | os.PathLike[str], *, revision: str | None = None)
     Args:
       name: A directory, or "owner/model" on the hub.
       revision: Branch, tag or commit of a hub model; refused for a directory, which has none.
+      auto: The transformers class that converts a pickled checkpoint of this kind.
 
     Raises:
-      ValueError: No such directory or hub model, or it cannot be reached from here.
+      ValueError: No such directory or hub model, it cannot be reached from here, or it has pickled
+        weights only.
     """
     folder = pathlib.Path(name)
     if folder.is_dir():
@@ -79,18 +83,24 @@ def resolve_folder(name: str | os.PathLike[str], *, revision: str | None = None)
         str(name),
         allow_patterns=["*.json", "*.safetensors", "1_Pooling/*", *TOKENIZER_FILES],
     )
+    names: set[str] = set()
     with contextlib.suppress(huggingface_hub.errors.LocalEntryNotFoundError):
         cached = pathlib.Path(fetch(revision=revision, local_files_only=True))
         # A tokenizer fetched earlier leaves a snapshot without weights.
         if _find_weights(cached):
             return cached
+        names = {path.name for path in cached.iterdir()}
     try:
         # Asked first because it takes a time limit; a download waits for a silent hub for minutes.
         info = huggingface_hub.HfApi().model_info(
             str(name), revision=revision, timeout=_HUB_SECONDS
         )
-        return pathlib.Path(fetch(revision=info.sha))
+        names = {file.rfilename for file in info.siblings or ()}
+        if any(file.endswith(".safetensors") for file in names) or names.isdisjoint(_PICKLES):
+            return pathlib.Path(fetch(revision=info.sha))
     except Exception as error:  # the hub's client raises its own, its transport's and OS errors
+        if not names.isdisjoint(_PICKLES):
+            raise ValueError(_pickled_on_hub(str(name), auto, revision)) from error
         at = f" at revision {revision!r}" if revision else ""
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
@@ -98,6 +108,21 @@ def resolve_folder(name: str | os.PathLike[str], *, revision: str | None = None)
             f" hub did not give it ({reason}); name a directory, or fetch it where there is a"
             " network"
         ) from error
+    raise ValueError(_pickled_on_hub(str(name), auto, revision))
+
+
+def _pickled_on_hub(name: str, auto: str, revision: str | None) -> str:
+    options = f", revision='{revision}'" if revision else ""
+    return _pickled(name, auto, "FOLDER", options) + " and name FOLDER"
+
+
+def _pickled(name: str, auto: str, folder: str, options: str = "") -> str:
+    """Returns how a checkpoint is converted whose weights can run code when they are read."""
+    return (
+        f"{name} must have safetensors, got pickled weights only, which can run code: convert them"
+        f' with python -c "from transformers import {auto} as M;'
+        f" M.from_pretrained('{name}', dtype='auto'{options}).save_pretrained('{folder}')\""
+    )
 
 
 def _find_weights(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -244,11 +269,7 @@ def open_tensors(
     """
     found = _find_weights(folder)
     if not found and any((folder / name).is_file() for name in _PICKLES):
-        raise ValueError(
-            f"{folder} holds pickled weights only, which can run code when they are read; convert"
-            f' them with: python -c "from transformers import {auto} as M;'
-            f" M.from_pretrained('{folder}', dtype='auto').save_pretrained('{folder}')\""
-        )
+        raise ValueError(_pickled(str(folder), auto, str(folder)))
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
         raise ValueError(

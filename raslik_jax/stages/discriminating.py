@@ -94,7 +94,7 @@ def _starting_point(
     settings, key = workspace.config.evaluate, jax.random.key(workspace.config.seed)
     num_labels = len(discriminator.CLASSES)
     if settings.classifier_checkpoint:
-        source = checkpoint.resolve_folder(settings.classifier_checkpoint)
+        source = checkpoint.resolve_folder(settings.classifier_checkpoint, auto="AutoModel")
         loaded = checkpoint.load_encoder(source, dtype=jnp.float32, num_labels=num_labels, key=key)
         return loaded, source
     source = folder / "tokenizer"

@@ -309,7 +309,7 @@ def make_embeddings(
     """
     rows = workspace.retrieval_queries() if queries is None else queries
     settings = workspace.config.retrieve
-    path = checkpoint.resolve_folder(settings.encoder_checkpoint)
+    path = checkpoint.resolve_folder(settings.encoder_checkpoint, auto="AutoModel")
     model = checkpoint.load_encoder(
         path, dtype=jnp.float32, pooling=settings.encoder_pooling or None
     )
