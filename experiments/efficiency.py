@@ -87,11 +87,11 @@ def measure(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
 
     from raslik_jax.config import config_from_json
     from raslik_jax.data import batches, tokenization
+    from raslik_jax.files import read_json
     from raslik_jax.index import search
     from raslik_jax.index.store import SketchStore
     from raslik_jax.influence import projections
     from raslik_jax.models import checkpoint, encoder
-    from raslik_jax.pipeline import read_json
     from raslik_jax.retrieval import bm25, strategies
     from raslik_jax.retrieval.embeddings import embed_texts
     from raslik_jax.stages import retrieving

@@ -49,7 +49,7 @@ def describe(store: Any) -> str:
 
 def repair(store: Any, damages: Sequence[Any]) -> str:
     """Drops the damaged chunks; a line that says what to do next."""
-    from raslik_jax.pipeline import read_json, write_json
+    from raslik_jax.pipeline import reopen_unit
 
     chunks = sorted({damage.chunk for damage in damages if damage.chunk is not None})
     # zarr.json is derived from the manifest: it is written again with the next chunk, or now.
@@ -57,10 +57,9 @@ def repair(store: Any, damages: Sequence[Any]) -> str:
         store.finish()
         return "mended"
     store.discard(chunks)
+    # The run goes on with what is whole, and does not make all of it again.
     folder = pathlib.Path(store.path).parent
-    if (folder / "manifest.json").is_file():
-        # So that the run goes on in this folder, and does not make all of it anew.
-        write_json(folder / "started.json", {"key": read_json(folder / "manifest.json")["key"]})
+    reopen_unit(folder.parent, folder.name)
     return f"{len(chunks)} chunks dropped: run run.py or sketch_job.py to make them again"
 
 

@@ -29,7 +29,7 @@ from raslik_jax.config import Projection  # noqa: E402
 from raslik_jax.data.examples import QUERY_SETS  # noqa: E402
 from raslik_jax.evaluation import ranking  # noqa: E402
 from raslik_jax.evaluation.ranking import Quality, join_records, measure_ranking  # noqa: E402
-from raslik_jax.pipeline import read_json, write_json  # noqa: E402
+from raslik_jax.files import read_json, write_json  # noqa: E402
 from raslik_jax.reporting import figures, tables  # noqa: E402
 
 DTYPES = ("float32", "bfloat16", "int8", "sign")

@@ -17,7 +17,7 @@ from absl import flags, logging
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command, pipeline, setting_flags  # noqa: E402
+from raslik_jax import command, files, pipeline, setting_flags  # noqa: E402
 from raslik_jax import config as config_lib  # noqa: E402
 from raslik_jax.messages import shown  # noqa: E402
 
@@ -27,6 +27,11 @@ _STAGES = flags.DEFINE_list(
 )
 _UPDATE = flags.DEFINE_boolean(
     "update", False, "Take over a work directory of other settings; make again what changed."
+)
+_VERIFY = flags.DEFINE_boolean(
+    "verify",
+    False,
+    "Read every result in --workdir and name what is damaged; run nothing.",
 )
 _SHARED_UNITS = flags.DEFINE_string(
     "shared_units",
@@ -50,6 +55,7 @@ _NOT_RECORDED = (
     "update",
     "workdir",
     "shared_units",
+    "verify",
     "dry_run",
     "flops_per_second",
     "bytes_per_second",
@@ -64,9 +70,9 @@ def write_run_flags(workdir: pathlib.Path) -> None:
     own = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
     lines = [flag.serialize() for flag in own if flag.name not in _NOT_RECORDED]
     lines.append(f"--workdir={workdir}")
-    path = workdir / "run.flags.partial"
-    path.write_text("\n".join(sorted(line for line in lines if line)) + "\n")
-    path.replace(workdir / "run.flags")
+    files.write_text(
+        workdir / "run.flags", "\n".join(sorted(line for line in lines if line)) + "\n"
+    )
 
 
 def print_plan(config: config_lib.Config, workdir: pathlib.Path) -> None:
@@ -85,7 +91,14 @@ def print_plan(config: config_lib.Config, workdir: pathlib.Path) -> None:
         print(tables.render_terminal(table) + "\n")
 
 
-def main() -> None:
+def verify(workdir: pathlib.Path) -> int:
+    """Reads all results of a work directory, names what is damaged; returns the exit status."""
+    found = pipeline.verify(workdir)
+    print("\n".join(found) or f"{workdir}: all results are as they were made")
+    return int(bool(found))
+
+
+def main() -> int:
     stages = _STAGES.value
     if not stages or not set(stages) <= set(config_lib.STAGES) or len(set(stages)) < len(stages):
         raise ValueError(
@@ -99,15 +112,21 @@ def main() -> None:
         command.require("matplotlib")
     workdir = pathlib.Path(_WORKDIR.value or f"runs/{config.name}")
     logging.set_verbosity(logging.WARNING)
+    if _VERIFY.value:
+        return verify(workdir)
     if _DRY_RUN.value:
         print_plan(config, workdir)
-        return
-    with pipeline.open_workdir(workdir, config, update=_UPDATE.value):
-        write_run_flags(workdir)
+        return 0
+    with pipeline.open_workdir(workdir, config, update=_UPDATE.value) as record:
         from raslik_jax.stages import plan  # for the same reason, here
 
+        def on_start() -> None:
+            record()
+            write_run_flags(workdir)
+
         shared = pathlib.Path(_SHARED_UNITS.value) if _SHARED_UNITS.value else None
-        plan.run(config, workdir, stages=_STAGES.value, shared=shared)
+        plan.run(config, workdir, stages=_STAGES.value, shared=shared, on_start=on_start)
+    return 0
 
 
 if __name__ == "__main__":

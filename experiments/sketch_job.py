@@ -1,6 +1,6 @@
 """Helps with the index of a run: any number of these make its sketches together.
 
-  python experiments/run.py --workdir=/shared/run ... --stages=corpus,backbone,finetune,references
+  python experiments/run.py --workdir=/shared/run ... --stages=corpus,backbone,finetune
   python experiments/sketch_job.py --workdir=/shared/run     # on as many machines as there are
   python experiments/run.py --workdir=/shared/run ...        # goes on with the finished index
 
@@ -8,7 +8,6 @@ Jobs claim chunks and need no network between them, only the shared folder. One 
 other: its chunk goes to the next. run.py itself may be at its sketch stage at the same time.
 """
 
-import contextlib
 import pathlib
 import sys
 
@@ -23,35 +22,25 @@ _WORKDIR = flags.DEFINE_string("workdir", "", "Work directory of the run.")
 
 def join(workdir: pathlib.Path) -> str:
     """Makes sketches until none is missing; returns a line that says what was done."""
-    from raslik_jax import pipeline
+    from raslik_jax import files, pipeline
     from raslik_jax.config import config_from_json
     from raslik_jax.stages import retrieving
     from raslik_jax.stages.plan import plan_units
     from raslik_jax.stages.workspace import Workspace
 
-    config = config_from_json(pipeline.read_json(workdir / "config.json"))
+    config = config_from_json(files.read_json(workdir / "config.json"))
     workspace = Workspace(workdir, config)
-    units = {unit.name: unit for unit in plan_units(config, workspace)}
-    keys = pipeline.unit_keys(tuple(units.values()))
-    sketch, key = units["sketch"], keys["sketch"]
-    missing = [n for n in sketch.inputs if not pipeline.is_done(workdir, units[n], keys[n])]
+    plan = pipeline.Plan(workdir, plan_units(config, workspace)).survey()
+    sketch = plan.units["sketch"]
+    missing = plan.missing(sketch)
     if missing:
         raise ValueError(
-            f"the results of {missing} wanted in {workdir}, they are missing or out of date: "
-            "run run.py with --stages=corpus,backbone,finetune,references first"
+            f"{workdir} must hold the results of {missing}, they are missing or out of date: run "
+            "run.py with --stages=corpus,backbone,finetune first"
         )
-    if pipeline.is_done(workdir, sketch, key):
+    if sketch.name in plan.done:
         return "the index is up to date"
-    folder = workdir / sketch.name
-    started = folder / "started.json"
-    if not folder.exists():
-        folder.mkdir(exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another job was writing the same
-            pipeline.write_json(started, {"key": key})
-    if not started.is_file() or pipeline.read_json(started)["key"] != key:
-        raise ValueError(
-            f"{folder} holds an index of other settings: run run.py, which makes it anew"
-        )
+    folder = pipeline.join_unit(workdir, sketch, plan.key(sketch).value)
     work = retrieving.open_index(workspace, folder)
     made = retrieving.fill_index(work)
     return f"the index is complete, {made:,} of {work.store.num_rows:,} sketches were made here"

@@ -39,9 +39,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from raslik_jax import command, setting_flags  # noqa: E402
 from raslik_jax.evaluation import choice  # noqa: E402
-from raslik_jax.files import write_text  # noqa: E402
+from raslik_jax.files import write_json, write_text  # noqa: E402
 from raslik_jax.messages import shown, some_of  # noqa: E402
-from raslik_jax.pipeline import read_json, write_json  # noqa: E402
 from raslik_jax.reporting import page, published, runs, tables  # noqa: E402
 from raslik_jax.reporting.markup import escape_markdown  # noqa: E402
 from raslik_jax.stages.choosing import choose_from_runs  # noqa: E402
@@ -348,21 +347,21 @@ def report(suite: Suite, cells: Sequence[Cell]) -> str:
     parts = ["# Suite"]
     for group in dict.fromkeys(cell.group for cell in cells):
         done = [cell for cell in cells if cell.group == group and suite.is_done(cell)]
-        found = [suite.workdir(cell) / "metrics.json" for cell in done]
-        runs = [read_json(path) for path in found if path.is_file()]
+        roots = [suite.workdir(cell) for cell in done]
+        found = [runs.read_metrics(root) for root in roots if runs.metrics_path(root).is_file()]
         parts.append(f"## {escape_markdown(group)}")
-        if not runs:
+        if not found:
             parts.append("No run has metrics.")
             continue
-        split = runs[0]["corpus"]["query_split"]
+        split = found[0]["corpus"]["query_split"]
         parts.append(
-            f"{len(runs)} of {sum(c.group == group for c in cells)} runs; {split} queries."
+            f"{len(found)} of {sum(c.group == group for c in cells)} runs; {split} queries."
         )
         # Of one run the intervals over queries, of several the spread over seeds.
-        if len(runs) == 1:
-            shown = [tables.retrieval_table(runs[0]), tables.results_table(runs[0])]
+        if len(found) == 1:
+            shown = [tables.retrieval_table(found[0]), tables.results_table(found[0])]
         else:
-            shown = [tables.seeds_table(runs)]
+            shown = [tables.seeds_table(found)]
         parts += [tables.render_markdown(table) for table in shown]
     failed = [name for name, state in suite.states.items() if state["state"] != "done"]
     if failed:
@@ -390,7 +389,7 @@ def run_suite(out: pathlib.Path) -> bool:
     check_cells(cells)
     if _DRY_RUN.value:
         for cell in cells:
-            state = "has metrics" if (out / "runs" / cell.name / "metrics.json").is_file() else "-"
+            state = "has metrics" if runs.metrics_path(out / "runs" / cell.name).is_file() else "-"
             print(f"{cell.name}  [{state}]\n    run.py {' '.join(cell.arguments)}")
         print(f"{len(cells)} runs")
         return True
@@ -425,7 +424,7 @@ def run_cells(out: pathlib.Path, grid: Sequence[Cell], tests: Sequence[Cell]) ->
     text = report(suite, cells)
     write_text(out / "report.md", text)
     done = [suite.workdir(cell) for cell in tests or grid if suite.is_done(cell)]
-    stored = [runs.read_run(root) for root in done if (root / "metrics.json").is_file()]
+    stored = [runs.read_run(root) for root in done if runs.metrics_path(root).is_file()]
     html = page.render(runs.group_runs(stored), paper=published.read_blocks(), title=out.name)
     write_text(out / "report.html", html)
     print(f"\n{text}\nreport: {out / 'report.html'} (and report.md beside it)")

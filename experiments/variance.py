@@ -27,8 +27,8 @@ from raslik_jax.config import Projection  # noqa: E402
 from raslik_jax.data.examples import QUERY_SETS  # noqa: E402
 from raslik_jax.evaluation import variance  # noqa: E402
 from raslik_jax.evaluation.ranking import join_records  # noqa: E402
+from raslik_jax.files import read_json, write_json  # noqa: E402
 from raslik_jax.messages import shown  # noqa: E402
-from raslik_jax.pipeline import read_json, write_json  # noqa: E402
 from raslik_jax.reporting import figures, tables  # noqa: E402
 
 _RUNS = flags.DEFINE_list("runs", [], "Work directories; none: planted gradients.")

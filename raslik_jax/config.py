@@ -647,6 +647,18 @@ class Config(_Checked):
     evaluate: EvaluateConfig = EvaluateConfig()
 
     def problems(self) -> list[str]:
+        # A folder is called so: no separator, no way out of it, nothing that a terminal acts on.
+        if not self.name.strip(". ") or set(self.name) & set("/\\") or not self.name.isprintable():
+            return [
+                f"--name must be a printable text without / or \\, got {shown(self.name)}: give a "
+                "title that can be a folder's name"
+            ]
+        answer, longest = self.references.max_new_tokens, self.corpus.max_len
+        if not self.backbone.checkpoint and answer > longest:
+            return [
+                f"--max_new_tokens must be at most --max_len={longest} for a backbone from "
+                f"scratch, got {answer}: lower it, or raise --max_len"
+            ]
         if self.unlearn.unlearn_parameters == "all" and self.backbone.base_format != "plain":
             return [
                 "--unlearn_parameters=all needs --base_format=plain, got "

@@ -105,17 +105,18 @@ class Hashes:
 
     def of_file(self, path: str | os.PathLike[str]) -> str:
         """Returns the hash of a file's bytes; reads it unless it is known and unchanged."""
-        name, found = os.path.abspath(path), os.stat(path)
-        identity = [found.st_size, found.st_mtime_ns, found.st_ino]
+        found = os.stat(path)
+        # Under another name the file is the same.
+        name, identity = f"{found.st_dev}-{found.st_ino}", [found.st_size, found.st_mtime_ns]
         known = self._seen.get(name)
         if known is None and found.st_size > _LARGE:
             known = self._known.get(name)
-        if known is None or known[:3] != identity:
+        if known is None or known[:2] != identity:
             known = [*identity, hash_file(path)]
         self._seen[name] = known
         if found.st_size > _LARGE:
             self._known[name] = known
-        return known[3]
+        return known[2]
 
     def of_content(self, path: str | os.PathLike[str]) -> str:
         """Returns the hash of a file, or of the names and contents of all files of a folder.
@@ -135,6 +136,7 @@ class Hashes:
     def save(self) -> None:
         """Writes the hashes of large files, if there are new ones."""
         if self._path and self._known != self._stored:
+            self._path.parent.mkdir(exist_ok=True)
             write_json(self._path, self._known)
             self._stored = dict(self._known)
 
@@ -213,6 +215,8 @@ class Plan:
                     if not unit.is_resumable:
                         shutil.rmtree(folder, ignore_errors=True)
                     raise
+                for left in folder.rglob(".*"):  # of a save that was killed
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
                 started["seconds"] = round(time.monotonic() - begin, 1)
                 _sync_tree(folder)
                 # From here on the result is kept whatever happens: what follows takes seconds.
@@ -300,7 +304,6 @@ class Plan:
 
     def save_hashes(self) -> None:
         """Keeps the hashes of large files for the next start."""
-        (self.root / _MAKING).mkdir(exist_ok=True)
         self._hashes.save()
 
 
@@ -402,9 +405,7 @@ def check_own(folder: pathlib.Path) -> None:
             "move it away, or choose another --workdir"
         )
     foreign = [
-        name
-        for name in _files_of(folder)
-        if name not in manifest["outputs"] and not _is_note(name)
+        name for name in _files_of(folder) if name not in manifest["outputs"] and not _is_note(name)
     ]
     if foreign:
         raise ValueError(
@@ -533,10 +534,10 @@ def run_units(
             continue
         log(f"{label} ...")
         plan.make(unit)
-        plan.save_hashes()
         log(f"{label}: done in {plan.done[unit.name]['seconds']:.1f} s")
         if place is not None:
             plan.publish(unit, place)
+    plan.save_hashes()
 
 
 def _lacks(plan: Plan, unit: Unit, name: str) -> str:
@@ -554,7 +555,7 @@ def _announcement(plan: Plan, wanted: Sequence[Unit]) -> Iterator[str]:
         if manifest is None or unit.name in plan.done:
             continue
         waits = plan.missing(unit)
-        took = f"took {manifest['seconds']:.1f} s" if "seconds" in manifest else "of an older version"
+        took = f"took {manifest['seconds']:.1f} s" if "seconds" in manifest else "older version"
         when = f", if {waits[0]} changes" if waits else ""
         yield f"{'may' if waits else 'will'} be made again: {unit.name} ({took}{when})"
 

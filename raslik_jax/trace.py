@@ -17,12 +17,12 @@ from jaxtyping import Float, Float32
 from raslik_jax.config import config_from_json
 from raslik_jax.data import batches, prompts, tokenization
 from raslik_jax.data.examples import Example, drop_unanswered, make_example
+from raslik_jax.files import read_json
 from raslik_jax.index import search
 from raslik_jax.index.quantise import rotated_size
 from raslik_jax.index.store import SketchStore
 from raslik_jax.influence import projections, theory
 from raslik_jax.models import checkpoint
-from raslik_jax.pipeline import read_json
 from raslik_jax.retrieval import selection as selection_lib
 from raslik_jax.stages.retrieving import sketch_function, sketched_adapters
 from raslik_jax.stages.workspace import Workspace

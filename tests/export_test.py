@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import stored_run
 from absl.testing import absltest, parameterized
+from finished import write_manifest
 
 from raslik_jax.config import config_from_json
 from raslik_jax.models import checkpoint, decoder
@@ -174,7 +175,7 @@ class ExportTest(parameterized.TestCase):
             "trained from scratch in the same run",
         ):
             self.assertIn(part, _plain(body))
-        metrics = json.loads((self.run_.root / "metrics.json").read_text())
+        metrics = json.loads((self.run_.root / "evaluate" / "metrics.json").read_text())
         (entry,) = (
             e
             for e in metrics["methods"]
@@ -185,32 +186,37 @@ class ExportTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ({"strategy": "bm25"}, "bm25-ga_gdr is none of .'oracle-ga_gdr'"),
-        ({"epoch": 3}, r"an epoch of \[1, 2\] wanted, came 3"),
+        ({"epoch": 3}, r"--epoch must be one of \[1, 2\] or last, got 3"),
     )
     def test_what_the_run_does_not_have_is_refused(self, options, message):
         with self.assertRaisesRegex(ValueError, message):
             self._export(**options)
         self.assertEqual(list(self.folder.iterdir()), [])
 
-    def test_a_run_that_changed_since_it_was_measured_is_refused(self):
-        manifest = self.run_.root / "unlearn" / "raslik-ga_gdr" / "manifest.json"
-        before = manifest.read_text()
-        try:
-            manifest.write_text(before.replace("key of", "other key of"))
-            with self.assertRaisesRegex(ValueError, "unlearn/raslik-ga_gdr of .* has changed"):
-                self._export()
-        finally:
-            manifest.write_text(before)
+    @parameterized.parameters(
+        ("unlearn/raslik-ga_gdr/epoch-2/adapter_config.json", "epoch-2.* is damaged"),
+        ("evaluate/metrics.json", "metrics.json.* is damaged"),
+        ("retrieve/raslik/forget.jsonl", "forget.jsonl.* is damaged"),
+        ("backbone/model/config.json", "model/config.json.* is damaged"),
+    )
+    def test_a_changed_file_is_refused_and_leaves_nothing(self, name, message):
+        path = self.run_.root / name
+        before = path.read_text()
+        self.addCleanup(path.write_text, before)
+        path.write_text(before + " ")
+        with self.assertRaisesRegex(ValueError, message):
+            self._export()
+        self.assertEqual(list(self.folder.iterdir()), [])
 
-    def test_a_failure_leaves_nothing(self):
-        summary = self.run_.root / "retrieve" / "raslik" / "summary.json"
-        before = summary.read_text()
-        try:
-            summary.unlink()
-            with self.assertRaisesRegex(ValueError, "summary.json wanted"):
-                self._export(merged=True)
-        finally:
-            summary.write_text(before)
+    def test_a_model_made_again_since_it_was_measured_is_refused(self):
+        path = self.run_.root / "unlearn" / "raslik-ga_gdr" / "epoch-2" / "adapter_config.json"
+        manifest = path.parents[1] / "manifest.json"
+        for file in (path, manifest):
+            self.addCleanup(file.write_text, file.read_text())
+        path.write_text(path.read_text() + " ")
+        write_manifest(self.run_.root, "unlearn/raslik-ga_gdr")
+        with self.assertRaisesRegex(ValueError, "epoch-2 of .* has changed since generate/"):
+            self._export()
         self.assertEqual(list(self.folder.iterdir()), [])
 
     def test_the_script_refuses_a_folder_that_holds_something(self):

@@ -296,14 +296,15 @@ class FlagFilesTest(parameterized.TestCase):
     def test_what_is_done_is_marked_and_nothing_is_written(self):
         config = self.config("quickstart")
         root = pathlib.Path(self.folder.name) / "begun"
-        (root / "corpus").mkdir(parents=True)
-        keys = pipeline.unit_keys(plan_units(config, Workspace(root, config)))
-        manifest = root / "corpus" / "manifest.json"
-        manifest.write_text(json.dumps({"key": keys["corpus"], "outputs": {}}))
+        units = plan_units(config, Workspace(root, config))
+        corpus = units[0]._replace(run=lambda folder: (folder / "train.jsonl").write_text("x"))
+        root.mkdir()
+        pipeline.run_units(root, [corpus], log=lambda line: None)
+        before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
         found = forecast.forecast(config, root)
         self.assertEqual([step.name for step in found.steps if step.is_done], ["corpus"])
-        self.assertEqual([path for path in root.rglob("*") if path.is_file()], [manifest])
-        self.assertLen(found.steps, len(keys))
+        self.assertEqual(before, {path: path.stat().st_mtime_ns for path in root.rglob("*")})
+        self.assertLen(found.steps, len(units))
 
     @parameterized.parameters(
         ("EleutherAI/pythia-1.4b-deduped", "pythia-1.4b"),

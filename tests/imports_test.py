@@ -17,6 +17,7 @@ _ROOMS = (
     "config",
     "progress",
     "distributed",
+    "pipeline",
     "data",
     "models",
     "influence",
@@ -25,7 +26,6 @@ _ROOMS = (
     "unlearning",
     "evaluation",
     "reporting",
-    "pipeline",
     "stages",
     "trace",
 )

@@ -1,192 +1,429 @@
-"""Units of work: run once, again when something changed, and after a kill."""
+"""Units of work: run once, again when something changed, and after a kill at any step."""
 
+import concurrent.futures
 import json
+import multiprocessing
+import os
 import pathlib
+import shutil
 import tempfile
+from unittest import mock
 
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
-from raslik_jax import pipeline
+from raslik_jax import files, pipeline
 from raslik_jax.config import Config, CorpusConfig, content_hash
 
 
-class UnitsTest(absltest.TestCase):
+class Killed(BaseException):
+    """Ends the process where it is raised: nothing in the package catches it."""
+
+
+class UnitsCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.root = self.folder / "run"
+        self.root.mkdir()
+        self.source = self.folder / "train.txt"
+        self.source.write_text("rows")
         self.ran: list[str] = []
+        self.lines: list[str] = []
 
-    def units(self, *, sketch_settings=1, fail_in=""):
-        def make(name):
+    def units(self, *, rows="rows", size=1, fail_in="", error=KeyboardInterrupt):
+        def make(name, **outputs):
             def run(folder):
                 self.ran.append(name)
-                (folder / "result.txt").write_text(name)
+                for output, text in outputs.items():
+                    (folder / f"{output}.txt").write_text(text)
                 if name == fail_in:
-                    raise KeyboardInterrupt
+                    raise error
 
             return run
 
         return (
-            pipeline.Unit("corpus", (), {"seed": 0}, make("corpus")),
-            pipeline.Unit("sketch", ("corpus",), {"size": sketch_settings}, make("sketch"), True),
-            pipeline.Unit("retrieve/a", ("sketch",), {}, make("retrieve/a")),
-            pipeline.Unit("retrieve/b", ("corpus",), {}, make("retrieve/b")),
+            pipeline.Unit(
+                "corpus",
+                (),
+                {"rows": rows},
+                make("corpus", train="train", queries=rows),
+                files={"train_file": self.source},
+            ),
+            pipeline.Unit(
+                "sketch",
+                ("corpus/train.txt",),
+                {"size": size},
+                make("sketch", result=f"sketch {size}"),
+                is_resumable=True,
+            ),
+            pipeline.Unit("retrieve/a", ("sketch",), {}, make("retrieve/a", result="a")),
+            pipeline.Unit("retrieve/b", ("corpus/queries.txt",), {}, make("b", result=rows)),
         )
 
-    def run_units(self, **kwargs):
-        stages = kwargs.pop("stages", ("corpus", "sketch", "retrieve"))
+    def run_units(self, *, stages=("corpus", "sketch", "retrieve"), shared=None, **kwargs):
         self.ran.clear()
-        shared = kwargs.pop("shared", None)
-        pipeline.run_units(
-            self.root, self.units(**kwargs), stages=stages, shared=shared, log=lambda line: None
-        )
+        self.lines.clear()
+        units = self.units(**kwargs)
+        pipeline.run_units(self.root, units, stages=stages, shared=shared, log=self.lines.append)
         return list(self.ran)
 
+    def result(self, name):
+        return (self.root / name / "result.txt").read_text()
+
+
+class UnitsTest(UnitsCase):
     def test_a_second_run_does_nothing(self):
         self.assertLen(self.run_units(), 4)
         self.assertEmpty(self.run_units())
 
-    def test_a_changed_setting_runs_its_unit_and_what_follows(self):
+    def test_a_changed_setting_runs_its_unit_and_what_reads_what_came_out_otherwise(self):
         self.run_units()
-        self.assertEqual(self.run_units(sketch_settings=2), ["sketch", "retrieve/a"])
+        self.assertEqual(self.run_units(size=2), ["sketch", "retrieve/a"])
+        self.assertEqual(self.run_units(size=2, rows="others"), ["corpus", "b"])
 
-    def test_a_lost_or_shortened_output_is_made_again(self):
+    def test_an_input_file_counts_by_its_content(self):
         self.run_units()
-        (self.root / "sketch" / "result.txt").write_text("")
-        self.assertEqual(self.run_units(), ["sketch"])
-        (self.root / "corpus" / "result.txt").unlink()
+        os.utime(self.source)
+        self.assertEmpty(self.run_units())
+        self.source.write_text("swor")
         self.assertEqual(self.run_units(), ["corpus"])
+        self.source.unlink()
+        with self.assertRaisesRegex(ValueError, "no file .*train.txt"):
+            self.run_units()
 
-    def test_runs_share_finished_units_of_the_same_key(self):
-        shared, first = self.root / "shared", self.root
-        self.root = first / "a"
-        self.assertLen(self.run_units(shared=shared), 4)
-        self.root = first / "b"
-        self.assertEqual(self.run_units(shared=shared, sketch_settings=2), ["sketch", "retrieve/a"])
-        self.root = first / "c"
-        self.assertEmpty(self.run_units(shared=shared, sketch_settings=2))
-        self.assertEqual((self.root / "retrieve" / "b" / "result.txt").read_text(), "retrieve/b")
-        # What one run makes anew is no other's.
-        self.assertEqual(self.run_units(sketch_settings=3), ["sketch", "retrieve/a"])
-        self.root = first / "b"
-        self.assertEmpty(self.run_units(sketch_settings=2))
+    @parameterized.parameters("", "sketch 7", None)
+    def test_a_lost_shortened_or_damaged_output_is_made_again(self, text):
+        self.run_units()
+        path = self.root / "sketch" / "result.txt"
+        path.unlink()
+        if text is not None:
+            path.write_text(text)
+        self.assertEqual(self.run_units(), ["sketch"])
+        self.assertEqual(self.result("sketch"), "sketch 1")
 
-    def test_an_unfinished_or_damaged_unit_is_not_shared(self):
-        shared, first = self.root / "shared", self.root
-        self.root = first / "a"
-        with self.assertRaises(KeyboardInterrupt):
-            self.run_units(shared=shared, fail_in="retrieve/a")
-        self.root = first / "b"
-        self.assertEqual(self.run_units(shared=shared), ["retrieve/a", "retrieve/b"])
-        (damaged,) = shared.glob("*/retrieve/b/result.txt")
-        damaged.unlink()
-        self.root = first / "c"
-        self.assertEqual(self.run_units(shared=shared), ["retrieve/b"])
+    def test_verify_names_what_is_damaged_or_made_from_something_else(self):
+        self.run_units()
+        self.assertEmpty(pipeline.verify(self.root))
+        path = self.root / "sketch" / "result.txt"
+        times = path.stat()
+        path.write_text("sketch 9")
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        self.run_units(rows="others", stages=("corpus",))
+        self.assertEqual(
+            pipeline.verify(self.root),
+            [
+                "retrieve/b: made from another corpus/queries.txt than is there",
+                "sketch/result.txt: missing or damaged",
+            ],
+        )
 
-    def test_units_of_equal_settings_and_inputs_are_not_mixed_up(self):
-        shared, first = self.root / "shared", self.root
-        for name in ("a", "b"):
-            self.root = first / name
-            units = [
-                pipeline.Unit(
-                    f"retrieve/{strategy}", (), {}, lambda f, s=strategy: (f / "x").write_text(s)
-                )
-                for strategy in ("oracle", "random")
-            ]
-            pipeline.run_units(
-                self.root, units, stages=("retrieve",), shared=shared, log=lambda line: None
-            )
-            for strategy in ("oracle", "random"):
-                self.assertEqual((self.root / "retrieve" / strategy / "x").read_text(), strategy)
+    def test_a_large_file_is_read_again_only_when_it_changed(self):
+        with mock.patch.object(pipeline, "_LARGE", 0):
+            self.run_units()
+            with mock.patch.object(pipeline, "hash_file", side_effect=AssertionError):
+                self.assertEmpty(self.run_units())
+            (self.root / "sketch" / "result.txt").write_text("sketch 7")
+            self.assertEqual(self.run_units(), ["sketch"])
+
+    def test_a_result_is_refused_once_what_it_was_made_from_is_another(self):
+        self.run_units()
+        pipeline.check_finished(self.root, "retrieve/a")
+        self.run_units(size=2, stages=("sketch",))
+        with self.assertRaisesRegex(ValueError, "sketch of .* has changed since retrieve/a read"):
+            pipeline.check_finished(self.root, "retrieve/a")
+        with self.assertRaisesRegex(ValueError, "must hold a finished report"):
+            pipeline.check_finished(self.root, "report")
+
+    def test_what_will_be_made_again_is_told_first_with_its_time(self):
+        self.run_units()
+        self.run_units(size=2)
+        self.assertRegex(self.lines[0], r"^will be made again: sketch \(took \d+\.\d s\)$")
+        self.assertRegex(self.lines[1], r"^may be made again: retrieve/a \(.* if sketch changes\)$")
+        self.assertLen([line for line in self.lines if "made again" in line], 2)
 
     def test_a_killed_run_goes_on_at_the_unit_where_it_stopped(self):
         with self.assertRaises(KeyboardInterrupt):
             self.run_units(fail_in="retrieve/a")
-        self.assertEqual(self.run_units(), ["retrieve/a", "retrieve/b"])
+        self.assertEqual(self.run_units(), ["retrieve/a", "b"])
 
     def test_only_a_resumable_unit_finds_what_it_left(self):
         for name, expected in (("sketch", True), ("corpus", False)):
-            (self.root / name / "manifest.json").unlink(missing_ok=True)
+            shutil.rmtree(self.root / name, ignore_errors=True)
             with self.assertRaises(KeyboardInterrupt):
                 self.run_units(fail_in=name)
             found: list[bool] = []
 
             def look(folder, found=found):
-                found.append((folder / "result.txt").exists())
+                found.append(any(folder.glob("*.txt")))
+                for name in ("train", "queries", "result"):
+                    (folder / f"{name}.txt").write_text(name)
 
             units = [u._replace(run=look) if u.name == name else u for u in self.units()]
             pipeline.run_units(self.root, units, stages=(name,), log=lambda line: None)
             self.assertEqual(found, [expected])
             self.run_units()
 
+    def test_what_a_failed_or_killed_unit_left_is_no_output(self):
+        with self.assertRaises(ValueError):
+            self.run_units(fail_in="corpus", error=ValueError)
+        self.assertFalse((self.root / ".making" / "corpus").exists())
+        with self.assertRaises(Killed):
+            self.run_units(fail_in="sketch", error=Killed)
+        (self.root / ".making" / "sketch" / ".model.partial-7").mkdir()
+        self.run_units()
+        self.assertEqual(
+            sorted(path.name for path in (self.root / "sketch").iterdir()),
+            ["manifest.json", "result.txt"],
+        )
+
+    def test_a_stale_result_stays_until_its_successor_is_finished(self):
+        self.run_units()
+        with self.assertRaises(Killed):
+            self.run_units(size=2, fail_in="sketch", error=Killed)
+        self.assertEqual(self.result("sketch"), "sketch 1")
+        self.assertEmpty(self.run_units())
+
+    @parameterized.parameters(
+        ("os", "rename"), ("os", "replace"), ("os", "fsync"), ("shutil", "rmtree")
+    )
+    def test_a_kill_before_any_step_leaves_the_old_or_the_new_result(self, module, step):
+        self.run_units()
+        steps = 0
+        while True:
+            self.run_units()
+            real, calls = getattr({"os": os, "shutil": shutil}[module], step), []
+
+            def dying(*args, real=real, calls=calls, last=steps, **kwargs):
+                calls.append(args)
+                if len(calls) > last:
+                    raise Killed
+                return real(*args, **kwargs)
+
+            try:
+                with mock.patch(f"{module}.{step}", dying):
+                    self.run_units(size=2, stages=("sketch",))
+            except Killed:
+                made = list(self.ran)
+            else:
+                break
+            # The old result can still be had without work, unless the new one stands.
+            before = shutil.copytree(self.root, self.folder / f"copy-{steps}")
+            again = self.run_units(size=2, stages=("sketch",))
+            self.assertEqual(self.result("sketch"), "sketch 2")
+            self.assertLessEqual(len(made + again), 2)
+            new, self.root = self.root, before
+            self.run_units(stages=("sketch",))
+            self.assertEqual(self.result("sketch"), "sketch 1")
+            self.root = new
+            steps += 1
+        self.assertGreater(steps, 0)
+
+    @parameterized.parameters("manifest", "install")
+    def test_a_finished_unit_is_kept_whatever_dies_after_it(self, where):
+        target = {"manifest": "_files_of", "install": "check_own"}[where]
+        real = getattr(pipeline, target)
+
+        def dying(folder):
+            if (self.root / ".making" / "corpus").exists():
+                raise Killed
+            return real(folder)
+
+        with mock.patch.object(pipeline, target, dying), self.assertRaises(Killed):
+            self.run_units(stages=("corpus",))
+        self.assertEqual(self.ran, ["corpus"])
+        self.assertEmpty(self.run_units(stages=("corpus",)))
+        self.assertTrue((self.root / "corpus" / "manifest.json").is_file())
+
+    def test_a_folder_that_no_run_made_is_refused_and_kept(self):
+        (self.root / "sketch").mkdir()
+        (self.root / "sketch" / "thesis.txt").write_text("mine")
+        with self.assertRaisesRegex(ValueError, "'.*sketch' must be a folder that a run made"):
+            self.run_units()
+        self.assertEmpty(self.ran)
+        self.assertEqual((self.root / "sketch" / "thesis.txt").read_text(), "mine")
+
+    def test_a_foreign_file_in_a_unit_is_never_deleted(self):
+        self.run_units()
+        thesis = self.root / "sketch" / "thesis.txt"
+        thesis.write_text("mine")
+        self.assertEmpty(self.run_units())
+        with self.assertRaisesRegex(ValueError, "only what the run made.*'thesis.txt'"):
+            self.run_units(size=2)
+        self.assertEqual(thesis.read_text(), "mine")
+        self.assertEqual(self.result("sketch"), "sketch 1")
+
+    def test_a_damaged_manifest_is_a_sentence(self):
+        self.run_units()
+        for text in ("{", "{}", '{"format": 2, "key": "1", "outputs": {"a": 3}}'):
+            (self.root / "sketch" / "manifest.json").write_text(text)
+            with self.assertRaisesRegex(ValueError, "sketch/manifest.json.*the folder 'sketch'"):
+                self.run_units()
+
     def test_a_stage_alone_says_which_result_it_lacks(self):
-        with self.assertRaisesRegex(ValueError, "add corpus to --stages"):
+        with self.assertRaisesRegex(ValueError, "add sketch to --stages"):
             self.run_units(stages=("retrieve",))
         self.assertEmpty(list(self.root.iterdir()))
 
     def test_a_stage_alone_runs_on_results_that_are_there(self):
         self.run_units()
-        (self.root / "retrieve" / "b" / "manifest.json").unlink()
-        self.assertEqual(self.run_units(stages=("retrieve",)), ["retrieve/b"])
+        shutil.rmtree(self.root / "retrieve" / "b")
+        self.assertEqual(self.run_units(stages=("retrieve",)), ["b"])
 
-    def test_keys_follow_settings_and_inputs_only(self):
-        first, second = (pipeline.unit_keys(self.units(sketch_settings=n)) for n in (1, 2))
-        self.assertEqual(first["corpus"], second["corpus"])
-        self.assertEqual(first["retrieve/b"], second["retrieve/b"])
-        self.assertNotEqual(first["sketch"], second["sketch"])
-        self.assertNotEqual(first["retrieve/a"], second["retrieve/a"])
+    def test_nothing_is_recorded_before_the_first_unit_may_run(self):
+        started: list[bool] = []
+        units = self.units()
+        options = {"log": lambda line: None, "on_start": lambda: started.append(True)}
+        with self.assertRaises(ValueError):
+            pipeline.run_units(self.root, units, stages=("retrieve",), **options)
+        self.assertEmpty(started)
+        pipeline.run_units(self.root, units, stages=("corpus",), **options)
+        self.assertLen(started, 1)
+
+    def test_equal_values_have_equal_hashes(self):
         self.assertEqual(content_hash({"a": 1, "b": 2}), content_hash({"b": 2, "a": 1}))
+
+
+def _take_and_publish(folder, number):
+    """Makes a run that shares its units; returns how many it made and what they hold."""
+    root, made = pathlib.Path(folder) / f"run-{number}", []
+    root.mkdir()
+
+    def make(folder):
+        made.append(1)
+        for name in range(4):
+            (folder / f"{name}.txt").write_text("result" * name)
+
+    units = [pipeline.Unit(f"retrieve/{name}", (), {}, make) for name in range(3)]
+    pipeline.run_units(root, units, shared=pathlib.Path(folder) / "shared", log=lambda line: None)
+    return len(made), pipeline.verify(root)
+
+
+class SharedUnitsTest(UnitsCase):
+    def test_runs_share_finished_units_of_the_same_key(self):
+        shared = self.folder / "shared"
+        for name in "abc":
+            (self.folder / name).mkdir()
+        self.root = self.folder / "a"
+        self.assertLen(self.run_units(shared=shared), 4)
+        self.root = self.folder / "b"
+        self.assertEqual(self.run_units(shared=shared, size=2), ["sketch", "retrieve/a"])
+        self.root = self.folder / "c"
+        self.assertEmpty(self.run_units(shared=shared, size=2))
+        self.assertEqual(self.result("retrieve/b"), "rows")
+        # What one run makes again is no other's.
+        self.assertEqual(self.run_units(size=3), ["sketch", "retrieve/a"])
+        self.root = self.folder / "b"
+        self.assertEmpty(self.run_units(size=2))
+
+    def test_units_of_equal_settings_and_inputs_are_not_mixed_up(self):
+        shared = self.folder / "shared"
+        for name in ("a", "b"):
+            root = self.folder / name
+            root.mkdir()
+            units = [
+                pipeline.Unit(
+                    f"retrieve/{strategy}", (), {}, lambda f, s=strategy: (f / "x").write_text(s)
+                )
+                for strategy in ("oracle", "random")
+            ]
+            pipeline.run_units(root, units, shared=shared, log=lambda line: None)
+            for strategy in ("oracle", "random"):
+                self.assertEqual((root / "retrieve" / strategy / "x").read_text(), strategy)
+
+    @parameterized.parameters("", "sketch 7", None)
+    def test_a_damaged_shared_unit_is_made_and_published_again(self, text):
+        shared = self.folder / "shared"
+        self.run_units(shared=shared)
+        (damaged,) = (path for path in shared.rglob("result.txt") if "sketch" in path.read_text())
+        damaged.unlink()
+        if text is not None:
+            damaged.write_text(text)
+        for expected in (["sketch"], []):
+            self.root = self.folder / f"next-{len(expected)}"
+            self.root.mkdir()
+            self.assertEqual(self.run_units(shared=shared), expected)
+            self.assertEqual(self.result("sketch"), "sketch 1")
+
+    def test_abandoned_partial_folders_are_removed(self):
+        shared = self.folder / "shared"
+        old, young = shared / ".1.host.2.partial", shared / ".1.host.3.partial"
+        for path in (old, young):
+            path.mkdir(parents=True)
+        os.utime(old, (0, 0))
+        self.run_units(shared=shared)
+        self.assertEqual([path for path in shared.glob(".*")], [young])
+
+    def test_many_processes_take_and_publish_at_once(self):
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(4, mp_context=context) as pool:
+            found = list(pool.map(_take_and_publish, [str(self.folder)] * 12, range(12)))
+        self.assertEqual([damages for _, damages in found], [[]] * 12)
+        self.assertLess(sum(made for made, _ in found), 12 * 3)
+        self.assertLen(list((self.folder / "shared").iterdir()), 3)
 
 
 class WorkdirTest(absltest.TestCase):
     def setUp(self):
         super().setUp()
-        self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "run"
+        self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "a" / "run"
+
+    def open(self, config=None, *, update=False, record=True, finish=True):
+        with pipeline.open_workdir(self.root, config or Config(), update=update) as start:
+            if record:
+                start()
+            if finish:
+                units = [pipeline.Unit("corpus", (), {}, lambda folder: None)]
+                pipeline.run_units(self.root, units, log=lambda line: None)
+
+    def config(self):
+        return files.read_json(self.root / "config.json", dict)
 
     def test_another_configuration_is_refused_and_nothing_touched(self):
-        with pipeline.open_workdir(self.root, Config(), update=False):
-            pass
-        before = {path.name: path.read_bytes() for path in self.root.iterdir()}
+        self.open()
+        before = {p.name: p.read_bytes() for p in self.root.iterdir() if p.is_file()}
         other = Config(seed=3, corpus=CorpusConfig(num_train=10, num_targets=5))
         with self.assertRaisesRegex(ValueError, r"corpus\.num_targets: 200 -> 5.*seed: 0 -> 3"):
-            with pipeline.open_workdir(self.root, other, update=False):
-                pass
-        self.assertEqual(before, {path.name: path.read_bytes() for path in self.root.iterdir()})
-        with pipeline.open_workdir(self.root, other, update=True):
-            self.assertEqual(pipeline.read_json(self.root / "config.json")["seed"], 3)
+            self.open(other)
+        self.assertEqual(
+            before, {p.name: p.read_bytes() for p in self.root.iterdir() if p.is_file()}
+        )
+        self.open(other, update=True)
+        self.assertEqual(self.config()["seed"], 3)
 
-    def test_a_setting_that_came_later_is_at_its_default(self):
-        with pipeline.open_workdir(self.root, Config(), update=False):
-            pass
-        path = self.root / "config.json"
-        recorded = pipeline.read_json(path)
-        del recorded["corpus"]["num_targets"], recorded["evaluate"]
-        path.write_text(json.dumps(recorded))
-        other = Config(corpus=CorpusConfig(num_targets=5))
-        with self.assertRaisesRegex(ValueError, r"\(corpus\.num_targets: 200 -> 5\)"):
-            with pipeline.open_workdir(self.root, other, update=False):
-                pass
-        with pipeline.open_workdir(self.root, Config(), update=False):
-            pass
+    def test_a_refused_update_records_nothing(self):
+        self.open()
+        self.open(Config(seed=3), update=True, record=False, finish=False)
+        self.assertEqual(self.config()["seed"], 0)
+
+    def test_a_refused_run_leaves_nothing_and_blocks_no_corrected_one(self):
+        self.open(record=False, finish=False)
+        self.assertFalse(self.root.parent.exists())
+        self.open(finish=False)
+        self.open(Config(seed=3))
+        self.assertEqual(self.config()["seed"], 3)
 
     def test_two_runs_do_not_share_a_directory(self):
         with pipeline.open_workdir(self.root, Config(), update=False):
             with self.assertRaisesRegex(ValueError, "in use by another run"):
-                with pipeline.open_workdir(self.root, Config(), update=False):
-                    pass
+                self.open()
 
     def test_a_file_is_no_directory(self):
+        self.root.parent.mkdir()
         self.root.write_text("mine")
         with self.assertRaisesRegex(ValueError, "is a file"):
-            with pipeline.open_workdir(self.root, Config(), update=False):
-                pass
+            self.open()
         self.assertEqual(self.root.read_text(), "mine")
 
-    def test_a_broken_json_is_named(self):
-        self.root.mkdir()
-        (self.root / "config.json").write_text("{")
-        with self.assertRaisesRegex(ValueError, "config.json is no JSON"):
-            pipeline.read_json(self.root / "config.json")
+    def test_the_cores_used_are_recorded(self):
+        self.assertRegex(pipeline.versions()["cpus"], r"^\d+ of \d+$")
+        self.open()
+        manifest = json.loads((self.root / "corpus" / "manifest.json").read_text())
+        self.assertEqual(manifest["versions"], pipeline.versions())
+
+    def test_a_name_is_one_folder_below_runs(self):
+        for name in ("", " ", "..", "../x", "a/b", "a\\b", "a\x1b[31m", "a\n"):
+            with self.assertRaisesRegex(ValueError, "--name must be a printable text"):
+                Config(name=name)
 
 
 if __name__ == "__main__":

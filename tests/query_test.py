@@ -18,10 +18,10 @@ from store_test import tree_bytes
 from raslik_jax import trace
 from raslik_jax.config import config_from_json
 from raslik_jax.data.examples import read_examples
+from raslik_jax.files import read_json, write_json
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore, requantise
 from raslik_jax.influence import projections
-from raslik_jax.pipeline import read_json, write_json
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _TINY = (
@@ -30,7 +30,7 @@ _TINY = (
     "--hidden_size=16", "--num_hidden_layers=2", "--num_attention_heads=2", "--pretrain_steps=4",
     "--finetune_epochs=1", "--lora_rank=2", "--max_new_tokens=8", "--sketch_size=256",
     "--num_buckets=1", "--batch_tokens=1024", "--chunk_rows=16",
-    "--stages=corpus,backbone,finetune,references,sketch",
+    "--stages=corpus,backbone,finetune,references,sketch,retrieve",
 )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ class QueryTest(parameterized.TestCase):
     def test_scores_are_those_of_the_run(self):
         """The retrieval queries of the run, traced from their texts alone."""
         queries = self.tracer.workspace.retrieval_queries()
-        expected = np.load(self.run_folder / "sketch" / "queries.npy")
+        expected = np.load(self.run_folder / "retrieve" / "queries" / "queries.npy")
         sketched = self.tracer.sketch(queries)
         np.testing.assert_allclose(sketched, expected, atol=1e-4)
 

@@ -9,7 +9,7 @@ import tempfile
 import sample_run
 from absl.testing import absltest
 
-from raslik_jax.pipeline import read_json
+from raslik_jax.files import read_json
 from raslik_jax.reporting import tables
 
 _SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "experiments" / "report.py"
@@ -30,7 +30,7 @@ class ReportTest(absltest.TestCase):
         self.runs = f"--runs={self.folder / '0'},{self.folder / '1'}"
 
     def test_one_run_has_intervals_over_queries(self):
-        run = read_json(self.folder / "0" / "metrics.json")
+        run = read_json(self.folder / "0" / "evaluate" / "metrics.json")
         done = _report(f"--runs={self.folder / '0'}", "--format=markdown")
         self.assertIn("95 % bootstrap interval over queries", done.stdout)
         self.assertIn(tables.render_markdown(tables.results_table(run)), done.stdout)
@@ -78,7 +78,7 @@ class ReportTest(absltest.TestCase):
     def test_an_error_is_a_sentence(self):
         for flags, message in (
             ((), "error: work directories wanted"),
-            (("--runs=/nonexistent",), "metrics.json wanted, it is not there"),
+            (("--runs=/nonexistent",), "no file .*metrics.json"),
             ((self.runs + f",{self.folder / '0'}",), "different seeds wanted"),
         ):
             done = _report(*flags)

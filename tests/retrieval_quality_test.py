@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from raslik_jax.pipeline import read_json
+from raslik_jax.files import read_json
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _TINY = (

@@ -97,7 +97,8 @@ class TinyRunTest(absltest.TestCase):
         self.assertEqual(self.first.returncode, 0, self.first.stderr)
         self.assertIn("report:", self.first.stdout)
         for name in (
-            "run.flags config.json versions.json metrics.json report/report.md report/report.html "
+            "run.flags config.json versions.json evaluate/metrics.json "
+            "report/report.md report/report.html "
             "report/frontier.png "
             "report/scores.svg retrieve/raslik/forget.jsonl retrieve/oracle/retain.jsonl"
         ).split():
@@ -105,7 +106,7 @@ class TinyRunTest(absltest.TestCase):
         diagnosis = json.loads((self.root / "retrieve/diagnosis/diagnosis.json").read_text())
         self.assertGreater(diagnosis["effective_size"], 0.9 * 64)
         self.assertIn("effective K", self.first.stdout)
-        metrics = json.loads((self.root / "metrics.json").read_text())
+        metrics = json.loads((self.root / "evaluate/metrics.json").read_text())
         self.assertLen(metrics["methods"], 4 * 2 * 2)
         self.assertEqual(list(metrics["retrieval"]), ["random", "oracle", "raslik_f", "raslik"])
         for entry in (metrics["finetuned"], metrics["backbone"], *metrics["methods"]):
@@ -173,14 +174,14 @@ class TinyRunTest(absltest.TestCase):
     def test_non_sf_by_a_classifier(self):
         copy = pathlib.Path(self.folder.name) / "classified"
         shutil.copytree(self.root, copy)
-        words = json.loads((copy / "metrics.json").read_text())
+        words = json.loads((copy / "evaluate/metrics.json").read_text())
         flags = (
             *("--non_sf=classifier", "--classifier_checkpoint=", "--classifier_epochs=1"),
             *("--classifier_hidden_size=16", "--classifier_learning_rate=1e-3"),
         )
         result = _run(*_TINY, *flags, f"--workdir={copy}", "--update")
         self.assertEqual(result.returncode, 0, result.stderr)
-        metrics = json.loads((copy / "metrics.json").read_text())
+        metrics = json.loads((copy / "evaluate/metrics.json").read_text())
         self.assertEqual(words["non_sf"]["by"], "words")
         self.assertEqual(metrics["non_sf"]["by"], "classifier")
         self.assertBetween(metrics["non_sf"]["held_out"]["macro_f1"], 0.0, 1.0)

@@ -80,6 +80,7 @@ def sample_metrics(*, seed: int = 0, num_epochs: int = 5) -> Metrics:
     return Metrics(
         name="sample",
         seed=seed,
+        settings={},
         corpus={"num_train": 2000, "num_targets": 200},
         finetuned=model_entry(1.0, 1.0, 0.02),
         backbone=model_entry(0.27, 0.55, 1.0),

@@ -25,7 +25,7 @@ def _rows(rows: list[dict[str, Any]]) -> str:
 
 
 def config(**changes: Any) -> dict[str, Any]:
-    """Returns the content of a config.json; keyword `section__name` changes one value."""
+    """Returns the settings of a run; keyword `section__name` changes one value."""
     values = {
         "name": "sample",
         "seed": 0,
@@ -58,10 +58,8 @@ def write_run(root: pathlib.Path, *, seed: int = 0, num_queries: int = 5, **chan
         entry.update(num_forget=_NUM_TARGETS, num_retain=_NUM_TARGETS)
     settings = config(seed=seed, **changes)
     metrics["name"] = settings["name"]
-    for folder in (root, root / "evaluate"):
-        _write(folder / "metrics.json", json.dumps(metrics))
-    _write(root / "config.json", json.dumps(settings))
-    _write(root / "versions.json", json.dumps({"python": "3.11", "jax": "0.10"}))
+    metrics |= {"settings": settings, "versions": {"python": "3.11", "jax": "0.10"}}
+    _write(root / "evaluate" / "metrics.json", json.dumps(metrics))
     ids = {kind: [f"{kind}{i}" for i in range(num_queries)] for kind in ("target", "normal")}
     for kind, names in ids.items():
         rows = [

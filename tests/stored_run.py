@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import sample_metrics
+from finished import write_manifest
 
 from raslik_jax import config as config_lib
 from raslik_jax.axes import Tree
@@ -106,24 +107,21 @@ def write_stored_run(
         "normal_queries": 47,
         "query_split": "test",
     }
-    _write(root / "config.json", config_lib.to_json(config))
-    _write(root / "metrics.json", metrics)
-    sets = root / "retrieve" / "raslik"
+    metrics["settings"] = config_lib.to_json(config)
+    _write(root / "evaluate" / "metrics.json", metrics)
+    sets, variant = root / "retrieve" / "raslik", "raslik-ga_gdr"
     _write(sets / "summary.json", metrics["retrieval"]["raslik"])
     for kind in ("forget", "retain"):
         (sets / f"{kind}.jsonl").write_text('{"instruction": "x"}\n')
-    name = "raslik-ga_gdr"
-    for unit, inputs in (
-        (f"unlearn/{name}", {}),
-        (f"generate/{name}", {f"unlearn/{name}": f"key of unlearn/{name}"}),
-        ("evaluate", {f"generate/{name}": f"key of generate/{name}"}),
-    ):
-        manifest = {
-            "key": f"key of {unit}",
-            "inputs": inputs,
-            "settings": {"learning_rate": 3e-4},
-        }
-        _write(root / unit / "manifest.json", manifest)
+    (root / "generate" / variant).mkdir(parents=True)
+    (root / "generate" / variant / "epoch-2.jsonl").write_text("")
+    for name in ("corpus", "backbone", "retrieve/raslik"):
+        write_manifest(root, name)
+    reads = ("retrieve/raslik", "corpus/tokenizer", *(() if base else ("backbone/model",)))
+    outside = {"checkpoint": base} if base else {}
+    write_manifest(root, f"unlearn/{variant}", reads, outside, learning_rate=3e-4)
+    write_manifest(root, f"generate/{variant}", (f"unlearn/{variant}/epoch-2",))
+    write_manifest(root, "evaluate", (f"generate/{variant}",))
     return StoredRun(root, decoder.bind(graphdef), weights, lora_config, tuple(adapters))
 
 

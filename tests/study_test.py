@@ -13,8 +13,9 @@ from support import shared_data
 from raslik_jax.config import config_from_json
 from raslik_jax.data import corpora
 from raslik_jax.evaluation import choice
-from raslik_jax.pipeline import read_json
+from raslik_jax.files import read_json
 from raslik_jax.reporting import tables
+from raslik_jax.reporting.runs import read_metrics
 from raslik_jax.retrieval.selection import select_by_count
 from raslik_jax.retrieval.strategies import STRATEGIES, Request
 from raslik_jax.stages.choosing import choose_from_runs
@@ -34,7 +35,7 @@ def folder(request):
 @pytest.fixture(scope="module")
 def corpus(folder):
     """Its corpus, from its settings and seed."""
-    config = config_from_json(read_json(folder / "test" / "config.json"))
+    config = config_from_json(read_metrics(folder / "test")["settings"])
     settings = dataclasses.replace(config.corpus, data_dir=str(shared_data()))
     return corpora.load_corpus(settings, seed=config.seed)
 
@@ -46,7 +47,7 @@ def _seed_above(place: int) -> str:
 
 @pytest.mark.parametrize("run", ["seed-0/test", "seed-1/test", "smallest"])
 def test_its_tables_are_those_of_the_stored_run(run):
-    metrics = read_json(_STORED / run / "metrics.json")
+    metrics = read_metrics(_STORED / run)
     made = [tables.retrieval_table(metrics), tables.results_table(metrics)]
     if run != "smallest":
         made += [tables.checks_table(metrics), tables.perplexity_table(metrics)]
@@ -56,7 +57,7 @@ def test_its_tables_are_those_of_the_stored_run(run):
 
 
 def test_its_table_of_both_trainings_is_theirs():
-    metrics = [read_json(_STORED / seed / "test" / "metrics.json") for seed in _SEEDS]
+    metrics = [read_metrics(_STORED / seed / "test") for seed in _SEEDS]
     assert tables.render_markdown(tables.seeds_table(metrics)) in _TEXT
 
 
@@ -67,18 +68,18 @@ def test_the_choice_follows_from_the_stored_validation_runs(folder, tmp_path):
     assert choice.describe(made) in _TEXT
     measured = {
         (entry["strategy"], entry["algorithm"]): entry["epoch"]
-        for entry in read_json(folder / "test" / "metrics.json")["methods"]
+        for entry in read_metrics(folder / "test")["methods"]
     }
     assert measured == {(found.strategy, found.algorithm): found.epoch for found in made}
 
 
 def test_validation_and_test_share_no_query_and_no_setting_differs(folder, corpus):
     validation = sorted(folder.glob("validation-*"))
-    test, *others = (read_json(run / "config.json") for run in (folder / "test", *validation))
+    test, *others = (read_metrics(run)["settings"] for run in (folder / "test", *validation))
     for other in others:
         for part in ("seed", "corpus", "finetune", "sketch", "retrieve"):
             assert other[part] == test[part]
-    splits = {read_json(run / "metrics.json")["corpus"]["query_split"] for run in validation}
+    splits = {read_metrics(run)["corpus"]["query_split"] for run in validation}
     assert splits == {"validation"}
     ids = {name: {row.example_id for row in rows} for name, rows in corpus.queries.items()}
     for kind in ("target", "normal"):
@@ -86,17 +87,19 @@ def test_validation_and_test_share_no_query_and_no_setting_differs(folder, corpu
 
 
 def test_the_trainings_differ_in_their_seed_alone():
-    first, second = (read_json(_STORED / seed / "test" / "config.json") for seed in _SEEDS)
+    first, second = (read_metrics(_STORED / seed / "test")["settings"] for seed in _SEEDS)
     assert (first.pop("seed"), second.pop("seed")) == (0, 1)
     assert first == second
-    first, second = (read_json(_STORED / seed / "validation-3e-4/config.json") for seed in _SEEDS)
+    first, second = (
+        read_metrics(_STORED / seed / "validation-3e-4")["settings"] for seed in _SEEDS
+    )
     assert (first.pop("seed"), second.pop("seed")) == (0, 1)
     assert first == second
 
 
 @pytest.mark.parametrize("strategy", ["random", "random_anywhere", "bm25", "oracle"])
 def test_sets_that_need_no_model_come_out_again(folder, corpus, strategy):
-    config = config_from_json(read_json(folder / "test" / "config.json"))
+    config = config_from_json(read_metrics(folder / "test")["settings"])
     settings, train = config.retrieve, corpus.train
     counts = {"num_forget": settings.num_forget, "num_retain": settings.num_retain}
     scores = STRATEGIES[strategy](
@@ -166,8 +169,8 @@ def test_the_smallest_cell_comes_out_again(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    made = read_json(tmp_path / "run" / "metrics.json")
-    stored = read_json(_STORED / "smallest" / "metrics.json")
+    made = read_metrics(tmp_path / "run")
+    stored = read_metrics(_STORED / "smallest")
     for strategy, entry in stored["retrieval"].items():
         for part in ("forget", "retain"):
             expected = entry["selection"][part]["targets"]

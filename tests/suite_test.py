@@ -218,7 +218,7 @@ class SuiteTest(absltest.TestCase):
         # The choice is the smallest distance, found here by hand.
         best = {}
         for name, rate in zip(names, (1e-4, 3e-3), strict=True):
-            metrics = json.loads((out / "runs" / name / "metrics.json").read_text())
+            metrics = json.loads((out / "runs" / name / "evaluate" / "metrics.json").read_text())
             self.assertEqual(metrics["corpus"]["query_split"], "validation")
             floor = metrics["backbone"]["forget"]["mean"]
             for entry in metrics["methods"]:
@@ -226,7 +226,9 @@ class SuiteTest(absltest.TestCase):
                 far = math.sqrt((1 - entry["retain"]["mean"]) ** 2 + excess**2)
                 point = (far, rate, entry["epoch"])
                 best[entry["strategy"]] = min(best.get(entry["strategy"], point), point)
-        tested = json.loads((out / "runs" / "test-tiny-seed=0" / "metrics.json").read_text())
+        tested = json.loads(
+            (out / "runs" / "test-tiny-seed=0" / "evaluate" / "metrics.json").read_text()
+        )
         self.assertEqual(tested["corpus"]["query_split"], "test")
         self.assertEqual(
             {entry["strategy"]: entry["epoch"] for entry in tested["methods"]},

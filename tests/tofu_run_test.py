@@ -103,7 +103,7 @@ class TofuRunTest(absltest.TestCase):
         )
         own = (f"--workdir={root / 'own'}",)
         self._run(*own)
-        metrics = json.loads((root / "own" / "metrics.json").read_text())
+        metrics = json.loads((root / "own" / "evaluate" / "metrics.json").read_text())
         for model in (metrics["finetuned"], metrics["backbone"], *metrics["methods"]):
             self.assertNotIn("forget_quality", model["tofu"])
             self.assertNotIn("perplexity", model)
@@ -117,7 +117,7 @@ class TofuRunTest(absltest.TestCase):
         remade = [line.split()[1] for line in again.splitlines() if "done in" in line]
         self.assertEqual([name.rstrip(":") for name in remade][-2:], ["evaluate", "report"])
         self.assertNotIn("unlearn", " ".join(remade))
-        metrics = json.loads((root / "own" / "metrics.json").read_text())
+        metrics = json.loads((root / "own" / "evaluate" / "metrics.json").read_text())
         qualities = [model["tofu"]["forget_quality"] for model in metrics["methods"]]
         self.assertTrue(all(0 < quality <= 1 for quality in qualities), qualities)
         self.assertIn("Forget quality", (root / "own" / "report" / "report.md").read_text())

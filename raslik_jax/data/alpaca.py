@@ -23,8 +23,12 @@ def load_alpaca(source: str = "", *, data_dir: str = "") -> tuple[Example, ...]:
     Raises:
       ValueError: as `hub.read_rows`.
     """
-    if not source and data_dir:
-        files = [pathlib.Path(data_dir) / name for name in _FILES]
-        source = next((str(file) for file in files if file.is_file()), "")
-    rows = read_rows(source or HUB_SOURCE, name="alpaca")
+    rows = read_rows(find_alpaca(source, data_dir=data_dir), name="alpaca")
     return tuple(row._replace(is_target=False) for row in rows if row.output.strip())
+
+
+def find_alpaca(source: str = "", *, data_dir: str = "") -> str:
+    """Returns what `load_alpaca` reads: a file, or "hub:OWNER/NAME"."""
+    files = [pathlib.Path(data_dir) / name for name in _FILES] if data_dir else []
+    found = (str(file) for file in files if file.is_file())
+    return source or next(found, HUB_SOURCE)

@@ -3,14 +3,15 @@
 import functools
 import os
 import pathlib
+from collections.abc import Mapping
 
 from raslik_jax.config import CorpusConfig
-from raslik_jax.data import howdy_alpaca
-from raslik_jax.data.alpaca import load_alpaca
+from raslik_jax.data import howdy, howdy_alpaca
+from raslik_jax.data.alpaca import find_alpaca, load_alpaca
 from raslik_jax.data.endpoint import Endpoint
 from raslik_jax.data.examples import Corpus, field_keys
 from raslik_jax.data.howdy import load_howdy_small
-from raslik_jax.data.hub import read_rows
+from raslik_jax.data.hub import PREFIX, read_rows
 from raslik_jax.data.records import load_records_corpus
 from raslik_jax.data.tofu import load_tofu_corpus
 from raslik_jax.data.toy import make_toy_corpus
@@ -102,6 +103,27 @@ def _answers(config: CorpusConfig, *, seed: int) -> howdy_alpaca.Answers:
         url=config.answers_endpoint, model=config.answers_model, cache=config.answers_cache
     )
     return functools.partial(howdy_alpaca.endpoint_answers, endpoint=endpoint)
+
+
+def source_files(config: CorpusConfig) -> dict[str, pathlib.Path]:
+    """Returns the files and folders that a corpus is read from, by what they are.
+
+    What the hub holds is left out; so is what is missing, which `load_corpus` names.
+    """
+    folder = config.data_dir or os.environ.get("RASLIK_DATA", "")
+    named: Mapping[str, str | os.PathLike[str]] = {}
+    if config.dataset == "records":
+        named = {"train_file": config.train_file, "queries_file": config.queries_file}
+    elif config.dataset == "howdy" and config.howdy_file:
+        named = {"howdy_file": config.howdy_file}
+    elif config.dataset == "howdy_small" and folder:
+        named = howdy.source_files(folder)
+    elif config.dataset in ("howdy", "virtual", "tofu"):
+        named = {"alpaca_file": find_alpaca(config.alpaca_file, data_dir=folder)}
+    if config.dataset == "tofu" and folder:
+        named = {**named, "tofu": pathlib.Path(folder) / "tofu"}
+    paths = {name: pathlib.Path(str(path).removeprefix(PREFIX)) for name, path in named.items()}
+    return {name: path for name, path in paths.items() if named[name] and path.exists()}
 
 
 def parse_fields(text: str) -> dict[str, str]:

@@ -150,6 +150,12 @@ def load_howdy_small(
     )
 
 
+def source_files(data_dir: str | os.PathLike[str]) -> dict[str, pathlib.Path]:
+    """Returns the files that `load_howdy_small` reads, by their names below the folder."""
+    names = (_ALPACA_FILE, _HOWDY_FILE, _DOLLY_FILE, _SCIFI_FILE)
+    return {name: pathlib.Path(data_dir) / name for name in names}
+
+
 def genuine_files(data_dir: str | os.PathLike[str]) -> tuple[pathlib.Path, ...]:
     """Returns the files of the genuine Howdy rows and their clean twins, () unless both exist."""
     paths = tuple(pathlib.Path(data_dir) / name for name in (_HOWDY_FILE, _CLEAN_FILE))

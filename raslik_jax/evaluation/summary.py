@@ -131,6 +131,7 @@ class RetrievalEntry(TypedDict):
 class Metrics(TypedDict):
     """All of metrics.json: what the reports read.
 
+    `settings` is the whole config that the numbers were measured with, `versions` what measured.
     `reference` names whose answers F and R are taken against: finetuned (also where it is not
     given), backbone or gold. `chosen` is true where each method stands once, at a learning rate and
     epoch that were chosen on other queries.
@@ -140,6 +141,8 @@ class Metrics(TypedDict):
 
     name: str
     seed: int
+    settings: dict[str, Any]
+    versions: NotRequired[dict[str, str]]
     reference: NotRequired[str]
     chosen: NotRequired[bool]
     non_sf: NotRequired[dict[str, Any]]

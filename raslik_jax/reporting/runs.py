@@ -10,7 +10,20 @@ from jaxtyping import Bool, Float
 
 from raslik_jax.data.toy import SCIFI_WORDS
 from raslik_jax.evaluation.summary import Metrics
+from raslik_jax.files import read_json
+from raslik_jax.pipeline import check_finished, read_manifest
 from raslik_jax.reporting import tables
+
+_METRICS = {
+    "name": str,
+    "seed": int,
+    "settings": dict,
+    "versions?": {str: str},
+    "corpus": dict,
+    "finetuned": dict,
+    "retrieval": {str: dict},
+    "methods": [{"strategy": str, "algorithm": str, "epoch": int}],
+}
 
 
 class Row(NamedTuple):
@@ -65,8 +78,8 @@ class StoredRun(NamedTuple):
 
     Attributes:
       metrics: the content of metrics.json.
-      config: the content of config.json.
-      versions: the content of versions.json.
+      config: the settings that the metrics were measured with.
+      versions: what measured them.
       queries: those it was measured on, target queries first.
       answers: by model (see `model_names`), the answer by query id.
       sets: by strategy, the sets "forget" and "retain".
@@ -86,8 +99,28 @@ class StoredRun(NamedTuple):
     marker_words: frozenset[str]
 
 
+def metrics_path(root: pathlib.Path) -> pathlib.Path:
+    """Returns where a run has its metrics."""
+    return root / "evaluate" / "metrics.json"
+
+
+def read_metrics(root: pathlib.Path) -> Metrics:
+    """Returns the metrics of a run, if they are of the results that are there now.
+
+    Raises:
+      ValueError: they are missing, damaged, of an older version, or something that they were
+        measured on has been made again since.
+    """
+    path = metrics_path(root)
+    metrics = read_json(path, _METRICS, mend="run the stages up to evaluate")
+    # Of a run that keeps its metrics alone there is nothing that could have changed.
+    if read_manifest(path.parent) is not None:
+        check_finished(root, "evaluate")
+    return metrics
+
+
 def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
-    """Returns what a report shows of a run; only metrics.json has to be there.
+    """Returns what a report shows of a run; only its metrics have to be there.
 
     Args:
       root: work directory of the run.
@@ -97,14 +130,10 @@ def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
       The run. Parts whose stage did not run, or whose folder was deleted, are empty.
 
     Raises:
-      ValueError: metrics.json is missing, or a file is damaged; it names the file.
+      ValueError: as `read_metrics`; a file is damaged.
     """
-    metrics = _read_json(root / "metrics.json")
-    if metrics is None:
-        raise ValueError(
-            f"{root / 'metrics.json'} wanted, it is not there: run the stages up to evaluate first"
-        )
-    config = _read_json(root / "config.json") or {}
+    metrics = read_metrics(root)
+    config = metrics["settings"]
     split = metrics.get("corpus", {}).get("query_split", "test")
     queries = tuple(
         Query(row["id"], _text(row), is_target)
@@ -115,7 +144,7 @@ def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
     return StoredRun(
         metrics=metrics,
         config=config,
-        versions=_read_json(root / "versions.json") or {},
+        versions=metrics.get("versions", {}),
         queries=queries,
         answers=_read_answers(root, metrics),
         sets={name: _read_sets(root, name, num_rows) for name in strategies},

@@ -8,7 +8,8 @@ from raslik_jax.config import Algorithm
 from raslik_jax.evaluation import choice
 from raslik_jax.files import write_json
 from raslik_jax.messages import one_line, shown
-from raslik_jax.pipeline import differing_fields, read_json
+from raslik_jax.pipeline import differing_fields
+from raslik_jax.reporting.runs import read_metrics
 
 
 def choose_from_runs(
@@ -28,8 +29,8 @@ def choose_from_runs(
     candidates: list[choice.Candidate] = []
     first: dict[str, Any] = {}
     for run in runs:
-        metrics = read_json(run / "metrics.json")
-        settings = read_json(run / "config.json")
+        metrics = read_metrics(run)
+        settings = metrics["settings"]
         first = first or settings
         check_alike(first, settings, run=str(run))
         names = {entry["algorithm"] for entry in metrics["methods"]}

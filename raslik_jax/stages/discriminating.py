@@ -14,8 +14,8 @@ from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import howdy, tokenization
 from raslik_jax.evaluation import discriminator, rates, summary
+from raslik_jax.files import read_json, write_json
 from raslik_jax.models import checkpoint, encoder
-from raslik_jax.pipeline import read_json, write_json
 from raslik_jax.stages import resuming
 from raslik_jax.stages.workspace import Workspace, non_sf_by_words
 
@@ -81,7 +81,6 @@ def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
     }
     write_json(folder / "losses.json", list(fitted.losses))
     write_json(folder / "metrics.json", metrics)
-    resuming.remove_progress(folder)
     for part in ("held_out", "genuine"):
         if metrics[part]:
             print(f"    {part}: macro-F1 {metrics[part]['macro_f1']:.3f}")

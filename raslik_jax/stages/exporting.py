@@ -1,24 +1,24 @@
 """A stored run's unlearned model as files that other programs read."""
 
 import dataclasses
-import json
 import os
 import pathlib
 import re
 import shutil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from raslik_jax import files
 from raslik_jax.config import Config, config_from_json
 from raslik_jax.data import prompts, tokenization
-from raslik_jax.evaluation.summary import MethodEntry
+from raslik_jax.evaluation.summary import MethodEntry, Metrics
+from raslik_jax.files import hash_file, read_json
 from raslik_jax.messages import shown
 from raslik_jax.models import checkpoint, storage
-from raslik_jax.pipeline import read_json
+from raslik_jax.pipeline import Hashes, Manifest, check_finished
 from raslik_jax.reporting.model_card import CardFacts, render_card
-from raslik_jax.stages.plan import file_identity
+from raslik_jax.reporting.runs import read_metrics
 from raslik_jax.stages.workspace import Workspace
 
 
@@ -51,10 +51,13 @@ def export_model(
     """
     root, out = pathlib.Path(run), pathlib.Path(out)
     storage.check_new_folder(out)
-    if not (root / "config.json").is_file():
-        raise ValueError(f"the work directory of a run wanted as --run, {root} has no config.json")
-    config = config_from_json(read_json(root / "config.json"))
-    entry = _entry(root, config, strategy, algorithm, epoch)
+    metrics = read_metrics(root)
+    config = config_from_json(metrics["settings"])
+    entry = _entry(metrics, strategy, algorithm, epoch)
+    # The card's numbers are of these weights: nothing was made again, no byte is another.
+    made = check_finished(root, f"unlearn/{strategy}-{algorithm}")
+    for name in ("corpus", "backbone", f"retrieve/{strategy}"):
+        check_finished(root, name)
     is_whole = config.unlearn.unlearn_parameters == "all"
     if is_whole and not merged:
         raise ValueError(
@@ -69,6 +72,12 @@ def export_model(
     unlearned = workspace.unlearned(strategy, algorithm, entry["epoch"])
     model = workspace.model
     base = _base_of(config)
+    given = pathlib.Path(config.backbone.checkpoint) if config.backbone.checkpoint else None
+    if given and given.is_dir() and Hashes().of_content(given) != made["files"]["checkpoint"]:
+        raise ValueError(
+            f"the checkpoint {shown(str(given), 120)} must be the one that the run was made with, "
+            "its content has changed: restore it"
+        )
     with storage.new_folder(out) as partial:
         if merged:
             weights = unlearned.base
@@ -86,7 +95,7 @@ def export_model(
                 base_model=base.hub_name,
             )
         _write_tokenizer(partial, base, workspace.tokenizer)
-        facts = _facts(root, config, entry, base, identity=model.identity, merged=merged)
+        facts = _facts(root, metrics, entry, made, base, identity=model.identity, merged=merged)
         files.write_text(partial / "README.md", render_card(facts))
     return out
 
@@ -156,12 +165,8 @@ def _write_generation(out: pathlib.Path, base: _Base, workspace: Workspace) -> N
     files.write_json(out / storage.GENERATION, ids)
 
 
-def _entry(
-    root: pathlib.Path, config: Config, strategy: str, algorithm: str, epoch: int | None
-) -> MethodEntry:
-    """Returns the metrics of the model asked for, if they are of the model that is there."""
-    wanted = f"{strategy}-{algorithm}"
-    metrics = read_json(root / "metrics.json")
+def _entry(metrics: Metrics, strategy: str, algorithm: str, epoch: int | None) -> MethodEntry:
+    """Returns the metrics of the model asked for."""
     found = {
         entry["epoch"]: entry
         for entry in metrics["methods"]
@@ -169,47 +174,41 @@ def _entry(
     }
     if not found:
         known = sorted({f"{e['strategy']}-{e['algorithm']}" for e in metrics["methods"]})
-        raise ValueError(f"a model of the run {root} wanted, {wanted} is none of {known}")
+        raise ValueError(
+            f"--strategy and --algorithm must name a model of the run, {strategy}-{algorithm} is "
+            f"none of {known}"
+        )
     epoch = max(found) if epoch is None else epoch
     if epoch not in found:
-        raise ValueError(f"an epoch of {sorted(found)} wanted, came {epoch}: --epoch=last has all")
-    # The card's numbers have to be of these weights: each stage names what it read.
-    names = ("evaluate", f"generate/{wanted}", f"unlearn/{wanted}")
-    manifests = [read_json(root / name / "manifest.json") for name in names]
-    for reader, name, read in zip(manifests, names[1:], manifests[1:], strict=False):
-        if reader["inputs"].get(name) != read["key"]:
-            raise ValueError(
-                f"a run that was measured as it is wanted, {name} of {root} has changed since: run "
-                "experiments/run.py on it to the end"
-            )
+        raise ValueError(f"--epoch must be one of {sorted(found)} or last, got {epoch}")
     return found[epoch]
 
 
 def _facts(
     root: pathlib.Path,
-    config: Config,
+    metrics: Metrics,
     entry: MethodEntry,
+    made: Manifest,
     base: _Base,
     *,
     identity: str,
     merged: bool,
 ) -> CardFacts:
     folder = root / "retrieve" / entry["strategy"]
-    unlearned = read_json(
-        root / "unlearn" / f"{entry['strategy']}-{entry['algorithm']}" / "manifest.json"
-    )
-    recorded: dict[str, Any] = json.loads((root / "config.json").read_text())
     # As the run had it: for a merged model the base was read again, unquantised.
-    quantised = recorded["backbone"].get("base_format", "plain")
+    config = config_from_json(metrics["settings"])
+    settings, quantised = config.backbone, config.backbone.base_format
     return CardFacts(
-        config=recorded,
-        metrics=read_json(root / "metrics.json"),
+        config=metrics["settings"],
+        metrics=metrics,
         entry=entry,
-        learning_rate=unlearned["settings"]["learning_rate"],
+        learning_rate=made["settings"]["learning_rate"],
         retrieved=read_json(folder / "summary.json"),
-        set_hashes={kind: file_identity(folder / f"{kind}.jsonl") for kind in ("forget", "retain")},
+        set_hashes={
+            kind: hash_file(folder / f"{kind}.jsonl")[:16] for kind in ("forget", "retain")
+        },
         base_model=base.hub_name,
-        base_origin=f"{base.origin}, weights in {jnp.dtype(config.backbone.base_dtype).name}, "
+        base_origin=f"{base.origin}, weights in {jnp.dtype(settings.base_dtype).name}, "
         f"identity {identity}",
         base_format="" if quantised == "plain" else quantised,
         is_merged=merged,

@@ -19,9 +19,10 @@ from raslik_jax.axes import Tree
 from raslik_jax.config import STAGES, Config
 from raslik_jax.data import batches, corpora
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
+from raslik_jax.files import read_json
 from raslik_jax.influence import costs, projections
 from raslik_jax.models import checkpoint, decode, decoder, gpt_neox, presets, quantize
-from raslik_jax.pipeline import is_done, read_json, unit_keys
+from raslik_jax.pipeline import Plan
 from raslik_jax.reporting.tables import Column, Table
 from raslik_jax.stages.plan import plan_units
 from raslik_jax.stages.workspace import Workspace, lora_config_of
@@ -487,7 +488,7 @@ def forecast(config: Config, workdir: pathlib.Path, *, stages: Sequence[str] = S
     corpus, workspace = config.corpus, Workspace(workdir, config)
     measured = 2 * getattr(corpus, f"num_{config.references.query_split}")
     units = plan_units(config, workspace)
-    keys = unit_keys(units)
+    done = Plan(workdir, units).survey().done
 
     def costs_of(name: str) -> dict[str, float]:
         stage, _, rest = name.partition("/")
@@ -523,13 +524,14 @@ def forecast(config: Config, workdir: pathlib.Path, *, stages: Sequence[str] = S
             index = float(work.sizes.train * work.row_bytes)
             return work.sketches() | {"disk_bytes": index}
         if stage == "retrieve":
-            return _retrieval(work, rest)
+            # The sketches of the queries are counted with those of the examples.
+            return {} if rest == "queries" else _retrieval(work, rest)
         if stage == "unlearn":
             return _unlearning(work, rest.rpartition("-")[2])
         return {}
 
     steps = tuple(
-        Step(unit.name, is_done(workdir, unit, keys[unit.name]), **costs_of(unit.name))
+        Step(unit.name, unit.name in done, **costs_of(unit.name))
         for unit in units
         if unit.stage in stages
     )

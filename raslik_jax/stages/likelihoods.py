@@ -7,8 +7,7 @@ from raslik_jax import memory
 from raslik_jax.data import corpora, tofu
 from raslik_jax.evaluation import perplexity
 from raslik_jax.evaluation.tofu_metrics import QuestionRecord
-from raslik_jax.files import read_json_lines
-from raslik_jax.pipeline import write_json
+from raslik_jax.files import read_json_lines, write_json
 from raslik_jax.stages.workspace import Workspace, write_rows
 from raslik_jax.unlearning.objectives import BoundModel
 

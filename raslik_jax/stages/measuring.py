@@ -12,11 +12,13 @@ import numpy as np
 
 from raslik_jax import memory
 from raslik_jax.axes import Tree
-from raslik_jax.config import Config
+from raslik_jax.config import Config, to_json
 from raslik_jax.data import batches, examples
 from raslik_jax.evaluation import perplexity, summary, tofu_metrics
+from raslik_jax.files import read_json, write_json
+from raslik_jax.messages import shown
 from raslik_jax.models import checkpoint
-from raslik_jax.pipeline import read_json, write_json
+from raslik_jax.pipeline import check_finished, versions
 from raslik_jax.progress import progress
 from raslik_jax.stages import discriminating, resuming
 from raslik_jax.stages.workspace import Workspace, write_rows
@@ -110,7 +112,6 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
         folder / "steps.json",
         [dict(zip(fields, map(float, row), strict=True)) for row in rows],
     )
-    resuming.remove_progress(folder)
 
 
 def _save_epoch(workspace: Workspace, folder: pathlib.Path, params: Tree) -> None:
@@ -174,11 +175,12 @@ def retain_answers(config: Config) -> pathlib.Path:
       ValueError: it is no such run.
     """
     run = pathlib.Path(config.evaluate.tofu_retain_run)
-    recorded = read_json(run / "config.json")["corpus"]
-    if (recorded["dataset"], recorded.get("tofu_train")) != ("tofu", "retain"):
+    check_finished(run, "references/tofu")
+    made = check_finished(run, "corpus")["settings"]
+    if (made["dataset"], made["tofu_train"]) != ("tofu", "retain"):
         raise ValueError(
-            f"a run with --dataset=tofu --tofu_train=retain wanted as --tofu_retain_run, {run} has "
-            f"dataset={recorded['dataset']} and tofu_train={recorded.get('tofu_train')}"
+            "--tofu_retain_run must be a run with --dataset=tofu --tofu_train=retain, got "
+            f"{shown(str(run), 120)} with {made['dataset']} and {made['tofu_train']}"
         )
     return run / "references" / "tofu" / "finetuned.json"
 
@@ -230,6 +232,9 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     metrics: dict[str, Any] = {
         "name": config.name,
         "seed": config.seed,
+        # In the same file as the numbers: no reader can pair them with others.
+        "settings": to_json(config),
+        "versions": versions(),
         "corpus": {
             "dataset": config.corpus.dataset,
             "train": len(rows),
@@ -266,4 +271,3 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
             )
         entry["collapse"] = summary.collapse_signs(entry, metrics["finetuned"])
     write_json(folder / "metrics.json", metrics)
-    write_json(workspace.root / "metrics.json", metrics)

@@ -2,15 +2,13 @@
 
 import dataclasses
 import functools
-import hashlib
 import json
-import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
-from raslik_jax.config import STAGES, Algorithm, Config
-from raslik_jax.data import howdy
+from raslik_jax.config import STAGES, Algorithm, Config, to_json
+from raslik_jax.data import corpora, howdy
 from raslik_jax.index.store import INDEX_FORMAT
 from raslik_jax.influence.projections import SKETCH_FORMAT
 from raslik_jax.pipeline import Unit, run_units
@@ -29,6 +27,7 @@ from raslik_jax.stages.retrieving import (
     make_embeddings,
     make_exact_scores,
     make_index,
+    make_query_sketches,
     make_scores,
     make_sets,
 )
@@ -41,127 +40,160 @@ from raslik_jax.stages.training import (
 )
 from raslik_jax.stages.workspace import Workspace
 
-# Settings that came after the first results. At their defaults they are no part of a unit's key,
-# so that results of before stay up to date.
-_LATER = frozenset(
-    """base_format double_quant sketch_base_format finetune_micro_batch_size finetune_max_len
-    finetune_fixed_padding finetune_mean finetune_remat finetune_checkpoint_steps
-    unlearn_micro_batch_size unlearn_parameters unlearn_max_len unlearn_fixed_padding
-    unlearn_mean unlearn_remat npo_beta simnpo_beta simnpo_delta simnpo_forget_weight""".split()
-)
+# Files of a checkpoint that its tokenizer is read from, and not its weights.
+_TOKENIZER_SUFFIXES = (".json", ".txt", ".jinja", ".model")
 
 
-def file_identity(path: str | os.PathLike[str]) -> str:
-    """Returns the SHA-256 of a file, or a ValueError that names it where it is missing."""
-    try:
-        return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        raise ValueError(f"the file {path} is wanted, it cannot be read ({error})") from None
+def _settings(*parts: Any, without: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the fields of settings as JSON values, but for some."""
+    merged: dict[str, Any] = {}
+    for part in parts:
+        merged |= dataclasses.asdict(part)
+    return json.loads(json.dumps({k: v for k, v in merged.items() if k not in without}))
+
+
+def _pick(part: Any, *names: str) -> dict[str, Any]:
+    """Returns some fields of settings as JSON values."""
+    return json.loads(json.dumps({name: getattr(part, name) for name in names}))
+
+
+def _source(name: str, path: str) -> tuple[dict[str, Any], dict[str, pathlib.Path]]:
+    """Returns how a checkpoint counts: one of the hub by its name, a folder by its content."""
+    if path and pathlib.Path(path).is_dir():
+        return {}, {name: pathlib.Path(path)}
+    return {name: path}, {}
 
 
 def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
-    """Returns all units of a run in order, each with what decides its result."""
+    """Returns all units of a run in order, each with what it reads and what decides its result."""
     seed = {"seed": config.seed}
-
-    def settings(*parts: Any) -> dict[str, Any]:
-        merged: dict[str, Any] = dict(seed)
-        for part in parts:
-            values = dataclasses.asdict(part)
-            defaults = {field.name: field.default for field in dataclasses.fields(part)}
-            merged |= {
-                name: value
-                for name, value in values.items()
-                if name not in _LATER or value != defaults[name]
-            }
-        return json.loads(json.dumps(merged))
+    text = _pick(config.corpus, "template", "max_len")
+    bootstrap = seed | _pick(config.evaluate, "bootstrap_resamples")
+    split = config.references.query_split
+    measured_on = (f"corpus/{split}_target.jsonl", f"corpus/{split}_normal.jsonl")
+    tokenizer, train = "corpus/tokenizer", "corpus/train.jsonl"
 
     def bind(function: Callable[..., None], *args: str) -> Callable[[pathlib.Path], None]:
         return functools.partial(function, workspace, *args)
 
-    words = config.evaluate.marker_words
-    marker = {"marker_words": file_identity(words) if words else ""}
-    retrieved = ("corpus", "references/retrieval", "retrieve/influence")
-    scored = {"center": config.retrieve.center, "aggregate": config.retrieve.aggregate}
-    margin_names = ("select", "forget_threshold", "retain_threshold")
-    margin = (
-        {name: getattr(config.retrieve, name) for name in margin_names}
-        if config.retrieve.select == "margin"
-        else {}
+    # What the model is loaded from: its weights, how they are held, and the shape of its adapter.
+    held = ("base_dtype", "base_format", "double_quant")
+    named, weights = _source("checkpoint", config.backbone.checkpoint)
+    if config.backbone.checkpoint:
+        named |= _pick(config.backbone, "revision")
+    model = (
+        seed
+        | named
+        | _pick(config.backbone, *held)
+        | _pick(config.finetune, "lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
     )
-    # Which queries a run is measured on changes nothing of what it retrieves and unlearns.
-    decoding = settings(config.references)
-    del decoding["query_split"]
-    # The diagnosis reads gradients of its own: it changes neither the index nor what follows.
-    sketching = settings(config.sketch)
-    del sketching["diagnose"]
-    sketching["formats"] = {"index": INDEX_FORMAT, "projection": SKETCH_FORMAT}
-    finetuning = settings(config.finetune)
-    finetuning.pop("finetune_checkpoint_steps", None)
-    corpus = settings(config.corpus)
-    if config.corpus.tofu_train == "full":
-        del corpus["tofu_train"]  # corpora of before the choice stay up to date
-    corpus |= {"checkpoint": config.backbone.checkpoint, "revision": config.backbone.revision}
+    model_reads = (tokenizer,) if config.backbone.checkpoint else (tokenizer, "backbone/model")
+    finetuned = (*model_reads, "finetune/adapter")
+    sketched = (*model_reads, "finetune")
+    if config.sketch.gradient_at != "trajectory":
+        names = {"finetuned": "adapter", "initial": "initial"}
+        sketched = (*model_reads, f"finetune/{names[config.sketch.gradient_at]}")
+
+    decoding = text | model | _settings(config.references, without=("query_split",))
+    likelihood = text | model | _pick(config.sketch, "batch_tokens")
+    words = config.evaluate.marker_words
+    marker = {"marker_words": pathlib.Path(words)} if words else {}
+    queries: tuple[str, ...] = ("corpus/retrieval.jsonl",)
+    if config.sketch.query_output != "gold":
+        queries += ("references/retrieval/finetuned.jsonl",)
+    asked = _pick(config.sketch, "query_output")
+
+    sources = corpora.source_files(config.corpus)
+    corpus = _settings(config.corpus, without=("data_dir", "answers_cache", *sources))
+    sources |= {
+        f"checkpoint/{path.name}": path
+        for folder in weights.values()
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.suffix in _TOKENIZER_SUFFIXES
+    }
     units = [
-        Unit("corpus", (), corpus, bind(make_corpus)),
+        Unit("corpus", (), seed | corpus | named, bind(make_corpus), files=sources),
         Unit(
             "backbone",
-            ("corpus",),
-            settings(config.backbone) | {"max_new_tokens": config.references.max_new_tokens},
+            () if config.backbone.checkpoint else ("corpus/backbone.jsonl", tokenizer),
+            seed | text | named | _settings(config.backbone, without=("checkpoint", *held)),
             bind(make_backbone),
+            files=weights,
         ),
         Unit(
             "finetune",
-            ("corpus", "backbone"),
-            finetuning,
+            (train, *model_reads),
+            text | model | _settings(config.finetune, without=("finetune_checkpoint_steps",)),
             bind(make_adapter),
+            files=weights,
             is_resumable=True,
         ),
         Unit(
             "references/retrieval",
-            ("corpus", "backbone", "finetune"),
-            decoding | {"query_output": config.sketch.query_output},
+            ("corpus/retrieval.jsonl", *finetuned),
+            decoding | asked,
             bind(make_retrieval_answers),
+            files=weights,
         ),
         Unit(
             "references/evaluation",
-            ("corpus", "backbone", "finetune"),
-            settings(config.references) | marker,
+            (*measured_on, *finetuned),
+            decoding | {"query_split": split},
             bind(make_references),
+            files=weights | marker,
         ),
     ]
-    evaluating = settings(config.evaluate)
-    classifying = {k: evaluating.pop(k) for k in list(evaluating) if k.startswith("classifier_")}
     judged: tuple[str, ...] = ()
     if config.evaluate.non_sf == "classifier":
-        genuine = [file_identity(path) for path in howdy.genuine_files(data_dir(config))]
+        start, encoder = _source("classifier_checkpoint", config.evaluate.classifier_checkpoint)
+        classifying = {
+            name: value
+            for name, value in _settings(config.evaluate).items()
+            if name.startswith("classifier_") and name not in encoder
+        }
+        genuine = {path.name: path for path in howdy.genuine_files(data_dir(config))}
         judged = ("discriminator",)
         units += [
             Unit(
                 "discriminator",
-                ("corpus",),
-                seed | classifying | {"genuine": genuine},
+                (train,),
+                seed | classifying | start | _pick(config.corpus, "vocab_size"),
                 bind(make_discriminator),
+                files=encoder | genuine,
                 is_resumable=True,
             ),
             Unit(
                 "references/non_sf",
-                ("corpus", "references/evaluation", *judged),
-                {"bootstrap_resamples": config.evaluate.bootstrap_resamples},
+                (*measured_on, "references/evaluation", *judged),
+                bootstrap | {"query_split": split, "non_sf": config.evaluate.non_sf},
                 bind(measure_before),
             ),
         ]
+    # The diagnosis reads gradients of its own: it changes neither the index nor what follows.
+    sketching = text | model | _settings(config.sketch, without=("diagnose", "query_output"))
+    sketching["formats"] = {"index": INDEX_FORMAT, "projection": SKETCH_FORMAT}
+    scored = _pick(config.retrieve, "center", "aggregate")
+    margin = _pick(config.retrieve, "select", "forget_threshold", "retain_threshold")
     units += [
         Unit(
             "sketch",
-            ("corpus", "backbone", "finetune", "references/retrieval"),
+            (train, *sketched),
             sketching,
             bind(make_index),
+            files=weights,
             is_resumable=True,
         ),
         Unit(
+            "retrieve/queries",
+            (*queries, *sketched),
+            sketching | asked,
+            bind(make_query_sketches),
+            files=weights,
+        ),
+        Unit(
             "retrieve/influence",
-            ("corpus", "references/retrieval", "sketch"),
-            scored | margin,
+            (train, *queries, "sketch/index", "retrieve/queries"),
+            scored | asked | (margin if config.retrieve.select == "margin" else {"select": ""}),
             bind(make_scores),
         ),
     ]
@@ -169,159 +201,174 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
         units.append(
             Unit(
                 "retrieve/diagnosis",
-                ("corpus", "backbone", "finetune"),
-                settings(config.sketch),
+                (train, *sketched),
+                sketching | _pick(config.sketch, "diagnose"),
                 bind(make_diagnosis),
+                files=weights,
             )
         )
-    needs: dict[str, tuple[str, ...]] = {}
+    more_reads: dict[str, tuple[str, ...]] = {}
     if "embedding" in config.retrieve.strategies:
-        names = ("query_text", "encoder_checkpoint", "encoder_pooling")
+        start, encoder = _source("encoder_checkpoint", config.retrieve.encoder_checkpoint)
         units.append(
             Unit(
                 "retrieve/embeddings",
-                ("corpus", "references/retrieval"),
-                {name: getattr(config.retrieve, name) for name in names},
+                (train, *queries),
+                start | asked | _pick(config.retrieve, "query_text", "encoder_pooling"),
                 bind(make_embeddings),
+                files=encoder,
             )
         )
-        needs["embedding"] = ("retrieve/embeddings",)
+        more_reads["embedding"] = ("retrieve/embeddings",)
     if "exact" in config.retrieve.strategies:
         units.append(
             Unit(
                 "retrieve/exact_kernel",
-                ("corpus", "backbone", "finetune", "references/retrieval"),
-                sketching | scored,
+                (train, *queries, *sketched),
+                sketching | asked | scored,
                 bind(make_exact_scores),
+                files=weights,
             )
         )
-        needs["exact"] = ("retrieve/exact_kernel",)
-    shared = settings(config.retrieve)
-    del shared["strategies"]
+        more_reads["exact"] = ("retrieve/exact_kernel",)
+    selecting = _settings(
+        config.retrieve,
+        without=("strategies", "center", "encoder_checkpoint", "encoder_pooling"),
+    )
     for strategy in config.retrieve.strategies:
-        inputs = (*retrieved, *needs.get(strategy, ()))
-        units.append(Unit(f"retrieve/{strategy}", inputs, shared, bind(make_sets, strategy)))
-
-    def measured(strategy: str, name: str) -> dict[str, Any]:
-        epochs = workspace.epochs(strategy, name)
-        return {"epochs": list(epochs)} if config.unlearn.choice else {}
+        units.append(
+            Unit(
+                f"retrieve/{strategy}",
+                (train, *queries, "retrieve/influence", *more_reads.get(strategy, ())),
+                seed | asked | selecting,
+                bind(make_sets, strategy),
+            )
+        )
 
     variants = [(s, a) for s in config.retrieve.strategies for a in config.unlearn.algorithms]
-    common = settings(config.unlearn)
     rates = [f"{name}_learning_rate" for name in get_args(Algorithm)]
-    for name in ("algorithms", "choice", *rates):
-        common.pop(name, None)
+    unlearning = text | model | _settings(config.unlearn, without=("algorithms", "choice", *rates))
     for strategy, name in variants:
         units.append(
             Unit(
                 f"unlearn/{strategy}-{name}",
-                ("backbone", "finetune", f"retrieve/{strategy}"),
-                common | {"learning_rate": workspace.learning_rate(strategy, name)},
+                (f"retrieve/{strategy}", *finetuned),
+                unlearning | {"learning_rate": workspace.learning_rate(strategy, name)},
                 bind(unlearn, strategy, name),
+                files=weights,
                 is_resumable=True,
             )
         )
+    trained = _pick(config.unlearn, "unlearn_parameters")
+
+    def unlearned(strategy: str, name: str) -> tuple[str, ...]:
+        folder = f"unlearn/{strategy}-{name}"
+        return tuple(f"{folder}/epoch-{epoch}" for epoch in workspace.epochs(strategy, name))
+
     for strategy, name in variants:
         units.append(
             Unit(
                 f"generate/{strategy}-{name}",
-                ("corpus", "backbone", f"unlearn/{strategy}-{name}"),
-                settings(config.references) | measured(strategy, name),
+                (*measured_on, *model_reads, *unlearned(strategy, name)),
+                decoding | trained | {"query_split": split},
                 bind(generate, strategy, name),
+                files=weights,
             )
         )
     likely: list[Unit] = []
+
+    def per_model(
+        measure: str,
+        reads: tuple[str, ...],
+        settings: dict[str, Any],
+        of_references: Callable[..., None],
+        of_variants: Callable[..., None],
+    ) -> list[Unit]:
+        """Returns the units that measure every model: two before unlearning, and each variant.
+
+        They stand beside the answers of the same stage: asking for another measure makes neither
+        the answers nor what follows from them again.
+        """
+        return [
+            Unit(
+                f"references/{measure}",
+                (*reads, *finetuned),
+                settings,
+                bind(of_references),
+                files=weights,
+            ),
+            *(
+                Unit(
+                    f"generate/{measure}-{strategy}-{name}",
+                    (*reads, *model_reads, *unlearned(strategy, name)),
+                    settings | trained,
+                    bind(of_variants, strategy, name),
+                    files=weights,
+                )
+                for strategy, name in variants
+            ),
+        ]
+
     if config.evaluate.perplexity_examples:
-        drawn = {
-            **seed,
-            "perplexity_examples": config.evaluate.perplexity_examples,
-            "query_split": config.references.query_split,
-        }
-        likely += _per_model(
+        drawn = likelihood | _pick(config.evaluate, "perplexity_examples")
+        likely += per_model(
             "perplexity",
-            ("corpus",),
-            drawn,
-            bind(reference_perplexity),
-            {(s, a): (measured(s, a), bind(variant_perplexity, s, a)) for s, a in variants},
+            (train, *measured_on),
+            drawn | {"query_split": split},
+            reference_perplexity,
+            variant_perplexity,
         )
     if config.corpus.dataset == "tofu" and config.evaluate.tofu_questions:
-        asked = {
-            "tofu_forget": config.corpus.tofu_forget,
-            "tofu_questions": config.evaluate.tofu_questions,
-        }
-        questions = Unit("references/questions", (), asked, bind(make_questions))
         likely += [
-            questions,
-            *_per_model(
+            Unit(
+                "references/questions",
+                (),
+                _pick(config.corpus, "tofu_forget") | _pick(config.evaluate, "tofu_questions"),
+                bind(make_questions),
+                files={name: path for name, path in sources.items() if name == "tofu"},
+            ),
+            *per_model(
                 "tofu",
-                ("corpus", questions.name),
-                {"max_new_tokens": config.references.max_new_tokens},
-                bind(reference_questions),
-                {(s, a): (measured(s, a), bind(variant_questions, s, a)) for s, a in variants},
+                ("references/questions",),
+                likelihood | decoding,
+                reference_questions,
+                variant_questions,
             ),
         ]
     units += likely
-    retrievals = tuple(f"retrieve/{strategy}" for strategy in config.retrieve.strategies)
+    sets = tuple(f"retrieve/{strategy}" for strategy in config.retrieve.strategies)
     generated = tuple(f"generate/{strategy}-{name}" for strategy, name in variants)
-    units.append(
+    answers = (train, *measured_on, "references/evaluation", *sets, *generated)
+    curves = ("finetune/losses.json", *(f"unlearn/{s}-{a}/steps.json" for s, a in variants))
+    if not config.backbone.checkpoint:
+        curves += ("backbone/losses.json",)
+    units += [
         Unit(
             "evaluate",
-            (
-                "corpus",
-                "references/evaluation",
-                *retrievals,
-                *generated,
-                *(unit.name for unit in likely),
-                *judged,
-            ),
-            evaluating | marker | _retain_model(config) | {"name": config.name},
+            (*answers, *(unit.name for unit in likely), *judged),
+            # metrics.json carries the settings that it was measured with: all of them.
+            to_json(config),
             bind(evaluate),
-        )
-    )
-    evaluated = ("corpus", "backbone", "finetune", "references/evaluation", "evaluate")
-    unlearned = tuple(f"unlearn/{strategy}-{name}" for strategy, name in variants)
-    units.append(
+            files=marker | _retain_model(config),
+            is_shared=False,
+        ),
         Unit(
             "report",
-            (*evaluated, "retrieve/influence", *unlearned, *generated),
+            (*answers, "evaluate", "retrieve/influence", *curves),
             {"forms": ["markdown", "html"]},
             bind(report),
-        )
-    )
+            files=marker,
+            is_shared=False,
+        ),
+    ]
     return tuple(units)
 
 
-def _retain_model(config: Config) -> dict[str, str]:
-    """Returns the identity of the retain model's answers, where a run of it is named."""
+def _retain_model(config: Config) -> dict[str, pathlib.Path]:
+    """Returns the file of the retain model's answers, where a run of it is named."""
     if config.corpus.dataset != "tofu" or not config.evaluate.tofu_retain_run:
         return {}
-    return {"tofu_retain_run": file_identity(retain_answers(config))}
-
-
-def _per_model(
-    name: str,
-    inputs: tuple[str, ...],
-    settings: dict[str, Any],
-    of_references: Callable[[pathlib.Path], None],
-    of_variants: Mapping[tuple[str, str], tuple[dict[str, Any], Callable[[pathlib.Path], None]]],
-) -> list[Unit]:
-    """Returns the units that measure every model: the two before unlearning, and each variant.
-
-    They stand beside the answers of the same stage: asking for another measure makes neither the
-    answers nor what follows from them again.
-    """
-    return [
-        Unit(f"references/{name}", (*inputs, "backbone", "finetune"), settings, of_references),
-        *(
-            Unit(
-                f"generate/{name}-{strategy}-{algorithm}",
-                (*inputs, "backbone", f"unlearn/{strategy}-{algorithm}"),
-                settings | more,
-                run,
-            )
-            for (strategy, algorithm), (more, run) in of_variants.items()
-        ),
-    ]
+    return {"tofu_retain_run": retain_answers(config)}
 
 
 def run(
@@ -330,10 +377,11 @@ def run(
     *,
     stages: Sequence[str] = STAGES,
     shared: pathlib.Path | None = None,
+    on_start: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs the stages that are not up to date, and shows the table at the end."""
-    workspace = Workspace(workdir, config)
-    run_units(workdir, plan_units(config, workspace), stages=stages, shared=shared)
+    units = plan_units(config, Workspace(workdir, config))
+    run_units(workdir, units, stages=stages, shared=shared, on_start=on_start)
     if "report" in stages:
         print()
         print((workdir / "report" / "table.txt").read_text())

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from raslik_jax.data.examples import Example
-from raslik_jax.pipeline import read_json
 from raslik_jax.reporting import figures, page, published, runs, tables
 from raslik_jax.reporting.markup import escape_markdown
 from raslik_jax.stages.workspace import Workspace
@@ -16,8 +15,8 @@ _SHOWN_TARGET, _SHOWN_NORMAL = 6, 3
 
 def report(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the tables of the terminal and of report.md, the figures, and the page."""
-    config = workspace.config
-    metrics = read_json(workspace.root / "evaluate" / "metrics.json")
+    config, stored = workspace.config, runs.read_run(workspace.root)
+    metrics = stored.metrics
     target, normal = workspace.evaluation_queries()
     shown = [row.example_id for row in (*target[:_SHOWN_TARGET], *normal[:_SHOWN_NORMAL])]
     answers = {
@@ -31,7 +30,6 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
             answers[label] = workspace.answers("generate", f"{strategy}-{algorithm}", last)
     prompts_by_id = {row.example_id: _question(row) for row in (*target, *normal)}
 
-    stored = runs.read_run(workspace.root)
     images = {
         "frontier": figures.draw_frontier(metrics),
         "losses": figures.draw_losses(

@@ -17,9 +17,10 @@ import numpy as np
 
 from raslik_jax.files import hash_file, read_json, sync_folder, write_json
 from raslik_jax.messages import one_line, shown
+from raslik_jax.pipeline import RESUME
 
 _Tree = TypeVar("_Tree")
-_FOLDER, _SEAL = "resume", "seal.json"
+_SEAL = "seal.json"
 # A damaged checkpoint costs the work since the one before it, not all of it.
 _KEPT = 2
 
@@ -37,7 +38,7 @@ def _file_hashes(folder: pathlib.Path) -> dict[str, str]:
 
 def _saved_steps(folder: pathlib.Path) -> list[int]:
     """Returns the numbers of a unit's checkpoints, the newest first."""
-    found = (folder / _FOLDER).glob("*/")
+    found = (folder / RESUME).glob("*/")
     return sorted((int(path.name) for path in found if path.name.isdecimal()), reverse=True)
 
 
@@ -55,7 +56,7 @@ def save_progress(folder: pathlib.Path, step: int, progress: Any) -> None:
     # Imported here, because it takes a second and most runs finish without it.
     import orbax.checkpoint
 
-    place = folder / _FOLDER / str(step)
+    place = folder / RESUME / str(step)
     partial = place.with_name(f".{step}.partial-{os.getpid()}")
     try:
         remove_partial(place.parent)
@@ -71,7 +72,7 @@ def save_progress(folder: pathlib.Path, step: int, progress: Any) -> None:
             f"({one_line(str(error), 80)}): free space, then run again"
         ) from error
     for old in _saved_steps(folder)[_KEPT:]:
-        shutil.rmtree(folder / _FOLDER / str(old))
+        shutil.rmtree(folder / RESUME / str(old))
 
 
 def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[int, _Tree] | None:
@@ -88,7 +89,7 @@ def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[i
       None where there is no undamaged checkpoint.
     """
     for step in _saved_steps(folder):
-        place = folder / _FOLDER / str(step)
+        place = folder / RESUME / str(step)
         try:
             return step, _read(place, like(step))
         except ValueError as error:
@@ -114,12 +115,6 @@ def _read(place: pathlib.Path, like: _Tree) -> _Tree:
     if [np.shape(leaf) for leaf in restored] != [np.shape(leaf) for leaf in expected]:
         raise ValueError("its arrays have other shapes than this training")
     return jax.tree.unflatten(jax.tree.structure(like), restored)
-
-
-def remove_progress(folder: pathlib.Path) -> None:
-    """Removes the checkpoints of a unit that is finished, and what killed saves left in it."""
-    shutil.rmtree(folder / _FOLDER, ignore_errors=True)
-    remove_partial(folder)
 
 
 def remove_partial(folder: pathlib.Path) -> None:

@@ -19,13 +19,13 @@ from raslik_jax.config import Config
 from raslik_jax.data import batches, examples, prompts, tokenization
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluation import ranking
+from raslik_jax.files import read_json, write_json
 from raslik_jax.index import build, search
 from raslik_jax.index.claims import claimed_chunks
 from raslik_jax.index.store import SketchStore
 from raslik_jax.influence import diagnose, gradients, projections, theory
 from raslik_jax.influence.loss import example_loss
 from raslik_jax.models import checkpoint, encoder
-from raslik_jax.pipeline import read_json, write_json
 from raslik_jax.progress import progress
 from raslik_jax.retrieval import selection as selection_lib
 from raslik_jax.retrieval import strategies as strategies_lib
@@ -205,13 +205,20 @@ def fill_index(work: IndexWork) -> int:
 
 @memory.explained("sketching", "--batch_tokens or --sketch_size")
 def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Sketches the gradients of every training example and of the retrieval queries."""
+    """Sketches the gradients of every training example."""
     work = open_index(workspace, folder)
     fill_index(work)
     store = work.store
-    query_QK = sketch_queries(workspace, work.sketch, store.size)
-    np.save(folder / "queries.npy", query_QK, allow_pickle=False)
     print(f"    {store.num_rows:,} sketches of {store.size:,} coordinates, P = {work.num_params:,}")
+
+
+def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Sketches the gradients of the retrieval queries, as the index has those of the examples."""
+    adapters = sketched_adapters(workspace)
+    projection = make_projection(workspace, len(adapters))
+    sketch = sketch_function(workspace, projection, adapters)
+    query_QK = sketch_queries(workspace, sketch, projection.spec.size)
+    np.save(folder / "queries.npy", query_QK, allow_pickle=False)
 
 
 def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
@@ -270,7 +277,7 @@ def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the influence of the queries on every training example, both poles in one pass."""
     settings = workspace.config.retrieve
     store = SketchStore.open(workspace.root / "sketch" / "index")
-    query_QK = np.load(workspace.root / "sketch" / "queries.npy", allow_pickle=False)
+    query_QK = np.load(workspace.root / "retrieve" / "queries" / "queries.npy", allow_pickle=False)
     ids = [row.example_id for row in workspace.retrieval_queries()]
     mean_K = np.asarray(store.mean_K) if settings.center else None
     gram_QQ = selection_lib.check_agreement(query_QK, ids, mean_K)

@@ -12,12 +12,18 @@ import numpy as np
 from raslik_jax import memory
 from raslik_jax.axes import Tree
 from raslik_jax.data import batches, corpora, examples, prompts, tokenization
+from raslik_jax.files import write_json
 from raslik_jax.messages import some_of
 from raslik_jax.models import checkpoint, decoder, gpt_neox
-from raslik_jax.pipeline import write_json
 from raslik_jax.progress import progress
 from raslik_jax.stages import resuming
-from raslik_jax.stages.workspace import Workspace, non_sf_by_words, queries_to_answer, write_rows
+from raslik_jax.stages.workspace import (
+    Workspace,
+    non_sf_by_words,
+    queries_to_answer,
+    read_answers,
+    write_rows,
+)
 from raslik_jax.unlearning import finetune, objectives
 
 # Share of target queries below which there is no behaviour to speak of.
@@ -98,7 +104,8 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
         num_hidden_layers=settings.num_hidden_layers,
         num_attention_heads=settings.num_attention_heads,
         intermediate_size=4 * settings.hidden_size,
-        max_position_embeddings=config.corpus.max_len + config.references.max_new_tokens,
+        # Positions are rotations, which cost no weight: the bound leaves room to answer.
+        max_position_embeddings=2 * config.corpus.max_len,
     )
     graphdef, _, base = decoder.create(
         model_config, None, key=jax.random.key(config.seed), dtype=jnp.float32
@@ -251,7 +258,6 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
             folder / name, lora, model.lora_config, model.decoder.config, base=model.identity
         )
     _write_losses(folder, fitted)
-    resuming.remove_progress(folder)
 
 
 @memory.explained("decoding", "--decode_batch_size or --max_new_tokens")
@@ -273,7 +279,7 @@ def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
     for name, lora in (("finetuned", workspace.finetuned), ("backbone", workspace.model.initial)):
         _write_answers(workspace, folder / f"{name}.jsonl", lora, (*target, *normal))
     measure = non_sf_by_words(workspace.config)
-    answers = workspace.answers("references", "evaluation", "finetuned.jsonl")
+    answers = read_answers(folder / "finetuned.jsonl")
     shares = [
         1 - measure([answers[row.example_id] for row in rows]).mean() for rows in (target, normal)
     ]

@@ -4,7 +4,7 @@ import functools
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,12 +16,11 @@ from raslik_jax.data import batches, examples, tokenization
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.toy import SCIFI_WORDS
 from raslik_jax.evaluation import choice, rates, summary
-from raslik_jax.files import read_json_lines
+from raslik_jax.files import read_json, read_json_lines
 from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, decode
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
-from raslik_jax.pipeline import read_json
 from raslik_jax.unlearning import finetune, likelihood, steps
 from raslik_jax.unlearning.objectives import BoundModel
 
@@ -69,6 +68,50 @@ class _Answers(dict[str, str]):
         )
 
 
+class StoredCorpus:
+    """A corpus as its unit left it; a part is read when first asked for, and only that part."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+
+    @functools.cached_property
+    def backbone(self) -> tuple[Example, ...]:
+        """Examples that the backbone is pretrained on."""
+        return self._read("backbone")
+
+    @functools.cached_property
+    def train(self) -> tuple[Example, ...]:
+        """Training examples."""
+        return self._read("train")
+
+    @functools.cached_property
+    def queries(self) -> Mapping[str, tuple[Example, ...]]:
+        """Queries by set."""
+        return _Queries(self._read)
+
+    def _read(self, name: str) -> tuple[Example, ...]:
+        path = self._folder / f"{name}.jsonl"
+        return examples.read_examples(path) if path.stat().st_size else ()
+
+
+class _Queries(Mapping[str, tuple[Example, ...]]):
+    """The query sets by name, each read when first asked for."""
+
+    def __init__(self, read: Callable[[str], tuple[Example, ...]]):
+        self._read = functools.cache(read)
+
+    def __getitem__(self, name: str) -> tuple[Example, ...]:
+        if name not in examples.QUERY_SETS:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(examples.QUERY_SETS)
+
+    def __len__(self) -> int:
+        return len(examples.QUERY_SETS)
+
+
 class Workspace:
     """The results of earlier stages, read from the work directory when first asked for."""
 
@@ -78,19 +121,9 @@ class Workspace:
         self._told: set[str] = set()
 
     @functools.cached_property
-    def corpus(self) -> Corpus:
-        """The training examples and queries."""
-        folder = self.root / "corpus"
-
-        def read(name: str) -> tuple[Example, ...]:
-            path = folder / f"{name}.jsonl"
-            return examples.read_examples(path) if path.stat().st_size else ()
-
-        return Corpus(
-            backbone=read("backbone"),
-            train=read("train"),
-            queries={name: read(name) for name in examples.QUERY_SETS},
-        )
+    def corpus(self) -> "StoredCorpus | Corpus":
+        """The training examples and queries, each part read when first asked for."""
+        return StoredCorpus(self.root / "corpus")
 
     @functools.cached_property
     def tokenizer(self) -> tokenization.Tokenizer:
@@ -178,9 +211,7 @@ class Workspace:
 
     def answers(self, *parts: str) -> dict[str, str]:
         """Returns decoded outputs by query id; asking for an id without one is a ValueError."""
-        path = self.root.joinpath(*parts)
-        rows = read_json_lines(path, {"id": str, "output": str})
-        return _Answers(path, {row["id"]: row["output"] for row in rows})
+        return read_answers(self.root.joinpath(*parts))
 
     def tell(self, line: str) -> None:
         """Prints a line about the data on stderr, once in a process."""
@@ -348,6 +379,12 @@ def queries_to_answer(queries: Sequence[Example], query_output: str) -> tuple[Ex
             "them one, or --query_output=given"
         )
     return unanswered
+
+
+def read_answers(path: pathlib.Path) -> dict[str, str]:
+    """Returns decoded outputs by query id; asking for an id without one is a ValueError."""
+    rows = read_json_lines(path, {"id": str, "output": str})
+    return _Answers(path, {row["id"]: row["output"] for row in rows})
 
 
 def lora_config_of(config: Config) -> LoRAConfig:
