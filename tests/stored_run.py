@@ -115,6 +115,13 @@ def write_stored_run(
         (sets / f"{kind}.jsonl").write_text('{"instruction": "x"}\n')
     (root / "generate" / variant).mkdir(parents=True)
     (root / "generate" / variant / "epoch-2.jsonl").write_text("")
+    finish(root, base=base)
+    return StoredRun(root, decoder.bind(graphdef), weights, lora_config, tuple(adapters))
+
+
+def finish(root: pathlib.Path, *, base: pathlib.Path | None = None) -> None:
+    """Writes the manifests of a stored run as its files are now."""
+    variant = "raslik-ga_gdr"
     for name in ("corpus", "backbone", "retrieve/raslik"):
         write_manifest(root, name)
     reads = ("retrieve/raslik", "corpus/tokenizer", *(() if base else ("backbone/model",)))
@@ -122,7 +129,6 @@ def write_stored_run(
     write_manifest(root, f"unlearn/{variant}", reads, outside, learning_rate=3e-4)
     write_manifest(root, f"generate/{variant}", (f"unlearn/{variant}/epoch-2",))
     write_manifest(root, "evaluate", (f"generate/{variant}",))
-    return StoredRun(root, decoder.bind(graphdef), weights, lora_config, tuple(adapters))
 
 
 def _write(path: pathlib.Path, value: object) -> None:
