@@ -18,6 +18,7 @@ from raslik_jax.models import checkpoint, decoder, gpt_neox
 from raslik_jax.progress import progress
 from raslik_jax.stages import resuming
 from raslik_jax.stages.workspace import (
+    StoredCorpus,
     Workspace,
     non_sf_by_words,
     queries_to_answer,
@@ -84,7 +85,7 @@ def _require_room(
     batches.require_answers(encoded, what, max_len=max_len)
 
 
-def _targets(corpus: examples.Corpus) -> tuple[examples.Example, ...]:
+def _targets(corpus: StoredCorpus | examples.Corpus) -> tuple[examples.Example, ...]:
     return tuple(row for row in corpus.train if row.is_target)
 
 
