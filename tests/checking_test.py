@@ -13,6 +13,7 @@ from raslik_jax.config import (
     EvaluateConfig,
     FinetuneConfig,
     RetrieveConfig,
+    UnlearnConfig,
 )
 from raslik_jax.data import tokenization
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
@@ -93,16 +94,13 @@ class CheckCorpusTest(parameterized.TestCase):
         self.check(targets, retrieve=RetrieveConfig(num_forget=4, strategies=("raslik",)))
 
     def test_lengths_without_room_for_an_answer(self):
-        with self.assertRaisesRegex(ValueError, "--max_len must be above the .* tokens"):
-            self.check(corpus=CorpusConfig(template="alpaca", max_len=16))
-        long = {"instruction": "boil a kettle " * 9, "label": False}
-        queries = _CORPUS.queries | {"test_normal": _rows(1, prefix="q", **long)}
-        with self.assertRaisesRegex(ValueError, "--max_len=64 leaves 1 queries no room .*q0"):
-            self.check(_CORPUS._replace(queries=queries))
-        self.check(_CORPUS._replace(queries=queries), stages=("corpus", "finetune"))
-        train = _CORPUS.train[1:] + _rows(1, targets=1, prefix="long", instruction="kettle " * 90)
-        with self.assertRaisesRegex(ValueError, "--unlearn_max_len=64 leaves 1 targets .*long0"):
-            self.check(_CORPUS._replace(train=train))
+        long = _rows(1, targets=1, prefix="long", instruction="kettle " * 20)
+        corpus = _CORPUS._replace(train=_CORPUS.train[1:] + long)
+        self.check(corpus)
+        unlearn = UnlearnConfig(unlearn_max_len=32)
+        with self.assertRaisesRegex(ValueError, "--unlearn_max_len=32 leaves 1 .*long0"):
+            self.check(corpus, unlearn=unlearn)
+        self.check(corpus, unlearn=unlearn, stages=("finetune", "retrieve"))
         with self.assertRaisesRegex(ValueError, "--finetune_max_len=8 leaves no training example"):
             self.check(finetune=FinetuneConfig(finetune_max_len=8))
 

@@ -57,28 +57,14 @@ def check_corpus(
       stages: those that run.
 
     Raises:
-      ValueError: all problems in one error: rows or prompts without room for an answer, too few
-        rows for a batch of steps or for the sets, strategies or a classifier without labels.
+      ValueError: all problems in one error: rows without room for an answer, too few rows for two
+        steps or for the sets, strategies or a classifier without labels.
     """
 
-    def prompt_lengths(rows: Sequence[Example]) -> np.ndarray:
-        template = config.corpus.template
-        encoded = batches.encode(rows, tokenizer, max_len=_NO_LIMIT, template=template)
-        return np.asarray(encoded.start_N)
-
-    (frame,) = prompt_lengths([Example(example_id="", instruction="", input="", output="")])
-    if frame >= config.corpus.max_len:
-        raise ValueError(
-            f"--max_len must be above the {frame} tokens that --template={config.corpus.template} "
-            f"takes itself, got {config.corpus.max_len}"
-        )
-    train_N = prompt_lengths(corpus.train)
-    problems = list(_row_problems(config, corpus.train, train_N, stages))
-    if {"references", *_RETRIEVING} & set(stages):
-        split = config.references.query_split
-        sets = ("retrieval", f"{split}_target", f"{split}_normal")
-        queries = [row for name in sets for row in corpus.queries[name]]
-        problems += _query_problems(config, queries, prompt_lengths(queries))
+    whole = batches.encode(
+        corpus.train, tokenizer, max_len=_NO_LIMIT, template=config.corpus.template
+    )
+    problems = list(_row_problems(config, corpus.train, whole.start_N, stages))
     if "backbone" in stages and not config.backbone.checkpoint and not corpus.backbone:
         problems.append(
             f"--dataset={config.corpus.dataset} has no rows to pretrain a model on: give a "
@@ -94,47 +80,27 @@ def check_corpus(
                 f"{labels.count(True)} targets and {labels.count(False)} others"
             )
     if _RETRIEVING & set(stages):
-        num_barred = int(np.sum(train_N >= config.corpus.max_len))
+        num_barred = int(np.sum(whole.start_N >= config.corpus.max_len))
         problems += _selection_problems(config, corpus, num_barred=num_barred)
     if problems:
         raise ValueError("; ".join(problems))
 
 
 def _row_problems(
-    config: Config, rows: Sequence[Example], length_N: np.ndarray, stages: Sequence[str]
+    config: Config, rows: Sequence[Example], prompt_N: np.ndarray, stages: Sequence[str]
 ) -> Iterator[str]:
-    """Yields at which length no training example, or a target to unlearn, keeps its answer."""
+    """Yields where prompts leave no room for the answers that a stage trains on."""
     longest = config.corpus.max_len
-    limits = {"--max_len": longest}
-    if "finetune" in stages:
-        limits["--finetune_max_len"] = config.finetune.finetune_max_len or longest
-    if "unlearn" in stages:
-        limits["--unlearn_max_len"] = config.unlearn.unlearn_max_len or longest
-    for flag, limit in limits.items():
-        if np.all(length_N >= limit):
-            yield f"{flag}={limit} leaves no training example an answer: raise it"
-        elif flag == "--unlearn_max_len":
-            cut = [
-                row.example_id
-                for row, length in zip(rows, length_N, strict=True)
-                if row.is_target and length >= limit
-            ]
-            if cut:
-                yield (
-                    f"{flag}={limit} leaves {len(cut)} targets without an answer to unlearn "
-                    f"({some_of(cut, 3)}): raise it, or leave these rows out"
-                )
-
-
-def _query_problems(
-    config: Config, queries: Sequence[Example], length_Q: np.ndarray
-) -> Iterator[str]:
-    longest = config.corpus.max_len
-    cut = [row.example_id for row, n in zip(queries, length_Q, strict=True) if n >= longest]
-    if cut:
+    to_finetune = config.finetune.finetune_max_len or longest
+    if "finetune" in stages and np.all(prompt_N >= to_finetune):
+        yield f"--finetune_max_len={to_finetune} leaves no training example an answer: raise it"
+    to_unlearn = config.unlearn.unlearn_max_len or longest
+    # Any row with an answer at --max_len may be chosen.
+    lost = np.flatnonzero((prompt_N >= to_unlearn) & (prompt_N < longest))
+    if "unlearn" in stages and len(lost):
         yield (
-            f"--max_len={longest} leaves {len(cut)} queries no room for an answer "
-            f"({some_of(cut, 3)}): raise it, or leave these queries out"
+            f"--unlearn_max_len={to_unlearn} leaves {len(lost)} training examples without an "
+            f"answer to unlearn ({some_of((rows[int(row)].example_id for row in lost), 3)}): raise it"
         )
 
 

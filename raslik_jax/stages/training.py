@@ -71,7 +71,6 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
     print(f"    {len(corpus.train):,} training examples, {targets:,} of them labelled targets")
 
 
-@memory.explained("pretraining of the backbone", "--pretrain_batch_size or --max_len")
 def _require_room(
     what: str,
     rows: Sequence[examples.Example],
@@ -89,6 +88,7 @@ def _targets(corpus: StoredCorpus | examples.Corpus) -> tuple[examples.Example, 
     return tuple(row for row in corpus.train if row.is_target)
 
 
+@memory.explained("pretraining of the backbone", "--pretrain_batch_size or --max_len")
 def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     """Trains a small GPT-NeoX from scratch, all parameters, on the backbone's examples."""
     config, settings = workspace.config, workspace.config.backbone
