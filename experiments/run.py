@@ -12,6 +12,7 @@ to date. Put the flag file first: later flags win over earlier ones.
 
 import pathlib
 import sys
+from typing import Any
 
 from absl import flags, logging
 
@@ -38,16 +39,26 @@ _SHARED_UNITS = flags.DEFINE_string(
     "",
     "Folder in which runs share finished units of the same settings; empty: none is shared.",
 )
-# Of one H200, measured with a prototype: per-example gradients of OLMo-2-7B at 8,192 tokens a step,
-# and reading an index (3.0 to 3.5e12; 4.8e12 is published).
 _DRY_RUN = flags.DEFINE_boolean(
-    "dry_run", False, "Print the plan: stages, sizes, operations, time by arithmetic; run nothing."
+    "dry_run", False, "Print the plan: stages, sizes, memory, operations, time; run nothing."
 )
 _FLOPS_PER_SECOND = flags.DEFINE_float(
-    "flops_per_second", 475e12, "--dry_run: operations a second.", lower_bound=1.0
+    "flops_per_second",
+    None,
+    "--dry_run: operations a second (default: measured on this device).",
+    lower_bound=1.0,
 )
 _BYTES_PER_SECOND = flags.DEFINE_float(
-    "bytes_per_second", 3.0e12, "--dry_run: bytes of device memory a second.", lower_bound=1.0
+    "bytes_per_second",
+    None,
+    "--dry_run: bytes of device memory a second (default: measured on this device).",
+    lower_bound=1.0,
+)
+_COMPILE = flags.DEFINE_boolean(
+    "compile",
+    True,
+    "--dry_run: compile the largest programs for this device, a minute or so, for XLA's own figure "
+    "of their memory; without it a bound by formula is shown.",
 )
 # What says how to go about a run is no part of it.
 _NOT_RECORDED = (
@@ -59,6 +70,7 @@ _NOT_RECORDED = (
     "dry_run",
     "flops_per_second",
     "bytes_per_second",
+    "compile",
 )
 
 
@@ -79,13 +91,21 @@ def print_plan(config: config_lib.Config, workdir: pathlib.Path) -> None:
     """Prints what a run will do and take; writes nothing."""
     # Imported here, because it takes jax with it and --help should not.
     from raslik_jax.reporting import tables
-    from raslik_jax.stages import forecast
+    from raslik_jax.stages import forecast, programs
 
-    found = forecast.forecast(config, workdir, stages=_STAGES.value)
-    rates = {
+    found = forecast.forecast(config, workdir, stages=_STAGES.value, compiles=_COMPILE.value)
+    rates: dict[str, Any] = {
         "flops_per_second": _FLOPS_PER_SECOND.value,
         "bytes_per_second": _BYTES_PER_SECOND.value,
     }
+    if None in rates.values():
+        inputs, outputs = found.width
+        measured = programs.measure_rates(
+            inputs=inputs, outputs=outputs, dtype=config.backbone.base_dtype
+        )
+        rates["flops_per_second"] = rates["flops_per_second"] or measured.operations
+        rates["bytes_per_second"] = rates["bytes_per_second"] or measured.bytes_moved
+        rates["origin"] = f"measured on this device ({measured.device}) where not given"
     print(f"{config.name}, seed {config.seed}, in {workdir}\n")
     for table in (forecast.sizes_table(found), forecast.steps_table(found, **rates)):
         print(tables.render_terminal(table) + "\n")

@@ -280,7 +280,7 @@ class FlagFilesTest(parameterized.TestCase):
         text = (_FLAGS / f"{name}.flags").read_text()
         said = re.search(
             r"# One H200, by arithmetic and not measured: ([\d.]+) h, ([\d.]+) GB of device "
-            r"memory at most, ([\d.]+) GB on disk",
+            r"memory by formula, ([\d.]+) GB on disk",
             text,
         )
         self.assertIsNotNone(said)
@@ -338,6 +338,7 @@ class DryRunTest(absltest.TestCase):
                     f"--workdir={workdir}",
                     "--dry_run",
                     "--flops_per_second=1e12",
+                    "--nocompile",
                 ],
                 capture_output=True,
                 text=True,

@@ -1,14 +1,16 @@
 """What a run will do and take, before there are weights or data: sizes and arithmetic.
 
-Nothing here is measured. Operations are counted by formula (`influence/costs`), and a time is the
-larger of operations over a rate and bytes over a rate, both of which the caller states. Lengths of
-rows are those of Alpaca's 52,002 in Pythia's tokens, whatever the corpus; other tokenizers differ
-by some percent. Compiling, reading files and work on the host (BM25, ROUGE, writing) are left out.
+Operations are counted by formula (`influence/costs`), and a time is the larger of operations over
+a rate and bytes over a rate, both of which the caller gives, and that of compiling. Memory is what
+XLA says of the largest programs, compiled ahead of time (`programs`), or a bound by formula.
+Lengths of rows are those of Alpaca's 52,002 in Pythia's tokens, whatever the corpus; other
+tokenizers differ by some percent. Reading files and work on the host (BM25, ROUGE, writing) are
+left out.
 """
 
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,8 +26,9 @@ from raslik_jax.influence import costs, projections
 from raslik_jax.models import checkpoint, decode, decoder, gpt_neox, presets, quantize
 from raslik_jax.pipeline import Plan
 from raslik_jax.reporting.tables import Column, Table
+from raslik_jax.stages import programs
 from raslik_jax.stages.plan import plan_units
-from raslik_jax.stages.workspace import Workspace, lora_config_of
+from raslik_jax.stages.workspace import Model, Workspace, lora_config_of
 
 # Rows of Alpaca, and of these without an answer, which the Howdy corpus leaves out.
 _ALPACA_ROWS, _ALPACA_EMPTY = 52_002, 28
@@ -34,6 +37,10 @@ _TOFU_ALL = 4000
 # Answers to a TOFU question whose likelihood is taken: right, in other words, five wrong ones.
 _TOFU_ANSWERS = 7
 _DRAWS = 512
+# Seconds that a program takes to compile where none was compiled to know: of small models on a CPU.
+_COMPILE_SECONDS = 5.0
+# Float32 arrays of the size of the logits that a loss keeps at once, forward and back.
+_NLL_LOGITS, _KL_LOGITS = 3, 8
 
 
 class _EncoderShape(NamedTuple):
@@ -69,8 +76,12 @@ class Step(NamedTuple):
       is_done: its result is there and up to date.
       operations: multiplications and additions of matrix products.
       bytes_moved: read from or written to device memory, where that and not operations decides.
-      device_bytes: what it holds at most, by formula; 0 for work on the host.
+      device_bytes: memory of the device; 0 for work on the host.
       disk_bytes: what it leaves.
+      memory: where device_bytes comes from: "XLA" of the compiled program, "bound" by formula from
+        above, or "estimate".
+      num_programs: that it compiles; those that an earlier unit has compiled count there.
+      program: what compiles its largest one, or "".
     """
 
     name: str
@@ -79,9 +90,12 @@ class Step(NamedTuple):
     bytes_moved: float = 0.0
     device_bytes: float = 0.0
     disk_bytes: float = 0.0
+    memory: str = "bound"
+    num_programs: int = 0
+    program: str = ""
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
-        """Returns the larger of the two times, at these rates."""
+        """Returns the larger of the two times, at these rates, without compiling."""
         return max(self.operations / flops_per_second, self.bytes_moved / bytes_per_second)
 
 
@@ -101,6 +115,8 @@ class Forecast(NamedTuple):
       row_bytes: one sketch, in the index's dtype.
       mean_tokens: of a training example.
       steps: units in order.
+      compile_seconds: that a program takes to compile.
+      width: inputs and outputs of the model's widest kernel.
       notes: what is taken for granted.
     """
 
@@ -116,6 +132,8 @@ class Forecast(NamedTuple):
     row_bytes: int
     mean_tokens: float
     steps: tuple[Step, ...]
+    compile_seconds: float
+    width: tuple[int, int]
     notes: tuple[str, ...]
 
 
@@ -214,22 +232,58 @@ class _Work:
     def forward(self, tokens: float, targets: float) -> float:
         return costs.gradient_operations(self.shapes, tokens=tokens, targets=targets) / 2
 
-    def batch_tokens(self, batch: int, *, max_len: int, fixed: bool) -> tuple[float, float]:
-        """Mean tokens and target rows that a training batch computes, pads included."""
+    def draw_shapes(
+        self, batch: int, *, max_len: int, fixed: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns tokens and target rows of a row of some training batches, pads included."""
         length_N, response_N = load_alpaca_lengths(max_len=max_len)
         if fixed:
-            return float(batch * max_len), float(batch * max_len)
+            full_D = np.full(_DRAWS, max_len)
+            return full_D, full_D
         rows_DB = np.random.default_rng(0).integers(0, len(length_N), (_DRAWS, batch))
         length_D = np.array([batches.next_rung(n) for n in length_N[rows_DB].max(1).tolist()])
         halves_D = response_N[rows_DB].max(1) <= length_D // 2
-        targets_D = np.where(halves_D, length_D // 2, length_D)
+        return length_D, np.where(halves_D, length_D // 2, length_D)
+
+    def batch_tokens(self, batch: int, *, max_len: int, fixed: bool) -> tuple[float, float]:
+        """Mean tokens and target rows that a training batch computes, pads included."""
+        length_D, targets_D = self.draw_shapes(batch, max_len=max_len, fixed=fixed)
         return float(batch * length_D.mean()), float(batch * targets_D.mean())
 
-    def training_bytes(self, batch: int, tokens: float, *, remat: bool, copies: int) -> float:
-        """Base, adapter with its gradient and optimizer, and what the backward pass keeps."""
-        bound = self.bound(batch, int(tokens / batch), remat=remat)
-        state = 4.0 * copies * self.num_params
-        return self.base_bytes + state + bound.activations + bound.head
+    def num_programs(
+        self, batch: int, *, max_len: int, fixed: bool, steps: int, sets: int = 1
+    ) -> int:
+        """Shapes of batches, each of which compiles once, that so many steps meet."""
+        shape_D = list(zip(*self.draw_shapes(batch, max_len=max_len, fixed=fixed), strict=True))
+        other_D = shape_D[1:] + shape_D[:1] if sets == 2 else shape_D
+        return len(set(list(zip(shape_D, other_D, strict=True))[:steps]))
+
+    def largest(self, batch: int, *, max_len: int, fixed: bool) -> programs.Shape:
+        """The largest batch of a training."""
+        length = max_len if fixed else batches.next_rung(max_len)
+        return programs.Shape(batch, length, length)
+
+    def training_bytes(
+        self,
+        shape: programs.Shape,
+        *,
+        remat: bool,
+        kept: float,
+        logits: int = _NLL_LOGITS,
+        sets: int = 1,
+    ) -> float:
+        """Base, what is kept of the trained weights, and what the backward pass keeps.
+
+        Args:
+          shape: of the largest micro-batch.
+          remat: gradient checkpointing.
+          kept: bytes of trained weights, their gradients and the optimizer's state.
+          logits: arrays of the size of the logits.
+          sets: batches that are differentiated together.
+        """
+        bound = self.bound(shape.batch, shape.length, remat=remat)
+        scores = 4.0 * logits * shape.batch * shape.targets * self.model.vocab_size
+        return self.base_bytes + kept + sets * (bound.activations + bound.head + scores)
 
     def bound(self, batch: int, length: int, *, remat: bool, size: int = 1) -> costs.MemoryBound:
         """The formula's bound; a size is that of sketches, which have a base of their own."""
@@ -250,12 +304,12 @@ class _Work:
             remat=remat,
         )
 
-    def decode(self, prompts: int) -> dict[str, float]:
+    def decode(self, prompts: int) -> dict[str, Any]:
         """Greedy answers: the prompts once, then weights and cache once for every token."""
         settings, model = self.config.references, self.model
         batch = min(settings.decode_batch_size, max(prompts, 1))
         prompt_N = self.length_N - self.response_N
-        prompt, room = float(prompt_N.mean()), decode.bucket_length(int(prompt_N.max()))
+        prompt, room = float(prompt_N.mean()), self.longest_prompt
         new = settings.max_new_tokens
         groups = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
         token = 2 * model.num_hidden_layers * groups * self.head_width
@@ -268,20 +322,39 @@ class _Work:
             ),
             "device_bytes": float(self.base_bytes + batch * (room + new) * token),
             "disk_bytes": float(prompts * 500),
+            "memory": "estimate",
+            # Of the longest prompts and of shorter ones.
+            "num_programs": min(2, rounds),
+            "program": "decode",
         }
 
-    def perplexity(self) -> dict[str, float]:
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens that a batch of the longest prompts is padded to."""
+        return decode.bucket_length(int((self.length_N - self.response_N).max()))
+
+    def perplexity(self) -> dict[str, Any]:
         """The likelihood of some rows of three sets."""
         rows = 3 * self.config.evaluate.perplexity_examples
         tokens, targets = rows * self.length_N.mean(), rows * self.response_N.mean()
+        # Forward alone keeps one layer at a time.
+        bound = self.bound(*self.sketch_batch, remat=True)
         return {
             "operations": self.forward(float(tokens), float(targets)),
             "bytes_moved": float(self.base_bytes),
-            "device_bytes": float(self.base_bytes),
+            "device_bytes": float(bound.weights + bound.activations + bound.head),
             "disk_bytes": 100.0 * rows,
+            "num_programs": 2,
+            "program": "perplexity",
         }
 
-    def questions(self) -> dict[str, float]:
+    @property
+    def sketch_batch(self) -> tuple[int, int]:
+        """Rows and tokens of the largest batch that --batch_tokens allows."""
+        length = batches.next_rung(self.config.corpus.max_len)
+        return max(1, self.config.sketch.batch_tokens // length), length
+
+    def questions(self) -> dict[str, Any]:
         """TOFU's own questions: answers, and the likelihood of right and wrong ones."""
         sets = 3 if self.config.corpus.tofu_forget == "all" else 4
         asked = sets * self.config.evaluate.tofu_questions
@@ -307,7 +380,7 @@ class _Work:
     def row_bytes(self) -> int:
         return self.sketch_size * jnp.dtype(self.config.sketch.sketch_dtype).itemsize
 
-    def sketches(self) -> dict[str, float]:
+    def sketches(self) -> dict[str, Any]:
         """Gradients of all training examples and retrieval queries, by the run's own batches."""
         settings, count = self.config.sketch, self.sizes.train
         place_N = np.random.default_rng(0).integers(0, len(self.length_N), count)
@@ -336,10 +409,11 @@ class _Work:
                 ).total
                 + (0 if self.gradient_base is self.base else self.base_bytes)
             ),
+            "num_programs": len({(p.rows.size, p.length, p.num_targets) for p in plans}),
         }
 
 
-def _unlearning(work: _Work, name: str) -> dict[str, float]:
+def _unlearning(work: _Work, name: str) -> dict[str, Any]:
     """Steps of one algorithm: each takes a batch of both sets."""
     settings, sizes = work.config.unlearn, work.sizes
     batch = settings.unlearn_batch_size
@@ -357,15 +431,33 @@ def _unlearning(work: _Work, name: str) -> dict[str, float]:
     operations = gradient * (2 if has_retain else 1)
     # The reference speaks on the retain set for a KL to it, on the forget set for NPO's ratio.
     operations += reference * (name.endswith("_klr") + name.startswith("npo"))
+    shapes: dict[str, Any] = {
+        "max_len": settings.unlearn_max_len or work.config.corpus.max_len,
+        "fixed": settings.unlearn_fixed_padding,
+    }
+    is_whole = settings.unlearn_parameters == "all"
+    trained = work.num_weights if is_whole else work.num_params
     return {
-        "operations": steps * operations,
-        # Parameters, gradient, two moments, the reference.
-        "device_bytes": work.training_bytes(micro, tokens, remat=settings.unlearn_remat, copies=5),
-        "disk_bytes": 4.0 * work.num_params * settings.unlearn_epochs,
+        "operations": steps * operations * (1.5 if is_whole else 1.0),
+        # Weights and two moments go in and come out; a gradient, an update, and the reference. Of
+        # all weights there are two more in the dtype of the base: those that run, and the merged.
+        "device_bytes": work.training_bytes(
+            work.largest(micro, **shapes),
+            remat=settings.unlearn_remat,
+            kept=4.0 * 8 * trained + 4.0 * work.num_params + 2.0 * is_whole * work.base_bytes,
+            logits=_KL_LOGITS if name.endswith("_klr") else _NLL_LOGITS,
+            sets=2 if has_retain else 1,
+        ),
+        "disk_bytes": settings.unlearn_epochs
+        * float(work.base_bytes if is_whole else 4 * work.num_params),
+        "num_programs": work.num_programs(
+            batch, **shapes, steps=steps, sets=2 if has_retain else 1
+        ),
+        "program": f"unlearn/{name}",
     }
 
 
-def _finetuning(work: _Work) -> dict[str, float]:
+def _finetuning(work: _Work) -> dict[str, Any]:
     settings = work.config.finetune
     batch = settings.finetune_batch_size
     micro = settings.finetune_micro_batch_size or batch
@@ -376,18 +468,26 @@ def _finetuning(work: _Work) -> dict[str, float]:
         fixed=settings.finetune_fixed_padding,
     )
     kept = 2 + settings.trajectory_points
+    shapes: dict[str, Any] = {
+        "max_len": settings.finetune_max_len or work.config.corpus.max_len,
+        "fixed": settings.finetune_fixed_padding,
+    }
     return {
         "operations": steps
         * (batch // micro)
         * work.gradient(tokens, targets, remat=settings.finetune_remat),
         "device_bytes": work.training_bytes(
-            micro, tokens, remat=settings.finetune_remat, copies=4 + settings.trajectory_points
+            work.largest(micro, **shapes),
+            remat=settings.finetune_remat,
+            kept=4.0 * (8 + kept) * work.num_params,
         ),
         "disk_bytes": 4.0 * work.num_params * kept,
+        "num_programs": work.num_programs(batch, **shapes, steps=steps),
+        "program": "finetune",
     }
 
 
-def _backbone(work: _Work) -> dict[str, float]:
+def _backbone(work: _Work) -> dict[str, Any]:
     settings = work.config.backbone
     if settings.checkpoint:
         return {}
@@ -396,9 +496,19 @@ def _backbone(work: _Work) -> dict[str, float]:
     return {
         # All weights are trained: two more for every weight and token.
         "operations": settings.pretrain_steps * 1.5 * work.gradient(tokens, targets),
-        "device_bytes": work.training_bytes(batch, tokens, remat=False, copies=0)
-        + 3 * work.base_bytes,
+        "device_bytes": work.training_bytes(
+            work.largest(batch, max_len=work.config.corpus.max_len, fixed=False),
+            remat=False,
+            kept=4.0 * 8 * work.num_weights,
+        ),
         "disk_bytes": float(work.base_bytes),
+        "num_programs": work.num_programs(
+            batch,
+            max_len=work.config.corpus.max_len,
+            fixed=False,
+            steps=settings.pretrain_steps,
+        ),
+        "program": "backbone",
     }
 
 
@@ -418,7 +528,7 @@ def _encoder_shape_of(width: int, layers: int, inner: int, vocabulary: int) -> _
     return _EncoderShape(width, layers, in_layers, in_layers + vocabulary * width)
 
 
-def _discriminator(work: _Work) -> dict[str, float]:
+def _discriminator(work: _Work) -> dict[str, Any]:
     """Training of all weights of the classifier, on answers as long as Alpaca's."""
     settings, sizes = work.config.evaluate, work.sizes
     limit = settings.classifier_examples or sizes.train
@@ -440,10 +550,12 @@ def _discriminator(work: _Work) -> dict[str, float]:
         # Weights, gradient and two moments; what a layer keeps for the way back is some 20 widths.
         "device_bytes": 16.0 * shape.weights + 80.0 * tokens * shape.layers * shape.width,
         "disk_bytes": 4.0 * shape.weights,
+        "memory": "estimate",
+        "num_programs": 2,
     }
 
 
-def _retrieval(work: _Work, name: str) -> dict[str, float]:
+def _retrieval(work: _Work, name: str) -> dict[str, Any]:
     sizes = work.sizes
     if name == "influence":
         passed = float(sizes.train * work.row_bytes)
@@ -473,13 +585,21 @@ def _retrieval(work: _Work, name: str) -> dict[str, float]:
     return {"disk_bytes": 500.0 * (sizes.forget + sizes.retain)}
 
 
-def forecast(config: Config, workdir: pathlib.Path, *, stages: Sequence[str] = STAGES) -> Forecast:
+def forecast(
+    config: Config,
+    workdir: pathlib.Path,
+    *,
+    stages: Sequence[str] = STAGES,
+    compiles: bool = False,
+) -> Forecast:
     """Returns what a run will do and take, unit by unit; needs no weights, no data, no network.
 
     Args:
       config: of the run.
       workdir: where finished units are looked for; nothing is written.
       stages: those that will run.
+      compiles: compile the largest program of every kind that is still to run, for the default
+        device, to say how much memory it takes and how long compiling does.
 
     Raises:
       ValueError: a checkpoint whose shapes are unknown, or adapter targets that it does not have.
@@ -490,7 +610,7 @@ def forecast(config: Config, workdir: pathlib.Path, *, stages: Sequence[str] = S
     units = plan_units(config, workspace)
     done = Plan(workdir, units).survey().done
 
-    def costs_of(name: str) -> dict[str, float]:
+    def costs_of(name: str) -> dict[str, Any]:
         stage, _, rest = name.partition("/")
         if stage == "corpus":
             return {"disk_bytes": 500.0 * work.sizes.train}
@@ -535,6 +655,16 @@ def forecast(config: Config, workdir: pathlib.Path, *, stages: Sequence[str] = S
         for unit in units
         if unit.stage in stages
     )
+    seconds: list[float] = []
+    if compiles:
+        steps, seconds = _with_programs(steps, work, workspace)
+    known: set[str] = set()
+    for number, step in enumerate(steps):
+        # Units of one process share what is compiled; finished ones compile nothing.
+        if step.is_done or step.program in known:
+            steps = (*steps[:number], step._replace(num_programs=0), *steps[number + 1 :])
+        elif step.program:
+            known.add(step.program)
     return Forecast(
         model=work.name,
         sizes=work.sizes,
@@ -551,24 +681,86 @@ def forecast(config: Config, workdir: pathlib.Path, *, stages: Sequence[str] = S
         row_bytes=work.row_bytes,
         mean_tokens=float(work.length_N.mean()),
         steps=steps,
-        notes=_notes(config),
+        compile_seconds=float(np.median(seconds)) if seconds else _COMPILE_SECONDS,
+        width=max(work.shapes.layer, key=lambda pair: pair[0] * pair[1]),
+        notes=_notes(config, is_compiled=bool(seconds)),
     )
 
 
-def _notes(config: Config) -> tuple[str, ...]:
+def _with_programs(
+    steps: Sequence[Step], work: _Work, workspace: Workspace
+) -> tuple[tuple[Step, ...], list[float]]:
+    """Returns the steps with XLA's memory of their largest programs, and seconds of compiling."""
+    config = work.config
+    graphdef, _, _ = decoder.abstract(
+        work.model, lora_config_of(config), jnp.dtype(config.backbone.base_dtype)
+    )
+    workspace.model = Model(
+        decoder.bind(graphdef), work.base, work.lora, lora_config_of(config), graphdef
+    )
+    finetune, unlearn = config.finetune, config.unlearn
+    max_len = config.corpus.max_len
+    makers: dict[str, Callable[[], programs.Program]] = {
+        "backbone": lambda: programs.pretraining(
+            workspace,
+            work.largest(config.backbone.pretrain_batch_size, max_len=max_len, fixed=False),
+        ),
+        "finetune": lambda: programs.finetuning(
+            workspace,
+            work.largest(
+                finetune.finetune_batch_size,
+                max_len=finetune.finetune_max_len or max_len,
+                fixed=finetune.finetune_fixed_padding,
+            ),
+        ),
+        "decode": lambda: programs.decoding(
+            workspace,
+            rows=config.references.decode_batch_size,
+            length=work.longest_prompt,
+        ),
+        **{
+            f"unlearn/{name}": functools.partial(
+                programs.unlearning,
+                workspace,
+                work.largest(
+                    unlearn.unlearn_batch_size,
+                    max_len=unlearn.unlearn_max_len or max_len,
+                    fixed=unlearn.unlearn_fixed_padding,
+                ),
+                name,
+            )
+            for name in unlearn.algorithms
+        },
+    }
+    wanted = {step.program for step in steps if not step.is_done} & makers.keys()
+    made = {name: make() for name, make in makers.items() if name in wanted}
+    found = tuple(
+        step._replace(device_bytes=made[step.program].device_bytes, memory="XLA")
+        if step.program in made
+        else step
+        for step in steps
+    )
+    return found, [program.seconds for program in made.values()]
+
+
+def _notes(config: Config, *, is_compiled: bool) -> tuple[str, ...]:
     notes = [
-        "Arithmetic, not measured: operations of matrix products and bytes of device memory over "
-        "the rates given, whichever takes longer. Compiling, files and work on the host are left "
-        "out; memory is a bound by formula that counts activations in float32, so up to twice what "
-        "is used.",
+        "Time: operations of matrix products and bytes of device memory over the rates, whichever "
+        "takes longer, and compiling. Files and work on the host are left out.",
+        "Memory of the device: a bound is by formula, from above, with float32 activations; an "
+        "estimate counts weights and the cache of keys and values alone"
+        + (
+            f"; XLA is its analysis of the largest program, compiled for {jax.default_backend()} "
+            "(another kind of device needs another amount)."
+            if is_compiled
+            else "."
+        ),
         "Rows are taken to be as long as Alpaca's with Pythia's tokenizer.",
     ]
     if config.retrieve.select != "count":
         notes.append(
             "The rule of --select decides the sizes of the sets; those shown are by count."
         )
-    if config.unlearn.unlearn_parameters == "all":
-        notes.append("All parameters are unlearned: the adapter's costs are shown, add the base's.")
     return tuple(notes)
 
 
@@ -593,7 +785,9 @@ def sizes_table(found: Forecast) -> Table:
     return Table((Column("What"), Column("Size")), tuple(rows))
 
 
-def steps_table(found: Forecast, *, flops_per_second: float, bytes_per_second: float) -> Table:
+def steps_table(
+    found: Forecast, *, flops_per_second: float, bytes_per_second: float, origin: str = "as given"
+) -> Table:
     """Returns the table of a run's stages: what is done, what is left, and what it takes.
 
     Units of one stage that cost the same stand in one row.
@@ -602,20 +796,22 @@ def steps_table(found: Forecast, *, flops_per_second: float, bytes_per_second: f
       found: the forecast.
       flops_per_second: operations a second that the machine is taken to do.
       bytes_per_second: bytes of memory a second that it is taken to move.
+      origin: where the two rates come from.
     """
     groups: dict[tuple[Any, ...], list[Step]] = {}
     for step in found.steps:
         stage, *rest = step.name.split("/")
-        costed = (step.operations, step.bytes_moved, step.device_bytes)
-        key = (stage, *costed) if rest and any(costed) else (stage, bool(rest), *costed)
+        costed = (step.operations, step.bytes_moved, step.device_bytes, step.memory)
+        key = (stage, *costed) if rest and any(costed[:3]) else (stage, bool(rest), *costed)
         groups.setdefault(key, []).append(step)
     rows: list[tuple[str, ...]] = []
     total = left = 0.0
     for steps in groups.values():
         seconds = steps[0].seconds(flops_per_second, bytes_per_second)
+        compiling = found.compile_seconds * sum(step.num_programs for step in steps)
         done = sum(step.is_done for step in steps)
-        total += len(steps) * seconds
-        left += (len(steps) - done) * seconds
+        total += len(steps) * seconds + compiling
+        left += (len(steps) - done) * seconds + compiling
         operations = sum(step.operations for step in steps)
         moved = sum(step.bytes_moved for step in steps)
         disk = sum(step.disk_bytes for step in steps)
@@ -629,8 +825,10 @@ def steps_table(found: Forecast, *, flops_per_second: float, bytes_per_second: f
                 f"{done} of {len(steps)}",
                 f"{operations:.2e}" if operations else "-",
                 _bytes(moved) if moved else "-",
-                _seconds(len(steps) * seconds) if seconds else "-",
-                _bytes(steps[0].device_bytes) if steps[0].device_bytes else "-",
+                _seconds(len(steps) * seconds + compiling) if seconds or compiling else "-",
+                f"{_bytes(steps[0].device_bytes)}, {steps[0].memory}"
+                if steps[0].device_bytes
+                else "-",
                 _bytes(disk) if disk else "-",
             )
         )
@@ -643,10 +841,14 @@ def steps_table(found: Forecast, *, flops_per_second: float, bytes_per_second: f
         Column("Operations", "right"),
         Column("Bytes moved", "right"),
         Column("Time", "right"),
-        Column("Device, at most", "right"),
+        Column("Device memory", "right"),
         Column("Disk", "right"),
     )
-    rates = f"Rates: {flops_per_second:.3g} operations and {bytes_per_second:.3g} bytes a second."
+    count = sum(step.num_programs for step in found.steps)
+    rates = (
+        f"Rates: {flops_per_second:.3g} operations and {bytes_per_second:.3g} bytes a second, "
+        f"{origin}; about {count} programs to compile, {found.compile_seconds:.2g} s each."
+    )
     return Table(columns, tuple(rows), (rates, *found.notes))
 
 

@@ -113,17 +113,6 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     )
     bound = decoder.bind(graphdef)
 
-    def losses(
-        params: Tree,
-        frozen: Tree,
-        batch: objectives.TokenBatch,
-        *,
-        num_targets: int,
-        dropout_keys: jax.Array | None,
-    ) -> jax.Array:
-        del frozen, dropout_keys
-        return objectives.nll_by_example(bound, {}, params, batch, num_targets=num_targets)
-
     encoded = workspace.encode(workspace.corpus.backbone, "backbone examples").with_answers()
     num_steps, batch_size = settings.pretrain_steps, settings.pretrain_batch_size
     per_epoch = finetune.num_steps_of(len(encoded.ids), batch_size=batch_size, num_epochs=1)
@@ -138,7 +127,7 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     )
     tx = finetune.adamw(rate, weight_decay=0.1, clip=1.0)
     fitted = finetune.fit(
-        losses,
+        backbone_losses(bound),
         finetune.start_fit(base, tx),
         {},
         iter(progress(_first(stream, num_steps), "backbone", total=num_steps)),
@@ -148,6 +137,41 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     )
     checkpoint.save_model(folder / "model", model_config, fitted.state.params)
     _write_losses(folder, fitted)
+
+
+def backbone_losses(bound: decoder.Decoder) -> finetune.Losses:
+    """Returns the loss that a backbone's weights are trained on, by example."""
+
+    def losses(
+        params: Tree,
+        frozen: Tree,
+        batch: objectives.TokenBatch,
+        *,
+        num_targets: int,
+        dropout_keys: jax.Array | None,
+    ) -> jax.Array:
+        del frozen, dropout_keys
+        return objectives.nll_by_example(bound, {}, params, batch, num_targets=num_targets)
+
+    return losses
+
+
+def adapter_losses(bound: decoder.Decoder) -> finetune.Losses:
+    """Returns the loss that an adapter is trained on, by example."""
+
+    def losses(
+        params: Tree,
+        frozen: Tree,
+        batch: objectives.TokenBatch,
+        *,
+        num_targets: int,
+        dropout_keys: jax.Array | None,
+    ) -> jax.Array:
+        return objectives.nll_by_example(
+            bound, params, frozen, batch, num_targets=num_targets, dropout_keys=dropout_keys
+        )
+
+    return losses
 
 
 def _first(stream: Iterator[Any], count: int) -> Iterator[Any]:
@@ -168,19 +192,6 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
     """
     config, settings, model = workspace.config, workspace.config.finetune, workspace.model
     bound = model.decoder_for(remat=settings.finetune_remat)
-
-    def losses(
-        params: Tree,
-        frozen: Tree,
-        batch: objectives.TokenBatch,
-        *,
-        num_targets: int,
-        dropout_keys: jax.Array | None,
-    ) -> jax.Array:
-        return objectives.nll_by_example(
-            bound, params, frozen, batch, num_targets=num_targets, dropout_keys=dropout_keys
-        )
-
     max_len = settings.finetune_max_len or config.corpus.max_len
     _require_room(
         "labeled targets",
@@ -231,7 +242,7 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
         ),
     )
     fitted = finetune.fit(
-        losses,
+        adapter_losses(bound),
         start,
         model.base,
         iter(progress(stream, "fine-tune", total=num_steps - done)),

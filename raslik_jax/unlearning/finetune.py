@@ -190,6 +190,42 @@ def start_fit(params: Tree, tx: optax.GradientTransformation) -> Progress:
     return Progress(state, (), np.zeros(0, np.float64))
 
 
+def training_step(
+    losses: Losses,
+    tx: optax.GradientTransformation,
+    *,
+    mean: Mean,
+    micro_batch: int,
+    dropout_key: jax.Array | None,
+) -> Callable[..., tuple[TrainState, Array]]:
+    """Returns the jitted step of `fit`: step(state, frozen, batch, *, num_targets); see there."""
+
+    def step_fn(
+        state: TrainState, frozen: Tree, batch: TokenBatch, *, num_targets: int
+    ) -> tuple[TrainState, Array]:
+        keys = None
+        if dropout_key is not None:
+            # One key per example of the whole batch, so that micro-batches drop the same entries.
+            keys = jax.random.split(
+                jax.random.fold_in(dropout_key, state.step), batch.tokens_BL.shape[0]
+            )
+        total = jnp.sum(row_weights(batch, mean))
+
+        def objective(params: Tree, part: tuple[TokenBatch, Array | None]) -> tuple[Array, None]:
+            batch, keys = part
+            loss_B = losses(params, frozen, batch, num_targets=num_targets, dropout_keys=keys)
+            return weighted_mean(loss_B, batch, mean=mean, total=total), None
+
+        (value, _), grads = value_and_grad(
+            objective, state.params, (batch, keys), micro_batch=micro_batch
+        )
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        stepped = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
+        return stepped, value
+
+    return jax.jit(step_fn, static_argnames="num_targets")
+
+
 def fit(
     losses: Losses,
     progress: Progress,
@@ -229,30 +265,7 @@ def fit(
       ValueError: a loss or a weight is not finite; the step is named.
     """
 
-    def step_fn(
-        state: TrainState, frozen: Tree, batch: TokenBatch, *, num_targets: int
-    ) -> tuple[TrainState, Array]:
-        keys = None
-        if dropout_key is not None:
-            # One key per example of the whole batch, so that micro-batches drop the same entries.
-            keys = jax.random.split(
-                jax.random.fold_in(dropout_key, state.step), batch.tokens_BL.shape[0]
-            )
-        total = jnp.sum(row_weights(batch, mean))
-
-        def objective(params: Tree, part: tuple[TokenBatch, Array | None]) -> tuple[Array, None]:
-            batch, keys = part
-            loss_B = losses(params, frozen, batch, num_targets=num_targets, dropout_keys=keys)
-            return weighted_mean(loss_B, batch, mean=mean, total=total), None
-
-        (value, _), grads = value_and_grad(
-            objective, state.params, (batch, keys), micro_batch=micro_batch
-        )
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        stepped = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
-        return stepped, value
-
-    step = jax.jit(step_fn, static_argnames="num_targets")
+    step = training_step(losses, tx, mean=mean, micro_batch=micro_batch, dropout_key=dropout_key)
     state, kept = progress.state, list(progress.kept)
     losses_so_far, values = progress.losses, list[Array]()
 
