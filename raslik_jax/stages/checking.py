@@ -100,7 +100,8 @@ def _row_problems(
     if "unlearn" in stages and len(lost):
         yield (
             f"--unlearn_max_len={to_unlearn} leaves {len(lost)} training examples without an "
-            f"answer to unlearn ({some_of((rows[int(row)].example_id for row in lost), 3)}): raise it"
+            f"answer to unlearn ({some_of((rows[int(row)].example_id for row in lost), 3)}): "
+            "raise it"
         )
 
 
