@@ -87,7 +87,7 @@ def measure(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
 
     from raslik_jax.config import config_from_json
     from raslik_jax.data import batches, tokenization
-    from raslik_jax.files import read_json
+    from raslik_jax.files import read_array, read_json
     from raslik_jax.index import search
     from raslik_jax.index.store import SketchStore
     from raslik_jax.influence import projections
@@ -121,7 +121,7 @@ def measure(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
                 f"sentence vectors wanted, {vectors} is not there: run the retrieve stage with "
                 "embedding among --strategies"
             )
-        example_NE = np.load(vectors, allow_pickle=False)
+        example_NE = read_array(vectors)
         text = strategies.query_text(query, config.retrieve.query_text)
         query_QE, asked = timed(lambda: embed_texts(bound, loaded.weights, encode([text])))
         _, scored = timed(lambda: query_QE @ example_NE.T)

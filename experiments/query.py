@@ -181,7 +181,7 @@ def main() -> None:
         finer=SketchStore.open(_FINER.value) if _FINER.value else None,
     )
     exported = export(tracer, trace) if _FORGET.value or _RETAIN.value else []
-    print(json.dumps(as_json(trace), ensure_ascii=False) if _JSON.value else as_text(trace))
+    print(json.dumps(as_json(trace)) if _JSON.value else as_text(trace))
     for line in exported:
         print(line, file=sys.stderr)
 

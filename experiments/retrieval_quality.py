@@ -29,7 +29,7 @@ from raslik_jax.config import Projection  # noqa: E402
 from raslik_jax.data.examples import QUERY_SETS  # noqa: E402
 from raslik_jax.evaluation import ranking  # noqa: E402
 from raslik_jax.evaluation.ranking import Quality, join_records, measure_ranking  # noqa: E402
-from raslik_jax.files import read_json, write_json  # noqa: E402
+from raslik_jax.files import read_array, read_json, write_json  # noqa: E402
 from raslik_jax.reporting import figures, tables  # noqa: E402
 
 DTYPES = ("float32", "bfloat16", "int8", "sign")
@@ -359,10 +359,10 @@ class Trial:
                 ),
             )
             made = folder / "queries.npy"
-            if not made.is_file() or len(np.load(made)) != len(queries):
+            if not made.is_file() or len(read_array(made)) != len(queries):
                 changed = type(workspace)(workspace.root, replaced)
                 make_embeddings(changed, folder, queries=queries)
-            parts = [np.load(folder / f"{name}.npy") for name in ("examples", "queries")]
+            parts = [read_array(folder / f"{name}.npy") for name in ("examples", "queries")]
             entries["embedding"] = base._replace(vectors=Vectors(*parts))
 
         def of_subset(name: str, subset_Q: np.ndarray) -> Request:
@@ -436,7 +436,7 @@ class Trial:
         path = self.out / "sketches" / self.passes[self.default].folder / "gram.npy"
         if not path.is_file():
             return None
-        gram_MM = np.load(path).astype(np.float64)
+        gram_MM = read_array(path).astype(np.float64)
         if self.workspace.config.retrieve.center:
             gram_MM = exact.centre(gram_MM, self.rows.num_train)
         return exact.cosines(gram_MM, self.rows.num_train, own)
@@ -794,7 +794,7 @@ def write_figures(joined: Mapping[str, list[dict[str, Any]]], out: pathlib.Path)
 def write_report(records: Sequence[Mapping[str, Any]], out: pathlib.Path) -> None:
     """Writes records.csv, summary.json, tables.md and the figures."""
     fields = list(dict.fromkeys(name for record in records for name in record))
-    with open(out / "records.csv", "w", newline="") as lines:
+    with open(out / "records.csv", "w", newline="", encoding="utf-8") as lines:
         writer = csv.DictWriter(lines, fields)
         writer.writeheader()
         writer.writerows(records)

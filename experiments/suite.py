@@ -241,7 +241,7 @@ def run_process(command: Sequence[str], log: pathlib.Path) -> int:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {n: signal.signal(n, stop) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
     try:
-        with open(log, "w") as file:
+        with open(log, "w", encoding="utf-8") as file:
             # A session of its own, so that it is told to stop once, by us. From the checkout's
             # folder: flag files name those they include from there.
             process = subprocess.Popen(
@@ -269,7 +269,7 @@ def lock_folder(out: pathlib.Path) -> Iterator[None]:
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, got the file {shown(str(out))}")
     out.mkdir(parents=True, exist_ok=True)
-    with open(out / ".lock", "w") as lock:
+    with open(out / ".lock", "w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,14 +1,18 @@
 """How every command of experiments/ begins and ends."""
 
+import contextlib
 import functools
 import importlib.util
+import io
 import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from absl import app, flags
+
+from raslik_jax.messages import bounded, printable, some_of
 
 # Those defined here are listed as flags of the command that asks for them.
 flags.disclaim_key_flags()
@@ -19,7 +23,7 @@ def start(main: Callable[[], int | None], *, when_stopped: str = "stopped") -> N
 
     The status is what main returns, 0 for None; 1 for a ValueError or OSError, which is said in one
     sentence on stderr (or raised where RASLIK_TRACEBACK is set); 2 for an argument that is no flag;
-    130 when somebody stops it.
+    130 when somebody stops it. What it prints is UTF-8, with control characters escaped.
 
     Args:
       main: the command; it reads its own flags.
@@ -30,19 +34,41 @@ def start(main: Callable[[], int | None], *, when_stopped: str = "stopped") -> N
 
 def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str]) -> int:
     if len(argv) > 1:
-        print(f"error: flags alone are wanted, got {argv[1:]}: write --name=value", file=sys.stderr)
+        named = some_of(argv[1:])
+        print(f"error: arguments must be flags, got {named}: write --name=value", file=sys.stderr)
         return 2
+    # Texts of data are printed whole on any terminal, whatever the locale.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         _check_finite()
-        return main() or 0
+        with contextlib.redirect_stdout(_Printable(sys.stdout)):
+            return main() or 0
     except (ValueError, OSError) as error:
         if os.environ.get("RASLIK_TRACEBACK"):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {bounded(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(when_stopped, file=sys.stderr)
         return 130
+
+
+class _Printable(io.TextIOBase):
+    """A stream on which control characters of texts are shown and not obeyed."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(printable(text))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
 
 
 def _check_finite() -> None:

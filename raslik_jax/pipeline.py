@@ -677,7 +677,7 @@ def open_workdir(
     made = [path for path in (root, *root.parents) if not path.exists()]
     root.mkdir(parents=True, exist_ok=True)
     try:
-        with open(root / ".lock", "w") as lock:
+        with open(root / ".lock", "w", encoding="utf-8") as lock:
             _lock(lock, root)
             _check_config(root, config, update=update)
             yield lambda: _record(root, config)

@@ -46,10 +46,22 @@ def test_statuses(body, status, said):
     assert end_of(body) == (status, said)
 
 
+def test_text_of_data_is_printed_and_not_obeyed(capfd):
+    def main():
+        print("a\x1b[31mb\u202e\tc\n中")
+        raise ValueError("row \x1b[2J" + "x" * 9999 + ": correct it")
+
+    assert command._run(main, "stopped", ["x"]) == 1
+    out, err = capfd.readouterr()
+    assert out == "a\\x1b[31mb\\u202e\tc\n中\n"
+    assert err.startswith("error: row \\x1b[2Jxxx") and err.endswith("x: correct it\n")
+    assert len(err) < 320
+
+
 def test_what_is_no_flag_is_refused():
     status, said = end_of("print('never')", "name=value")
     assert status == 2
-    assert said == "error: flags alone are wanted, got ['name=value']: write --name=value\n"
+    assert said == "error: arguments must be flags, got 'name=value': write --name=value\n"
 
 
 def test_a_defect_keeps_its_traceback():

@@ -233,7 +233,7 @@ class WrongInputTest(parameterized.TestCase):
         self.assertRegex(wrong[0], message)
 
     @parameterized.parameters(
-        (("positional",), "error: flags alone are wanted, got .'positional'."),
+        (("positional",), "error: arguments must be flags, got 'positional'"),
         (("--stages=train",), "--stages must be a list of corpus, .*, got 'train'"),
         (("--strategies=raslik,guess",), "--strategies must be a list of random, .*guess"),
         (("--sketch_loss=shifted",), "should be one of <next_token|unshifted>"),
@@ -241,7 +241,7 @@ class WrongInputTest(parameterized.TestCase):
         (("--num_trian=3",), "Unknown command line flag 'num_trian'"),
         (("--stages=",), "--stages must be a list"),
         (("--finetune_learning_rate=nan",), "--finetune_learning_rate must be a finite number"),
-        (("--dataset=howdy_small",), "folder of real data wanted"),
+        (("--dataset=howdy_small",), "folder of real data must be there"),
         (("--dataset=records",), "--dataset=records needs --train_file and --queries_file"),
     )
     def test_wrong_flags(self, arguments, message):
@@ -263,12 +263,12 @@ class WrongInputTest(parameterized.TestCase):
         )
 
     @parameterized.parameters(
-        ("", "train.jsonl is empty"),
+        ("", "train.jsonl' must hold at least one row"),
         (
             '{"instruction": "a", "output": "b"}\n{"instruction": 3}\n',
             "train.jsonl:2: 'instruction'",
         ),
-        ("{nonsense\n", "train.jsonl:1: not JSON"),
+        ("{nonsense\n", "train.jsonl:1: a row must be JSON"),
     )
     def test_wrong_data_names_file_and_line(self, train, message):
         self.fails(*self.records(train), message=message)

@@ -54,7 +54,7 @@ class ReadRunTest(absltest.TestCase):
 
     def test_a_damaged_file_is_named(self):
         (self.root / "retrieve" / "raslik" / "forget.jsonl").write_text('{"a": 1}\n{"b"')
-        with self.assertRaisesRegex(ValueError, "raslik/forget.jsonl is no JSON"):
+        with self.assertRaisesRegex(ValueError, "raslik/forget.jsonl'.* must be JSON"):
             runs.read_run(self.root)
 
 

@@ -94,7 +94,7 @@ def read_blocks(path: pathlib.Path = TABLES) -> tuple[PublishedBlock, ...]:
     if not path.is_file():
         return ()
     blocks: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             blocks[row["table"], row["dataset"], row["model"], row["algorithm"]].append(row)
     return tuple(_make_block(names, rows) for names, rows in blocks.items())

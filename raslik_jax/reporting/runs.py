@@ -1,6 +1,5 @@
 """What a work directory holds, read for reports; nothing is computed by a model again."""
 
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from jaxtyping import Bool, Float
 
 from raslik_jax.data.toy import SCIFI_WORDS
 from raslik_jax.evaluation.summary import Metrics
-from raslik_jax.files import read_json
+from raslik_jax.files import read_array, read_json, read_json_lines, read_text
 from raslik_jax.pipeline import check_finished, read_manifest
 from raslik_jax.reporting import tables
 
@@ -155,22 +154,12 @@ def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
 
 
 def _read_json(path: pathlib.Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is no JSON ({error}): make it again") from None
+    return read_json(path) if path.is_file() else None
 
 
 def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the rows of a JSONL file, none where it is missing."""
-    if not path.is_file():
-        return []
-    try:
-        return [json.loads(line) for line in path.read_text().split("\n") if line.strip()]
-    except json.JSONDecodeError as error:
-        raise ValueError(f"a line of {path} is no JSON ({error}): make it again") from None
+    return read_json_lines(path) if path.is_file() else []
 
 
 def _text(row: Mapping[str, Any]) -> str:
@@ -212,7 +201,7 @@ def _read_scores(root: pathlib.Path, metrics: Metrics) -> ScoreSample | None:
     entry = metrics["retrieval"].get("raslik") or next(iter(metrics["retrieval"].values()), None)
     if not path.is_file() or entry is None:
         return None
-    score_N = np.load(path, allow_pickle=False).astype(np.float64)
+    score_N = read_array(path).astype(np.float64)
     labels = [row.get("is_target") for row in _read_rows(root / "corpus" / "train.jsonl")]
     ranked_N = np.sort(score_N)
     return ScoreSample(
@@ -245,8 +234,8 @@ def _read_marker_words(config: Mapping[str, Any]) -> frozenset[str]:
     if not path:
         return SCIFI_WORDS
     try:
-        return frozenset(pathlib.Path(path).read_text().lower().split())
-    except OSError:
+        return frozenset(read_text(path).lower().split())
+    except ValueError:
         return frozenset()
 
 

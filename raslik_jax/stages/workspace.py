@@ -16,7 +16,7 @@ from raslik_jax.data import batches, examples, tokenization
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.toy import SCIFI_WORDS
 from raslik_jax.evaluation import choice, rates, summary
-from raslik_jax.files import read_json, read_json_lines
+from raslik_jax.files import read_json, read_json_lines, read_text
 from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, decode
 from raslik_jax.models import decoder as decoders
@@ -399,7 +399,8 @@ def lora_config_of(config: Config) -> LoRAConfig:
 
 
 def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    path.write_text("".join(lines), encoding="utf-8", newline="\n")
 
 
 def non_sf_by_words(config: Config) -> summary.NonSf:
@@ -412,12 +413,7 @@ def marker_words(config: Config) -> frozenset[str]:
     path = config.evaluate.marker_words
     if not path:
         return SCIFI_WORDS
-    try:
-        words = frozenset(pathlib.Path(path).read_text().lower().split())
-    except OSError as error:
-        raise ValueError(
-            f"a file of marker words wanted, {path} cannot be read ({error})"
-        ) from None
+    words = frozenset(read_text(path).lower().split())
     if not words:
-        raise ValueError(f"marker words wanted in {path}, it is empty")
+        raise ValueError(f"{shown(path, 160)} must hold marker words, got an empty file")
     return words
