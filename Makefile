@@ -7,12 +7,13 @@ TAG := $(shell $(PYTHON) -c 'import sys; print("py311" if sys.version_info < (3,
 CONSTRAINTS := constraints-$(TAG).txt
 WORKERS ?= 2
 
-.PHONY: help quickstart test parity check lint clean
+.PHONY: help quickstart test parity check lint docs clean
 help:
 	@echo "make quickstart  set up, then run the main job on a toy: one bad generation in, a report out (about 5 minutes on 2 cores)"
 	@echo "make test        set up, then lint, types and tests (under 15 minutes on 2 cores)"
 	@echo "make check       the heavy suites on top: parity with torch, kill campaigns, statistics, the report in a browser"
 	@echo "make parity      only the comparisons with torch, transformers and peft"
+	@echo "make docs        build the documentation into site/, with warnings as errors"
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is wanted, this is %d.%d: set PYTHON=" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
@@ -28,6 +29,10 @@ $(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 
 $(VENV)/.installed-parity: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,parity]'
+	@touch $@
+
+$(VENV)/.installed-docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e '.[docs]'
 	@touch $@
 
 # The report is looked at in a real browser where there is one, or where Debian's may be installed.
@@ -53,8 +58,11 @@ test: lint
 parity: $(VENV)/.installed-parity
 	$(BIN)/python -m pytest -q -m heavy tests/parity
 
-check: $(VENV)/.installed-parity browser
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
+
+check: $(VENV)/.installed-parity browser docs
 	$(BIN)/python -m pytest -q -rs -m heavy -n $(WORKERS) --dist worksteal --durations=15
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -85,11 +85,10 @@ class QueryTest(parameterized.TestCase):
         np.testing.assert_array_equal(found.forget_N, expected)
 
     def test_the_lines_of_the_documentation_run(self):
-        (readme,) = re.findall(
-            r"^```py\n(.*?)^```", (_REPOSITORY / "README.md").read_text(), re.MULTILINE | re.DOTALL
-        )
+        text = (_REPOSITORY / "docs" / "guides" / "asking.md").read_text()
+        (guide,) = re.findall(r"^```py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
         docstring = textwrap.dedent(trace.Tracer.__doc__.split("Example:\n")[1]).strip()
-        for lines in (readme, docstring):
+        for lines in (guide, docstring):
             statements = [line for line in lines.strip().splitlines() if line]
             self.assertLen(statements, 3)
             lines = lines.replace("runs/quickstart/sketch/index", str(self.index))

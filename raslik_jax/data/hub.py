@@ -21,7 +21,7 @@ class HubSource(NamedTuple):
 
 
 def parse_source(text: str) -> HubSource:
-    """Returns what "hub:OWNER/NAME[:CONFIG][@SPLIT]" names; the split is "train" unless given.
+    """Returns what `hub:OWNER/NAME[:CONFIG][@SPLIT]` names; the split is "train" unless given.
 
     Raises:
       ValueError: another form.
@@ -45,7 +45,7 @@ def read_rows(
     """Returns the rows of a file or of a hub dataset as examples.
 
     Args:
-      source: a path of `read_examples`, or "hub:OWNER/NAME[:CONFIG][@SPLIT]"; a folder may stand
+      source: a path of `read_examples`, or `hub:OWNER/NAME[:CONFIG][@SPLIT]`; a folder may stand
         for OWNER/NAME.
       fields: which key holds which field, as in `read_examples`.
       name: kept as the source of every example.

@@ -17,7 +17,7 @@ def load_records_corpus(
 ) -> Corpus:
     """Returns the rows of one JSON or JSONL file and the queries of another; no backbone rows.
 
-    Either may be a dataset of the hub, "hub:OWNER/NAME[:CONFIG][@SPLIT]".
+    Either may be a dataset of the hub, `hub:OWNER/NAME[:CONFIG][@SPLIT]`.
 
     Every query names its set, one of QUERY_SETS, in its split field: "retrieval" for the bad
     generations to be traced, the other four for measuring. A query may do without an output: its

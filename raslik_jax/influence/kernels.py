@@ -370,12 +370,11 @@ def dense_sums_pallas(
     one word for each column and each of 64 rows, and then shifts a bit out of each word for each
     product. The signs are the left operand, which tensor cores of Hopper take from registers.
     A float32 operand goes through the bfloat16 tensor cores as three exact parts of 8 bits of
-    mantissa each, at a third of the speed.
+    mantissa each, at a third of the speed. The other arguments are those of `dense_sums`.
 
     Args:
       blocks: tile; None for `dense_blocks`.
       interpret: run as plain JAX, for tests on a CPU.
-      The rest as `dense_sums`.
     """
     batch, num_params = gradients_BP.shape
     blocks = dense_blocks(batch, num_params, size) if blocks is None else blocks

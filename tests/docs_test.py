@@ -1,0 +1,68 @@
+"""The documents stay short and whole: lengths, links, navigation, modules of the API reference."""
+
+import pathlib
+import re
+
+import pytest
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+_DOCS = _REPOSITORY / "docs"
+_PAGES = sorted(_DOCS.rglob("*.md"))
+_NAV = (_REPOSITORY / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+
+
+def _prose(text: str) -> str:
+    """Returns a text without its blocks of code, which keep their number of lines."""
+    return re.sub(
+        r"^```.*?^```$", lambda m: "\n" * m[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE
+    )
+
+
+def _anchors(path: pathlib.Path) -> set[str]:
+    """Returns what a link may name after `#`, by the rule of MkDocs and GitHub."""
+    titles = re.findall(r"^#+ (.*)$", _prose(path.read_text()), re.MULTILINE)
+    return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", title).lower()) for title in titles}
+
+
+@pytest.mark.parametrize("name, limit", [("BUILD_NOTES.md", 80)])
+def test_what_everyone_reads_is_short(name, limit):
+    assert len((_REPOSITORY / name).read_text().splitlines()) <= limit
+
+
+@pytest.mark.parametrize(
+    "path",
+    [_REPOSITORY / "README.md", _REPOSITORY / "BUILD_NOTES.md", *_PAGES],
+    ids=lambda path: str(path.relative_to(_REPOSITORY)),
+)
+def test_links_and_named_files_exist(path):
+    text = path.read_text()
+    for link in re.findall(r"\]\(([^)\s]+)\)", _prose(text)):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        assert target.is_file(), link
+        assert not anchor or anchor in _anchors(target), link
+    for name in re.findall(r"experiments/[\w/]+\.(?:py|sh|flags|md)", text):
+        assert (_REPOSITORY / name).is_file(), name
+
+
+def test_navigation_names_every_page_once():
+    assert sorted(re.findall(r"[\w/]+\.md", _NAV)) == [
+        page.relative_to(_DOCS).as_posix() for page in _PAGES
+    ]
+
+
+def test_the_api_reference_names_every_package_and_module_of_the_root_once():
+    root = [path for path in (_REPOSITORY / "raslik_jax").iterdir() if path.name != "__init__.py"]
+    public = [path.stem for path in root if path.suffix == ".py" or (path / "__init__.py").exists()]
+    text = "".join(page.read_text() for page in sorted((_DOCS / "api").glob("*.md")))
+    named = re.findall(r"^::: raslik_jax\.(\w+)$", text, re.MULTILINE)
+    assert sorted(named) == sorted(public)
+
+
+@pytest.mark.parametrize("path", sorted((_DOCS / "notes").glob("*.md")), ids=lambda path: path.name)
+def test_lines_of_notes_can_be_reviewed(path):
+    """No line is above 120 characters, tables and code apart."""
+    for number, line in enumerate(_prose(path.read_text()).splitlines(), start=1):
+        assert len(line) <= 120 or line.startswith("|"), f"{path.name}:{number}"
