@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import pathlib
+import random
 
 import pytest
 import zstandard
@@ -197,6 +198,40 @@ class ReadTest(parameterized.TestCase):
         record = json.loads(written.read_text())
         self.assertEqual((record["topic"], record["score"]), (["x", 1], 0.5))
         self.assertEqual(ex.read_examples(written)[0][:4], read[:4])
+
+    @parameterized.parameters(*sorted(_PACKERS))
+    def test_any_damage_is_one_short_sentence(self, packing):
+        draws = random.Random(packing)
+        rows = [{"instruction": "é", "output": "\u2028", "id": "x", "k": [1.5, {"a": None}]}] * 2
+        text = json.dumps([rows[0], {**rows[1], "id": "y"}], ensure_ascii=False, indent=1).encode()
+        parts = [b"[" * 400, b"9" * 5000, b"1e999", b"\\ud800", b"\\u0000", b"\0", b"\xff", b'"']
+        for step in range(80):
+            outside = bool(packing) and step % 2 == 0
+            raw = bytearray(_PACKERS[packing](text) if outside else text)
+            at = draws.randrange(len(raw))
+            match draws.randrange(4):
+                case 0:
+                    raw[at] ^= 1 << draws.randrange(8)
+                case 1:
+                    del raw[at:]
+                case 2:
+                    del raw[at : at + draws.randrange(1, 9)]
+                case 3:
+                    raw[at:at] = draws.choice(parts)
+            path = self._write(f"rows.json{packing}", bytes(raw))
+            if not outside:
+                path.write_bytes(_PACKERS[packing](bytes(raw)))
+            try:
+                read = ex.read_examples(path)
+            except ValueError as error:
+                self.assertIs(type(error), ValueError)
+                self.assertLessEqual(len(str(error)), 300)
+                self.assertNotIn("\n", str(error))
+                continue
+            if outside and packing != ".zst":  # which has no checksum here
+                self.assertEqual(
+                    [row[:4] for row in read], [("x", "é", "", "\u2028"), ("y", *read[1][1:4])]
+                )
 
     def test_a_pipe_is_refused_at_once(self):
         os.mkfifo(self.folder / "rows.jsonl")
