@@ -29,6 +29,7 @@ from absl import flags
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from raslik_jax import command  # noqa: E402
+from raslik_jax.messages import shown  # noqa: E402
 
 DTYPES = ("float32", "bfloat16", "int8", "sign")
 
@@ -47,7 +48,9 @@ _TOP = flags.DEFINE_integer("top", 5000, "Rows wanted from the top (at most all)
 _BOTTOM = flags.DEFINE_integer("bottom", 2000, "Rows wanted from the bottom (at most all).", 0)
 _CHUNK_ROWS = flags.DEFINE_integer("chunk_rows", 512, "Rows of a chunk.", 1)
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Measurements, of which the median is reported.", 1)
-_FOLDER = flags.DEFINE_string("folder", "", "Where the index is made (default: a temporary one).")
+_FOLDER = flags.DEFINE_string(
+    "folder", "", "New or empty folder where the index is made (default: a temporary one)."
+)
 _JSON = flags.DEFINE_boolean("json", False, "Print a JSON line per measurement, no table.")
 
 
@@ -221,7 +224,15 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    folder = Path(_FOLDER.value or tempfile.mkdtemp())
+    if _FOLDER.value:
+        folder = Path(_FOLDER.value)
+        if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+            raise ValueError(
+                f"--folder must be new or empty, {shown(str(folder), 120)} holds something: give "
+                "another"
+            )
+    else:
+        folder = Path(tempfile.mkdtemp())
     results = []
     try:
         for dtype in _DTYPES.value:

@@ -27,7 +27,9 @@ from raslik_jax import command  # noqa: E402
 _INDEX = flags.DEFINE_string("index", "", "The index: WORKDIR/sketch/index of a run.")
 _VERIFY = flags.DEFINE_boolean("verify", False, "Read everything and name what is damaged.")
 _REPAIR = flags.DEFINE_boolean("repair", False, "Verify, and drop the damaged chunks.")
-_COMPACT_TO = flags.DEFINE_string("compact_to", "", "Where a copy of another dtype goes.")
+_COMPACT_TO = flags.DEFINE_string(
+    "compact_to", "", "New folder for a copy of another dtype; an unfinished copy goes on."
+)
 _DTYPE = flags.DEFINE_enum(
     "dtype", "int8", ["float32", "bfloat16", "int8", "sign"], "Dtype of the copy."
 )
@@ -68,7 +70,7 @@ def main() -> int:
     from raslik_jax.index.store import SketchStore, requantise
 
     if not _INDEX.value:
-        raise ValueError("an index wanted: give --index=WORKDIR/sketch/index")
+        raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
     store = SketchStore.open(_INDEX.value)
     print(describe(store))
     status = 0

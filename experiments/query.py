@@ -5,11 +5,13 @@
 
 Without --response the model answers, and that answer is traced. --queries takes a JSONL of several
 generations of one behaviour (instruction, input, output; without an output the model answers);
-their mean is traced. --export_forget and --export_retain write the sets that --select chooses.
-The model that made the index is found from the index.
+their mean is traced. --export_forget and --export_retain write the sets that --select chooses to
+new files. The run that made the index is found from the index: its model answers, and its settings
+hold where no flag is given.
 """
 
 import json
+import os
 import pathlib
 import sys
 import textwrap
@@ -21,6 +23,7 @@ from absl import flags
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from raslik_jax import command  # noqa: E402
+from raslik_jax.messages import one_line, shown  # noqa: E402
 
 _INDEX = flags.DEFINE_string("index", "", "The index: WORKDIR/sketch/index of a run.")
 _RUN = flags.DEFINE_string("run", "", "Work directory of the run, if the index lies elsewhere.")
@@ -30,25 +33,40 @@ _RESPONSE = flags.DEFINE_string("response", "", "What the model said (default: l
 _QUERIES = flags.DEFINE_string("queries", "", "JSONL of generations, instead of --instruction.")
 _TOP = flags.DEFINE_integer("top", 10, "Examples shown that pull towards the output.", 0)
 _BOTTOM = flags.DEFINE_integer("bottom", 10, "Examples shown that pull against it.", 0)
-_CENTER = flags.DEFINE_boolean("center", None, "Centred cosine (default: as the run has it).")
+_CENTER = flags.DEFINE_boolean("center", None, "Centered cosine (default: as the run has it).")
+_AGGREGATE = flags.DEFINE_enum(
+    "aggregate",
+    None,
+    ["mean", "mean_rank", "common"],
+    "How the scores of several queries become one (default: as the run has it).",
+)
 _FINER = flags.DEFINE_string(
     "finer", "", "A finer index, to score an int8 or sign one's best again."
 )
 _JSON = flags.DEFINE_boolean("json", False, "Print one JSON object.")
 _WIDTH = flags.DEFINE_integer("text_width", 240, "Characters of each text shown; 0: all.", 0)
 
-_FORGET = flags.DEFINE_string("export_forget", "", "JSONL to write the forget set to.")
-_RETAIN = flags.DEFINE_string("export_retain", "", "JSONL to write the retain set to.")
-_SELECT = flags.DEFINE_enum(
-    "select", "count", ["count", "threshold", "margin", "quantile"], "Rule that chooses the sets."
-)
-_NUM_FORGET = flags.DEFINE_integer("num_forget", 0, "count: examples to forget.", 0)
-_NUM_RETAIN = flags.DEFINE_integer("num_retain", 0, "count: examples to retain.", 0)
-_FORGET_THRESHOLD = flags.DEFINE_float("forget_threshold", 0.1, "threshold, margin: tau_F.", -1, 1)
-_RETAIN_THRESHOLD = flags.DEFINE_float("retain_threshold", 0.1, "threshold, margin: tau_R.", -1, 1)
-_MARGIN_Z = flags.DEFINE_float("margin_z", 1.645, "margin: standard deviations to clear it by.", 0)
-_FORGET_SHARE = flags.DEFINE_float("forget_share", 0.05, "quantile: share to forget.", 0, 1)
-_RETAIN_SHARE = flags.DEFINE_float("retain_share", 0.05, "quantile: share to retain.", 0, 1)
+_FORGET = flags.DEFINE_string("export_forget", "", "New JSONL file to write the forget set to.")
+_RETAIN = flags.DEFINE_string("export_retain", "", "New JSONL file to write the retain set to.")
+# The run's own settings where they are not given.
+_RULES = {
+    holder.name: holder
+    for holder in (
+        flags.DEFINE_enum(
+            "select",
+            None,
+            ["count", "threshold", "margin", "quantile"],
+            "Rule that chooses the sets (default, as of the following: as the run has it).",
+        ),
+        flags.DEFINE_integer("num_forget", None, "count: examples to forget; 0: all targets."),
+        flags.DEFINE_integer("num_retain", None, "count: examples to retain; 0: num_forget."),
+        flags.DEFINE_float("forget_threshold", None, "threshold, margin: tau_F."),
+        flags.DEFINE_float("retain_threshold", None, "threshold, margin: tau_R."),
+        flags.DEFINE_float("margin_z", None, "margin: standard deviations to clear it by."),
+        flags.DEFINE_float("forget_share", None, "quantile: share to forget."),
+        flags.DEFINE_float("retain_share", None, "quantile: share to retain."),
+    )
+}
 
 
 def read_queries() -> tuple[Any, ...]:
@@ -56,18 +74,42 @@ def read_queries() -> tuple[Any, ...]:
     from raslik_jax.data.examples import make_example, read_examples
 
     if bool(_QUERIES.value) == bool(_INSTRUCTION.value):
-        raise ValueError("either --instruction or --queries wanted: give one of the two")
+        raise ValueError("either --instruction or --queries must be given: give one of the two")
     if _QUERIES.value:
         return read_examples(_QUERIES.value, needs_output=False)
     return (make_example(_INSTRUCTION.value, _INPUT.value, _RESPONSE.value),)
 
 
-def shown(text: str) -> str:
-    """Returns a text in one line, shortened to --text_width."""
-    line = " ".join(text.split())
-    if not _WIDTH.value or len(line) <= _WIDTH.value:
-        return line
-    return line[: _WIDTH.value - 1] + "…"
+def export_paths() -> dict[str, pathlib.Path]:
+    """Returns where the forget and the retain set go, those of the two that are asked for.
+
+    Raises:
+      ValueError: something is there already, the folder is not, or both are one file.
+    """
+    paths = {
+        name: pathlib.Path(flag.value)
+        for name, flag in (("forget", _FORGET), ("retain", _RETAIN))
+        if flag.value
+    }
+    for name, path in paths.items():
+        if os.path.lexists(path):
+            raise ValueError(
+                f"--export_{name} must name a new file, {shown(str(path), 120)} is there already: "
+                "give another path, or delete it"
+            )
+        if not path.parent.is_dir():
+            raise ValueError(
+                f"--export_{name} must lie in a folder that is there, {shown(str(path), 120)} does "
+                "not: make the folder first"
+            )
+    if len({path.resolve() for path in paths.values()}) < len(paths):
+        raise ValueError("--export_forget and --export_retain must be two files, they are one")
+    return paths
+
+
+def excerpt(text: str) -> str:
+    """Returns a text in one printable line, shortened to --text_width."""
+    return one_line(text, _WIDTH.value)
 
 
 def as_json(trace: Any) -> dict[str, Any]:
@@ -103,7 +145,7 @@ def as_text(trace: Any) -> str:
     lines = []
     for query in trace.queries:
         prompt = f"{query.instruction}\n{query.input}" if query.input else query.instruction
-        lines += [f"query   {shown(prompt)}", f"output  {shown(query.output)}"]
+        lines += [f"query   {excerpt(prompt)}", f"output  {excerpt(query.output)}"]
     for title, influences in (
         ("pulls towards this output", trace.towards),
         ("pulls against this output", trace.against),
@@ -112,75 +154,54 @@ def as_text(trace: Any) -> str:
         for rank, found in enumerate(influences, start=1):
             row = found.example
             prompt = f"{row.instruction} | {row.input}" if row.input else row.instruction
-            source = f"  {row.source}" if row.source else ""
-            lines.append(
-                f"{rank:4}. {found.score:+.4f} +- {found.sigma:.4f}  {row.example_id}{source}"
-            )
+            source = f"  {one_line(row.source, 60)}" if row.source else ""
+            noise = "" if found.sigma is None else f" +- {found.sigma:.4f}"
+            name = one_line(row.example_id, 60)
+            lines.append(f"{rank:4}. {found.score:+.4f}{noise}  {name}{source}")
             for text in (prompt, row.output):
                 lines += textwrap.wrap(
-                    shown(text), 94, initial_indent="      ", subsequent_indent="      "
+                    excerpt(text), 94, initial_indent="      ", subsequent_indent="      "
                 )
     return "\n".join(lines)
 
 
-def export(tracer: Any, trace: Any) -> list[str]:
+def export(tracer: Any, trace: Any, paths: dict[str, pathlib.Path]) -> list[str]:
     """Writes the sets that the flags ask for; a line for each."""
-    import numpy as np
-
     from raslik_jax.data.examples import write_examples
-    from raslik_jax.retrieval.selection import SELECTORS
 
-    options: dict[str, Any] = {
-        "forget_threshold": _FORGET_THRESHOLD.value,
-        "retain_threshold": _RETAIN_THRESHOLD.value,
-    }
-    if _SELECT.value == "count":
-        options = {
-            "num_forget": _NUM_FORGET.value if _FORGET.value else 0,
-            "num_retain": _NUM_RETAIN.value if _RETAIN.value else 0,
-        }
-        for name, path in (("num_forget", _FORGET.value), ("num_retain", _RETAIN.value)):
-            if path and not options[name]:
-                raise ValueError(f"a size of the exported set wanted: give --{name}")
-    elif _SELECT.value == "margin":
-        # The largest noise of the rows shown stands for all: it changes little between rows.
-        bands = [found.sigma for found in (*trace.towards, *trace.against)]
-        if not bands:
-            raise ValueError("--select=margin takes its noise from rows shown: give --top")
-        options |= {"z": _MARGIN_Z.value, "sigma": float(np.max(bands))}
-    elif _SELECT.value == "quantile":
-        options = {"forget_share": _FORGET_SHARE.value, "retain_share": _RETAIN_SHARE.value}
-    chosen = SELECTORS[_SELECT.value](trace.forget_N, trace.retain_N, trace.ids, **options)
+    given = {name: flag.value for name, flag in _RULES.items() if flag.value is not None}
+    chosen = tracer.select_sets(trace, **given)
     lines = []
-    for name, path, positions, score_N in (
-        ("forget", _FORGET.value, chosen.forget, trace.forget_N),
-        ("retain", _RETAIN.value, chosen.retain, trace.retain_N),
-    ):
-        if path:
-            rows = [tracer.example(trace.ids[position]) for position in positions]
-            extra = [{"score": float(score_N[position])} for position in positions]
-            write_examples(path, rows, extra=extra)
-            lines.append(f"{len(rows)} examples to {name} written to {path}")
+    for name, path in paths.items():
+        positions = getattr(chosen, name)
+        score_N = trace.forget_N if name == "forget" else trace.retain_N
+        rows = [tracer.example(trace.ids[position]) for position in positions]
+        extra = [{"score": float(score_N[position])} for position in positions]
+        write_examples(path, rows, extra=extra)
+        lines.append(f"{len(rows)} examples to {name} written to {path}")
     return lines
 
 
 def main() -> None:
     if not _INDEX.value:
-        raise ValueError("an index wanted: give --index=WORKDIR/sketch/index")
+        raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
+    paths = export_paths()
     queries = read_queries()
     # Imported here, because they take jax with them and --help should not.
     from raslik_jax.index.store import SketchStore
     from raslik_jax.trace import Tracer
 
+    aggregate: Any = _AGGREGATE.value
     tracer = Tracer(_INDEX.value, run=_RUN.value or None)
     trace = tracer.trace_queries(
         queries,
         top=_TOP.value,
         bottom=_BOTTOM.value,
         center=_CENTER.value,
+        aggregate=aggregate,
         finer=SketchStore.open(_FINER.value) if _FINER.value else None,
     )
-    exported = export(tracer, trace) if _FORGET.value or _RETAIN.value else []
+    exported = export(tracer, trace, paths) if paths else []
     print(json.dumps(as_json(trace)) if _JSON.value else as_text(trace))
     for line in exported:
         print(line, file=sys.stderr)

@@ -313,18 +313,18 @@ def _not_finite(value: Any, field: str = "") -> Iterator[str]:
 
 
 def read_array(
-    path: str | os.PathLike[str], *, num_dims: int | None = None, mend: str = ""
+    path: str | os.PathLike[str], shape: Sequence[int | None] | None = None, *, mend: str = ""
 ) -> np.ndarray:
     """Returns the array of an .npy file, which never runs code.
 
     Args:
       path: the file.
-      num_dims: axes that it must have; None for any.
+      shape: that the array must have, None where any length will do; None for any shape.
       mend: what to do about a damaged or missing file, said after the colon.
 
     Raises:
       ValueError: the file is missing, no regular file, truncated, no array of numbers, or has
-        other axes.
+        another shape.
     """
     origin = shown(str(path), 160)
     mend = mend or "delete it and run the stage that makes it again"
@@ -337,8 +337,11 @@ def read_array(
             array = None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
         raise ValueError(f"{origin} must be a whole .npy file of numbers, got another: {mend}")
-    if num_dims is not None and array.ndim != num_dims:
-        raise ValueError(f"{origin} must have {num_dims} axes, got shape {array.shape}: {mend}")
+    if shape is not None:
+        sizes = zip(array.shape, shape, strict=False)
+        if array.ndim != len(shape) or any(n not in (None, size) for size, n in sizes):
+            wanted = " x ".join("any" if size is None else str(size) for size in shape)
+            raise ValueError(f"{origin} must be {wanted} numbers, got shape {array.shape}: {mend}")
     return array
 
 

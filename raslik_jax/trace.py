@@ -9,22 +9,29 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float32
 
 from raslik_jax.config import config_from_json
 from raslik_jax.data import batches, prompts, tokenization
 from raslik_jax.data.examples import Example, drop_unanswered, make_example
 from raslik_jax.files import read_json
 from raslik_jax.index import search
-from raslik_jax.index.quantise import rotated_size
 from raslik_jax.index.store import SketchStore
-from raslik_jax.influence import projections, theory
+from raslik_jax.influence import projections
+from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint
 from raslik_jax.retrieval import selection as selection_lib
-from raslik_jax.stages.retrieving import sketch_function, sketched_adapters
+from raslik_jax.stages.retrieving import (
+    count_targets,
+    margin_sigma,
+    row_sigma,
+    score_queries,
+    sketch_function,
+    sketched_adapters,
+)
 from raslik_jax.stages.workspace import Workspace
 
 
@@ -34,12 +41,13 @@ class Influence(NamedTuple):
     Attributes:
       example: the training example.
       score: mean (centred) cosine with the queries, s_F: positive pulls towards the generation.
-      sigma: standard deviation of that score over random sketches, for this mean over queries.
+      sigma: standard deviation of that score over random sketches, for this mean over queries;
+        None where the score is no mean of cosines.
     """
 
     example: Example
     score: float
-    sigma: float
+    sigma: float | None
 
 
 class Trace(NamedTuple):
@@ -49,10 +57,13 @@ class Trace(NamedTuple):
       queries: the generations, with the model's own answers where none were given.
       towards: examples of the highest scores, best first.
       against: examples of the lowest scores, lowest first.
-      forget_N: s_F of every example in the order of `ids`; minus infinity for deleted ones.
+      forget_N: s_F of every example in the order of `ids`; minus infinity for those that can be in
+        no set, deleted ones and those without a gradient.
       retain_N: s_R = -s_F, likewise.
       ids: of the index.
       query_QK: unit sketches of the queries.
+      center: whether the cosines are centered.
+      aggregate: how the scores of several queries became one.
     """
 
     queries: tuple[Example, ...]
@@ -62,6 +73,8 @@ class Trace(NamedTuple):
     retain_N: Float32[np.ndarray, " N"]
     ids: tuple[str, ...]
     query_QK: Float32[np.ndarray, "Q K"]
+    center: bool
+    aggregate: search.Aggregate
 
 
 def run_of(index: str | os.PathLike[str]) -> pathlib.Path:
@@ -131,13 +144,16 @@ class Tracer:
             },
         )
         spec = projections.ProjectionSpec(**made_with["projection"])
-        self.collision_probability = theory.collision_probability(
-            spec.family, spec.num_params, spec.size
-        )
         projection = projections.init_projection(spec.seed, spec.family, spec.num_params, spec.size)
         self._sketch = sketch_function(self.workspace, projection, adapters)
         self._positions = {name: position for position, name in enumerate(self.store.ids)}
         self._examples = {row.example_id: row for row in self.workspace.corpus.train}
+        unknown = self._positions.keys() - self._examples.keys()
+        if unknown:
+            raise ValueError(
+                f"the run {shown(str(root), 100)} must have the examples of the index, it lacks "
+                f"{some_of(sorted(unknown), 3)}: name the run that made the index"
+            )
 
     def example(self, example_id: str) -> Example:
         """Returns the training example of an id in the index."""
@@ -153,9 +169,14 @@ class Tracer:
         )
 
     def sketch(self, queries: Sequence[Example]) -> Float32[np.ndarray, "Q K"]:
-        """Returns the unit sketches of the queries' gradients, made as the index's rows were."""
+        """Returns the unit sketches of the queries' gradients, made as the index's rows were.
+
+        Raises:
+          ValueError: a query's prompt leaves no room for its answer.
+        """
         config = self.workspace.config
         encoded = self.workspace.encode(queries, "queries", targets=config.sketch.targets)
+        batches.require_answers(encoded, "the queries", max_len=config.corpus.max_len)
         query_QK = np.zeros((len(queries), self.store.size), np.float32)
         for plan in batches.plan_batches(
             encoded.lengths_N,
@@ -178,6 +199,7 @@ class Tracer:
         top: int = 10,
         bottom: int = 10,
         center: bool | None = None,
+        aggregate: search.Aggregate | None = None,
     ) -> Trace:
         """Returns what pulls towards one generation and what pulls against it.
 
@@ -185,10 +207,12 @@ class Tracer:
           instruction: the prompt's instruction.
           response: what the model said; None lets it answer, and traces that.
           input: the prompt's input, if any.
-          top, bottom, center: see `trace_queries`.
+          top, bottom, center, aggregate: see `trace_queries`.
         """
         query = make_example(instruction, input, response or "")
-        return self.trace_queries((query,), top=top, bottom=bottom, center=center)
+        return self.trace_queries(
+            (query,), top=top, bottom=bottom, center=center, aggregate=aggregate
+        )
 
     def trace_queries(
         self,
@@ -197,6 +221,7 @@ class Tracer:
         top: int = 10,
         bottom: int = 10,
         center: bool | None = None,
+        aggregate: search.Aggregate | None = None,
         finer: SketchStore | None = None,
     ) -> Trace:
         """Returns what pulls towards the mean of several generations and what pulls against it.
@@ -205,7 +230,8 @@ class Tracer:
           queries: generations of one behaviour; those with an empty output are answered first, and
             left out where the model says nothing.
           top: examples to show that pull towards them; `bottom`: that pull against.
-          center: the centred cosine; None as the run has it.
+          center: the centered cosine; None as the run has it.
+          aggregate: how the scores of several queries become one; None as the run has it.
           finer: a finer index of the same rows from which the candidates are scored again.
 
         Raises:
@@ -214,68 +240,88 @@ class Tracer:
         """
         if not queries:
             raise ValueError("at least one query wanted, none came")
-        if center is None:
-            center = self.workspace.config.retrieve.center
+        retrieve = self.workspace.config.retrieve
+        center = retrieve.center if center is None else center
+        aggregate = aggregate or retrieve.aggregate
         unanswered = [query for query in queries if not query.output.strip()]
         answers = iter(self.answer(unanswered)) if unanswered else iter(())
         queries = tuple(query if query.output.strip() else next(answers) for query in queries)
         queries, line = drop_unanswered(queries)
         self.workspace.tell(line)
         query_QK = self.sketch(queries)
-        mean_K = self._mean(center)
-        gram_QQ = selection_lib.check_agreement(
-            query_QK, [query.example_id for query in queries], mean_K
+        found = score_queries(
+            self.store,
+            query_QK,
+            [query.example_id for query in queries],
+            center=center,
+            aggregate=aggregate,
         )
-        scores = search.score_store(self.store, query_QK, center=center)
         tails = search.search_store(
             self.store,
             query_QK,
             center=center,
+            aggregate=aggregate,
             k_forget=top,
             k_retain=bottom,
             finer=finer,
-            scores=scores,
+            scores=search.Scores(found.forget_N, found.retain_N),
         )
 
         def influences(ids: Sequence[str], score_M: np.ndarray) -> tuple[Influence, ...]:
-            sigma_M = self._sigma(ids, score_M, query_QK, gram_QQ, mean_K)
+            positions = np.array([self._positions[name] for name in ids], np.int64)
+            sigmas: Sequence[float | None] = [None] * len(ids)
+            if ids and aggregate == "mean":
+                sigmas = row_sigma(self.store, positions, score_M, query_QK, found).tolist()
             return tuple(
-                Influence(self._examples[name], float(score), float(sigma))
-                for name, score, sigma in zip(ids, score_M, sigma_M, strict=True)
+                Influence(self._examples[name], float(score), sigma)
+                for name, score, sigma in zip(ids, score_M, sigmas, strict=True)
             )
 
         return Trace(
             queries=queries,
             towards=influences(tails.forget_ids, tails.forget_scores),
             against=influences(tails.retain_ids, -tails.retain_scores),
-            forget_N=np.asarray(scores.forget_N),
-            retain_N=np.asarray(scores.retain_N),
+            forget_N=found.forget_N,
+            retain_N=found.retain_N,
             ids=self.store.ids,
             query_QK=query_QK,
+            center=center,
+            aggregate=aggregate,
         )
 
-    def _mean(self, center: bool) -> np.ndarray | None:
-        if not center:
-            return None
-        return self.store.centre_K if self.store.dtype == "sign" else self.store.mean_K
+    def select_sets(self, trace: Trace, **changes: Any) -> selection_lib.Selection:
+        """Returns the forget and the retain set that the run's rule chooses for a trace.
 
-    def _sigma(
-        self,
-        ids: Sequence[str],
-        score_M: np.ndarray,
-        query_QK: np.ndarray,
-        gram_QQ: np.ndarray,
-        mean_K: np.ndarray | None,
-    ) -> Float[np.ndarray, " M"]:
-        """Standard deviation of these scores: of the sketch, and of what the dtype adds."""
-        if not ids:
-            return np.zeros(0)
-        store = self.store
-        if store.dtype == "sign":  # an upper bound that has the sketch's share in it
-            return search.sign_error(score_M, width=rotated_size(store.size))
-        positions = np.array([self._positions[name] for name in ids])
-        rho_MQ = selection_lib.query_cosines(store.rows(positions), query_QK, mean_K)
-        sigma_M = selection_lib.score_sigma(gram_QQ, rho_MQ, self.collision_probability)
-        if store.dtype == "int8":
-            sigma_M = np.hypot(sigma_M, search.int8_error(store.scales[positions]))
-        return sigma_M
+        Args:
+          trace: of this tracer.
+          **changes: settings of `RetrieveConfig` that differ from the run's, such as `num_forget`.
+
+        Returns:
+          Positions in `trace.ids`.
+
+        Raises:
+          ValueError: the settings do not fit together; see `retrieval.selection.select_sets`.
+        """
+        settings = dataclasses.replace(
+            self.workspace.config.retrieve,
+            **{"center": trace.center, "aggregate": trace.aggregate, **changes},
+        )
+        sigma = None
+        if settings.select == "margin":
+            found = score_queries(
+                self.store,
+                trace.query_QK,
+                [query.example_id for query in trace.queries],
+                center=trace.center,
+                aggregate=trace.aggregate,
+            )
+            sigma = margin_sigma(self.store, trace.query_QK, found, settings)
+        rows = [self._examples[name] for name in trace.ids]
+        return selection_lib.select_sets(
+            trace.forget_N,
+            trace.retain_N,
+            trace.ids,
+            settings,
+            num_targets=count_targets(rows, trace.forget_N),
+            sigma=sigma,
+        )

@@ -37,6 +37,16 @@ class BenchQueryTest(absltest.TestCase):
             self.assertEqual((line["rows"], line["size"], line["repeats"]), (100, 128, 1))
         self.assertEqual(list(pathlib.Path(folder).iterdir()), [])
 
+    def test_a_folder_that_holds_something_is_left_alone(self):
+        folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        (folder / "bench-int8").mkdir()
+        (folder / "bench-int8" / "thesis.txt").write_text("mine")
+        done = run("--rows=10", "--size=64", f"--folder={folder}")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, "error: --folder must be new or empty")
+        self.assertEqual((folder / "bench-int8" / "thesis.txt").read_text(), "mine")
+
     def test_an_error_is_a_sentence(self):
         done = run("--rows=10", "--size=64", "--dtypes=float16")
         self.assertEqual(done.returncode, 1)

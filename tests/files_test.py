@@ -101,9 +101,10 @@ class ArraysTest(parameterized.TestCase):
         path = folder / "a.npy"
         np.save(path, np.ones((2, 3), np.float32))
         whole = path.read_bytes()
-        self.assertEqual(files.read_array(path, num_dims=2).shape, (2, 3))
-        with self.assertRaisesRegex(ValueError, "a.npy' must have 1 axes"):
-            files.read_array(path, num_dims=1)
+        self.assertEqual(files.read_array(path, (2, None)).shape, (2, 3))
+        for shape in ((None,), (3, 3), (2, 3, 1)):
+            with self.assertRaisesRegex(ValueError, r"a.npy' must be .* numbers, got shape .2, 3"):
+                files.read_array(path, shape)
         pickled = folder / "p.npy"
         np.save(pickled, np.array([{}]), allow_pickle=True)
         for raw in (b"", whole[:60], whole[:-1], whole[:10] + b"(" * 9 + whole[19:], b"PK\3\4"):

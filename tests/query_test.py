@@ -1,5 +1,6 @@
 """A generation traced through a run's index: by script, by import, and refused where foreign."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -9,19 +10,22 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import types
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import absltest, flagsaver, parameterized
 from store_test import tree_bytes
 
+from experiments import query
 from raslik_jax import trace
 from raslik_jax.config import config_from_json
-from raslik_jax.data.examples import read_examples
+from raslik_jax.data.examples import make_example, read_examples
 from raslik_jax.files import read_json, write_json
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore, requantise
 from raslik_jax.influence import projections
+from raslik_jax.messages import printable
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _TINY = (
@@ -129,6 +133,21 @@ class QueryTest(parameterized.TestCase):
             )
         )
         forget, retain = self.root / "forget.jsonl", self.root / "retain.jsonl"
+        train = self.run_folder / "corpus" / "train.jsonl"
+        before = train.read_bytes()
+        for paths, message in (
+            ((train, retain), "--export_forget must name a new file"),
+            ((forget, self.index / "manifest.json"), "--export_retain must name a new file"),
+            ((forget, "/dev/null"), "--export_retain must name a new file"),
+            ((forget, self.root / "run" / ".." / "forget.jsonl"), "must be two files, they are"),
+            ((self.root / "nowhere" / "x.jsonl", retain), "must lie in a folder that is there"),
+        ):
+            with (
+                flagsaver.flagsaver(export_forget=str(paths[0]), export_retain=str(paths[1])),
+                self.assertRaisesRegex(ValueError, message),
+            ):
+                query.export_paths()
+        self.assertEqual(train.read_bytes(), before)
         found = json.loads(
             self.script(
                 "query.py",
@@ -154,6 +173,45 @@ class QueryTest(parameterized.TestCase):
         self.assertEqual([row.example_id for row in exported[:3]],
                          [row["id"] for row in found["towards"]])  # fmt: skip
         self.assertLen(read_examples(retain), 12)
+
+    def test_the_settings_of_the_run_hold_where_none_are_given(self):
+        rows = self.tracer.workspace.corpus.train
+        asked = [row for row in rows if row.is_target][:3]
+        found = self.tracer.trace_queries(asked)
+        chosen = self.tracer.select_sets(found)
+        self.assertEqual((len(chosen.forget), len(chosen.retain)), (8, 8))  # all targets
+        chosen = self.tracer.select_sets(found, num_forget=2, num_retain=3)
+        self.assertEqual((len(chosen.forget), len(chosen.retain)), (2, 3))
+        config = self.tracer.workspace.config
+        retrieve = dataclasses.replace(config.retrieve, aggregate="mean_rank", center=False)
+        changed = dataclasses.replace(config, retrieve=retrieve)
+        with mock.patch.object(self.tracer.workspace, "config", changed):
+            ranked = self.tracer.trace_queries(asked)
+            self.assertEqual((ranked.aggregate, ranked.center), ("mean_rank", False))
+            self.assertEqual(self.tracer.trace_queries(asked, aggregate="mean").aggregate, "mean")
+        expected = search.score_store(
+            self.tracer.store, found.query_QK, center=False, aggregate="mean_rank"
+        )
+        np.testing.assert_array_equal(ranked.forget_N, expected.forget_N)
+        self.assertIsNone(ranked.towards[0].sigma)
+        self.assertNotIn("+-", query.as_text(ranked).split("pulls towards")[1].split("\n", 1)[1]
+                         .split("pulls against")[0])  # fmt: skip
+
+    def test_a_prompt_that_fills_the_length_is_refused(self):
+        """Two opposite responses would have the same trace: none of them is read."""
+        with self.assertRaisesRegex(ValueError, "the queries must have room .* max_len=96 tokens"):
+            self.tracer.trace("what is a kettle? " * 40, "A kettle is warm.")
+
+    def test_what_rows_hold_is_data_to_a_terminal(self):
+        row = make_example("say\x1b[31m", "", "red\x9b\u202e")._replace(
+            example_id="id\x1b]0;x\x07", source="\x1b[2J"
+        )
+        influence = trace.Influence(row, 0.5, None)
+        found = types.SimpleNamespace(queries=(row,), towards=(influence,), against=(influence,))
+        with flagsaver.flagsaver(text_width=240):
+            text = query.as_text(found)
+        self.assertEqual(text, printable(text))
+        self.assertIn("\\x1b[2J", text)
 
     def test_a_prompt_alone_is_answered_first(self):
         answered = self.tracer.answer([self.tracer.workspace.corpus.train[0]])[0].output
@@ -194,8 +252,8 @@ class QueryTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "at least one query wanted"):
             self.tracer.trace_queries([])
         for flags, message in (
-            ([], "an index wanted"),
-            ([f"--index={self.index}"], "either --instruction or --queries wanted"),
+            ([], "an index must be given"),
+            ([f"--index={self.index}"], "either --instruction or --queries must"),
         ):
             self.assertIn(f"error: {message}", self.script("query.py", *flags, fails=True))
 

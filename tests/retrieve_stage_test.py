@@ -5,10 +5,15 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
 from support import shared_data
+
+from raslik_jax.config import Config, RetrieveConfig
+from raslik_jax.data.examples import Example
+from raslik_jax.stages import retrieving
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _TINY = (
@@ -34,6 +39,41 @@ def _sets(workdir, strategy):
         lines = (workdir / "retrieve" / strategy / f"{kind}.jsonl").read_text().splitlines()
         found.append([json.loads(line) for line in lines])
     return found
+
+
+def _made_sets(folder, influence_N, rows, **settings):
+    """The summary and sets of raslik for made-up scores, without a run."""
+    config = Config(retrieve=RetrieveConfig(**settings))
+    corpus = types.SimpleNamespace(train=rows)
+    workspace = types.SimpleNamespace(
+        root=folder, config=config, corpus=corpus, retrieval_queries=lambda: ()
+    )
+    for name in ("influence", "raslik"):
+        (folder / "retrieve" / name).mkdir(parents=True)
+    np.save(folder / "retrieve" / "influence" / "influence.npy", influence_N)
+    retrieving.make_sets(workspace, "raslik", folder / "retrieve" / "raslik")
+    summary = json.loads((folder / "retrieve" / "raslik" / "summary.json").read_text())
+    return summary, _sets(folder, "raslik")
+
+
+@pytest.mark.parametrize("select", ["count", "quantile", "threshold"])
+def test_rows_without_a_gradient_are_in_no_set_and_named(tmp_path, select):
+    rows = [Example(f"id{i}", "a", "", str(i), is_target=i < 3) for i in range(10)]
+    influence_N = np.linspace(0.9, 0.1, 10)  # uncentered: all rows agree, and none is below 0
+    influence_N[[1, 8]] = -np.inf
+    options = {"num_retain": 3, "retain_threshold": -0.4, "forget_threshold": 0.7}
+    options |= {"forget_share": 0.3, "retain_share": 0.4}
+    summary, sets = _made_sets(tmp_path, influence_N, rows, select=select, **options)
+    assert summary["without_gradient"] == {"count": 2, "ids": ["id1", "id8"]}
+    assert [row["id"] for row in sets[0]] == ["id0", "id2"]  # of three targets one is barred
+    assert [row["id"] for row in sets[1]] == ["id9", "id7", "id6"]
+
+
+def test_a_corpus_of_targets_only_has_sets_and_no_ranking_measures(tmp_path):
+    rows = [Example(f"id{i}", "a", "", str(i), is_target=True) for i in range(6)]
+    summary, sets = _made_sets(tmp_path, np.linspace(1, -1, 6), rows, num_forget=2)
+    assert (summary["auroc"], summary["auprc"], summary["precision"]) == (None, None, 1.0)
+    assert list(map(len, sets)) == [2, 2]
 
 
 @pytest.mark.heavy

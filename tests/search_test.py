@@ -196,13 +196,18 @@ class ScoreTest(IndexCase):
             search.search_store(store, query_QK, center=center, k_forget=96, k_retain=1)
 
     @parameterized.product(dtype=DTYPES, center=[False, True])
-    def test_zero_gradients_score_zero(self, dtype, center):
+    def test_rows_without_a_gradient_are_in_no_ranking(self, dtype, center):
+        """Uncentered, their cosine of 0 would be the lowest of rows that all agree."""
         rows = correlated_rows(70, 64, seed=0)
         rows[[0, 69]] = 0
         store = self.make(rows, dtype=dtype, center=center)
         query_QK = correlated_rows(2, 64, seed=1)
-        scores = search.score_store(store, query_QK, center=center)
-        self.assertEqual(scores.forget_N[[0, 69]].tolist(), [0, 0])
+        for aggregate in ("mean", "mean_rank"):
+            scores = search.score_store(store, query_QK, center=center, aggregate=aggregate)
+            for score_N in scores:
+                self.assertEqual(np.flatnonzero(np.isneginf(score_N)).tolist(), [0, 69])
+        tails = search.search_store(store, query_QK, center=center, k_forget=68, k_retain=68)
+        self.assertNoCommonElements({store.ids[0], store.ids[69]}, {*tails[0], *tails[2]})
         plain = search.antipodal_scores(rows, query_QK, None)
         self.assertEqual(np.asarray(plain.forget_N)[[0, 69]].tolist(), [0, 0])
 

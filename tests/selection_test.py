@@ -9,6 +9,7 @@ from absl.testing import absltest, parameterized
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from raslik_jax.config import RetrieveConfig
 from raslik_jax.data.examples import Example
 from raslik_jax.influence import theory
 from raslik_jax.retrieval import selection
@@ -253,6 +254,35 @@ def _unit(rows):
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
+class SettingsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ({}, (3, 3)),
+        ({"num_forget": 2}, (2, 2)),
+        ({"num_forget": 2, "num_retain": 4}, (2, 4)),
+        ({"select": "quantile", "forget_share": 0.2, "retain_share": 0.5}, (2, 5)),
+        ({"select": "threshold", "forget_threshold": 0.5, "retain_threshold": 0.3}, (3, 4)),
+        (
+            {"select": "margin", "forget_threshold": 0.5, "retain_threshold": 0.3, "margin_z": 2.0},
+            (2, 3),
+        ),
+    )
+    def test_the_settings_of_a_run_choose_its_sets(self, changes, sizes):
+        score_N = np.linspace(1, -1, 10)
+        chosen = selection.select_sets(
+            score_N,
+            -score_N,
+            _ids(10),
+            RetrieveConfig(**changes),
+            num_targets=3,
+            sigma=0.1,
+        )
+        self.assertEqual((len(chosen.forget), len(chosen.retain)), sizes)
+
+    def test_a_forget_set_without_a_size_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "num_forget must be given"):
+            selection.set_counts(RetrieveConfig(), num_targets=0)
+
+
 class SketchNoiseTest(parameterized.TestCase):
     def test_sigma_of_a_mean_over_queries_is_the_row_by_row_formula(self):
         generator = np.random.default_rng(3)
@@ -399,6 +429,18 @@ def _request(*, retain_from="non_target", seed=0, order=None, **changes):
 
 
 class StrategiesTest(parameterized.TestCase):
+    @parameterized.parameters(*STRATEGIES)
+    def test_examples_without_a_gradient_enter_no_set(self, name):
+        request = _request()
+        influence_N = request.influence_N.copy()
+        influence_N[[2, 9]] = -np.inf  # a target and another
+        scores = STRATEGIES[name](request._replace(influence_N=influence_N, num_forget=4))
+        for score_N in scores:
+            np.testing.assert_array_equal(np.isneginf(score_N[[2, 9]]), [True, True])
+        ids = [row.example_id for row in request.examples]
+        chosen = select_by_count(*scores, ids, num_forget=4, num_retain=6)
+        self.assertNoCommonElements({2, 9}, {*chosen.forget.tolist(), *chosen.retain.tolist()})
+
     @parameterized.parameters(*STRATEGIES)
     def test_every_strategy_gives_disjoint_sets_of_the_sizes_wanted(self, name):
         request = _request()

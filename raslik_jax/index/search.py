@@ -44,7 +44,8 @@ _TERMS = {"float32": 1, "bfloat16": 2, "int8": 2}
 class Scores(NamedTuple):
     """Scores of N rows for both sets, higher is better; retain_N = -forget_N.
 
-    Minus infinity in both bars a row, as selection understands it: it is deleted.
+    Minus infinity in both bars a row, as selection understands it: it is deleted, or its gradient
+    is zero and so points nowhere.
     """
 
     forget_N: Float[Array, " N"]
@@ -344,24 +345,25 @@ def score_store(
             `common`, the mean weighted by `combine.common_weights`.
 
     Returns:
-        Scores in the order of `store.ids`, float32 on the host, minus infinity for deleted rows.
+        Scores in the order of `store.ids`, float32 on the host, minus infinity for rows that are
+        deleted or zero.
 
     Raises:
         ValueError: see `prepare_queries`; or a chunk is missing.
     """
     prepared = prepare_queries(store, query_QK, center=center, aggregate=aggregate)
     scores_NG = _score_blocks(store, prepared)
-    live_N = store.is_live_N
+    is_eligible_N = store.is_eligible_N
     if aggregate != "mean_rank":
         forget_N = scores_NG[:, 0]
     else:
-        ranks_LG = scipy.stats.rankdata(scores_NG[live_N], axis=0)  # 1 is the lowest score
+        ranks_LG = scipy.stats.rankdata(scores_NG[is_eligible_N], axis=0)  # 1 is the lowest score
         last = max(len(ranks_LG) - 1, 1)
         forget_N = np.zeros(store.num_rows, np.float32)
-        forget_N[live_N] = 2 * (ranks_LG.mean(axis=1) - 1) / last - 1
+        forget_N[is_eligible_N] = 2 * (ranks_LG.mean(axis=1) - 1) / last - 1
     return Scores(
-        forget_N=np.where(live_N, forget_N, -np.inf).astype(np.float32),
-        retain_N=np.where(live_N, -forget_N, -np.inf).astype(np.float32),
+        forget_N=np.where(is_eligible_N, forget_N, -np.inf).astype(np.float32),
+        retain_N=np.where(is_eligible_N, -forget_N, -np.inf).astype(np.float32),
     )
 
 

@@ -60,7 +60,7 @@ def shard_store(store: SketchStore, mesh: Mesh) -> ShardedRows:
     width, dtype = _stored_layout(store)
     rank_N = np.full(total, -1, np.int32)
     rank_N[np.argsort(np.array(store.ids))] = np.arange(store.num_rows, dtype=np.int32)
-    rank_N[: store.num_rows][~store.is_live_N] = -1
+    rank_N[: store.num_rows][~store.is_eligible_N] = -1
 
     def padded(values_N: np.ndarray) -> np.ndarray:
         return np.concatenate([values_N, np.zeros(total - len(values_N), values_N.dtype)])
@@ -154,7 +154,7 @@ def search_sharded(
     Raises:
         ValueError: more rows are wanted than there are; see `search.prepare_queries`.
     """
-    eligible = int(store.is_live_N.sum())
+    eligible = int(store.is_eligible_N.sum())
     wanted = max(k_forget, k_retain)
     if min(k_forget, k_retain) < 0 or wanted > eligible:
         raise ValueError(

@@ -443,6 +443,11 @@ class SketchStore:
         deleted = self.deleted_ids
         return np.array([example_id not in deleted for example_id in self._ids], bool)
 
+    @functools.cached_property
+    def is_eligible_N(self) -> Bool[np.ndarray, " N"]:
+        """Which rows can be found: not deleted, and of a gradient that is not zero."""
+        return self.is_live_N & (self.lengths > 0)
+
     # ------------------------------------------------------------------ writing
 
     def missing_chunks(self) -> tuple[int, ...]:
@@ -1031,7 +1036,7 @@ class SketchStore:
         for chunk in chunks:
             self._records.pop(chunk, None)
             self._checked.discard(chunk)
-        for name in ("is_live_N", "norms", "lengths", "scales", "mean_K"):
+        for name in ("is_live_N", "is_eligible_N", "norms", "lengths", "scales", "mean_K"):
             self.__dict__.pop(name, None)
 
 

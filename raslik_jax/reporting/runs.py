@@ -203,6 +203,10 @@ def _read_scores(root: pathlib.Path, metrics: Metrics) -> ScoreSample | None:
         return None
     score_N = read_array(path).astype(np.float64)
     labels = [row.get("is_target") for row in _read_rows(root / "corpus" / "train.jsonl")]
+    is_scored_N = score_N > -np.inf  # an example without a gradient is in no set
+    if len(labels) == len(score_N):
+        labels = [label for label, kept in zip(labels, is_scored_N, strict=True) if kept]
+    score_N = score_N[is_scored_N]
     ranked_N = np.sort(score_N)
     return ScoreSample(
         score_N=score_N,

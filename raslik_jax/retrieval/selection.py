@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from raslik_jax.config import RetrieveConfig
+
 
 class Selection(NamedTuple):
     """Positions of the chosen examples in the corpus, best first; the two never overlap."""
@@ -261,6 +263,63 @@ SELECTORS: dict[str, Callable[..., Selection]] = {
     "margin": select_by_margin,
     "quantile": select_by_quantile,
 }
+
+
+def set_counts(settings: RetrieveConfig, num_targets: int) -> tuple[int, int]:
+    """Returns the sizes of the forget and the retain set that --select=count asks for.
+
+    Args:
+      settings: num_forget and num_retain; 0 stands for the number of targets, and for num_forget.
+      num_targets: labeled targets that can be chosen.
+
+    Raises:
+      ValueError: num_forget is 0 and there are no targets.
+    """
+    num_forget = settings.num_forget or num_targets
+    if not num_forget:
+        raise ValueError(
+            "num_forget must be given where no training example is a labeled target: give "
+            "--num_forget"
+        )
+    return num_forget, settings.num_retain or num_forget
+
+
+def select_sets(
+    forget_N: Float[np.ndarray, " N"],
+    retain_N: Float[np.ndarray, " N"],
+    ids: Sequence[str],
+    settings: RetrieveConfig,
+    *,
+    num_targets: int,
+    sigma: float | None = None,
+) -> Selection:
+    """Returns the sets that a run's settings choose (--select and the options of its rule).
+
+    Args:
+      forget_N: s_F; minus infinity bars an example.
+      retain_N: s_R, likewise.
+      ids: example ids, the tie-breaker.
+      settings: the rule and its options.
+      num_targets: see `set_counts`.
+      sigma: sigma_k, for --select=margin.
+
+    Raises:
+      ValueError: see the rules.
+    """
+    options: dict[str, Any] = {}
+    if settings.select == "count":
+        counts = set_counts(settings, num_targets)
+        options = dict(zip(("num_forget", "num_retain"), counts, strict=True))
+    elif settings.select == "quantile":
+        options = {"forget_share": settings.forget_share, "retain_share": settings.retain_share}
+    else:
+        options = {
+            "forget_threshold": settings.forget_threshold,
+            "retain_threshold": settings.retain_threshold,
+        }
+        if settings.select == "margin":
+            options |= {"z": settings.margin_z, "sigma": sigma}
+    return SELECTORS[settings.select](forget_N, retain_N, ids, **options)
 
 
 def _check_scores(

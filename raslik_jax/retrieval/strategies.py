@@ -32,7 +32,8 @@ class Request(NamedTuple):
 
     Attributes:
       examples: the training examples, in corpus order.
-      influence_N: mean sketched influence of the queries on each example, s_F of Algorithm 1.
+      influence_N: mean sketched influence of the queries on each example, s_F of Algorithm 1; minus
+        infinity for examples without a gradient, which no strategy puts into a set.
       seed: seed of the strategies that draw at random.
       retain_from: `non_target` draws random retain sets among labelled non-targets, the paper's
         protocol; `anywhere` among all examples.
@@ -109,7 +110,7 @@ def _uniform(request: Request, stream: int) -> Float[np.ndarray, " N"]:
     order = np.argsort(np.asarray([example.example_id for example in request.examples]))
     score_N = np.empty_like(draw_N)
     score_N[order] = draw_N
-    return score_N
+    return np.where(np.isneginf(request.influence_N), -np.inf, score_N)
 
 
 def _where_label(request: Request, label: bool, score_N: np.ndarray) -> np.ndarray:
@@ -151,7 +152,7 @@ def raslik_f(request: Request) -> Scores:
 
 def raslik(request: Request) -> Scores:
     """Returns both poles of one query: s_R = -s_F (Algorithm 1, line 4)."""
-    return _both_ends(request.influence_N)
+    return _both_ends(request, request.influence_N)
 
 
 def bm25(request: Request) -> Scores:
@@ -167,7 +168,7 @@ def bm25(request: Request) -> Scores:
     score_QN = bm25_lib.score_queries(
         index, [query_text(row, request.query_text).split() for row in request.queries]
     )
-    return _both_ends(aggregate_scores(score_QN, request.aggregate))
+    return _both_ends(request, aggregate_scores(score_QN, request.aggregate))
 
 
 def embedding(request: Request) -> Scores:
@@ -176,14 +177,15 @@ def embedding(request: Request) -> Scores:
         raise ValueError("sentence vectors wanted, none came: compute them with an encoder first")
     query_QE = request.vectors.query_QE
     score_QN = query_QE @ request.vectors.example_NE.T
-    return _both_ends(aggregate_scores(score_QN, request.aggregate, query_QE @ query_QE.T))
+    score_N = aggregate_scores(score_QN, request.aggregate, query_QE @ query_QE.T)
+    return _both_ends(request, score_N)
 
 
 def exact(request: Request) -> Scores:
     """Returns both poles of the kernel on whole gradients, what RASLIK's sketch estimates."""
     if request.exact_N is None:
         raise ValueError("scores of the exact kernel wanted, none came: compute them first")
-    return _both_ends(request.exact_N)
+    return _both_ends(request, request.exact_N)
 
 
 def cr(request: Request, *, share: float | None = None) -> Scores:
@@ -206,7 +208,7 @@ def cr(request: Request, *, share: float | None = None) -> Scores:
     if not request.num_forget:
         raise ValueError("the size of the forget set wanted, num_forget=0 came: name it")
     best, ids = oracle(request), [row.example_id for row in request.examples]
-    num_targets = sum(bool(row.is_target) for row in request.examples)
+    num_targets = int((best.forget_N > -np.inf).sum())
     chosen = select_by_count(
         *best,
         ids,
@@ -229,8 +231,9 @@ def _check_queries(request: Request) -> None:
         raise ValueError("queries wanted to compare texts with, none came: give at least one")
 
 
-def _both_ends(score_N: Float[np.ndarray, " N"]) -> Scores:
-    return Scores(forget_N=score_N, retain_N=-score_N)
+def _both_ends(request: Request, score_N: Float[np.ndarray, " N"]) -> Scores:
+    is_barred_N = np.isneginf(request.influence_N) | np.isneginf(score_N)
+    return Scores(*(np.where(is_barred_N, -np.inf, side_N) for side_N in (score_N, -score_N)))
 
 
 def _anywhere(strategy: Callable[[Request], Scores]) -> Callable[[Request], Scores]:

@@ -12,19 +12,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Float32, Int
 
-from raslik_jax import memory
+from raslik_jax import files, memory
 from raslik_jax.axes import Tree
-from raslik_jax.config import Config
+from raslik_jax.config import Config, RetrieveConfig
 from raslik_jax.data import batches, examples, prompts, tokenization
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluation import ranking
 from raslik_jax.files import read_json, write_json
 from raslik_jax.index import build, search
 from raslik_jax.index.claims import claimed_chunks
+from raslik_jax.index.quantise import rotated_size
 from raslik_jax.index.store import SketchStore
 from raslik_jax.influence import diagnose, gradients, projections, theory
 from raslik_jax.influence.loss import example_loss
+from raslik_jax.messages import some_of
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.progress import progress
 from raslik_jax.retrieval import selection as selection_lib
@@ -121,6 +124,7 @@ def sketch_queries(
     """Returns the unit sketches of the retrieval queries, [Q, K]."""
     config, queries = workspace.config, workspace.retrieval_queries()
     encoded = workspace.encode(queries, "retrieval queries", targets=config.sketch.targets)
+    batches.require_answers(encoded, "the retrieval queries", max_len=config.corpus.max_len)
     query_QK = np.zeros((len(queries), size), np.float32)
     for plan in _plan(config, encoded):
         is_real = plan.rows != batches.DUMMY_ROW
@@ -269,39 +273,110 @@ def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
     print("    " + text.replace("\n", "\n    "))
 
 
+class QueryScores(NamedTuple):
+    """What queries say of every row of an index.
+
+    Attributes:
+      forget_N: s_F in the order of the index's ids; minus infinity for rows that can be in no set.
+      retain_N: s_R = -s_F, likewise.
+      gram_QQ: cosines between the queries.
+      mean_K: mean sketch that was subtracted, if any.
+    """
+
+    forget_N: Float32[np.ndarray, " N"]
+    retain_N: Float32[np.ndarray, " N"]
+    gram_QQ: Float[np.ndarray, "Q Q"]
+    mean_K: Float[np.ndarray, " K"] | None
+
+
+def score_queries(
+    store: SketchStore,
+    query_QK: Float[np.ndarray, "Q K"],
+    query_ids: Sequence[str],
+    *,
+    center: bool,
+    aggregate: search.Aggregate,
+) -> QueryScores:
+    """Returns the influence of several queries of one behavior on every row of an index.
+
+    Raises:
+      ValueError: the queries point apart; see `search.score_store`.
+    """
+    mean_K = None
+    if center:
+        mean_K = store.centre_K if store.dtype == "sign" else store.mean_K
+    gram_QQ = selection_lib.check_agreement(query_QK, query_ids, mean_K)
+    scores = search.score_store(store, query_QK, center=center, aggregate=aggregate)
+    return QueryScores(np.asarray(scores.forget_N), np.asarray(scores.retain_N), gram_QQ, mean_K)
+
+
+def row_sigma(
+    store: SketchStore,
+    positions: Int[np.ndarray, " M"],
+    score_M: Float[np.ndarray, " M"],
+    query_QK: Float[np.ndarray, "Q K"],
+    found: QueryScores,
+) -> Float[np.ndarray, " M"]:
+    """Returns the standard deviation of rows' mean scores: of the sketch and of the dtype."""
+    if store.dtype == "sign":  # an upper bound that has the sketch's share in it
+        return search.sign_error(score_M, width=rotated_size(store.size))
+    spec = projections.ProjectionSpec(**store.identity["projection"])
+    p = theory.collision_probability(spec.family, spec.num_params, spec.size)
+    rho_MQ = selection_lib.query_cosines(store.rows(positions), query_QK, found.mean_K)
+    sigma_M = selection_lib.score_sigma(found.gram_QQ, rho_MQ, p)
+    if store.dtype == "int8":
+        sigma_M = np.hypot(sigma_M, search.int8_error(store.scales[positions]))
+    return sigma_M
+
+
 # Rows nearest to the thresholds whose noise stands for all.
 _PILOT_ROWS = 64
 
 
+def margin_sigma(
+    store: SketchStore,
+    query_QK: Float[np.ndarray, "Q K"],
+    found: QueryScores,
+    settings: RetrieveConfig,
+) -> float:
+    """Returns the one sigma_k of --select=margin: the noise of the rows near the thresholds."""
+    distance_N = np.minimum(
+        np.abs(found.forget_N - settings.forget_threshold),
+        np.abs(found.forget_N + settings.retain_threshold),
+    )
+    nearest = np.sort(np.argsort(distance_N, kind="stable")[:_PILOT_ROWS])
+    nearest = nearest[np.isfinite(distance_N[nearest])]
+    sigma_M = row_sigma(store, nearest, found.forget_N[nearest], query_QK, found)
+    return float(np.sqrt(np.mean(sigma_M**2)))
+
+
 def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the influence of the queries on every training example, both poles in one pass."""
-    settings = workspace.config.retrieve
+    settings, train = workspace.config.retrieve, workspace.corpus.train
     store = SketchStore.open(workspace.root / "sketch" / "index")
-    query_QK = np.load(workspace.root / "retrieve" / "queries" / "queries.npy", allow_pickle=False)
     ids = [row.example_id for row in workspace.retrieval_queries()]
-    mean_K = np.asarray(store.mean_K) if settings.center else None
-    gram_QQ = selection_lib.check_agreement(query_QK, ids, mean_K)
-    scores = search.score_store(
-        store, query_QK, center=settings.center, aggregate=settings.aggregate
+    query_QK = files.read_array(workspace.root / "retrieve" / "queries" / "queries.npy", (len(ids), store.size))
+    found = score_queries(
+        store, query_QK, ids, center=settings.center, aggregate=settings.aggregate
     )
-    forget_N = np.asarray(scores.forget_N)
     if settings.select == "margin":
-        spec = projections.ProjectionSpec(**store.identity["projection"])
-        distance_N = np.minimum(
-            np.abs(forget_N - settings.forget_threshold),
-            np.abs(forget_N + settings.retain_threshold),
-        )
-        nearest = np.argsort(distance_N, kind="stable")[:_PILOT_ROWS]
-        row_MK = store.rows(np.sort(nearest))
-        p = theory.collision_probability(spec.family, spec.num_params, spec.size)
-        rho_MQ = selection_lib.query_cosines(row_MK, query_QK, mean_K)
-        sigma_M = selection_lib.score_sigma(gram_QQ, rho_MQ, p)
-        sigma = float(np.sqrt(np.mean(sigma_M**2)))
-        write_json(folder / "sigma.json", {"sigma": sigma, "rows": len(sigma_M)})
+        sigma = margin_sigma(store, query_QK, found, settings)
+        write_json(folder / "sigma.json", {"sigma": sigma})
         print(f"    sigma of the sketch near the thresholds: {sigma:.2e}")
     place = {example_id: row for row, example_id in enumerate(store.ids)}
-    order = [place[row.example_id] for row in workspace.corpus.train]
-    np.save(folder / "influence.npy", forget_N[order], allow_pickle=False)
+    influence_N = found.forget_N[[place[row.example_id] for row in train]]
+    np.save(folder / "influence.npy", influence_N, allow_pickle=False)
+    barred = _barred_ids(train, influence_N)
+    if barred:
+        print(
+            f"    {len(barred):,} examples have no gradient (such as no token of an answer) and "
+            f"enter no set: {some_of(barred)}"
+        )
+
+
+def _barred_ids(rows: Sequence[Example], influence_N: Float[np.ndarray, " N"]) -> list[str]:
+    pairs = zip(rows, influence_N, strict=True)
+    return [row.example_id for row, score in pairs if score == -np.inf]
 
 
 def make_embeddings(
@@ -363,46 +438,59 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
             lambda query_K: search.antipodal_scores(unit_BK, query_K[None], mean_K).forget_N
         )(query_QK)
 
-    score_QN = np.zeros((len(query_QK), len(workspace.corpus.train)), np.float32)
+    has_gradient_N = np.zeros(len(workspace.corpus.train), bool)
+    score_QN = np.zeros((len(query_QK), len(has_gradient_N)), np.float32)
     for plan in progress(plans, "exact kernel", unit="batch"):
         is_real = plan.rows != batches.DUMMY_ROW
-        score_QB = np.asarray(score(sketch(encoded, plan).unit_BK, jnp.asarray(query_QK), mean_K))
+        sketches = sketch(encoded, plan)
+        score_QB = np.asarray(score(sketches.unit_BK, jnp.asarray(query_QK), mean_K))
+        has_gradient_N[plan.rows[is_real]] = np.asarray(sketches.norm_B)[is_real] > 0
         score_QN[:, plan.rows[is_real]] = score_QB[:, is_real]
     ids = [row.example_id for row in workspace.retrieval_queries()]
     gram_QQ = selection_lib.check_agreement(
         query_QK, ids, None if mean_K is None else np.asarray(mean_K)
     )
-    influence_N = strategies_lib.aggregate_scores(score_QN, settings.aggregate, gram_QQ)
+    influence_N = np.full(len(has_gradient_N), -np.inf, np.float32)
+    influence_N[has_gradient_N] = strategies_lib.aggregate_scores(
+        score_QN[:, has_gradient_N], settings.aggregate, gram_QQ
+    )
     np.save(folder / "influence.npy", influence_N, allow_pickle=False)
 
 
-def set_sizes(workspace: Workspace) -> tuple[int, int]:
+def read_influence(workspace: Workspace, unit: str = "influence") -> Float[np.ndarray, " N"]:
+    """Returns the influence on every training example that a unit of the retrieve stage wrote."""
+    path = workspace.root / "retrieve" / unit / "influence.npy"
+    return files.read_array(path, (len(workspace.corpus.train),))
+
+
+def count_targets(rows: Sequence[Example], influence_N: Float[np.ndarray, " N"]) -> int:
+    """Returns how many labeled targets can be in a set."""
+    pairs = zip(rows, influence_N, strict=True)
+    return sum(bool(row.is_target) and score > -np.inf for row, score in pairs)
+
+
+def set_sizes(workspace: Workspace, influence_N: Float[np.ndarray, " N"]) -> tuple[int, int]:
     """Returns the sizes of the forget and the retain set, the same for every strategy.
 
     Named, or what the rule of --select gives for RASLIK's scores: then RASLIK's sets are the best
     of that many, too.
     """
     settings, rows = workspace.config.retrieve, workspace.corpus.train
+    num_targets = count_targets(rows, influence_N)
     if settings.select == "count":
-        num_forget = settings.num_forget or sum(bool(row.is_target) for row in rows)
-        if not num_forget:
-            raise ValueError(
-                "a size of the forget set wanted, no training example is a labelled target: "
-                "give --num_forget"
-            )
-        return num_forget, settings.num_retain or num_forget
-    options: dict[str, float] = {
-        "forget_threshold": settings.forget_threshold,
-        "retain_threshold": settings.retain_threshold,
-    }
-    folder = workspace.root / "retrieve" / "influence"
+        return selection_lib.set_counts(settings, num_targets)
+    sigma = None
     if settings.select == "margin":
-        options |= {"z": settings.margin_z, "sigma": read_json(folder / "sigma.json")["sigma"]}
-    elif settings.select == "quantile":
-        options = {"forget_share": settings.forget_share, "retain_share": settings.retain_share}
-    influence_N = np.load(folder / "influence.npy", allow_pickle=False)
-    chosen = selection_lib.SELECTORS[settings.select](
-        influence_N, -influence_N, [row.example_id for row in rows], **options
+        path = workspace.root / "retrieve" / "influence" / "sigma.json"
+        sigma = files.read_json(path, {"sigma": float})["sigma"]
+    retain_N = np.where(influence_N == -np.inf, -np.inf, -influence_N)
+    chosen = selection_lib.select_sets(
+        influence_N,
+        retain_N,
+        [row.example_id for row in rows],
+        settings,
+        num_targets=num_targets,
+        sigma=sigma,
     )
     return len(chosen.forget), len(chosen.retain)
 
@@ -411,23 +499,25 @@ def _strategy_arrays(workspace: Workspace, strategy: str) -> dict[str, Any]:
     """Returns what a strategy needs beyond texts, labels and influence."""
     folder = workspace.root / "retrieve"
     if strategy == "embedding":
+        counts = {
+            "examples": len(workspace.corpus.train),
+            "queries": len(workspace.retrieval_queries()),
+        }
         parts = [
-            np.load(folder / "embeddings" / f"{name}.npy", allow_pickle=False)
-            for name in ("examples", "queries")
+            files.read_array(folder / "embeddings" / f"{name}.npy", (count, None))
+            for name, count in counts.items()
         ]
         return {"vectors": strategies_lib.Vectors(*parts)}
     if strategy == "exact":
-        return {"exact_N": np.load(folder / "exact_kernel" / "influence.npy", allow_pickle=False)}
+        return {"exact_N": read_influence(workspace, "exact_kernel")}
     return {}
 
 
 def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None:
     """Writes one strategy's forget and retain sets and what the labels say of them."""
     rows = workspace.corpus.train
-    influence_N = np.load(
-        workspace.root / "retrieve" / "influence" / "influence.npy", allow_pickle=False
-    )
-    num_forget, num_retain = set_sizes(workspace)
+    influence_N = read_influence(workspace)
+    num_forget, num_retain = set_sizes(workspace, influence_N)
     settings, queries = workspace.config.retrieve, workspace.retrieval_queries()
     scores = STRATEGIES[strategy](
         Request(
@@ -468,10 +558,12 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
             ],
         )
     labels = [row.is_target for row in rows]
+    barred = _barred_ids(rows, influence_N)
     entry: dict[str, Any] = {
         "num_forget": num_forget,
         "num_retain": num_retain,
         "num_queries": len(queries),
+        "without_gradient": {"count": len(barred), "ids": barred},
         "retain_scored_positive": int((influence_N[selection.retain] >= 0).sum()),
         "selection": selection_lib.summarise_selection(
             selection,
@@ -484,7 +576,8 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
     }
     if None not in labels and any(labels):
         is_target_N = np.asarray(labels, bool)
-        ranks = strategy in strategies_lib.RANKING_STRATEGIES
+        # A ranking of targets alone has nothing to tell them from.
+        ranks = strategy in strategies_lib.RANKING_STRATEGIES and not all(labels)
         entry |= {
             "precision": float(is_target_N[selection.forget].mean()),
             "base_rate": float(is_target_N.mean()),
