@@ -11,7 +11,6 @@ hold where no flag is given.
 """
 
 import json
-import os
 import pathlib
 import sys
 import textwrap
@@ -22,8 +21,8 @@ from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command  # noqa: E402
-from raslik_jax.messages import one_line, shown  # noqa: E402
+from raslik_jax import command, files  # noqa: E402
+from raslik_jax.messages import one_line  # noqa: E402
 
 _INDEX = flags.DEFINE_string("index", "", "The index: WORKDIR/sketch/index of a run.")
 _RUN = flags.DEFINE_string("run", "", "Work directory of the run, if the index lies elsewhere.")
@@ -92,16 +91,7 @@ def export_paths() -> dict[str, pathlib.Path]:
         if flag.value
     }
     for name, path in paths.items():
-        if os.path.lexists(path):
-            raise ValueError(
-                f"--export_{name} must name a new file, {shown(str(path), 120)} is there already: "
-                "give another path, or delete it"
-            )
-        if not path.parent.is_dir():
-            raise ValueError(
-                f"--export_{name} must lie in a folder that is there, {shown(str(path), 120)} does "
-                "not: make the folder first"
-            )
+        files.check_new(path, f"--export_{name}")
     if len({path.resolve() for path in paths.values()}) < len(paths):
         raise ValueError("--export_forget and --export_retain must be two files, they are one")
     return paths

@@ -284,6 +284,26 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_new(path: str | os.PathLike[str], name: str) -> None:
+    """Raises a ValueError where a file could not be made without replacing something.
+
+    Args:
+      path: where a file of the user's is to go.
+      name: of the flag or argument that gave the path.
+    """
+    path = pathlib.Path(path)
+    if os.path.lexists(path):
+        raise ValueError(
+            f"{name} must name a new file, {shown(str(path), 160)} is there already: give another "
+            "path, or delete it"
+        )
+    if not path.parent.is_dir():
+        raise ValueError(
+            f"{name} must lie in a folder that is there, {shown(str(path.parent), 160)} is none: "
+            "make it first"
+        )
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes a UTF-8 file whole or not at all; refuses as `replacing` does."""
     with replacing(path) as temporary:

@@ -86,6 +86,15 @@ class TestWrite:
         assert (tmp_path / "precious").read_text() == "mine"
         assert (tmp_path / "link").is_symlink()
 
+    def test_what_is_there_is_no_new_file(self, tmp_path):
+        (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+        for path in (tmp_path, tmp_path / "link", "/dev/null"):
+            with pytest.raises(ValueError, match="--to must name a new file"):
+                files.check_new(path, "--to")
+        with pytest.raises(ValueError, match="--to must lie in a folder that is there"):
+            files.check_new(tmp_path / "nowhere" / "x", "--to")
+        files.check_new(tmp_path / "x", "--to")
+
     def test_a_number_that_is_not_finite_is_named_and_nothing_is_written(self, tmp_path):
         path = tmp_path / "metrics.json"
         path.write_text("{}")

@@ -10,22 +10,19 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import types
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, flagsaver, parameterized
+from absl.testing import absltest, parameterized
 from store_test import tree_bytes
 
-from experiments import query
 from raslik_jax import trace
 from raslik_jax.config import config_from_json
-from raslik_jax.data.examples import make_example, read_examples
+from raslik_jax.data.examples import read_examples
 from raslik_jax.files import read_json, write_json
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore, requantise
 from raslik_jax.influence import projections
-from raslik_jax.messages import printable
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _TINY = (
@@ -115,9 +112,10 @@ class QueryTest(parameterized.TestCase):
 
     def test_script_prints_both_poles(self):
         text = self.script(
-            "query.py", f"--index={self.index}", "--instruction=What is a kettle?",
+            "query.py", f"--index={self.index}", "--instruction=What is a\x1b[31m kettle?",
             "--response=A kettle is warm.", "--top=2", "--bottom=1",
         )  # fmt: skip
+        self.assertIn("query   What is a\\x1b[31m kettle?\n", text)  # data, not a color
         self.assertIn("output  A kettle is warm.", text)
         self.assertIn("pulls towards this output", text)
         self.assertIn("pulls against this output", text)
@@ -133,21 +131,6 @@ class QueryTest(parameterized.TestCase):
             )
         )
         forget, retain = self.root / "forget.jsonl", self.root / "retain.jsonl"
-        train = self.run_folder / "corpus" / "train.jsonl"
-        before = train.read_bytes()
-        for paths, message in (
-            ((train, retain), "--export_forget must name a new file"),
-            ((forget, self.index / "manifest.json"), "--export_retain must name a new file"),
-            ((forget, "/dev/null"), "--export_retain must name a new file"),
-            ((forget, self.root / "run" / ".." / "forget.jsonl"), "must be two files, they are"),
-            ((self.root / "nowhere" / "x.jsonl", retain), "must lie in a folder that is there"),
-        ):
-            with (
-                flagsaver.flagsaver(export_forget=str(paths[0]), export_retain=str(paths[1])),
-                self.assertRaisesRegex(ValueError, message),
-            ):
-                query.export_paths()
-        self.assertEqual(train.read_bytes(), before)
         found = json.loads(
             self.script(
                 "query.py",
@@ -194,24 +177,11 @@ class QueryTest(parameterized.TestCase):
         )
         np.testing.assert_array_equal(ranked.forget_N, expected.forget_N)
         self.assertIsNone(ranked.towards[0].sigma)
-        self.assertNotIn("+-", query.as_text(ranked).split("pulls towards")[1].split("\n", 1)[1]
-                         .split("pulls against")[0])  # fmt: skip
 
     def test_a_prompt_that_fills_the_length_is_refused(self):
         """Two opposite responses would have the same trace: none of them is read."""
         with self.assertRaisesRegex(ValueError, "the queries must have room .* max_len=96 tokens"):
             self.tracer.trace("what is a kettle? " * 40, "A kettle is warm.")
-
-    def test_what_rows_hold_is_data_to_a_terminal(self):
-        row = make_example("say\x1b[31m", "", "red\x9b\u202e")._replace(
-            example_id="id\x1b]0;x\x07", source="\x1b[2J"
-        )
-        influence = trace.Influence(row, 0.5, None)
-        found = types.SimpleNamespace(queries=(row,), towards=(influence,), against=(influence,))
-        with flagsaver.flagsaver(text_width=240):
-            text = query.as_text(found)
-        self.assertEqual(text, printable(text))
-        self.assertIn("\\x1b[2J", text)
 
     def test_a_prompt_alone_is_answered_first(self):
         answered = self.tracer.answer([self.tracer.workspace.corpus.train[0]])[0].output
@@ -253,6 +223,14 @@ class QueryTest(parameterized.TestCase):
             self.tracer.trace_queries([])
         for flags, message in (
             ([], "an index must be given"),
+            (
+                ["--index=x", f"--export_forget={self.root}/x", f"--export_retain={self.root}/./x"],
+                "--export_forget and --export_retain must be two files",
+            ),
+            (
+                ["--index=x", f"--export_retain={self.run_folder}/corpus/train.jsonl"],
+                "--export_retain must name a new file",
+            ),
             ([f"--index={self.index}"], "either --instruction or --queries must"),
         ):
             self.assertIn(f"error: {message}", self.script("query.py", *flags, fails=True))

@@ -5,15 +5,15 @@ import os
 import pathlib
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
 from support import shared_data
 
-from raslik_jax.config import Config, RetrieveConfig
-from raslik_jax.data.examples import Example
+from raslik_jax.config import Config, RetrieveConfig, SketchConfig
+from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.stages import retrieving
+from raslik_jax.stages.workspace import Workspace
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _TINY = (
@@ -43,11 +43,9 @@ def _sets(workdir, strategy):
 
 def _made_sets(folder, influence_N, rows, **settings):
     """The summary and sets of raslik for made-up scores, without a run."""
-    config = Config(retrieve=RetrieveConfig(**settings))
-    corpus = types.SimpleNamespace(train=rows)
-    workspace = types.SimpleNamespace(
-        root=folder, config=config, corpus=corpus, retrieval_queries=lambda: ()
-    )
+    config = Config(retrieve=RetrieveConfig(**settings), sketch=SketchConfig(query_output="gold"))
+    workspace = Workspace(folder, config)
+    workspace.corpus = Corpus(backbone=(), train=tuple(rows), queries={"retrieval": ()})
     for name in ("influence", "raslik"):
         (folder / "retrieve" / name).mkdir(parents=True)
     np.save(folder / "retrieve" / "influence" / "influence.npy", influence_N)
