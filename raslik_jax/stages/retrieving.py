@@ -466,7 +466,7 @@ def read_influence(workspace: Workspace, unit: str = "influence") -> Float[np.nd
 def count_targets(rows: Sequence[Example], influence_N: Float[np.ndarray, " N"]) -> int:
     """Returns how many labeled targets can be in a set."""
     pairs = zip(rows, influence_N, strict=True)
-    return sum(bool(row.is_target) and score > -np.inf for row, score in pairs)
+    return sum(bool(row.is_target and score > -np.inf) for row, score in pairs)
 
 
 def set_sizes(workspace: Workspace, influence_N: Float[np.ndarray, " N"]) -> tuple[int, int]:
