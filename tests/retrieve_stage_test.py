@@ -45,7 +45,7 @@ def _made_sets(folder, influence_N, rows, **settings):
     """The summary and sets of raslik for made-up scores, without a run."""
     config = Config(retrieve=RetrieveConfig(**settings), sketch=SketchConfig(query_output="gold"))
     workspace = Workspace(folder, config)
-    workspace.corpus = Corpus(backbone=(), train=tuple(rows), queries={"retrieval": ()})
+    workspace.corpus = Corpus(backbone=(), train=tuple(rows), queries={"retrieval": (rows[0],)})
     for name in ("influence", "raslik"):
         (folder / "retrieve" / name).mkdir(parents=True)
     np.save(folder / "retrieve" / "influence" / "influence.npy", influence_N)

@@ -20,7 +20,7 @@ from raslik_jax.config import Config, RetrieveConfig
 from raslik_jax.data import batches, examples, prompts, tokenization
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluation import ranking
-from raslik_jax.files import read_json, write_json
+from raslik_jax.files import write_json
 from raslik_jax.index import build, search
 from raslik_jax.index.claims import claimed_chunks
 from raslik_jax.index.quantise import rotated_size
@@ -355,7 +355,9 @@ def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     settings, train = workspace.config.retrieve, workspace.corpus.train
     store = SketchStore.open(workspace.root / "sketch" / "index")
     ids = [row.example_id for row in workspace.retrieval_queries()]
-    query_QK = files.read_array(workspace.root / "retrieve" / "queries" / "queries.npy", (len(ids), store.size))
+    query_QK = files.read_array(
+        workspace.root / "retrieve" / "queries" / "queries.npy", (len(ids), store.size)
+    )
     found = score_queries(
         store, query_QK, ids, center=settings.center, aggregate=settings.aggregate
     )
