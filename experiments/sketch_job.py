@@ -41,8 +41,14 @@ def join(workdir: pathlib.Path) -> str:
     if sketch.name in plan.done:
         return "the index is up to date"
     folder = pipeline.join_unit(workdir, sketch, plan.key(sketch).value)
-    work = retrieving.open_index(workspace, folder)
-    made = retrieving.fill_index(work)
+    try:
+        work = retrieving.open_index(workspace, folder)
+        made = retrieving.fill_index(work)
+    except (ValueError, OSError):
+        # The run moves a finished index to its place, also while another job looks at it.
+        if not plan.check(sketch):
+            raise
+        return "the index is complete, the run has taken it over"
     return f"the index is complete, {made:,} of {work.store.num_rows:,} sketches were made here"
 
 

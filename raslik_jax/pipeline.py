@@ -538,6 +538,9 @@ def run_units(
         if place is not None:
             plan.publish(unit, place)
     plan.save_hashes()
+    for folder in sorted((root / _MAKING).rglob("*/"), reverse=True):
+        with contextlib.suppress(OSError):  # it holds what a later run goes on from
+            folder.rmdir()
 
 
 def _lacks(plan: Plan, unit: Unit, name: str) -> str:

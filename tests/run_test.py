@@ -17,6 +17,20 @@ from absl.testing import absltest, parameterized
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _RUN = (sys.executable, str(_REPOSITORY / "experiments" / "run.py"))
+_AUDITED = _REPOSITORY / "tests" / "audited_run.py"
+# Settings that a unit looks at and whose result does not depend on them, and why.
+_WITHOUT_EFFECT = {
+    "checkpoint": "counts by the content of its files, or stands in the key where it is on the hub",
+    "revision": "likewise",
+    "data_dir": "counts by the content of its files",
+    "finetune_checkpoint_steps": "says when a killed run can go on",
+    "choice": "stands in the key as rate and epochs",
+    "strategies": "the report reads the metrics",
+    "algorithms": "likewise",
+    "marker_words": "counts by the content of its file",
+    "unlearn_epochs": "the epochs that are measured stand among the reads",
+    "query_output": "the corpus only refuses queries without one early",
+}
 # Every stage at the smallest size that still goes through all of its code.
 _TINY = (
     "--name=tiny",
@@ -58,9 +72,9 @@ _ENVIRONMENT = os.environ | {
 }
 
 
-def _run(*arguments, env=None, check=False):
+def _run(*arguments, env=None, check=False, script=_RUN[1:]):
     return subprocess.run(
-        [*_RUN, *arguments],
+        [sys.executable, *script, *arguments],
         capture_output=True,
         text=True,
         cwd=_REPOSITORY,
@@ -91,7 +105,9 @@ class TinyRunTest(absltest.TestCase):
         cls.root = pathlib.Path(cls.folder.name) / "tiny"
         # Relative, as the command of the README has it.
         cls.workdir = f"--workdir={os.path.relpath(cls.root, _REPOSITORY)}"
-        cls.first = _run(*_TINY, cls.workdir)
+        # An ordinary run, which also notes what each unit uses.
+        cls.audit = pathlib.Path(cls.folder.name) / "audit.json"
+        cls.first = _run(*_TINY, cls.workdir, script=(str(_AUDITED), str(cls.audit)))
 
     @classmethod
     def tearDownClass(cls):
@@ -120,6 +136,31 @@ class TinyRunTest(absltest.TestCase):
             self.assertBetween(entry["perplexity"]["held-out"]["mean"], 1.0, 450.0)
             self.assertIn("collapse", entry)
         self.assertIn("## Perplexity", (self.root / "report/report.md").read_text())
+
+    def test_every_unit_declares_the_results_and_settings_that_it_uses(self):
+        """A unit that used more than its key holds would not be made again when that changes."""
+        self.assertEqual(self.first.returncode, 0, self.first.stderr)
+        undeclared = {}
+        for name, used in json.loads(self.audit.read_text()).items():
+            declared = used["declared"]
+            reads = [
+                path
+                for path in used["reads"]
+                if not path.startswith(".making/")
+                and not any(path == d or path.startswith(f"{d}/") for d in declared["reads"])
+            ]
+            rate = {"learning_rate"} & set(declared["settings"])
+            settings = [
+                setting
+                for setting in used["settings"]
+                if setting not in declared["settings"]
+                and setting not in _WITHOUT_EFFECT
+                and not (rate and setting.endswith("_learning_rate"))
+                and name not in ("evaluate", "report")  # the former holds all, the latter reads it
+            ]
+            if reads or settings:
+                undeclared[name] = (reads, settings)
+        self.assertEqual(undeclared, {})
 
     def test_the_sets_are_alpaca_rows_with_ids_and_scores_and_never_overlap(self):
         for strategy in ("random", "oracle", "raslik_f", "raslik"):
