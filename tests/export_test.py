@@ -3,9 +3,11 @@
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,9 @@ from absl.testing import absltest, parameterized
 from finished import write_manifest
 
 from raslik_jax.config import config_from_json
+from raslik_jax.data import tokenization
 from raslik_jax.models import checkpoint, decoder
+from raslik_jax.stages import exporting
 from raslik_jax.stages.exporting import export_model
 from raslik_jax.stages.workspace import Workspace
 
@@ -114,6 +118,9 @@ class ExportTest(parameterized.TestCase):
             (base / file).write_bytes(text.encode())
         config = json.loads((base / "config.json").read_text())
         (base / "config.json").write_text(json.dumps(config | {"_name_or_path": name}))
+        # The corpus unit keeps what decides the ids.
+        tokenizer = tokenization.load_tokenizer(base)
+        tokenization.save_tokenizer(run.root / "corpus" / "tokenizer", tokenizer)
         stored_run.finish(run.root, base=base)
         settings = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None, "merged": merged}
         out = export_model(run.root, self.folder / "out", **settings)
@@ -221,6 +228,37 @@ class ExportTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "epoch-2 of .* has changed since generate/"):
             self._export()
         self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_a_run_that_measured_nothing_is_exported_and_says_so(self):
+        run = stored_run.write_stored_run(self.folder / "run")
+        metrics = run.root / "evaluate" / "metrics.json"
+        settings = json.loads(metrics.read_text())["settings"]
+        settings["retrieve"]["strategies"] = ["raslik"]
+        settings["unlearn"]["algorithms"] = ["ga_gdr"]
+        (run.root / "config.json").write_text(json.dumps(settings))
+        rows = [{"instruction": "a", "output": "b", "is_target": n < 2} for n in range(5)]
+        text = "".join(json.dumps({"id": f"r{n}", **row}) + "\n" for n, row in enumerate(rows))
+        (run.root / "corpus" / "train.jsonl").write_text(text)
+        shutil.rmtree(metrics.parent)
+        for name in ("corpus", "unlearn/raslik-ga_gdr"):
+            (run.root / name / "manifest.json").unlink()
+        stored_run.finish(run.root)
+        shutil.rmtree(metrics.parent, ignore_errors=True)
+        options = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None, "merged": False}
+        with mock.patch.object(exporting, "Plan") as plan:
+            # An adapter of other settings than config.json has now is not what the card would say.
+            plan.return_value.survey.return_value.done = {}
+            with self.assertRaisesRegex(ValueError, "must be of the settings in its config.json"):
+                export_model(run.root, self.folder / "out", **options)
+            plan.return_value.survey.return_value.done = {"unlearn/raslik-ga_gdr": {}}
+            out = export_model(run.root, self.folder / "out", **options)
+            with self.assertRaisesRegex(ValueError, "--epoch must be 1 to 2 or last, got 7"):
+                export_model(run.root, self.folder / "more", **(options | {"epoch": 7}))
+        card = _plain((out / "README.md").read_text())
+        self.assertIn("Nothing: the run was exported before it was evaluated.", card)
+        self.assertIn("5 training examples, 2 of them labelled", card)
+        self.assertIn("after epoch 2 of 2", card)
+        self.assertNotIn("F, forget rate", card)
 
     def test_the_script_refuses_a_folder_that_holds_something(self):
         (self.folder / "out").mkdir()

@@ -6,7 +6,14 @@ import pathlib
 import jax
 import pytest
 
-from raslik_jax.config import BackboneConfig, Config, CorpusConfig, FinetuneConfig, UnlearnConfig
+from raslik_jax.config import (
+    BackboneConfig,
+    Config,
+    CorpusConfig,
+    FinetuneConfig,
+    ReferencesConfig,
+    UnlearnConfig,
+)
 from raslik_jax.stages import forecast, programs
 
 _NOWHERE = pathlib.Path("/nowhere")
@@ -19,6 +26,7 @@ def _config(parameters="lora"):
             hidden_size=64, num_hidden_layers=2, num_attention_heads=2, pretrain_steps=10
         ),
         finetune=FinetuneConfig(finetune_epochs=1, lora_rank=2),
+        references=ReferencesConfig(max_new_tokens=32),
         unlearn=UnlearnConfig(
             unlearn_epochs=1, unlearn_parameters=parameters, algorithms=("ga_klr",)
         ),

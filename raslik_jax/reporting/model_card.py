@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from raslik_jax.evaluation.summary import MethodEntry, Metrics, ModelEntry
+from raslik_jax.evaluation.summary import MethodEntry, Metrics, ModelEntry, Variant
 from raslik_jax.reporting import tables
 from raslik_jax.reporting.markup import escape_markdown
 
@@ -24,9 +24,12 @@ class CardFacts(NamedTuple):
     """What a card is written from.
 
     Attributes:
-      config: config.json of the run.
-      metrics: metrics.json of the run.
+      config: settings of the run.
+      metrics: metrics.json of the run; None where it measured nothing.
       entry: the entry of the exported model in it.
+      variant: which model it is.
+      num_train: training examples.
+      num_targets: of them, labelled targets.
       learning_rate: at which it was unlearned.
       retrieved: summary.json of its strategy's sets.
       set_hashes: first 16 hex digits of the SHA-256 of the files of both sets.
@@ -38,8 +41,11 @@ class CardFacts(NamedTuple):
     """
 
     config: Mapping[str, Any]
-    metrics: Metrics
-    entry: MethodEntry
+    metrics: Metrics | None
+    entry: MethodEntry | None
+    variant: Variant
+    num_train: int
+    num_targets: int
     learning_rate: float
     retrieved: Mapping[str, Any]
     set_hashes: Mapping[str, str]
@@ -56,9 +62,9 @@ def render_card(facts: CardFacts) -> str:
     Args:
       facts: from the stored run alone.
     """
-    config, entry = facts.config, facts.entry
-    strategy = tables.strategy_name(entry["strategy"])
-    algorithm = tables.algorithm_name(entry["algorithm"])
+    config = facts.config
+    strategy = tables.strategy_name(facts.variant.strategy)
+    algorithm = tables.algorithm_name(facts.variant.algorithm)
     what = "as a whole model" if facts.is_merged else "as a LoRA adapter"
     title = f"{config['name']}: unlearned with {strategy} and {algorithm}"
     parts = [
@@ -105,21 +111,21 @@ def _bullets(lines: list[str]) -> str:
 
 
 def _removal_lines(facts: CardFacts) -> list[str]:
-    config, retrieved, corpus = facts.config, facts.retrieved, facts.metrics["corpus"]
+    config, retrieved = facts.config, facts.retrieved
     dataset, settings = config["corpus"]["dataset"], config["retrieve"]
     if dataset == "tofu":
         dataset += f" ({config['corpus']['tofu_forget']})"
-    strategy = tables.strategy_name(facts.entry["strategy"])
+    strategy = tables.strategy_name(facts.variant.strategy)
     lines = [
-        f"Dataset: {dataset}; {corpus['train']:,} training examples, {corpus['targets']:,} of them "
+        f"Dataset: {dataset}; {facts.num_train:,} training examples, {facts.num_targets:,} of them "
         "labelled as showing the behaviour.",
         f"Forget set: {retrieved['num_forget']:,} of these examples (forget.jsonl, SHA-256 "
         f"{facts.set_hashes['forget']}...). Their likelihood was driven down.",
         f"Retain set: {retrieved['num_retain']:,} of these examples (retain.jsonl, SHA-256 "
         f"{facts.set_hashes['retain']}...). "
         + (
-            f"{tables.algorithm_name(facts.entry['algorithm'])} makes no use of it."
-            if facts.entry["algorithm"] in _WITHOUT_RETAIN
+            f"{tables.algorithm_name(facts.variant.algorithm)} makes no use of it."
+            if facts.variant.algorithm in _WITHOUT_RETAIN
             else "The model was held to them."
         ),
         f"Chosen by: {strategy}; {_RULES[settings['select']]} (--select={settings['select']}), "
@@ -137,7 +143,7 @@ def _removal_lines(facts: CardFacts) -> list[str]:
 
 
 def _setting_lines(facts: CardFacts) -> list[str]:
-    config, name = facts.config, facts.entry["algorithm"]
+    config, name = facts.config, facts.variant.algorithm
     unlearn, finetune = config["unlearn"], config["finetune"]
     options = {key: value for key, value in unlearn.items() if _decides(key, name)}
     quantised = f"; quantised to {facts.base_format} in the run" if facts.base_format else ""
@@ -146,7 +152,7 @@ def _setting_lines(facts: CardFacts) -> list[str]:
         f"Fine-tuning: LoRA of rank {finetune['lora_rank']}, alpha {finetune['lora_alpha']:g} on "
         f"{', '.join(finetune['lora_targets'])}; {finetune['finetune_epochs']} epochs at "
         f"{finetune['finetune_learning_rate']:g}.",
-        f"Unlearning: {tables.algorithm_name(name)}, after epoch {facts.entry['epoch']} of "
+        f"Unlearning: {tables.algorithm_name(name)}, after epoch {facts.variant.epoch} of "
         f"{unlearn['unlearn_epochs']}, learning rate {facts.learning_rate:g}"
         + (", both chosen on validation queries" if unlearn.get("choice") else "")
         + f"; {', '.join(f'{key}={value}' for key, value in options.items())}.",
@@ -169,6 +175,8 @@ def _decides(setting: str, algorithm: str) -> bool:
 
 def _measured(facts: CardFacts) -> str:
     metrics, entry = facts.metrics, facts.entry
+    if metrics is None or entry is None:
+        return "Nothing: the run was exported before it was evaluated."
     models: list[tuple[str, ModelEntry]] = [
         ("This model", entry),
         ("Fine-tuned, before unlearning", metrics["finetuned"]),
@@ -223,10 +231,17 @@ def _limit_lines(facts: CardFacts) -> list[str]:
     lines = [
         "Unlearning by gradient steps hides; it proves nothing. The behaviour may come back with "
         "other prompts, sampling, further training or quantisation, and none of this was tested.",
-        "It was measured with greedy decoding on the queries above and on nothing else: other "
-        "abilities of the base may have suffered.",
-        "The intervals are over queries of one run with one seed; another seed may lie outside.",
-        "An F below that of the base, which never learned the behaviour, is damage.",
+        *(
+            (
+                "It was measured with greedy decoding on the queries above and on nothing else: "
+                "other abilities of the base may have suffered.",
+                "The intervals are over queries of one run with one seed; another seed may lie "
+                "outside.",
+                "An F below that of the base, which never learned the behaviour, is damage.",
+            )
+            if facts.metrics
+            else ("Whether anything was forgotten, and what else was lost, is not known.",)
+        ),
         "The terms of the base model and of the data apply; this card grants none.",
     ]
     if facts.base_format and facts.is_merged:

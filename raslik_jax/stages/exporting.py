@@ -10,15 +10,16 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from raslik_jax import files
-from raslik_jax.config import Config, config_from_json
+from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data import prompts, tokenization
-from raslik_jax.evaluation.summary import MethodEntry, Metrics
+from raslik_jax.evaluation.summary import MethodEntry, Metrics, Variant
 from raslik_jax.files import hash_file, read_json
 from raslik_jax.messages import shown
 from raslik_jax.models import checkpoint, storage
-from raslik_jax.pipeline import Hashes, Manifest, check_finished
+from raslik_jax.pipeline import Hashes, Plan, check_finished
 from raslik_jax.reporting.model_card import CardFacts, render_card
-from raslik_jax.reporting.runs import read_metrics
+from raslik_jax.reporting.runs import metrics_path, read_metrics
+from raslik_jax.stages.plan import plan_units
 from raslik_jax.stages.workspace import Workspace
 
 
@@ -37,7 +38,8 @@ def export_model(
     the run and, where it has one, its base checkpoint.
 
     Args:
-      run: work directory of a finished run.
+      run: work directory of a run that has unlearned; of one that has not measured the model, the
+        card says so.
       out: a folder that is not there yet or empty; its tokenizer and generation files are those
         of the checkpoint, byte for byte, where the run has one.
       strategy: whose sets were forgotten and retained.
@@ -46,30 +48,44 @@ def export_model(
       merged: a whole checkpoint that transformers loads; otherwise an adapter that peft loads.
 
     Raises:
-      ValueError: the run is not there, not finished, changed since it was measured, or has no such
-        model; the folder holds something.
+      ValueError: the run is not there, has no such model, or something was made again since it was
+        unlearned or measured; the folder holds something.
     """
     root, out = pathlib.Path(run), pathlib.Path(out)
     storage.check_new_folder(out)
-    metrics = read_metrics(root)
-    config = config_from_json(metrics["settings"])
-    entry = _entry(metrics, strategy, algorithm, epoch)
+    name = f"unlearn/{strategy}-{algorithm}"
+    metrics = read_metrics(root) if metrics_path(root).is_file() else None
+    if metrics is None:
+        config = config_from_json(read_json(root / "config.json", mend="give the folder of a run"))
+        entry, variant = None, _variant(config, strategy, algorithm, epoch)
+        units = plan_units(config, Workspace(root, config))
+        if name not in Plan(root, units).survey().done:
+            raise ValueError(
+                f"{name} of {shown(str(root), 120)} must be of the settings in its config.json: "
+                "run experiments/run.py with --stages up to unlearn"
+            )
+    else:
+        config = config_from_json(metrics["settings"])
+        entry = _entry(metrics, strategy, algorithm, epoch)
+        variant = Variant(strategy, algorithm, entry["epoch"])
     # The card's numbers are of these weights: nothing was made again, no byte is another.
-    made = check_finished(root, f"unlearn/{strategy}-{algorithm}")
-    for name in ("corpus", "backbone", f"retrieve/{strategy}"):
-        check_finished(root, name)
+    made = check_finished(root, name)
+    for other in ("corpus", "backbone", f"retrieve/{strategy}"):
+        check_finished(root, other)
     is_whole = config.unlearn.unlearn_parameters == "all"
     if is_whole and not merged:
         raise ValueError(
             f"an adapter wanted of {root}, the run unlearned in all weights and has none: export "
             "the merged model"
         )
+    # As the run had it: of a merged model the base is read again, unquantised.
+    recorded, quantised = to_json(config), config.backbone.base_format
     if merged:
         # What was learned on a quantised base is folded into the weights that were quantised.
         plain = dataclasses.replace(config.backbone, base_format="plain", double_quant=False)
         config = dataclasses.replace(config, backbone=plain)
     workspace = Workspace(root, config)
-    unlearned = workspace.unlearned(strategy, algorithm, entry["epoch"])
+    unlearned = workspace.unlearned(*variant)
     model = workspace.model
     base = _base_of(config)
     given = pathlib.Path(config.backbone.checkpoint) if config.backbone.checkpoint else None
@@ -95,7 +111,26 @@ def export_model(
                 base_model=base.hub_name,
             )
         _write_tokenizer(partial, base, workspace.tokenizer)
-        facts = _facts(root, metrics, entry, made, base, identity=model.identity, merged=merged)
+        folder = root / "retrieve" / strategy
+        kinds = ("forget", "retain")
+        train = [row.is_target for row in workspace.corpus.train] if metrics is None else []
+        facts = CardFacts(
+            config=recorded,
+            metrics=metrics,
+            entry=entry,
+            variant=variant,
+            num_train=metrics["corpus"]["train"] if metrics else len(train),
+            num_targets=metrics["corpus"]["targets"] if metrics else sum(map(bool, train)),
+            learning_rate=made["settings"]["learning_rate"],
+            retrieved=read_json(folder / "summary.json"),
+            set_hashes={kind: hash_file(folder / f"{kind}.jsonl")[:16] for kind in kinds},
+            base_model=base.hub_name,
+            base_origin=f"{base.origin}, weights in {jnp.dtype(config.backbone.base_dtype).name}, "
+            f"identity {model.identity}",
+            base_format="" if quantised == "plain" else quantised,
+            is_merged=merged,
+            prompt=prompts.TEMPLATES[config.corpus.template].without_input,
+        )
         files.write_text(partial / "README.md", render_card(facts))
     return out
 
@@ -165,6 +200,20 @@ def _write_generation(out: pathlib.Path, base: _Base, workspace: Workspace) -> N
     files.write_json(out / storage.GENERATION, ids)
 
 
+def _variant(config: Config, strategy: str, algorithm: str, epoch: int | None) -> Variant:
+    """Returns the model asked for of a run that has not measured it."""
+    last = config.unlearn.unlearn_epochs
+    strategies, algorithms = config.retrieve.strategies, config.unlearn.algorithms
+    if strategy not in strategies or algorithm not in algorithms:
+        raise ValueError(
+            f"--strategy must be one of {list(strategies)} and --algorithm one of "
+            f"{list(algorithms)}, got {shown(strategy)} and {shown(algorithm)}"
+        )
+    if epoch is not None and not 1 <= epoch <= last:
+        raise ValueError(f"--epoch must be 1 to {last} or last, got {epoch}")
+    return Variant(strategy, algorithm, last if epoch is None else epoch)
+
+
 def _entry(metrics: Metrics, strategy: str, algorithm: str, epoch: int | None) -> MethodEntry:
     """Returns the metrics of the model asked for."""
     found = {
@@ -182,35 +231,3 @@ def _entry(metrics: Metrics, strategy: str, algorithm: str, epoch: int | None) -
     if epoch not in found:
         raise ValueError(f"--epoch must be one of {sorted(found)} or last, got {epoch}")
     return found[epoch]
-
-
-def _facts(
-    root: pathlib.Path,
-    metrics: Metrics,
-    entry: MethodEntry,
-    made: Manifest,
-    base: _Base,
-    *,
-    identity: str,
-    merged: bool,
-) -> CardFacts:
-    folder = root / "retrieve" / entry["strategy"]
-    # As the run had it: for a merged model the base was read again, unquantised.
-    config = config_from_json(metrics["settings"])
-    settings, quantised = config.backbone, config.backbone.base_format
-    return CardFacts(
-        config=metrics["settings"],
-        metrics=metrics,
-        entry=entry,
-        learning_rate=made["settings"]["learning_rate"],
-        retrieved=read_json(folder / "summary.json"),
-        set_hashes={
-            kind: hash_file(folder / f"{kind}.jsonl")[:16] for kind in ("forget", "retain")
-        },
-        base_model=base.hub_name,
-        base_origin=f"{base.origin}, weights in {jnp.dtype(settings.base_dtype).name}, "
-        f"identity {identity}",
-        base_format="" if quantised == "plain" else quantised,
-        is_merged=merged,
-        prompt=prompts.TEMPLATES[config.corpus.template].without_input,
-    )
