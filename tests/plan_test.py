@@ -1,4 +1,4 @@
-"""What decides a unit's result: each setting and each input file changes these units and no other."""
+"""What decides a unit's result: a setting or an input file changes these units and no other."""
 
 import ast
 import copy
