@@ -81,9 +81,9 @@ class EncodeTest(parameterized.TestCase):
         np.testing.assert_array_equal(encoded.num_targets_N, encoded.lengths_N - 1)
 
     @parameterized.parameters(
-        ({"targets": "answer"}, "'answer' came"),
+        ({"targets": "answer"}, "got 'answer'"),
         ({"max_len": 1}, "max_len=1"),
-        ({"template": "long"}, "'long' came"),
+        ({"template": "long"}, "got 'long'"),
     )
     def test_wrong_settings_are_refused(self, changes, message):
         with self.assertRaisesRegex(ValueError, message):
@@ -214,8 +214,8 @@ class PlanTest(parameterized.TestCase):
             self.assertEqual(plan.rows.tolist(), named)
 
     @parameterized.named_parameters(
-        ("empty", [], {}, "none came"),
-        ("counts", [3], {"ids": ["a", "b"]}, "1, 1 and 2 came"),
+        ("empty", [], {}, "got none"),
+        ("counts", [3], {"ids": ["a", "b"]}, "got 1, 1 and 2"),
         ("repeats", [3, 4], {"ids": ["a", "a"]}, "1 of 2 repeat"),
         ("buckets", [3], {"num_buckets": 0}, "num_buckets=0"),
         ("long", [200], {}, "200 tokens exceeds batch_tokens=128"),

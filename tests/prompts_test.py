@@ -42,5 +42,5 @@ class PromptsTest(parameterized.TestCase):
 
     def test_unknown_template_is_refused(self):
         for function in (template_hash, lambda name: render_prompt(_PLAIN, name)):
-            with self.assertRaisesRegex(ValueError, "'alpaka' came"):
+            with self.assertRaisesRegex(ValueError, "got 'alpaka'"):
                 function("alpaka")

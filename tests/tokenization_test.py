@@ -42,7 +42,7 @@ class BpeTest(parameterized.TestCase):
         texts = ["the cat", "", "a dog sat"]
         self.assertEqual(_TOKENIZER.encode_batch(texts), [_TOKENIZER.encode(t) for t in texts])
 
-    @parameterized.parameters(([], 300, "none came"), (["a"], 256, "vocab_size=256"))
+    @parameterized.parameters(([], 300, "got none"), (["a"], 256, "vocab_size=256"))
     def test_impossible_requests_are_refused(self, texts, vocab_size, message):
         with self.assertRaisesRegex(ValueError, message):
             tk.train_bpe(texts, vocab_size=vocab_size)
@@ -73,10 +73,10 @@ class FilesTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("<bos> $A", None, True),
+        ("<bos> $A", True, True),
         ("$A", None, False),
+        ("$A", False, False),
         ("$A <bos>", None, False),
-        ("<bos> $A", False, False),
-        ("$A", True, True),
     )
     def test_prompts_begin_as_the_tokenizer_begins_them(self, template, add_bos_token, has_bos):
         backend = tokenizers.Tokenizer.from_str(_TOKENIZER.backend.to_str())
@@ -89,6 +89,11 @@ class FilesTest(parameterized.TestCase):
         config = {"eos_token": "<|endoftext|>", "bos_token": {"content": "<bos>"}}
         if add_bos_token is not None:
             config["add_bos_token"] = add_bos_token
+        (self.folder / "tokenizer_config.json").write_text(
+            json.dumps(config | {"add_bos_token": not has_bos})
+        )
+        with self.assertRaisesRegex(ValueError, f"got {not has_bos} where that adds"):
+            tk.load_tokenizer(self.folder)
         (self.folder / "tokenizer_config.json").write_text(json.dumps(config))
         read = tk.load_tokenizer(self.folder)
         self.assertEqual(read.prompt_prefix, (bos,) if has_bos else ())

@@ -153,7 +153,7 @@ def encode(
       ValueError: an unknown template or targets, or max_len below 2.
     """
     if targets not in ("response", "all"):
-        raise ValueError(f"targets 'response' or 'all' is wanted, {targets!r} came")
+        raise ValueError(f"targets must be 'response' or 'all', got {targets!r}")
     if max_len < 2:
         raise ValueError(f"{max_len=} has no room for a prompt and an answer: give at least 2")
     prompts = tokenizer.encode_prompts([render_prompt(row, template) for row in examples])
@@ -230,11 +230,11 @@ def plan_batches(
     """
     num_rows = len(lengths_N)
     if num_rows == 0:
-        raise ValueError("rows to plan batches of are wanted, none came")
+        raise ValueError("batches must have at least one row, got none")
     if not len(targets_N) == len(ids) == num_rows:
         raise ValueError(
-            f"one length, target count and id per row are wanted, {num_rows}, {len(targets_N)} and "
-            f"{len(ids)} came"
+            f"each row must have a length, a target count and an id, got {num_rows}, "
+            f"{len(targets_N)} and {len(ids)}"
         )
     if len(set(ids)) != num_rows:
         raise ValueError(f"ids have to differ, {num_rows - len(set(ids))} of {num_rows} repeat")

@@ -64,5 +64,7 @@ def template_hash(template: str) -> str:
 
 def _template(name: str) -> Template:
     if name not in TEMPLATES:
-        raise ValueError(f"one of the templates {sorted(TEMPLATES)} is wanted, {name!r} came")
+        raise ValueError(
+            f"the template must be one of {', '.join(sorted(TEMPLATES))}, got {name!r}"
+        )
     return TEMPLATES[name]

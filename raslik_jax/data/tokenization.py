@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from raslik_jax import files
@@ -69,7 +69,7 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
 
     texts = list(texts)
     if not texts:
-        raise ValueError("texts to fit a tokenizer to are wanted, none came")
+        raise ValueError("a tokenizer must be fitted to at least one text, got none")
     if vocab_size < 257:
         raise ValueError(f"{vocab_size=} cannot hold 256 bytes and EOS: give at least 257")
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -110,7 +110,14 @@ def load_tokenizer(
     found = (token for token in _PAD_CANDIDATES if backend.token_to_id(token) is not None)
     pad = pad_token or configured.get("pad_token") or next(found, eos)
     tokenizer = _wrap(backend, eos, pad, str(file))
-    return tokenizer._replace(prompt_prefix=_prompt_prefix(tokenizer, configured, str(file)))
+    prefix = _added_in_front(tokenizer)
+    if configured.get("add_bos_token", bool(prefix)) != bool(prefix):
+        raise ValueError(
+            f"add_bos_token beside {shown(str(file), 120)} must agree with its post-processor, got "
+            f"{configured['add_bos_token']} where that adds {'one' if prefix else 'none'}: correct "
+            "the file that is not as the model was trained"
+        )
+    return tokenizer._replace(prompt_prefix=prefix)
 
 
 def load_sentence_tokenizer(
@@ -154,16 +161,11 @@ def save_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
     """Writes tokenizer.json and tokenizer_config.json into a folder, which is made if need be."""
     folder = pathlib.Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    config: dict[str, Any] = {
+    config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": tokenizer.backend.id_to_token(tokenizer.eos_id),
         "pad_token": tokenizer.backend.id_to_token(tokenizer.pad_id),
     }
-    prefix = tokenizer.prompt_prefix
-    if prefix != _added_in_front(tokenizer):
-        config["add_bos_token"] = bool(prefix)
-        if prefix:
-            config["bos_token"] = tokenizer.backend.id_to_token(prefix[0])
     texts = {
         "tokenizer.json": tokenizer.backend.to_str(),
         "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
@@ -224,30 +226,11 @@ def _wrap(backend: Any, eos_token: str, pad_token: str, where: str) -> Tokenizer
     return Tokenizer(backend, ids[eos_token], ids[pad_token], vocab_size)
 
 
-def _prompt_prefix(
-    tokenizer: Tokenizer, configured: Mapping[str, Any], where: str
-) -> tuple[int, ...]:
-    """Returns the ids that the tokenizer puts in front of a text.
-
-    As in transformers 5, add_bos_token decides where the tokenizer's config has it, else the
-    post-processor of tokenizer.json. What either puts at the end is no part of a prompt.
-    """
-    if "add_bos_token" not in configured:
-        return _added_in_front(tokenizer)
-    if not configured["add_bos_token"]:
-        return ()
-    bos = configured.get("bos_token")
-    bos_id = tokenizer.backend.token_to_id(bos) if bos else None
-    if bos_id is None:
-        raise ValueError(
-            f"{shown(where, 160)} must have the BOS token that add_bos_token asks for, got "
-            f"{shown(bos)}: fetch the tokenizer again"
-        )
-    return (bos_id,)
-
-
 def _added_in_front(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the ids that the post-processor puts in front of a text."""
+    """Returns the ids that the post-processor of tokenizer.json puts in front of a text.
+
+    What it puts at the end is no part of a prompt.
+    """
     text = tokenizer.encode("a")
     ids = tokenizer.backend.encode("a", add_special_tokens=True).ids
     starts = [n for n in range(len(ids)) if ids[n : n + len(text)] == text]
@@ -263,7 +246,7 @@ def _configured_tokens(path: pathlib.Path) -> dict[str, Any]:
         return {}
     config = files.read_json(path, dict, mend="fetch the file again, or remove it")
     found: dict[str, Any] = {}
-    for name in ("bos_token", "eos_token", "pad_token"):
+    for name in ("eos_token", "pad_token"):
         value = config.get(name)
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
