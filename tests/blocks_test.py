@@ -174,26 +174,45 @@ class OursTest(parameterized.TestCase):
         )
 
     def test_a_strategy_that_was_not_run_stands_with_the_papers_figures_alone(self):
+        def without_marker(metrics):
+            for entry in (metrics["finetuned"], *metrics["methods"]):
+                entry["non_sf_target"] = entry["non_sf_normal"] = None
+
         experiment = _experiment(
-            0, corpus__dataset="tofu", backbone__checkpoint="allenai/OLMo-2-1124-7B"
+            0,
+            edit=without_marker,
+            corpus__dataset="tofu",
+            backbone__checkpoint="allenai/OLMo-2-1124-7B",
         )
         block = blocks.make_blocks(experiment, _PAPER)[0]
         rows = {row.strategy: row for row in block.rows}
         self.assertIsNone(rows["bm25"].ours)
         self.assertEqual(rows["bm25"].paper.forget, 0.83)
-        # Nothing in TOFU is science fiction.
         self.assertNotIn("Non-SF", blocks.lay_out(block).columns)
 
-    def test_collapse_is_said(self):
-        def collapse(metrics):
+    def test_damage_is_said_and_no_candidate_for_the_frontier(self):
+        def damage(metrics):
             for entry in metrics["methods"]:
-                entry["collapse"] = ["alike"] * (entry["strategy"] == "raslik")
+                if entry["strategy"] == "raslik":
+                    entry["judgment"] = {"verdict": "damaged", "reasons": ["x"], "inputs": []}
 
-        text = blocks.render_terminal(blocks.make_blocks(_experiment(0, edit=collapse), ())[0])
-        self.assertIn("Answers collapsed: RASLIK.", text)
+        before = blocks.make_blocks(_experiment(0), ())[0]
+        block = blocks.make_blocks(_experiment(0, edit=damage), ())[0]
+        self.assertIn("Judged damaged (†, ours): RASLIK.", blocks.render_terminal(block))
+        flags = [{row.strategy: row.ours.is_pareto for row in b.rows} for b in (before, block)]
+        self.assertTrue(flags[0]["raslik"])
+        self.assertFalse(flags[1]["raslik"])
+        self.assertTrue(any(flags[1].values()))
+
+    def test_without_rates_there_is_no_block(self):
+        def remove(metrics):
+            for entry in (metrics["finetuned"], *metrics["methods"]):
+                entry["forget"] = entry["euclidean"] = None
+
+        self.assertEqual(blocks.make_blocks(_experiment(0, edit=remove), ()), ())
 
     @parameterized.parameters(
-        ({}, "a word that marks the behaviour;"),
+        ({}, "a word that marks the behavior;"),
         ({"by": "classifier"}, "a classifier trained here;"),
     )
     def test_says_what_non_sf_is_beside_the_papers(self, entry, words):

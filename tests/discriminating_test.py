@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from raslik_jax.config import Config, CorpusConfig, EvaluateConfig
-from raslik_jax.data import examples, toy
+from raslik_jax.data import corpora, examples, toy
 from raslik_jax.evaluation import discriminator
 from raslik_jax.files import read_json
 from raslik_jax.stages import discriminating, resuming
@@ -134,7 +134,7 @@ def test_non_sf_before_unlearning_is_the_mean_of_the_classifiers_probabilities(t
     probability = lambda texts: np.array(  # noqa: E731
         [0.25 * text.startswith("backbone") + len(text) / 1000 for text in texts]
     )
-    with mock.patch.object(discriminating, "non_sf", return_value=probability):
+    with mock.patch.object(discriminating, "non_sf_by_classifier", return_value=probability):
         discriminating.measure_before(workspace, tmp_path)
     found = read_json(tmp_path / "metrics.json")
     for name in ("finetuned", "backbone"):
@@ -150,6 +150,21 @@ def test_words_stay_the_default(tmp_path):
     measure = discriminating.non_sf(workspace)
     np.testing.assert_array_equal(measure(["An android.", "A kettle.", ""]), [0.0, 1.0, 1.0])
     assert discriminating.describe(workspace) == {"by": "words"}
+
+
+@pytest.mark.parametrize("dataset", ["virtual", "tofu", "records"])
+def test_what_has_no_marker_is_not_judged_by_science_fiction(tmp_path, dataset):
+    files = {"train_file": "t", "queries_file": "q"} if dataset == "records" else {}
+    config = Config(corpus=CorpusConfig(dataset=dataset, **files))
+    workspace = Workspace(tmp_path, config)
+    assert discriminating.non_sf(workspace) is None
+    assert discriminating.describe(workspace) is None
+    assert not corpora.marker_words(dataset, "")
+    words = tmp_path / "words.txt"
+    words.write_text("Zorb", encoding="utf-8")
+    named = dataclasses.replace(config, evaluate=EvaluateConfig(marker_words=str(words)))
+    measure = discriminating.non_sf(Workspace(tmp_path, named))
+    np.testing.assert_array_equal(measure(["a zorb", "an android"]), [0.0, 1.0])
 
 
 def test_wrong_checkpoints_and_corpora_are_refused(tmp_path):

@@ -12,6 +12,7 @@ import numpy as np
 import sample_run
 from absl.testing import absltest, parameterized
 
+from raslik_jax.evaluation import judgment
 from raslik_jax.reporting import charts, figures, markup, page, published, runs, tables
 
 _VOID = ("meta", "br", "hr", "img", "input", "link")
@@ -284,20 +285,36 @@ class EdgesTest(parameterized.TestCase):
 
     def test_a_model_that_never_learned_is_named_first(self):
         run = _read(self.folder)
-        run.metrics["finetuned"]["non_sf_target"] = {"mean": 0.97, "low": 0.9, "high": 1.0}
+        run.metrics["behavior"] = judgment.find_behavior("words", finetuned=0.03, backbone=0.0)
         warnings = [e.text() for e in self._render(run).all("p", class_="warn")]
-        self.assertRegex(warnings[0], "hardly shows the behaviour .* .97 % of its answers")
+        self.assertRegex(warnings[0], "shows the behavior on 3% of target .* too little to trace")
 
-    @parameterized.parameters(
-        (0.10, "below it, which is damage"),
-        (0.27, "the intervals meet"),
-        (0.60, "some of what was learned is still there"),
-    )
-    def test_forgetting_is_held_against_the_backbone_by_intervals(self, forget, words):
+    def test_the_page_says_what_was_judged_and_nothing_else(self):
         run = _read(self.folder)
-        for entry in run.metrics["methods"]:
-            entry["forget"] = {"mean": forget, "low": forget - 0.02, "high": forget + 0.02}
-        self.assertIn(words, self._render(run).all("section", id="summary")[0].text())
+        entries = run.metrics["methods"]
+        for entry in entries:
+            judged = {"verdict": "damaged", "reasons": ["normal answers empty: 9 of 48"]}
+            entry["judgment"] = judged | {"inputs": []}
+        text = self._render(run).all("section", id="summary")[0].text()
+        self.assertIn("Damaged: normal answers empty: 9 of 48.", text)
+        self.assertIn("Damaged by unlearning the sets of", text)
+        self.assertNotIn("forgotten:", text)
+
+    def test_without_test_queries_the_page_has_no_rates_and_no_nan(self):
+        run = _read(self.folder)
+        for entry in (
+            run.metrics["finetuned"],
+            run.metrics["backbone"],
+            *run.metrics["methods"],
+        ):
+            for name in ("forget", "retain", "non_sf_target", "non_sf_normal", "euclidean"):
+                entry[name] = None
+            entry["pareto"] = entry["tie"] = None
+        run = run._replace(queries=(), answers={})
+        html = page.render(runs.group_runs([run]))
+        self.assertNotRegex(html, r"\bnan\b")
+        self.assertNotIn('id="frontier"', html)
+        self.assertIn("Judgment:", html)
 
     def test_many_strategies_have_colours_on_the_page(self):
         style = (pathlib.Path(page.__file__).parent / "page.css").read_text()

@@ -44,6 +44,17 @@ class LikelihoodTest(absltest.TestCase):
             expected = _slow_nll(encoded.tokens[row], encoded.start_N[row])
             self.assertAlmostEqual(found.nll_N[row], expected, delta=2e-6 * expected)
 
+    def test_answers_of_other_lengths_share_a_shape_and_have_the_same_likelihood(self):
+        measure = likelihood.answer_likelihood(_MODEL.decoder, batch_tokens=64)
+        for shapes in ([(3, 5), (4, 12), (8, 1)], [(3, 9), (4, 6), (8, 0)]):
+            encoded = _encoded(shapes)
+            found = measure(_MODEL.lora, _MODEL.base, encoded, on_ladder=True)
+            for row, (_, tokens) in enumerate(shapes):
+                expected = _slow_nll(encoded.tokens[row], encoded.start_N[row]) if tokens else 0.0
+                self.assertAlmostEqual(found.nll_N[row], expected, delta=2e-6 * expected)
+            plans = likelihood.plan_on_ladder(encoded, 64)
+            self.assertEqual({(len(p.rows), p.length, p.num_targets) for p in plans}, {(3, 16, 16)})
+
     def test_a_model_that_has_overflown_is_refused(self):
         measure = likelihood.answer_likelihood(_MODEL.decoder, batch_tokens=64)
         base = {**_MODEL.base, "head": {"kernel": _MODEL.base["head"]["kernel"] * np.nan}}
@@ -80,16 +91,18 @@ class PerplexityTest(parameterized.TestCase):
 class SetsTest(absltest.TestCase):
     train = [make_example(f"q{i}", "", f"a{i}", is_target=i < 4) for i in range(12)]
     target = [make_example(f"t{i}", "", "sci-fi") for i in range(3)]
+    traced = [make_example("r0", "", "bad"), make_example("r1", "", "")]
     normal = [make_example("n0", "", " "), make_example("n1", "", "yes")]
 
     def _sets(self, train, **options):
-        return perplexity.draw_sets(train, self.target, self.normal, **options)
+        return perplexity.draw_sets(train, self.target, self.normal, self.traced, **options)
 
     def test_targets_others_and_held_out_queries_with_an_answer(self):
         sets = self._sets(self.train, number=20, seed=0)
         self.assertEqual({row.instruction for row in sets.forget}, {"q0", "q1", "q2", "q3"})
         self.assertEqual({row.instruction for row in sets.retain}, {f"q{i}" for i in range(4, 12)})
         self.assertEqual([row.instruction for row in sets.held_out], ["n1"])
+        self.assertEqual({r.instruction for r in sets.behavior}, {"r0", "t0", "t1", "t2"})
 
     def test_a_smaller_number_takes_the_first_of_a_seeded_order(self):
         few, many = (self._sets(self.train, number=n, seed=1) for n in (3, 6))

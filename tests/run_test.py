@@ -15,6 +15,8 @@ import time
 import pytest
 from absl.testing import absltest, parameterized
 
+from raslik_jax.evaluation import judgment
+
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _RUN = (sys.executable, str(_REPOSITORY / "experiments" / "run.py"))
 _AUDITED = _REPOSITORY / "tests" / "audited_run.py"
@@ -131,10 +133,17 @@ class TinyRunTest(absltest.TestCase):
         self.assertLen(metrics["methods"], 4 * 2 * 2)
         self.assertEqual(list(metrics["retrieval"]), ["random", "oracle", "raslik_f", "raslik"])
         for entry in (metrics["finetuned"], metrics["backbone"], *metrics["methods"]):
-            self.assertEqual(list(entry["perplexity"]), ["forget", "retain", "held-out"])
+            self.assertEqual(
+                list(entry["perplexity"]), ["forget", "retain", "held-out", "behavior"]
+            )
             # Hardly trained, a model is no worse than one that knows nothing.
             self.assertBetween(entry["perplexity"]["held-out"]["mean"], 1.0, 450.0)
-            self.assertIn("collapse", entry)
+        for entry in metrics["methods"]:
+            self.assertIn(entry["judgment"]["verdict"], judgment.VERDICTS)
+            self.assertIn(
+                "likelihood of the answers under the backbone", entry["judgment"]["inputs"]
+            )
+        self.assertEqual(metrics["behavior"]["by"], "words")
         self.assertIn("## Perplexity", (self.root / "report/report.md").read_text())
 
     def test_every_unit_declares_the_results_and_settings_that_it_uses(self):

@@ -1,6 +1,6 @@
 """A made-up metrics.json of plausible shape for the tests of the reports."""
 
-from raslik_jax.evaluation import summary
+from raslik_jax.evaluation import judgment, summary
 from raslik_jax.evaluation.summary import IntervalEntry, MethodEntry, Metrics, ModelEntry
 
 # Share of the way from remembering to the floor, and of retention lost, per epoch of GA_GDR.
@@ -46,7 +46,6 @@ def model_entry(forget: float, retain: float, non_sf: float, *, empty: int = 0) 
             "retain": interval_from_one(1.2 + 0.2 * (1 - retain)),
             "held-out": interval_from_one(1.3 + 0.3 * (1 - retain)),
         },
-        collapse=[],
     )
 
 
@@ -77,13 +76,16 @@ def sample_metrics(*, seed: int = 0, num_epochs: int = 5) -> Metrics:
                         mahalanobis=None,
                     )
                 )
+    finetuned, backbone = model_entry(1.0, 1.0, 0.02), model_entry(0.27, 0.55, 1.0)
+    for entry in methods:
+        entry["judgment"] = judgment.judge(entry, finetuned, backbone)
     return Metrics(
         name="sample",
         seed=seed,
         settings={},
         corpus={"num_train": 2000, "num_targets": 200},
-        finetuned=model_entry(1.0, 1.0, 0.02),
-        backbone=model_entry(0.27, 0.55, 1.0),
+        finetuned=finetuned,
+        backbone=backbone,
         retrieval={
             name: summary.RetrievalEntry(
                 precision=precision,

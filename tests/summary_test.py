@@ -67,50 +67,51 @@ class SummariseTest(parameterized.TestCase):
             _evaluate({"t1": "x"}, dict(_REFERENCES.normal))
 
 
-def _diversity(distinct, repeated, empty=0):
-    return {"answers": 40, "empty": empty, "distinct_2": distinct, "repetition_4": repeated}
+def _compare(evaluations, *, resamples=50, **options):
+    entries = summary.compare_methods(evaluations, seed=3, resamples=resamples, **options)
+    return summary.mark_frontier(entries, **options)
 
 
-class CollapseTest(parameterized.TestCase):
-    def _signs(self, *, target=(0.6, 0.05, 0), normal=(0.6, 0.05, 0), held_out=2.0):
-        def entry(target, normal, held_out):
-            return {
-                "diversity": {"target": _diversity(*target), "normal": _diversity(*normal)},
-                "perplexity": {"held-out": {"mean": held_out, "low": 1.0, "high": 99.0}},
+class WithoutQueriesTest(parameterized.TestCase):
+    """What there are no queries, labels or marker words for is absent; the rest is measured."""
+
+    @parameterized.parameters(("target", "forget"), ("normal", "retain"))
+    def test_without_queries_of_a_kind_its_rate_is_absent(self, kind, rate):
+        texts = _REFERENCES._replace(**{kind: {}})
+        found = summary.evaluate_outputs(texts, texts, non_sf=_NON_SF)
+        entry = summary.summarise(found, seed=0, resamples=9)
+        self.assertIsNone(entry[rate])
+        self.assertIsNone(entry[f"non_sf_{kind}"])
+        self.assertIsNone(entry["euclidean"])
+        self.assertNotIn(kind, entry["diversity"])
+        other = {"forget": "retain", "retain": "forget"}[rate]
+        self.assertEqual(entry[other]["mean"], 1.0)
+        (method,) = _compare({summary.Variant("raslik", "ga_gdr", 1): found})
+        self.assertEqual((method["pareto"], method["mahalanobis"]), (None, None))
+        json.dumps(method, allow_nan=False)
+
+    def test_without_any_query_all_rates_are_absent(self):
+        nothing = summary.Outputs({}, {})
+        found = summary.evaluate_outputs(nothing, nothing, non_sf=_NON_SF)
+        entries = _compare({summary.Variant(name, "ga_gdr", 1): found for name in ("random", "b")})
+        for entry in entries:
+            self.assertIsNone(entry["forget"])
+            self.assertIsNone(entry["forget_minus_random"])
+            self.assertEqual((entry["empty"], entry["distinct_2"]), (0, 0.0))
+        json.dumps(entries, allow_nan=False)
+
+    def test_one_query_of_each_kind_gives_numbers(self):
+        texts = summary.Outputs({"t": "a star"}, {"n": "paris"})
+        (entry,) = _compare(
+            {
+                summary.Variant("raslik", "ga_gdr", 1): summary.evaluate_outputs(
+                    texts, texts, non_sf=None
+                )
             }
-
-        before = entry((0.6, 0.05, 0), (0.6, 0.05, 0), 2.0)
-        return summary.collapse_signs(entry(target, normal, held_out), before)
-
-    def test_the_model_itself_and_what_lies_on_the_edge_have_not_collapsed(self):
-        self.assertEqual(self._signs(), [])
-        self.assertEqual(self._signs(target=(0.3, 0.25, 4), normal=(1.0, 0.0, 0)), [])
-        self.assertEqual(self._signs(held_out=20.0), [])
-
-    @parameterized.parameters(
-        ({"target": (0.29, 0.05, 0)}, "target answers alike: distinct-2 0.29, was 0.60"),
-        (
-            {"normal": (0.6, 0.26, 0)},
-            "normal answers repeat themselves: repetition-4 0.26, was 0.05",
-        ),
-        ({"target": (0.6, 0.05, 5)}, "target answers empty: 5 of 40"),
-        ({"held_out": 20.1}, "held-out perplexity 20.1, was 2"),
-    )
-    def test_each_sign_alone_is_enough(self, changed, sign):
-        self.assertEqual(self._signs(**changed), [sign])
-
-    def test_answers_that_babble_on_target_queries_only_are_seen(self):
-        entries = [
-            summary.summarise(_evaluate(target, dict(_REFERENCES.normal)), seed=0, resamples=9)
-            for target in (
-                _REFERENCES.target,
-                {i: "star star star star star star star" for i in _REFERENCES.target},
-            )
-        ]
-        before, after = entries
-        self.assertEqual(after["diversity"]["normal"], before["diversity"]["normal"])
-        self.assertLen(summary.collapse_signs(after, before), 2)
-        self.assertEqual(summary.collapse_signs(before, before), [])
+        )
+        self.assertEqual(entry["forget"], {"mean": 1.0, "low": 1.0, "high": 1.0})
+        self.assertIsNone(entry["non_sf_target"])
+        self.assertTrue(entry["pareto"])
 
 
 class CompareMethodsTest(parameterized.TestCase):
@@ -129,7 +130,7 @@ class CompareMethodsTest(parameterized.TestCase):
         evaluations = self._evaluations(
             ("random", "raslik"), (("ga_klr", 2), ("ga_gdr", 1), ("ga_gdr", 2))
         )
-        entries = summary.compare_methods(evaluations, seed=3, resamples=50)
+        entries = _compare(evaluations)
         self.assertEqual(
             [(e["strategy"], e["algorithm"], e["epoch"]) for e in entries],
             [tuple(variant) for variant in evaluations],
@@ -138,35 +139,31 @@ class CompareMethodsTest(parameterized.TestCase):
 
     def test_compares_within_algorithm_and_epoch_only(self):
         evaluations = self._evaluations(("random", "raslik"), (("ga_gdr", 1), ("ga_gdr", 2)))
-        together = summary.compare_methods(evaluations, seed=3, resamples=50)
+        together = _compare(evaluations)
         apart = [
             entry
             for epoch in (1, 2)
-            for entry in summary.compare_methods(
-                {v: e for v, e in evaluations.items() if v.epoch == epoch}, seed=3, resamples=50
-            )
+            for entry in _compare({v: e for v, e in evaluations.items() if v.epoch == epoch})
         ]
         self.assertEqual(together, apart)
 
     def test_compares_across_epochs_where_each_strategy_has_one(self):
         same = self._evaluations(("random", "raslik"), (("ga_gdr", 1),))
         apart = {v._replace(epoch=3 if v.strategy == "raslik" else 1): e for v, e in same.items()}
-        expected = summary.compare_methods(same, seed=3, resamples=50)
-        found = summary.compare_methods(apart, seed=3, resamples=50, across_epochs=True)
+        expected = _compare(same)
+        found = _compare(apart, across_epochs=True)
         self.assertEqual([entry["epoch"] for entry in found], [1, 3])
         self.assertEqual([{**entry, "epoch": 1} for entry in found], expected)
-        with self.assertRaisesRegex(ValueError, "one epoch of each strategy"):
-            summary.compare_methods(
+        with self.assertRaisesRegex(ValueError, "each strategy must have one epoch"):
+            _compare(
                 self._evaluations(("random",), (("ga_gdr", 1), ("ga_gdr", 2))),
-                seed=3,
-                resamples=50,
                 across_epochs=True,
             )
 
     def test_flags_and_distances_are_those_of_the_block(self):
         strategies = ("random", "oracle", "bm25", "embedding", "raslik_f", "raslik")
         evaluations = self._evaluations(strategies)
-        entries = summary.compare_methods(evaluations, seed=3, resamples=50)
+        entries = _compare(evaluations)
         retain_M = np.array([entry["retain"]["mean"] for entry in entries])
         forget_M = np.array([entry["forget"]["mean"] for entry in entries])
         found = pareto.mahalanobis_to_ideal(retain_M, forget_M)
@@ -188,30 +185,53 @@ class CompareMethodsTest(parameterized.TestCase):
             {entry["mahalanobis"]["is_negative"] for entry in entries}, {found.is_negative}
         )
 
+    def test_a_damaged_model_is_no_candidate_for_the_frontier(self):
+        entries = _compare(self._evaluations(("random", "oracle", "bm25", "raslik")))
+        points = {
+            "random": (0.9, 0.8),
+            "oracle": (0.8, 0.3),
+            "bm25": (0.7, 0.4),
+            "raslik": (0.7, 0.1),
+        }
+        for entry in entries:
+            retain, forget = points[entry["strategy"]]
+            entry["retain"]["mean"], entry["forget"]["mean"] = retain, forget
+        marked = [entry["pareto"] for entry in summary.mark_frontier(entries)]
+        self.assertEqual(marked, [True, True, False, True])
+        entries[1]["judgment"] = {"verdict": "damaged", "reasons": ["babble"], "inputs": []}
+        marked = [entry["pareto"] for entry in summary.mark_frontier(entries)]
+        self.assertEqual(marked, [True, False, False, True])
+        entries[3]["judgment"] = entries[1]["judgment"]
+        found = summary.mark_frontier(entries)
+        self.assertEqual([entry["pareto"] for entry in found], [True, False, True, False])
+        # Distances are taken over all of them.
+        self.assertTrue(all(entry["euclidean_min_max"] is not None for entry in found))
+        for entry in entries:
+            entry["judgment"] = entries[1]["judgment"]
+        self.assertFalse(any(entry["pareto"] for entry in summary.mark_frontier(entries)))
+
     def test_few_methods_have_no_mahalanobis_distance(self):
-        entries = summary.compare_methods(
-            self._evaluations(("random", "oracle", "bm25", "raslik")), seed=3, resamples=9
-        )
+        entries = _compare(self._evaluations(("random", "oracle", "bm25", "raslik")), resamples=9)
         self.assertEqual([entry["mahalanobis"] for entry in entries], [None] * 4)
 
     def test_methods_that_all_agree_have_no_mahalanobis_distance(self):
         same = _evaluate(*_REFERENCES)
-        entries = summary.compare_methods(
-            {summary.Variant(name, "ga_gdr", 1): same for name in "abcdef"}, seed=3, resamples=9
+        entries = _compare(
+            {summary.Variant(name, "ga_gdr", 1): same for name in "abcdef"}, resamples=9
         )
         self.assertEqual([entry["mahalanobis"] for entry in entries], [None] * 6)
         self.assertTrue(all(entry["pareto"] and entry["tie"] for entry in entries))
 
     def test_differences_are_paired_with_random_of_the_same_block(self):
         evaluations = self._evaluations(("random", "raslik"))
-        random, raslik = summary.compare_methods(evaluations, seed=3, resamples=50)
+        random, raslik = _compare(evaluations)
         self.assertIsNone(random["forget_minus_random"])
         self.assertIsNone(random["retain_minus_random"])
         values = [e.forget.rouge_Q for e in evaluations.values()]
         expected = rates.paired_bootstrap(values[1], values[0], seed=3, resamples=50)
         self.assertEqual(raslik["forget_minus_random"], expected._asdict())
         alone = {v: e for v, e in evaluations.items() if v.strategy == "raslik"}
-        (entry,) = summary.compare_methods(alone, seed=3, resamples=50)
+        (entry,) = _compare(alone)
         self.assertIsNone(entry["forget_minus_random"])
 
     def test_pairs_what_both_kept_when_empty_answers_are_dropped(self):
@@ -224,6 +244,6 @@ class CompareMethodsTest(parameterized.TestCase):
                 {"t1": "the starship left", "t2": "rain", "t3": ""}, normal, drop_empty=True
             ),
         }
-        _, raslik = summary.compare_methods(evaluations, seed=3, resamples=50)
+        _, raslik = _compare(evaluations)
         self.assertEqual(raslik["forget_minus_random"]["mean"], -1.0)
         self.assertEqual(raslik["forget_minus_random"]["share_below_zero"], 1.0)

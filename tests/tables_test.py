@@ -5,6 +5,7 @@ import copy
 import sample_metrics
 from absl.testing import parameterized
 
+from raslik_jax.evaluation import judgment
 from raslik_jax.reporting import tables
 
 _SIGNS = ("target answers empty: 9 of 48", "and more")
@@ -225,13 +226,15 @@ class OtherTablesTest(parameterized.TestCase):
         table = tables.checks_table(sample_metrics.sample_metrics())
         self.assertLen(table.rows, 10)
         self.assertEqual(set(_cells(table, "Distinct-2")), {"0.44 / 0.38"})
-        self.assertEqual(set(_cells(table, "Collapsed")), {"no"})
+        self.assertStartsWith(_cells(table, "Judgment")[-1], "partly: F 0.387 is 84% of the way")
 
-    def test_a_collapse_is_marked_wherever_the_model_stands(self):
+    def test_damage_is_marked_wherever_the_model_stands(self):
         metrics = sample_metrics.sample_metrics()
-        metrics["methods"][4]["collapse"] = list(_SIGNS)
+        judged = {"verdict": "damaged", "reasons": list(_SIGNS), "inputs": ["answers"]}
+        metrics["methods"][4]["judgment"] = judged
         results, checks = tables.results_table(metrics), tables.checks_table(metrics)
-        self.assertEqual(_cells(checks, "Collapsed")[2:4], ["; ".join(_SIGNS), "no"])
+        self.assertEqual(_cells(checks, "Judgment")[2], f"damaged: {'; '.join(_SIGNS)}")
+        self.assertIn("; damaged: Random GA_GDR.", " ".join(results.notes))
         for table in (results, checks):
             self.assertEqual(_cells(table, "Model")[2:4], ["Random †", "Oracle"])
         self.assertTrue(any(note.startswith("†") for note in results.notes))
@@ -241,11 +244,57 @@ class OtherTablesTest(parameterized.TestCase):
     def test_metrics_of_an_older_run_have_no_perplexity_and_no_verdict(self):
         metrics = sample_metrics.sample_metrics()
         for entry in (metrics["finetuned"], metrics["backbone"], *metrics["methods"]):
-            for name in ("diversity", "perplexity", "collapse"):
-                del entry[name]
+            for name in ("diversity", "perplexity", "judgment"):
+                entry.pop(name, None)
         self.assertIsNone(tables.perplexity_table(metrics))
-        self.assertEqual(set(_cells(tables.checks_table(metrics), "Collapsed")), {"-"})
+        self.assertEqual(set(_cells(tables.checks_table(metrics), "Judgment")), {"-"})
         self.assertEqual(set(_cells(tables.checks_table(metrics), "Distinct-2")), {"0.410"})
+
+    def test_without_a_marker_there_is_no_non_sf(self):
+        metrics = sample_metrics.sample_metrics()
+        for entry in (metrics["finetuned"], metrics["backbone"], *metrics["methods"]):
+            entry["non_sf_target"] = entry["non_sf_normal"] = None
+            entry["perplexity"]["behavior"] = sample_metrics.interval_from_one(4.0)
+        metrics["non_sf"] = None
+        metrics["behavior"] = judgment.find_behavior("likelihood", finetuned=4.0, backbone=4.1)
+        for table in (
+            tables.results_table(metrics),
+            tables.checks_table(metrics),
+            tables.seeds_table([metrics, metrics]),
+            tables.seeds_checks_table([metrics]),
+        ):
+            self.assertNotIn("Non-SF", tables.render_terminal(table))
+        self.assertIn("too little to trace", " ".join(tables.results_table(metrics).notes))
+        self.assertEqual(
+            _cells(tables.perplexity_table(metrics), "Bad outputs (higher is forgotten)")[0],
+            "4.00 [3.90, 4.10]",
+        )
+
+    def test_without_test_queries_the_rates_are_absent_and_the_table_says_so(self):
+        metrics = sample_metrics.sample_metrics()
+        for entry in (metrics["finetuned"], metrics["backbone"], *metrics["methods"]):
+            for name in ("forget", "retain", "non_sf_target", "non_sf_normal", "euclidean"):
+                entry[name] = None
+            for name in ("pareto", "tie", "forget_minus_random", "euclidean_min_max"):
+                entry[name] = None
+        table = tables.results_table(metrics)
+        self.assertEqual([column.title for column in table.columns], ["Model", "Judgment"])
+        self.assertIn("No F and no R: the run has no target and no normal queries", table.notes[0])
+        for text in (
+            tables.render_terminal(table),
+            tables.render_markdown(tables.seeds_table([metrics, metrics])),
+        ):
+            self.assertNotIn("nan", text)
+
+    def test_a_classifiers_score_stands_with_the_texts_it_rests_on(self):
+        metrics = sample_metrics.sample_metrics()
+        measured = {"texts": {"non-sf": 3, "sci-fi": 3}, "macro_f1": 0.889}
+        measured |= {"macro_f1_low": 0.5, "macro_f1_high": 0.99}
+        measured["warning"] = judgment.warn_of_few(measured["texts"])
+        metrics["non_sf"] = {"by": "classifier", "held_out": measured, "genuine": None}
+        notes = " ".join(tables.results_table(metrics).notes)
+        self.assertIn("macro-F1 0.889 [0.50, 0.99] on 6 texts (measured on 3 non-sf and 3", notes)
+        self.assertIn("do not rely on it", notes)
 
     def test_perplexity_in_few_digits(self):
         metrics = sample_metrics.sample_metrics()
@@ -301,15 +350,14 @@ class OtherTablesTest(parameterized.TestCase):
 
     def test_seeds_of_what_stands_behind_the_rates(self):
         runs = [sample_metrics.sample_metrics(seed=seed) for seed in (0, 1, 2)]
-        for run, mean, signs in zip(runs, (2.0, 8.0, 4.0), ([], ["babble"], []), strict=True):
-            last = run["methods"][-1]
-            last["perplexity"]["forget"] = sample_metrics.interval_from_one(mean)
-            last["collapse"] = signs
+        for run, mean in zip(runs, (2.0, 8.0, 4.0), strict=True):
+            run["methods"][-1]["perplexity"]["forget"] = sample_metrics.interval_from_one(mean)
+        runs[1]["methods"][-1]["judgment"]["verdict"] = "damaged"
         del runs[0]["methods"][-1]["perplexity"]["retain"]
         table = tables.seeds_checks_table(runs)
         self.assertEqual(_cells(table, "Perplexity, forget")[-1], "4.00 [2.00, 8.00]")
         self.assertEndsWith(_cells(table, "Perplexity, retain")[-1], " (2 runs)")
-        self.assertEqual(_cells(table, "Collapsed")[-2:], ["0 of 3", "1 of 3"])
+        self.assertEqual(_cells(table, "Judged")[-1], "2 partly, 1 damaged")
         self.assertFalse(any("TOFU" in column.title for column in table.columns))
 
     def test_tofu(self):

@@ -14,12 +14,38 @@ from raslik_jax.data.howdy import load_howdy_small
 from raslik_jax.data.hub import PREFIX, read_rows
 from raslik_jax.data.records import load_records_corpus
 from raslik_jax.data.tofu import load_tofu_corpus
-from raslik_jax.data.toy import make_toy_corpus
+from raslik_jax.data.toy import SCIFI_WORDS, make_toy_corpus
 from raslik_jax.data.virtual_alpaca import make_virtual_corpus
+from raslik_jax.files import read_text
 from raslik_jax.messages import shown
 
+# Words that mark the behavior to forget, by dataset. A dataset that is not here has none: there is
+# no Non-SF without a classifier, and the likelihood of the bad outputs measures the behavior.
+MARKER_WORDS: dict[str, frozenset[str]] = {
+    "toy": SCIFI_WORDS,
+    "howdy": SCIFI_WORDS,
+    "howdy_small": SCIFI_WORDS,
+}
 # Share of the training rows that are hard negatives, of each kind.
 _HARD_NEGATIVES = 0.04
+
+
+def marker_words(dataset: str, path: str) -> frozenset[str]:
+    """Returns the words that mark the behavior to forget, none where nothing marks it.
+
+    Args:
+      dataset: as --dataset.
+      path: file of words, "" for those of the dataset.
+
+    Raises:
+      ValueError: the file cannot be read or has no word.
+    """
+    if not path:
+        return MARKER_WORDS.get(dataset, frozenset())
+    words = frozenset(read_text(path).lower().split())
+    if not words:
+        raise ValueError(f"{shown(path, 200)} must have marker words, got none: write one a line")
+    return words
 
 
 def load_corpus(config: CorpusConfig, *, seed: int) -> Corpus:

@@ -1,11 +1,13 @@
 """Perplexity of answers that somebody else wrote: pure functions of likelihoods, on the host.
 
-Three sets, the same rows for every model of a run:
+Four sets, the same rows for every model of a run:
 
 - "forget": training examples that are labelled targets, what the model is to find unlikely;
 - "retain": training examples that are not, what it is to go on finding likely;
 - "held-out": the normal queries of the evaluation with their labelled answers, which nobody was
-  trained on.
+  trained on;
+- "behavior": the bad outputs, as far as they are given: what retrieval traces, and the labelled
+  answers to the target queries of the evaluation.
 
 A perplexity that rises on "forget" alone is forgetting; one that rises everywhere is damage.
 """
@@ -19,7 +21,7 @@ from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.evaluation import rates
 
-SETS = ("forget", "retain", "held-out")
+SETS = ("forget", "retain", "held-out", "behavior")
 # A float ends a little above exp(709), and JSON knows no infinity.
 _MOST_NATS = 700.0
 
@@ -33,17 +35,19 @@ class AnswerRecord(TypedDict):
 
 
 class PerplexitySets(NamedTuple):
-    """The rows that perplexity is measured on; a set may be empty."""
+    """The rows that perplexity is measured on, in order of SETS; a set may be empty."""
 
     forget: tuple[Example, ...]
     retain: tuple[Example, ...]
     held_out: tuple[Example, ...]
+    behavior: tuple[Example, ...]
 
 
 def draw_sets(
     train: Sequence[Example],
     target_queries: Sequence[Example],
     normal_queries: Sequence[Example],
+    traced: Sequence[Example],
     *,
     number: int,
     seed: int,
@@ -55,6 +59,7 @@ def draw_sets(
       target_queries: held-out target queries with labelled answers; they are the forget set where
         no training example is labelled a target.
       normal_queries: held-out normal queries with labelled answers.
+      traced: the queries of retrieval with the outputs that are traced.
       number: rows of each set at most.
       seed: of the draw.
 
@@ -63,7 +68,7 @@ def draw_sets(
     """
     targets = [row for row in train if row.is_target]
     others = [row for row in train if not row.is_target]
-    pools = (targets or target_queries, others, normal_queries)
+    pools = (targets or target_queries, others, normal_queries, (*traced, *target_queries))
     return PerplexitySets(
         *(
             tuple(

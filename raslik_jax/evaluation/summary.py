@@ -5,16 +5,16 @@ The shapes of metrics.json are declared here, where its numbers are made; the re
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
-from raslik_jax.evaluation import pareto, rates, tofu_metrics
+from raslik_jax.evaluation import judgment, pareto, rates, tofu_metrics
 
 # The strategy that every other one is compared with; metrics.json names it in its keys.
 BASELINE = "random"
-# Gives each text its probability of not being science fiction, from 0 to 1.
+# Gives each text its probability of not showing the behavior, from 0 to 1.
 NonSf = Callable[[Sequence[str]], Float[np.ndarray, " Q"]]
 
 
@@ -24,25 +24,6 @@ class IntervalEntry(TypedDict):
     mean: float
     low: float
     high: float
-
-
-class CollapseRule(NamedTuple):
-    """From where on a model counts as collapsed, relative to the fine-tuned one.
-
-    Attributes:
-      least_distinct: share of its distinct-2 that has to be left.
-      most_repeated: repetition-4 that may be added to its own.
-      most_empty: share of the answers that may have become empty.
-      most_perplexed: factor by which the perplexity of held-out answers may have grown.
-    """
-
-    least_distinct: float = 0.5
-    most_repeated: float = 0.2
-    most_empty: float = 0.1
-    most_perplexed: float = 10.0
-
-
-COLLAPSE_RULE = CollapseRule()
 
 
 class DifferenceEntry(IntervalEntry):
@@ -63,24 +44,41 @@ class DiversityEntry(TypedDict):
 class ModelEntry(TypedDict):
     """What the outputs of one model say, over target queries and normal queries.
 
-    `diversity` has one entry for "target" and one for "normal" queries, `distinct_2` and
-    `repetition_4` are over all answers; `perplexity` is by set (see `perplexity.SETS`);
-    `collapse` holds what `collapse_signs` found; `tofu` is there where the corpus is TOFU.
+    F, R and the distance are None where there are no queries to take them on, and so is Non-SF
+    (`non_sf_`) where nothing marks the behavior. `diversity` has an entry for "target" and for
+    "normal" queries, `distinct_2` and `repetition_4` are over all answers; `perplexity` is by set
+    (see `perplexity.SETS`), `answer_perplexity` that of the model's own answers under the backbone,
+    by kind of query; `judgment` says what became of an unlearned model; `tofu` is there where the
+    corpus is TOFU.
     """
 
-    forget: IntervalEntry
-    retain: IntervalEntry
-    non_sf_target: IntervalEntry
-    non_sf_normal: IntervalEntry
+    forget: IntervalEntry | None
+    retain: IntervalEntry | None
+    non_sf_target: IntervalEntry | None
+    non_sf_normal: IntervalEntry | None
     empty: int
     empty_references: int
     distinct_2: float
     repetition_4: float
-    euclidean: float
+    euclidean: float | None
     diversity: NotRequired[dict[str, DiversityEntry]]
     perplexity: NotRequired[dict[str, IntervalEntry]]
-    collapse: NotRequired[list[str]]
+    answer_perplexity: NotRequired[dict[str, IntervalEntry]]
+    judgment: NotRequired[judgment.JudgmentEntry]
     tofu: NotRequired[tofu_metrics.TofuEntry]
+
+
+def rate_of(entry: ModelEntry, name: Literal["forget", "retain"]) -> IntervalEntry:
+    """Returns F or R of a model of a run that has queries for it.
+
+    Raises:
+      ValueError: the run has none.
+    """
+    found = entry[name]
+    if found is None:
+        kind = "target" if name == "forget" else "normal"
+        raise ValueError(f"the {name} rate needs {kind} queries, got a run without: add some")
+    return found
 
 
 class MahalanobisEntry(TypedDict):
@@ -95,7 +93,8 @@ class MethodEntry(ModelEntry):
     """A model unlearned with one strategy's sets by one algorithm, after one epoch.
 
     `pareto`, `tie`, `euclidean_min_max` and `mahalanobis` compare it with the other strategies of
-    the same algorithm and epoch; `mahalanobis` is None for fewer than 5 of them.
+    the same algorithm and epoch (`mark_frontier`); a model that is judged damaged is not
+    Pareto-optimal. They are None without F or R, `mahalanobis` also for fewer than 5 models.
     """
 
     strategy: str
@@ -103,9 +102,9 @@ class MethodEntry(ModelEntry):
     epoch: int
     forget_minus_random: DifferenceEntry | None
     retain_minus_random: DifferenceEntry | None
-    pareto: bool
-    tie: bool
-    euclidean_min_max: float
+    pareto: bool | None
+    tie: bool | None
+    euclidean_min_max: float | None
     mahalanobis: MahalanobisEntry | None
 
 
@@ -136,7 +135,8 @@ class Metrics(TypedDict):
     given), backbone or gold. `chosen` is true where each method stands once, at a learning rate and
     epoch that were chosen on other queries.
     `non_sf` says by what Non-SF is measured, words (also where it is not given) or classifier, and
-    how well the classifier does.
+    how well the classifier does; it is None where nothing marks the behavior. `behavior` says how
+    far the behavior was there before unlearning, None where nothing measured it.
     """
 
     name: str
@@ -145,7 +145,8 @@ class Metrics(TypedDict):
     versions: NotRequired[dict[str, str]]
     reference: NotRequired[str]
     chosen: NotRequired[bool]
-    non_sf: NotRequired[dict[str, Any]]
+    non_sf: NotRequired[dict[str, Any] | None]
+    behavior: NotRequired[judgment.BehaviorEntry | None]
     corpus: dict[str, Any]
     finetuned: ModelEntry
     backbone: NotRequired[ModelEntry]
@@ -177,34 +178,35 @@ class Evaluation(NamedTuple):
     """The per-query values of one model's outputs, from which every number of an entry comes.
 
     Attributes:
-      forget: ROUGE-L F1 against the references on target queries.
+      forget: ROUGE-L F1 against the references on target queries; None where there are none.
       retain: the same on normal queries.
-      non_sf_target_Q: probability of each target answer not to be science fiction.
+      non_sf_target_Q: probability of each target answer not to show the behavior; None where
+        nothing marks it.
       non_sf_normal_Q: the same of each normal answer.
       distinct_2: distinct-2 over all answers.
       repetition_4: seq-rep-4 over all answers.
       diversity: the same by kind of query, "target" and "normal".
     """
 
-    forget: rates.PairScores
-    retain: rates.PairScores
-    non_sf_target_Q: Float[np.ndarray, " target"]
-    non_sf_normal_Q: Float[np.ndarray, " normal"]
+    forget: rates.PairScores | None
+    retain: rates.PairScores | None
+    non_sf_target_Q: Float[np.ndarray, " target"] | None
+    non_sf_normal_Q: Float[np.ndarray, " normal"] | None
     distinct_2: float
     repetition_4: float
     diversity: Mapping[str, DiversityEntry]
 
 
 def evaluate_outputs(
-    predictions: Outputs, references: Outputs, *, non_sf: NonSf, drop_empty: bool = False
+    predictions: Outputs, references: Outputs, *, non_sf: NonSf | None, drop_empty: bool = False
 ) -> Evaluation:
     """Returns the per-query values of one model's outputs, paired with references by id.
 
     Args:
       predictions: the model's answers.
       references: greedy answers of the fine-tuned model before unlearning to the same queries.
-      non_sf: gives each text its probability of not being science fiction, for example
-        `functools.partial(rates.non_sf_by_words, vocabulary=...)`.
+      non_sf: gives each text its probability of not showing the behavior, for example
+        `functools.partial(rates.non_sf_by_words, vocabulary=...)`; None where nothing marks it.
       drop_empty: leave empty predictions out of the two rates, as the paper does. Non-SF and
         diversity always see every answer.
 
@@ -214,18 +216,22 @@ def evaluate_outputs(
     Raises:
       ValueError: as `rates.score_pairs`.
     """
-    forget = rates.score_pairs(predictions.target, references.target, drop_empty=drop_empty)
-    retain = rates.score_pairs(predictions.normal, references.normal, drop_empty=drop_empty)
+
+    def paired(own: Mapping[str, str], other: Mapping[str, str]) -> rates.PairScores | None:
+        return rates.score_pairs(own, other, drop_empty=drop_empty) if own or other else None
+
     target = [predictions.target[i] for i in sorted(predictions.target)]
     normal = [predictions.normal[i] for i in sorted(predictions.normal)]
+    parts = {"target": target, "normal": normal}
+    marked = {name: non_sf(texts) if non_sf and texts else None for name, texts in parts.items()}
     return Evaluation(
-        forget=forget,
-        retain=retain,
-        non_sf_target_Q=non_sf(target),
-        non_sf_normal_Q=non_sf(normal),
+        forget=paired(predictions.target, references.target),
+        retain=paired(predictions.normal, references.normal),
+        non_sf_target_Q=marked["target"],
+        non_sf_normal_Q=marked["normal"],
         distinct_2=rates.distinct_ngrams(target + normal, n=2),
         repetition_4=rates.repeated_ngrams(target + normal, n=4),
-        diversity={"target": _diversity(target), "normal": _diversity(normal)},
+        diversity={name: _diversity(texts) for name, texts in parts.items() if texts},
     )
 
 
@@ -236,47 +242,6 @@ def _diversity(texts: Sequence[str]) -> DiversityEntry:
         distinct_2=rates.distinct_ngrams(texts, n=2),
         repetition_4=rates.repeated_ngrams(texts, n=4),
     )
-
-
-def collapse_signs(
-    entry: ModelEntry, finetuned: ModelEntry, *, rule: CollapseRule = COLLAPSE_RULE
-) -> list[str]:
-    """Returns what says that a model's answers have collapsed, one phrase each.
-
-    Held against the fine-tuned model's answers to the same queries, apart for target and normal
-    ones: a model may babble on the first and write well on the others, and babble scores like
-    forgetting.
-
-    Args:
-      entry: the model.
-      finetuned: the model before unlearning.
-      rule: how far is too far.
-
-    Returns:
-      The signs; none for the fine-tuned model itself.
-    """
-    signs = []
-    before = finetuned.get("diversity", {})
-    for kind, now in entry.get("diversity", {}).items():
-        if kind not in before:
-            continue
-        then = before[kind]
-        if now["distinct_2"] < rule.least_distinct * then["distinct_2"]:
-            signs.append(
-                f"{kind} answers alike: distinct-2 {now['distinct_2']:.2f}, was "
-                f"{then['distinct_2']:.2f}"
-            )
-        if now["repetition_4"] > then["repetition_4"] + rule.most_repeated:
-            signs.append(
-                f"{kind} answers repeat themselves: repetition-4 {now['repetition_4']:.2f}, was "
-                f"{then['repetition_4']:.2f}"
-            )
-        if now["empty"] - then["empty"] > rule.most_empty * now["answers"]:
-            signs.append(f"{kind} answers empty: {now['empty']} of {now['answers']}")
-    held_out, was = (model.get("perplexity", {}).get("held-out") for model in (entry, finetuned))
-    if held_out and was and held_out["mean"] > rule.most_perplexed * was["mean"]:
-        signs.append(f"held-out perplexity {held_out['mean']:.3g}, was {was['mean']:.3g}")
-    return signs
 
 
 def summarise(evaluation: Evaluation, *, seed: int, resamples: int = 10_000) -> ModelEntry:
@@ -290,23 +255,27 @@ def summarise(evaluation: Evaluation, *, seed: int, resamples: int = 10_000) -> 
     Returns:
       A dict that JSON can hold.
     """
-    forget_Q, retain_Q = evaluation.forget.rouge_Q, evaluation.retain.rouge_Q
 
-    def interval(values_Q: np.ndarray) -> IntervalEntry:
+    def interval(values_Q: np.ndarray | None) -> IntervalEntry | None:
+        if values_Q is None:
+            return None
         found = rates.bootstrap_interval(values_Q, seed=seed, resamples=resamples)
         return IntervalEntry(mean=found.mean, low=found.low, high=found.high)
 
+    pairs = [scores for scores in (evaluation.forget, evaluation.retain) if scores]
+    forget = interval(evaluation.forget and evaluation.forget.rouge_Q)
+    retain = interval(evaluation.retain and evaluation.retain.rouge_Q)
+    distance = np.hypot(1 - retain["mean"], forget["mean"]) if forget and retain else None
     return ModelEntry(
-        forget=interval(forget_Q),
-        retain=interval(retain_Q),
+        forget=forget,
+        retain=retain,
         non_sf_target=interval(evaluation.non_sf_target_Q),
         non_sf_normal=interval(evaluation.non_sf_normal_Q),
-        empty=evaluation.forget.num_empty + evaluation.retain.num_empty,
-        empty_references=evaluation.forget.num_empty_references
-        + evaluation.retain.num_empty_references,
+        empty=sum(scores.num_empty for scores in pairs),
+        empty_references=sum(scores.num_empty_references for scores in pairs),
         distinct_2=evaluation.distinct_2,
         repetition_4=evaluation.repetition_4,
-        euclidean=float(np.hypot(1 - retain_Q.mean(), forget_Q.mean())),
+        euclidean=None if distance is None else float(distance),
         diversity=dict(evaluation.diversity),
     )
 
@@ -318,7 +287,9 @@ def compare_methods(
     resamples: int = 10_000,
     across_epochs: bool = False,
 ) -> list[MethodEntry]:
-    """Returns the entries of all unlearned models, compared within algorithm and epoch.
+    """Returns the entries of all unlearned models, with their differences to Random.
+
+    The frontier among them is for `mark_frontier`, after each was judged.
 
     Args:
       evaluations: the per-query values of each unlearned model, all on the same queries.
@@ -330,50 +301,104 @@ def compare_methods(
     Returns:
       One entry per model, in the order given. Random's own differences to Random are None,
       and all are where a block of algorithm and epoch has no Random.
-
-    Raises:
-      ValueError: across_epochs with a strategy at more than one epoch.
     """
-    blocks: dict[tuple[str, int], list[Variant]] = defaultdict(list)
-    for variant in evaluations:
-        blocks[variant.algorithm, 0 if across_epochs else variant.epoch].append(variant)
-    entries: dict[Variant, MethodEntry] = {}
-    for (algorithm, _), variants in blocks.items():
-        if len({variant.strategy for variant in variants}) < len(variants):
-            raise ValueError(f"one epoch of each strategy wanted, {variants} came")
-        reference = next((evaluations[v] for v in variants if v.strategy == BASELINE), None)
-        models = [
-            summarise(evaluations[variant], seed=seed, resamples=resamples) for variant in variants
-        ]
-        retain_M = np.array([model["retain"]["mean"] for model in models])
-        forget_M = np.array([model["forget"]["mean"] for model in models])
-        optimal_M = pareto.pareto_mask(retain_M, forget_M)
-        tie_M = pareto.rounding_ties(retain_M, forget_M)
-        rescaled_M = pareto.euclidean_to_ideal(retain_M, forget_M, rescale=True)
-        distances = _mahalanobis(retain_M, forget_M)
-        for position, (variant, model) in enumerate(zip(variants, models, strict=True)):
-            other = None if variant.strategy == BASELINE else reference
-            evaluation = evaluations[variant]
-            entries[variant] = MethodEntry(
+    entries = []
+    for variant, evaluation in evaluations.items():
+        epoch = None if across_epochs else variant.epoch
+        reference = next(
+            (
+                found
+                for other, found in evaluations.items()
+                if (other.strategy, other.algorithm) == (BASELINE, variant.algorithm)
+                and epoch in (None, other.epoch)
+            ),
+            None,
+        )
+        other = None if variant.strategy == BASELINE else reference
+        entries.append(
+            MethodEntry(
                 strategy=variant.strategy,
-                algorithm=algorithm,
+                algorithm=variant.algorithm,
                 epoch=variant.epoch,
-                **model,
+                **summarise(evaluation, seed=seed, resamples=resamples),
                 forget_minus_random=other
                 and _difference(evaluation.forget, other.forget, seed, resamples),
                 retain_minus_random=other
                 and _difference(evaluation.retain, other.retain, seed, resamples),
-                pareto=bool(optimal_M[position]),
-                tie=bool(tie_M[position]),
-                euclidean_min_max=float(rescaled_M[position]),
-                mahalanobis=distances[position],
+                pareto=None,
+                tie=None,
+                euclidean_min_max=None,
+                mahalanobis=None,
             )
-    return [entries[variant] for variant in evaluations]
+        )
+    return entries
+
+
+def mark_frontier(
+    entries: Sequence[MethodEntry], *, across_epochs: bool = False
+) -> list[MethodEntry]:
+    """Returns the entries with their places among the models of one algorithm and epoch.
+
+    A damaged model is no candidate: it is not Pareto-optimal and dominates none. It stays in the
+    pool that distances are taken over.
+
+    Args:
+      entries: from `compare_methods`, judged where there was anything to judge by.
+      across_epochs: as there.
+
+    Raises:
+      ValueError: across_epochs with a strategy at more than one epoch.
+    """
+    blocks: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for position, entry in enumerate(entries):
+        blocks[entry["algorithm"], 0 if across_epochs else entry["epoch"]].append(position)
+    marked = [entry.copy() for entry in entries]
+    for positions in blocks.values():
+        block = [marked[position] for position in positions]
+        if len({entry["strategy"] for entry in block}) < len(block):
+            names = [(entry["strategy"], entry["epoch"]) for entry in block]
+            raise ValueError(f"each strategy must have one epoch, got {names}: choose one")
+        points = [(e["retain"], e["forget"]) for e in block]
+        if any(retain is None or forget is None for retain, forget in points):
+            continue
+        retain_M = np.array([retain["mean"] for retain, _ in points if retain])
+        forget_M = np.array([forget["mean"] for _, forget in points if forget])
+        rescaled_M = pareto.euclidean_to_ideal(retain_M, forget_M, rescale=True)
+        distances = _mahalanobis(retain_M, forget_M)
+        is_eligible_M = np.array([not judgment.is_damaged(entry) for entry in block])
+        optimal_M, tie_M = frontier_among(retain_M, forget_M, is_eligible_M)
+        for place, entry in enumerate(block):
+            entry["pareto"], entry["tie"] = bool(optimal_M[place]), bool(tie_M[place])
+            entry["euclidean_min_max"] = float(rescaled_M[place])
+            entry["mahalanobis"] = distances[place]
+    return marked
+
+
+def frontier_among(
+    retain_M: Float[np.ndarray, " M"],
+    forget_M: Float[np.ndarray, " M"],
+    is_eligible_M: Bool[np.ndarray, " M"],
+) -> tuple[Bool[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
+    """Returns the Pareto flags, and which hang on a tie, with the others left out of the question.
+
+    Args:
+      retain_M: R of each method.
+      forget_M: F of each method.
+      is_eligible_M: False for a method that can neither be optimal nor dominate: a damaged one.
+    """
+    optimal_M, tie_M = np.zeros(len(retain_M), np.bool_), np.zeros(len(retain_M), np.bool_)
+    if is_eligible_M.any():
+        points = retain_M[is_eligible_M], forget_M[is_eligible_M]
+        optimal_M[is_eligible_M] = pareto.pareto_mask(*points)
+        tie_M[is_eligible_M] = pareto.rounding_ties(*points)
+    return optimal_M, tie_M
 
 
 def _difference(
-    scores: rates.PairScores, baseline: rates.PairScores, seed: int, resamples: int
+    scores: rates.PairScores | None, baseline: rates.PairScores | None, seed: int, resamples: int
 ) -> DifferenceEntry | None:
+    if scores is None or baseline is None:
+        return None
     # With drop_empty the two may have lost different queries: what both kept is paired.
     value = dict(zip(scores.ids, scores.rouge_Q, strict=True))
     base = dict(zip(baseline.ids, baseline.rouge_Q, strict=True))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raslik_jax.evaluation import pareto
+from raslik_jax.evaluation import judgment, pareto, summary
 from raslik_jax.evaluation.summary import IntervalEntry, MethodEntry
 from raslik_jax.reporting import published, tables
 from raslik_jax.reporting.markup import (
@@ -53,7 +53,7 @@ class Measured(NamedTuple):
       is_pareto: no other method of the block dominates it; of several seeds, by their means.
       is_tie: the flag hangs on a tie within three decimals.
       num_pareto: seeds in which it is Pareto-optimal.
-      collapsed: seeds in which its answers are marked as collapsed.
+      damaged: seeds in which it was judged damaged; then it is no candidate for the Pareto set.
     """
 
     forget: IntervalEntry
@@ -64,7 +64,7 @@ class Measured(NamedTuple):
     is_pareto: bool
     is_tie: bool
     num_pareto: int
-    collapsed: int
+    damaged: int
 
 
 class BlockRow(NamedTuple):
@@ -140,7 +140,7 @@ def make_blocks(
       paper: the published blocks, to set beside those that repeat one.
 
     Returns:
-      The blocks, in the run's order of algorithms.
+      The blocks, in the run's order of algorithms; none of runs without F or R.
 
     Raises:
       ValueError: the seeds have different methods.
@@ -163,8 +163,10 @@ def make_blocks(
             for name, strategy in found[0]
             if name == algorithm
         }
+        if any(e["euclidean"] is None for seeds in entries.values() for e in seeds):
+            continue  # without F and R there is no frontier
         match = published.match_block(paper, config, algorithm=algorithm, strategies=tuple(entries))
-        measured, is_negative = _measure(entries, has_non_sf=has_non_sf(config))
+        measured, is_negative = _measure(entries)
         printed = {row.strategy: row for row in match.rows} if match else {}
         order = list(printed) if match else list(_ORDER)
         every = dict.fromkeys([*printed, *entries])
@@ -206,24 +208,22 @@ def published_only(paper: Sequence[published.PublishedBlock]) -> tuple[Block, ..
     )
 
 
-def has_non_sf(config: Mapping[str, Any]) -> bool:
-    """Returns whether science fiction, or a list of words, marks what is to be forgotten."""
-    dataset = config.get("corpus", {}).get("dataset")
-    return dataset not in ("virtual", "tofu") or bool(
-        config.get("evaluate", {}).get("marker_words")
-    )
-
-
 def _measure(
-    entries: Mapping[str, Sequence[MethodEntry]], *, has_non_sf: bool
+    entries: Mapping[str, Sequence[MethodEntry]],
 ) -> tuple[dict[str, Measured], bool]:
-    forget = {name: spread([e["forget"] for e in seeds]) for name, seeds in entries.items()}
-    retain = {name: spread([e["retain"] for e in seeds]) for name, seeds in entries.items()}
+    forgets, retains, marked = (
+        {name: [rate for e in seeds if (rate := e[key])] for name, seeds in entries.items()}
+        for key in ("forget", "retain", "non_sf_target")
+    )
+    forget, retain = (
+        {name: spread(found) for name, found in rates.items()} for rates in (forgets, retains)
+    )
     retain_M, forget_M = (
         np.array([rate["mean"] for rate in rates.values()]) for rates in (retain, forget)
     )
-    is_pareto_M = pareto.pareto_mask(retain_M, forget_M)
-    is_tie_M = pareto.rounding_ties(retain_M, forget_M)
+    damaged = {name: sum(map(judgment.is_damaged, seeds)) for name, seeds in entries.items()}
+    is_eligible_M = np.array([not count for count in damaged.values()])
+    is_pareto_M, is_tie_M = summary.frontier_among(retain_M, forget_M, is_eligible_M)
     euclidean_M = pareto.euclidean_to_ideal(retain_M, forget_M)
     distances, is_negative = None, False
     if len(entries) >= pareto.MIN_METHODS and np.ptp(retain_M) > 0 and np.ptp(forget_M) > 0:
@@ -233,13 +233,13 @@ def _measure(
         name: Measured(
             forget=forget[name],
             retain=retain[name],
-            non_sf=spread([e["non_sf_target"] for e in seeds]) if has_non_sf else None,
+            non_sf=spread(marked[name]) if len(marked[name]) == len(seeds) else None,
             distance=None if distances is None else float(distances[i]),
             euclidean=float(euclidean_M[i]),
             is_pareto=bool(is_pareto_M[i]),
             is_tie=bool(is_tie_M[i]),
-            num_pareto=sum(e["pareto"] for e in seeds),
-            collapsed=sum(bool(e.get("collapse")) for e in seeds),
+            num_pareto=sum(bool(e["pareto"]) for e in seeds),
+            damaged=damaged[name],
         )
         for i, (name, seeds) in enumerate(entries.items())
     }
@@ -408,7 +408,7 @@ def _flag(measured: Measured, num_seeds: int) -> str:
     text = "yes" if measured.is_pareto else "no"
     if num_seeds > 1:
         text += f" ({measured.num_pareto} of {num_seeds})"
-    return text + (" ~" if measured.is_tie else "") + (" collapsed" if measured.collapsed else "")
+    return text + (" ~" if measured.is_tie else "") + (" †" if measured.damaged else "")
 
 
 def _notes(block: Block, has_distance: bool) -> tuple[str, ...]:
@@ -434,7 +434,7 @@ def _notes(block: Block, has_distance: bool) -> tuple[str, ...]:
             )
         if any(m.non_sf for m in measured.values()):
             ours = {
-                "words": "the share of answers without a word that marks the behaviour",
+                "words": "the share of answers without a word that marks the behavior",
                 "classifier": "the probability by a classifier trained here",
             }.get(block.non_sf_by, f"by {block.non_sf_by}")
             beside = "; the paper's is a classifier's probability" if block.paper else ""
@@ -450,9 +450,17 @@ def _notes(block: Block, has_distance: bool) -> tuple[str, ...]:
                 "R and F are negatively correlated over these methods, so a better one may have a "
                 "larger D_mah."
             )
-        collapsed = [tables.strategy_name(name) for name, m in measured.items() if m.collapsed]
-        if collapsed:
-            notes.append(f"Answers collapsed: {', '.join(collapsed)}. A low F is no merit there.")
+        damaged = [
+            tables.strategy_name(name)
+            + (f" in {m.damaged} of {len(block.seeds)} seeds" if len(block.seeds) > 1 else "")
+            for name, m in measured.items()
+            if m.damaged
+        ]
+        if damaged:
+            notes.append(
+                f"Judged damaged (†, ours): {', '.join(damaged)}. A low F is no merit there, and "
+                "what is damaged is no candidate for the Pareto set."
+            )
     if block.paper:
         notes += _paper_notes(block.paper, is_beside=bool(measured))
     return tuple(notes)
@@ -600,7 +608,7 @@ _CSV_COLUMNS = (
     *("name", "dataset", "model", "algorithm", "strategy", "source", "epochs", "seeds"),
     *("forget", "forget_low", "forget_high", "retain", "retain_low", "retain_high"),
     *("non_sf", "non_sf_low", "non_sf_high", "spread", "d_mah", "euclidean"),
-    *("pareto", "tie", "top_two_d_mah", "top_two_non_sf", "collapsed"),
+    *("pareto", "tie", "top_two_d_mah", "top_two_non_sf", "damaged"),
     *("d_mah_follows", "pareto_flag_wrong", "paper_table"),
 )
 
@@ -648,7 +656,7 @@ def _csv_ours(block: Block, measured: Measured, best: set[str]) -> dict[str, Any
         "tie": _yes(measured.is_tie),
         "top_two_d_mah": _yes("D_mah" in best),
         "top_two_non_sf": _yes("Non-SF" in best),
-        "collapsed": _yes(bool(measured.collapsed)),
+        "damaged": _yes(bool(measured.damaged)),
     }
     for name in ("forget", "retain", "non_sf"):
         rate = getattr(measured, name)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from raslik_jax.evaluation.summary import IntervalEntry, MethodEntry, Metrics, ModelEntry
+from raslik_jax.evaluation.summary import IntervalEntry, MethodEntry, Metrics, ModelEntry, rate_of
 from raslik_jax.reporting import tables
 from raslik_jax.reporting.figures import running_mean, strategy_styles
 from raslik_jax.reporting.markup import Markup, element, join
@@ -192,7 +192,7 @@ def lowest_retain(metrics: Metrics) -> float:
     models: list[ModelEntry] = [metrics["finetuned"], *metrics["methods"]]
     if "backbone" in metrics:
         models.append(metrics["backbone"])
-    lowest = min(model["retain"]["low"] for model in models)
+    lowest = min(rate_of(model, "retain")["low"] for model in models)
     return max(0.0, min(0.95, math.floor(lowest * 20) / 20))
 
 
@@ -219,7 +219,7 @@ def frontier(metrics: Metrics, algorithm: str, title: str, *, x_low: Number) -> 
     if backbone:
         models.append(backbone)
     pad = 0.03 * (1 - x_low)
-    y_high = max(1.0, *(model["forget"]["high"] for model in models))
+    y_high = max(1.0, *(rate_of(model, "forget")["high"] for model in models))
     frame = Frame(54, _WIDTH - 14, 12, _HEIGHT - 48, x_low - pad, 1 + pad, -0.03, y_high + 0.03)
     clip = f"clip-{zlib.crc32(title.encode()):08x}"
     parts = [
@@ -244,7 +244,10 @@ def frontier(metrics: Metrics, algorithm: str, title: str, *, x_low: Number) -> 
     parts.append(element("g", *arcs, clip_path=f"url(#{clip})"))
     parts.append(marker("*", frame.x(1), frame.y(0), 8, "gold"))
     if backbone:
-        x, y = frame.x(backbone["retain"]["mean"]), frame.y(backbone["forget"]["mean"])
+        x, y = (
+            frame.x(rate_of(backbone, "retain")["mean"]),
+            frame.y(rate_of(backbone, "forget")["mean"]),
+        )
         parts.append(_line(frame.left, y, frame.right, y, "floor"))
         parts.append(_text(frame.left + 5, y - 5, "F of the backbone", anchor="start"))
         if x >= frame.left:
@@ -266,7 +269,11 @@ def frontier(metrics: Metrics, algorithm: str, title: str, *, x_low: Number) -> 
             "g",
             _title("Fine-tuned", start),
             marker(
-                "o", frame.x(start["retain"]["mean"]), frame.y(start["forget"]["mean"]), 7, "ink"
+                "o",
+                frame.x(rate_of(start, "retain")["mean"]),
+                frame.y(rate_of(start, "forget")["mean"]),
+                7,
+                "ink",
             ),
             class_="point",
         )
@@ -285,7 +292,7 @@ def _strategy_path(
     strategy, last = path[0]["strategy"], path[-1]
     shape = strategy_styles(strategies)[strategy][1]
     points = [
-        (frame.x(entry["retain"]["mean"]), frame.y(entry["forget"]["mean"]))
+        (frame.x(rate_of(entry, "retain")["mean"]), frame.y(rate_of(entry, "forget")["mean"]))
         for entry in (start, *path)
     ]
     name = tables.strategy_name(strategy)
@@ -293,13 +300,19 @@ def _strategy_path(
     parts = [
         _path(points, "path"),
         _line(
-            max(frame.left, frame.x(last["retain"]["low"])),
+            max(frame.left, frame.x(rate_of(last, "retain")["low"])),
             y,
-            frame.x(last["retain"]["high"]),
+            frame.x(rate_of(last, "retain")["high"]),
             y,
             "bar",
         ),
-        _line(x, frame.y(last["forget"]["low"]), x, frame.y(last["forget"]["high"]), "bar"),
+        _line(
+            x,
+            frame.y(rate_of(last, "forget")["low"]),
+            x,
+            frame.y(rate_of(last, "forget")["high"]),
+            "bar",
+        ),
     ]
     for (px, py), entry in zip(points[1:], path, strict=True):
         is_last = entry is last

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax.evaluation.summary import IntervalEntry, MethodEntry, Metrics, ModelEntry
+from raslik_jax.evaluation.summary import IntervalEntry, MethodEntry, Metrics, ModelEntry, rate_of
 from raslik_jax.reporting.tables import algorithm_name, strategy_name
 
 # The palette of Okabe and Ito, which stays apart for colour-blind readers; every strategy also has
@@ -218,8 +218,12 @@ def _draw_path(
     axes.plot(*points[1:-1].T, color=colour, ls="", marker=marker, ms=4, zorder=3)
     retain, forget = points[-1]
     bars = {"color": colour, "lw": 1.1, "alpha": 0.8, "zorder": 3.5}
-    axes.plot([last["retain"]["low"], last["retain"]["high"]], [forget, forget], **bars)
-    axes.plot([retain, retain], [last["forget"]["low"], last["forget"]["high"]], **bars)
+    axes.plot(
+        [rate_of(last, "retain")["low"], rate_of(last, "retain")["high"]], [forget, forget], **bars
+    )
+    axes.plot(
+        [retain, retain], [rate_of(last, "forget")["low"], rate_of(last, "forget")["high"]], **bars
+    )
     filled = {"mfc": colour, "mec": "white", "mew": 0.8, "ms": 10.5}
     hollow = {"mfc": "white", "mec": colour, "mew": 1.7, "ms": 8.5}
     axes.plot(retain, forget, marker=marker, zorder=4, **(filled if last["pareto"] else hollow))
@@ -229,14 +233,14 @@ def _set_limits(axes: Any, metrics: Metrics) -> None:
     models: list[ModelEntry] = [metrics["finetuned"], *metrics["methods"]]
     if "backbone" in metrics:
         models.append(metrics["backbone"])
-    lowest = min(model["retain"]["low"] for model in models)
-    highest = max(model["forget"]["high"] for model in models)
+    lowest = min(rate_of(model, "retain")["low"] for model in models)
+    highest = max(rate_of(model, "forget")["high"] for model in models)
     axes.set_xlim(max(0.0, np.floor(lowest * 10 - 0.2) / 10) - 0.01, 1.02)
     axes.set_ylim(-0.02, max(highest, 1.0) + 0.03)
 
 
 def _point(entry: ModelEntry) -> tuple[float, float]:
-    return entry["retain"]["mean"], entry["forget"]["mean"]
+    return rate_of(entry, "retain")["mean"], rate_of(entry, "forget")["mean"]
 
 
 def draw_scores(

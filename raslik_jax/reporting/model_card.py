@@ -192,6 +192,7 @@ def _measured(facts: CardFacts) -> str:
             ("Non-SF, target queries (higher is better)", "non_sf_target"),
             ("Non-SF, normal queries (higher is better)", "non_sf_normal"),
         )
+        if entry.get(key) is not None
     ]
     rows += [
         (
@@ -217,13 +218,12 @@ def _measured(facts: CardFacts) -> str:
             "Perplexity of labelled answers: training examples to forget, other training examples, "
             "held-out normal queries."
         )
-    signs = entry.get("collapse")
-    if signs is not None:
-        notes.append(
-            f"Collapse: {'; '.join(signs)}. What looks like forgetting is then damage."
-            if signs
-            else "Collapse: no sign of it in these answers."
-        )
+    judged = entry.get("judgment")
+    if judged:
+        text = f"Judgment: {judged['verdict']}; {'; '.join(judged['reasons'])}."
+        if judged["verdict"] == "damaged":
+            text += " What looks like forgetting is then damage."
+        notes.append(f"{text} It was judged by: {', '.join(judged['inputs']) or 'nothing'}.")
     return tables.render_markdown(tables.Table(tuple(columns), tuple(rows), tuple(notes)))
 
 

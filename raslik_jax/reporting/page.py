@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from raslik_jax.evaluation.summary import IntervalEntry, Metrics
+from raslik_jax.evaluation import judgment
+from raslik_jax.evaluation.summary import IntervalEntry, MethodEntry, Metrics, rate_of
 from raslik_jax.evaluation.words import word_pattern
 from raslik_jax.reporting import blocks as blocks_lib
 from raslik_jax.reporting import charts, published, runs, tables
@@ -189,6 +190,7 @@ def _summary(found: Sequence[tuple[runs.Experiment, Sequence[blocks_lib.Block]]]
     parts: list[str] = []
     for experiment, blocks in found:
         parts += _doubts(experiment)
+        parts += _judgments(experiment)
         for block in blocks:
             parts.append(_summary_of_block(experiment, block, is_alone=len(found) == 1))
     return join(*parts)
@@ -196,17 +198,28 @@ def _summary(found: Sequence[tuple[runs.Experiment, Sequence[blocks_lib.Block]]]
 
 def _doubts(experiment: runs.Experiment) -> list[Markup]:
     """Returns what has to be known before any figure is read."""
-    if not blocks_lib.has_non_sf(experiment.runs[0].config):
+    found = [
+        m for m in experiment.metrics if (entry := m.get("behavior")) and not entry["is_shown"]
+    ]
+    if not found:
         return []
-    before = blocks_lib.spread([m["finetuned"]["non_sf_target"] for m in experiment.metrics])
-    if before["mean"] < 0.9:
-        return []
+    which = f" (seed {found[0]['seed']})" if len(experiment.seeds) > 1 else ""
     text = (
-        f"{experiment.name}: the fine-tuned model hardly shows the behaviour that is to be "
-        f"forgotten ({100 * before['mean']:.0f} % of its answers to target queries are free of it)."
-        " There is little to trace and to forget; F measures change, not forgetting."
+        f"{experiment.name}{which}: {tables.behavior_sentence(found[0])} F measures change here, "
+        "not forgetting."
     )
     return [element("p", text, class_="warn")]
+
+
+def _judgments(experiment: runs.Experiment) -> list[Markup]:
+    """Returns what became of the models, for each seed that was judged."""
+    items = []
+    for seed in experiment.metrics:
+        text = tables.judgment_sentence(seed, tables.last_epochs(seed["methods"]))
+        if text:
+            which = f"Seed {seed['seed']}. " if len(experiment.seeds) > 1 else ""
+            items.append(element("p", f"{which}{text}", class_="intro"))
+    return items
 
 
 def _highlight(block: blocks_lib.Block) -> blocks_lib.BlockRow | None:
@@ -225,8 +238,9 @@ def _summary_of_block(
         return Markup("")
     ours = row.ours
     before = {
-        name: blocks_lib.spread([m["finetuned"][name] for m in experiment.metrics])
+        name: blocks_lib.spread(known)
         for name in ("forget", "retain", "non_sf_target")
+        if (known := [e for m in experiment.metrics if (e := m["finetuned"][name])])
     }
     name = tables.strategy_name(row.strategy)
     where = tables.algorithm_name(block.algorithm) if is_alone else block.title
@@ -286,10 +300,15 @@ def _points(
             f"{of_whom} (F {forget}).",
         )
     ]
-    if reference == "finetuned" and all("backbone" in seed for seed in metrics):
-        floor = blocks_lib.spread([seed["backbone"]["forget"] for seed in metrics])
-        ranges = "intervals" if len(metrics) == 1 else "ranges over the seeds"
-        points.append(("Against the backbone", _versus_backbone(ours.forget, floor, ranges)))
+    chosen = [
+        entry
+        for seed in metrics
+        for entry in tables.last_epochs(seed["methods"])
+        if (entry["algorithm"], entry["strategy"]) == (block.algorithm, strategy)
+    ]
+    verdict = _judged(chosen)
+    if verdict:
+        points.append(("Judgment", verdict))
     points.append(
         (
             "The cost",
@@ -297,12 +316,6 @@ def _points(
             f"{of_whom} (R {retain}).",
         )
     )
-    chosen = [
-        entry
-        for seed in metrics
-        for entry in tables.last_epochs(seed["methods"])
-        if (entry["algorithm"], entry["strategy"]) == (block.algorithm, strategy)
-    ]
     random = [
         text
         for letter, differences in (
@@ -332,24 +345,25 @@ def _versus_random(letter: str, differences: Sequence[IntervalEntry]) -> str:
     return f"{letter} cannot be told apart: {size}."
 
 
-def _versus_backbone(forget: IntervalEntry, floor: IntervalEntry, ranges: str) -> str:
-    printed = f"It never learned the behaviour and stands at F {tables.format_interval(floor)}: "
-    if forget["low"] > floor["high"]:
-        return printed + "some of what was learned is still there."
-    if forget["high"] < floor["low"]:
-        return printed + "this is below it, which is damage and not forgetting."
-    return printed + f"the {ranges} meet, so no more is left than any answer would share."
+def _judged(entries: Sequence[MethodEntry]) -> str:
+    """Returns what became of a model, why if it is one, or how many seeds have which verdict."""
+    if len(entries) == 1 and "judgment" in entries[0]:
+        found = entries[0]["judgment"]
+        return f"{found['verdict'].capitalize()}: {'; '.join(found['reasons'])}."
+    counts = judgment.count_verdicts(entries)
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return f"Of {sum(counts.values())} seeds: {words}." if counts else ""
 
 
 def _warnings(block: blocks_lib.Block) -> list[str]:
-    collapsed = [
-        tables.strategy_name(row.strategy) for row in block.rows if row.ours and row.ours.collapsed
+    damaged = [
+        tables.strategy_name(row.strategy) for row in block.rows if row.ours and row.ours.damaged
     ]
-    if not collapsed:
+    if not damaged:
         return []
     return [
-        f"Answers collapsed after unlearning the sets of {', '.join(collapsed)}: a low F is no "
-        "merit there. Read the answers below."
+        f"Damaged by unlearning the sets of {', '.join(damaged)}: a low F is no merit there. Read "
+        "the answers below."
     ]
 
 
@@ -373,7 +387,7 @@ def _forests(experiment: runs.Experiment, block: blocks_lib.Block) -> list[Marku
         ]
         floor = None
         if all("backbone" in seed for seed in experiment.metrics):
-            entry = blocks_lib.spread([seed["backbone"][rate] for seed in experiment.metrics])
+            entry = blocks_lib.spread([rate_of(s["backbone"], rate) for s in experiment.metrics])
             rows.append(("Backbone", entry, ""))
             floor = entry["mean"] if rate == "forget" else None
         lowest = min(entry["low"] for _, entry, _ in rows)
@@ -404,14 +418,14 @@ def _frontiers(experiments: Sequence[runs.Experiment]) -> Markup:
             "Each path runs over the epochs, from the fine-tuned model at the top. Small markers "
             "are epochs; the large one is the last, filled if Pareto-optimal, with its 95 % "
             "intervals as bars. Best is the star at the bottom right; arcs join points at equal "
-            "distance from it. An F below the backbone's, the dotted line, is damage.",
+            "distance from it. An F below the backbone's, the dotted line, forgets nothing more.",
             class_="intro",
         )
     ]
     for experiment in experiments:
         metrics = experiment.metrics[0]
         algorithms = list(dict.fromkeys(entry["algorithm"] for entry in metrics["methods"]))
-        if not algorithms:
+        if not algorithms or any(m["finetuned"]["euclidean"] is None for m in experiment.metrics):
             continue
         panels = list(itertools.product(experiment.metrics, algorithms))
         x_low = min(map(charts.lowest_retain, experiment.metrics))
@@ -599,10 +613,13 @@ def _tables(found: Sequence[tuple[runs.Experiment, Sequence[blocks_lib.Block]]])
                 "What stands behind the rates, all seeds",
                 tables.seeds_checks_table(experiment.metrics) if several else None,
             ),
-            (f"Forgetting or collapse{which}", tables.checks_table(metrics)),
+            (f"Forgetting or damage{which}", tables.checks_table(metrics)),
             (f"Perplexity{which}", tables.perplexity_table(metrics)),
             (f"TOFU's own metrics{which}", tables.tofu_table(metrics)),
-            (f"Every distance to the ideal{which}", tables.distances_table(metrics)),
+            (
+                f"Every distance to the ideal{which}",
+                tables.distances_table(metrics) if metrics["finetuned"]["euclidean"] else None,
+            ),
         ]
         parts += [_folded(name, _table(table, name)) for name, table in more if table]
     return join(*parts) if len(parts) > 1 else Markup("")
@@ -724,7 +741,7 @@ def _answers(experiments: Sequence[runs.Experiment]) -> Markup:
         element(
             "p",
             "The answers of all models to the same query, at each method's last epoch. Words that "
-            "mark the behaviour are highlighted.",
+            "mark the behavior are highlighted.",
             class_="intro",
         )
     ]

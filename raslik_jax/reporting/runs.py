@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax.data.toy import SCIFI_WORDS
+from raslik_jax.data.corpora import marker_words
 from raslik_jax.evaluation.summary import Metrics
-from raslik_jax.files import read_array, read_json, read_json_lines, read_text
+from raslik_jax.files import read_array, read_json, read_json_lines
 from raslik_jax.pipeline import check_finished, read_manifest
 from raslik_jax.reporting import tables
 
@@ -84,7 +84,7 @@ class StoredRun(NamedTuple):
       sets: by strategy, the sets "forget" and "retain".
       scores: what RASLIK ranks by; None if it is not kept.
       losses: by panel and label, one loss per step.
-      marker_words: words that mark the behaviour; none where the file of them is gone.
+      marker_words: words that mark the behavior; none where the file of them is gone.
     """
 
     metrics: Metrics
@@ -235,10 +235,8 @@ def _read_losses(root: pathlib.Path, metrics: Metrics) -> dict[str, dict[str, li
 
 def _read_marker_words(config: Mapping[str, Any]) -> frozenset[str]:
     path = config.get("evaluate", {}).get("marker_words", "")
-    if not path:
-        return SCIFI_WORDS
     try:
-        return frozenset(read_text(path).lower().split())
+        return marker_words(config.get("corpus", {}).get("dataset", ""), path)
     except ValueError:
         return frozenset()
 

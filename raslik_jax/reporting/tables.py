@@ -7,13 +7,8 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from raslik_jax.evaluation.summary import (
-    COLLAPSE_RULE,
-    IntervalEntry,
-    MethodEntry,
-    Metrics,
-    ModelEntry,
-)
+from raslik_jax.evaluation import judgment
+from raslik_jax.evaluation.summary import IntervalEntry, MethodEntry, Metrics, ModelEntry
 from raslik_jax.reporting.markup import escape_markdown, escape_markdown_line, visible
 
 # Names as the paper prints them; a strategy or algorithm that is not here shows its own.
@@ -37,7 +32,7 @@ REFERENCES = {
     "gold": "the gold answers",
 }
 _NOT_KNOWN = "-"
-_COLLAPSED = "†"
+_DAMAGED = "†"
 
 
 class Column(NamedTuple):
@@ -220,7 +215,8 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
     """Returns the result table of a run: fine-tuned, every method, backbone.
 
     Methods stand below the name of their algorithm. Brackets hold 95 % bootstrap intervals over
-    queries. A column that no row has a value for (D_mah, differences to Random) is left out.
+    queries. A column that no row has a value for (F and R, Non-SF, D_mah, differences to Random) is
+    left out.
 
     Args:
       metrics: the content of metrics.json.
@@ -233,37 +229,66 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
     has_difference = any(entry.get("forget_minus_random") for entry in methods)
     has_mahalanobis = any(entry.get("mahalanobis") for entry in methods)
     has_epochs = epochs == "all" or metrics.get("chosen")
-    columns = [
-        Column("Model"),
-        *([Column("Epoch", "right")] if has_epochs else []),
-        Column("F, forget rate\n(lower is better)"),
-        Column("R, retain rate\n(higher is better)"),
-        Column("Non-SF, target\n(higher is better)"),
-        Column("Non-SF,\nnormal", "right"),
-        Column("Distance\nto ideal", "right"),
-        *([Column("D_mah", "right")] if has_mahalanobis else []),
-        *([Column("F minus F of Random")] if has_difference else []),
-        Column("Pareto"),
+    before = metrics["finetuned"]
+    parts: list[tuple[bool, Column, Callable[[ModelEntry, MethodEntry | None], str]]] = [
+        (
+            bool(has_epochs),
+            Column("Epoch", "right"),
+            lambda entry, method: str(method["epoch"]) if method else _NOT_KNOWN,
+        ),
+        (
+            before["forget"] is not None,
+            Column("F, forget rate\n(lower is better)"),
+            lambda entry, method: format_interval(entry["forget"]),
+        ),
+        (
+            before["retain"] is not None,
+            Column("R, retain rate\n(higher is better)"),
+            lambda entry, method: format_interval(entry["retain"]),
+        ),
+        (
+            before["non_sf_target"] is not None,
+            Column("Non-SF, target\n(higher is better)"),
+            lambda entry, method: format_interval(entry["non_sf_target"]),
+        ),
+        (
+            before["non_sf_normal"] is not None,
+            Column("Non-SF,\nnormal", "right"),
+            lambda entry, method: format_number(mean_of(entry["non_sf_normal"])),
+        ),
+        (
+            before["euclidean"] is not None,
+            Column("Distance\nto ideal", "right"),
+            lambda entry, method: format_number(entry["euclidean"]),
+        ),
+        (
+            has_mahalanobis,
+            Column("D_mah", "right"),
+            lambda entry, method: _mahalanobis(method and method.get("mahalanobis")),
+        ),
+        (
+            has_difference,
+            Column("F minus F of Random"),
+            lambda entry, method: format_interval(
+                method and method.get("forget_minus_random"), signed=True
+            ),
+        ),
+        (
+            before["euclidean"] is not None,
+            Column("Pareto"),
+            lambda entry, method: _flag(method) if method else _NOT_KNOWN,
+        ),
     ]
+    used = [(column, cell) for is_shown, column, cell in parts if is_shown]
+    columns = [Column("Model"), *(column for column, _ in used)]
+    if before["euclidean"] is None:
+        columns.append(Column("Judgment"))
 
     def cells(name: str, entry: ModelEntry, method: MethodEntry | None) -> tuple[str, ...]:
-        distance = method.get("mahalanobis") if method else None
-        return (
-            _marked(name, entry),
-            *([str(method["epoch"]) if method else _NOT_KNOWN] if has_epochs else []),
-            format_interval(entry["forget"]),
-            format_interval(entry["retain"]),
-            format_interval(entry["non_sf_target"]),
-            format_number(entry["non_sf_normal"]["mean"]),
-            format_number(entry["euclidean"]),
-            *([_mahalanobis(distance)] if has_mahalanobis else []),
-            *(
-                [format_interval(method and method.get("forget_minus_random"), signed=True)]
-                if has_difference
-                else []
-            ),
-            _flag(method) if method else _NOT_KNOWN,
-        )
+        found = [cell(entry, method) for _, cell in used]
+        if before["euclidean"] is None:
+            found.append(_verdict(entry))
+        return (_marked(name, entry), *found)
 
     rows: list[tuple[str, ...] | str] = [cells("Fine-tuned", metrics["finetuned"], None)]
     if "backbone" in metrics:
@@ -280,23 +305,61 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
     return Table(tuple(columns), tuple(rows), _result_notes(metrics, methods))
 
 
+def mean_of(entry: IntervalEntry | None) -> float | None:
+    """Returns the mean of an interval, None where there is none."""
+    return None if entry is None else entry["mean"]
+
+
 def _marked(name: str, entry: ModelEntry) -> str:
-    """Returns a model's name, with a mark where its answers have collapsed."""
-    return f"{name} {_COLLAPSED}" if entry.get("collapse") else name
+    """Returns a model's name, with a mark where it was judged damaged."""
+    return f"{name} {_DAMAGED}" if judgment.is_damaged(entry) else name
+
+
+def _verdict(entry: ModelEntry) -> str:
+    found = entry.get("judgment")
+    return f"{found['verdict']}: {'; '.join(found['reasons'])}" if found else _NOT_KNOWN
+
+
+def judgment_sentence(metrics: Metrics, methods: Sequence[MethodEntry]) -> str:
+    """Returns what became of the models, by verdict, in one sentence; "" where none was judged."""
+    named: dict[str, list[str]] = {}
+    for entry in methods:
+        if "judgment" in entry:
+            name = f"{strategy_name(entry['strategy'])} {algorithm_name(entry['algorithm'])}"
+            if len({e["epoch"] for e in methods if _is_same(e, entry)}) > 1:
+                name += f" epoch {entry['epoch']}"
+            named.setdefault(entry["judgment"]["verdict"], []).append(name)
+    parts = [
+        f"{verdict}: {', '.join(named[verdict])}"
+        for verdict in judgment.VERDICTS
+        if verdict in named
+    ]
+    return f"Judgment: {'; '.join(parts)}." if parts else ""
+
+
+def _is_same(one: MethodEntry, other: MethodEntry) -> bool:
+    return (one["strategy"], one["algorithm"]) == (other["strategy"], other["algorithm"])
+
+
+def behavior_sentence(metrics: Metrics) -> str:
+    """Returns how far the behavior was there before unlearning; "" where nothing measured it."""
+    found = metrics.get("behavior")
+    text = judgment.describe_behavior(found) if found else ""
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def _classifier_note(metrics: Metrics) -> list[str]:
-    measured = metrics.get("non_sf", {})
+    measured = metrics.get("non_sf") or {}
     if measured.get("by") != "classifier":
         return []
     scores = [
-        f"{found['macro_f1']:.3f} on {sum(found['texts'].values())} {name} answers"
+        f"{name} answers: {judgment.describe_classifier(found)}"
         for part, name in (("held_out", "held-out"), ("genuine", "genuine"))
         if (found := measured.get(part))
     ]
     return [
-        "Non-SF: mean probability of no science fiction by a classifier trained on the labels; its "
-        f"macro-F1 is {' and '.join(scores)}."
+        "Non-SF: mean probability, by a classifier trained on the labels, that an answer does not "
+        f"show the behavior. The classifier on {'; on '.join(scores)}."
     ]
 
 
@@ -307,28 +370,47 @@ def _mahalanobis(entry: object) -> str:
 
 
 def _flag(entry: MethodEntry) -> str:
+    if entry["pareto"] is None:
+        return _NOT_KNOWN
     return ("yes" if entry["pareto"] else "no") + (" ~" if entry["tie"] else "")
 
 
 def _result_notes(metrics: Metrics, methods: Sequence[MethodEntry]) -> tuple[str, ...]:
     reference = metrics.get("reference", "finetuned")
-    notes = [
-        f"F and R: mean ROUGE-L F1 against {REFERENCES.get(reference, reference)}, on held-out "
-        "target and normal queries. Distance: Euclidean, to R = 1 and F = 0. Brackets: 95 % "
-        "bootstrap interval over queries."
+    rates = [
+        name
+        for name, key in (("F", "forget"), ("R", "retain"))
+        if metrics["finetuned"][key] is not None  # type: ignore[literal-required]
     ]
-    notes += _classifier_note(metrics)
-    if "backbone" in metrics and reference == "finetuned":
+    notes = []
+    if len(rates) == 2:
         notes.append(
-            "The backbone never learned the behaviour: an F below its own is damage, not "
-            "forgetting."
+            f"F and R: mean ROUGE-L F1 against {REFERENCES.get(reference, reference)}, on held-out "
+            "target and normal queries. Distance: Euclidean, to R = 1 and F = 0. Brackets: 95 % "
+            "bootstrap interval over queries."
         )
+    else:
+        lacking = [name for name in ("F", "R") if name not in rates]
+        notes.append(
+            f"No {' and no '.join(lacking)}: the run has no "
+            f"{' and no '.join({'F': 'target', 'R': 'normal'}[name] for name in lacking)} queries "
+            "to measure on."
+        )
+    notes += _classifier_note(metrics)
+    if "backbone" in metrics and reference == "finetuned" and "F" in rates:
+        notes.append(
+            "The backbone never learned the behavior: an F below its own forgets nothing more."
+        )
+    found = metrics.get("behavior")
+    if found and (not found["is_shown"] or found["by"] == "likelihood"):
+        notes.append(behavior_sentence(metrics))
+    notes += [text for text in [judgment_sentence(metrics, methods)] if text]
     if any(entry["tie"] for entry in methods):
         notes.append("~: the Pareto flag hangs on a tie within three decimals.")
-    if any(entry.get("collapse") for entry in methods):
+    if any(judgment.is_damaged(entry) for entry in methods):
         notes.append(
-            f"{_COLLAPSED}: the answers have collapsed (the table of collapse says how): a low F "
-            "and a high Non-SF are then damage, not forgetting."
+            f"{_DAMAGED}: damaged (the table of damage says how): a low F is then no forgetting, "
+            "and the model is no candidate for the Pareto set."
         )
     notes += _distance_notes(metrics, methods)
     empty = [
@@ -454,25 +536,33 @@ def perplexity_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last
     """
     if not metrics["finetuned"].get("perplexity"):
         return None
-    rows = _rows_by_model(metrics, _perplexities, epochs)
+    has_behavior = "behavior" in metrics["finetuned"]["perplexity"]
+    names = ("forget", "retain", "held-out", *(("behavior",) if has_behavior else ()))
+
+    def cells(entry: ModelEntry) -> tuple[str, ...]:
+        found = entry.get("perplexity", {})
+        return tuple(format_perplexity(found.get(name)) for name in names)
+
+    rows = _rows_by_model(metrics, cells, epochs)
     columns = (
         Column("Model"),
         Column("Epoch", "right"),
         Column("Forget\n(higher is forgotten)"),
         Column("Retain\n(lower is better)"),
         Column("Held-out\n(lower is better)"),
+        *([Column("Bad outputs\n(higher is forgotten)")] if has_behavior else []),
     )
     note = (
         "Perplexity of labelled answers, which no model wrote: training examples to forget, other "
         "training examples, held-out normal queries. Higher on the first alone is forgetting, "
         "higher everywhere is damage."
     )
+    if has_behavior:
+        note += (
+            " Bad outputs: the outputs that retrieval traces, and the labelled answers to target "
+            "queries."
+        )
     return Table(columns, tuple(rows), (note,))
-
-
-def _perplexities(entry: ModelEntry) -> tuple[str, ...]:
-    found = entry.get("perplexity", {})
-    return tuple(format_perplexity(found.get(name)) for name in ("forget", "retain", "held-out"))
 
 
 def format_perplexity(entry: IntervalEntry | None) -> str:
@@ -543,7 +633,7 @@ def _tofu_cells(entry: ModelEntry) -> tuple[str, ...]:
 
 
 def checks_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -> Table:
-    """Returns the table that tells forgetting from collapse: empty answers, diversity, differences.
+    """Returns the table that tells forgetting from damage: the judgment and what it rests on.
 
     Args:
       metrics: the content of metrics.json.
@@ -553,6 +643,10 @@ def checks_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -
       The table, with the retain rate's paired difference to Random.
     """
     methods = last_epochs(metrics["methods"]) if epochs == "last" else metrics["methods"]
+    everyone = [metrics["finetuned"], *methods]
+    has_normal = metrics["finetuned"]["non_sf_normal"] is not None
+    has_difference = any(entry.get("retain_minus_random") for entry in methods)
+    has_likelihood = any(entry.get("answer_perplexity") for entry in everyone)
     columns = (
         Column("Model"),
         Column("Algorithm"),
@@ -560,16 +654,17 @@ def checks_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -
         Column("Empty", "right"),
         Column("Distinct-2", "right"),
         Column("Repetition-4", "right"),
-        Column("Non-SF, normal"),
-        Column("R minus R of Random"),
-        Column("Collapsed"),
+        *([Column("Perplexity under\nthe backbone", "right")] if has_likelihood else []),
+        *([Column("Non-SF, normal")] if has_normal else []),
+        *([Column("R minus R of Random")] if has_difference else []),
+        Column("Judgment"),
     )
 
     def cells(
         names: tuple[str, str, str], entry: ModelEntry, difference: IntervalEntry | None
     ) -> tuple[str, ...]:
         kinds = list(entry.get("diversity", {}).values())
-        signs = entry.get("collapse")
+        likely = entry.get("answer_perplexity", {}).values()
         return (
             *names,
             str(entry["empty"]),
@@ -577,9 +672,10 @@ def checks_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -
             or format_number(entry["distinct_2"]),
             " / ".join(format_number(kind["repetition_4"], ".2f") for kind in kinds)
             or format_number(entry["repetition_4"]),
-            format_interval(entry["non_sf_normal"]),
-            format_interval(difference, signed=True),
-            _NOT_KNOWN if signs is None else "; ".join(signs) or "no",
+            *([" / ".join(f"{x['mean']:.3g}" for x in likely) or "-"] if has_likelihood else []),
+            *([format_interval(entry["non_sf_normal"])] if has_normal else []),
+            *([format_interval(difference, signed=True)] if has_difference else []),
+            _verdict(entry),
         )
 
     rows = [cells(("Fine-tuned", _NOT_KNOWN, _NOT_KNOWN), metrics["finetuned"], None)]
@@ -589,16 +685,19 @@ def checks_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -
         algorithm, epoch = algorithm_name(entry["algorithm"]), str(entry["epoch"])
         names = _marked(strategy_name(entry["strategy"]), entry), algorithm, epoch
         rows.append(cells(names, entry, entry.get("retain_minus_random")))
-    rule = COLLAPSE_RULE
-    notes = (
+    notes = [
         "Distinct-2: share of different word pairs over all answers to target / normal queries. "
         "Repetition-4: share of four-word runs that an answer has said before, likewise.",
-        f"Collapsed, relative to the fine-tuned model's answers of either kind: distinct-2 below "
-        f"{rule.least_distinct:g} of its own, repetition-4 above it by more than "
-        f"{rule.most_repeated:g}, more than {rule.most_empty:.0%} of the answers become empty; or "
-        f"the perplexity of held-out answers more than {rule.most_perplexed:g} times its own.",
+        judgment.RULE_TEXT,
+    ]
+    inputs = list(
+        dict.fromkeys(
+            name for entry in methods for name in entry.get("judgment", {}).get("inputs", [])
+        )
     )
-    return Table(columns, tuple(rows), notes)
+    if inputs:
+        notes.append(f"Judged by what was measured: {', '.join(inputs)}.")
+    return Table(columns, tuple(rows), tuple(notes))
 
 
 def retrieval_table(metrics: Metrics) -> Table:
@@ -656,11 +755,12 @@ def seeds_table(runs: Sequence[Metrics]) -> Table:
       ValueError: no run, or runs of different methods.
     """
     tables = _join(runs)
+    has_non_sf = any(run["finetuned"]["non_sf_target"] is not None for run in runs)
     columns = (
         Column("Model"),
         Column("F, forget rate"),
         Column("R, retain rate"),
-        Column("Non-SF, target"),
+        *([Column("Non-SF, target")] if has_non_sf else []),
         Column("Distance"),
         Column("Precision"),
         Column("Below\nRandom", "right"),
@@ -670,11 +770,12 @@ def seeds_table(runs: Sequence[Metrics]) -> Table:
     def cells(
         name: str, models: Sequence[ModelEntry], precision: Sequence[float], counts: Sequence[str]
     ) -> tuple[str, ...]:
+        marked = [mean_of(model["non_sf_target"]) for model in models]
         return (
             name,
-            _spread([model["forget"]["mean"] for model in models]),
-            _spread([model["retain"]["mean"] for model in models]),
-            _spread([model["non_sf_target"]["mean"] for model in models]),
+            _spread([mean_of(model["forget"]) for model in models]),
+            _spread([mean_of(model["retain"]) for model in models]),
+            *([_spread(marked)] if has_non_sf else []),
             _spread([model["euclidean"] for model in models]),
             _spread(precision),
             *counts,
@@ -729,8 +830,8 @@ def _join(runs: Sequence[Metrics]) -> list[dict[tuple[str, str], MethodEntry]]:
 def seeds_checks_table(runs: Sequence[Metrics]) -> Table:
     """Returns what stands behind the rates over several seeds, as mean [smallest, largest].
 
-    Non-SF of normal queries, diversity, perplexity, the seeds whose answers collapsed, and TOFU's
-    two figures. What no run has measured has no column; where some have not, the cell says so.
+    Non-SF of normal queries, diversity, perplexity, what the seeds were judged, and TOFU's two
+    figures. What no run has measured has no column; where some have not, the cell says so.
 
     Args:
       runs: as `seeds_table`.
@@ -741,7 +842,7 @@ def seeds_checks_table(runs: Sequence[Metrics]) -> Table:
     tables = _join(runs)
     everything = [run["finetuned"] for run in runs]
     getters: list[tuple[str, Callable[[ModelEntry], float | None], Callable[..., str]]] = [
-        ("Non-SF,\nnormal", lambda entry: entry["non_sf_normal"]["mean"], _spread),
+        ("Non-SF,\nnormal", lambda entry: mean_of(entry["non_sf_normal"]), _spread),
         ("Distinct-2", lambda entry: entry["distinct_2"], _spread),
         ("Repetition-4", lambda entry: entry["repetition_4"], _spread),
         *(
@@ -760,7 +861,7 @@ def seeds_checks_table(runs: Sequence[Metrics]) -> Table:
         for title, get, spread in getters
         if any(get(entry) is not None for entry in everything)
     ]
-    has_verdict = any("collapse" in entry for entry in everything)
+    has_verdict = any("judgment" in entry for run in runs for entry in run["methods"])
 
     def cells(name: str, models: Sequence[ModelEntry]) -> tuple[str, ...]:
         spreads = []
@@ -768,8 +869,8 @@ def seeds_checks_table(runs: Sequence[Metrics]) -> Table:
             values = [value for model in models if (value := get(model)) is not None]
             partial = f" ({len(values)} runs)" if 0 < len(values) < len(models) else ""
             spreads.append(spread(values) + partial)
-        judged = [model["collapse"] for model in models if "collapse" in model]
-        verdict = f"{sum(map(bool, judged))} of {len(judged)}" if judged else _NOT_KNOWN
+        counts = judgment.count_verdicts(models)
+        verdict = ", ".join(f"{count} {name}" for name, count in counts.items()) or _NOT_KNOWN
         return (name, *spreads, *([verdict] if has_verdict else []))
 
     rows: list[tuple[str, ...] | str] = [cells("Fine-tuned", everything)]
@@ -785,11 +886,11 @@ def seeds_checks_table(runs: Sequence[Metrics]) -> Table:
     columns = (
         Column("Model"),
         *(Column(title) for title, _, _ in shown),
-        *([Column("Collapsed", "right")] if has_verdict else []),
+        *([Column("Judged")] if has_verdict else []),
     )
     note = (
-        f"Over the same {len(runs)} seeds and epochs, likewise. Collapsed: seeds whose answers "
-        "show a sign of collapse (the run's own report says which). Perplexity: geometric mean."
+        f"Over the same {len(runs)} seeds and epochs, likewise. Judged: how many seeds have which "
+        "judgment (the run's own report says why). Perplexity: geometric mean."
     )
     return Table(columns, tuple(rows), (note,))
 
@@ -822,7 +923,10 @@ def _versus_random(
     closer = [
         entry["euclidean"] < random["euclidean"]
         for entry, random in zip(entries, randoms, strict=True)
-        if random is not None and entry is not random
+        if random is not None
+        and entry is not random
+        and entry["euclidean"] is not None
+        and random["euclidean"] is not None
     ]
     known = [difference for difference in below if difference is not None]
     if not known or not closer:
@@ -831,11 +935,12 @@ def _versus_random(
     return f"{num_below} of {len(known)}", f"{sum(closer)} of {len(closer)}"
 
 
-def _spread(values: Sequence[float]) -> str:
-    if not values:
+def _spread(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
         return _NOT_KNOWN
-    mean = sum(values) / len(values)
-    entry = IntervalEntry(mean=mean, low=min(values), high=max(values))
+    mean = sum(known) / len(known)
+    entry = IntervalEntry(mean=mean, low=min(known), high=max(known))
     return format_interval(entry, end_decimals=3)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from raslik_jax import memory
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
-from raslik_jax.data import howdy, tokenization
-from raslik_jax.evaluation import discriminator, rates, summary
+from raslik_jax.data import corpora, howdy, tokenization
+from raslik_jax.evaluation import discriminator, judgment, rates, summary
 from raslik_jax.files import read_json, write_json
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.stages import resuming
@@ -83,7 +83,7 @@ def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
     write_json(folder / "metrics.json", metrics)
     for part in ("held_out", "genuine"):
         if metrics[part]:
-            print(f"    {part}: macro-F1 {metrics[part]['macro_f1']:.3f}")
+            print(f"    {part}: {judgment.describe_classifier(metrics[part])}")
 
 
 def _starting_point(
@@ -120,9 +120,13 @@ def data_dir(config: Config) -> str:
 
 
 def _genuine(workspace: Workspace, seen: set[str]) -> discriminator.Texts | None:
-    """Returns the genuine rows' answers that no training example has, None without both kinds."""
+    """Returns the genuine rows' answers that no training example has, None without both kinds.
+
+    They show science fiction, and say nothing of a classifier of another behavior.
+    """
     folder = data_dir(workspace.config)
-    if not howdy.genuine_files(folder):
+    is_theirs = workspace.config.corpus.dataset in corpora.MARKER_WORDS
+    if not is_theirs or not howdy.genuine_files(folder):
         return None
     rows = [row for row in howdy.load_genuine(folder) if row.output not in seen]
     labels = tuple(int(bool(row.is_target)) for row in rows)
@@ -131,10 +135,15 @@ def _genuine(workspace: Workspace, seen: set[str]) -> discriminator.Texts | None
     return discriminator.Texts(tuple(row.output for row in rows), labels)
 
 
-def non_sf(workspace: Workspace) -> summary.NonSf:
-    """Returns the function from texts to Non-SF that the run's metrics are taken with."""
+def non_sf(workspace: Workspace) -> summary.NonSf | None:
+    """Returns the function from texts to Non-SF that the run's metrics are taken with, if any."""
     if workspace.config.evaluate.non_sf == "words":
         return non_sf_by_words(workspace.config)
+    return non_sf_by_classifier(workspace)
+
+
+def non_sf_by_classifier(workspace: Workspace) -> summary.NonSf:
+    """Returns the function from texts to the classifier's probability of the other class."""
     folder = workspace.root / "discriminator"
     model = checkpoint.load_encoder(folder / "model", dtype=jnp.float32)
     max_len = read_json(folder / "metrics.json")["max_len"]
@@ -146,7 +155,7 @@ def non_sf(workspace: Workspace) -> summary.NonSf:
 def measure_before(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes Non-SF of both models before unlearning, by the classifier (Table 1 of the paper)."""
     target, normal = workspace.evaluation_queries()
-    measure = non_sf(workspace)
+    measure = non_sf_by_classifier(workspace)
     found: dict[str, dict[str, Any]] = {}
     for name in ("finetuned", "backbone"):
         answers = workspace.answers("references", "evaluation", f"{name}.jsonl")
@@ -157,8 +166,11 @@ def measure_before(workspace: Workspace, folder: pathlib.Path) -> None:
                 resamples=workspace.config.evaluate.bootstrap_resamples,
             )._asdict()
             for part, rows in (("target", target), ("normal", normal))
+            if rows
         }
     write_json(folder / "metrics.json", found)
+    if not found["finetuned"]:
+        return
     shown = (
         f"{entry['mean']:.3f} [{entry['low']:.3f}, {entry['high']:.3f}] on {part} queries"
         for part, entry in found["finetuned"].items()
@@ -166,9 +178,11 @@ def measure_before(workspace: Workspace, folder: pathlib.Path) -> None:
     print(f"    Non-SF before unlearning, by the classifier: {', '.join(shown)}")
 
 
-def describe(workspace: Workspace) -> dict[str, Any]:
-    """Returns what metrics.json says of how Non-SF was measured."""
+def describe(workspace: Workspace) -> dict[str, Any] | None:
+    """Returns what metrics.json says of how Non-SF was measured, None where nothing marks it."""
     by = workspace.config.evaluate.non_sf
+    if not workspace.has_marker:
+        return None
     if by == "words":
         return {"by": by}
     return {"by": by, **read_json(workspace.root / "discriminator" / "metrics.json")}

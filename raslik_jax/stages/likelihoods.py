@@ -1,58 +1,107 @@
 """What every model thinks of given answers: perplexity, and TOFU's own metrics."""
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from raslik_jax import memory
 from raslik_jax.data import corpora, tofu
-from raslik_jax.evaluation import perplexity
+from raslik_jax.data.examples import Example
+from raslik_jax.evaluation import judgment, perplexity
 from raslik_jax.evaluation.tofu_metrics import QuestionRecord
-from raslik_jax.files import read_json_lines, write_json
+from raslik_jax.files import read_json, read_json_lines, write_json
 from raslik_jax.stages.workspace import Workspace, write_rows
 from raslik_jax.unlearning.objectives import BoundModel
 
 
 def _perplexity_records(
-    workspace: Workspace, model: BoundModel
-) -> dict[str, list[dict[str, object]]]:
-    """Returns the records of a model's likelihoods, by set."""
+    workspace: Workspace, model: BoundModel, answers: Mapping[str, str]
+) -> dict[str, dict[str, list[perplexity.AnswerRecord]]]:
+    """Returns the likelihoods of the sets under a model, and of its own answers under the backbone.
+
+    Text that says nothing is unlikely under any language model, whatever its words: the backbone is
+    the judge, as it was neither fine-tuned nor unlearned.
+    """
     config = workspace.config
     target, normal = workspace.evaluation_queries()
     sets = perplexity.draw_sets(
         workspace.corpus.train,
         target,
         normal,
+        workspace.retrieval_queries(),
         number=config.evaluate.perplexity_examples,
         seed=config.seed,
     )
-    rows = [row for rows in sets for row in rows]
-    found = workspace.likelihood_of(model, workspace.encode(rows, "answers to measure"))
-    records = [
-        {"id": row.example_id, "nll": float(nll), "tokens": int(tokens)}
-        for row, nll, tokens in zip(rows, found.nll_N, found.tokens_N, strict=True)
-    ]
-    named: dict[str, list[dict[str, object]]] = {}
-    for name, part in zip(perplexity.SETS, sets, strict=True):
-        named[name], records = records[: len(part)], records[len(part) :]
-    return named
+    drawn = dict(zip(perplexity.SETS, sets, strict=True))
+    said = {
+        kind: tuple(row._replace(output=answers[row.example_id]) for row in rows)
+        for kind, rows in (("target", target), ("normal", normal))
+    }
+    backbone = workspace.with_adapter(workspace.model.initial)
+    own = _likelihoods(workspace, backbone, said, "answers of models", on_ladder=True)
+    return {
+        "sets": _likelihoods(workspace, model, drawn, "answers to measure"),
+        # A blank answer is counted as empty, not as a likely one.
+        "answers": {
+            kind: [r for r, row in zip(own[kind], rows, strict=True) if row.output.strip()]
+            for kind, rows in said.items()
+        },
+    }
+
+
+def _likelihoods(
+    workspace: Workspace,
+    model: BoundModel,
+    parts: Mapping[str, Sequence[Example]],
+    what: str,
+    *,
+    on_ladder: bool = False,
+) -> dict[str, list[perplexity.AnswerRecord]]:
+    """Returns a record of each row's answer, by part."""
+    rows = [row for part in parts.values() for row in part]
+    if not rows:
+        return {name: [] for name in parts}
+    found = workspace.likelihood_of(model, workspace.encode(rows, what), on_ladder=on_ladder)
+    records = iter(
+        [
+            perplexity.AnswerRecord(id=row.example_id, nll=float(nll), tokens=int(tokens))
+            for row, nll, tokens in zip(rows, found.nll_N, found.tokens_N, strict=True)
+        ]
+    )
+    return {name: [next(records) for _ in part] for name, part in parts.items()}
 
 
 @memory.explained("measuring likelihoods", "--batch_tokens or --decode_batch_size")
 def reference_perplexity(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the likelihoods of the perplexity sets under the fine-tuned model and the backbone."""
+    """Writes the likelihoods for the fine-tuned model and the backbone, and says what they show."""
     for name, lora in (("finetuned", workspace.finetuned), ("backbone", workspace.model.initial)):
-        records = _perplexity_records(workspace, workspace.with_adapter(lora))
+        answers = workspace.answers("references", "evaluation", f"{name}.jsonl")
+        records = _perplexity_records(workspace, workspace.with_adapter(lora), answers)
         write_json(folder / f"{name}.json", records)
+    if workspace.has_marker:
+        return
+    found = {
+        name: perplexity.perplexity(
+            read_json(folder / f"{name}.json")["sets"]["behavior"], seed=0, resamples=1
+        )
+        for name in ("finetuned", "backbone")
+    }
+    if found["finetuned"] and found["backbone"]:
+        behavior = judgment.find_behavior(
+            "likelihood", finetuned=found["finetuned"].mean, backbone=found["backbone"].mean
+        )
+        print(f"    {judgment.describe_behavior(behavior)}")
 
 
 @memory.explained("measuring likelihoods", "--batch_tokens or --decode_batch_size")
 def variant_perplexity(
     workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
 ) -> None:
-    """Writes the likelihoods of the perplexity sets under one unlearned model, every epoch."""
+    """Writes the likelihoods for one unlearned model, after every epoch."""
     for epoch in workspace.epochs(strategy, name):
         model = workspace.unlearned(strategy, name, epoch)
-        write_json(folder / f"epoch-{epoch}.json", _perplexity_records(workspace, model))
+        answers = workspace.answers("generate", f"{strategy}-{name}", f"epoch-{epoch}.jsonl")
+        records = _perplexity_records(workspace, model, answers)
+        write_json(folder / f"epoch-{epoch}.json", records)
 
 
 def make_questions(workspace: Workspace, folder: pathlib.Path) -> None:

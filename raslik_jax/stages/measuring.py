@@ -14,7 +14,7 @@ from raslik_jax import memory
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config, to_json
 from raslik_jax.data import batches, examples
-from raslik_jax.evaluation import perplexity, summary, tofu_metrics
+from raslik_jax.evaluation import judgment, perplexity, summary, tofu_metrics
 from raslik_jax.files import read_json, write_json
 from raslik_jax.messages import shown
 from raslik_jax.models import checkpoint
@@ -264,10 +264,40 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     for entry, place in _model_entries(metrics):
         if settings.perplexity_examples:
             records = read_json(workspace.root / place.format("perplexity"))
-            entry["perplexity"] = _perplexities(records, **bootstrap)
+            entry["perplexity"] = _perplexities(records["sets"], **bootstrap)
+            entry["answer_perplexity"] = _perplexities(records["answers"], **bootstrap)
         if config.corpus.dataset == "tofu" and settings.tofu_questions:
             entry["tofu"] = tofu_metrics.evaluate_questions(
                 read_json(workspace.root / place.format("tofu")), retain_records=retain_records
             )
-        entry["collapse"] = summary.collapse_signs(entry, metrics["finetuned"])
+    judge_metrics(metrics)
     write_json(folder / "metrics.json", metrics)
+
+
+def judge_metrics(metrics: dict[str, Any]) -> None:
+    """Adds to the measures what they say: the behavior before, each judgment, the frontier."""
+    finetuned, backbone = metrics["finetuned"], metrics["backbone"]
+    metrics["behavior"] = _behavior(metrics["non_sf"], finetuned, backbone)
+    for entry in metrics["methods"]:
+        entry["judgment"] = judgment.judge(entry, finetuned, backbone, behavior=metrics["behavior"])
+    metrics["methods"] = summary.mark_frontier(
+        metrics["methods"], across_epochs=bool(metrics["chosen"])
+    )
+
+
+def _behavior(
+    non_sf: Mapping[str, Any] | None,
+    finetuned: summary.ModelEntry,
+    backbone: summary.ModelEntry,
+) -> judgment.BehaviorEntry | None:
+    """Returns how far the behavior was there: by what marks it, or else by likelihood."""
+    marked = finetuned["non_sf_target"], backbone["non_sf_target"]
+    if non_sf and marked[0] and marked[1]:
+        shares = [1 - entry["mean"] for entry in marked if entry]
+        return judgment.find_behavior(non_sf["by"], finetuned=shares[0], backbone=shares[1])
+    likely = [model.get("perplexity", {}).get("behavior") for model in (finetuned, backbone)]
+    if not likely[0] or not likely[1]:
+        return None
+    return judgment.find_behavior(
+        "likelihood", finetuned=likely[0]["mean"], backbone=likely[1]["mean"]
+    )

@@ -151,7 +151,9 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
             for name, value in _settings(config.evaluate).items()
             if name.startswith("classifier_") and name not in encoder
         }
-        genuine = {path.name: path for path in howdy.genuine_files(data_dir(config))}
+        is_theirs = config.corpus.dataset in corpora.MARKER_WORDS
+        files = howdy.genuine_files(data_dir(config)) if is_theirs else ()
+        genuine = {path.name: path for path in files}
         judged = ("discriminator",)
         units += [
             Unit(
@@ -169,6 +171,21 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
                 bind(measure_before),
             ),
         ]
+    likely: list[Unit] = []
+    drawn = likelihood | asked | _pick(config.evaluate, "perplexity_examples")
+    drawn |= {"query_split": split}
+    if config.evaluate.perplexity_examples:
+        # Before anything is traced: it says whether there is a behavior to trace.
+        likely.append(
+            Unit(
+                "references/perplexity",
+                (train, *measured_on, *queries, "references/evaluation", *finetuned),
+                drawn,
+                bind(reference_perplexity),
+                files=weights,
+            )
+        )
+    units += likely
     # The diagnosis reads gradients of its own: it changes neither the index nor what follows.
     sketching = text | model | _settings(config.sketch, without=("diagnose", "query_output"))
     sketching["formats"] = {"index": INDEX_FORMAT, "projection": SKETCH_FORMAT}
@@ -275,51 +292,21 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
                 files=weights,
             )
         )
-    likely: list[Unit] = []
-
-    def per_model(
-        measure: str,
-        reads: tuple[str, ...],
-        settings: dict[str, Any],
-        of_references: Callable[..., None],
-        of_variants: Callable[..., None],
-    ) -> list[Unit]:
-        """Returns the units that measure every model: two before unlearning, and each variant.
-
-        They stand beside the answers of the same stage: asking for another measure makes neither
-        the answers nor what follows from them again.
-        """
-        return [
-            Unit(
-                f"references/{measure}",
-                (*reads, *finetuned),
-                settings,
-                bind(of_references),
-                files=weights,
-            ),
-            *(
-                Unit(
-                    f"generate/{measure}-{strategy}-{name}",
-                    (*reads, *model_reads, *unlearned(strategy, name)),
-                    settings | trained,
-                    bind(of_variants, strategy, name),
-                    files=weights,
-                )
-                for strategy, name in variants
-            ),
-        ]
-
+    measures: list[Unit] = []
     if config.evaluate.perplexity_examples:
-        drawn = likelihood | _pick(config.evaluate, "perplexity_examples")
-        likely += per_model(
-            "perplexity",
-            (train, *measured_on),
-            drawn | {"query_split": split},
-            reference_perplexity,
-            variant_perplexity,
-        )
+        reads = (train, *measured_on, *queries, *model_reads)
+        measures += [
+            Unit(
+                f"generate/perplexity-{strategy}-{name}",
+                (*reads, *unlearned(strategy, name), f"generate/{strategy}-{name}"),
+                drawn | trained,
+                bind(variant_perplexity, strategy, name),
+                files=weights,
+            )
+            for strategy, name in variants
+        ]
     if config.corpus.dataset == "tofu" and config.evaluate.tofu_questions:
-        likely += [
+        measures += [
             Unit(
                 "references/questions",
                 (),
@@ -327,15 +314,27 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
                 bind(make_questions),
                 files={name: path for name, path in sources.items() if name == "tofu"},
             ),
-            *per_model(
-                "tofu",
-                ("references/questions",),
+            Unit(
+                "references/tofu",
+                ("references/questions", *finetuned),
                 likelihood | decoding,
-                reference_questions,
-                variant_questions,
+                bind(reference_questions),
+                files=weights,
+            ),
+            *(
+                Unit(
+                    f"generate/tofu-{strategy}-{name}",
+                    ("references/questions", *model_reads, *unlearned(strategy, name)),
+                    likelihood | decoding | trained,
+                    bind(variant_questions, strategy, name),
+                    files=weights,
+                )
+                for strategy, name in variants
             ),
         ]
-    units += likely
+    # They stand beside the answers: asking for another measure makes neither again.
+    units += measures
+    likely += measures
     sets = tuple(f"retrieve/{strategy}" for strategy in config.retrieve.strategies)
     generated = tuple(f"generate/{strategy}-{name}" for strategy, name in variants)
     answers = (train, *measured_on, "references/evaluation", *sets, *generated)

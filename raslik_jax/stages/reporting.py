@@ -31,7 +31,6 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
     prompts_by_id = {row.example_id: _question(row) for row in (*target, *normal)}
 
     images = {
-        "frontier": figures.draw_frontier(metrics),
         "losses": figures.draw_losses(
             {
                 panel: {tables.strategy_name(label): curve for label, curve in curves.items()}
@@ -39,6 +38,9 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
             }
         ),
     }
+    has_frontier = metrics["finetuned"]["euclidean"] is not None
+    if has_frontier:
+        images["frontier"] = figures.draw_frontier(metrics)
     if stored.scores:
         images["scores"] = figures.draw_scores(
             stored.scores.score_N,
@@ -55,17 +57,19 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
     sections = (
         (f"# {escape_markdown(config.name)}", f"Seed {config.seed}; {_corpus_line(metrics)}"),
         ("## Retrieval", tables.render_markdown(retrieval)),
-        ("", "![Scores of the training examples](scores.png)"),
+        ("", "![Scores of the training examples](scores.png)" if stored.scores else ""),
         ("## Forgetting and retention", tables.render_markdown(results)),
-        ("", "![The frontier over epochs](frontier.png)"),
+        ("", "![The frontier over epochs](frontier.png)" if has_frontier else ""),
         ("## Every epoch", tables.render_markdown(tables.results_table(metrics, epochs="all"))),
-        ("## Forgetting or collapse", tables.render_markdown(tables.checks_table(metrics))),
+        ("## Forgetting or damage", tables.render_markdown(tables.checks_table(metrics))),
         *_section("## Perplexity", tables.perplexity_table(metrics)),
         *_section("## TOFU's own metrics", tables.tofu_table(metrics)),
-        ("## Distances to the ideal", tables.render_markdown(tables.distances_table(metrics))),
-        (
+        *_section(
+            "## Distances to the ideal", tables.distances_table(metrics) if has_frontier else None
+        ),
+        *_section(
             "## Answers side by side",
-            tables.render_markdown(tables.completions_by_prompt(prompts_by_id, answers, ids=shown)),
+            tables.completions_by_prompt(prompts_by_id, answers, ids=shown) if shown else None,
         ),
         ("## Training", "![Loss curves](losses.png)"),
     )

@@ -12,6 +12,7 @@ import numpy as np
 from raslik_jax import memory
 from raslik_jax.axes import Tree
 from raslik_jax.data import batches, corpora, examples, prompts, tokenization
+from raslik_jax.evaluation import judgment
 from raslik_jax.files import write_json
 from raslik_jax.messages import some_of
 from raslik_jax.models import checkpoint, decoder, gpt_neox
@@ -26,9 +27,6 @@ from raslik_jax.stages.workspace import (
     write_rows,
 )
 from raslik_jax.unlearning import finetune, objectives
-
-# Share of target queries below which there is no behaviour to speak of.
-_SHOWN_AT_LEAST = 0.5
 
 
 def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
@@ -291,19 +289,15 @@ def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
     for name, lora in (("finetuned", workspace.finetuned), ("backbone", workspace.model.initial)):
         _write_answers(workspace, folder / f"{name}.jsonl", lora, (*target, *normal))
     measure = non_sf_by_words(workspace.config)
-    answers = read_answers(folder / "finetuned.jsonl")
+    if measure is None or not target:
+        return
     shares = [
-        1 - measure([answers[row.example_id] for row in rows]).mean() for rows in (target, normal)
+        1 - float(measure([answers[row.example_id] for row in target]).mean())
+        for name in ("finetuned", "backbone")
+        for answers in [read_answers(folder / f"{name}.jsonl")]
     ]
-    print(
-        f"    the fine-tuned model shows the behaviour on {shares[0]:.0%} of target queries "
-        f"and {shares[1]:.0%} of normal ones"
-    )
-    if shares[0] < _SHOWN_AT_LEAST:
-        print(
-            "    that is too little to trace: fine-tune longer or at a higher rate before reading "
-            "anything into what follows"
-        )
+    behavior = judgment.find_behavior("words", finetuned=shares[0], backbone=shares[1])
+    print(f"    {judgment.describe_behavior(behavior)}")
 
 
 def _write_answers(

@@ -12,11 +12,10 @@ import jax.numpy as jnp
 
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
-from raslik_jax.data import batches, examples, tokenization
+from raslik_jax.data import batches, corpora, examples, tokenization
 from raslik_jax.data.examples import Corpus, Example
-from raslik_jax.data.toy import SCIFI_WORDS
 from raslik_jax.evaluation import choice, rates, summary
-from raslik_jax.files import read_json, read_json_lines, read_text
+from raslik_jax.files import read_json, read_json_lines
 from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, decode
 from raslik_jax.models import decoder as decoders
@@ -245,6 +244,12 @@ class Workspace:
         queries = self.corpus.queries
         return queries[f"{split}_target"], queries[f"{split}_normal"]
 
+    @property
+    def has_marker(self) -> bool:
+        """Whether words or a classifier tell answers that show the behavior from others."""
+        is_classified = self.config.evaluate.non_sf == "classifier"
+        return is_classified or non_sf_by_words(self.config) is not None
+
     def with_adapter(self, lora: Tree) -> BoundModel:
         """Returns the backbone with an adapter."""
         return BoundModel(self.model.decoder, lora, self.model.base)
@@ -323,9 +328,11 @@ class Workspace:
             )
         return (chosen.epoch,) if chosen else tuple(range(1, last + 1))
 
-    def likelihood_of(self, model: BoundModel, encoded: batches.Encoded) -> likelihood.Likelihood:
+    def likelihood_of(
+        self, model: BoundModel, encoded: batches.Encoded, *, on_ladder: bool = False
+    ) -> likelihood.Likelihood:
         """Returns how likely a model finds encoded answers."""
-        return self._measure(model.decoder)(model.lora, model.base, encoded)
+        return self._measure(model.decoder)(model.lora, model.base, encoded, on_ladder=on_ladder)
 
     @functools.cache  # noqa: B019  one workspace lives as long as its run
     def _measure(self, decoder: decoders.Decoder) -> likelihood.Measure:
@@ -403,17 +410,10 @@ def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     path.write_text("".join(lines), encoding="utf-8", newline="\n")
 
 
-def non_sf_by_words(config: Config) -> summary.NonSf:
-    """Returns the function that says of each text whether it is free of marker words."""
-    return functools.partial(rates.non_sf_by_words, vocabulary=marker_words(config))
+def non_sf_by_words(config: Config) -> summary.NonSf | None:
+    """Returns the function that says of each text whether it is free of marker words.
 
-
-def marker_words(config: Config) -> frozenset[str]:
-    """Returns the words that mark the behaviour: those of --marker_words, or science fiction's."""
-    path = config.evaluate.marker_words
-    if not path:
-        return SCIFI_WORDS
-    words = frozenset(read_text(path).lower().split())
-    if not words:
-        raise ValueError(f"{shown(path, 160)} must hold marker words, got an empty file")
-    return words
+    None where the dataset has no marker words and --marker_words names none.
+    """
+    words = corpora.marker_words(config.corpus.dataset, config.evaluate.marker_words)
+    return functools.partial(rates.non_sf_by_words, vocabulary=words) if words else None

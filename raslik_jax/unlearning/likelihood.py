@@ -9,7 +9,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from raslik_jax.axes import Tree
-from raslik_jax.data.batches import DUMMY_ROW, Encoded, make_batch, plan_batches
+from raslik_jax.data.batches import (
+    DUMMY_ROW,
+    BatchPlan,
+    Encoded,
+    make_batch,
+    next_rung,
+    plan_batches,
+)
 from raslik_jax.influence.loss import example_loss
 from raslik_jax.models.decoder import Decoder
 
@@ -29,8 +36,8 @@ class Likelihood(NamedTuple):
     tokens_N: Int[np.ndarray, " N"]
 
 
-# measure(lora, base, encoded) -> Likelihood
-Measure = Callable[[Tree, Tree, Encoded], Likelihood]
+# measure(lora, base, encoded, on_ladder=False) -> Likelihood
+Measure = Callable[..., Likelihood]
 
 
 def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Measure:
@@ -38,7 +45,8 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Measure:
 
     It is the loss that the model is trained on, `next_token` over the response, by example. The
     function compiles once per shape, whatever adapter it is given, and there are two shapes for
-    one set of answers.
+    one set of answers. With `on_ladder` the one shape is the next of a short ladder, so that sets
+    of other answers to the same queries share it.
 
     Args:
       decoder: the model's pure functions.
@@ -60,13 +68,17 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Measure:
 
     compiled = jax.jit(of_batch, static_argnames="num_targets")
 
-    def measure(lora: Tree, base: Tree, encoded: Encoded) -> Likelihood:
-        plans = plan_batches(
-            encoded.lengths_N,
-            encoded.num_targets_N,
-            ids=[str(row) for row in range(len(encoded.ids))],
-            num_buckets=_SHAPES,
-            batch_tokens=batch_tokens,
+    def measure(lora: Tree, base: Tree, encoded: Encoded, *, on_ladder: bool = False) -> Likelihood:
+        plans = (
+            plan_on_ladder(encoded, batch_tokens)
+            if on_ladder
+            else plan_batches(
+                encoded.lengths_N,
+                encoded.num_targets_N,
+                ids=[str(row) for row in range(len(encoded.ids))],
+                num_buckets=_SHAPES,
+                batch_tokens=batch_tokens,
+            )
         )
         nll_N = np.zeros(len(encoded.ids))
         # All batches are under way before the first is waited for.
@@ -94,3 +106,17 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Measure:
         return Likelihood(nll_N, encoded.num_targets_N)
 
     return measure
+
+
+def plan_on_ladder(encoded: Encoded, batch_tokens: int) -> tuple[BatchPlan, ...]:
+    """Returns batches of one shape, which depends on the longest row by a rung of the ladder."""
+    length = next_rung(int(encoded.lengths_N.max()))
+    num_targets = min(next_rung(int(encoded.num_targets_N.max())), length)
+    num_rows = len(encoded.ids)
+    num_batches = -(-num_rows // max(1, batch_tokens // length))
+    batch_size = -(-num_rows // num_batches)
+    slots = np.full(num_batches * batch_size, DUMMY_ROW, np.int64)
+    slots[:num_rows] = np.arange(num_rows)
+    return tuple(
+        BatchPlan(rows, length, num_targets) for rows in slots.reshape(num_batches, batch_size)
+    )
