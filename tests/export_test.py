@@ -180,7 +180,7 @@ class ExportTest(parameterized.TestCase):
             "learning rate 0.0003; unlearn_batch_size=8",
             "48 held-out target and 47 held-out normal test queries",
             "| Perplexity, held-out |",
-            "no sign of it",
+            "Judgment: partly; F 0.",
             'PeftModel.from_pretrained(base, "this folder")',
             "trained from scratch in the same run",
         ):

@@ -295,7 +295,7 @@ def _points(
     forget, retain = (tables.format_interval(rate) for rate in (ours.forget, ours.retain))
     points = [
         (
-            "Forgotten",
+            "What is left",
             f"Answers to target queries share {100 * ours.forget['mean']:.0f} % of the wording of "
             f"{of_whom} (F {forget}).",
         )
