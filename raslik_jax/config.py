@@ -570,7 +570,7 @@ class EvaluateConfig(_Checked):
     marker_words: str = setting(
         "",
         "File of words that mark the behaviour to forget; Non-SF is the share of answers without "
-        "any of them. Empty: words of science fiction.",
+        "any of them. Empty: science fiction for toy, howdy and howdy_small, none for others.",
     )
     drop_empty: bool = setting(
         False, "Drop empty predictions, as the paper does, not count them as 0."

@@ -334,8 +334,8 @@ class _Work:
         return decode.bucket_length(int((self.length_N - self.response_N).max()))
 
     def perplexity(self) -> dict[str, Any]:
-        """The likelihood of some rows of three sets."""
-        rows = 3 * self.config.evaluate.perplexity_examples
+        """The likelihood of some rows of four sets."""
+        rows = 4 * self.config.evaluate.perplexity_examples
         tokens, targets = rows * self.length_N.mean(), rows * self.response_N.mean()
         # Forward alone keeps one layer at a time.
         bound = self.bound(*self.sketch_batch, remat=True)
