@@ -14,7 +14,7 @@ from raslik_jax.messages import shown
 
 _Config = TypeVar("_Config")
 
-# Above any size that a model has.
+# Above any field and any depth that a model has.
 _LARGEST, _MOST_LAYERS = 2**31 - 1, 10_000
 _QUOTES = "'\""
 
@@ -182,9 +182,11 @@ def _convert(name: str, value: Any, wanted: Any, source: str) -> Any:
     if isinstance(value, bool):
         if bool in kinds:
             return value
+    elif isinstance(value, int | float) and abs(value) > _LARGEST:
+        pass  # no field of a model is as large; later arithmetic would overflow
     elif isinstance(value, int) and int in kinds:
         return value
-    elif isinstance(value, int | float) and float in kinds and abs(value) < _LARGEST:
+    elif isinstance(value, int | float) and float in kinds:
         return float(value)
     elif isinstance(value, str) and str in kinds:
         return value
@@ -302,10 +304,11 @@ def check_sizes(config: Any, names: tuple[str, ...]) -> None:
     if wrong:
         raise ValueError(f"these sizes must be positive: {shown(wrong, 200)}; correct config.json")
     # No model is as large; a damaged file would otherwise be worked on without an end.
-    bounds = {name: _MOST_LAYERS if name == "num_hidden_layers" else _LARGEST for name in names}
-    wrong = {name: getattr(config, name) for name in names if getattr(config, name) > bounds[name]}
-    if wrong:
-        raise ValueError(f"these sizes are too large: {shown(wrong, 200)}; correct config.json")
+    if config.num_hidden_layers > _MOST_LAYERS:
+        raise ValueError(
+            f"num_hidden_layers must be at most {_MOST_LAYERS:,}, got "
+            f"{shown(config.num_hidden_layers)}: correct config.json"
+        )
 
 
 def check_heads(config: Any, *, explicit_head_dim: bool) -> None:
