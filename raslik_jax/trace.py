@@ -17,7 +17,7 @@ from jaxtyping import Float32
 from raslik_jax.config import config_from_json
 from raslik_jax.data import batches, prompts, tokenization
 from raslik_jax.data.examples import Example, drop_unanswered, make_example
-from raslik_jax.files import read_json
+from raslik_jax.files import check_shape, read_json
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.influence import projections
@@ -26,6 +26,7 @@ from raslik_jax.models import checkpoint
 from raslik_jax.retrieval import selection as selection_lib
 from raslik_jax.stages.retrieving import (
     count_targets,
+    examples_hash,
     margin_sigma,
     row_sigma,
     score_queries,
@@ -33,6 +34,16 @@ from raslik_jax.stages.retrieving import (
     sketched_adapters,
 )
 from raslik_jax.stages.workspace import Workspace
+
+# What is read of an index's identity; an index that no run made has other fields.
+_IDENTITY = {
+    "max_len": int,
+    "gradient_at": str,
+    "loss": str,
+    "targets": str,
+    "normalise": str,
+    "projection": {"family": str, "num_params": int, "size": int, "seed": int, "operand": str},
+}
 
 
 class Influence(NamedTuple):
@@ -116,6 +127,7 @@ class Tracer:
         self.store = SketchStore.open(index)
         root = run_of(index) if run is None else pathlib.Path(run)
         made_with = self.store.identity
+        check_shape(made_with, _IDENTITY, f"the identity of the index {shown(str(index), 100)}")
         config = config_from_json(read_json(root / "config.json"))
         # The manifest and not the config says how: the run may have been changed since.
         config = dataclasses.replace(
@@ -141,6 +153,7 @@ class Tracer:
                 "tokenizer": tokenization.tokenizer_hash(self.workspace.tokenizer),
                 "template": prompts.template_hash(config.corpus.template),
                 "projection_format": projections.SKETCH_FORMAT,
+                "examples": examples_hash(self.workspace.corpus.train),
             },
         )
         spec = projections.ProjectionSpec(**made_with["projection"])

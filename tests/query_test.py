@@ -204,6 +204,17 @@ class QueryTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, r"adapters \(index: .*template \(index: "):
             trace.Tracer(copy / "sketch" / "index")
 
+    def test_refuses_a_corpus_that_changed_since_it_was_sketched(self):
+        """An edited text under an old id would be shown for a gradient that is not its own."""
+        copy = self.root / "edited"
+        shutil.copytree(self.run_folder, copy)
+        train = copy / "corpus" / "train.jsonl"
+        lines = [json.loads(line) for line in train.read_text().splitlines()]
+        lines[3]["output"] += " indeed"
+        train.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        with self.assertRaisesRegex(ValueError, r"made for something else: examples \(index: "):
+            trace.Tracer(copy / "sketch" / "index")
+
     def test_refuses_an_index_of_other_rules_of_projection(self):
         """The same spec gives other signs and bins when the rules change."""
         with (
@@ -215,6 +226,9 @@ class QueryTest(parameterized.TestCase):
     def test_wrong_inputs_are_a_sentence_each(self):
         with self.assertRaisesRegex(ValueError, "no manifest.json"):
             trace.Tracer(self.root / "nowhere")
+        foreign = SketchStore.create(self.root / "foreign", identity={}, ids=["a"], size=8)
+        with self.assertRaisesRegex(ValueError, "the identity of the index .* must have 'max_len'"):
+            trace.Tracer(foreign.path, run=self.run_folder)
         with self.assertRaisesRegex(ValueError, "no folder above it has a config.json"):
             trace.run_of("/")
         with self.assertRaisesRegex(ValueError, "this version knows wanted, came .'new_field'."):

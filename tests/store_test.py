@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import pathlib
 import shutil
 import tempfile
@@ -171,6 +172,12 @@ class StoreTest(parameterized.TestCase):
         self.make()
         self.change_manifest(**changes)
         with self.assertRaisesRegex(ValueError, message):
+            SketchStore.open(self.path)
+
+    def test_a_manifest_that_is_no_file_is_refused_at_once(self):
+        os.mkdir(self.path)
+        os.mkfifo(f"{self.path}/manifest.json")
+        with self.assertRaisesRegex(ValueError, "manifest.json must be a regular file"):
             SketchStore.open(self.path)
 
     def test_a_writer_of_older_settings_commits_nothing(self):

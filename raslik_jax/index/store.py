@@ -327,6 +327,11 @@ class SketchStore:
         """
         path = _clean_path(path)
         kv = _key_value_store(path)
+        local = Path(path, "manifest.json")
+        if (
+            "://" not in path and os.path.lexists(local) and not local.is_file()
+        ):  # a FIFO never ends
+            raise ValueError(f"{path}/manifest.json must be a regular file: correct the path")
         read = kv.read("manifest.json").result()
         if read.state != "value":
             raise ValueError(f"{path} must be an index, it has no manifest.json: correct the path")

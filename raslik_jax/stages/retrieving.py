@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import json
 import os
 import pathlib
 import socket
@@ -150,6 +152,15 @@ class IndexWork(NamedTuple):
     num_params: int
 
 
+def examples_hash(rows: Sequence[Example]) -> str:
+    """Returns 16 hex digits of the SHA-256 of the rows' ids and texts, in their order."""
+    digest = hashlib.sha256()
+    for row in rows:
+        texts = (row.example_id, row.instruction, row.input, row.output)
+        digest.update(json.dumps(texts).encode())
+    return digest.hexdigest()[:16]
+
+
 def open_index(workspace: Workspace, folder: pathlib.Path) -> IndexWork:
     """Returns the index of a run, made empty if it is not there, and what fills it."""
     config, settings = workspace.config, workspace.config.sketch
@@ -180,6 +191,7 @@ def open_index(workspace: Workspace, folder: pathlib.Path) -> IndexWork:
             "normalise": settings.normalise,
             "projection": dataclasses.asdict(projection.spec),
             "projection_format": projections.SKETCH_FORMAT,
+            "examples": examples_hash(workspace.corpus.train),
             "batches": {"batch_tokens": settings.batch_tokens, "num_buckets": settings.num_buckets},
         },
         ids=[encoded.ids[row] for row in order],
