@@ -61,8 +61,11 @@ def repair(store: Any, damages: Sequence[Any]) -> str:
     store.discard(chunks)
     # The run goes on with what is whole, and does not make all of it again.
     folder = pathlib.Path(store.path).parent
-    reopen_unit(folder.parent, folder.name)
-    return f"{len(chunks)} chunks dropped: run run.py or sketch_job.py to make them again"
+    made = reopen_unit(folder.parent, folder.name)
+    return (
+        f"{len(chunks)} chunks dropped, the others wait in {made}: run run.py or sketch_job.py to "
+        "make them again, and run.py to put the index back in its place"
+    )
 
 
 def main() -> int:

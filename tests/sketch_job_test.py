@@ -13,6 +13,7 @@ from absl.testing import absltest
 from store_test import tree_bytes
 
 from raslik_jax.index.store import SketchStore
+from raslik_jax.pipeline import making_folder
 
 _EXPERIMENTS = pathlib.Path(__file__).resolve().parents[1] / "experiments"
 _TINY = (
@@ -54,7 +55,7 @@ class SketchJobTest(absltest.TestCase):
         shutil.copytree(shared, alone)
         self.finish(self.start("run.py", *_TINY, f"--workdir={alone}", "--stages=sketch"))
         jobs = [self.start("sketch_job.py", f"--workdir={shared}") for _ in range(3)]
-        claims = shared / "sketch" / "index" / "claims"
+        claims = making_folder(shared, "sketch") / "index" / "claims"
         while not list(claims.glob("*.json")):
             self.assertIsNone(jobs[0].poll())
         jobs[0].send_signal(signal.SIGKILL)
