@@ -615,23 +615,32 @@ def _owner_on_disk(root: pathlib.Path, path: str) -> str:
     return next((name for name in names if (root / name / _MANIFEST).is_file()), "")
 
 
-def check_finished(root: pathlib.Path, name: str) -> Manifest:
-    """Returns the manifest of a unit that is whole and made from the results that are there now.
-
-    Files of the units that it reads, and of those that they read, are compared by their manifests;
-    a unit whose folder was deleted contradicts nothing.
+def check_whole(root: pathlib.Path, name: str) -> Manifest:
+    """Returns the manifest of a finished unit whose files are as it lists them.
 
     Raises:
-      ValueError: it is missing, damaged, or something has been made again since.
+      ValueError: the unit is missing or damaged, or an older version made it.
     """
-    shown_root = shown(str(root), 120)
-    manifest = read_manifest(root / name)
+    manifest, shown_root = read_manifest(root / name), shown(str(root), 120)
     mend = "run experiments/run.py on it to the end"
     if manifest is None or manifest.get("format") != _FORMAT:
         raise ValueError(f"{shown_root} must hold a finished {name} of this version: {mend}")
     damaged = damaged_outputs(root / name, manifest, Hashes())
     if damaged:
         raise ValueError(f"{some_of(damaged, 2)} of {name} in {shown_root} is damaged: {mend}")
+    return manifest
+
+
+def check_finished(root: pathlib.Path, name: str) -> Manifest:
+    """Returns the manifest of a unit that was made from the results that are there now.
+
+    The files of the unit and of those that it reads are compared byte by byte, those further back
+    by their manifests; a unit whose folder was deleted contradicts nothing.
+
+    Raises:
+      ValueError: as `check_whole`; something has been made again since.
+    """
+    manifest = check_whole(root, name)
     seen, open_names = {name}, [name]
     while open_names:
         reader = open_names.pop()
@@ -639,8 +648,13 @@ def check_finished(root: pathlib.Path, name: str) -> Manifest:
         if found is None:
             continue
         for path in _changed_reads(root, found):
-            raise ValueError(f"{path} of {shown_root} has changed since {reader} read it: {mend}")
+            raise ValueError(
+                f"{path} of {shown(str(root), 120)} has changed since {reader} read it: run "
+                "experiments/run.py on it to the end"
+            )
         owners = {_owner_on_disk(root, path) for path in found.get("reads", {})} - seen - {""}
+        for owner in sorted(owners if reader == name else ()):
+            check_whole(root, owner)
         seen |= owners
         open_names += sorted(owners)
     return manifest

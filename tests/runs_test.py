@@ -7,6 +7,7 @@ import tempfile
 import numpy as np
 import sample_run
 from absl.testing import absltest
+from finished import write_manifest
 
 from raslik_jax.reporting import runs
 
@@ -58,6 +59,42 @@ class ReadRunTest(absltest.TestCase):
             runs.read_run(self.root)
 
 
+class ReadMetricsTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "run"
+        sample_run.write_run(self.root)
+        for name in ("retrieve/raslik", "references/evaluation"):
+            write_manifest(self.root, name)
+        write_manifest(self.root, "evaluate", ("retrieve/raslik", "references/evaluation"))
+
+    def test_settings_come_from_the_file_of_the_numbers(self):
+        (self.root / "config.json").write_text('{"name": "of another run"}')
+        self.assertEqual(runs.read_run(self.root).config["name"], "sample")
+
+    def test_numbers_of_results_that_were_made_again_are_refused(self):
+        (self.root / "retrieve" / "raslik" / "forget.jsonl").write_text("")
+        write_manifest(self.root, "retrieve/raslik")
+        with self.assertRaisesRegex(ValueError, "retrieve/raslik of .* has changed since evaluate"):
+            runs.read_run(self.root)
+
+    def test_damage_that_keeps_the_size_is_named(self):
+        for name in ("evaluate/metrics.json", "references/evaluation/backbone.jsonl"):
+            path = self.root / name
+            before = path.read_text()
+            path.write_text(before.replace("0", "1").replace("says", "sayz"))
+            with self.assertRaisesRegex(ValueError, f"'{path.name}' of .* is damaged"):
+                runs.read_run(self.root)
+            path.write_text(before)
+
+    def test_metrics_without_settings_are_refused(self):
+        path = runs.metrics_path(self.root)
+        (path.parent / "manifest.json").unlink()
+        path.write_text(path.read_text().replace('"settings"', '"was"'))
+        with self.assertRaisesRegex(ValueError, "must have 'settings'"):
+            runs.read_run(self.root)
+
+
 class GroupTest(absltest.TestCase):
     def _run(self, **changes):
         folder = self.enterContext(tempfile.TemporaryDirectory())
@@ -83,9 +120,9 @@ class GroupTest(absltest.TestCase):
             ],
         )
 
-    def test_a_setting_that_came_later_does_not_part_them(self):
+    def test_runs_are_averaged_only_where_every_setting_is_known_and_equal(self):
         found = runs.group_runs([self._run(seed=0), self._run(seed=1, corpus__later=3)])
-        self.assertLen(found, 1)
+        self.assertLen(found, 2)
 
     def test_refuses_one_seed_twice(self):
         with self.assertRaisesRegex(ValueError, "different seeds wanted, these have .0, 0."):

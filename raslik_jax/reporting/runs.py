@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from raslik_jax.data.corpora import marker_words
 from raslik_jax.evaluation.summary import Metrics
 from raslik_jax.files import read_array, read_json, read_json_lines
-from raslik_jax.pipeline import check_finished, read_manifest
+from raslik_jax.pipeline import check_finished, check_whole, read_manifest
 from raslik_jax.reporting import tables
 
 _METRICS = {
@@ -132,6 +132,8 @@ def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
       ValueError: as `read_metrics`; a file is damaged.
     """
     metrics = read_metrics(root)
+    if read_manifest(root / "retrieve" / "influence") is not None:
+        check_whole(root, "retrieve/influence")
     config = metrics["settings"]
     split = metrics.get("corpus", {}).get("query_split", "test")
     queries = tuple(
@@ -272,8 +274,7 @@ class Experiment(NamedTuple):
 def group_runs(runs: Sequence[StoredRun]) -> tuple[Experiment, ...]:
     """Returns the runs by experiment, in the order in which each first comes.
 
-    Runs belong together if their names and all settings that both recorded are equal, but for the
-    seed. A setting that only one of them knows was added later and stands at its default.
+    Runs belong together if all their settings are equal but for the seed.
 
     Args:
       runs: stored runs.
@@ -332,12 +333,4 @@ def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_same_experiment(one: StoredRun, other: StoredRun) -> bool:
-    return one.metrics["name"] == other.metrics["name"] and _agree(
-        {**one.config, "seed": 0}, {**other.config, "seed": 0}
-    )
-
-
-def _agree(one: Any, other: Any) -> bool:
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return all(_agree(one[name], other[name]) for name in one.keys() & other.keys())
-    return bool(one == other)
+    return {**one.config, "seed": 0} == {**other.config, "seed": 0}
