@@ -155,6 +155,17 @@ class ClaimsTest(TemporaryFolder):
         self.assertFalse([name for name in tree_bytes(self.path) if "claims" in name])
         self.assertEqual(self.store.verify(), ())
 
+    def test_a_job_leaves_nothing_where_the_index_was_moved_away(self):
+        """A finished index takes its place by a rename, while other jobs still look for work."""
+        chunks = claimed_chunks(self.store, worker="w")
+        self.assertEqual(next(chunks), 0)
+        os.rename(self.path, f"{self.root}/finished")
+        with self.assertRaisesRegex(ValueError, "was replaced or removed"):
+            self.store.write_chunk(0, *sketches(slice(0, 4), 8))
+        with self.assertRaisesRegex(ValueError, "was replaced or removed"):
+            next(chunks)
+        self.assertFalse(os.path.exists(self.path))
+
     def test_refuses_a_claim_that_dies_between_heartbeats(self):
         with self.assertRaisesRegex(ValueError, "has to outlive its heartbeat"):
             next(claimed_chunks(self.store, worker="w", heartbeat_s=60.0, expiry_s=60.0))

@@ -111,6 +111,7 @@ class Claims:
                 or self._is_expired(chunk, read.stamp.generation)
             ):
                 continue
+            self._store.require_current(chunk)
             generation = self._store.take_claim(chunk, self._value(chunk, 0), read)
             if generation is None:
                 continue  # another job was faster

@@ -485,7 +485,7 @@ class SketchStore:
             raise ValueError(f"{file} is of an index of other settings or rows")
         return record
 
-    def _refuse_replaced(self, chunk: int) -> None:
+    def require_current(self, chunk: int) -> None:
         """Raises a ValueError where the index on disk is not the one that was opened."""
         read = self._kv.read("manifest.json").result()
         if read.state == "value":
@@ -539,7 +539,7 @@ class SketchStore:
         arrays = self._encode(rows_CK, np.asarray(norms_C, np.float32))
         record = self._commit_record(chunk, arrays)
         key = f"commits/{chunk}.json"
-        self._refuse_replaced(chunk)
+        self.require_current(chunk)
         existing = self._kv.read(key).result()
         if existing.state == "value" and existing.value != record:
             self._delete_key(key)  # other bytes than before: missing until all of them are there
@@ -549,7 +549,7 @@ class SketchStore:
                 self._put_metadata()
             for name, values in arrays.items():
                 self._put_array(name, chunk, values)
-            self._refuse_replaced(chunk)
+            self.require_current(chunk)
             self._put_bytes(key, record)
         except OSError:
             # Where another process made the same chunk and finished the index, it has cleared away
@@ -830,11 +830,19 @@ class SketchStore:
 
     def write_claim(self, chunk: int, value: bytes, generation: bytes | None) -> bytes | None:
         """Returns the generation written, or None when the claim was not of `generation`."""
+        if self._is_gone():
+            return None
         return self._put_bytes(f"claims/{chunk}.json", value, if_equal=generation) or None
 
     def drop_claim(self, chunk: int, generation: bytes | None = None) -> None:
         """Removes the claim on a chunk, if it is of `generation` where one is given."""
+        if self._is_gone():
+            return
         self._delete_key(f"claims/{chunk}.json", if_equal=generation)
+
+    def _is_gone(self) -> bool:
+        """Whether a local index was moved away: TensorStore would make its folders again."""
+        return self._local is not None and not (self._local / "manifest.json").exists()
 
     # ------------------------------------------------------------------ layout
 
