@@ -1,19 +1,39 @@
-"""Settings of every test: no network, strict promotion, highest matmul precision."""
+"""Settings of every test: no network, strict promotion, highest matmul precision, quick compiling.
+
+Compiling is most of the time of these tests. Programs are therefore compiled without optimizations
+(but for the heavy tests, which hold the optimized ones to torch), and once: the processes of a
+session, those that tests start among them, share a folder of compiled programs, new for every
+session.
+"""
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the environment of the first process
+    _compiled = tempfile.TemporaryDirectory(prefix="raslik-compiled-", ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import compiling  # noqa: E402
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets XLA's flags, which are read when the first program is compiled."""
+    if config.option.markexpr != "heavy":
+        os.environ.update(compiling.ENVIRONMENT)
 
 
 def pytest_collection_modifyitems(items: list) -> None:

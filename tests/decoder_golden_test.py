@@ -4,6 +4,7 @@ import pathlib
 import tempfile
 from typing import NamedTuple
 
+import compiling
 import decoder_cases
 import decoder_parity
 import numpy as np
@@ -53,5 +54,5 @@ class DecoderGoldenTest(parameterized.TestCase):
             expected.append((golden["loss"][str(row)], golden["logits"][str(row)], gradient))
         # Compiling is all of the time here; the live comparison compiles with optimisations.
         decoder_parity.assert_same_behaviour(
-            port, batch, expected, compiler_options={"xla_backend_optimization_level": 0}
+            port, batch, expected, compiler_options=compiling.OPTIONS
         )

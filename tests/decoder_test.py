@@ -1,6 +1,7 @@
 import functools
 import math
 
+import compiling
 import decoder_cases
 import decoder_parity
 import jax
@@ -17,8 +18,8 @@ from raslik_jax.models.lora import LORA_PRESETS, LoRAConfig
 _FAMILIES = {"gpt_neox": "pythia", "llama": "grouped_tied", "olmo2": "grouped"}
 _LENGTH = 9
 
-# Compiling is most of the time here, and LLVM's optimisations most of compiling.
-_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+# Compiling is most of the time here, and LLVM's optimizations most of compiling.
+_jit = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 
+import compiling
 import pytest
 from absl.testing import absltest
 
@@ -26,7 +27,7 @@ def _start(script, *arguments):
         [sys.executable, str(_EXPERIMENTS / script), *arguments],
         capture_output=True,
         text=True,
-        env=os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
+        env=os.environ | compiling.ENVIRONMENT,
     )
 
 

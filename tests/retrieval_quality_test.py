@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 
+import compiling
 import numpy as np
 import pytest
 
@@ -25,7 +26,7 @@ _SETTING = ("table", "kernel", "centring", "normalise", "query", "combine", "num
 
 def _run(script, *arguments):
     command = [sys.executable, str(_REPOSITORY / "experiments" / script), *arguments]
-    environment = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    environment = os.environ | compiling.ENVIRONMENT
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 
+import compiling
 import numpy as np
 import pytest
 from support import shared_data
@@ -29,7 +30,7 @@ _STRATEGIES = "random,random_anywhere,bm25,embedding,oracle,cr,cr_25,raslik_f,ra
 def _run(workdir, stages, *arguments):
     command = [sys.executable, str(_REPOSITORY / "experiments" / "run.py"), *_TINY.split()]
     command += [f"--workdir={workdir}", f"--stages={stages}", "--update", *arguments]
-    environment = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    environment = os.environ | compiling.ENVIRONMENT
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 

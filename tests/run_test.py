@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 
+import compiling
 import pytest
 from absl.testing import absltest, parameterized
 
@@ -64,14 +65,8 @@ _TINY = (
 )
 
 
-# What costs time here is compiling: do less of it, and each program once. The folder goes with
-# the process.
-_COMPILED = tempfile.TemporaryDirectory()
-_ENVIRONMENT = os.environ | {
-    "XLA_FLAGS": "--xla_backend_optimization_level=0",
-    "JAX_COMPILATION_CACHE_DIR": _COMPILED.name,
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-}
+# What costs time here is compiling.
+_ENVIRONMENT = os.environ | compiling.ENVIRONMENT
 
 
 def _run(*arguments, env=None, check=False, script=_RUN[1:]):

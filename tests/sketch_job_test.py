@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 
+import compiling
 import pytest
 from absl.testing import absltest
 from store_test import tree_bytes
@@ -32,11 +33,7 @@ class SketchJobTest(absltest.TestCase):
         super().setUp()
         self.root = pathlib.Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.root)
-        self.environment = os.environ | {
-            "XLA_FLAGS": "--xla_backend_optimization_level=0",
-            "JAX_COMPILATION_CACHE_DIR": str(self.root / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        }
+        self.environment = os.environ | compiling.ENVIRONMENT
 
     def start(self, script: str, *flags: str) -> subprocess.Popen:
         return subprocess.Popen(

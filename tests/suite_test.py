@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 
+import compiling
 import pytest
 from absl.testing import absltest, parameterized
 
@@ -184,12 +185,7 @@ class SuiteTest(absltest.TestCase):
             "--vary=ga_gdr_learning_rate=1e-4,3e-3",
             "--choose",
         )
-        environment = {
-            "XLA_FLAGS": "--xla_backend_optimization_level=0",
-            "JAX_COMPILATION_CACHE_DIR": str(root / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        }
-        first = _suite(*arguments, environment=environment)
+        first = _suite(*arguments, environment=compiling.ENVIRONMENT)
         self.assertEqual(first.returncode, 1, first.stderr)
         states = {
             name: cell["state"]
@@ -245,7 +241,7 @@ class SuiteTest(absltest.TestCase):
         self.assertIn("- test-broken-seed=0: not run", report)
         self.assertIn("<figure>", (out / "report.html").read_text())
 
-        again = _suite(*arguments, environment=environment)
+        again = _suite(*arguments, environment=compiling.ENVIRONMENT)
         self.assertEqual(again.returncode, 1)
         for name in done:
             self.assertNotIn("done in", (out / "logs" / f"{name}.log").read_text())

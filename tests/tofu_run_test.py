@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 
+import compiling
 import pytest
 from absl.testing import absltest
 
@@ -90,12 +91,8 @@ class TofuRunTest(absltest.TestCase):
     def test_a_run_beside_its_retain_model(self):
         root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         _write_data(root / "data")
-        self.environment = os.environ | {
-            "RASLIK_DATA": str(root / "data"),
-            "XLA_FLAGS": "--xla_backend_optimization_level=0",
-            "JAX_COMPILATION_CACHE_DIR": str(root / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        }
+        data = {"RASLIK_DATA": str(root / "data")}
+        self.environment = os.environ | compiling.ENVIRONMENT | data
         self._run(
             "--tofu_train=retain",
             "--stages=corpus,backbone,finetune,references",

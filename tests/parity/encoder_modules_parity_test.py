@@ -8,6 +8,7 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
+import compiling
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,7 +74,7 @@ _CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _RANK, _ALPHA = 2, 7.0
 # Compiling is what costs here.
-_COMPILER_OPTIONS = {"xla_backend_optimization_level": 0}
+_COMPILER_OPTIONS = compiling.OPTIONS
 _TARGETS = ("query", "key", "value", "attention_output", "up", "down")
 
 
