@@ -4,6 +4,7 @@ import functools
 import itertools
 from typing import NamedTuple
 
+import compiling
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -323,12 +324,13 @@ def sketch_grams(family: str, vectors_BP: np.ndarray, size: int, draws: int) -> 
     """Returns float64 [draws, B, B]: inner products of the sketches under each seed."""
     gradients_BP = jnp.asarray(vectors_BP, jnp.float32)
     num_params = vectors_BP.shape[1]
+    optimized = functools.partial(jax.jit, compiler_options=compiling.OPTIMIZED)
 
     def gram(sketch_BK: jax.Array) -> jax.Array:
         return jnp.matmul(sketch_BK, sketch_BK.T)
 
     if family == "binned":
-        one = jax.jit(lambda table_MK: gram(kernels.binned_sums(table_MK, gradients_BP)))
+        one = optimized(lambda table_MK: gram(kernels.binned_sums(table_MK, gradients_BP)))
         specs = (
             projections.ProjectionSpec(family=family, num_params=num_params, size=size, seed=seed)
             for seed in range(draws)
@@ -353,7 +355,7 @@ def sketch_grams(family: str, vectors_BP: np.ndarray, size: int, draws: int) -> 
         )
         return gram(sums_BK) / size
 
-    return np.asarray(jax.jit(lambda keys: jax.lax.map(one_draw, keys))(keys), np.float64)
+    return np.asarray(optimized(lambda keys: jax.lax.map(one_draw, keys))(keys), np.float64)
 
 
 def cosines(grams: np.ndarray, i: int, j: int) -> np.ndarray:
