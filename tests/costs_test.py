@@ -2,6 +2,7 @@
 
 import functools
 
+import compiling
 import jax
 import jax.numpy as jnp
 import pytest
@@ -62,7 +63,7 @@ def bound_and_analysis(
             jax.ShapeDtypeStruct((batch, length), jnp.int32),
             jax.ShapeDtypeStruct((batch, length), jnp.bool_),
         )
-        .compile()
+        .compile(compiler_options=compiling.OPTIMIZED)
     )
     bound = costs.memory_bound(
         base,

@@ -2,6 +2,7 @@
 
 import functools
 
+import compiling
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,7 +158,11 @@ class MatmulTest(parameterized.TestCase):
 
             return jax.lax.scan(layer, x, kernels)[0].sum()
 
-        compiled = jax.jit(jax.grad(loss)).lower(_gaussian(1, width), kernels).compile()
+        compiled = (
+            jax.jit(jax.grad(loss))
+            .lower(_gaussian(1, width), kernels)
+            .compile(compiler_options=compiling.OPTIMIZED)
+        )
         temporary = compiled.memory_analysis().temp_size_in_bytes
         # Eight kernels' worth is room for the working copies of one layer; keeping all sixteen
         # would be twice that.
