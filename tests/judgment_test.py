@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from raslik_jax.evaluation import judgment
+from raslik_jax.evaluation import judgment, rates
 
 
 def _interval(mean, half=0.04):
@@ -164,3 +164,11 @@ def test_what_was_measured_decides_whether_there_is_anything_to_trace(
     text = judgment.describe_behavior(found)
     assert ("too little to trace" in text) != is_shown
     assert ("shows the behavior" in text) == (by != "likelihood")
+
+
+def test_the_answers_are_held_against_the_labelled_ones_too():
+    labelled = {"a": "zorb glows", "b": " "}
+    assert rates.mean_rouge({"a": "zorb", "b": "x"}, labelled) == 2 / 3
+    assert rates.mean_rouge({"b": "x"}, {"b": ""}) is None
+    found = judgment.find_behavior("likelihood", finetuned=2.0, backbone=9.0, rouge=(0.5, 0.1))
+    assert "labelled ones: 0.500 and 0.100" in judgment.describe_behavior(found)

@@ -320,6 +320,14 @@ class OtherTablesTest(parameterized.TestCase):
         )
         self.assertEqual(_cells(table, "AUROC"), ["-", "-", "0.991", "0.991"])
 
+    def test_labels_of_one_kind_leave_no_auroc_and_the_table_says_why(self):
+        metrics = sample_metrics.sample_metrics()
+        for entry in metrics["retrieval"].values():
+            entry.update(base_rate=1.0, auroc=None, auprc=None)
+        table = tables.retrieval_table(metrics)
+        self.assertEqual(set(_cells(table, "AUROC")), {"-"})
+        self.assertIn("all training examples have the same label", table.notes[-1])
+
     def test_retrieval_without_labels(self):
         metrics = sample_metrics.sample_metrics()
         metrics["retrieval"] = {"raslik": {"num_forget": 5, "num_retain": 4}}

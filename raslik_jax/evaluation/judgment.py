@@ -6,7 +6,7 @@ is decided here; none decides again.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 Verdict = Literal["forgotten", "partly", "unchanged", "damaged", "unknown"]
 VERDICTS: tuple[Verdict, ...] = ("forgotten", "partly", "unchanged", "damaged", "unknown")
@@ -75,13 +75,15 @@ class BehaviorEntry(TypedDict):
 
     `by` words or a classifier: the shares of answers to target queries that show it. By
     likelihood: the perplexities of the bad outputs. `is_shown` is False where there is too little
-    to trace.
+    to trace. `rouge` holds the mean ROUGE-L F1 of the answers of both models to target queries
+    against the labelled ones, where there are any.
     """
 
     by: By
     finetuned: float
     backbone: float
     is_shown: bool
+    rouge: NotRequired[tuple[float, float]]
 
 
 def is_damaged(entry: Mapping[str, Any]) -> bool:
@@ -276,13 +278,21 @@ def _by_likelihood(
     return _Opinion(verdict, words, "likelihood of the bad outputs")
 
 
-def find_behavior(by: By, *, finetuned: float, backbone: float, rule: Rule = RULE) -> BehaviorEntry:
+def find_behavior(
+    by: By,
+    *,
+    finetuned: float,
+    backbone: float,
+    rouge: tuple[float, float] | None = None,
+    rule: Rule = RULE,
+) -> BehaviorEntry:
     """Returns whether the fine-tuned model shows the behavior enough to trace it.
 
     Args:
       by: what both numbers are.
       finetuned: share of answers that show it, or perplexity of the bad outputs.
       backbone: the same of the model before fine-tuning.
+      rouge: of both models' answers against labelled ones, which decides nothing.
       rule: what is enough.
     """
     is_shown = (
@@ -290,7 +300,10 @@ def find_behavior(by: By, *, finetuned: float, backbone: float, rule: Rule = RUL
         if by == "likelihood"
         else finetuned >= rule.least_shown
     )
-    return BehaviorEntry(by=by, finetuned=finetuned, backbone=backbone, is_shown=is_shown)
+    entry = BehaviorEntry(by=by, finetuned=finetuned, backbone=backbone, is_shown=is_shown)
+    if rouge:
+        entry["rouge"] = rouge
+    return entry
 
 
 def describe_behavior(entry: BehaviorEntry) -> str:
@@ -300,6 +313,9 @@ def describe_behavior(entry: BehaviorEntry) -> str:
             f"the bad outputs have perplexity {entry['finetuned']:.3g} under the fine-tuned model "
             f"and {entry['backbone']:.3g} under the backbone"
         )
+        if "rouge" in entry:
+            own, other = entry["rouge"]
+            text += f" (ROUGE-L of their answers to the labelled ones: {own:.3f} and {other:.3f})"
     else:
         text = (
             f"the fine-tuned model shows the behavior on {entry['finetuned']:.0%} of target "

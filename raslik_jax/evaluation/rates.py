@@ -176,6 +176,14 @@ def score_pairs(
     return PairScores(ids, rouge_Q, len(empty), num_empty_references)
 
 
+def mean_rouge(predictions: Mapping[str, str], references: Mapping[str, str]) -> float | None:
+    """Returns the mean ROUGE-L F1 against the references that are not blank; None without any."""
+    given = {name: text for name, text in references.items() if text.strip()}
+    if not given:
+        return None
+    return float(np.mean([rouge_l_f1(predictions[name], given[name]) for name in sorted(given)]))
+
+
 def _first(ids: Collection[str]) -> str:
     shown = ", ".join(sorted(ids)[:5])
     return shown + (", ..." if len(ids) > 5 else "") if ids else "none"

@@ -146,7 +146,9 @@ def _header(experiments: Sequence[runs.Experiment], heading: str) -> Markup:
         corpus = run.metrics.get("corpus", {})
         facts += [blocks_lib.describe_dataset(run.config), blocks_lib.describe_model(run.config)]
         if "train" in corpus:
-            facts.append(f"{corpus['train']:,} training examples, {corpus['targets']:,} targets")
+            facts.append(
+                f"{corpus['train']:,} training examples, {corpus['targets']:,} labelled targets"
+            )
             facts.append(
                 f"{corpus['target_queries']} target and {corpus['normal_queries']} normal "
                 f"{corpus['query_split']} queries"

@@ -391,6 +391,11 @@ def _result_notes(metrics: Metrics, methods: Sequence[MethodEntry]) -> tuple[str
         )
     else:
         lacking = [name for name in ("F", "R") if name not in rates]
+        if rates:
+            notes.append(
+                f"{rates[0]}: mean ROUGE-L F1 against {REFERENCES.get(reference, reference)}. "
+                "Brackets: 95 % bootstrap interval over queries."
+            )
         notes.append(
             f"No {' and no '.join(lacking)}: the run has no "
             f"{' and no '.join({'F': 'target', 'R': 'normal'}[name] for name in lacking)} queries "
@@ -734,11 +739,13 @@ def retrieval_table(metrics: Metrics) -> Table:
         )
         for strategy, entry in metrics["retrieval"].items()
     )
-    note = (
+    notes = [
         "Precision: share of the forget set that is labelled a target. Score >= 0: retain items "
         "that are not anti-aligned with the queries."
-    )
-    return Table(columns, rows, (note,))
+    ]
+    if any(entry.get("base_rate") in (0, 1) for entry in metrics["retrieval"].values()):
+        notes.append("No AUROC and no AUPRC: all training examples have the same label.")
+    return Table(columns, rows, tuple(notes))
 
 
 def seeds_table(runs: Sequence[Metrics]) -> Table:

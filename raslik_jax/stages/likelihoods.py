@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from raslik_jax import memory
 from raslik_jax.data import corpora, tofu
 from raslik_jax.data.examples import Example
-from raslik_jax.evaluation import judgment, perplexity
+from raslik_jax.evaluation import judgment, perplexity, rates
 from raslik_jax.evaluation.tofu_metrics import QuestionRecord
 from raslik_jax.files import read_json, read_json_lines, write_json
 from raslik_jax.stages.workspace import Workspace, write_rows
@@ -70,6 +70,20 @@ def _likelihoods(
     return {name: [next(records) for _ in part] for name, part in parts.items()}
 
 
+def rouge_to_labels(workspace: Workspace) -> tuple[float, float] | None:
+    """Returns ROUGE-L of the fine-tuned model's and the backbone's answers to labelled answers.
+
+    On the target queries that have one; None where none has.
+    """
+    target, _ = workspace.evaluation_queries()
+    labelled = {row.example_id: row.output for row in target}
+    own, other = (
+        rates.mean_rouge(workspace.answers("references", "evaluation", f"{name}.jsonl"), labelled)
+        for name in ("finetuned", "backbone")
+    )
+    return None if own is None or other is None else (own, other)
+
+
 @memory.explained("measuring likelihoods", "--batch_tokens or --decode_batch_size")
 def reference_perplexity(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the likelihoods for the fine-tuned model and the backbone, and says what they show."""
@@ -87,7 +101,10 @@ def reference_perplexity(workspace: Workspace, folder: pathlib.Path) -> None:
     }
     if found["finetuned"] and found["backbone"]:
         behavior = judgment.find_behavior(
-            "likelihood", finetuned=found["finetuned"].mean, backbone=found["backbone"].mean
+            "likelihood",
+            finetuned=found["finetuned"].mean,
+            backbone=found["backbone"].mean,
+            rouge=rouge_to_labels(workspace),
         )
         print(f"    {judgment.describe_behavior(behavior)}")
 

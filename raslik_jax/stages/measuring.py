@@ -20,7 +20,7 @@ from raslik_jax.messages import shown
 from raslik_jax.models import checkpoint
 from raslik_jax.pipeline import check_finished, versions
 from raslik_jax.progress import progress
-from raslik_jax.stages import discriminating, resuming
+from raslik_jax.stages import discriminating, likelihoods, resuming
 from raslik_jax.stages.workspace import Workspace, write_rows
 from raslik_jax.unlearning import finetune, steps
 
@@ -270,14 +270,16 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
             entry["tofu"] = tofu_metrics.evaluate_questions(
                 read_json(workspace.root / place.format("tofu")), retain_records=retain_records
             )
-    judge_metrics(metrics)
+    judge_metrics(metrics, rouge=likelihoods.rouge_to_labels(workspace))
     write_json(folder / "metrics.json", metrics)
 
 
-def judge_metrics(metrics: dict[str, Any]) -> None:
+def judge_metrics(metrics: dict[str, Any], *, rouge: tuple[float, float] | None = None) -> None:
     """Adds to the measures what they say: the behavior before, each judgment, the frontier."""
     finetuned, backbone = metrics["finetuned"], metrics["backbone"]
     metrics["behavior"] = _behavior(metrics["non_sf"], finetuned, backbone)
+    if metrics["behavior"] and metrics["behavior"]["by"] == "likelihood" and rouge:
+        metrics["behavior"]["rouge"] = rouge
     for entry in metrics["methods"]:
         entry["judgment"] = judgment.judge(entry, finetuned, backbone, behavior=metrics["behavior"])
     metrics["methods"] = summary.mark_frontier(

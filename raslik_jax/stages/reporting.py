@@ -91,7 +91,7 @@ def _question(row: Example) -> str:
 def _corpus_line(metrics: Mapping[str, Any]) -> str:
     corpus = metrics["corpus"]
     return (
-        f"{corpus['train']:,} training examples, {corpus['targets']:,} of them targets; measured "
-        f"on {corpus['target_queries']} target and {corpus['normal_queries']} normal "
+        f"{corpus['train']:,} training examples, {corpus['targets']:,} of them labelled targets; "
+        f"measured on {corpus['target_queries']} target and {corpus['normal_queries']} normal "
         f"{corpus['query_split']} queries."
     )

@@ -590,8 +590,9 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
     }
     if None not in labels and any(labels):
         is_target_N = np.asarray(labels, bool)
-        # A ranking of targets alone has nothing to tell them from.
-        ranks = strategy in strategies_lib.RANKING_STRATEGIES and not all(labels)
+        # With labels of one kind alone there is nothing to tell apart.
+        has_both = any(labels) and not all(labels)
+        ranks = strategy in strategies_lib.RANKING_STRATEGIES and has_both
         entry |= {
             "precision": float(is_target_N[selection.forget].mean()),
             "base_rate": float(is_target_N.mean()),
