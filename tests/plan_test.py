@@ -119,7 +119,8 @@ _DECIDES = {
     ("sketch", "retrieve/diagnosis"): "diagnose",
     (
         "sketch",
-        "references/retrieval retrieve/queries retrieve/influence retrieve/emb retrieve/exact",
+        "references/retrieval retrieve/queries retrieve/influence retrieve/emb retrieve/exact "
+        f"{_LIKELIHOOD}",
     ): "query_output",
     ("retrieve", "retrieve/influence retrieve/exact_kernel"): "center",
     ("retrieve", f"retrieve/influence retrieve/exact_kernel {_SETS}"): "aggregate",
@@ -207,9 +208,5 @@ def test_training_reads_rows_and_model_alone_and_queries_answer_for_themselves(t
     assert reads["sketch"] == (*reads["finetune"], "finetune/adapter")
     for name in ("references/retrieval", "retrieve/queries"):
         assert "corpus/retrieval.jsonl" in reads[name]
-    of_queries = [
-        name
-        for name, paths in reads.items()
-        if any("retrieval" in path for path in paths) and not name.startswith("retrieve/")
-    ]
-    assert of_queries == ["references/retrieval"]
+    for name in ("unlearn/exact-ga_gdr", "generate/exact-ga_gdr"):
+        assert not any("retrieval" in path for path in reads[name])

@@ -31,6 +31,8 @@ _WITHOUT_EFFECT = {
     "strategies": "the report reads the metrics",
     "algorithms": "likewise",
     "marker_words": "counts by the content of its file",
+    "dataset": "says which sentence about the behavior is printed, where it is no setting",
+    "non_sf": "likewise",
     "unlearn_epochs": "the epochs that are measured stand among the reads",
     "query_output": "the corpus only refuses queries without one early",
 }
