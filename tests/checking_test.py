@@ -1,10 +1,15 @@
 """What is refused before a run works: settings and corpora that its later stages cannot take."""
 
+import contextlib
 import dataclasses
+import io
+import pathlib
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 
+from raslik_jax import pipeline
 from raslik_jax.config import (
     STAGES,
     BackboneConfig,
@@ -12,12 +17,13 @@ from raslik_jax.config import (
     CorpusConfig,
     EvaluateConfig,
     FinetuneConfig,
+    ReferencesConfig,
     RetrieveConfig,
     UnlearnConfig,
 )
 from raslik_jax.data import tokenization
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
-from raslik_jax.stages import checking
+from raslik_jax.stages import checking, plan
 
 
 def _rows(count, *, targets=0, prefix="row", label=True, instruction="boil a kettle"):
@@ -38,7 +44,10 @@ _CORPUS = Corpus(
     train=_rows(40, targets=8),
     queries={name: _rows(2, prefix=name, label=False) for name in QUERY_SETS},
 )
-_CONFIG = Config(corpus=CorpusConfig(template="brief", max_len=64))
+_CONFIG = Config(
+    corpus=CorpusConfig(template="brief", max_len=64),
+    references=ReferencesConfig(max_new_tokens=8),
+)
 
 
 class CheckCorpusTest(parameterized.TestCase):
@@ -94,11 +103,11 @@ class CheckCorpusTest(parameterized.TestCase):
         self.check(targets, retrieve=RetrieveConfig(num_forget=4, strategies=("raslik",)))
 
     def test_lengths_without_room_for_an_answer(self):
-        long = _rows(1, targets=1, prefix="long", instruction="kettle " * 20)
+        long = _rows(1, targets=1, prefix="long", instruction="q" * 20)
         corpus = _CORPUS._replace(train=_CORPUS.train[1:] + long)
         self.check(corpus)
-        unlearn = UnlearnConfig(unlearn_max_len=32)
-        with self.assertRaisesRegex(ValueError, "--unlearn_max_len=32 leaves 1 .*long0"):
+        unlearn = UnlearnConfig(unlearn_max_len=48)
+        with self.assertRaisesRegex(ValueError, "--unlearn_max_len=48 leaves 1 .*long0"):
             self.check(corpus, unlearn=unlearn)
         self.check(corpus, unlearn=unlearn, stages=("finetune", "retrieve"))
         with self.assertRaisesRegex(ValueError, "--finetune_max_len=8 leaves no training example"):
@@ -132,6 +141,59 @@ class CheckCorpusTest(parameterized.TestCase):
         self.assertTrue(checking.is_measurable(_CONFIG, _CORPUS))
         queries = _CORPUS.queries | {"test_normal": ()}
         self.assertFalse(checking.is_measurable(_CONFIG, _CORPUS._replace(queries=queries)))
+
+
+class RunTest(absltest.TestCase):
+    """The order of a run: corpus, checks, and only then the rest."""
+
+    def run_stages(self, config, stages=STAGES):
+        """Returns the units that would run after a corpus that is really made."""
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        later = []
+
+        def run_units(root, units, *, stages, on_start=None, **options):
+            if stages == ("corpus",):
+                pipeline.run_units(root, units, stages=stages, **options)
+            else:
+                later.extend(unit.name for unit in units if unit.stage in stages)
+                on_start()
+
+        started = []
+        with mock.patch.object(plan, "run_units", run_units):
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                try:
+                    plan.run(config, folder, stages=stages, on_start=lambda: started.append(1))
+                except ValueError as error:
+                    self.assertEqual((later, started), ([], []))
+                    return str(error), said.getvalue()
+        self.assertEqual(started, [1])
+        return later, said.getvalue()
+
+    def test_without_test_queries_all_but_measuring_runs(self):
+        corpus = dataclasses.replace(
+            _CONFIG.corpus, num_train=60, num_targets=8, num_backbone=30, num_test=0, vocab_size=400
+        )
+        config = dataclasses.replace(_CONFIG, corpus=corpus)
+        stages = tuple(stage for stage in STAGES if stage != "report")
+        found, said = self.run_stages(config, stages)
+        self.assertIn("nothing is measured", said)
+        kinds = {name.split("-")[0].split("/")[0] for name in found}
+        self.assertEqual(
+            kinds, {"backbone", "finetune", "references", "sketch", "retrieve", "unlearn"}
+        )
+        self.assertNotIn("references/evaluation", found)
+        found, said = self.run_stages(config, ("corpus", "retrieve"))
+        self.assertNotIn("nothing is measured", said)
+
+    def test_a_corpus_that_a_later_stage_cannot_take_ends_the_run_before_it_works(self):
+        corpus = dataclasses.replace(
+            _CONFIG.corpus, num_train=60, num_targets=8, num_backbone=0, num_test=2, vocab_size=400
+        )
+        config = dataclasses.replace(
+            _CONFIG, corpus=corpus, retrieve=RetrieveConfig(num_forget=40, num_retain=30)
+        )
+        found, _ = self.run_stages(config)
+        self.assertRegex(found, "no rows to pretrain a model on.*; --num_forget and --num_retain")
 
 
 class CheckModelTest(absltest.TestCase):

@@ -13,7 +13,7 @@ from raslik_jax.models import checkpoint, decoder
 from raslik_jax.retrieval import strategies
 from raslik_jax.retrieval.selection import select_by_count
 from raslik_jax.stages.forecast import model_of
-from raslik_jax.stages.workspace import lora_config_of
+from raslik_jax.stages.workspace import StoredCorpus, lora_config_of
 from raslik_jax.unlearning import finetune
 
 # Those that retrieve, and those that need what was retrieved.
@@ -39,14 +39,14 @@ def check_model(config: Config) -> None:
     decoder.abstract(model_config, lora_config_of(config))
 
 
-def is_measurable(config: Config, corpus: Corpus) -> bool:
+def is_measurable(config: Config, corpus: Corpus | StoredCorpus) -> bool:
     """Returns whether there are target and normal queries to measure a run on."""
     split = config.references.query_split
     return all(corpus.queries[f"{split}_{kind}"] for kind in ("target", "normal"))
 
 
 def check_corpus(
-    config: Config, corpus: Corpus, tokenizer: Tokenizer, *, stages: Sequence[str]
+    config: Config, corpus: Corpus | StoredCorpus, tokenizer: Tokenizer, *, stages: Sequence[str]
 ) -> None:
     """Refuses what the corpus shows of a run's later stages to be impossible or void.
 
@@ -98,14 +98,14 @@ def _row_problems(
     # Any row with an answer at --max_len may be chosen.
     lost = np.flatnonzero((prompt_N >= to_unlearn) & (prompt_N < longest))
     if "unlearn" in stages and len(lost):
+        names = some_of((rows[int(row)].example_id for row in lost), 3)
         yield (
             f"--unlearn_max_len={to_unlearn} leaves {len(lost)} training examples without an "
-            f"answer to unlearn ({some_of((rows[int(row)].example_id for row in lost), 3)}): "
-            "raise it"
+            f"answer to unlearn ({names}): raise it"
         )
 
 
-def _finetune_problems(config: Config, corpus: Corpus) -> Iterator[str]:
+def _finetune_problems(config: Config, corpus: Corpus | StoredCorpus) -> Iterator[str]:
     settings = config.finetune
     num_steps = finetune.num_steps_of(
         len(corpus.train),
@@ -123,7 +123,9 @@ def _without_text(row: Example) -> Example:
     return row._replace(instruction="a", input="", output="")
 
 
-def _selection_problems(config: Config, corpus: Corpus, *, num_barred: int) -> list[str]:
+def _selection_problems(
+    config: Config, corpus: Corpus | StoredCorpus, *, num_barred: int
+) -> list[str]:
     """Returns why strategies cannot choose sets, found by choosing with made-up scores.
 
     Args:

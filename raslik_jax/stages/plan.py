@@ -11,7 +11,8 @@ from raslik_jax.config import STAGES, Algorithm, Config, to_json
 from raslik_jax.data import corpora, howdy
 from raslik_jax.index.store import INDEX_FORMAT
 from raslik_jax.influence.projections import SKETCH_FORMAT
-from raslik_jax.pipeline import Unit, run_units
+from raslik_jax.pipeline import Plan, Unit, run_units
+from raslik_jax.stages import checking
 from raslik_jax.stages.discriminating import data_dir, make_discriminator, measure_before
 from raslik_jax.stages.likelihoods import (
     make_questions,
@@ -370,6 +371,13 @@ def _retain_model(config: Config) -> dict[str, pathlib.Path]:
     return {"tofu_retain_run": retain_answers(config)}
 
 
+def _measures(unit: Unit) -> bool:
+    """Returns whether a unit serves to measure models alone: no set and no model depends on it."""
+    if unit.stage == "references":
+        return unit.name != "references/retrieval"
+    return unit.stage in ("discriminator", "generate", "evaluate", "report")
+
+
 def run(
     config: Config,
     workdir: pathlib.Path,
@@ -378,10 +386,42 @@ def run(
     shared: pathlib.Path | None = None,
     on_start: Callable[[], None] = lambda: None,
 ) -> None:
-    """Runs the stages that are not up to date, and shows the table at the end."""
-    units = plan_units(config, Workspace(workdir, config))
+    """Runs the stages that are not up to date, and shows the table at the end.
+
+    The corpus comes first: what it shows of later stages is said before they run. Without queries
+    to measure on, the stages that measure are left out.
+
+    Args:
+      config: settings of the run.
+      workdir: where results go.
+      stages: those to run.
+      shared: as in `run_units`.
+      on_start: called when nothing is left to refuse, before the first unit after the corpus runs.
+
+    Raises:
+      ValueError: the settings, the model or the corpus do not allow these stages.
+    """
+    workspace = Workspace(workdir, config)
+    units = plan_units(config, workspace)
+    if set(stages) - {"corpus"}:
+        checking.check_model(config)
+    if "corpus" in stages:
+        run_units(workdir, units, stages=("corpus",), shared=shared)
+        stages = [stage for stage in stages if stage != "corpus"]
+    corpus_unit = next(unit for unit in units if unit.name == "corpus")
+    if Plan(workdir, units).check(corpus_unit):
+        checking.check_corpus(config, workspace.corpus, workspace.tokenizer, stages=stages)
+        if not checking.is_measurable(config, workspace.corpus):
+            left = [unit for unit in units if not _measures(unit)]
+            if any(_measures(unit) and unit.stage in stages for unit in units):
+                split = config.references.query_split
+                print(
+                    f"nothing is measured: the corpus must have {split}_target and {split}_normal "
+                    "queries for that"
+                )
+            units = tuple(left)
     run_units(workdir, units, stages=stages, shared=shared, on_start=on_start)
-    if "report" in stages:
+    if "report" in stages and units[-1].stage == "report":
         print()
         print((workdir / "report" / "table.txt").read_text())
         print(f"report: {workdir / 'report' / 'report.html'} (and report.md beside it)")
