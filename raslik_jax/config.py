@@ -667,22 +667,26 @@ class Config(_Checked):
         return []
 
 
-def kernel_name(config: Config) -> str:
+def kernel_name(settings: Mapping[str, Any]) -> str:
     """Returns in what RASLIK's kernel differs from the paper's wording; empty where it does not.
 
     The paper's is the cosine, not centered, of gradients at the fine-tuned adapter of the training
     loss of the response, averaged over queries. Reports name any other beside RASLIK.
+
+    Args:
+      settings: of a run, as `to_json` gives them.
     """
-    sketch, retrieve = config.sketch, config.retrieve
+    sketch = dataclasses.asdict(SketchConfig()) | settings.get("sketch", {})
+    retrieve = dataclasses.asdict(RetrieveConfig()) | settings.get("retrieve", {})
     differences = {
-        "unshifted loss": sketch.sketch_loss == "unshifted",
-        f"at the {sketch.gradient_at} adapter": sketch.gradient_at == "initial",
-        "summed over the trajectory": sketch.gradient_at == "trajectory",
-        "tokens of prompt and response": sketch.targets == "all",
-        "each tensor normalized": sketch.normalise == "per_tensor",
-        "centered": retrieve.center,
-        "mean rank": retrieve.aggregate == "mean_rank",
-        "common direction of the queries": retrieve.aggregate == "common",
+        "unshifted loss": sketch["sketch_loss"] == "unshifted",
+        "at the initial adapter": sketch["gradient_at"] == "initial",
+        "summed over the trajectory": sketch["gradient_at"] == "trajectory",
+        "tokens of prompt and response": sketch["targets"] == "all",
+        "each tensor normalized": sketch["normalise"] == "per_tensor",
+        "centered": retrieve["center"],
+        "mean rank": retrieve["aggregate"] == "mean_rank",
+        "common direction of the queries": retrieve["aggregate"] == "common",
     }
     return ", ".join(name for name, differs in differences.items() if differs)
 

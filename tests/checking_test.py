@@ -137,9 +137,11 @@ class CheckCorpusTest(parameterized.TestCase):
                 retrieve=RetrieveConfig(num_forget=30),
             )
 
-    def test_a_run_is_measured_where_both_kinds_of_its_queries_are_there(self):
+    def test_a_run_is_measured_where_any_of_its_queries_are_there(self):
         self.assertTrue(checking.is_measurable(_CONFIG, _CORPUS))
         queries = _CORPUS.queries | {"test_normal": ()}
+        self.assertTrue(checking.is_measurable(_CONFIG, _CORPUS._replace(queries=queries)))
+        queries |= {"test_target": ()}
         self.assertFalse(checking.is_measurable(_CONFIG, _CORPUS._replace(queries=queries)))
 
 

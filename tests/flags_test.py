@@ -174,11 +174,11 @@ class FlagFilesTest(parameterized.TestCase):
 
     @parameterized.parameters(*_PAPER)
     def test_its_gradient_is_the_one_that_the_paper_words(self, name):
-        self.assertEqual(kernel_name(self.config(name)), "")
+        self.assertEqual(kernel_name(self.read[name]["config"]), "")
 
     def test_a_preset_after_an_experiment_decides_the_gradient(self):
         names = {
-            preset: kernel_name(self.config(f"howdy_olmo2_7b parts/{preset}"))
+            preset: kernel_name(self.read[f"howdy_olmo2_7b parts/{preset}"]["config"])
             for preset in ("paper", "released", "robust")
         }
         self.assertEqual(
@@ -190,7 +190,7 @@ class FlagFilesTest(parameterized.TestCase):
             },
         )
         # What has measured best is what runs where nothing is said.
-        self.assertEqual(kernel_name(Config()), names["robust"])
+        self.assertEqual(kernel_name(to_json(Config())), names["robust"])
 
     @parameterized.parameters(*_PAPER)
     def test_the_published_figures_stand_in_it(self, name):

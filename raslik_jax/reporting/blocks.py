@@ -90,6 +90,7 @@ class Block(NamedTuple):
       is_negative: R and F of the methods here are negatively correlated.
       non_sf_by: what Non-SF was measured by here: words or classifier.
       is_chosen: learning rates and epochs were chosen on other queries.
+      kernel: of RASLIK here, where it is not the paper's.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Block(NamedTuple):
     is_negative: bool
     non_sf_by: str = "words"
     is_chosen: bool = False
+    kernel: str = ""
 
     @property
     def title(self) -> str:
@@ -185,6 +187,7 @@ def make_blocks(
                 is_negative=is_negative,
                 non_sf_by=(recorded.get("non_sf") or {}).get("by", "words"),
                 is_chosen=bool(recorded.get("chosen")),
+                kernel=" ".join(tables.kernel_notes(config, measured)),
             )
         )
     return tuple(blocks)
@@ -432,6 +435,8 @@ def _notes(block: Block, has_distance: bool) -> tuple[str, ...]:
                 "Distance: Euclidean, to R = 1 and F = 0; D_mah wants at least "
                 f"{pareto.MIN_METHODS} methods whose rates differ."
             )
+        if block.kernel:
+            notes.append(block.kernel)
         if any(m.non_sf for m in measured.values()):
             ours = {
                 "words": "the share of answers without a word that marks the behavior",
@@ -609,7 +614,7 @@ _CSV_COLUMNS = (
     *("forget", "forget_low", "forget_high", "retain", "retain_low", "retain_high"),
     *("non_sf", "non_sf_low", "non_sf_high", "spread", "d_mah", "euclidean"),
     *("pareto", "tie", "top_two_d_mah", "top_two_non_sf", "damaged"),
-    *("d_mah_follows", "pareto_flag_wrong", "paper_table"),
+    *("d_mah_follows", "pareto_flag_wrong", "paper_table", "kernel"),
 )
 
 
@@ -657,6 +662,7 @@ def _csv_ours(block: Block, measured: Measured, best: set[str]) -> dict[str, Any
         "top_two_d_mah": _yes("D_mah" in best),
         "top_two_non_sf": _yes("Non-SF" in best),
         "damaged": _yes(bool(measured.damaged)),
+        "kernel": escape_csv(block.kernel),
     }
     for name in ("forget", "retain", "non_sf"):
         rate = getattr(measured, name)

@@ -4,9 +4,10 @@ import functools
 import math
 import textwrap
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
+from raslik_jax.config import kernel_name
 from raslik_jax.evaluation import judgment
 from raslik_jax.evaluation.summary import IntervalEntry, MethodEntry, Metrics, ModelEntry
 from raslik_jax.reporting.markup import escape_markdown, escape_markdown_line, visible
@@ -26,6 +27,8 @@ STRATEGY_NAMES = {
     "oracle_anywhere": "Oracle, any retain",
     "raslik_f_anywhere": "RASLIK-F, any retain",
 }
+# Those that rank by gradients.
+_BY_KERNEL = ("raslik", "raslik_f", "raslik_f_anywhere", "exact")
 REFERENCES = {
     "finetuned": "the answers of the fine-tuned model before unlearning",
     "backbone": "the answers of the backbone",
@@ -66,6 +69,20 @@ class Table(NamedTuple):
 def strategy_name(strategy: str) -> str:
     """Returns the printed name of a strategy: RASLIK-F for raslik_f."""
     return STRATEGY_NAMES.get(strategy, strategy)
+
+
+def kernel_notes(settings: Mapping[str, Any], strategies: Iterable[str]) -> list[str]:
+    """Returns the kernel of the strategies that have one, where it is not the paper's.
+
+    Args:
+      settings: that the numbers were measured with.
+      strategies: in the table.
+    """
+    names = [strategy_name(name) for name in dict.fromkeys(strategies) if name in _BY_KERNEL]
+    kernel = kernel_name(settings)
+    if not names or not kernel:
+        return []
+    return [f"Kernel of {', '.join(names)}, not the paper's: {kernel}."]
 
 
 def algorithm_name(algorithm: str) -> str:
@@ -401,6 +418,7 @@ def _result_notes(metrics: Metrics, methods: Sequence[MethodEntry]) -> tuple[str
             f"{' and no '.join({'F': 'target', 'R': 'normal'}[name] for name in lacking)} queries "
             "to measure on."
         )
+    notes += kernel_notes(metrics["settings"], [entry["strategy"] for entry in methods])
     notes += _classifier_note(metrics)
     if "backbone" in metrics and reference == "finetuned" and "F" in rates:
         notes.append(
@@ -745,6 +763,7 @@ def retrieval_table(metrics: Metrics) -> Table:
     ]
     if any(entry.get("base_rate") in (0, 1) for entry in metrics["retrieval"].values()):
         notes.append("No AUROC and no AUPRC: all training examples have the same label.")
+    notes += kernel_notes(metrics["settings"], metrics["retrieval"])
     return Table(columns, rows, tuple(notes))
 
 
@@ -811,7 +830,8 @@ def seeds_table(runs: Sequence[Metrics]) -> Table:
         "Random: seeds with the whole 95 % interval of F minus F of Random below zero. Closer: "
         "seeds with a smaller distance to R = 1, F = 0 than Random."
     )
-    return Table(columns, tuple(rows), (note,))
+    kernel = kernel_notes(runs[0]["settings"], [strategy for _, strategy in tables[0]])
+    return Table(columns, tuple(rows), (note, *kernel))
 
 
 def _join(runs: Sequence[Metrics]) -> list[dict[tuple[str, str], MethodEntry]]:

@@ -1,5 +1,6 @@
 """What is wrong with a run, said before it works: from its settings, then from its corpus."""
 
+import pathlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -9,16 +10,43 @@ from raslik_jax.data import batches
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.tokenization import Tokenizer
 from raslik_jax.messages import some_of
-from raslik_jax.models import checkpoint, decoder
+from raslik_jax.models import checkpoint, decoder, gpt_neox, presets
 from raslik_jax.retrieval import strategies
 from raslik_jax.retrieval.selection import select_by_count
-from raslik_jax.stages.forecast import model_of
 from raslik_jax.stages.workspace import StoredCorpus, lora_config_of
 from raslik_jax.unlearning import finetune
 
 # Those that retrieve, and those that need what was retrieved.
 _RETRIEVING = frozenset({"retrieve", "unlearn", "generate", "evaluate", "report"})
 _NO_LIMIT = 2**30
+
+
+def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
+    """Returns the name and the shapes of a run's model; reads no more than a config.json.
+
+    Raises:
+      ValueError: a checkpoint that is neither a folder nor a published model with a preset.
+    """
+    settings = config.backbone
+    if not settings.checkpoint:
+        return "trained from scratch", gpt_neox.GPTNeoXConfig(
+            vocab_size=config.corpus.vocab_size,
+            hidden_size=settings.hidden_size,
+            num_hidden_layers=settings.num_hidden_layers,
+            num_attention_heads=settings.num_attention_heads,
+            intermediate_size=4 * settings.hidden_size,
+        )
+    name = settings.checkpoint
+    if pathlib.Path(name).is_dir():
+        return name, checkpoint.read_config(name)
+    preset = presets.preset_of(name)
+    if preset is None:
+        raise ValueError(
+            f"a folder or a published model wanted to know the shapes of, {name!r} is neither: "
+            f"presets are there for {sorted(presets.MODEL_PRESETS)}"
+        )
+    at = f" at {settings.revision}" if settings.revision else ""
+    return f"{name}{at}, shapes of the preset {preset}", presets.MODEL_PRESETS[preset]
 
 
 def check_model(config: Config) -> None:
@@ -40,9 +68,9 @@ def check_model(config: Config) -> None:
 
 
 def is_measurable(config: Config, corpus: Corpus | StoredCorpus) -> bool:
-    """Returns whether there are target and normal queries to measure a run on."""
+    """Returns whether there are queries to measure a run on, of targets or normal ones."""
     split = config.references.query_split
-    return all(corpus.queries[f"{split}_{kind}"] for kind in ("target", "normal"))
+    return any(corpus.queries[f"{split}_{kind}"] for kind in ("target", "normal"))
 
 
 def check_corpus(

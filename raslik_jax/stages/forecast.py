@@ -23,10 +23,11 @@ from raslik_jax.data import batches, corpora
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.files import read_json
 from raslik_jax.influence import costs, projections
-from raslik_jax.models import checkpoint, decode, decoder, gpt_neox, presets, quantize
+from raslik_jax.models import decode, decoder, quantize
 from raslik_jax.pipeline import Plan
 from raslik_jax.reporting.tables import Column, Table
 from raslik_jax.stages import programs
+from raslik_jax.stages.checking import model_of
 from raslik_jax.stages.plan import plan_units
 from raslik_jax.stages.workspace import Model, Workspace, lora_config_of
 
@@ -135,34 +136,6 @@ class Forecast(NamedTuple):
     compile_seconds: float
     width: tuple[int, int]
     notes: tuple[str, ...]
-
-
-def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
-    """Returns the name and the shapes of a run's model; reads no more than a config.json.
-
-    Raises:
-      ValueError: a checkpoint that is neither a folder nor a published model with a preset.
-    """
-    settings = config.backbone
-    if not settings.checkpoint:
-        return "trained from scratch", gpt_neox.GPTNeoXConfig(
-            vocab_size=config.corpus.vocab_size,
-            hidden_size=settings.hidden_size,
-            num_hidden_layers=settings.num_hidden_layers,
-            num_attention_heads=settings.num_attention_heads,
-            intermediate_size=4 * settings.hidden_size,
-        )
-    name = settings.checkpoint
-    if pathlib.Path(name).is_dir():
-        return name, checkpoint.read_config(name)
-    preset = presets.preset_of(name)
-    if preset is None:
-        raise ValueError(
-            f"a folder or a published model wanted to know the shapes of, {name!r} is neither: "
-            f"presets are there for {sorted(presets.MODEL_PRESETS)}"
-        )
-    at = f" at {settings.revision}" if settings.revision else ""
-    return f"{name}{at}, shapes of the preset {preset}", presets.MODEL_PRESETS[preset]
 
 
 def count_rows(config: Config) -> Sizes:

@@ -416,7 +416,7 @@ def run(
             if any(_measures(unit) and unit.stage in stages for unit in units):
                 split = config.references.query_split
                 print(
-                    f"nothing is measured: the corpus must have {split}_target and {split}_normal "
+                    f"nothing is measured: the corpus must have {split}_target or {split}_normal "
                     "queries for that"
                 )
             units = tuple(left)
