@@ -107,7 +107,7 @@ class ExportTest(parameterized.TestCase):
         base = self.folder / "base"
         run = stored_run.write_stored_run(self.folder / "run", base=base)
         own = json.loads((base / "tokenizer_config.json").read_text())
-        more = {"bos_token": "<|endoftext|>", "add_bos_token": True, "model_max_length": 64}
+        more = {"bos_token": "<|endoftext|>", "add_bos_token": False, "model_max_length": 64}
         texts = {
             "tokenizer_config.json": json.dumps(own | more, indent=4),
             "chat_template.jinja": "{{ messages }}\r\n",

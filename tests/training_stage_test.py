@@ -52,6 +52,7 @@ def _workspace(root, *, base_format="plain", finetune=_FINETUNE, unlearn=_UNLEAR
     """Returns a workspace with a model of a thousand weights, as the stages before leave it."""
     settings = config_lib.Config(
         corpus=config_lib.CorpusConfig(max_len=64, template="brief"),
+        references=config_lib.ReferencesConfig(max_new_tokens=32),
         backbone=config_lib.BackboneConfig(base_format=base_format),
         finetune=finetune,
         unlearn=unlearn,
