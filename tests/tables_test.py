@@ -326,7 +326,7 @@ class OtherTablesTest(parameterized.TestCase):
             entry.update(base_rate=1.0, auroc=None, auprc=None)
         table = tables.retrieval_table(metrics)
         self.assertEqual(set(_cells(table, "AUROC")), {"-"})
-        self.assertIn("all training examples have the same label", table.notes[-1])
+        self.assertIn("all training examples have the same label", table.notes[1])
 
     def test_retrieval_without_labels(self):
         metrics = sample_metrics.sample_metrics()
