@@ -55,7 +55,6 @@ def _workspace(root, *, base_format="plain", finetune=_FINETUNE, unlearn=_UNLEAR
         references=config_lib.ReferencesConfig(max_new_tokens=32),
         backbone=config_lib.BackboneConfig(base_format=base_format),
         finetune=finetune,
-        references=config_lib.ReferencesConfig(max_new_tokens=8),
         unlearn=unlearn,
     )
     workspace = Workspace(root, settings)
