@@ -126,10 +126,6 @@ def main() -> int:
             f"{shown(','.join(stages))}"
         )
     config = setting_flags.read_config()
-    if "evaluate" in stages:
-        command.require("rouge_score")
-    if "report" in stages:
-        command.require("matplotlib")
     workdir = pathlib.Path(_WORKDIR.value or f"runs/{config.name}")
     logging.set_verbosity(logging.WARNING)
     if _VERIFY.value:
@@ -137,6 +133,11 @@ def main() -> int:
     if _DRY_RUN.value:
         print_plan(config, workdir)
         return 0
+    # Evaluation and, without marker words, likelihoods before unlearning take ROUGE.
+    if {"references", "evaluate"} & set(stages):
+        command.require("rouge_score")
+    if "report" in stages:
+        command.require("matplotlib")
     with pipeline.open_workdir(workdir, config, update=_UPDATE.value) as record:
         from raslik_jax.stages import plan  # for the same reason, here
 

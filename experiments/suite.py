@@ -25,6 +25,7 @@ report.md (a table for every flag file and variation, over its seeds) and report
 import contextlib
 import fcntl
 import itertools
+import os
 import pathlib
 import signal
 import subprocess
@@ -264,10 +265,16 @@ def lock_folder(out: pathlib.Path) -> Iterator[None]:
     """Makes the folder of a suite and holds it against a second one.
 
     Raises:
-      ValueError: it is no folder, or another suite runs in it.
+      ValueError: it is no folder, holds a report that no suite made, or another suite runs in it.
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, got the file {shown(str(out))}")
+    foreign = [name for name in ("report.md", "report.html") if os.path.lexists(out / name)]
+    if foreign and not (out / "suite.json").is_file():
+        raise ValueError(
+            f"--out must be a new folder or that of an earlier suite, {shown(str(out))} holds "
+            f"another {foreign[0]}: give another"
+        )
     out.mkdir(parents=True, exist_ok=True)
     with open(out / ".lock", "w", encoding="utf-8") as lock:
         try:

@@ -342,7 +342,9 @@ def join_unit(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
     folder = making_folder(root, unit.name)
     folder.mkdir(parents=True, exist_ok=True)
     started = folder / _STARTED
-    if not started.is_file() and not any(folder.iterdir()):
+    # Of processes that begin together each writes the same note: the partial ones of others, which
+    # are hidden, are no result.
+    if not started.is_file() and all(path.name[0] == "." for path in folder.iterdir()):
         write_json(started, {"key": key})
     if not started.is_file() or read_json(started, {"key": str})["key"] != key:
         raise ValueError(

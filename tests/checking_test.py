@@ -198,6 +198,37 @@ class RunTest(absltest.TestCase):
         self.assertRegex(found, "no rows to pretrain a model on.*; --num_forget and --num_retain")
 
 
+class CheckInputsTest(absltest.TestCase):
+    def test_what_a_late_unit_reads_is_looked_for_at_the_start(self):
+        absent = "/no/such/place"
+        for config, unit in (
+            (Config(evaluate=EvaluateConfig(marker_words=absent)), "report"),
+            (
+                Config(
+                    retrieve=RetrieveConfig(strategies=("embedding",), encoder_checkpoint=absent)
+                ),
+                "retrieve/embeddings",
+            ),
+            (
+                Config(evaluate=EvaluateConfig(non_sf="classifier", classifier_checkpoint=absent)),
+                "discriminator",
+            ),
+        ):
+            with self.subTest(unit=unit), self.assertRaisesRegex(ValueError, absent):
+                checking.check_inputs(config, making={unit})
+
+    def test_a_model_that_nothing_reads_again_may_be_gone(self):
+        config = Config(
+            backbone=BackboneConfig(checkpoint="/no/such/place"),
+            retrieve=RetrieveConfig(
+                strategies=("embedding",), encoder_checkpoint="/no/such/encoder"
+            ),
+        )
+        checking.check_inputs(config, making={"evaluate", "report"})
+        with self.assertRaisesRegex(ValueError, "/no/such/place"):
+            checking.check_inputs(config, making={"finetune"})
+
+
 class CheckModelTest(absltest.TestCase):
     def test_an_adapter_on_layers_that_the_model_lacks(self):
         small = BackboneConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)

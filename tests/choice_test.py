@@ -2,12 +2,14 @@
 
 import json
 import math
+import pathlib
+import tempfile
 
 from absl.testing import absltest, parameterized
 
 from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig, to_json
 from raslik_jax.evaluation import choice
-from raslik_jax.stages.choosing import check_alike
+from raslik_jax.stages.choosing import check_alike, check_output
 
 
 def _candidates(table, *, algorithm="ga_gdr", backbone=0.3):
@@ -121,7 +123,7 @@ class ChoiceTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ({"learning_rate": -1e-4}, "learning rate above 0 .* got -0.0001"),
-        ({"learning_rate": math.nan}, "learning rate above 0 .* got nan"),
+        ({"learning_rate": math.nan}, "learning_rate in choice.json must be a number, got nan"),
         ({"learning_rate": "1e-4"}, "learning_rate in choice.json must be a number"),
         ({"epoch": 0}, "an epoch from 1, got .* and 0"),
         ({"epoch": 1.5}, "epoch in choice.json must be an integer"),
@@ -152,6 +154,19 @@ class ChoiceTest(parameterized.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, f"{field}.* in 'runs/b'"):
                 check_alike(first, to_json(changed), run="runs/b")
+
+
+class OutputTest(absltest.TestCase):
+    def test_only_an_earlier_choice_is_replaced(self):
+        folder = self.enter_context(tempfile.TemporaryDirectory())
+        file = pathlib.Path(folder) / "choice.json"
+        check_output(file)
+        choices = choice.choose(_candidates(_TABLE))
+        file.write_text(json.dumps(choice.to_json(choices, per="strategy", floor="backbone")))
+        check_output(file)
+        file.write_text("a thesis")
+        with self.assertRaisesRegex(ValueError, "must be a new file or an earlier choice"):
+            check_output(file)
 
 
 if __name__ == "__main__":

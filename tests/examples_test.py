@@ -239,6 +239,15 @@ class ReadTest(parameterized.TestCase):
             with self.assertRaisesRegex(ValueError, "must be a regular file"):
                 ex.read_examples(path)
 
+    def test_equal_rows_without_an_id_are_told_apart_beside_rows_with_one(self):
+        row = {"instruction": "i", "output": "o"}
+        path = self._write(
+            "r.jsonl", "".join(json.dumps(r) + "\n" for r in (row, row, row | {"id": "a"}))
+        )
+        first, second, third = ex.read_examples(path)
+        self.assertEqual(second.example_id, f"{first.example_id}-2")
+        self.assertEqual(third.example_id, "a")
+
     def test_repeated_ids_of_the_file_are_refused(self):
         path = self._write("r.jsonl", '{"instruction": "a", "output": "b", "id": "1"}\n' * 2)
         with self.assertRaisesRegex(ValueError, "unique, got '1' more than once in .*r.jsonl"):

@@ -322,7 +322,7 @@ class FlagFilesTest(parameterized.TestCase):
 
     def test_an_unknown_checkpoint_is_named(self):
         config = self.config("quickstart", backbone={"checkpoint": "somebody/model-9b"})
-        with self.assertRaisesRegex(ValueError, "'somebody/model-9b' is neither"):
+        with self.assertRaisesRegex(ValueError, "got 'somebody/model-9b'"):
             forecast.forecast(config, pathlib.Path(self.folder.name))
 
 

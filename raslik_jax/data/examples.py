@@ -211,7 +211,6 @@ def examples_from_rows(
     keys = field_keys(fields)
     origin = shown(where, 120).strip("'\"")
     found: list[Example] = []
-    named: list[bool] = []
     problems: list[str] = []
     unseen = set((fields or {}).values()) if needs_output else set()
     for line, record in rows:
@@ -226,7 +225,6 @@ def examples_from_rows(
             continue
         unseen.difference_update(record)
         found.append(row)
-        named.append(bool(row.example_id))
     if problems:
         raise ValueError(listed_problems(problems, "correct or remove these rows"))
     if not found:
@@ -236,11 +234,8 @@ def examples_from_rows(
             f"--fields must name keys that rows have, got {some_of(sorted(unseen))}, which no row "
             f"of {origin} has: correct the key"
         )
-    if not any(named):
-        return make_examples(found)
-    found = [
-        row if row.example_id else row._replace(example_id=content_id(*row[1:4])) for row in found
-    ]
+    unnamed = iter(make_examples(row for row in found if not row.example_id))
+    found = [row if row.example_id else next(unnamed) for row in found]
     _check_unique_ids(found, origin)
     return tuple(found)
 

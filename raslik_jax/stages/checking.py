@@ -1,15 +1,15 @@
 """What is wrong with a run, said before it works: from its settings, then from its corpus."""
 
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from raslik_jax.config import Config
-from raslik_jax.data import batches
+from raslik_jax.data import batches, corpora
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.tokenization import Tokenizer
-from raslik_jax.messages import some_of
+from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, decoder, gpt_neox, presets
 from raslik_jax.retrieval import strategies
 from raslik_jax.retrieval.selection import select_by_count
@@ -42,11 +42,31 @@ def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
     preset = presets.preset_of(name)
     if preset is None:
         raise ValueError(
-            f"a folder or a published model wanted to know the shapes of, {name!r} is neither: "
-            f"presets are there for {sorted(presets.MODEL_PRESETS)}"
+            "--checkpoint must be a folder or a published model of known shapes, got "
+            f"{shown(name)}: fetch it, or name one of {', '.join(sorted(presets.MODEL_PRESETS))}"
         )
     at = f" at {settings.revision}" if settings.revision else ""
     return f"{name}{at}, shapes of the preset {preset}", presets.MODEL_PRESETS[preset]
+
+
+def check_inputs(config: Config, *, making: Collection[str]) -> None:
+    """Refuses models and files that units of a run would miss only after hours.
+
+    Args:
+      config: settings of the run.
+      making: names of the units that are not up to date; what none of them reads may be gone.
+
+    Raises:
+      ValueError: a file or model is missing, or one that `check_model` refuses.
+    """
+    settings = config.evaluate
+    corpora.marker_words(config.corpus.dataset, settings.marker_words)
+    if "finetune" in making:
+        check_model(config)
+    if "retrieve/embeddings" in making:
+        checkpoint.resolve_folder(config.retrieve.encoder_checkpoint, auto="AutoModel")
+    if "discriminator" in making and settings.classifier_checkpoint:
+        checkpoint.resolve_folder(settings.classifier_checkpoint, auto="AutoModel")
 
 
 def check_model(config: Config) -> None:

@@ -1,12 +1,13 @@
 """Chooses learning rate and epoch from the work directories of validation runs."""
 
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from raslik_jax.config import Algorithm
 from raslik_jax.evaluation import choice
-from raslik_jax.files import write_json
+from raslik_jax.files import read_json, write_json
 from raslik_jax.messages import one_line, shown
 from raslik_jax.pipeline import differing_fields
 from raslik_jax.reporting.runs import read_metrics
@@ -23,9 +24,10 @@ def choose_from_runs(
       per: see `choice.choose`; floor: likewise.
 
     Raises:
-      ValueError: a run without metrics, one measured on test queries, one of other settings, or an
-        incomplete grid.
+      ValueError: output is a file that is no choice; a run without metrics, one measured on test
+        queries, one of other settings, or an incomplete grid.
     """
+    check_output(output)
     candidates: list[choice.Candidate] = []
     first: dict[str, Any] = {}
     for run in runs:
@@ -42,6 +44,19 @@ def choose_from_runs(
     choices = choice.choose(list(dict.fromkeys(candidates)), per=per, floor=floor)
     write_json(output, choice.to_json(choices, per=per, floor=floor))
     return choices
+
+
+def check_output(output: pathlib.Path) -> None:
+    """Raises a ValueError where a choice would replace a file that is no choice."""
+    if not os.path.lexists(output):
+        return
+    try:
+        choice.from_json(read_json(output), origin=str(output))
+    except ValueError:
+        raise ValueError(
+            f"--output must be a new file or an earlier choice, got {shown(str(output), 160)}: "
+            "give another path"
+        ) from None
 
 
 def check_alike(first: Mapping[str, Any], other: Mapping[str, Any], *, run: str) -> None:

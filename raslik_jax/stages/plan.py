@@ -403,8 +403,9 @@ def run(
     """
     workspace = Workspace(workdir, config)
     units = plan_units(config, workspace)
-    if set(stages) - {"corpus"}:
-        checking.check_model(config)
+    done = Plan(workdir, units).survey().done
+    making = {unit.name for unit in units if unit.stage in stages} - done.keys()
+    checking.check_inputs(config, making=making)
     if "corpus" in stages:
         run_units(workdir, units, stages=("corpus",), shared=shared)
         stages = [stage for stage in stages if stage != "corpus"]
