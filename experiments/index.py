@@ -51,7 +51,7 @@ def describe(store: Any) -> str:
 
 def repair(store: Any, damages: Sequence[Any]) -> str:
     """Drops the damaged chunks; a line that says what to do next."""
-    from raslik_jax.pipeline import reopen_unit
+    from raslik_jax.pipeline import read_manifest, reopen_unit
 
     chunks = sorted({damage.chunk for damage in damages if damage.chunk is not None})
     # zarr.json is derived from the manifest: it is written again with the next chunk, or now.
@@ -59,12 +59,18 @@ def repair(store: Any, damages: Sequence[Any]) -> str:
         store.finish()
         return "mended"
     store.discard(chunks)
-    # The run goes on with what is whole, and does not make all of it again.
-    folder = pathlib.Path(store.path).parent
-    made = reopen_unit(folder.parent, folder.name)
+    index = pathlib.Path(store.path)
+    folder = index.parent
+    dropped, manifest = f"{len(chunks)} chunks dropped", read_manifest(folder)
+    # The run goes on with what is whole, and does not make all of it again. A copy beside the index
+    # is none of its results.
+    if manifest is not None and f"{index.name}/manifest.json" in manifest["outputs"]:
+        folder = reopen_unit(folder.parent, folder.name)
+    elif not (folder / "started.json").is_file():
+        return f"{dropped}: make them again as the index was made, a copy by the same --compact_to"
     return (
-        f"{len(chunks)} chunks dropped, the others wait in {made}: run run.py or sketch_job.py to "
-        "make them again, and run.py to put the index back in its place"
+        f"{dropped}, the others wait in {folder}: run run.py or sketch_job.py to make them again, "
+        "and run.py to put the index back in its place"
     )
 
 

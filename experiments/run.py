@@ -113,6 +113,11 @@ def print_plan(config: config_lib.Config, workdir: pathlib.Path) -> None:
 
 def verify(workdir: pathlib.Path) -> int:
     """Reads all results of a work directory, names what is damaged; returns the exit status."""
+    if not (workdir / "config.json").is_file():
+        raise ValueError(
+            f"--workdir must be the work directory of a run, {shown(str(workdir), 160)} has no "
+            "config.json: correct the path"
+        )
     found = pipeline.verify(workdir)
     print("\n".join(found) or f"{workdir}: all results are as they were made")
     return int(bool(found))

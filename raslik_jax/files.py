@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pathlib
+import socket
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -273,7 +274,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         raise ValueError(
             f"{shown(str(path), 200)} is no regular file and is not replaced: give another path"
         )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    # On a shared disk two machines may have a process of the same id.
+    own = f"{socket.gethostname()}.{os.getpid()}"
+    temporary = path.with_name(f".{path.name}.{own}.partial")
     try:
         yield temporary
         with open(temporary, "rb") as file:

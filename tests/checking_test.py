@@ -94,6 +94,15 @@ class CheckCorpusTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             self.check(retrieve=RetrieveConfig(**sizes))
 
+    def test_shares_are_of_the_rows_that_can_be_chosen(self):
+        # Two prompts fill max_len: the shares of the other 38 are 19 and 19.
+        long = _rows(2, prefix="long", instruction="q" * 80)
+        corpus = _CORPUS._replace(train=_CORPUS.train[:38] + long)
+        shares = {"select": "quantile", "forget_share": 0.5, "retain_share": 0.5}
+        self.check(corpus, retrieve=RetrieveConfig(**shares, strategies=("raslik",)))
+        with self.assertRaisesRegex(ValueError, "--forget_share must be one example or more"):
+            self.check(retrieve=RetrieveConfig(select="quantile", forget_share=0.01))
+
     def test_a_corpus_of_targets_alone_has_nothing_to_retain(self):
         targets = _CORPUS._replace(train=_rows(40, targets=40))
         with self.assertRaisesRegex(

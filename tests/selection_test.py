@@ -222,7 +222,7 @@ class RulesTest(parameterized.TestCase):
         ("threshold", (np.nan, 0.1), "a finite forget_threshold wanted"),
         ("quantile", (0.6, 0.5), "sum to more than 1: lower one"),
         ("quantile", (0.0, 0.5), "shares above 0"),
-        ("quantile", (0.01, 0.5), "examples to forget wanted, forget_share=0.01 of 11 eligible"),
+        ("quantile", (0.01, 0.5), "--forget_share must be one example or more, got 0.01 of 11"),
         ("count", (8, 4), "num_retain=4 examples wanted beside 8 to forget, 3 are eligible"),
         ("count", (-1, 4), "counts of at least 0"),
     )

@@ -244,17 +244,32 @@ def select_by_quantile(
             f"shares that keep the sets apart wanted, {forget_share=} and {retain_share=} sum to "
             "more than 1: lower one"
         )
-    counts = {}
-    for name, score_N in (("forget", forget_N), ("retain", retain_N)):
-        eligible = int((score_N > -np.inf).sum())
-        # The small addend turns .29 * 100 = 28.999999999999996 into 29.
-        counts[f"num_{name}"] = math.floor(shares[name] * eligible + 1e-9)
-        if not counts[f"num_{name}"]:
-            raise ValueError(
-                f"examples to {name} wanted, {name}_share={shares[name]} of {eligible} eligible "
-                "ones is none: raise it"
-            )
+    counts = {
+        f"num_{name}": share_count(name, shares[name], int((score_N > -np.inf).sum()))
+        for name, score_N in (("forget", forget_N), ("retain", retain_N))
+    }
     return select_by_count(forget_N, retain_N, ids, **counts)
+
+
+def share_count(name: str, share: float, eligible: int) -> int:
+    """Returns how many examples a share of the eligible ones is.
+
+    Args:
+      name: of the set, "forget" or "retain", for the error.
+      share: in (0, 1].
+      eligible: examples that are not barred.
+
+    Raises:
+      ValueError: it is none.
+    """
+    # The small addend turns .29 * 100 = 28.999999999999996 into 29.
+    count = math.floor(share * eligible + 1e-9)
+    if not count:
+        raise ValueError(
+            f"--{name}_share must be one example or more, got {share} of {eligible} that can be "
+            "chosen: raise it"
+        )
+    return count
 
 
 SELECTORS: dict[str, Callable[..., Selection]] = {
@@ -277,10 +292,7 @@ def set_counts(settings: RetrieveConfig, num_targets: int) -> tuple[int, int]:
     """
     num_forget = settings.num_forget or num_targets
     if not num_forget:
-        raise ValueError(
-            "num_forget must be given where no training example is a labeled target: give "
-            "--num_forget"
-        )
+        raise ValueError("--num_forget must be given where no training example is a labeled target")
     return num_forget, settings.num_retain or num_forget
 
 

@@ -11,8 +11,7 @@ from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.tokenization import Tokenizer
 from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, decoder, gpt_neox, presets
-from raslik_jax.retrieval import strategies
-from raslik_jax.retrieval.selection import select_by_count
+from raslik_jax.retrieval import selection, strategies
 from raslik_jax.stages.workspace import StoredCorpus, lora_config_of
 from raslik_jax.unlearning import finetune
 
@@ -182,18 +181,19 @@ def _selection_problems(
       num_barred: rows without an answer, which have no gradient and are in no set.
     """
     settings, rows = config.retrieve, corpus.train
-    num_targets = sum(bool(row.is_target) for row in rows)
-    if settings.select == "count":
-        num_forget = settings.num_forget or num_targets
-        num_retain = settings.num_retain or num_forget
-        if not num_forget:
-            return ["--num_forget must be given where no training example is a labelled target"]
-    elif settings.select == "quantile":
-        num_forget = max(1, int(settings.forget_share * len(rows)))
-        num_retain = max(1, int(settings.retain_share * len(rows)))
-    else:
-        num_forget = num_retain = 1  # what passes a threshold is not known yet
-    if num_forget + num_retain > len(rows) - num_barred:
+    eligible = len(rows) - num_barred
+    try:
+        if settings.select == "count":
+            num_targets = sum(bool(row.is_target) for row in rows)
+            num_forget, num_retain = selection.set_counts(settings, num_targets)
+        elif settings.select == "quantile":
+            num_forget = selection.share_count("forget", settings.forget_share, eligible)
+            num_retain = selection.share_count("retain", settings.retain_share, eligible)
+        else:
+            num_forget = num_retain = 1  # what passes a threshold is not known yet
+    except ValueError as error:
+        return [str(error)]
+    if num_forget + num_retain > eligible:
         without = f", {num_barred} of them without an answer" if num_barred else ""
         return [
             f"--num_forget and --num_retain must be at most {len(rows):,} training examples "
@@ -220,7 +220,7 @@ def _selection_problems(
     for name in settings.strategies:
         try:
             scores = strategies.STRATEGIES[name](request)
-            select_by_count(
+            selection.select_by_count(
                 *scores,
                 [row.example_id for row in rows],
                 num_forget=num_forget,
