@@ -107,7 +107,7 @@ class RulesTest(parameterized.TestCase):
         try:
             return SELECTORS[name](score_N, retain_N, ids, **_RULES[name](*amounts))
         except ValueError as error:
-            self.assertRegex(str(error), "wanted")
+            self.assertRegex(str(error), "wanted|must be")
             return None
 
     @parameterized.parameters(*_RULES)
