@@ -111,6 +111,8 @@ class ChoiceTest(parameterized.TestCase):
             choice.candidates_of(metrics, rates),
             (choice.Candidate("raslik", "ga_klr", 3e-5, 2, 3, 0.4, 0.9, 0.3),),
         )
+        with self.assertRaisesRegex(ValueError, "without --choice"):
+            choice.candidates_of(metrics | {"chosen": True}, rates)
         metrics["corpus"]["query_split"] = "test"
         with self.assertRaisesRegex(ValueError, "measured on test queries"):
             choice.candidates_of(metrics, rates)

@@ -9,8 +9,13 @@ import sys
 import compiling
 import numpy as np
 import pytest
+from finished import write_manifest
 
+from raslik_jax.config import Config
+from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.files import read_json
+from raslik_jax.stages.exact_gradients import load_rows
+from raslik_jax.stages.workspace import Workspace
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _TINY = (
@@ -30,6 +35,29 @@ def _run(script, *arguments):
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_answers_of_an_adapter_that_was_trained_again_are_refused(tmp_path):
+    for name in ("corpus", "finetune/adapter", "references/retrieval"):
+        (tmp_path / name).mkdir(parents=True)
+    query = make_example("ask", "", "gold")
+    write_examples(tmp_path / "corpus" / "train.jsonl", [make_example("learn", "", "answer")])
+    write_examples(tmp_path / "corpus" / "retrieval.jsonl", [query])
+    answer = json.dumps({"id": query.example_id, "output": "own"})
+    (tmp_path / "references" / "retrieval" / "finetuned.jsonl").write_text(answer + "\n")
+    weights = tmp_path / "finetune" / "adapter" / "weights"
+    weights.write_text("first")
+    write_manifest(tmp_path, "corpus")
+    write_manifest(tmp_path, "finetune")
+    reads = ("corpus/retrieval.jsonl", "finetune/adapter")
+    write_manifest(tmp_path, "references/retrieval", reads)
+
+    rows = load_rows(Workspace(tmp_path, Config()), ["retrieval"])
+    assert [row.output for row in rows.examples] == ["answer", "own", "gold"]
+    weights.write_text("second")
+    write_manifest(tmp_path, "finetune")
+    with pytest.raises(ValueError, match="finetune/adapter of .* has changed since"):
+        load_rows(Workspace(tmp_path, Config()), ["retrieval"])
 
 
 @pytest.mark.heavy

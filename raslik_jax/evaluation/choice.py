@@ -178,13 +178,20 @@ def candidates_of(
       learning_rates: of each algorithm in it.
 
     Raises:
-      ValueError: the run was measured on test queries, which no choice may see.
+      ValueError: the run was measured on test queries, which no choice may see, or at rates and
+        epochs that were chosen before.
     """
     split = metrics["corpus"]["query_split"]
+    run = f"{shown(metrics['name'])} with seed {metrics['seed']}"
     if split != "validation":
         raise ValueError(
-            f"runs measured on validation queries wanted to choose by, {metrics['name']!r} with "
-            f"seed {metrics['seed']} was measured on {split} queries: --query_split=validation"
+            f"runs to choose from must be measured on validation queries, {run} was measured on "
+            f"{split} queries: run it with --query_split=validation"
+        )
+    if metrics.get("chosen"):  # its rates are those of a choice, and not of its settings
+        raise ValueError(
+            f"runs to choose from must be made without --choice, {run} was made with one: leave "
+            "it out"
         )
     return tuple(
         Candidate(

@@ -111,11 +111,10 @@ def read_metrics(root: pathlib.Path) -> Metrics:
         measured on has been made again since.
     """
     path = metrics_path(root)
-    metrics = read_json(path, _METRICS, mend="run the stages up to evaluate")
     # Of a run that keeps its metrics alone there is nothing that could have changed.
     if read_manifest(path.parent) is not None:
         check_finished(root, "evaluate")
-    return metrics
+    return read_json(path, _METRICS, mend="run the stages up to evaluate")
 
 
 def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:

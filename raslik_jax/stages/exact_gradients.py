@@ -25,6 +25,7 @@ from raslik_jax.files import read_json, write_json
 from raslik_jax.influence import gradients, probes, projections
 from raslik_jax.messages import one_line, shown, some_of
 from raslik_jax.models import checkpoint
+from raslik_jax.pipeline import check_finished
 from raslik_jax.progress import progress
 from raslik_jax.retrieval.exact import Grams, Products, gram_matrices
 from raslik_jax.stages.workspace import Workspace
@@ -109,11 +110,14 @@ def load_rows(workspace: Workspace, query_sets: Sequence[str]) -> Rows:
 
     Raises:
       ValueError: a query of these sets has no answer of the fine-tuned model: only the retrieval
-        queries and those of the split that the run was measured on have.
+        queries and those of the split that the run was measured on have; or the model was made
+        again since it answered.
     """
     folder = workspace.root / "references"
     answers: dict[str, str] = {}
     for path in sorted(folder.rglob("finetuned.jsonl")):
+        # Answers of an adapter that has been trained again since are none of this model.
+        check_finished(workspace.root, path.parent.relative_to(workspace.root).as_posix())
         answers |= workspace.answers(*path.relative_to(workspace.root).parts)
     queries = [row for name in query_sets for row in workspace.corpus.queries[name]]
     missing = [row.example_id for row in queries if row.example_id not in answers]
