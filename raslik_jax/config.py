@@ -12,7 +12,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from raslik_jax.messages import shown
+from raslik_jax.files import check_shape
+from raslik_jax.messages import shown, some_of
 
 STAGES = (
     "corpus",
@@ -106,6 +107,10 @@ class _Checked:
         return []
 
 
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
 def _unmet(value: Any, hint: Any, metadata: Mapping[str, Any]) -> list[str]:
     """Returns what a field's value must be and is not."""
     if get_origin(hint) is Literal:
@@ -113,7 +118,7 @@ def _unmet(value: Any, hint: Any, metadata: Mapping[str, Any]) -> list[str]:
         return [] if value in choices else [f"one of {', '.join(choices)}"]
     if get_origin(hint) is tuple:
         choices = get_args(get_args(hint)[0])
-        if not isinstance(value, tuple) or not value or not all(value):
+        if not isinstance(value, tuple) or not value or not all(map(_is_name, value)):
             return ["a list of names, none of them empty"]
         if choices and not set(value) <= set(choices):
             return [f"a list of {', '.join(choices)}"]
@@ -711,18 +716,20 @@ def config_from_json(value: Mapping[str, Any]) -> Config:
     Raises:
       ValueError: it has a field that this version does not know, or a value that is refused.
     """
+    shape = {"name": str, "seed": int, **{f"{stage}?": dict for stage in stage_configs()}}
+    check_shape(value, shape, "the settings of a run")
     stages: dict[str, Any] = {}
     for stage, settings in stage_configs().items():
-        hints = get_type_hints(settings)
         given = value.get(stage, {})
         unknown = sorted(set(given) - {field.name for field in dataclasses.fields(settings)})
         if unknown:
             raise ValueError(
-                f"settings of {stage} that this version knows wanted, came {unknown}: run again"
+                f"the settings of {stage} must be those of this version, got {some_of(unknown)}: "
+                "run again"
             )
         stages[stage] = settings(
             **{
-                name: tuple(item) if get_origin(hints[name]) is tuple else item
+                name: tuple(item) if isinstance(item, list) else item
                 for name, item in given.items()
             }
         )

@@ -138,6 +138,15 @@ class ConfigTest(parameterized.TestCase):
             for field in dataclasses.fields(settings):
                 self.assertNotEmpty(field.metadata["help"])
 
+    @parameterized.parameters(
+        ({"name": "run"}, "must have 'seed'"),
+        ({"name": "run", "seed": 0, "corpus": []}, "corpus in .* must be an object"),
+        ({"name": "run", "seed": 0, "corpus": {"new": 1}}, "those of this version, got 'new'"),
+    )
+    def test_a_stored_config_of_another_shape_is_refused_by_field(self, value, message):
+        with self.assertRaisesRegex(ValueError, message):
+            config.config_from_json(value)
+
 
 if __name__ == "__main__":
     absltest.main()

@@ -9,6 +9,7 @@ import sample_run
 from absl.testing import absltest
 from finished import write_manifest
 
+from raslik_jax.files import read_json, write_json
 from raslik_jax.reporting import runs
 
 
@@ -86,6 +87,21 @@ class ReadMetricsTest(absltest.TestCase):
             with self.assertRaisesRegex(ValueError, f"'{path.name}' of .* is damaged"):
                 runs.read_run(self.root)
             path.write_text(before)
+
+    def test_metrics_alone_are_checked_by_field(self):
+        # As a study keeps them: no manifest says what their bytes were.
+        stored = pathlib.Path(__file__).resolve().parents[1] / "experiments" / "study" / "smallest"
+        for name, value, message in (
+            ("finetuned", {}, "finetuned in .* must have 'forget'"),
+            ("retrieval", {"raslik": {}}, "retrieval.raslik in .* must have 'num_forget'"),
+            ("behavior", "much", "behavior in .* must be an object or null"),
+        ):
+            metrics = read_json(runs.metrics_path(stored)) | {name: value}
+            folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+            (folder / "evaluate").mkdir()
+            write_json(runs.metrics_path(folder), metrics)
+            with self.subTest(name), self.assertRaisesRegex(ValueError, message):
+                runs.read_metrics(folder)
 
     def test_metrics_without_settings_are_refused(self):
         path = runs.metrics_path(self.root)

@@ -13,15 +13,30 @@ from raslik_jax.files import read_array, read_json, read_json_lines
 from raslik_jax.pipeline import check_finished, check_whole, read_manifest
 from raslik_jax.reporting import tables
 
+_INTERVAL = {"mean": float, "low": float, "high": float}
+_DIVERSITY = {"answers": int, "empty": int, "distinct_2": float, "repetition_4": float}
+_MODEL = {
+    **dict.fromkeys(("forget", "retain", "non_sf_target", "non_sf_normal"), (_INTERVAL, None)),
+    "empty": int,
+    "distinct_2": float,
+    "repetition_4": float,
+    "euclidean": (float, None),
+    "diversity?": {str: _DIVERSITY},
+    "perplexity?": {str: _INTERVAL},
+    "answer_perplexity?": {str: _INTERVAL},
+    "judgment?": {"verdict": str, "reasons": [str], "inputs": [str]},
+}
 _METRICS = {
     "name": str,
     "seed": int,
     "settings": dict,
     "versions?": {str: str},
     "corpus": dict,
-    "finetuned": dict,
-    "retrieval": {str: dict},
-    "methods": [{"strategy": str, "algorithm": str, "epoch": int}],
+    "finetuned": _MODEL,
+    "backbone?": _MODEL,
+    "behavior?": ({"by": str, "finetuned": float, "backbone": float, "is_shown": bool}, None),
+    "retrieval": {str: {"num_forget": int, "num_retain": int}},
+    "methods": [{**_MODEL, "strategy": str, "algorithm": str, "epoch": int}],
 }
 
 
