@@ -85,9 +85,8 @@ def measure(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
     import jax.numpy as jnp
     import numpy as np
 
-    from raslik_jax.config import config_from_json
     from raslik_jax.data import batches, tokenization
-    from raslik_jax.files import read_array, read_json
+    from raslik_jax.files import read_array
     from raslik_jax.index import search
     from raslik_jax.index.store import SketchStore
     from raslik_jax.influence import projections
@@ -95,10 +94,10 @@ def measure(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
     from raslik_jax.retrieval import bm25, strategies
     from raslik_jax.retrieval.embeddings import embed_texts
     from raslik_jax.stages import retrieving
-    from raslik_jax.stages.workspace import Workspace
+    from raslik_jax.stages.plan import open_run
 
-    config = config_from_json(read_json(workdir / "config.json"))
-    workspace = Workspace(workdir, config)
+    workspace = open_run(workdir, "corpus", "finetune", "references/retrieval")
+    config = workspace.config
     rows, query = workspace.corpus.train, workspace.retrieval_queries()[0]
     yield {
         "stage": "setup",

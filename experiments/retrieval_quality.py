@@ -125,11 +125,10 @@ class Trial:
 
     def __init__(self, root: pathlib.Path, out: pathlib.Path):
         from raslik_jax.stages import exact_gradients as exact_lib
-        from raslik_jax.stages.workspace import Workspace
-        from raslik_jax.trace import config_from_json
+        from raslik_jax.stages.plan import open_run
 
-        config = config_from_json(read_json(root / "config.json"))
-        self.workspace = Workspace(root, config)
+        self.workspace = open_run(root, "corpus", "finetune", "references/retrieval")
+        config = self.workspace.config
         self.out = out / root.name
         self.out.mkdir(parents=True, exist_ok=True)
         self.rows = exact_lib.load_rows(self.workspace, _QUERY_SETS.value)

@@ -115,11 +115,10 @@ def planted_material(seed: int) -> Material:
 def run_material(root: pathlib.Path, out: pathlib.Path) -> Material:
     """Returns the gradients of a run, made if they are not there."""
     from raslik_jax.stages import exact_gradients as exact_lib
-    from raslik_jax.stages.workspace import Workspace
-    from raslik_jax.trace import config_from_json
+    from raslik_jax.stages.plan import open_run
 
-    config = config_from_json(read_json(root / "config.json"))
-    workspace = Workspace(root, config)
+    workspace = open_run(root, "corpus", "finetune", "references/retrieval")
+    config = workspace.config
     rows = exact_lib.load_rows(workspace, _QUERY_SETS.value)
     maker = exact_lib.GradientMaker(
         workspace,

@@ -16,10 +16,10 @@ from raslik_jax.evaluation.summary import MethodEntry, Metrics, Variant
 from raslik_jax.files import hash_file, read_json
 from raslik_jax.messages import shown
 from raslik_jax.models import checkpoint, storage
-from raslik_jax.pipeline import Hashes, Plan, check_finished
+from raslik_jax.pipeline import Hashes, check_finished
 from raslik_jax.reporting.model_card import CardFacts, render_card
 from raslik_jax.reporting.runs import metrics_path, read_metrics
-from raslik_jax.stages.plan import plan_units
+from raslik_jax.stages.plan import open_run
 from raslik_jax.stages.workspace import Workspace
 
 
@@ -56,14 +56,8 @@ def export_model(
     name = f"unlearn/{strategy}-{algorithm}"
     metrics = read_metrics(root) if metrics_path(root).is_file() else None
     if metrics is None:
-        config = config_from_json(read_json(root / "config.json", mend="give the folder of a run"))
+        config = open_run(root, name).config
         entry, variant = None, _variant(config, strategy, algorithm, epoch)
-        units = plan_units(config, Workspace(root, config))
-        if name not in Plan(root, units).survey().done:
-            raise ValueError(
-                f"{name} of {shown(str(root), 120)} must be of the settings in its config.json: "
-                "run experiments/run.py with --stages up to unlearn"
-            )
     else:
         config = config_from_json(metrics["settings"])
         entry = _entry(metrics, strategy, algorithm, epoch)

@@ -7,10 +7,12 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
-from raslik_jax.config import STAGES, Algorithm, Config, to_json
+from raslik_jax.config import STAGES, Algorithm, Config, config_from_json, to_json
 from raslik_jax.data import corpora, howdy
+from raslik_jax.files import read_json
 from raslik_jax.index.store import INDEX_FORMAT
 from raslik_jax.influence.projections import SKETCH_FORMAT
+from raslik_jax.messages import shown, some_of
 from raslik_jax.pipeline import Plan, Unit, run_units
 from raslik_jax.stages import checking
 from raslik_jax.stages.discriminating import data_dir, make_discriminator, measure_before
@@ -362,6 +364,29 @@ def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
         ),
     ]
     return tuple(units)
+
+
+def open_run(root: pathlib.Path, *needs: str) -> Workspace:
+    """Returns the work directory of a run whose results may be read.
+
+    Args:
+      root: work directory.
+      needs: units that must be whole, and made by the settings in its config.json from the files
+        that are there now.
+
+    Raises:
+      ValueError: the run is not there, or lacks one of them.
+    """
+    recorded = read_json(root / "config.json", dict, mend="give the folder of a run")
+    workspace = Workspace(root, config_from_json(recorded))
+    done = Plan(root, plan_units(workspace.config, workspace)).survey().done
+    lacking = [name for name in needs if name not in done]
+    if lacking:
+        raise ValueError(
+            f"{shown(str(root), 120)} must hold {some_of(lacking)} as its config.json has it: run "
+            "experiments/run.py on it"
+        )
+    return workspace
 
 
 def _retain_model(config: Config) -> dict[str, pathlib.Path]:
