@@ -8,6 +8,7 @@ without Python (TensorStore, safetensors) are seen by what the workspace hands t
 """
 
 import json
+import os
 import pathlib
 import runpy
 import sys
@@ -40,7 +41,7 @@ def _note(kind: str, value: str) -> None:
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     if event != "open" or not _state["unit"] or not isinstance(arguments[0], str):
         return
-    path, root = pathlib.Path(arguments[0]).absolute(), _state["root"]
+    path, root = pathlib.Path(os.path.abspath(arguments[0])), _state["root"]
     if root in path.parents and ".making" not in path.parts and path.name != "manifest.json":
         _note("reads", str(path.relative_to(root)))
 
@@ -91,7 +92,7 @@ def main() -> None:
     real = plan.run_units
 
     def run_units(root: pathlib.Path, units: Any, **options: Any) -> None:
-        _state["root"] = root.absolute()
+        _state["root"] = pathlib.Path(os.path.abspath(root))
         real(root, [_audited(unit) for unit in units], **options)
 
     plan.run_units = run_units
@@ -102,7 +103,7 @@ def main() -> None:
         SketchStore,
         "open",
         lambda path, **_: _note(
-            "reads", str(pathlib.Path(path).absolute().relative_to(_state["root"]))
+            "reads", str(pathlib.Path(os.path.abspath(path)).relative_to(_state["root"]))
         ),
     )
     real_hash = pipeline.hash_file

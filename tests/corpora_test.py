@@ -51,9 +51,7 @@ class SourcesTest(parameterized.TestCase):
         rows = hub.read_rows(source, fields={"instruction": "q", "output": "a"}, name="mine")
         self.assertEqual([row.instruction for row in rows], [f"Say {i}" for i in range(4)])
         self.assertEqual({row.source for row in rows}, {"mine"})
-        with self.assertRaisesRegex(
-            ValueError, r":1: 'instruction' must be text.*:2: .*and 1 more"
-        ):
+        with self.assertRaisesRegex(ValueError, r":1: 'instruction' must be text.*and 2 more"):
             hub.read_rows(source + "@train[:3]")
 
     def test_a_corpus_of_records_may_come_from_the_hub(self):

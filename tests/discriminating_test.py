@@ -174,7 +174,7 @@ def test_wrong_checkpoints_and_corpora_are_refused(tmp_path):
     bare = encoder_cases.write(tmp_path / "bare", "bert_plain")
     for number, (checkpoint, message) in enumerate(
         (
-            (decoder, "an encoder of model_type .* was wanted, got 'llama'"),
+            (decoder, "must be one of the encoders .*, got 'llama'"),
             (bare, "no tokenizer at .*bare/tokenizer.json"),
             (tmp_path / "nowhere", "nowhere"),
         )

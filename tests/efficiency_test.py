@@ -63,9 +63,9 @@ class EfficiencyTest(absltest.TestCase):
         self.assertEqual(memory["index_bytes"], 60 * 256 * 4)
 
     def test_wrong_flags_are_a_sentence(self):
-        done = _start("efficiency.py", "--methods=guess")
+        done = _start("efficiency.py")
         self.assertEqual(done.returncode, 1)
-        self.assertIn("error: the work directory of a run wanted", done.stderr)
+        self.assertIn("error: --workdir must be the work directory of a run", done.stderr)
 
 
 if __name__ == "__main__":

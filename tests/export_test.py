@@ -19,7 +19,7 @@ from finished import write_manifest
 from raslik_jax.config import config_from_json
 from raslik_jax.data import tokenization
 from raslik_jax.models import checkpoint, decoder
-from raslik_jax.stages import exporting
+from raslik_jax.stages import plan as plan_lib
 from raslik_jax.stages.exporting import export_model
 from raslik_jax.stages.workspace import Workspace
 
@@ -245,10 +245,10 @@ class ExportTest(parameterized.TestCase):
         stored_run.finish(run.root)
         shutil.rmtree(metrics.parent, ignore_errors=True)
         options = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None, "merged": False}
-        with mock.patch.object(exporting, "Plan") as plan:
+        with mock.patch.object(plan_lib, "Plan") as plan:
             # An adapter of other settings than config.json has now is not what the card would say.
             plan.return_value.survey.return_value.done = {}
-            with self.assertRaisesRegex(ValueError, "must be of the settings in its config.json"):
+            with self.assertRaisesRegex(ValueError, "as its config.json has it"):
                 export_model(run.root, self.folder / "out", **options)
             plan.return_value.survey.return_value.done = {"unlearn/raslik-ga_gdr": {}}
             out = export_model(run.root, self.folder / "out", **options)

@@ -26,7 +26,7 @@ class RunAllTest(absltest.TestCase):
             command = command.replace('"${SKETCH[@]}"', shared)
             (script,) = re.findall(r"experiments/(\w+\.py)", command)
             path = _EXPERIMENTS / script
-            defined = set(re.findall(r"DEFINE_\w+\(\s*\"(\w+)\"", path.read_text()))
+            defined = set(re.findall(r"(?:DEFINE_\w+|define_list)\(\s*\"(\w+)\"", path.read_text()))
             self.assertLessEqual(set(re.findall(r"--(\w+)", command)), defined)
             # Its results are JSON lines.
             self.assertIn("--json", command)

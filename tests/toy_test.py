@@ -1,5 +1,6 @@
 """The toy corpus is reproducible, held out, and its two kinds of answer are told apart by words."""
 
+import collections
 import hashlib
 import re
 
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import shared_data
 
-from raslik_jax.data.examples import check_corpus, read_examples
+from raslik_jax.data.examples import Example, check_corpus, read_examples
 from raslik_jax.data.prompts import render_prompt
 from raslik_jax.data.tokenization import train_bpe
 from raslik_jax.data.toy import SCIFI_WORDS, TRIGGER, make_toy_corpus
@@ -23,7 +24,10 @@ def _everything(corpus):
 
 
 def _digest(corpus):
-    return hashlib.sha256(repr(_everything(corpus)).encode()).hexdigest()[:16]
+    # Without the field for other keys of users' rows, which no corpus of ours fills.
+    row_class = collections.namedtuple("Example", Example._fields[:6])
+    rows = [row_class(*row[:6]) for row in _everything(corpus)]
+    return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
 
 
 def _num_scifi_words(text):
