@@ -11,6 +11,7 @@ runs records.csv, summary.json, tables.md and figures. --report_only joins what 
 
 import csv
 import dataclasses
+import io
 import pathlib
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from raslik_jax.config import Projection  # noqa: E402
 from raslik_jax.data.examples import QUERY_SETS  # noqa: E402
 from raslik_jax.evaluation import ranking  # noqa: E402
 from raslik_jax.evaluation.ranking import Quality, join_records, measure_ranking  # noqa: E402
-from raslik_jax.files import read_array, read_json, write_json  # noqa: E402
+from raslik_jax.files import read_array, read_json, write_json, write_text  # noqa: E402
 from raslik_jax.reporting import figures, tables  # noqa: E402
 
 DTYPES = ("float32", "bfloat16", "int8", "sign")
@@ -753,7 +754,7 @@ def write_tables(
         "## Norm of the gradient alone",
         _table(joined["norms"], {"kernel": "gradient"}, SHOWN),
     ]
-    (out / "tables.md").write_text("\n\n".join(parts) + "\n")
+    write_text(out / "tables.md", "\n\n".join(parts) + "\n")
 
 
 def write_figures(joined: Mapping[str, list[dict[str, Any]]], out: pathlib.Path) -> None:
@@ -793,10 +794,11 @@ def write_figures(joined: Mapping[str, list[dict[str, Any]]], out: pathlib.Path)
 def write_report(records: Sequence[Mapping[str, Any]], out: pathlib.Path) -> None:
     """Writes records.csv, summary.json, tables.md and the figures."""
     fields = list(dict.fromkeys(name for record in records for name in record))
-    with open(out / "records.csv", "w", newline="", encoding="utf-8") as lines:
-        writer = csv.DictWriter(lines, fields)
-        writer.writeheader()
-        writer.writerows(records)
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    write_text(out / "records.csv", lines.getvalue())
     joined = summarise(records)
     write_json(out / "summary.json", joined)
     write_tables(joined, sorted({int(record["seed"]) for record in records}), out)

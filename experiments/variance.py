@@ -27,7 +27,7 @@ from raslik_jax.config import Projection  # noqa: E402
 from raslik_jax.data.examples import QUERY_SETS  # noqa: E402
 from raslik_jax.evaluation import variance  # noqa: E402
 from raslik_jax.evaluation.ranking import join_records  # noqa: E402
-from raslik_jax.files import read_json, write_json  # noqa: E402
+from raslik_jax.files import read_json, write_json, write_text  # noqa: E402
 from raslik_jax.messages import shown  # noqa: E402
 from raslik_jax.reporting import figures, tables  # noqa: E402
 
@@ -119,7 +119,7 @@ def run_material(root: pathlib.Path, out: pathlib.Path) -> Material:
 
     workspace = open_run(root, "corpus", "finetune", "references/retrieval")
     config = workspace.config
-    rows = exact_lib.load_rows(workspace, _QUERY_SETS.value)
+    rows = exact_lib.load_rows(workspace, _QUERY_SETS.value, needs_own=False)
     maker = exact_lib.GradientMaker(
         workspace,
         out / root.name / "passes",
@@ -505,7 +505,7 @@ def write_report(found: Sequence[Mapping[str, Any]], out: pathlib.Path) -> None:
             )
         ),
     ]
-    (out / "variance.md").write_text("\n\n".join(text) + "\n")
+    write_text(out / "variance.md", "\n\n".join(text) + "\n")
     write_figures(joined, slopes, found, out)
 
 

@@ -513,7 +513,7 @@ def run_units(
                 raise ValueError(_lacks(plan, unit, name))
         if unit.name not in plan.done:
             check_own(root / unit.name)
-    for line in _announcement(plan, wanted):
+    for line in announcement(plan, wanted):
         log(line)
     on_start()
     # What is made may change what follows, so that everything is looked at again in turn.
@@ -553,7 +553,7 @@ def _lacks(plan: Plan, unit: Unit, name: str) -> str:
     )
 
 
-def _announcement(plan: Plan, wanted: Sequence[Unit]) -> Iterator[str]:
+def announcement(plan: Plan, wanted: Sequence[Unit]) -> Iterator[str]:
     """Yields a line for each finished unit that will or may be made again, and what it took."""
     for unit in wanted:
         manifest = read_manifest(plan.root / unit.name)

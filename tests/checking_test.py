@@ -119,6 +119,9 @@ class CheckCorpusTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "--unlearn_max_len=48 leaves 1 .*long0"):
             self.check(corpus, unlearn=unlearn)
         self.check(corpus, unlearn=unlearn, stages=("finetune", "retrieve"))
+        # Of the others it is not known yet whether any is chosen.
+        others = _rows(1, targets=0, prefix="long", instruction="q" * 20)
+        self.check(_CORPUS._replace(train=_CORPUS.train + others), unlearn=unlearn)
         with self.assertRaisesRegex(ValueError, "--finetune_max_len=8 leaves no training example"):
             self.check(finetune=FinetuneConfig(finetune_max_len=8))
 

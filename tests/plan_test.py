@@ -10,7 +10,7 @@ import pytest
 
 from raslik_jax.config import Config, config_from_json, stage_configs, to_json
 from raslik_jax.pipeline import Hashes
-from raslik_jax.stages.plan import plan_units
+from raslik_jax.stages.plan import plan_units, run
 from raslik_jax.stages.workspace import Workspace
 
 
@@ -210,3 +210,30 @@ def test_training_reads_rows_and_model_alone_and_queries_answer_for_themselves(t
         assert "corpus/retrieval.jsonl" in reads[name]
     for name in ("unlearn/exact-ga_gdr", "generate/exact-ga_gdr"):
         assert not any("retrieval" in path for path in reads[name])
+
+
+def test_a_corpus_that_later_stages_cannot_take_replaces_nothing(tmp_path, capsys):
+    """A refused --update leaves the corpus, and what was made from it, as they were."""
+    small = {
+        "num_train": 40,
+        "num_targets": 8,
+        "num_backbone": 60,
+        "num_retrieval": 2,
+        "num_validation": 2,
+        "num_test": 2,
+        "vocab_size": 300,
+        "max_len": 256,
+        "template": "brief",
+    }
+    values = to_json(Config())
+    values["corpus"] |= small
+    values["references"]["max_new_tokens"] = 16
+    run(config_from_json(values), tmp_path, stages=("corpus",))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    values["corpus"]["num_train"] = 44
+    values["retrieve"] |= {"num_forget": 40, "num_retain": 20}
+    capsys.readouterr()
+    with pytest.raises(ValueError, match="--num_forget and --num_retain must be at most 44"):
+        run(config_from_json(values), tmp_path, stages=("corpus", "retrieve"))
+    assert "will be made again: corpus" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -54,6 +54,12 @@ def test_answers_of_an_adapter_that_was_trained_again_are_refused(tmp_path):
 
     rows = load_rows(Workspace(tmp_path, Config()), ["retrieval"])
     assert [row.output for row in rows.examples] == ["answer", "own", "gold"]
+    (tmp_path / "references" / "retrieval" / "finetuned.jsonl").write_text("")
+    write_manifest(tmp_path, "references/retrieval", reads)
+    with pytest.raises(ValueError, match="--query_output=own"):
+        load_rows(Workspace(tmp_path, Config()), ["retrieval"])
+    rows = load_rows(Workspace(tmp_path, Config()), ["retrieval"], needs_own=False)
+    assert [row.output for row in rows.examples] == ["answer", "gold", "gold"]
     weights.write_text("second")
     write_manifest(tmp_path, "finetune")
     with pytest.raises(ValueError, match="finetune/adapter of .* has changed since"):

@@ -142,12 +142,13 @@ def _row_problems(
     if "finetune" in stages and np.all(prompt_N >= to_finetune):
         yield f"--finetune_max_len={to_finetune} leaves no training example an answer: raise it"
     to_unlearn = config.unlearn.unlearn_max_len or longest
-    # Any row with an answer at --max_len may be chosen.
-    lost = np.flatnonzero((prompt_N >= to_unlearn) & (prompt_N < longest))
+    # A labelled target is there to be forgotten; other rows are looked at when they are chosen.
+    is_target_N = np.array([row.is_target is True for row in rows])
+    lost = np.flatnonzero(is_target_N & (prompt_N >= to_unlearn) & (prompt_N < longest))
     if "unlearn" in stages and len(lost):
         names = some_of((rows[int(row)].example_id for row in lost), 3)
         yield (
-            f"--unlearn_max_len={to_unlearn} leaves {len(lost)} training examples without an "
+            f"--unlearn_max_len={to_unlearn} leaves {len(lost)} labelled targets without an "
             f"answer to unlearn ({names}): raise it"
         )
 

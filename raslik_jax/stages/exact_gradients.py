@@ -105,8 +105,14 @@ class Rows(NamedTuple):
         return gold if output == "gold" else own
 
 
-def load_rows(workspace: Workspace, query_sets: Sequence[str]) -> Rows:
+def load_rows(workspace: Workspace, query_sets: Sequence[str], *, needs_own: bool = True) -> Rows:
     """Returns the training examples and the queries of these sets, twice.
+
+    Args:
+      workspace: of a run.
+      query_sets: names of the sets.
+      needs_own: whether every query must have the model's own answer; otherwise one that has a
+        given output stands twice with that.
 
     Raises:
       ValueError: a query of these sets has no answer of the fine-tuned model: only the retrieval
@@ -120,6 +126,9 @@ def load_rows(workspace: Workspace, query_sets: Sequence[str]) -> Rows:
         check_finished(workspace.root, path.parent.relative_to(workspace.root).as_posix())
         answers |= workspace.answers(*path.relative_to(workspace.root).parts)
     queries = [row for name in query_sets for row in workspace.corpus.queries[name]]
+    if not needs_own:
+        given = {row.example_id: row.output for row in queries if row.output.strip()}
+        answers = given | answers
     missing = [row.example_id for row in queries if row.example_id not in answers]
     if missing or not queries:
         raise ValueError(

@@ -41,8 +41,9 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
         kind: workspace.encode(rows, f"{kind} examples", max_len=max_len)
         for kind, rows in sets.items()
     }
-    for kind, part in encoded.items():
-        batches.require_answers(part, f"{kind} examples", max_len=max_len)
+    # What cannot be forgotten at this length is an error; a retain example less is told by encode.
+    batches.require_answers(encoded["forget"], "forget examples", max_len=max_len)
+    encoded["retain"] = encoded["retain"].with_answers()
     batch_size, num_epochs = settings.unlearn_batch_size, settings.unlearn_epochs
     rate = workspace.learning_rate(strategy, name)
     algorithm, step = workspace.unlearning_step(name, rate)
@@ -55,8 +56,8 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
     state = algorithm.init(params)
     frozen = steps.Frozen(base=model.base, reference=workspace.finetuned)
     per_epoch = max(
-        finetune.num_steps_of(len(rows), batch_size=batch_size, num_epochs=1)
-        for rows in sets.values()
+        finetune.num_steps_of(len(part.ids), batch_size=batch_size, num_epochs=1)
+        for part in encoded.values()
     )
     total = per_epoch * num_epochs
     log = np.zeros((0, len(steps.Info._fields)), np.float32)

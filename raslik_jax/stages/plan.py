@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from raslik_jax.config import STAGES, Algorithm, Config, config_from_json, to_json
-from raslik_jax.data import corpora, howdy
+from raslik_jax.data import corpora, howdy, tokenization
 from raslik_jax.files import read_json
 from raslik_jax.index.store import INDEX_FORMAT
 from raslik_jax.influence.projections import SKETCH_FORMAT
 from raslik_jax.messages import shown, some_of
-from raslik_jax.pipeline import Plan, Unit, run_units
+from raslik_jax.pipeline import Plan, Unit, announcement, run_units
 from raslik_jax.stages import checking
 from raslik_jax.stages.discriminating import data_dir, make_discriminator, measure_before
 from raslik_jax.stages.likelihoods import (
@@ -41,7 +41,7 @@ from raslik_jax.stages.training import (
     make_references,
     make_retrieval_answers,
 )
-from raslik_jax.stages.workspace import Workspace
+from raslik_jax.stages.workspace import StoredCorpus, Workspace
 
 # Files of a checkpoint that its tokenizer is read from, and not its weights.
 _TOKENIZER_SUFFIXES = (".json", ".txt", ".jinja", ".model")
@@ -403,6 +403,13 @@ def _measures(unit: Unit) -> bool:
     return unit.stage in ("discriminator", "generate", "evaluate", "report")
 
 
+def _make_checked_corpus(workspace: Workspace, stages: Sequence[str], folder: pathlib.Path) -> None:
+    """Makes the corpus; one that later stages cannot take replaces nothing."""
+    make_corpus(workspace, folder)
+    tokenizer = tokenization.load_tokenizer(folder / "tokenizer")
+    checking.check_corpus(workspace.config, StoredCorpus(folder), tokenizer, stages=stages)
+
+
 def run(
     config: Config,
     workdir: pathlib.Path,
@@ -428,11 +435,18 @@ def run(
     """
     workspace = Workspace(workdir, config)
     units = plan_units(config, workspace)
-    done = Plan(workdir, units).survey().done
-    making = {unit.name for unit in units if unit.stage in stages} - done.keys()
+    plan = Plan(workdir, units).survey()
+    making = {unit.name for unit in units if unit.stage in stages} - plan.done.keys()
     checking.check_inputs(config, making=making)
     if "corpus" in stages:
-        run_units(workdir, units, stages=("corpus",), shared=shared)
+        if "corpus" in making:
+            # Each is looked at again when it is known whether the corpus has changed.
+            later = [unit for unit in units if unit.stage in stages and unit.name != "corpus"]
+            for line in announcement(plan, later):
+                print(line)
+        checked = functools.partial(_make_checked_corpus, workspace, stages)
+        first = [u._replace(run=checked) if u.name == "corpus" else u for u in units]
+        run_units(workdir, first, stages=("corpus",), shared=shared)
         stages = [stage for stage in stages if stage != "corpus"]
     corpus_unit = next(unit for unit in units if unit.name == "corpus")
     if Plan(workdir, units).check(corpus_unit):
