@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from raslik_jax.files import check_shape
-from raslik_jax.messages import shown, some_of
+from raslik_jax.messages import listed_problems, shown, some_of
 
 STAGES = (
     "corpus",
@@ -79,7 +79,7 @@ class _Checked:
         ]
         found = found or self.problems()
         if found:
-            raise ValueError("; ".join(found))
+            raise ValueError(listed_problems(found))
 
     def problems(self) -> list[str]:
         """Returns what is wrong with the values together, one sentence each."""

@@ -50,15 +50,15 @@ def some_of(names: Any, limit: int = 5) -> str:
     return text + (f" and {len(listed) - limit} more" if len(listed) > limit else "")
 
 
-def listed_problems(problems: Sequence[str], mend: str, *, limit: int = MAX_MESSAGE) -> str:
+def listed_problems(problems: Sequence[str], mend: str = "", *, limit: int = MAX_MESSAGE) -> str:
     """Returns as many of several problems as a message has room for, and how many more there are.
 
     Args:
       problems: one phrase each, at least one.
-      mend: what to do, said after the colon.
+      mend: what to do, said after the colon; empty where each problem says it itself.
       limit: characters at most, where the first problem alone is not longer.
     """
-    rest = f": {mend}"
+    rest = f": {mend}" if mend else ""
     text = one_line(problems[0], max(limit - len(rest) - 20, 40))
     for number, problem in enumerate(problems[1:], start=1):
         more = f"; and {len(problems) - number} more"

@@ -55,9 +55,15 @@ class ReadRunTest(absltest.TestCase):
             runs.read_run(self.root)
 
     def test_a_damaged_file_is_named(self):
-        (self.root / "retrieve" / "raslik" / "forget.jsonl").write_text('{"a": 1}\n{"b"')
-        with self.assertRaisesRegex(ValueError, "raslik/forget.jsonl'.* must be JSON"):
-            runs.read_run(self.root)
+        path = self.root / "retrieve" / "raslik" / "forget.jsonl"
+        for text, message in (
+            ('{"id": "a", "output": "b", "score": 1}\n{"b"', ":2 must be JSON"),
+            ('{"id": "a", "output": "b"}', ":1 must have 'score'"),
+            ('{"id": 1, "output": "b", "score": 1}', "id in .* must be text"),
+        ):
+            path.write_text(text)
+            with self.assertRaisesRegex(ValueError, message):
+                runs.read_run(self.root)
 
 
 class ReadMetricsTest(absltest.TestCase):

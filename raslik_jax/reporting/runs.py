@@ -39,6 +39,14 @@ _METRICS = {
     "methods": [{**_MODEL, "strategy": str, "algorithm": str, "epoch": int}],
 }
 
+_ROW = {
+    "id": str,
+    "instruction?": str,
+    "input?": str,
+    "output": str,
+    "is_target?": (bool, None),
+}
+
 
 class Row(NamedTuple):
     """One training example of a forget or retain set.
@@ -173,9 +181,9 @@ def _read_json(path: pathlib.Path) -> Any:
     return read_json(path) if path.is_file() else None
 
 
-def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+def _read_rows(path: pathlib.Path, shape: Mapping[str, Any] = _ROW) -> list[dict[str, Any]]:
     """Returns the rows of a JSONL file, none where it is missing."""
-    return read_json_lines(path) if path.is_file() else []
+    return read_json_lines(path, shape) if path.is_file() else []
 
 
 def _text(row: Mapping[str, Any]) -> str:
@@ -202,7 +210,7 @@ def _read_answers(root: pathlib.Path, metrics: Metrics) -> dict[tuple[str, str],
 def _read_sets(root: pathlib.Path, strategy: str, num_rows: int) -> dict[str, ItemSet]:
     sets = {}
     for kind in ("forget", "retain"):
-        rows = _read_rows(root / "retrieve" / strategy / f"{kind}.jsonl")
+        rows = _read_rows(root / "retrieve" / strategy / f"{kind}.jsonl", _ROW | {"score": float})
         if rows:
             first = tuple(
                 Row(_text(row), row["output"], row.get("is_target"), float(row["score"]))

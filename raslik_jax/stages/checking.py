@@ -9,7 +9,7 @@ from raslik_jax.config import Config
 from raslik_jax.data import batches, corpora
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.tokenization import Tokenizer
-from raslik_jax.messages import shown, some_of
+from raslik_jax.messages import listed_problems, shown, some_of
 from raslik_jax.models import checkpoint, decoder, gpt_neox, presets
 from raslik_jax.retrieval import selection, strategies
 from raslik_jax.stages.workspace import StoredCorpus, lora_config_of
@@ -130,7 +130,7 @@ def check_corpus(
         num_barred = int(np.sum(whole.start_N >= config.corpus.max_len))
         problems += _selection_problems(config, corpus, num_barred=num_barred)
     if problems:
-        raise ValueError("; ".join(problems))
+        raise ValueError(listed_problems(problems))
 
 
 def _row_problems(

@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from raslik_jax.axes import Tree
-from raslik_jax.messages import shown
+from raslik_jax.messages import listed_problems, shown
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.unlearning import objectives
 from raslik_jax.unlearning.accumulation import value_and_grad
@@ -128,7 +128,7 @@ class Options:
                 allowed = " or ".join(get_args(choices))
                 problems.append(f"{name} must be {allowed}, got {shown(getattr(self, name))}")
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ValueError(listed_problems(problems))
 
 
 _DEFAULT = Options()
