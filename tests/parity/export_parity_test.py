@@ -27,8 +27,10 @@ def test_another_library_gives_the_same_logits_and_the_same_ids(merged, tmp_path
         epoch=None,
         merged=merged,
     )
-    kind = transformers.AutoModelForCausalLM if merged else peft.AutoPeftModelForCausalLM
-    theirs = kind.from_pretrained(folder).eval()
+    # An adapter of a model that this project trained names no base: whoever loads it has it.
+    base = folder if merged else run.root / "backbone" / "model"
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(base)
+    theirs = (theirs if merged else peft.PeftModel.from_pretrained(theirs, folder)).eval()
     with torch.no_grad():
         logits_LV = theirs(torch.from_numpy(_TOKENS)).logits[0].numpy()
     lora = run.adapters[-1]
