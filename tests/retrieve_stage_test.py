@@ -109,4 +109,4 @@ def test_every_strategy_and_every_rule_of_selection(tmp_path):
         assert found["raslik"] == (sizes or found["raslik"])
     overlapping = ("--select=threshold", "--forget_threshold=0", "--retain_threshold=-0.1")
     done = _run(tmp_path, "retrieve", strategies, *overlapping)
-    assert done.returncode == 1 and "thresholds that keep the sets apart" in done.stderr
+    assert done.returncode == 1 and "must be above the negated" in done.stderr
