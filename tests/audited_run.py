@@ -67,6 +67,17 @@ def _watch_settings(settings: type) -> None:
     settings.__getattribute__ = watched
 
 
+def _unnoted(function: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        unit, _state["unit"] = _state["unit"], None
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _state["unit"] = unit
+
+    return run
+
+
 def _audited(unit: Any) -> Any:
     def run(folder: pathlib.Path) -> None:
         workspace = unit.run.args[0]
@@ -106,17 +117,9 @@ def main() -> None:
             "reads", str(pathlib.Path(os.path.abspath(path)).relative_to(_state["root"]))
         ),
     )
-    real_hash = pipeline.hash_file
-
-    def unnoted_hash(path: Any) -> str:
-        """Checking a file against its manifest is no use of it."""
-        unit, _state["unit"] = _state["unit"], None
-        try:
-            return real_hash(path)
-        finally:
-            _state["unit"] = unit
-
-    pipeline.hash_file = unnoted_hash
+    # Checking a file against its manifest, or a corpus for later stages, is no use of it.
+    pipeline.hash_file = _unnoted(pipeline.hash_file)
+    plan.checking.check_corpus = _unnoted(plan.checking.check_corpus)
     asked = Workspace.__getattribute__
 
     def watched(self: Workspace, name: str) -> Any:
