@@ -1,16 +1,21 @@
 """Text from data, made safe and short for messages, terminals and logs."""
 
-import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-# Control characters but line feed and tab, the direction marks that reorder what a terminal shows,
-# the line ends of Unicode, and lone surrogates, which cannot be written as UTF-8.
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"
-    "\ufeff\ud800-\udfff]"
-)
 MAX_MESSAGE = 300
+
+
+def is_unseen(character: str) -> bool:
+    """Returns whether a character acts instead of being shown; line feed and tab may.
+
+    Escape sequences move the cursor, direction marks reorder what is read, the line ends of Unicode
+    break a line, and a lone surrogate cannot be written as UTF-8. The two joiners are part of words
+    and emoji.
+    """
+    kind = unicodedata.category(character)
+    return kind in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\n\t\u200c\u200d"
 
 
 def printable(text: str) -> str:
@@ -19,7 +24,9 @@ def printable(text: str) -> str:
     Line feeds and tabs stay. What a terminal would act on (colors, cursor moves, hidden or
     reordered text) is shown instead.
     """
-    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    if text.isprintable():
+        return text
+    return "".join(c.encode("unicode_escape").decode() if is_unseen(c) else c for c in text)
 
 
 def one_line(text: str, limit: int = 0) -> str:

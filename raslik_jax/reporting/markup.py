@@ -6,7 +6,8 @@ stands.
 
 import html
 import re
-import unicodedata
+
+from raslik_jax.messages import is_unseen
 
 _VOID = frozenset(("br", "hr", "img", "input", "link", "meta"))
 
@@ -40,17 +41,11 @@ def element(name: str, /, *children: str, **attributes: object) -> Markup:
 
 
 def visible(text: str) -> str:
-    """Returns text whose control and direction marks are visible; line feeds and tabs stay."""
-    return "".join(
-        c if c in "\n\t" or not _is_unseen(c) else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
+    """Returns text with a replacement character for each that is not shown.
 
-
-def _is_unseen(character: str) -> bool:
-    # Escape sequences move the cursor, marks of direction reorder what is read, and a lone
-    # surrogate cannot be written. The two joiners are part of words and emoji.
-    kind = unicodedata.category(character)
-    return kind in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\u200c\u200d"
+    Markup would have to escape the backslash of `messages.printable` once more.
+    """
+    return "".join("\N{REPLACEMENT CHARACTER}" if is_unseen(c) else c for c in text)
 
 
 def escape(text: str) -> Markup:
