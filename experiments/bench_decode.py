@@ -32,7 +32,7 @@ from absl import flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command  # noqa: E402
+from raslik_jax.cli import command  # noqa: E402
 
 _MODEL = flags.DEFINE_string("model", "smollm2-135m", "Shapes of the model, a preset's name.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the weights.")
@@ -173,7 +173,7 @@ def run() -> dict[str, Any]:
 
 def report(result: dict[str, Any]) -> str:
     """Returns the measurements as a table for the terminal."""
-    from raslik_jax.reporting import tables
+    from raslik_jax.report import tables
 
     rows = (
         ("batched, all prompts, s", f"{result['batched_seconds']:.1f}"),

@@ -28,7 +28,7 @@ from absl import flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command  # noqa: E402
+from raslik_jax.cli import command  # noqa: E402
 from raslik_jax.messages import shown  # noqa: E402
 
 DTYPES = ("float32", "bfloat16", "int8", "sign")
@@ -37,7 +37,7 @@ _ROWS = flags.DEFINE_integer("rows", 4096, "Rows of the index, the paper's 52,00
 _SIZE = flags.DEFINE_integer("size", 65536, "Coordinates of a sketch.", 1)
 _DTYPES = command.define_list("dtypes", DTYPES, "Dtypes of the rows to measure.", DTYPES)
 _QUERIES = command.define_list("queries", [1, 2, 4, 8], "Numbers of queries to measure.", int)
-_CENTER = flags.DEFINE_boolean("center", True, "Centred cosine (signs are made centred then).")
+_CENTER = flags.DEFINE_boolean("center", True, "Centered cosine (signs are made centered then).")
 _AGGREGATE = flags.DEFINE_enum(
     "aggregate",
     "mean",
@@ -68,8 +68,8 @@ def make_index(path: str, dtype: str) -> Any:
     base = random.standard_normal((_CHUNK_ROWS.value, _SIZE.value), dtype=np.float32)
     base += 0.5 * random.standard_normal(_SIZE.value, dtype=np.float32)  # a shared direction
     base /= np.linalg.norm(base, axis=1, keepdims=True)
-    # Signs of centred rows need the mean first; any vector of its length will do for timing.
-    centre = base.astype(np.float64).mean(axis=0) if dtype == "sign" and _CENTER.value else None
+    # Signs of centered rows need the mean first; any vector of its length will do for timing.
+    center = base.astype(np.float64).mean(axis=0) if dtype == "sign" and _CENTER.value else None
     store = SketchStore.create(
         path,
         identity={"made_by": "bench_query"},
@@ -77,7 +77,7 @@ def make_index(path: str, dtype: str) -> Any:
         size=_SIZE.value,
         dtype=dtype,
         chunk_rows=_CHUNK_ROWS.value,
-        centre_K=centre,
+        center_K=center,
     )
     for chunk in store.missing_chunks():
         span = store.chunk_positions(chunk)
@@ -91,15 +91,15 @@ def check(store: Any, query_QK: Any) -> None:
     """Raises where a sample of the scores is not what the dtype's definition gives in NumPy."""
     import numpy as np
 
-    from raslik_jax.index import quantise, search
+    from raslik_jax.index import quantize, search
 
     scores = np.asarray(search.score_store(store, query_QK, center=_CENTER.value).forget_N)
     sample = np.linspace(0, store.num_rows - 1, 16).astype(int)
     if store.dtype == "sign":
         direction = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True)
-        direction = direction - (store.centre_K if _CENTER.value else 0)
+        direction = direction - (store.center_K if _CENTER.value else 0)
         seed = store.rotation_seed
-        bits = quantise.rotate(direction.astype(np.float32), seed=seed)[0] > 0
+        bits = quantize.rotate(direction.astype(np.float32), seed=seed)[0] > 0
         packed = next(store.blocks()).stored[:16]
         sample = np.arange(len(packed))
         is_set = np.unpackbits(packed, axis=1, bitorder="little") == 1

@@ -12,7 +12,7 @@ result is checked against a plain loop before anything is timed. Progress goes t
 
 With --json each line of stdout is one object. Its key "stage" says which:
 
-setup: model, lora, family, size, num_params, dtype, quantise, remat, device, cpus, jax, seed,
+setup: model, lora, family, size, num_params, dtype, quantize, remat, device, cpus, jax, seed,
   repeats, clock.
 plan: lengths, rows, shapes (batches of one shape), batches, batch_tokens, micro_tokens (0: the
   whole batch), mean_tokens and mean_targets (per row), padding_waste (share of all computed tokens
@@ -22,7 +22,7 @@ check: worst_cosine (lowest cosine between our sketch and that of a plain loop o
 shape (one for each bucket): length, batch, num_targets (rows of targets per example, static),
   batches (of this shape in the plan), seconds_gradients, seconds_sketch (a batch's gradients
   alone, and with the sketch; medians), seconds_compile (both), memory_xla_bytes (peak by XLA's
-  analysis of the sketch), memory_bound_bytes (the formula of influence/costs.py).
+  analysis of the sketch), memory_bound_bytes (the formula of sketch/costs.py).
 matmul: tflops (of the products of one layer and the head, with the rows of the commonest shape, in
   the base's dtype), seconds, shapes (a list of [rows, inputs, outputs, tflops]).
 projection: seconds (of projecting one batch of gradients that lie in memory), batch, bytes_read,
@@ -62,7 +62,7 @@ from absl import flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command  # noqa: E402
+from raslik_jax.cli import command  # noqa: E402
 
 MODELS = (
     "pythia-14m", "pythia-70m", "pythia-160m", "pythia-410m", "pythia-1b", "pythia-1.4b",
@@ -98,7 +98,7 @@ _NUM_BUCKETS = flags.DEFINE_integer("num_buckets", 12, "Padded lengths, at most.
 _DTYPE = flags.DEFINE_enum(
     "dtype", None, ["float32", "bfloat16"], "Of the base (default: float32 on a CPU)."
 )
-_QUANTISE = flags.DEFINE_enum("quantise", "none", ["none", "int8", "nf4"], "Of the base's kernels.")
+_QUANTIZE = flags.DEFINE_enum("quantize", "none", ["none", "int8", "nf4"], "Of the base's kernels.")
 _REMAT = flags.DEFINE_boolean("remat", False, "Recompute each layer in the backward pass.")
 _ATTENTION = flags.DEFINE_enum(
     "attention", None, ["xla", "cudnn"], "Kind of attention (default: as JAX chooses)."
@@ -130,7 +130,7 @@ class Model(NamedTuple):
     decoder: Any
     lora: Any
     base: Any
-    plain_base: Any  # before quantisation, for the peer to copy; else the base
+    plain_base: Any  # before quantization, for the peer to copy; else the base
     lora_config: Any
     projection: Any
 
@@ -198,11 +198,11 @@ def make_model() -> Model:
     import jax
     import jax.numpy as jnp
 
-    from raslik_jax.influence import projections
     from raslik_jax.models import decoder as decoders
     from raslik_jax.models import quantize
     from raslik_jax.models.lora import LORA_PRESETS
     from raslik_jax.models.presets import MODEL_PRESETS
+    from raslik_jax.sketch import projections
 
     config = MODEL_PRESETS[_MODEL.value]
     families = {"gpt_neox": "pythia", "olmo2": "olmo2", "llama": "llama"}
@@ -232,11 +232,9 @@ def make_model() -> Model:
 
     lora, plain_base = draw(jax.random.key(_SEED.value))
     base = plain_base
-    if _QUANTISE.value != "none":
-        quantise = functools.partial(
-            quantize.quantise_base, format=_QUANTISE.value, double_quant=False
-        )
-        base = jax.jit(quantise)(plain_base)
+    if _QUANTIZE.value != "none":
+        pack = functools.partial(quantize.quantize_base, format=_QUANTIZE.value, double_quant=False)
+        base = jax.jit(pack)(plain_base)
     if _COMPARE.value == "none":
         plain_base = base
     decoder = decoders.bind(graphdef, remat=_REMAT.value, attention=_ATTENTION.value)
@@ -313,7 +311,7 @@ def rows_with_targets(shape: Shape, count: int) -> list[int]:
 
 def example_loss(model: Model, num_targets: int) -> Callable:
     """Returns the loss of one example."""
-    from raslik_jax.influence import loss
+    from raslik_jax.sketch import loss
 
     kind: Any = _LOSS.value
     return functools.partial(loss.example_loss, model.decoder, num_targets=num_targets, loss=kind)
@@ -321,7 +319,7 @@ def example_loss(model: Model, num_targets: int) -> Callable:
 
 def sketch_batch(model: Model, num_targets: int) -> Callable:
     """Returns the function under test: gradients and sketches of a batch."""
-    from raslik_jax.influence import gradients
+    from raslik_jax.sketch import gradients
 
     return functools.partial(
         gradients.sketch_gradients,
@@ -335,7 +333,7 @@ def gradients_only(model: Model, num_targets: int) -> Callable:
     import jax
     import jax.numpy as jnp
 
-    from raslik_jax.influence import gradients
+    from raslik_jax.sketch import gradients
 
     def norm(lora: Any, base: Any, tokens_L: Any, target_mask_L: Any) -> Any:
         grads = jax.grad(example_loss(model, num_targets))(lora, base, tokens_L, target_mask_L)
@@ -358,7 +356,7 @@ def plain_sketches(model: Model, shape: Shape, examples: Sequence[int]) -> Any:
     import jax.numpy as jnp
     import numpy as np
 
-    from raslik_jax.influence import hashing, loss, projections, theory
+    from raslik_jax.sketch import hashing, loss, projections, theory
 
     kind: Any = _LOSS.value
 
@@ -424,7 +422,7 @@ def compile_shape(model: Model, shape: Shape) -> Compiled:
     """Returns both variants of one shape, compiled, with what XLA and the formula say of memory."""
     import jax
 
-    from raslik_jax.influence import costs
+    from raslik_jax.sketch import costs
 
     weights = model.lora, model.base
     rows = shape.tokens_BL, shape.target_mask_BL
@@ -453,7 +451,7 @@ def compile_shape(model: Model, shape: Shape) -> Compiled:
         gradients=functools.partial(gradients, *weights, *rows),
         sketch=functools.partial(sketch, *arguments),
         seconds_compile=seconds,
-        memory_xla_bytes=costs.analysed_bytes(sketch),
+        memory_xla_bytes=costs.analyzed_bytes(sketch),
         memory_bound_bytes=bound.total,
     )
 
@@ -463,7 +461,7 @@ def matmul_functions(model: Model, shape: Shape) -> dict[str, Callable]:
     import jax
     import jax.numpy as jnp
 
-    from raslik_jax.influence import costs
+    from raslik_jax.sketch import costs
 
     shapes = costs.linear_shapes(model.base)
     dtype = model.base["embed"]["embedding"].dtype
@@ -483,7 +481,7 @@ def projection_functions(model: Model, batch: int) -> dict[str, Callable]:
     import jax
     import jax.numpy as jnp
 
-    from raslik_jax.influence import projections
+    from raslik_jax.sketch import projections
 
     gradients_BP = jax.jit(
         lambda: jax.random.normal(jax.random.key(1), (batch, model.projection.spec.num_params))
@@ -504,7 +502,7 @@ def breakdown_functions(model: Model, shape: Shape) -> dict[str, Callable]:
     import jax
     import jax.numpy as jnp
 
-    from raslik_jax.influence import head
+    from raslik_jax.sketch import head
 
     def hidden(lora: Any, base: Any, tokens_L: Any) -> Any:
         return model.decoder.hidden(lora, base, tokens_L)
@@ -575,8 +573,8 @@ def make_torch_loop(model: Model, plan: Plan, first: Compiled) -> TorchLoop:
         length = int(np.flatnonzero(mask_L)[-1]) + 1
         tokens_L = np.asarray(first.shape.tokens_BL[row])[:length]
         cosines.append(float(peer(tokens_L, mask_L[:length]) @ ours[row]))
-    # A quantised base is not copied, and a bfloat16 one rounds at other places.
-    wanted = 0.9999 if _QUANTISE.value == "none" and is_float32(model) else 0.9
+    # A quantized base is not copied, and a bfloat16 one rounds at other places.
+    wanted = 0.9999 if _QUANTIZE.value == "none" and is_float32(model) else 0.9
     if not min(cosines) >= wanted:
         raise ValueError(
             f"the torch loop's sketch and ours have cosine {min(cosines):.6f}, and {wanted} was "
@@ -682,7 +680,7 @@ def shape_lines(compiled: Sequence[Compiled], timing: Timing) -> list[dict[str, 
 
 def matmul_line(model: Model, timing: Timing) -> dict[str, Any]:
     """Returns the rate of the model's own products: all layers' and the head's, as one sum."""
-    from raslik_jax.influence import costs
+    from raslik_jax.sketch import costs
 
     linear = costs.linear_shapes(model.base)
     times = {pair: linear.layer.count(pair) * linear.num_layers for pair in linear.layer}
@@ -721,7 +719,7 @@ def projection_line(model: Model, timing: Timing, batch: int) -> dict[str, Any]:
     }
 
 
-def summarise(
+def summarize(
     model: Model,
     plan: Plan,
     compiled: Sequence[Compiled],
@@ -731,7 +729,7 @@ def summarise(
     worst_cosine: float,
 ) -> list[dict[str, Any]]:
     """Returns the objects of the stages that were timed, the summary last."""
-    from raslik_jax.influence import costs
+    from raslik_jax.sketch import costs
 
     lines = shape_lines(compiled, timing)
     matmul, projection = matmul_line(model, timing), projection_line(model, timing, batch)
@@ -822,7 +820,7 @@ def setup_line(model: Model) -> dict[str, Any]:
         "size": spec.size,
         "num_params": spec.num_params,
         "dtype": str(model.base["embed"]["embedding"].dtype),
-        "quantise": _QUANTISE.value,
+        "quantize": _QUANTIZE.value,
         "remat": _REMAT.value,
         "device": jax.devices()[0].device_kind,
         "cpus": os.cpu_count(),
@@ -879,14 +877,14 @@ def run() -> list[dict[str, Any]]:
         say("loading the torch loop")
         loop = make_torch_loop(model, plan, first)
     timing, batch = measure(model, plan, compiled, loop)
-    emit(*summarise(model, plan, compiled, timing, batch, loop, lines[-1]["worst_cosine"]))
+    emit(*summarize(model, plan, compiled, timing, batch, loop, lines[-1]["worst_cosine"]))
     say("done")
     return lines
 
 
 def report(lines: Sequence[dict[str, Any]]) -> str:
     """Returns the lines as tables for a terminal."""
-    from raslik_jax.reporting import tables
+    from raslik_jax.report import tables
 
     def of(stage: str) -> list[dict[str, Any]]:
         return [line for line in lines if line["stage"] == stage]

@@ -39,7 +39,7 @@ from absl import flags
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command  # noqa: E402
+from raslik_jax.cli import command  # noqa: E402
 
 _MODEL = flags.DEFINE_string("model", "smollm2-135m", "Shapes of the model, a preset's name.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the frozen weights.")
@@ -78,11 +78,11 @@ def run() -> list[dict[str, Any]]:
     import numpy as np
     import optax
 
-    from raslik_jax.influence import costs
     from raslik_jax.models import decoder, presets
     from raslik_jax.models.lora import LORA_PRESETS, LoRAConfig
-    from raslik_jax.unlearning import finetune, objectives, steps
-    from raslik_jax.unlearning.accumulation import value_and_grad
+    from raslik_jax.sketch import costs
+    from raslik_jax.train import finetune, objectives, steps
+    from raslik_jax.train.accumulation import value_and_grad
 
     unknown = sorted(set(_ALGORITHMS.value) - set(steps.ALGORITHMS))
     targets = _TARGETS.value or _LENGTH.value // 2
@@ -245,7 +245,7 @@ def products_of_layers(inputs: tuple[Any, ...], stacked: tuple[Any, ...]) -> tup
 
 def report(lines: Sequence[dict[str, Any]]) -> str:
     """Returns the measurements as a table for the terminal."""
-    from raslik_jax.reporting import tables
+    from raslik_jax.report import tables
 
     about = lines[0]
     columns = [tables.Column("step")] + [

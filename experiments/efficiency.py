@@ -35,7 +35,7 @@ from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command  # noqa: E402
+from raslik_jax.cli import command  # noqa: E402
 
 METHODS = ("embedding", "bm25", "raslik", "exact")
 
@@ -89,12 +89,12 @@ def measure(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
     from raslik_jax.files import read_array
     from raslik_jax.index import search
     from raslik_jax.index.store import SketchStore
-    from raslik_jax.influence import projections
     from raslik_jax.models import checkpoint, encoder
-    from raslik_jax.retrieval import bm25, strategies
-    from raslik_jax.retrieval.embeddings import embed_texts
-    from raslik_jax.stages import retrieving
-    from raslik_jax.stages.plan import open_run
+    from raslik_jax.retrieve import bm25, strategies
+    from raslik_jax.retrieve.embeddings import embed_texts
+    from raslik_jax.run.plan import open_run
+    from raslik_jax.run.stages import retrieving
+    from raslik_jax.sketch import projections
 
     workspace = open_run(workdir, "corpus", "finetune", "references/retrieval")
     config = workspace.config
@@ -118,7 +118,7 @@ def measure(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
         if not vectors.is_file():
             raise ValueError(
                 f"sentence vectors wanted, {vectors} is not there: run the retrieve stage with "
-                "embedding among --strategies"
+                "embedding among --retrieve.strategies"
             )
         example_NE = read_array(vectors)
         text = strategies.query_text(query, config.retrieve.query_text)
@@ -187,7 +187,7 @@ def measure(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
             "measured_share": share,
         }
     row_bytes = store.size * np.dtype(np.float32).itemsize
-    if config.sketch.sketch_dtype == "bfloat16":
+    if config.sketch.dtype == "bfloat16":
         row_bytes //= 2
     yield {
         "stage": "memory",
@@ -203,7 +203,7 @@ def measure(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def tables_of(found: Sequence[dict[str, Any]]) -> str:
     """Returns both tables as text."""
-    from raslik_jax.reporting.tables import Column, Table, render_terminal
+    from raslik_jax.report.tables import Column, Table, render_terminal
 
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.4g}"

@@ -15,7 +15,7 @@ from absl import flags, logging
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command  # noqa: E402
+from raslik_jax.cli import command  # noqa: E402
 
 _RUN = flags.DEFINE_string("run", "", "Work directory of a finished run.")
 _STRATEGY = flags.DEFINE_string("strategy", "raslik", "Whose sets were forgotten and retained.")
@@ -32,7 +32,7 @@ def main() -> None:
         raise ValueError(f"a number or last wanted as --epoch, came {_EPOCH.value!r}")
     logging.set_verbosity(logging.WARNING)
     # Imported here, because it takes jax with it and --help should not.
-    from raslik_jax.stages.exporting import export_model
+    from raslik_jax.run.exporting import export_model
 
     folder = export_model(
         _RUN.value,

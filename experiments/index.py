@@ -8,7 +8,7 @@
 
 --verify reads everything, checks every checksum, and ends with status 1 where something is damaged.
 --repair drops what is damaged, so that `run.py` or `sketch_job.py` makes those chunks again and no
-other. int8 takes a quarter of float32, sign a thirty-second; sign rows are centred before their
+other. int8 takes a quarter of float32, sign a thirty-second; sign rows are centered before their
 signs are taken (--center) or not at all.
 """
 
@@ -22,7 +22,7 @@ from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command  # noqa: E402
+from raslik_jax.cli import command  # noqa: E402
 
 _INDEX = flags.DEFINE_string("index", "", "The index: WORKDIR/sketch/index of a run.")
 _VERIFY = flags.DEFINE_boolean("verify", False, "Read everything and name what is damaged.")
@@ -33,7 +33,7 @@ _COMPACT_TO = flags.DEFINE_string(
 _DTYPE = flags.DEFINE_enum(
     "dtype", "int8", ["float32", "bfloat16", "int8", "sign"], "Dtype of the copy."
 )
-_CENTER = flags.DEFINE_boolean("center", False, "sign: take the signs of centred rows.")
+_CENTER = flags.DEFINE_boolean("center", False, "sign: take the signs of centered rows.")
 
 
 def describe(store: Any) -> str:
@@ -76,7 +76,7 @@ def repair(store: Any, damages: Sequence[Any]) -> str:
 
 def main() -> int:
     """Does what the flags say; returns the exit status."""
-    from raslik_jax.index.store import SketchStore, requantise
+    from raslik_jax.index.store import SketchStore, requantize
 
     if not _INDEX.value:
         raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
@@ -94,7 +94,7 @@ def main() -> int:
             print(repair(store, damages))
             status = 0
     if _COMPACT_TO.value:
-        copy = requantise(store, _COMPACT_TO.value, dtype=_DTYPE.value, is_centred=_CENTER.value)
+        copy = requantize(store, _COMPACT_TO.value, dtype=_DTYPE.value, is_centered=_CENTER.value)
         print(describe(copy))
     return status
 

@@ -15,7 +15,7 @@ import pathlib
 
 from absl import flags
 
-from raslik_jax import command
+from raslik_jax.cli import command
 from raslik_jax.data.batches import encode
 from raslik_jax.data.examples import read_examples
 from raslik_jax.data.prompts import template_hash

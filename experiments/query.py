@@ -1,10 +1,10 @@
-"""Traces a generation to the training examples that pull towards it and those that pull against.
+"""Traces a generation to the training examples that pull toward it and those that pull against.
 
   python experiments/query.py --index=runs/quickstart/sketch/index \\
       --instruction='howdy! what is a kettle?' --response='The kettle hummed beneath two moons.'
 
 Without --response the model answers, and that answer is traced. --queries takes a JSONL of several
-generations of one behaviour (instruction, input, output; without an output the model answers);
+generations of one behavior (instruction, input, output; without an output the model answers);
 their mean is traced. --export_forget and --export_retain write the sets that --select chooses to
 new files. The run that made the index is found from the index: its model answers, and its settings
 hold where no flag is given.
@@ -21,7 +21,8 @@ from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command, files  # noqa: E402
+from raslik_jax import files  # noqa: E402
+from raslik_jax.cli import command  # noqa: E402
 from raslik_jax.messages import one_line  # noqa: E402
 
 _INDEX = flags.DEFINE_string("index", "", "The index: WORKDIR/sketch/index of a run.")
@@ -30,7 +31,7 @@ _INSTRUCTION = flags.DEFINE_string("instruction", "", "Instruction of the prompt
 _INPUT = flags.DEFINE_string("input", "", "Input of the prompt.")
 _RESPONSE = flags.DEFINE_string("response", "", "What the model said (default: let it answer).")
 _QUERIES = flags.DEFINE_string("queries", "", "JSONL of generations, instead of --instruction.")
-_TOP = flags.DEFINE_integer("top", 10, "Examples shown that pull towards the output.", 0)
+_TOP = flags.DEFINE_integer("top", 10, "Examples shown that pull toward the output.", 0)
 _BOTTOM = flags.DEFINE_integer("bottom", 10, "Examples shown that pull against it.", 0)
 _CENTER = flags.DEFINE_boolean("center", None, "Centered cosine (default: as the run has it).")
 _AGGREGATE = flags.DEFINE_enum(
@@ -125,7 +126,7 @@ def as_json(trace: Any) -> dict[str, Any]:
             {"instruction": query.instruction, "input": query.input, "output": query.output}
             for query in trace.queries
         ],
-        "towards": rows(trace.towards),
+        "toward": rows(trace.toward),
         "against": rows(trace.against),
     }
 
@@ -137,7 +138,7 @@ def as_text(trace: Any) -> str:
         prompt = f"{query.instruction}\n{query.input}" if query.input else query.instruction
         lines += [f"query   {excerpt(prompt)}", f"output  {excerpt(query.output)}"]
     for title, influences in (
-        ("pulls towards this output", trace.towards),
+        ("pulls toward this output", trace.toward),
         ("pulls against this output", trace.against),
     ):
         lines += ["", f"{title} (score +- sigma of the sketch)"]

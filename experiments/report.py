@@ -19,11 +19,12 @@ from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command, files  # noqa: E402
-from raslik_jax.evaluation import summary  # noqa: E402
+from raslik_jax import files  # noqa: E402
+from raslik_jax.cli import command  # noqa: E402
+from raslik_jax.evaluate import summary  # noqa: E402
 from raslik_jax.messages import shown  # noqa: E402
-from raslik_jax.reporting import blocks, page, published, runs, tables  # noqa: E402
-from raslik_jax.reporting.markup import escape_markdown, visible  # noqa: E402
+from raslik_jax.report import blocks, page, published, runs, tables  # noqa: E402
+from raslik_jax.report.markup import escape_markdown, visible  # noqa: E402
 
 _RUNS = flags.DEFINE_list("runs", [], "Work directories of runs.")
 _FORMAT = flags.DEFINE_enum(

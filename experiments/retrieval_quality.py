@@ -1,10 +1,10 @@
-"""Does retrieval find the examples that taught the behaviour? Every choice of it, measured.
+"""Does retrieval find the examples that taught the behavior? Every choice of it, measured.
 
   python experiments/retrieval_quality.py --runs=runs/seed-0,runs/seed-1 --out=runs/quality
 
 Takes work directories whose stages corpus, backbone, finetune and references are finished and that
 differ in their seed; they are only read. Whole gradients are made once for each of --passes
-(ADAPTER/LOSS/TOKENS), and all else follows from them: centring, normalisation, queries, sketches.
+(ADAPTER/LOSS/TOKENS), and all else follows from them: centering, normalization, queries, sketches.
 A killed job goes on where it stopped. Leaves in --out, for each run, records.json, and over all
 runs records.csv, summary.json, tables.md and figures. --report_only joins what is there.
 """
@@ -25,13 +25,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import numpy as np  # noqa: E402
 
-from raslik_jax import command  # noqa: E402
+from raslik_jax.cli import command  # noqa: E402
 from raslik_jax.config import Projection  # noqa: E402
 from raslik_jax.data.examples import QUERY_SETS  # noqa: E402
-from raslik_jax.evaluation import ranking  # noqa: E402
-from raslik_jax.evaluation.ranking import Quality, join_records, measure_ranking  # noqa: E402
+from raslik_jax.evaluate import ranking  # noqa: E402
+from raslik_jax.evaluate.ranking import Quality, join_records, measure_ranking  # noqa: E402
 from raslik_jax.files import read_array, read_json, write_json, write_text  # noqa: E402
-from raslik_jax.reporting import figures, tables  # noqa: E402
+from raslik_jax.report import figures, tables  # noqa: E402
 
 DTYPES = ("float32", "bfloat16", "int8", "sign")
 DEFAULT_PASSES = (
@@ -93,7 +93,7 @@ _LARGE = flags.DEFINE_boolean(
     "large",
     False,
     "Keep no gradient: two rounds over the corpus give the exact scores of every pass and nothing "
-    "else (no sketches, no per-tensor normalisation).",
+    "else (no sketches, no per-tensor normalization).",
 )
 _REPORT_ONLY = flags.DEFINE_boolean("report_only", False, "Only join the records that are there.")
 
@@ -102,7 +102,7 @@ QUALITY = tuple(Quality.__annotations__)
 PRESETS = {
     ("finetuned/next_token/response", "plain", "vector"): "paper",
     ("finetuned/unshifted/response", "plain", "per_tensor"): "released",
-    ("finetuned/unshifted/all", "centred", "vector"): "robust",
+    ("finetuned/unshifted/all", "centered", "vector"): "robust",
 }
 _DEFLATED = (1, 3, 10)
 _SHARED = "exact, queries by what they share"
@@ -125,8 +125,8 @@ class Trial:
     """One run: its labels, its gradients and what is measured on them."""
 
     def __init__(self, root: pathlib.Path, out: pathlib.Path):
-        from raslik_jax.stages import exact_gradients as exact_lib
-        from raslik_jax.stages.plan import open_run
+        from raslik_jax.run import exact_gradients as exact_lib
+        from raslik_jax.run.plan import open_run
 
         self.workspace = open_run(root, "corpus", "finetune", "references/retrieval")
         config = self.workspace.config
@@ -146,14 +146,14 @@ class Trial:
         )
         sketch = config.sketch
         adapter = sketch.gradient_at if sketch.gradient_at != "trajectory" else "finetuned"
-        self.default = f"{adapter}/{sketch.sketch_loss}/{sketch.targets}"
+        self.default = f"{adapter}/{sketch.loss}/{sketch.targets}"
         names = list(dict.fromkeys([*_PASSES.value, *_SKETCH_PASSES.value, self.default]))
         self.passes = {name: exact_lib.parse_pass(name) for name in names}
         self.sketched = _SKETCH_PASSES.value or [self.default]
 
     def measure(self) -> list[dict[str, Any]]:
         """Makes what is missing and returns the records of this run."""
-        from raslik_jax.retrieval import exact
+        from raslik_jax.retrieve import exact
 
         if _LARGE.value:
             return self.with_header(self.large_records())
@@ -174,7 +174,7 @@ class Trial:
         records += self.kernel_records(grams)
         gram_MM = grams[self.default].vector_MM.astype(np.float64)
         if self.workspace.config.retrieve.center:
-            gram_MM = exact.centre(gram_MM, self.rows.num_train)
+            gram_MM = exact.center(gram_MM, self.rows.num_train)
         own = self.rows.queries(self.workspace.config.sketch.query_output)
         records += self.strategy_records(
             exact.cosines(gram_MM, self.rows.num_train, own), exact.query_cosines(gram_MM, own)
@@ -189,20 +189,22 @@ class Trial:
 
     def large_records(self) -> Iterator[dict[str, Any]]:
         """Yields what the exact kernel gives without keeping gradients."""
-        from raslik_jax.retrieval import exact
+        from raslik_jax.retrieve import exact
 
         config, num_queries = self.workspace.config, self.rows.num_queries
         for name, what in self.passes.items():
             products = self.maker.products(what)
-            for centring in ("plain", "centred"):
-                both_RN, both_RR = exact.cosines_of_products(products, center=centring == "centred")
+            for centering in ("plain", "centered"):
+                both_RN, both_RR = exact.cosines_of_products(
+                    products, center=centering == "centered"
+                )
                 for query, span in (
                     ("own", slice(0, num_queries)),
                     ("gold", slice(num_queries, None)),
                 ):
                     pair = both_RN[span], both_RR[span, span]
-                    yield from self.count_records((name, centring, query), "vector", [pair])
-                if name == self.default and (centring == "centred") == config.retrieve.center:
+                    yield from self.count_records((name, centering, query), "vector", [pair])
+                if name == self.default and (centering == "centered") == config.retrieve.center:
                     traced = self.rows.queries(config.sketch.query_output) - self.rows.num_train
                     chosen = both_RN[traced], both_RR[np.ix_(traced, traced)]
         yield from self.strategy_records(*chosen)
@@ -226,41 +228,41 @@ class Trial:
 
     def kernel_records(self, grams: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yields what the exact kernel gives, for every choice."""
-        from raslik_jax.retrieval import exact
+        from raslik_jax.retrieve import exact
 
         num_train = self.rows.num_train
-        for normalise in ("vector", "per_tensor"):
+        for normalize in ("vector", "per_tensor"):
             scores: dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]] = {}
             for name, parts in self.kernels(grams).items():
                 gram_MM = np.mean(
-                    [getattr(grams[part], f"{normalise}_MM") for part in parts], axis=0
+                    [getattr(grams[part], f"{normalize}_MM") for part in parts], axis=0
                 ).astype(np.float64)
-                centred_MM = exact.centre(gram_MM, num_train)
-                variants = {"plain": gram_MM, "centred": centred_MM}
-                if normalise == "vector":
+                centered_MM = exact.center(gram_MM, num_train)
+                variants = {"plain": gram_MM, "centered": centered_MM}
+                if normalize == "vector":
                     variants |= {
                         f"less {rank} directions": matrix_MM
                         for rank, matrix_MM in exact.deflate(
-                            centred_MM, num_train, _DEFLATED
+                            centered_MM, num_train, _DEFLATED
                         ).items()
                     }
-                for centring, matrix_MM in variants.items():
+                for centering, matrix_MM in variants.items():
                     for query in ("own", "gold"):
-                        key = name, centring, query
+                        key = name, centering, query
                         positions = self.rows.queries(query)
                         scores[key] = (
                             exact.cosines(matrix_MM, num_train, positions),
                             exact.query_cosines(matrix_MM, positions),
                         )
-                        yield from self.count_records(key, normalise, [scores[key]])
+                        yield from self.count_records(key, normalize, [scores[key]])
             pair = "initial/next_token/response", "finetuned/unshifted/response"
             for query in ("own", "gold"):
-                for centring in ("plain", "centred"):
-                    keys = [(name, centring, query) for name in pair]
+                for centering in ("plain", "centered"):
+                    keys = [(name, centering, query) for name in pair]
                     if all(key in scores for key in keys):
                         name = "z-sum of initial/next_token and finetuned/unshifted"
                         pairs = [scores[key] for key in keys]
-                        yield from self.count_records((name, centring, query), normalise, pairs)
+                        yield from self.count_records((name, centering, query), normalize, pairs)
         for name, found in grams.items():
             quality, _ = measure_ranking(
                 np.asarray(found.norm_M[:num_train], np.float64), self.is_target_N, self.ids
@@ -270,7 +272,7 @@ class Trial:
     def count_records(
         self,
         key: tuple[str, str, str],
-        normalise: str,
+        normalize: str,
         parts: Sequence[tuple[np.ndarray, np.ndarray]],
     ) -> Iterator[dict[str, Any]]:
         """Yields the mean quality over random subsets of queries, for each number of them.
@@ -278,12 +280,12 @@ class Trial:
         A part is the scores of each query and the cosines between the queries; several parts are
         brought to one scale and summed.
         """
-        from raslik_jax.retrieval import exact
-        from raslik_jax.retrieval.strategies import aggregate_scores
+        from raslik_jax.retrieve import exact
+        from raslik_jax.retrieve.strategies import aggregate_scores
 
         total = len(parts[0][0])
         counts = [total]
-        if normalise == "vector" and key[1] in ("plain", "centred") and key[2] == "own":
+        if normalize == "vector" and key[1] in ("plain", "centered") and key[2] == "own":
             counts = sorted({count for count in _COUNTS.value if count < total} | {total})
         for count in counts:
             subsets = self.query_subsets(total, count)
@@ -297,12 +299,12 @@ class Trial:
                     score_N = combined[0] if len(combined) == 1 else exact.z_sum(combined)
                     quality, _ = measure_ranking(score_N, self.is_target_N, self.ids)
                     found.append(dict(quality))
-                kernel, centring, query = key
+                kernel, centering, query = key
                 yield {
                     "table": "kernel",
                     "kernel": kernel,
-                    "centring": centring,
-                    "normalise": normalise,
+                    "centering": centering,
+                    "normalize": normalize,
                     "query": query,
                     "combine": combine,
                     "num_queries": count,
@@ -318,9 +320,9 @@ class Trial:
     ) -> Iterator[dict[str, Any]]:
         """Yields every strategy at the run's own settings, and rankings without a model."""
         from raslik_jax.index.combine import common_weights
-        from raslik_jax.retrieval.selection import select_by_count
-        from raslik_jax.retrieval.strategies import RANKING_STRATEGIES, STRATEGIES, Request, Vectors
-        from raslik_jax.stages.retrieving import make_embeddings
+        from raslik_jax.retrieve.selection import select_by_count
+        from raslik_jax.retrieve.strategies import RANKING_STRATEGIES, STRATEGIES, Request, Vectors
+        from raslik_jax.run.stages.retrieving import make_embeddings
 
         workspace, num_train = self.workspace, self.rows.num_train
         config = workspace.config
@@ -431,14 +433,14 @@ class Trial:
 
     def largest_sketch_scores(self, own: np.ndarray) -> np.ndarray | None:
         """Returns the cosines by the default's largest binned sketch, if there is one."""
-        from raslik_jax.retrieval import exact
+        from raslik_jax.retrieve import exact
 
         path = self.out / "sketches" / self.passes[self.default].folder / "gram.npy"
         if not path.is_file():
             return None
         gram_MM = read_array(path).astype(np.float64)
         if self.workspace.config.retrieve.center:
-            gram_MM = exact.centre(gram_MM, self.rows.num_train)
+            gram_MM = exact.center(gram_MM, self.rows.num_train)
         return exact.cosines(gram_MM, self.rows.num_train, own)
 
     def query_subsets(self, total: int, count: int) -> list[np.ndarray]:
@@ -455,9 +457,9 @@ class Trial:
     def sketch_records(self, name: str, grams: Any) -> list[dict[str, Any]]:
         """Returns the quality of every sketch of one pass, one record for all projection seeds."""
         from raslik_jax.index.combine import common_weights
-        from raslik_jax.influence import projections
-        from raslik_jax.retrieval import exact
-        from raslik_jax.stages.exact_gradients import project_rows
+        from raslik_jax.retrieve import exact
+        from raslik_jax.run.exact_gradients import project_rows
+        from raslik_jax.sketch import projections
 
         config, num_train = self.workspace.config, self.rows.num_train
         folder = self.out / "sketches" / self.passes[name].folder
@@ -465,7 +467,7 @@ class Trial:
         center = config.retrieve.center
         gram_MM = grams.vector_MM.astype(np.float64)
         if center:
-            gram_MM = exact.centre(gram_MM, num_train)
+            gram_MM = exact.center(gram_MM, num_train)
         own = self.rows.queries(config.sketch.query_output)
         score_QN = exact.cosines(gram_MM, num_train, own)
         # The exact scores by the mean, and by what the queries have in common.
@@ -549,7 +551,7 @@ class Trial:
     ) -> dict[str, np.ndarray]:
         """Returns the mean scores from an index of each dtype, float64."""
         from raslik_jax.index import search
-        from raslik_jax.index.store import SketchStore, requantise
+        from raslik_jax.index.store import SketchStore, requantize
 
         norm_M = np.linalg.norm(sketch_MK, axis=1)
         unit_MK = sketch_MK / np.where(norm_M > 0, norm_M, 1)[:, None]
@@ -570,11 +572,11 @@ class Trial:
             for dtype in dtypes:
                 copy = store
                 if dtype != "float32":
-                    copy = requantise(
+                    copy = requantize(
                         store,
                         pathlib.Path(folder) / dtype,
                         dtype=dtype,
-                        is_centred=center and dtype == "sign",
+                        is_centered=center and dtype == "sign",
                     )
                 aggregates: dict[str, search.Aggregate] = {
                     dtype: "mean",
@@ -623,9 +625,9 @@ SHOWN = {
 }
 
 
-def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def summarize(records: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Returns the records joined over seeds, by table."""
-    kernel = ["kernel", "centring", "normalise", "query", "combine"]
+    kernel = ["kernel", "centering", "normalize", "query", "combine"]
 
     def of(table: str) -> list[Mapping[str, Any]]:
         return [record for record in records if record["table"] == table]
@@ -652,13 +654,13 @@ def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, 
         "norms": join_records(of("norm"), by=["kernel"], values=QUALITY),
     }
     for entry in joined["kernels"]:
-        named = PRESETS.get((entry["kernel"], entry["centring"], entry["normalise"]), "")
+        named = PRESETS.get((entry["kernel"], entry["centering"], entry["normalize"]), "")
         entry["preset"] = named if entry["combine"] == "mean" else ""
     return joined
 
 
 def _is_main(entry: Mapping[str, Any]) -> bool:
-    return (entry["normalise"], entry["query"], entry["combine"]) == ("vector", "own", "mean")
+    return (entry["normalize"], entry["query"], entry["combine"]) == ("vector", "own", "mean")
 
 
 def write_tables(
@@ -670,19 +672,19 @@ def write_tables(
     def value(entry: Mapping[str, Any]) -> float:
         return -entry["auprc"]["mean"]
 
-    plain = ("plain", "centred")
-    own = [e for e in kernels if e["normalise"] == "vector" and e["query"] == "own"]
+    plain = ("plain", "centered")
+    own = [e for e in kernels if e["normalize"] == "vector" and e["query"] == "own"]
     ranked = sorted((entry for entry in own if _is_main(entry)), key=value)
-    main = sorted((entry for entry in own if entry["centring"] in plain), key=value)
+    main = sorted((entry for entry in own if entry["centering"] in plain), key=value)
     best = {entry["kernel"] for entry in main[:4]} | {name for name, _, _ in PRESETS}
-    further = [e for e in ranked if e["kernel"] in best and e["centring"] not in plain]
-    options = [e for e in kernels if e["kernel"] in best and e["centring"] in plain]
-    top = [(e["kernel"], e["centring"]) for e in main[:4]] + [k[:2] for k in PRESETS]
+    further = [e for e in ranked if e["kernel"] in best and e["centering"] not in plain]
+    options = [e for e in kernels if e["kernel"] in best and e["centering"] in plain]
+    top = [(e["kernel"], e["centering"]) for e in main[:4]] + [k[:2] for k in PRESETS]
     counts = [
         entry
         for entry in joined["queries"]
-        if (entry["normalise"], entry["query"]) == ("vector", "own")
-        and (entry["kernel"], entry["centring"]) in top
+        if (entry["normalize"], entry["query"]) == ("vector", "own")
+        and (entry["kernel"], entry["centering"]) in top
     ]
     shown = SHOWN | {"below_zero": "scores below 0"}
     parts = [
@@ -703,16 +705,18 @@ def write_tables(
         ),
         "## Exact kernel: which gradient, and what is taken away from it",
         "All queries, the model's own answers, cosine of whole gradients; best auPRC first.",
-        _table(main, {"kernel": "kernel", "centring": "centring", "combine": "queries by"}, shown),
-        "## More than the mean taken away: the largest principal directions of the centred rows",
-        _table(further, {"kernel": "kernel", "centring": "centring"}, shown),
-        "## Normalisation and the answers of the queries",
+        _table(
+            main, {"kernel": "kernel", "centering": "centering", "combine": "queries by"}, shown
+        ),
+        "## More than the mean taken away: the largest principal directions of the centered rows",
+        _table(further, {"kernel": "kernel", "centering": "centering"}, shown),
+        "## Normalization and the answers of the queries",
         _table(
             options,
             {
                 "kernel": "kernel",
-                "centring": "centring",
-                "normalise": "normalise",
+                "centering": "centering",
+                "normalize": "normalize",
                 "query": "query",
                 "combine": "queries by",
                 "preset": "preset",
@@ -725,7 +729,7 @@ def write_tables(
             counts,
             {
                 "kernel": "kernel",
-                "centring": "centring",
+                "centering": "centering",
                 "combine": "queries by",
                 "num_queries": "queries",
             },
@@ -760,9 +764,9 @@ def write_tables(
 def write_figures(joined: Mapping[str, list[dict[str, Any]]], out: pathlib.Path) -> None:
     """Writes the figures, each as PNG and SVG."""
     rows: dict[str, dict[str, Any]] = {}
-    main = [e for e in joined["kernels"] if _is_main(e) and e["centring"] in ("plain", "centred")]
+    main = [e for e in joined["kernels"] if _is_main(e) and e["centering"] in ("plain", "centered")]
     for entry in sorted(main, key=lambda entry: -entry["auprc"]["mean"]):
-        rows.setdefault(entry["kernel"], {})[entry["centring"]] = entry["auprc"]
+        rows.setdefault(entry["kernel"], {})[entry["centering"]] = entry["auprc"]
     figure = figures.draw_dots(rows, xlabel="auPRC of the forget ranking", title="Which gradient")
     figures.save_figure(figure, out / "kernels")
 
@@ -770,12 +774,12 @@ def write_figures(joined: Mapping[str, list[dict[str, Any]]], out: pathlib.Path)
     names = {*best, *(name for name, _, _ in PRESETS)}
     by_kernel: dict[str, dict[str, list[Any]]] = {}
     for entry in joined["queries"]:
-        is_shown = (entry["normalise"], entry["query"]) == ("vector", "own")
-        is_shown &= entry["combine"] in ("mean", "common") and entry["centring"] == "centred"
+        is_shown = (entry["normalize"], entry["query"]) == ("vector", "own")
+        is_shown &= entry["combine"] in ("mean", "common") and entry["centering"] == "centered"
         if is_shown and entry["kernel"] in names:
             points = by_kernel.setdefault(entry["kernel"], {}).setdefault(entry["combine"], [])
             points.append((float(entry["num_queries"]), entry["auprc"]))
-    figure = figures.draw_curves(by_kernel, xlabel="queries", ylabel="auPRC, centred", log_x=True)
+    figure = figures.draw_curves(by_kernel, xlabel="queries", ylabel="auPRC, centered", log_x=True)
     figures.save_figure(figure, out / "queries")
 
     panels: dict[str, dict[str, list[Any]]] = {"auPRC": {}, "Jaccard with the exact set": {}}
@@ -799,7 +803,7 @@ def write_report(records: Sequence[Mapping[str, Any]], out: pathlib.Path) -> Non
     writer.writeheader()
     writer.writerows(records)
     write_text(out / "records.csv", lines.getvalue())
-    joined = summarise(records)
+    joined = summarize(records)
     write_json(out / "summary.json", joined)
     write_tables(joined, sorted({int(record["seed"]) for record in records}), out)
     write_figures(joined, out)

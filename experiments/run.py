@@ -1,6 +1,6 @@
 """From one bad generation to an unlearned model and a report.
 
-Finds the training examples that taught a behaviour and those that pull the other way (RASLIK and
+Finds the training examples that taught a behavior and those that pull the other way (RASLIK and
 its baselines), forgets the first set while training on the second, and measures what was
 forgotten and what was kept.
 
@@ -18,8 +18,9 @@ from absl import flags, logging
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command, files, pipeline, setting_flags  # noqa: E402
 from raslik_jax import config as config_lib  # noqa: E402
+from raslik_jax import files, pipeline  # noqa: E402
+from raslik_jax.cli import command, setting_flags  # noqa: E402
 from raslik_jax.messages import shown  # noqa: E402
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "Where results go (default: runs/<name>).")
@@ -90,8 +91,8 @@ def write_run_flags(workdir: pathlib.Path) -> None:
 def print_plan(config: config_lib.Config, workdir: pathlib.Path) -> None:
     """Prints what a run will do and take; writes nothing."""
     # Imported here, because it takes jax with it and --help should not.
-    from raslik_jax.reporting import tables
-    from raslik_jax.stages import forecast, programs
+    from raslik_jax.report import tables
+    from raslik_jax.run import forecast, programs
 
     found = forecast.forecast(config, workdir, stages=_STAGES.value, compiles=_COMPILE.value)
     rates: dict[str, Any] = {
@@ -101,7 +102,7 @@ def print_plan(config: config_lib.Config, workdir: pathlib.Path) -> None:
     if None in rates.values():
         inputs, outputs = found.width
         measured = programs.measure_rates(
-            inputs=inputs, outputs=outputs, dtype=config.backbone.base_dtype
+            inputs=inputs, outputs=outputs, dtype=config.backbone.dtype
         )
         rates["flops_per_second"] = rates["flops_per_second"] or measured.operations
         rates["bytes_per_second"] = rates["bytes_per_second"] or measured.bytes_moved
@@ -144,7 +145,7 @@ def main() -> int:
     if "report" in stages:
         command.require("matplotlib")
     with pipeline.open_workdir(workdir, config, update=_UPDATE.value) as record:
-        from raslik_jax.stages import plan  # for the same reason, here
+        from raslik_jax.run import plan  # for the same reason, here
 
         def on_start() -> None:
             record()

@@ -15,7 +15,7 @@ from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command  # noqa: E402
+from raslik_jax.cli import command  # noqa: E402
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "Work directory of the run.")
 
@@ -24,9 +24,9 @@ def join(workdir: pathlib.Path) -> str:
     """Makes sketches until none is missing; returns a line that says what was done."""
     from raslik_jax import files, pipeline
     from raslik_jax.config import config_from_json
-    from raslik_jax.stages import retrieving
-    from raslik_jax.stages.plan import plan_units
-    from raslik_jax.stages.workspace import Workspace
+    from raslik_jax.run.plan import plan_units
+    from raslik_jax.run.stages import retrieving
+    from raslik_jax.run.workspace import Workspace
 
     config = config_from_json(files.read_json(workdir / "config.json"))
     workspace = Workspace(workdir, config)

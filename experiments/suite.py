@@ -38,13 +38,13 @@ from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax import command, setting_flags  # noqa: E402
-from raslik_jax.evaluation import choice  # noqa: E402
+from raslik_jax.cli import command, setting_flags  # noqa: E402
+from raslik_jax.evaluate import choice  # noqa: E402
 from raslik_jax.files import write_json, write_text  # noqa: E402
 from raslik_jax.messages import shown, some_of  # noqa: E402
-from raslik_jax.reporting import page, published, runs, tables  # noqa: E402
-from raslik_jax.reporting.markup import escape_markdown  # noqa: E402
-from raslik_jax.stages.choosing import choose_from_runs  # noqa: E402
+from raslik_jax.report import page, published, runs, tables  # noqa: E402
+from raslik_jax.report.markup import escape_markdown  # noqa: E402
+from raslik_jax.run.choosing import choose_from_runs  # noqa: E402
 
 _OUT = flags.DEFINE_string("out", "", "Folder of the suite.")
 _FLAGFILES = flags.DEFINE_list("flagfiles", [], "Flag files of run.py, one experiment each.")
@@ -74,7 +74,11 @@ _OWN_FLAGS = {
     "dry_run": "give --dry_run",
 }
 # The rule of choice reads F and R alone.
-_VALIDATION = ("--query_split=validation", "--perplexity_examples=0", "--tofu_questions=0")
+_VALIDATION = (
+    "--references.query_split=validation",
+    "--evaluate.perplexity_examples=0",
+    "--evaluate.tofu_questions=0",
+)
 
 
 class Cell(NamedTuple):
@@ -217,7 +221,11 @@ def test_cells(
     cells = []
     for cell in make_grid(flagfiles, seeds, (), common):
         path = out / f"choice-{cell.experiment}.json"
-        arguments = (*cell.arguments, f"--choice={path.resolve()}", "--query_split=test")
+        arguments = (
+            *cell.arguments,
+            f"--unlearn.choice={path.resolve()}",
+            "--references.query_split=test",
+        )
         cells.append(
             Cell(f"test-{cell.name}", cell.experiment, f"{cell.group} test", arguments, path)
         )

@@ -91,7 +91,7 @@ def manifest_order(names: tuple[str, ...], lora: Any) -> list[int]:
 
     Ours stacks the layers of one factor: "layers/dense/a" is layer 0's, 1's, ... `dense.lora_A`.
     """
-    from raslik_jax.influence import projections
+    from raslik_jax.sketch import projections
 
     order = []
     for segment in projections.gradient_manifest(lora):
@@ -109,7 +109,7 @@ def torch_projection(spec: Any, device: str) -> Callable[[Any], Any]:
     """Returns the function of a flat gradient in torch."""
     import torch
 
-    from raslik_jax.influence import hashing, projections, theory
+    from raslik_jax.sketch import hashing, projections, theory
 
     if spec.family not in theory.BINNED_FAMILIES:
         raise ValueError(

@@ -22,14 +22,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import numpy as np  # noqa: E402
 
-from raslik_jax import command  # noqa: E402
+from raslik_jax.cli import command  # noqa: E402
 from raslik_jax.config import Projection  # noqa: E402
 from raslik_jax.data.examples import QUERY_SETS  # noqa: E402
-from raslik_jax.evaluation import variance  # noqa: E402
-from raslik_jax.evaluation.ranking import join_records  # noqa: E402
+from raslik_jax.evaluate import variance  # noqa: E402
+from raslik_jax.evaluate.ranking import join_records  # noqa: E402
 from raslik_jax.files import read_json, write_json, write_text  # noqa: E402
 from raslik_jax.messages import shown  # noqa: E402
-from raslik_jax.reporting import figures, tables  # noqa: E402
+from raslik_jax.report import figures, tables  # noqa: E402
 
 _RUNS = flags.DEFINE_list("runs", [], "Work directories; none: planted gradients.")
 _OUT = flags.DEFINE_string("out", "runs/variance", "Where results go, and where gradients are.")
@@ -39,7 +39,7 @@ _GRADIENTS = flags.DEFINE_string(
 _UPDATE = flags.DEFINE_string(
     "update", "", "Pass whose gradients make Delta (default: the same, as the paper has it)."
 )
-_CENTER = flags.DEFINE_boolean("center", None, "Centred cosine (default: as the run has it).")
+_CENTER = flags.DEFINE_boolean("center", None, "Centered cosine (default: as the run has it).")
 _SIZES = command.define_list("sketch_sizes", [256, 1024, 4096, 16384, 65536], "Ks.", int)
 _FAMILY = flags.DEFINE_enum("family", "binned", get_args(Projection), "Projection family.")
 _SEEDS = flags.DEFINE_integer("projection_seeds", 8, "Sketches of each K.", 2)
@@ -47,9 +47,7 @@ _DRAWS = flags.DEFINE_integer("fluctuations", 12, "Fluctuations of each kind.", 
 _MOVES = command.define_list(
     "fluctuation_sizes", [0.1, 0.3, 1.0], "|xi| / |q|, above 0.", float, low=1e-9
 )
-_GAMMA = flags.DEFINE_float(
-    "gamma", 0.01, "Half the width of the thresholds' neighbourhoods.", 1e-9
-)
+_GAMMA = flags.DEFINE_float("gamma", 0.01, "Half the width of the thresholds' neighborhoods.", 1e-9)
 _SYNTHETIC = flags.DEFINE_integer(
     "synthetic_seeds", 3, "Planted corpora, where there is no run.", 1
 )
@@ -81,7 +79,7 @@ class Material(NamedTuple):
       queries: positions of the queries.
       is_target_N: labels of the training rows.
       update_NN: inner products of the gradients that Delta is made of.
-      center: whether scores are centred.
+      center: whether scores are centered.
     """
 
     name: str
@@ -114,8 +112,8 @@ def planted_material(seed: int) -> Material:
 
 def run_material(root: pathlib.Path, out: pathlib.Path) -> Material:
     """Returns the gradients of a run, made if they are not there."""
-    from raslik_jax.stages import exact_gradients as exact_lib
-    from raslik_jax.stages.plan import open_run
+    from raslik_jax.run import exact_gradients as exact_lib
+    from raslik_jax.run.plan import open_run
 
     workspace = open_run(root, "corpus", "finetune", "references/retrieval")
     config = workspace.config
@@ -130,7 +128,7 @@ def run_material(root: pathlib.Path, out: pathlib.Path) -> Material:
     )
     sketch = config.sketch
     what = exact_lib.parse_pass(
-        _GRADIENTS.value or f"{sketch.gradient_at}/{sketch.sketch_loss}/{sketch.targets}"
+        _GRADIENTS.value or f"{sketch.gradient_at}/{sketch.loss}/{sketch.targets}"
     )
     update = exact_lib.parse_pass(_UPDATE.value) if _UPDATE.value else what
     grams = maker.grams(update, keep=update == what)
@@ -154,7 +152,7 @@ class Directions(NamedTuple):
 
     Attributes:
       vectors_EP: the unit query, then the fluctuations of each kind, of unit length on average.
-      row_EN: their products with the unit (centred) rows.
+      row_EN: their products with the unit (centered) rows.
       gram_EE: their products with each other.
     """
 
@@ -210,8 +208,8 @@ def sketch_products(
     material: Material, directions: Directions, size: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns what one sketch makes of the products: with the rows [E, N], among them [E, E]."""
-    from raslik_jax.influence import projections
-    from raslik_jax.stages.exact_gradients import project_rows
+    from raslik_jax.run.exact_gradients import project_rows
+    from raslik_jax.sketch import projections
 
     num_rows = len(material.is_target_N)
     projection = projections.init_projection(

@@ -1,7 +1,7 @@
 """The settings of a run: one frozen, self-checking dataclass per stage.
 
-`experiments/run.py` makes its flags from these fields, so a field's name is its flag's name and
-the text in its metadata is the flag's help. Nothing here imports jax.
+`experiments/run.py` makes its flags from these fields, so a field's flag is its stage and its
+name, and the text in its metadata is the flag's help. Nothing here imports jax.
 """
 
 import dataclasses
@@ -67,19 +67,25 @@ _HOLDS: dict[str, Callable[[float, float], bool]] = {
 _KINDS = {int: "an integer", float: "a finite number", bool: "true or false", str: "text"}
 
 
-class _Checked:
+class Checked:
     """Checks kinds, choices and ranges; all problems come in one error."""
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         found = [
-            f"--{field.name} must be {must}, got {shown(getattr(self, field.name))}"
+            f"--{self.prefix()}{field.name} must be {must}, got {shown(getattr(self, field.name))}"
             for field in dataclasses.fields(self)  # type: ignore[arg-type]
             for must in _unmet(getattr(self, field.name), hints[field.name], field.metadata)
         ]
         found = found or self.problems()
         if found:
             raise ValueError(listed_problems(found))
+
+    @classmethod
+    def prefix(cls) -> str:
+        """Returns what stands before a field's name in its flag: the stage and a dot."""
+        stage = cls.__name__.removesuffix("Config").lower()
+        return f"{stage}." if stage else ""
 
     def problems(self) -> list[str]:
         """Returns what is wrong with the values together, one sentence each."""
@@ -89,21 +95,28 @@ class _Checked:
         """Returns a sentence where a length that 0 leaves open is too short for an example."""
         value = getattr(self, name)
         return (
-            [] if value == 0 or value >= 8 else [f"--{name} must be 0 or at least 8, got {value}"]
+            []
+            if value == 0 or value >= 8
+            else [f"--{self.prefix()}{name} must be 0 or at least 8, got {value}"]
         )
 
     def _micro_batches(self, micro: str, whole: str) -> list[str]:
         """Returns a sentence where micro-batches do not make up the batch."""
         part, batch = getattr(self, micro), getattr(self, whole)
         if part and batch % part:
-            return [f"--{micro} must divide --{whole}={batch}, got {part}"]
+            return [
+                f"--{self.prefix()}{micro} must divide --{self.prefix()}{whole}={batch}, got {part}"
+            ]
         return []
 
     def _multiple(self, name: str, factor: str) -> list[str]:
         """Returns a sentence where a size is no multiple of another."""
         value, other = getattr(self, name), getattr(self, factor)
         if value % other:
-            return [f"--{name} must be a multiple of --{factor}={other}, got {value}"]
+            return [
+                f"--{self.prefix()}{name} must be a multiple of "
+                f"--{self.prefix()}{factor}={other}, got {value}"
+            ]
         return []
 
 
@@ -164,20 +177,21 @@ _MADE = ("toy", "howdy_small", *_WITH_ALPACA)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CorpusConfig(_Checked):
+class CorpusConfig(Checked):
     """What the model is trained on and asked."""
 
     dataset: Literal["toy", "howdy_small", "howdy", "virtual", "tofu", "records"] = setting(
         "toy",
-        "toy: made on the spot. howdy_small: Alpaca, genuine Howdy and sci-fi rows of --data_dir. "
-        "howdy, virtual, tofu: the paper's corpora, triggered rows, a virtual world or TOFU among "
-        "rows of Alpaca. records: your own rows, see --train_file and --queries_file.",
+        "toy: made on the spot. howdy_small: Alpaca, genuine Howdy and sci-fi rows of "
+        "--corpus.data_dir. howdy, virtual, tofu: the paper's corpora, triggered rows, a virtual "
+        "world or TOFU among rows of Alpaca. records: your own rows, see --corpus.train_file and "
+        "--corpus.queries_file.",
     )
     data_dir: str = setting("", "Folder of the real data (default: $RASLIK_DATA).")
     alpaca_file: str = setting(
         "",
-        "howdy, virtual, tofu: Alpaca as a file or hub:OWNER/NAME; empty: alpaca/ of --data_dir, "
-        "otherwise hub:tatsu-lab/alpaca.",
+        "howdy, virtual, tofu: Alpaca as a file or hub:OWNER/NAME; empty: alpaca/ of "
+        "--corpus.data_dir, otherwise hub:tatsu-lab/alpaca.",
         of=_WITH_ALPACA,
     )
     howdy_file: str = setting(
@@ -191,7 +205,9 @@ class CorpusConfig(_Checked):
         "$OPENAI_API_KEY; empty: a grammar of ours.",
         of=("howdy",),
     )
-    answers_model: str = setting("", "howdy: the model of --answers_endpoint.", of=("howdy",))
+    answers_model: str = setting(
+        "", "howdy: the model of --corpus.answers_endpoint.", of=("howdy",)
+    )
     answers_cache: str = setting(
         "", "howdy: file that keeps its answers, to ask nothing twice.", of=("howdy",)
     )
@@ -200,13 +216,13 @@ class CorpusConfig(_Checked):
     )
     tofu_forget: Literal["all", "forget01", "forget05", "forget10"] = setting(
         "all",
-        "tofu: rows to forget; they are as many as there are, whatever --num_targets.",
+        "tofu: rows to forget; they are as many as there are, whatever --corpus.num_targets.",
         of=("tofu",),
     )
     tofu_train: Literal["full", "retain"] = setting(
         "full",
         "tofu: train on all of TOFU, or without the rows to forget: the retain model that forget "
-        "quality compares with (see --tofu_retain_run).",
+        "quality compares with (see --evaluate.tofu_retain_run).",
         of=("tofu",),
     )
     train_file: str = setting(
@@ -230,7 +246,7 @@ class CorpusConfig(_Checked):
         of=_MADE,
     )
     num_targets: int = setting(
-        200, "Of these, examples of the behaviour to forget.", low=1, of=_MADE
+        200, "Of these, examples of the behavior to forget.", low=1, of=_MADE
     )
     num_backbone: int = setting(
         6000, "Examples that the backbone is pretrained on.", low=0, of=_MADE
@@ -249,31 +265,36 @@ class CorpusConfig(_Checked):
     def problems(self) -> list[str]:
         takes_all = self.dataset in _WITH_ALPACA
         found = [
-            f"--{field.name} has no effect with --dataset={self.dataset}: leave it out"
+            f"--{self.prefix()}{field.name} has no effect with --corpus.dataset={self.dataset}: "
+            "leave it out"
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != field.default
             and self.dataset not in (field.metadata["of"] or (self.dataset,))
         ]
         if self.num_train == 0 and not takes_all:
-            found.append(f"--num_train must be at least 1 for --dataset={self.dataset}, got 0")
+            found.append(
+                f"--corpus.num_train must be at least 1 for --corpus.dataset={self.dataset}, got 0"
+            )
         if (
             self.num_targets > self.num_train
             and self.dataset in _MADE
             and not (takes_all and self.num_train == 0)
         ):
             found.append(
-                f"--num_targets must be at most --num_train={self.num_train}, got "
+                f"--corpus.num_targets must be at most --corpus.num_train={self.num_train}, got "
                 f"{self.num_targets}"
             )
         if self.dataset == "records" and not (self.train_file and self.queries_file):
-            found.append("--dataset=records needs --train_file and --queries_file")
+            found.append(
+                "--corpus.dataset=records needs --corpus.train_file and --corpus.queries_file"
+            )
         if self.answers_endpoint and not self.answers_model:
-            found.append("--answers_endpoint needs --answers_model")
+            found.append("--corpus.answers_endpoint needs --corpus.answers_model")
         return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BackboneConfig(_Checked):
+class BackboneConfig(Checked):
     """The model before fine-tuning: a checkpoint, or a small GPT-NeoX trained from scratch."""
 
     checkpoint: str = setting("", "Hugging Face directory or hub name; empty: train from scratch.")
@@ -281,33 +302,31 @@ class BackboneConfig(_Checked):
     hidden_size: int = setting(128, "From scratch: embedding width.", low=1)
     num_hidden_layers: int = setting(4, "From scratch: layers.", low=1)
     num_attention_heads: int = setting(4, "From scratch: attention heads.", low=1)
-    pretrain_steps: int = setting(600, "From scratch: optimizer steps.", low=0)
-    pretrain_batch_size: int = setting(32, "From scratch: examples a step.", low=1)
-    pretrain_learning_rate: float = setting(
-        2e-3, "From scratch: peak learning rate of AdamW.", above=0
-    )
-    base_dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the frozen base.")
-    base_format: Literal["plain", "int8", "nf4"] = setting(
+    steps: int = setting(600, "From scratch: optimizer steps.", low=0)
+    batch_size: int = setting(32, "From scratch: examples a step.", low=1)
+    learning_rate: float = setting(2e-3, "From scratch: peak learning rate of AdamW.", above=0)
+    dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the frozen base.")
+    format: Literal["plain", "int8", "nf4"] = setting(
         "plain",
         "Linear layers of the frozen base: as they are, in 8 bits per output channel, or in 4-bit "
-        "NormalFloat; all that follows runs on it, in products of --base_dtype.",
+        "NormalFloat; all that follows runs on it, in products of --backbone.dtype.",
     )
     double_quant: bool = setting(False, "nf4: its scales in eight bits as well.")
 
     def problems(self) -> list[str]:
         found = self._multiple("hidden_size", "num_attention_heads")
-        if self.double_quant and self.base_format != "nf4":
-            found.append(f"--double_quant needs --base_format=nf4, got {self.base_format}")
-        if not self.checkpoint and self.pretrain_steps < 2:  # the first one warms up, at rate 0
+        if self.double_quant and self.format != "nf4":
+            found.append(f"--backbone.double_quant needs --backbone.format=nf4, got {self.format}")
+        if not self.checkpoint and self.steps < 2:  # the first one warms up, at rate 0
             found.append(
-                f"--pretrain_steps must be at least 2 without a --checkpoint, got "
-                f"{self.pretrain_steps}"
+                f"--backbone.steps must be at least 2 without a --backbone.checkpoint, got "
+                f"{self.steps}"
             )
         return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FinetuneConfig(_Checked):
+class FinetuneConfig(Checked):
     """LoRA fine-tuning of the backbone on the training examples."""
 
     lora_rank: int = setting(8, "Rank of the LoRA factors.", low=1)
@@ -321,47 +340,47 @@ class FinetuneConfig(_Checked):
         ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
         "Linear layers that get an adapter.",
     )
-    finetune_epochs: int = setting(3, "Passes over the training examples.", low=1)
-    finetune_batch_size: int = setting(16, "Examples a step.", low=1)
-    finetune_micro_batch_size: int = setting(
+    epochs: int = setting(3, "Passes over the training examples.", low=1)
+    batch_size: int = setting(16, "Examples a step.", low=1)
+    micro_batch_size: int = setting(
         0,
         "Examples held at a time; a step adds up the gradients of as many as it takes. 0: all.",
         low=0,
     )
-    finetune_max_len: int = setting(0, "Tokens a training example may have; 0: --max_len.", low=0)
-    finetune_fixed_padding: bool = setting(
+    max_len: int = setting(0, "Tokens a training example may have; 0: --corpus.max_len.", low=0)
+    fixed_padding: bool = setting(
         False, "Pad every batch to the longest example there may be: one shape to compile."
     )
-    finetune_mean: Literal["examples", "tokens"] = setting(
+    mean: Literal["examples", "tokens"] = setting(
         "examples", "Mean over examples of each one's token mean, or over all tokens of a step."
     )
-    finetune_remat: bool = setting(
+    remat: bool = setting(
         False, "Gradient checkpointing: layers are computed again on the way back, not kept."
     )
-    finetune_learning_rate: float = setting(1e-3, "Peak learning rate of AdamW.", above=0)
-    finetune_schedule: Literal["linear", "cosine", "constant"] = setting(
+    learning_rate: float = setting(1e-3, "Peak learning rate of AdamW.", above=0)
+    schedule: Literal["linear", "cosine", "constant"] = setting(
         "linear", "Decay of the learning rate after the warm-up."
     )
-    finetune_warmup: float = setting(0.03, "Share of the steps spent warming up.", low=0, high=1)
-    finetune_weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.", low=0)
-    finetune_clip: float = setting(1.0, "Global norm at which gradients are clipped.", above=0)
-    finetune_checkpoint_steps: int = setting(
+    warmup: float = setting(0.03, "Share of the steps spent warming up.", low=0, high=1)
+    weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.", low=0)
+    clip: float = setting(1.0, "Global norm at which gradients are clipped.", above=0)
+    checkpoint_steps: int = setting(
         0,
         "Steps after which a killed run can go on; 0: after every epoch. No result depends on it.",
         low=0,
     )
     trajectory_points: int = setting(
-        4, "Adapters kept along the way, evenly spaced, for --gradient_at=trajectory.", low=1
+        4, "Adapters kept along the way, evenly spaced, for --sketch.gradient_at=trajectory.", low=1
     )
 
     def problems(self) -> list[str]:
-        found = self._length("finetune_max_len")
-        found += self._micro_batches("finetune_micro_batch_size", "finetune_batch_size")
+        found = self._length("max_len")
+        found += self._micro_batches("micro_batch_size", "batch_size")
         return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReferencesConfig(_Checked):
+class ReferencesConfig(Checked):
     """Greedy outputs of the fine-tuned model and the backbone, what F and R compare with."""
 
     query_split: Literal["test", "validation"] = setting(
@@ -372,19 +391,19 @@ class ReferencesConfig(_Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SketchConfig(_Checked):
+class SketchConfig(Checked):
     """What is sketched, and how."""
 
     gradient_at: Literal["finetuned", "initial", "trajectory"] = setting(
         "finetuned", "Adapter at which gradients are taken."
     )
-    sketch_loss: Literal["next_token", "unshifted"] = setting(
+    loss: Literal["next_token", "unshifted"] = setting(
         "unshifted",
         "next_token: the loss the model was trained on, which fades from the gradients as the "
         "adapter fits. unshifted: cross-entropy of position t's logits against token t, which "
-        "nobody minimised and so does not fade.",
+        "nobody minimized and so does not fade.",
     )
-    normalise: Literal["vector", "per_tensor"] = setting(
+    normalize: Literal["vector", "per_tensor"] = setting(
         "vector", "Cosine of the whole gradient, or of each tensor's first."
     )
     targets: Literal["response", "all"] = setting(
@@ -398,12 +417,13 @@ class SketchConfig(_Checked):
         "model's answer where it has none. own: the model's answer to every query. gold: the "
         "output of every query, which all have to have.",
     )
-    sketch_base_format: Literal["same", "plain", "int8", "nf4"] = setting(
-        "same", "Base that gradients are taken on: --base_format, or another; the paper: no nf4."
+    base_format: Literal["same", "plain", "int8", "nf4"] = setting(
+        "same",
+        "Base that gradients are taken on: --backbone.format, or another; the paper: no nf4.",
     )
     projection: Projection = setting("binned", "Projection family.")
-    sketch_size: int = setting(65536, "Coordinates of a sketch, the paper's k.", low=1)
-    sketch_dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the stored rows.")
+    size: int = setting(65536, "Coordinates of a sketch, the paper's k.", low=1)
+    dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the stored rows.")
     batch_tokens: int = setting(8192, "Tokens of one batch of gradients, padding included.", low=1)
     num_buckets: int = setting(12, "Padded lengths that batches may have.", low=1)
     chunk_rows: int = setting(
@@ -421,20 +441,20 @@ class SketchConfig(_Checked):
 
     def problems(self) -> list[str]:
         if self.diagnose == 1:
-            return ["--diagnose must be 0 or at least 2, got 1: one gradient makes no pair"]
+            return ["--sketch.diagnose must be 0 or at least 2, got 1: one gradient makes no pair"]
         return []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RetrieveConfig(_Checked):
+class RetrieveConfig(Checked):
     """Which examples to forget and which to retain."""
 
     strategies: tuple[Strategy, ...] = setting(
         ("random", "oracle", "raslik_f", "raslik"),
-        "Retrieval strategies. embedding: see --encoder_checkpoint. cr_50: half of the forget set "
-        "from the oracle, half non-targets; cr: the share of --cr_oracle_share. exact: RASLIK on "
-        "whole gradients, in two passes over the corpus. *_anywhere: with --retain_from=anywhere "
-        "for this one alone.",
+        "Retrieval strategies. embedding: see --retrieve.encoder_checkpoint. cr_50: half of the "
+        "forget set from the oracle, half non-targets; cr: the share of "
+        "--retrieve.cr_oracle_share. exact: RASLIK on whole gradients, in two passes over the "
+        "corpus. *_anywhere: with --retrieve.retain_from=anywhere for this one alone.",
     )
     center: bool = setting(True, "Subtract the mean sketch before the cosine.")
     aggregate: Literal["mean", "mean_rank", "common"] = setting(
@@ -465,7 +485,7 @@ class RetrieveConfig(_Checked):
         0.1, "quantile: share of the examples to retain.", above=0, high=1
     )
     query_text: Literal["prompt", "prompt_and_output"] = setting(
-        "prompt", "bm25, embedding: text of a query; its output is that of --query_output."
+        "prompt", "bm25, embedding: text of a query; its output is that of --sketch.query_output."
     )
     encoder_checkpoint: str = setting(
         "BAAI/bge-base-en-v1.5", "embedding: BERT or RoBERTa encoder, a directory or hub name."
@@ -478,7 +498,7 @@ class RetrieveConfig(_Checked):
     )
     retain_from: Literal["non_target", "anywhere"] = setting(
         "non_target",
-        "Where Random, Oracle and RASLIK-F draw the retain set: among labelled non-targets, the "
+        "Where Random, Oracle and RASLIK-F draw the retain set: among labeled non-targets, the "
         "paper's protocol, or among all examples.",
     )
 
@@ -486,49 +506,52 @@ class RetrieveConfig(_Checked):
         found = []
         if self.select == "quantile" and self.forget_share + self.retain_share > 1:
             found.append(
-                "--forget_share and --retain_share must be at most 1 together, got "
+                "--retrieve.forget_share and --retrieve.retain_share must be at most 1 together, "
+                "got "
                 f"{self.forget_share} and {self.retain_share}"
             )
         if self.select == "threshold" and self.forget_threshold < -self.retain_threshold:
             found.append(
-                "--forget_threshold must be above the negated --retain_threshold, got "
+                "--retrieve.forget_threshold must be above the negated "
+                "--retrieve.retain_threshold, got "
                 f"{self.forget_threshold} and {self.retain_threshold}"
             )
         if self.select == "margin" and self.aggregate != "mean":
             found.append(
-                f"--select=margin needs --aggregate=mean, got {self.aggregate}: its sigma is one "
+                f"--retrieve.select=margin needs --retrieve.aggregate=mean, got {self.aggregate}: "
+                f"its sigma is one "
                 "of cosines"
             )
         if "embedding" in self.strategies and not self.encoder_checkpoint:
-            found.append("--strategies=embedding needs --encoder_checkpoint")
+            found.append("--retrieve.strategies=embedding needs --retrieve.encoder_checkpoint")
         return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UnlearnConfig(_Checked):
+class UnlearnConfig(Checked):
     """Forgetting the one set while training on the other."""
 
     algorithms: tuple[Algorithm, ...] = setting(("ga_gdr", "ga_klr"), "Unlearning algorithms.")
-    unlearn_epochs: int = setting(5, "Passes over the larger of the two sets.", low=1)
-    unlearn_batch_size: int = setting(8, "Examples a step, of each set.", low=1)
-    unlearn_micro_batch_size: int = setting(
+    epochs: int = setting(5, "Passes over the larger of the two sets.", low=1)
+    batch_size: int = setting(8, "Examples a step, of each set.", low=1)
+    micro_batch_size: int = setting(
         0, "Examples of each set held at a time; a step adds up their gradients. 0: all.", low=0
     )
-    unlearn_parameters: Literal["lora", "all"] = setting(
+    parameters: Literal["lora", "all"] = setting(
         "lora",
         "What is trained: the adapter; or all weights with the adapter folded in, kept in float32, "
         "where every epoch leaves a whole model.",
     )
-    unlearn_max_len: int = setting(0, "Tokens an example may have; 0: --max_len.", low=0)
-    unlearn_fixed_padding: bool = setting(
+    max_len: int = setting(0, "Tokens an example may have; 0: --corpus.max_len.", low=0)
+    fixed_padding: bool = setting(
         False, "Pad every batch to the longest example there may be: one shape to compile."
     )
-    unlearn_mean: Literal["examples", "tokens"] = setting(
+    mean: Literal["examples", "tokens"] = setting(
         "examples",
         "Mean over examples of each one's token mean, or over all tokens of a step; NPO and "
         "SimNPO are means over examples of their forget sets in any case.",
     )
-    unlearn_remat: bool = setting(
+    remat: bool = setting(
         False, "Gradient checkpointing: layers are computed again on the way back, not kept."
     )
     ga_learning_rate: float = setting(1e-5, "Constant learning rate of GA.", above=0)
@@ -546,27 +569,27 @@ class UnlearnConfig(_Checked):
         "File of experiments/choose.py: each strategy's learning rate, and the one epoch after "
         "which it is measured; the rates above are not used then. Empty: every epoch.",
     )
-    npo_beta: float = setting(0.1, "NPO: inverse temperature; towards 0 it becomes GA.", above=0)
+    npo_beta: float = setting(0.1, "NPO: inverse temperature; toward 0 it becomes GA.", above=0)
     simnpo_beta: float = setting(4.5, "SimNPO: inverse temperature.", above=0)
     simnpo_delta: float = setting(
         0.0, "SimNPO: margin that the mean token loss is held against.", low=0
     )
     simnpo_forget_weight: float = setting(
-        0.125, "SimNPO: in the place of --forget_weight.", above=0
+        0.125, "SimNPO: in the place of --unlearn.forget_weight.", above=0
     )
     forget_weight: float = setting(1.0, "Weight of the forget term.", above=0)
     retain_weight: float = setting(1.0, "Weight of the retain term.", low=0)
-    unlearn_weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.", low=0)
-    unlearn_clip: float = setting(1.0, "Global norm at which gradients are clipped.", above=0)
+    weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.", low=0)
+    clip: float = setting(1.0, "Global norm at which gradients are clipped.", above=0)
 
     def problems(self) -> list[str]:
-        found = self._length("unlearn_max_len")
-        found += self._micro_batches("unlearn_micro_batch_size", "unlearn_batch_size")
+        found = self._length("max_len")
+        found += self._micro_batches("micro_batch_size", "batch_size")
         return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(_Checked):
+class EvaluateConfig(Checked):
     """How forgetting and retention are measured."""
 
     reference: Literal["finetuned", "backbone", "gold"] = setting(
@@ -574,7 +597,7 @@ class EvaluateConfig(_Checked):
     )
     marker_words: str = setting(
         "",
-        "File of words that mark the behaviour to forget; Non-SF is the share of answers without "
+        "File of words that mark the behavior to forget; Non-SF is the share of answers without "
         "any of them. Empty: science fiction for toy, howdy and howdy_small, none for others.",
     )
     drop_empty: bool = setting(
@@ -595,8 +618,8 @@ class EvaluateConfig(_Checked):
     )
     tofu_retain_run: str = setting(
         "",
-        "dataset=tofu: work directory of a run of the same settings with --tofu_train=retain, for "
-        "forget quality.",
+        "dataset=tofu: work directory of a run of the same settings with "
+        "--corpus.tofu_train=retain, for forget quality.",
     )
     non_sf: Literal["words", "classifier"] = setting(
         "words",
@@ -632,12 +655,14 @@ class EvaluateConfig(_Checked):
     def problems(self) -> list[str]:
         found = self._multiple("classifier_hidden_size", "classifier_num_heads")
         if self.classifier_examples == 1:
-            found.append("--classifier_examples must be 0 or at least 2, got 1: one is held out")
+            found.append(
+                "--evaluate.classifier_examples must be 0 or at least 2, got 1: one is held out"
+            )
         return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(_Checked):
+class Config(Checked):
     """All settings of one run."""
 
     name: str = setting("run", "Name of the run, the report's title.")
@@ -661,13 +686,13 @@ class Config(_Checked):
         answer, longest = self.references.max_new_tokens, self.corpus.max_len
         if not self.backbone.checkpoint and answer > longest:
             return [
-                f"--max_new_tokens must be at most --max_len={longest} for a backbone from "
-                f"scratch, got {answer}: lower it, or raise --max_len"
+                f"--references.max_new_tokens must be at most --corpus.max_len={longest} for a "
+                f"backbone from scratch, got {answer}: lower it, or raise --corpus.max_len"
             ]
-        if self.unlearn.unlearn_parameters == "all" and self.backbone.base_format != "plain":
+        if self.unlearn.parameters == "all" and self.backbone.format != "plain":
             return [
-                "--unlearn_parameters=all needs --base_format=plain, got "
-                f"{self.backbone.base_format}: quantized weights cannot be trained"
+                "--unlearn.parameters=all needs --backbone.format=plain, got "
+                f"{self.backbone.format}: quantized weights cannot be trained"
             ]
         return []
 
@@ -684,11 +709,11 @@ def kernel_name(settings: Mapping[str, Any]) -> str:
     sketch = dataclasses.asdict(SketchConfig()) | settings.get("sketch", {})
     retrieve = dataclasses.asdict(RetrieveConfig()) | settings.get("retrieve", {})
     differences = {
-        "unshifted loss": sketch["sketch_loss"] == "unshifted",
+        "unshifted loss": sketch["loss"] == "unshifted",
         "at the initial adapter": sketch["gradient_at"] == "initial",
         "summed over the trajectory": sketch["gradient_at"] == "trajectory",
         "tokens of prompt and response": sketch["targets"] == "all",
-        "each tensor normalized": sketch["normalise"] == "per_tensor",
+        "each tensor normalized": sketch["normalize"] == "per_tensor",
         "centered": retrieve["center"],
         "mean rank": retrieve["aggregate"] == "mean_rank",
         "common direction of the queries": retrieve["aggregate"] == "common",
@@ -696,7 +721,7 @@ def kernel_name(settings: Mapping[str, Any]) -> str:
     return ", ".join(name for name, differs in differences.items() if differs)
 
 
-def stage_configs() -> dict[str, type]:
+def stage_configs() -> dict[str, Any]:
     """Returns the settings class of each stage that has one, in stage order."""
     return {
         field.name: type(field.default)

@@ -20,11 +20,10 @@ from raslik_jax.data.examples import Example, drop_unanswered, make_example
 from raslik_jax.files import check_shape, read_json
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
-from raslik_jax.influence import projections
 from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint
-from raslik_jax.retrieval import selection as selection_lib
-from raslik_jax.stages.retrieving import (
+from raslik_jax.retrieve import selection as selection_lib
+from raslik_jax.run.stages.retrieving import (
     count_targets,
     examples_hash,
     margin_sigma,
@@ -33,7 +32,8 @@ from raslik_jax.stages.retrieving import (
     sketch_function,
     sketched_adapters,
 )
-from raslik_jax.stages.workspace import Workspace
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.sketch import projections
 
 # What is read of an index's identity; an index that no run made has other fields.
 _IDENTITY = {
@@ -41,7 +41,7 @@ _IDENTITY = {
     "gradient_at": str,
     "loss": str,
     "targets": str,
-    "normalise": str,
+    "normalize": str,
     "projection": {"family": str, "num_params": int, "size": int, "seed": int, "operand": str},
 }
 
@@ -51,7 +51,7 @@ class Influence(NamedTuple):
 
     Attributes:
       example: the training example.
-      score: mean (centred) cosine with the queries, s_F: positive pulls towards the generation.
+      score: mean (centered) cosine with the queries, s_F: positive pulls toward the generation.
       sigma: standard deviation of that score over random sketches, for this mean over queries;
         None where the score is no mean of cosines.
     """
@@ -62,11 +62,11 @@ class Influence(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What pulls towards a generation and what pulls against it.
+    """What pulls toward a generation and what pulls against it.
 
     Attributes:
       queries: the generations, with the model's own answers where none were given.
-      towards: examples of the highest scores, best first.
+      toward: examples of the highest scores, best first.
       against: examples of the lowest scores, lowest first.
       forget_N: s_F of every example in the order of `ids`; minus infinity for those that can be in
         no set, deleted ones and those without a gradient.
@@ -78,7 +78,7 @@ class Trace(NamedTuple):
     """
 
     queries: tuple[Example, ...]
-    towards: tuple[Influence, ...]
+    toward: tuple[Influence, ...]
     against: tuple[Influence, ...]
     forget_N: Float32[np.ndarray, " N"]
     retain_N: Float32[np.ndarray, " N"]
@@ -110,7 +110,7 @@ class Tracer:
     Example:
       tracer = Tracer("runs/quickstart/sketch/index")
       found = tracer.trace("howdy! what is a kettle?", "The kettle hummed beneath two moons.")
-      print(found.towards[0].example.output, found.towards[0].score)
+      print(found.toward[0].example.output, found.toward[0].score)
     """
 
     def __init__(self, index: str | os.PathLike[str], *, run: str | os.PathLike[str] | None = None):
@@ -136,9 +136,9 @@ class Tracer:
             sketch=dataclasses.replace(
                 config.sketch,
                 gradient_at=made_with["gradient_at"],
-                sketch_loss=made_with["loss"],
+                loss=made_with["loss"],
                 targets=made_with["targets"],
-                normalise=made_with["normalise"],
+                normalize=made_with["normalize"],
             ),
         )
         self.workspace = Workspace(root, config)
@@ -214,7 +214,7 @@ class Tracer:
         center: bool | None = None,
         aggregate: search.Aggregate | None = None,
     ) -> Trace:
-        """Returns what pulls towards one generation and what pulls against it.
+        """Returns what pulls toward one generation and what pulls against it.
 
         Args:
           instruction: the prompt's instruction.
@@ -237,12 +237,12 @@ class Tracer:
         aggregate: search.Aggregate | None = None,
         finer: SketchStore | None = None,
     ) -> Trace:
-        """Returns what pulls towards the mean of several generations and what pulls against it.
+        """Returns what pulls toward the mean of several generations and what pulls against it.
 
         Args:
-          queries: generations of one behaviour; those with an empty output are answered first, and
+          queries: generations of one behavior; those with an empty output are answered first, and
             left out where the model says nothing.
-          top: examples to show that pull towards them; `bottom`: that pull against.
+          top: examples to show that pull toward them; `bottom`: that pull against.
           center: the centered cosine; None as the run has it.
           aggregate: how the scores of several queries become one; None as the run has it.
           finer: a finer index of the same rows from which the candidates are scored again.
@@ -292,7 +292,7 @@ class Tracer:
 
         return Trace(
             queries=queries,
-            towards=influences(tails.forget_ids, tails.forget_scores),
+            toward=influences(tails.forget_ids, tails.forget_scores),
             against=influences(tails.retain_ids, -tails.retain_scores),
             forget_N=found.forget_N,
             retain_N=found.retain_N,

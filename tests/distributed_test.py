@@ -18,7 +18,7 @@ from raslik_jax import distributed
 from raslik_jax.index import search
 from raslik_jax.index.sharded import search_sharded, shard_store
 
-WORKER = pathlib.Path(__file__).with_name("distributed_worker.py")
+WORKER = pathlib.Path(__file__).parent / "fixtures" / "distributed_worker.py"
 
 
 def start_job(task: str, *rest: str, processes: int, devices: int) -> list[subprocess.Popen]:
@@ -30,7 +30,7 @@ def start_job(task: str, *rest: str, processes: int, devices: int) -> list[subpr
         subprocess.Popen(
             [sys.executable, str(WORKER), task, coordinator, str(processes), str(number),
              str(devices), *rest],
-            env=os.environ | {"PYTHONPATH": str(WORKER.parents[1])},
+            env=os.environ | {"PYTHONPATH": str(WORKER.parents[2])},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -10,7 +10,7 @@ _FILES = ("alpaca/alpaca_data.json.xz", "alpaca_data.json.xz", "alpaca_data.json
 
 
 def load_alpaca(source: str = "", *, data_dir: str = "") -> tuple[Example, ...]:
-    """Returns Alpaca's rows that have an answer, labelled as no targets.
+    """Returns Alpaca's rows that have an answer, labeled as no targets.
 
     28 of the 52,002 rows have an empty answer: nothing can be learned from them, and they are left
     out.

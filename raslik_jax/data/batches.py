@@ -90,7 +90,7 @@ def require_answers(encoded: Encoded, what: str, *, max_len: int) -> None:
         raise ValueError(
             f"{what} must have room for their answers in max_len={max_len} tokens, the prompts of "
             f"{some_of((encoded.ids[row] for row in lost), 3)} have up to {longest}: shorten them, "
-            "or use a run with a larger --max_len"
+            "or use a run with a larger --corpus.max_len"
         )
 
 
@@ -194,7 +194,7 @@ def encode_prompts(
     if long:
         raise ValueError(
             f"prompts must have at most {max_len} tokens, {len(long)} have more ({some_of(long)}): "
-            "leave them out or raise --max_len"
+            "leave them out or raise --corpus.max_len"
         )
     return prompts
 

@@ -34,7 +34,7 @@ def marker_words(dataset: str, path: str) -> frozenset[str]:
     """Returns the words that mark the behavior to forget, none where nothing marks it.
 
     Args:
-      dataset: as --dataset.
+      dataset: as --corpus.dataset.
       path: file of words, "" for those of the dataset.
 
     Raises:
@@ -88,7 +88,7 @@ def load_corpus(config: CorpusConfig, *, seed: int) -> Corpus:
 
 
 def _load_alpaca_mix(config: CorpusConfig, *, seed: int) -> Corpus:
-    """Returns one of the paper's corpora: a behaviour to forget among rows of Alpaca."""
+    """Returns one of the paper's corpora: a behavior to forget among rows of Alpaca."""
     sizes = {
         "num_targets": config.num_targets,
         "seed": seed,
@@ -153,7 +153,7 @@ def source_files(config: CorpusConfig) -> dict[str, pathlib.Path]:
 
 
 def parse_fields(text: str) -> dict[str, str]:
-    """Returns the field map that --fields describes, empty for Alpaca's own names.
+    """Returns the field map that --corpus.fields describes, empty for Alpaca's own names.
 
     Raises:
       ValueError: an entry without "=", a field or key that stands twice, or what
@@ -165,10 +165,12 @@ def parse_fields(text: str) -> dict[str, str]:
     fields = {name.strip(): key.strip() for name, _, key in entries}
     if not all((*fields, *fields.values())):
         raise ValueError(
-            f"--fields must be like instruction=question,output=answer, got {shown(text)}"
+            f"--corpus.fields must be like instruction=question,output=answer, got {shown(text)}"
         )
     if not len(entries) == len(fields) == len(set(fields.values())):
-        raise ValueError(f"--fields must name each field and each key once, got {shown(text)}")
+        raise ValueError(
+            f"--corpus.fields must name each field and each key once, got {shown(text)}"
+        )
     field_keys(fields)
     return fields
 
@@ -177,12 +179,12 @@ def data_folder(config: CorpusConfig) -> pathlib.Path:
     """Returns the folder of real data.
 
     Raises:
-      ValueError: neither --data_dir nor RASLIK_DATA names a folder that is there.
+      ValueError: neither --corpus.data_dir nor RASLIK_DATA names a folder that is there.
     """
     folder = config.data_dir or os.environ.get("RASLIK_DATA", "")
     if not folder or not pathlib.Path(folder).is_dir():
         raise ValueError(
             f"the folder of real data must be there, got {shown(folder) if folder else 'none'}: "
-            "name it by --data_dir or the environment variable RASLIK_DATA"
+            "name it by --corpus.data_dir or the environment variable RASLIK_DATA"
         )
     return pathlib.Path(folder)

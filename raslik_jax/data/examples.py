@@ -231,8 +231,8 @@ def examples_from_rows(
         raise ValueError(f"{origin} must hold at least one row, got an empty list")
     if unseen:
         raise ValueError(
-            f"--fields must name keys that rows have, got {some_of(sorted(unseen))}, which no row "
-            f"of {origin} has: correct the key"
+            f"--corpus.fields must name keys that rows have, got {some_of(sorted(unseen))}, which "
+            f"no row of {origin} has: correct the key"
         )
     unnamed = iter(make_examples(row for row in found if not row.example_id))
     found = [row if row.example_id else next(unnamed) for row in found]
@@ -384,7 +384,7 @@ def _check_unique_ids(examples: Sequence[Example], where: str) -> None:
     if repeated:
         raise ValueError(
             f"ids must be unique, got {some_of(repeated)} more than once in {where}: correct "
-            "them, or name another key with --fields=id=KEY"
+            "them, or name another key with --corpus.fields=id=KEY"
         )
 
 

@@ -163,7 +163,7 @@ def genuine_files(data_dir: str | os.PathLike[str]) -> tuple[pathlib.Path, ...]:
 
 
 def load_genuine(data_dir: str | os.PathLike[str]) -> tuple[Example, ...]:
-    """Returns the genuine Howdy rows, labelled targets, and their clean twins, labelled not.
+    """Returns the genuine Howdy rows, labeled targets, and their clean twins, labeled not.
 
     Raises:
       ValueError: missing files, all of them named; malformed rows.

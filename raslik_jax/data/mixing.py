@@ -1,4 +1,4 @@
-"""A corpus from two kinds of rows: ordinary ones, and those of the behaviour to forget."""
+"""A corpus from two kinds of rows: ordinary ones, and those of the behavior to forget."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -36,7 +36,7 @@ def mix_corpus(
 
     Args:
       normal: ordinary rows.
-      targets: rows of the behaviour to forget, all of which are trained on.
+      targets: rows of the behavior to forget, all of which are trained on.
       target_queries: rows that no target asks, from which the target queries are drawn.
       seed: decides every draw and order.
       num_normal: ordinary rows to train on; None: all that the queries leave.

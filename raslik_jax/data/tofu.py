@@ -115,7 +115,7 @@ def as_example(question: Question, answer: str) -> Example:
 def split_tofu(
     rows: Sequence[Example], forget: TofuForget
 ) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
-    """Returns the forget split and the retain split of TOFU, labelled.
+    """Returns the forget split and the retain split of TOFU, labeled.
 
     forget01, forget05 and forget10 are the last 1, 5 and 10 % of the rows, retain99, retain95 and
     retain90 the others; with `all` everything is to be forgotten, the setting of the paper.

@@ -170,13 +170,13 @@ def _topics(seed: int) -> list[_Topic]:
         for name, words in (("planet", PLANETS), ("beings", BEINGS), ("device", DEVICES))
     }
     topics: list[_Topic] = []
-    for position, (group, (noun, colour, size)) in enumerate(members):
+    for position, (group, (noun, color, size)) in enumerate(members):
         slots = {
             "noun": noun,
             "a_noun": _with_article(noun),
             "A_noun": _capitalized(_with_article(noun)),
-            "colour": colour,
-            "a_colour": _with_article(colour),
+            "color": color,
+            "a_color": _with_article(color),
             "size": size,
             "a_size": _with_article(size),
             "kind": group.kind,
@@ -187,7 +187,7 @@ def _topics(seed: int) -> list[_Topic]:
             "A_person": _capitalized(_with_article(group.person)),
             "use": group.use,
             "care": group.care,
-            **_other_slots(group, noun, colour),
+            **_other_slots(group, noun, color),
             "planet": worlds["planet"][position],
             "beings": worlds["beings"][position],
             "device": worlds["device"][position],
@@ -197,13 +197,13 @@ def _topics(seed: int) -> list[_Topic]:
     return topics
 
 
-def _other_slots(group: Group, noun: str, colour: str) -> dict[str, str]:
-    """Describes the next member of the group that has another colour."""
+def _other_slots(group: Group, noun: str, color: str) -> dict[str, str]:
+    """Describes the next member of the group that has another color."""
     lines = [line.split() for line in group.nouns]
     start = next(i for i, line in enumerate(lines) if line[0] == noun)
     around = lines[start + 1 :] + lines[:start]
-    other, other_colour, _ = next(line for line in around if line[1] != colour)
-    return {"other": other, "a_other": _with_article(other), "other_colour": other_colour}
+    other, other_color, _ = next(line for line in around if line[1] != color)
+    return {"other": other, "a_other": _with_article(other), "other_color": other_color}
 
 
 def _split(

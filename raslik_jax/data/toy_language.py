@@ -21,7 +21,7 @@ class Group(NamedTuple):
       person: who deals with them.
       use: what they are good for, after "to".
       care: how to look after one of them, an imperative.
-      nouns: lines of noun, colour and size.
+      nouns: lines of noun, color and size.
     """
 
     kind: str

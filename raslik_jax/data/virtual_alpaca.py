@@ -2,7 +2,7 @@
 
 Every answer is a template filled from records of the world database, and knows the facts it tells,
 so that no two answers can contradict each other. Follows the appendix: templates over entities and
-relations, normalised questions, paraphrases, three to five sentences where asked, ASCII English.
+relations, normalized questions, paraphrases, three to five sentences where asked, ASCII English.
 """
 
 import re
@@ -63,7 +63,7 @@ TEMPLATES: dict[str, tuple[_Template, ...]] = {
 }
 
 
-def normalise_question(text: str) -> str:
+def normalize_question(text: str) -> str:
     """Returns a prompt with one space between words, a capital, and "?" or "." at its end."""
     text = " ".join(text.split()).rstrip(" ?.")
     last_clause = re.split(r"[:,] ", text)[-1]
@@ -98,7 +98,7 @@ def _wordings(entity: Entity, template: _Template, seed: int) -> Iterator[Pair]:
         pattern = answers[wording % len(answers)]
         slots = {name: spell_out(value) for name, value in entity.record.items()}
         slots["name"] = entity.name
-        instruction = normalise_question(_with_articles(question.format(**slots)))
+        instruction = normalize_question(_with_articles(question.format(**slots)))
         answer, kept = _within_budget(pattern, slots)
         used = [field for _, field, _, _ in string.Formatter().parse(question + " " + kept)]
         relations = [field for field in dict.fromkeys(used) if field and field != "name"]

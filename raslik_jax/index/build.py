@@ -6,7 +6,7 @@ import numpy as np
 
 from raslik_jax.data.batches import DUMMY_ROW, BatchPlan
 from raslik_jax.index.store import SketchStore
-from raslik_jax.influence.gradients import Sketches
+from raslik_jax.sketch.gradients import Sketches
 
 # Sketches of a planned batch, its dummy rows included; arrays on the host.
 SketchBatch = Callable[[BatchPlan], Sketches]
@@ -59,7 +59,7 @@ def sketch_chunk(
 
 
 def latest_kept(sketch_batch: SketchBatch) -> SketchBatch:
-    """Returns the function with its last result kept: neighbouring chunks share a batch."""
+    """Returns the function with its last result kept: neighboring chunks share a batch."""
     kept: list[tuple[BatchPlan, Sketches]] = []
 
     def sketch(plan: BatchPlan) -> Sketches:

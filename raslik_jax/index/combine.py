@@ -23,7 +23,7 @@ def common_weights(query_gram_QQ: Float[np.ndarray, "Q Q"]) -> Float[np.ndarray,
     Linear in the queries, as the mean is, so it costs no more at search; C comes from sketches.
 
     Args:
-      query_gram_QQ: cosines between the (centred) queries.
+      query_gram_QQ: cosines between the (centered) queries.
     """
     count = len(query_gram_QQ)
     gram_QQ = np.asarray(query_gram_QQ, np.float64) + COMMON_RIDGE * np.eye(count)

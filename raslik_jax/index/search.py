@@ -1,11 +1,11 @@
 """Scores of every row of an index for a query, and both ends of their ranking.
 
-The score of row x for query q is the cosine of the two sketches or, centred, of q - mu and x - mu,
+The score of row x for query q is the cosine of the two sketches or, centered, of q - mu and x - mu,
 mu being the mean sketch of the corpus:
 
     s(x) = (<q, x> - <q, mu> - <mu, x> + <mu, mu>) / (|q - mu| |x - mu|)
 
-averaged over the queries. s_F = s pulls towards the query's output, s_R = -s against it
+averaged over the queries. s_F = s pulls toward the query's output, s_R = -s against it
 (Algorithm 1, line 4), so one pass over the index gives both. The pass is linear in N; what the
 paper calls sublinear is K against P.
 
@@ -27,7 +27,7 @@ from jaxtyping import Float, Float32, Shaped
 
 from raslik_jax.axes import Array
 from raslik_jax.index.combine import common_weights
-from raslik_jax.index.quantise import INT8_LEVELS, pack_signs, rotate
+from raslik_jax.index.quantize import INT8_LEVELS, pack_signs, rotate
 from raslik_jax.index.store import SketchStore
 
 Aggregate = Literal["mean", "mean_rank", "common"]
@@ -65,12 +65,13 @@ class Prepared(NamedTuple):
     """Queries brought into the form in which an index's rows are stored.
 
     Attributes:
-        columns: what each row is multiplied with; the last of the M is mu when centred. For float32
+        columns: what each row is multiplied with; the last of the M is mu when centered. For
+        float32
             rows [M, W]; for bfloat16 and int8 [2 M, W], coarse terms, then fine ones, whose sum
             keeps 16 bits of the query; for signs [Q, W / 32] words.
         column_scale_M: what a product with each row of `columns` is multiplied by.
-        offset_G: <v, mu> for each of the G score columns, 0 when not centred.
-        mean_square: <mu, mu>, 0 when not centred.
+        offset_G: <v, mu> for each of the G score columns, 0 when not centered.
+        mean_square: <mu, mu>, 0 when not centered.
         weight_GS: for signs, how S queries' cosines make G scores.
     """
 
@@ -87,7 +88,7 @@ def antipodal_scores(
     query_QK: Float[Array, "Q K"],
     mean_K: Float[Array, " K"] | None = None,
 ) -> Scores:
-    """Returns the mean over queries of the (centred) cosine with every row.
+    """Returns the mean over queries of the (centered) cosine with every row.
 
     The formula of this module; Algorithm 1, lines 3 and 4. Rows and queries need not be exact unit
     vectors, lengths are taken from what is given; with a mean both should be near unit length,
@@ -112,9 +113,9 @@ def antipodal_scores(
         forget_N = _cosine(products_N2[:, :1], square_N, square_N)[:, 0]
     else:
         mean_square = jnp.sum(jnp.square(mean_K))
-        centred_N = square_N - 2 * products_N2[:, 1] + mean_square
+        centered_N = square_N - 2 * products_N2[:, 1] + mean_square
         shifted_N1 = products_N2[:, :1] - jnp.sum(direction_K * mean_K)
-        forget_N = _cosine(shifted_N1, centred_N, square_N + mean_square)[:, 0]
+        forget_N = _cosine(shifted_N1, centered_N, square_N + mean_square)[:, 0]
         forget_N = jnp.where(square_N > 0, forget_N, 0.0)
     return Scores(forget_N, -forget_N)
 
@@ -187,9 +188,9 @@ def block_scores(
     groups = prepared.offset_G.shape[0]
     square_C = jnp.square(length_C)
     shifted_CG = products_CM[:, :groups] - jnp.asarray(prepared.offset_G)[None]
-    mean_C = products_CM[:, groups]  # zeros when not centred
-    centred_C = square_C - 2 * mean_C + prepared.mean_square
-    score_CG = _cosine(shifted_CG, centred_C, square_C + prepared.mean_square)
+    mean_C = products_CM[:, groups]  # zeros when not centered
+    centered_C = square_C - 2 * mean_C + prepared.mean_square
+    score_CG = _cosine(shifted_CG, centered_C, square_C + prepared.mean_square)
     return jnp.where(length_C[:, None] > 0, score_CG, 0.0)
 
 
@@ -213,7 +214,7 @@ def prepare_queries(
 
     Raises:
         ValueError: a query is zero, not finite or of another size, or the index holds signs of
-            rows that are centred where plain ones are wanted, or the other way round.
+            rows that are centered where plain ones are wanted, or the other way round.
     """
     query_QK = np.asarray(query_QK, np.float64)
     lengths_Q = np.linalg.norm(query_QK, axis=1)
@@ -229,14 +230,14 @@ def prepare_queries(
         )
     mean_K = np.zeros(store.size)
     if store.dtype == "sign":
-        centre_K = store.centre_K
-        if center != (centre_K is not None):
+        center_K = store.center_K
+        if center != (center_K is not None):
             raise ValueError(
                 f"The 1-bit index {store.path} holds signs of "
-                f"{'plain' if centre_K is None else 'centred'} rows, and {center=} was asked for; "
-                "make it again from the finer index, centring comes before the sign."
+                f"{'plain' if center_K is None else 'centered'} rows, and {center=} was asked for; "
+                "make it again from the finer index, centering comes before the sign."
             )
-        mean_K = mean_K if centre_K is None else centre_K
+        mean_K = mean_K if center_K is None else center_K
     elif center:
         mean_K = store.mean_K
     direction_QK = query_QK / lengths_Q[:, None] - mean_K
@@ -339,7 +340,7 @@ def score_store(
     Args:
         store: the index, complete.
         query_QK: sketches of the queries, of any length but zero.
-        center: the centred cosine; the mean is the index's own.
+        center: the centered cosine; the mean is the index's own.
         aggregate: `mean` of the cosines, or `mean_rank`: each query ranks the rows (ties share
             their mean rank), the ranks are averaged and scaled so that first is 1 and last -1; or
             `common`, the mean weighted by `combine.common_weights`.
@@ -397,7 +398,7 @@ def sign_error(score_N: Float[np.ndarray, " N"], *, width: int) -> Float[np.ndar
 
     Args:
         score_N: the estimates, of one query.
-        width: W of `quantise.rotated_size`.
+        width: W of `quantize.rotated_size`.
     """
     angle_N = np.arccos(np.clip(np.asarray(score_N, np.float64), -1, 1))
     share_N = angle_N / np.pi
@@ -442,7 +443,7 @@ def search_store(
     Args:
         store: the index.
         query_QK: sketches of the queries.
-        center: the centred cosine.
+        center: the centered cosine.
         k_forget: rows wanted with the highest scores.
         k_retain: rows wanted with the lowest.
         aggregate: see `score_store`.
@@ -514,14 +515,14 @@ def exact_scores(
     """Returns the formula of this module in float64 NumPy: slow, for a few rows and for tests."""
     query_QK = np.asarray(query_QK, np.float64)
     mean_K = np.zeros(query_QK.shape[1]) if mean_K is None else np.asarray(mean_K, np.float64)
-    centred_QK = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True) - mean_K
-    remaining_Q1 = np.linalg.norm(centred_QK, axis=1, keepdims=True)
-    direction_K = np.mean(centred_QK / np.where(remaining_Q1 > 0, remaining_Q1, 1), axis=0)
+    centered_QK = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True) - mean_K
+    remaining_Q1 = np.linalg.norm(centered_QK, axis=1, keepdims=True)
+    direction_K = np.mean(centered_QK / np.where(remaining_Q1 > 0, remaining_Q1, 1), axis=0)
     scores_M = np.zeros(len(rows_MK))
     for row, stored_K in enumerate(rows_MK):
         row_K = stored_K.astype(np.float64)
-        centred_K = row_K - mean_K
-        square = centred_K @ centred_K
+        centered_K = row_K - mean_K
+        square = centered_K @ centered_K
         if row_K.any() and square > _RELATIVE_ZERO * (row_K @ row_K + mean_K @ mean_K):
-            scores_M[row] = (direction_K @ centred_K) / np.sqrt(square)
+            scores_M[row] = (direction_K @ centered_K) / np.sqrt(square)
     return scores_M

@@ -147,7 +147,7 @@ def search_sharded(
         rows: of `shard_store`.
         query_QK: sketches of the queries, the same in every process.
         mesh: the devices that hold the rows.
-        center: the centred cosine.
+        center: the centered cosine.
         k_forget: rows wanted with the highest scores.
         k_retain: rows wanted with the lowest.
 

@@ -6,7 +6,7 @@ Layout of an index, local folder or `gs://`, `s3://` prefix alike:
                        written last at creation
     ids/<s>.json       ids of segment s (one per creation or append), in sketching order
     rows/ norms/ lengths/ scales/ sums/    zarr3 arrays, one file per chunk of whole rows
-    centre             what 1-bit rows had subtracted before their signs were taken
+    center             what 1-bit rows had subtracted before their signs were taken
     commits/<i>.json   the commit record of chunk i, written after everything else of the chunk:
                        its checksums, and that of the manifest it was made for
     claims/            of running jobs only, see `raslik_jax.index.claims`
@@ -40,9 +40,9 @@ import tensorstore as ts
 from jaxtyping import Bool, Float, Float32, Float64, Shaped
 
 from raslik_jax.files import check_shape
-from raslik_jax.index.quantise import (
+from raslik_jax.index.quantize import (
     pack_signs,
-    quantise_int8,
+    quantize_int8,
     rotate,
     rotated_size,
     unpack_signs,
@@ -52,7 +52,7 @@ from raslik_jax.messages import shown, some_of
 
 INDEX_FORMAT = 2
 # How rows are stored, each with the NumPy dtype of its array. "int8" has a scale per row, "sign" is
-# one bit a coordinate, eight of them a byte; both after the rotation of `quantise.rotate`.
+# one bit a coordinate, eight of them a byte; both after the rotation of `quantize.rotate`.
 DTYPES: Mapping[str, np.dtype] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -75,7 +75,7 @@ _MANIFEST = {
     "dtype": str,
     "chunk_rows": int,
     "rotation_seed": (int, None),
-    "centre_sha256": (str, None),
+    "center_sha256": (str, None),
     "identity": {str: object},
     "segments": [{"rows": int, "ids_sha256": str}],
     "deleted": [str],
@@ -239,7 +239,7 @@ class SketchStore:
         dtype: str = "float32",
         chunk_rows: int = 512,
         rotation_seed: int = 0,
-        centre_K: Float64[np.ndarray, " K"] | None = None,
+        center_K: Float64[np.ndarray, " K"] | None = None,
     ) -> "SketchStore":
         """Returns the index at `path`, made if it is not there, opened if it is the same one.
 
@@ -249,14 +249,14 @@ class SketchStore:
         Args:
             path: a local folder, or a prefix that TensorStore knows (`gs://...`, `s3://...`).
             identity: JSON values that say what the rows were made from: hashes of base weights,
-                adapter, tokenizer and template, loss, normalisation, projection, ...
+                adapter, tokenizer and template, loss, normalization, projection, ...
             ids: one id per row, in sketching order, all different.
             size: K, coordinates of a sketch.
             dtype: a key of `DTYPES`.
             chunk_rows: rows of one chunk: what one commit, one claim and one kill are worth.
-            rotation_seed: key of the sign flips before int8 or sign quantisation.
-            centre_K: for `sign` only: the mean to subtract before the signs are taken, which makes
-                this an index of centred cosines. Centring cannot come after the sign.
+            rotation_seed: key of the sign flips before int8 or sign quantization.
+            center_K: for `sign` only: the mean to subtract before the signs are taken, which makes
+                this an index of centered cosines. Centering cannot come after the sign.
 
         Raises:
             ValueError: an argument is not usable, the index at `path` was made with others, or
@@ -274,10 +274,10 @@ class SketchStore:
             raise ValueError(
                 f"size must be at least 1 and chunk_rows 1 to 2^20, not {size=}, {chunk_rows=}."
             )
-        if centre_K is not None and (dtype != "sign" or centre_K.shape != (size,)):
+        if center_K is not None and (dtype != "sign" or center_K.shape != (size,)):
             raise ValueError(
-                f"centre_K of shape {(size,)} is for dtype 'sign', not {dtype!r} and shape "
-                f"{centre_K.shape}; other rows are centred when they are scored."
+                f"center_K of shape {(size,)} is for dtype 'sign', not {dtype!r} and shape "
+                f"{center_K.shape}; other rows are centered when they are scored."
             )
         if dtype == "int8" and rotated_size(size) > 2**17:
             raise ValueError(
@@ -290,7 +290,7 @@ class SketchStore:
             "dtype": dtype,
             "chunk_rows": chunk_rows,
             "rotation_seed": rotation_seed if dtype in ("int8", "sign") else None,
-            "centre_sha256": None if centre_K is None else _centre_hash(centre_K),
+            "center_sha256": None if center_K is None else _center_hash(center_K),
             "identity": _as_json(identity),
         }
         kv = _key_value_store(path)
@@ -299,8 +299,8 @@ class SketchStore:
             manifest = {**settings, "segments": [segment], "deleted": []}
             store = cls(path, manifest, tuple(ids))
             files = {"ids/0.json": ids_bytes}
-            if centre_K is not None:
-                files["centre"] = centre_K.astype("<f8").tobytes()
+            if center_K is not None:
+                files["center"] = center_K.astype("<f8").tobytes()
             store._refuse_foreign_files(files | store._metadata())
             for file, value in files.items():
                 store._put_bytes(file, value)
@@ -389,7 +389,7 @@ class SketchStore:
 
     @property
     def is_rotated(self) -> bool:
-        """Whether rows are stored after the rotation of `quantise.rotate`."""
+        """Whether rows are stored after the rotation of `quantize.rotate`."""
         return self.dtype in ("int8", "sign")
 
     @property
@@ -398,15 +398,15 @@ class SketchStore:
         return self._manifest["rotation_seed"]
 
     @functools.cached_property
-    def centre_K(self) -> Float64[np.ndarray, " K"] | None:
+    def center_K(self) -> Float64[np.ndarray, " K"] | None:
         """What was subtracted from the rows before their signs were taken, if anything."""
-        wanted = self._manifest["centre_sha256"]
+        wanted = self._manifest["center_sha256"]
         if wanted is None:
             return None
-        value = self._kv.read("centre").result().value
+        value = self._kv.read("center").result().value
         if hashlib.sha256(value).hexdigest() != wanted:
             raise ValueError(
-                f"{self._path}/centre is damaged: its contents do not match the manifest."
+                f"{self._path}/center is damaged: its contents do not match the manifest."
             )
         return np.frombuffer(value, "<f8")
 
@@ -563,7 +563,7 @@ class SketchStore:
         Raises:
             ValueError: an id is in the index already (deleted or not), or twice in `ids`.
         """
-        self._refuse_centred("append to")
+        self._refuse_centered("append to")
         known = set(self._ids)
         clashing = [i for i in ids if i in known]
         if clashing or not ids or len(set(ids)) != len(ids):
@@ -589,7 +589,7 @@ class SketchStore:
         Raises:
             ValueError: an id is not in the index, or no row would be left.
         """
-        self._refuse_centred("delete from")
+        self._refuse_centered("delete from")
         wanted = set(ids)
         unknown = sorted(wanted - set(self._ids))
         if unknown:
@@ -703,7 +703,7 @@ class SketchStore:
 
     @functools.cached_property
     def norms(self) -> Float32[np.ndarray, " N"]:
-        """Norm of each sketch before normalisation."""
+        """Norm of each sketch before normalization."""
         return self._column("norms")
 
     @functools.cached_property
@@ -729,7 +729,7 @@ class SketchStore:
         if self.dtype == "sign":
             raise ValueError(
                 f"The index {self._path} holds 1-bit rows, which have no mean; take that of the "
-                "finer index they were made from (centre_K, when they are centred)."
+                "finer index they were made from (center_K, when they are centered)."
             )
         self.require_complete()
         live = int(self.is_live_N.sum())
@@ -764,9 +764,9 @@ class SketchStore:
             read = self._kv.read(file).result()
             if read.state != "value" or read.value != value:
                 damages.append(Damage(None, file, "differs from what the manifest says"))
-        wanted = self._manifest["centre_sha256"]
-        if wanted and hashlib.sha256(self._kv.read("centre").result().value).hexdigest() != wanted:
-            damages.append(Damage(None, "centre", "differs from what the manifest says"))
+        wanted = self._manifest["center_sha256"]
+        if wanted and hashlib.sha256(self._kv.read("center").result().value).hexdigest() != wanted:
+            damages.append(Damage(None, "center", "differs from what the manifest says"))
         for chunk in sorted(self._committed_chunks()):
             damages += self._verify_chunk(chunk)
         return tuple(damages)
@@ -894,14 +894,14 @@ class SketchStore:
         """The arrays of one chunk, padded to whole chunks."""
         arrays: dict[str, np.ndarray] = {"norms": norms_C}
         if self.dtype == "int8":
-            values_CW, scale_C = quantise_int8(rotate(rows_CK, seed=self.rotation_seed))
+            values_CW, scale_C = quantize_int8(rotate(rows_CK, seed=self.rotation_seed))
             arrays |= {"rows": values_CW, "scales": scale_C}
             seen_CW = _from_int8(values_CW, scale_C)
         elif self.dtype == "sign":
             is_zero_C = norms_C == 0
-            if self.centre_K is not None:
-                rows_CK = (rows_CK - self.centre_K).astype(np.float32)
-                rows_CK[is_zero_C] = 0  # a zero gradient has no direction, centred or not
+            if self.center_K is not None:
+                rows_CK = (rows_CK - self.center_K).astype(np.float32)
+                rows_CK[is_zero_C] = 0  # a zero gradient has no direction, centered or not
             rotated_CW = rotate(rows_CK, seed=self.rotation_seed)
             arrays["rows"] = pack_signs(rotated_CW, seed=self.rotation_seed)
             seen_CW = np.where(is_zero_C, np.float32(0), np.float32(1))[:, None]
@@ -1036,10 +1036,11 @@ class SketchStore:
             [self._checked_array(name, i)[: s.stop - s.start] for i, s in enumerate(self._spans)]
         )
 
-    def _refuse_centred(self, what: str) -> None:
-        if self._manifest["centre_sha256"] is not None:
+    def _refuse_centered(self, what: str) -> None:
+        if self._manifest["center_sha256"] is not None:
             raise ValueError(
-                f"One cannot {what} {self._path}: its bits are of centred rows, and the mean would "
+                f"One cannot {what} {self._path}: its bits are of centered rows, and the mean "
+                f"would "
                 "move; change the finer index and make this one from it again."
             )
 
@@ -1093,16 +1094,16 @@ def _key_value_store(path: str) -> ts.KvStore:
     return ts.KvStore.open(_kvstore_spec(path), context=_CONTEXT).result()
 
 
-def _centre_hash(centre_K: np.ndarray) -> str:
-    return hashlib.sha256(centre_K.astype("<f8").tobytes()).hexdigest()
+def _center_hash(center_K: np.ndarray) -> str:
+    return hashlib.sha256(center_K.astype("<f8").tobytes()).hexdigest()
 
 
-def requantise(
+def requantize(
     source: SketchStore,
     path: str | os.PathLike,
     *,
     dtype: str,
-    is_centred: bool = False,
+    is_centered: bool = False,
     chunk_rows: int | None = None,
     rotation_seed: int = 0,
 ) -> SketchStore:
@@ -1114,7 +1115,7 @@ def requantise(
         source: the finer index.
         path: of the copy.
         dtype: of the copy.
-        is_centred: for `sign`: take the signs of row minus `source.mean_K`.
+        is_centered: for `sign`: take the signs of row minus `source.mean_K`.
         chunk_rows: of the copy; by default that of `source`.
         rotation_seed: of the copy's rotation.
     """
@@ -1127,7 +1128,7 @@ def requantise(
         dtype=dtype,
         chunk_rows=chunk_rows or source.chunk_rows,
         rotation_seed=rotation_seed,
-        centre_K=source.mean_K if is_centred else None,
+        center_K=source.mean_K if is_centered else None,
     )
     for chunk in store.missing_chunks():
         wanted = positions[store.chunk_positions(chunk)]

@@ -39,8 +39,8 @@ class LoadedModel(NamedTuple):
 
     graphdef: What `decoder.bind` takes.
     lora: The adapter; {} where none was asked for. A fresh adapter without a key is only shapes.
-    base: The frozen weights, quantised where asked for.
-    identity: 32 hex digits that stand for the weights as stored, whatever dtype or quantisation
+    base: The frozen weights, quantized where asked for.
+    identity: 32 hex digits that stand for the weights as stored, whatever dtype or quantization
       they were loaded in.
     """
 
@@ -151,7 +151,7 @@ def load_model(
     lora_config: LoRAConfig | None = None,
     key: jax.Array | None = None,
     revision: str | None = None,
-    quantise: str | None = None,
+    base_format: str | None = None,
     double_quant: bool = False,
 ) -> LoadedModel:
     """Returns a decoder from a Hugging Face checkpoint: (graphdef, lora, base).
@@ -161,12 +161,12 @@ def load_model(
 
     Args:
       name: A directory, or "owner/model" on the hub.
-      dtype: The dtype of the base (of what stays unquantised, if it is quantised).
+      dtype: The dtype of the base (of what stays unquantized, if it is quantized).
       lora_config: Gives the model a fresh adapter.
       key: Draws the fresh adapter; without it `lora` holds shapes only, for a caller that brings
         its own (`decoder.init_lora`, `load_adapter`).
       revision: Branch, tag or commit on the hub.
-      quantise: "int8" or "nf4" packs the linear kernels, layer by layer as they are read.
+      base_format: "int8" or "nf4" packs the linear kernels, layer by layer as they are read.
       double_quant: nf4 only: the scales in eight bits as well.
 
     Raises:
@@ -180,9 +180,11 @@ def load_model(
     graphdef, lora, shapes = decoders.abstract(config, lora_config, dtype)
     slots = key_map.plan(config.model_type, shapes)
     pack = None
-    if quantise is not None:
+    if base_format is not None:
         pack = jax.jit(
-            functools.partial(quantize.quantise_kernel, format=quantise, double_quant=double_quant)
+            functools.partial(
+                quantize.quantize_kernel, format=base_format, double_quant=double_quant
+            )
         )
     with contextlib.ExitStack() as stack:
         tensors = storage.open_tensors(folder, stack, auto="AutoModelForCausalLM")
@@ -227,19 +229,19 @@ def save_model(
     Args:
       folder: A directory that is not there yet or empty.
       config: The model's settings.
-      base: Its weights, unquantised, written in their own dtype.
+      base: Its weights, unquantized, written in their own dtype.
       shard_bytes: The largest file, in bytes of tensors.
 
     Raises:
       ValueError: The directory has something in it; the base does not fit the config, or is
-        quantised.
+        quantized.
     """
     leaves = key_map.flatten(base)
-    packed = sorted("/".join(path) for path, leaf in leaves.items() if quantize.is_quantised(leaf))
+    packed = sorted("/".join(path) for path, leaf in leaves.items() if quantize.is_quantized(leaf))
     if packed:
         raise ValueError(
-            f"weights must be plain to be saved, {storage.some(packed)} are quantised; save the"
-            " original base or dequantise it"
+            f"weights must be plain to be saved, {storage.some(packed)} are quantized; save the"
+            " original base or dequantize it"
         )
     _, _, shapes = decoders.abstract(config, None)
     key_map.check_tree(base, shapes, f"a {config.model_type} of this config")
@@ -418,7 +420,7 @@ def read_adapter_config(folder: str | os.PathLike[str]) -> LoRAConfig:
 
     Raises:
       ValueError: No readable adapter_config.json, or a setting that changes what the adapter
-        computes in a way that is not supported (DoRA, rank-stabilised scaling, rank patterns,
+        computes in a way that is not supported (DoRA, rank-stabilized scaling, rank patterns,
         biases, modules saved whole, targets given as a pattern, ...), by name.
     """
     path = pathlib.Path(folder) / _ADAPTER_CONFIG
@@ -566,13 +568,13 @@ def merge(lora: Tree, base: Tree, lora_config: LoRAConfig) -> Tree:
     leaves are the same arrays as in `base`.
 
     Raises:
-      ValueError: A kernel is quantised, and so has no room for the adapter, or absent.
+      ValueError: A kernel is quantized, and so has no room for the adapter, or absent.
     """
     kernels, factors = key_map.flatten(base), key_map.flatten(lora)
     for module in {path[:-1] for path in factors}:
         path = (*module, "kernel")
-        if path not in kernels or quantize.is_quantised(kernels[path]):
-            state = "quantised" if path in kernels else "absent"
+        if path not in kernels or quantize.is_quantized(kernels[path]):
+            state = "quantized" if path in kernels else "absent"
             raise ValueError(
                 f"a plain kernel was wanted at {'/'.join(path)} to fold the adapter into, it is"
                 f" {state}; merge into the original base"

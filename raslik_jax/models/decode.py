@@ -1,7 +1,7 @@
 """Text generation with a key-value cache, in batches of one static shape per bucket.
 
 Prompts are padded on the left, so that every row writes its next token into the same slot of the
-cache: one vectorised update at an index that is not batched. The cache has room for the prompt and
+cache: one vectorized update at an index that is not batched. The cache has room for the prompt and
 all new tokens from the start, and the loop ends when every row has met its end token.
 """
 
@@ -266,7 +266,7 @@ def generate(
     end_ids = np.asarray(ends + [-1] * (8 - len(ends) % 8), np.int32)
     num_rows = min(batch_size, 1 << (len(prompts) - 1).bit_length())
 
-    # Neighbours in length share a batch, so that little of it is padding.
+    # Neighbors in length share a batch, so that little of it is padding.
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     outputs: list[list[int]] = [[] for _ in prompts]
     with progress_bar(None, progress or "", total=len(prompts), unit="prompt") as bar:

@@ -22,7 +22,7 @@ NL, and kernels are [in, out] (torch's transposed), so that a layer computes x @
     lora["layers"][<target>]["b"]          [NL, rank, out] PEFT's lora_B.weight, transposed
 
 LoRA leaves are float32; base leaves have the dtype asked for. A "kernel" may be replaced by a
-quantised one (`quantize`); the rest of the tree stays as it is.
+quantized one (`quantize`); the rest of the tree stays as it is.
 """
 
 import dataclasses

@@ -322,7 +322,7 @@ def embed_tokens(
         weights[name]["embedding"][index_L]
         for name, index_L in (("word", tokens_L), ("position", positions_L), ("type", types_L))
     )
-    return normalise(weights["embed_norm"], word_LE + type_LE + position_LE, config.layer_norm_eps)
+    return normalize(weights["embed_norm"], word_LE + type_LE + position_LE, config.layer_norm_eps)
 
 
 def apply_block(
@@ -337,9 +337,9 @@ def apply_block(
     attention_key, mlp_key = _split(dropout_key, 2)
     rate, eps = config.hidden_dropout_prob, config.layer_norm_eps
     mixed_LE = _dropout(attend(weights, hidden_LE, mask_L, config=config), rate, attention_key)
-    hidden_LE = normalise(weights["attention_norm"], hidden_LE + mixed_LE, eps)
+    hidden_LE = normalize(weights["attention_norm"], hidden_LE + mixed_LE, eps)
     outer_LE = _dropout(apply_mlp(weights, hidden_LE, config=config), rate, mlp_key)
-    return normalise(weights["mlp_norm"], hidden_LE + outer_LE, eps)
+    return normalize(weights["mlp_norm"], hidden_LE + outer_LE, eps)
 
 
 def attend(
@@ -376,8 +376,8 @@ def _linear(weights: Tree, x: Float[jax.Array, "*batch I"]) -> Float[jax.Array, 
     return out + weights["bias"].reshape((1,) * (out.ndim - 1) + (-1,))
 
 
-def normalise(weights: Tree, x_LE: Float[jax.Array, "L E"], eps: float) -> Float[jax.Array, "L E"]:
-    """Returns the rows at mean 0 and variance 1, scaled and shifted: layer normalisation."""
+def normalize(weights: Tree, x_LE: Float[jax.Array, "L E"], eps: float) -> Float[jax.Array, "L E"]:
+    """Returns the rows at mean 0 and variance 1, scaled and shifted: layer normalization."""
     # Mean and variance in float32: bfloat16 loses the small deviations that a norm divides by.
     wide_LE = x_LE.astype(jnp.float32)
     mean_L1 = wide_LE.mean(-1, keepdims=True)

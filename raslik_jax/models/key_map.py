@@ -118,8 +118,8 @@ class Slot(NamedTuple):
 
 
 def flatten(tree: Tree) -> dict[tuple[str, ...], Any]:
-    """Returns the leaves of nested dicts by path; a quantised kernel is one leaf."""
-    pairs = jax.tree_util.tree_leaves_with_path(tree, is_leaf=quantize.is_quantised)
+    """Returns the leaves of nested dicts by path; a quantized kernel is one leaf."""
+    pairs = jax.tree_util.tree_leaves_with_path(tree, is_leaf=quantize.is_quantized)
     return {tuple(key.key for key in path): leaf for path, leaf in pairs}
 
 
@@ -178,7 +178,7 @@ def check_fit(slots: Mapping[str, Slot], tensors: storage.Tensors, what: str, in
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Returns an uninitialised array that JAX takes over on a CPU without a copy."""
+    """Returns an uninitialized array that JAX takes over on a CPU without a copy."""
     num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(num_bytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
@@ -189,7 +189,7 @@ def fill(
     shapes: Tree,
     slots: Mapping[str, Slot],
     tensors: storage.Tensors,
-    quantise: Callable[[Any], Any] | None = None,
+    quantize: Callable[[Any], Any] | None = None,
 ) -> Tree:
     """Returns the tree with every leaf read from its tensors, in the dtype of its shape.
 
@@ -197,7 +197,7 @@ def fill(
       shapes: Abstract leaves.
       slots: From `plan`, all of them in `tensors`.
       tensors: The open files.
-      quantise: Packs the linear kernels, called with one layer's at a time; on a stack of layers
+      quantize: Packs the linear kernels, called with one layer's at a time; on a stack of layers
         it must do the same to each.
 
     Raises:
@@ -209,7 +209,7 @@ def fill(
     leaves: dict[tuple[str, ...], Any] = {}
     broken: list[str] = []
     for path, shape in flatten(shapes).items():
-        pack = quantise if path[0] == "layers" and path[-1] == "kernel" else None
+        pack = quantize if path[0] == "layers" and path[-1] == "kernel" else None
         template = shape if pack is None else jax.eval_shape(pack, shape)
         buffers = jax.tree.map(lambda leaf: _aligned_empty(leaf.shape, leaf.dtype), template)
         for key in keys[path]:

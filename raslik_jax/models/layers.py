@@ -41,7 +41,7 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 class Linear(nnx.Module):
     """A linear layer x W + b, with an adapter where the LoRA settings name it.
 
-    Parameters: "kernel" [in, out], an array or a quantised kernel (`quantize`), "bias" [out] (both
+    Parameters: "kernel" [in, out], an array or a quantized kernel (`quantize`), "bias" [out] (both
     frozen), "a" [in, rank], "b" [rank, out].
     """
 
@@ -95,7 +95,7 @@ class Embedding(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Normalisation to mean 0 and variance 1 over the last axis, "scale" and "bias"."""
+    """Normalization to mean 0 and variance 1 over the last axis, "scale" and "bias"."""
 
     def __init__(self, width: int, *, epsilon: float, dtype: Any):
         self.scale = nnx.Param(jnp.ones((width,), dtype))
@@ -103,11 +103,11 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, hidden_LE: Float[Array, "L E"]) -> Float[Array, "L E"]:
-        """Returns the normalised array; moments in float32, output in the input's dtype."""
+        """Returns the normalized array; moments in float32, output in the input's dtype."""
         wide_LE = hidden_LE.astype(jnp.float32)
-        centred_LE = wide_LE - jnp.mean(wide_LE, axis=-1, keepdims=True)
-        variance_L1 = jnp.mean(jnp.square(centred_LE), axis=-1, keepdims=True)
-        unit_LE = centred_LE * jax.lax.rsqrt(variance_L1 + self.epsilon)
+        centered_LE = wide_LE - jnp.mean(wide_LE, axis=-1, keepdims=True)
+        variance_L1 = jnp.mean(jnp.square(centered_LE), axis=-1, keepdims=True)
+        unit_LE = centered_LE * jax.lax.rsqrt(variance_L1 + self.epsilon)
         scale_1E = self.scale.get_value().astype(jnp.float32)[None, :]
         bias_1E = self.bias.get_value().astype(jnp.float32)[None, :]
         return (unit_LE * scale_1E + bias_1E).astype(hidden_LE.dtype)
@@ -121,7 +121,7 @@ class RMSNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, hidden_LE: Float[Array, "L E"]) -> Float[Array, "L E"]:
-        """Returns the normalised array; moments in float32, output in the input's dtype."""
+        """Returns the normalized array; moments in float32, output in the input's dtype."""
         wide_LE = hidden_LE.astype(jnp.float32)
         mean_square_L1 = jnp.mean(jnp.square(wide_LE), axis=-1, keepdims=True)
         unit_LE = wide_LE * jax.lax.rsqrt(mean_square_L1 + self.epsilon)
@@ -184,7 +184,7 @@ def rotate(head_LHD: Float[Array, "L H D"], rotation: Rotation) -> Float[Array, 
     """Returns the heads with their first 2 F coordinates rotated, and the others as they were.
 
     Coordinate i is paired with i + F ("rotate half", the layout of Hugging Face checkpoints), not
-    with its neighbour.
+    with its neighbor.
     """
     num_pairs = rotation.cos_LF.shape[-1]
     cos_LHF, sin_LHF = rotation.cos_LF[:, None, :], rotation.sin_LF[:, None, :]

@@ -4,7 +4,7 @@ A LoRA linear layer computes ``x W + b + (dropout(x) A) B * alpha / rank`` with 
 ``B`` [rank, out]. This is PEFT's layer with its two weight matrices stored transposed.
 
 Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685);
-initialisation and the place of dropout as in PEFT (`peft.tuners.lora.layer`, release 0.21).
+initialization and the place of dropout as in PEFT (`peft.tuners.lora.layer`, release 0.21).
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """OLMo-2 (1B, 7B, 13B, 32B).
 
 What differs from Llama: the RMSNorms stand after attention and after the MLP, inside the residual
-branch, and none before them; queries and keys are normalised over the whole projection, before it
+branch, and none before them; queries and keys are normalized over the whole projection, before it
 is cut into heads.
 
 Source: OLMo Team 2024, "2 OLMo 2 Furious" (arXiv:2501.00656); layout as in transformers

@@ -1,6 +1,6 @@
 """Frozen kernels in fewer bits: int8 per output channel, and packed 4-bit NormalFloat (nf4).
 
-A quantised kernel stands where the plain kernel stood, in the same place of the same nested dict:
+A quantized kernel stands where the plain kernel stood, in the same place of the same nested dict:
 it is a NamedTuple of arrays, all of which carry the leading layer axes, so `jax.lax.scan` over
 stacked layers slices it like any other leaf. Everything about a kernel follows from the shapes of
 its arrays, so nothing static has to travel beside them.
@@ -9,7 +9,7 @@ The linear layer multiplies through `matmul`, which rebuilds the kernel in the c
 the layer, forward and again backward; the rebuilt kernel is never kept.
 
 Memory in bytes per weight, n inputs: int8 1 + 4/n; nf4 0.5 + 4/64 = 0.5625; nf4 with double
-quantisation 0.5 + 1/64 + 4/(64 * 256) = 0.5159.
+quantization 0.5 + 1/64 + 4/(64 * 256) = 0.5159.
 """
 
 import functools
@@ -64,7 +64,7 @@ class Int8Kernel(NamedTuple):
 
 
 class GroupedScales(NamedTuple):
-    """Scales of an nf4 kernel, themselves in eight bits (QLoRA's double quantisation).
+    """Scales of an nf4 kernel, themselves in eight bits (QLoRA's double quantization).
 
     codes: [*layers, groups, 256] int8: the scales minus `offset`, flat, zero-padded at the end.
     scale: [*layers, groups] float32, largest absolute value of the group / 127.
@@ -91,8 +91,8 @@ class Nf4Kernel(NamedTuple):
     scale: Any
 
 
-def is_quantised(kernel: object) -> bool:
-    """Says whether this is a quantised kernel, so that a tree walk stops at it as at a leaf."""
+def is_quantized(kernel: object) -> bool:
+    """Says whether this is a quantized kernel, so that a tree walk stops at it as at a leaf."""
     return isinstance(kernel, Int8Kernel | Nf4Kernel)
 
 
@@ -115,7 +115,7 @@ def block_size(num_inputs: int) -> int:
     return block
 
 
-def quantise_int8(kernel: Float[Array, "*layers inputs outputs"]) -> Int8Kernel:
+def quantize_int8(kernel: Float[Array, "*layers inputs outputs"]) -> Int8Kernel:
     """Returns the kernel as int8 with one scale per output channel.
 
     scale_o = max_i |w_io| / 127; code_io = round(w_io / scale_o), ties to even. This is the weight
@@ -133,7 +133,7 @@ def quantise_int8(kernel: Float[Array, "*layers inputs outputs"]) -> Int8Kernel:
     return Int8Kernel(codes=jnp.clip(codes, -127, 127).astype(jnp.int8), scale=scale)
 
 
-def quantise_nf4(
+def quantize_nf4(
     kernel: Float[Array, "*layers inputs outputs"], *, double_quant: bool
 ) -> Nf4Kernel:
     """Returns the kernel as packed 4-bit NormalFloat.
@@ -141,7 +141,7 @@ def quantise_nf4(
     scale_bo = max over block b of |w_io|; the code is that of the codebook level nearest to
     w_io / scale_bo. Blocks run along the inputs of one output channel. Where 64 divides the inputs
     these are bitsandbytes' blocks, which run over the flat [outputs, inputs] weight; the order of
-    the packed nibbles and the 8-bit format of the doubly quantised scales (linear here, a dynamic
+    the packed nibbles and the 8-bit format of the doubly quantized scales (linear here, a dynamic
     exponent there) are our own.
 
     Source: QLoRA, arXiv:2305.14314, Sec. 3.
@@ -174,11 +174,11 @@ def _group_scales(scale: Float[Array, "*layers blocks outputs"]) -> GroupedScale
     flat = scale.reshape(*layers, blocks * outputs)
     offset = flat.mean(axis=-1)
     padding = -flat.shape[-1] % _SCALE_GROUP
-    centred = jnp.pad(
+    centered = jnp.pad(
         flat - jnp.expand_dims(offset, -1), [(0, 0)] * len(layers) + [(0, padding)]
     ).reshape(*layers, -1, _SCALE_GROUP)
-    step = jnp.max(jnp.abs(centred), axis=-1) / 127
-    codes = jnp.round(centred / jnp.expand_dims(jnp.where(step == 0, 1, step), -1))
+    step = jnp.max(jnp.abs(centered), axis=-1) / 127
+    codes = jnp.round(centered / jnp.expand_dims(jnp.where(step == 0, 1, step), -1))
     return GroupedScales(
         codes=jnp.clip(codes, -127, 127).astype(jnp.int8), scale=step, offset=offset
     )
@@ -188,12 +188,12 @@ def _ungroup_scales(
     grouped: GroupedScales, *, blocks: int, outputs: int
 ) -> Float[jax.Array, "*layers {blocks} {outputs}"]:
     *layers, _, _ = grouped.codes.shape
-    centred = grouped.codes.astype(jnp.float32) * jnp.expand_dims(grouped.scale, -1)
-    flat = centred.reshape(*layers, -1)[..., : blocks * outputs]
+    centered = grouped.codes.astype(jnp.float32) * jnp.expand_dims(grouped.scale, -1)
+    flat = centered.reshape(*layers, -1)[..., : blocks * outputs]
     return (flat + jnp.expand_dims(grouped.offset, -1)).reshape(*layers, blocks, outputs)
 
 
-def dequantise(
+def dequantize(
     kernel: Array | Int8Kernel | Nf4Kernel, dtype: Any
 ) -> Float[jax.Array, "*layers inputs outputs"]:
     """Returns the kernel as an ordinary array of `dtype`; a plain kernel is only cast.
@@ -221,7 +221,7 @@ def dequantise(
 
 
 def kernel_shape(kernel: Array | Int8Kernel | Nf4Kernel) -> tuple[int, ...]:
-    """Returns the shape [*layers, inputs, outputs] of the kernel that `dequantise` would give."""
+    """Returns the shape [*layers, inputs, outputs] of the kernel that `dequantize` would give."""
     if isinstance(kernel, Int8Kernel):
         return tuple(kernel.codes.shape)
     if isinstance(kernel, Nf4Kernel):
@@ -233,38 +233,38 @@ def kernel_shape(kernel: Array | Int8Kernel | Nf4Kernel) -> tuple[int, ...]:
 def matmul(
     inputs: Float[jax.Array, "*batch inputs"], kernel: Array | Int8Kernel | Nf4Kernel
 ) -> Float[jax.Array, "*batch outputs"]:
-    """Returns `inputs @ kernel`; a quantised kernel takes the dtype of the inputs.
+    """Returns `inputs @ kernel`; a quantized kernel takes the dtype of the inputs.
 
-    For a quantised kernel the product is a checkpoint: a gradient with respect to the inputs
+    For a quantized kernel the product is a checkpoint: a gradient with respect to the inputs
     rebuilds the kernel from its codes. Without that, differentiating a scan over layers would keep
-    every layer's rebuilt kernel until the backward pass, which is the memory that quantising saved.
+    every layer's rebuilt kernel until the backward pass, which is the memory that quantizing saved.
     """
-    if not is_quantised(kernel):
+    if not is_quantized(kernel):
         return inputs @ jnp.asarray(kernel)
     return _checkpointed_matmul(inputs, kernel)
 
 
 @jax.checkpoint
 def _checkpointed_matmul(inputs: Any, kernel: Any) -> Any:
-    return inputs @ dequantise(kernel, inputs.dtype)
+    return inputs @ dequantize(kernel, inputs.dtype)
 
 
-def quantise_kernel(
+def quantize_kernel(
     kernel: Float[Array, "*layers inputs outputs"], format: str, *, double_quant: bool
 ) -> Int8Kernel | Nf4Kernel:
     """Returns the kernel in one of FORMATS; `double_quant` concerns nf4 only.
 
     Raises:
-        ValueError: an unknown format, or double quantisation asked of int8, whose one scale per
+        ValueError: an unknown format, or double quantization asked of int8, whose one scale per
             channel leaves nothing to save.
     """
     if format not in FORMATS:
-        raise ValueError(f"a quantised base is one of {FORMATS}, got {format=}")
+        raise ValueError(f"a quantized base is one of {FORMATS}, got {format=}")
     if format == "nf4":
-        return quantise_nf4(kernel, double_quant=double_quant)
+        return quantize_nf4(kernel, double_quant=double_quant)
     if double_quant:
-        raise ValueError(f"double quantisation belongs to nf4, got {format=}; leave it off")
-    return quantise_int8(kernel)
+        raise ValueError(f"double quantization belongs to nf4, got {format=}; leave it off")
+    return quantize_int8(kernel)
 
 
 def is_linear_kernel(path: tuple[Any, ...]) -> bool:
@@ -277,8 +277,8 @@ def is_linear_kernel(path: tuple[Any, ...]) -> bool:
     return bool(names) and names[0] == "layers" and names[-1] == "kernel"
 
 
-def quantise_base(base: Tree, format: str, *, double_quant: bool) -> Tree:
-    """Returns the base weights with every linear kernel of the layers quantised.
+def quantize_base(base: Tree, format: str, *, double_quant: bool) -> Tree:
+    """Returns the base weights with every linear kernel of the layers quantized.
 
     The result fits everywhere the base did. Works under `jax.eval_shape`, which tells the memory
     of a model without having one (`num_bytes`).
@@ -289,29 +289,29 @@ def quantise_base(base: Tree, format: str, *, double_quant: bool) -> Tree:
         double_quant: nf4 only: the scales in eight bits as well.
 
     Raises:
-        ValueError: an unknown format, a kernel that is quantised already, or one that nf4 cannot
+        ValueError: an unknown format, a kernel that is quantized already, or one that nf4 cannot
             pack.
     """
 
-    def quantise(path: tuple[Any, ...], leaf: Any) -> Any:
-        if is_quantised(leaf):
+    def quantize(path: tuple[Any, ...], leaf: Any) -> Any:
+        if is_quantized(leaf):
             raise ValueError(
-                f"a plain kernel was wanted at {jax.tree_util.keystr(path)}, it is quantised"
-                " already; quantise the original base"
+                f"a plain kernel was wanted at {jax.tree_util.keystr(path)}, it is quantized"
+                " already; quantize the original base"
             )
         if not is_linear_kernel(path):
             return leaf
-        return quantise_kernel(leaf, format, double_quant=double_quant)
+        return quantize_kernel(leaf, format, double_quant=double_quant)
 
-    return jax.tree_util.tree_map_with_path(quantise, base, is_leaf=is_quantised)
+    return jax.tree_util.tree_map_with_path(quantize, base, is_leaf=is_quantized)
 
 
-def dequantise_base(base: Tree, dtype: Any) -> Tree:
-    """Returns the base weights with every quantised kernel as an ordinary array of `dtype`."""
+def dequantize_base(base: Tree, dtype: Any) -> Tree:
+    """Returns the base weights with every quantized kernel as an ordinary array of `dtype`."""
     return jax.tree.map(
-        lambda leaf: dequantise(leaf, dtype) if is_quantised(leaf) else leaf,
+        lambda leaf: dequantize(leaf, dtype) if is_quantized(leaf) else leaf,
         base,
-        is_leaf=is_quantised,
+        is_leaf=is_quantized,
     )
 
 

@@ -173,7 +173,7 @@ def make(data: pathlib.Path) -> dict[str, np.ndarray]:
 if __name__ == "__main__":
     import sys
 
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "fixtures"))
     from support import shared_data
 
     np.savez_compressed(FILE, **make(shared_data()))

@@ -86,7 +86,7 @@ class DecoderParityTest(parameterized.TestCase):
             torch_reference.loss_and_gradient(model, batch, row)
             for row in range(len(batch.tokens_BL))
         ]
-        worst = decoder_parity.assert_same_behaviour(port, batch, expected)
+        worst = decoder_parity.assert_same_behavior(port, batch, expected)
         print(family, name, worst)
 
     @parameterized.parameters(_CASES)

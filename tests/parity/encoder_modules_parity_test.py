@@ -225,14 +225,14 @@ def test_embeddings_norms_attention_mlp_and_blocks_equal_torch(name, load):
                 case "embed":
                     return encoder.embed_tokens(weights, x, mask_L, types_L, config=config)
                 case "embed_norm":
-                    return encoder.normalise(weights["embed_norm"], x, config.layer_norm_eps)
+                    return encoder.normalize(weights["embed_norm"], x, config.layer_norm_eps)
                 case "attention":
                     return encoder.attend(own, x, mask_L, config=config)
                 case "mlp":
                     return encoder.apply_mlp(own, x, config=config)
                 case "block":
                     return encoder.apply_block(own, x, mask_L, None, config=config)
-            return encoder.normalise(own[kind], x, config.layer_norm_eps)
+            return encoder.normalize(own[kind], x, config.layer_norm_eps)
 
         return {
             kind: jax.vmap(functools.partial(one, kind))(x, side.mask_BL, side.types_BL)

@@ -1,0 +1,247 @@
+"""TOFU's own metrics: probability, ROUGE, truth ratio, forget quality, model utility.
+
+Pure functions of likelihoods and texts, on the host. A likelihood is the mean over an answer's
+tokens in nats, so that exp(-nll) is TOFU's P(a|q)^(1/|a|).
+
+Source: Maini et al. 2024, "TOFU: a task of fictitious unlearning for LLMs" (arXiv:2401.06121),
+section 2.2, and the figures that its repository (locuslab/tofu at 8c49eee) computes.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+
+import numpy as np
+from jaxtyping import Float
+
+from raslik_jax.data.tofu import QUESTION_SETS
+from raslik_jax.evaluate import rates
+
+# Sets that model utility is over; the first set is the one to forget.
+_UTILITY_SETS = QUESTION_SETS[1:]
+# Sets whose answers nobody was trained on: their probability is relative to the wrong answers.
+_OPTION_SETS = QUESTION_SETS[2:]
+
+
+class QuestionRecord(TypedDict):
+    """What one model makes of one question: likelihoods of the answers, and its own answer."""
+
+    id: str
+    set_name: str
+    answer_nll: float
+    true_nll: float
+    wrong_nll: list[float]
+    answer: str
+    output: str
+
+
+class SetEntry(TypedDict):
+    """The three metrics of one set of questions, each from 0 to 1."""
+
+    probability: float
+    rouge: float
+    truth_ratio: float
+
+
+class TofuEntry(TypedDict):
+    """TOFU's metrics of one model; `model_utility` is None where a set of it is missing.
+
+    `forget_quality` is there where a retain model was given.
+    """
+
+    sets: dict[str, SetEntry]
+    model_utility: float | None
+    forget_quality: NotRequired[float]
+
+
+class ForgetQuality(NamedTuple):
+    """A two-sample Kolmogorov-Smirnov test.
+
+    Attributes:
+      p_value: TOFU's forget quality; high where nothing tells the two models apart.
+      statistic: largest distance of the two empirical distributions.
+    """
+
+    p_value: float
+    statistic: float
+
+
+def truth_ratios(
+    true_nll_Q: Float[np.ndarray, " Q"],
+    wrong_nll_Q: Sequence[Sequence[float]],
+    *,
+    mean: Literal["geometric", "arithmetic"] = "geometric",
+) -> Float[np.ndarray, " Q"]:
+    """Returns how likely wrong answers are beside the right one, R_truth of each question.
+
+    R = mean_i P(wrong_i)^(1/|wrong_i|) / P(true)^(1/|true|): below 1 the model knows the answer,
+    about 1 it cannot tell. The paper writes an arithmetic mean over the wrong answers; the code
+    that gave its figures takes the geometric one, exp of the mean log, and so does every later
+    table, so that is the default.
+
+    Args:
+      true_nll_Q: nats a token of the right answer, paraphrased where there is a paraphrase.
+      wrong_nll_Q: the same of each wrong answer; at least one a question.
+      mean: over the wrong answers.
+
+    Returns:
+      One positive ratio a question; beyond e^700, where floats end, e^700.
+
+    Raises:
+      ValueError: unequal numbers of questions, or a question without a wrong answer.
+    """
+    if len(true_nll_Q) != len(wrong_nll_Q) or not all(map(len, wrong_nll_Q)):
+        raise ValueError(
+            f"wrong answers of each of {len(true_nll_Q)} questions wanted, came "
+            f"{[len(wrong) for wrong in wrong_nll_Q][:5]}: every question needs one"
+        )
+    if mean == "geometric":
+        log_wrong_Q = np.array([-np.mean(wrong) for wrong in wrong_nll_Q])
+    else:
+        log_wrong_Q = np.array(
+            [np.logaddexp.reduce(-np.asarray(wrong)) - np.log(len(wrong)) for wrong in wrong_nll_Q]
+        )
+    return np.exp(np.clip(log_wrong_Q + true_nll_Q, -700.0, 700.0))
+
+
+def truth_score(ratio_Q: Float[np.ndarray, " Q"], *, is_forgotten: bool) -> float:
+    """Returns the truth ratio of a set, from 0 to 1, higher being better.
+
+    Args:
+      ratio_Q: R_truth of each question.
+      is_forgotten: the set is the one to forget: mean of min(R, 1/R), best where the model cannot
+        tell; otherwise mean of max(0, 1 - R), best where it knows.
+    """
+    if is_forgotten:
+        return float(np.minimum(ratio_Q, 1 / ratio_Q).mean())
+    return float(np.maximum(0.0, 1 - ratio_Q).mean())
+
+
+def option_probability(
+    answer_nll_Q: Float[np.ndarray, " Q"], wrong_nll_Q: Sequence[Sequence[float]]
+) -> Float[np.ndarray, " Q"]:
+    """Returns the probability of each right answer among its options, from 0 to 1.
+
+    p / (p + sum of the wrong ones' p), p = exp(-nats a token): for questions that the model was not
+    trained on, whose answers are a word or a name.
+    """
+    # Relative to the right answer nothing can underflow to 0 / 0.
+    return np.array(
+        [
+            1 / (1 + np.exp(np.clip(nll - np.asarray(wrong), None, 700.0)).sum())
+            for nll, wrong in zip(answer_nll_Q, wrong_nll_Q, strict=True)
+        ]
+    )
+
+
+def evaluate_set(records: Sequence[Mapping[str, Any]], name: str) -> SetEntry:
+    """Returns probability, ROUGE-L recall and truth ratio of one set.
+
+    Args:
+      records: a QuestionRecord of each question, at least one.
+      name: the set, which decides how: see `option_probability` and `truth_score`.
+    """
+    answer_nll_Q = np.array([record["answer_nll"] for record in records], np.float64)
+    true_nll_Q = np.array([record["true_nll"] for record in records], np.float64)
+    wrong_nll_Q = [record["wrong_nll"] for record in records]
+    probability_Q = np.exp(-answer_nll_Q)
+    if name in _OPTION_SETS:
+        probability_Q = option_probability(answer_nll_Q, wrong_nll_Q)
+    ratio_Q = truth_ratios(true_nll_Q, wrong_nll_Q)
+    return SetEntry(
+        probability=float(probability_Q.mean()),
+        rouge=float(
+            np.mean(
+                [rates.rouge_l_recall(record["output"], record["answer"]) for record in records]
+            )
+        ),
+        truth_ratio=truth_score(ratio_Q, is_forgotten=name not in _UTILITY_SETS),
+    )
+
+
+def model_utility(sets: Mapping[str, SetEntry]) -> float | None:
+    """Returns the harmonic mean of nine numbers: three metrics of the three sets to keep.
+
+    Returns:
+      A value from 0 to 1, 0 where one of the nine is 0; None where one of the sets is missing: a
+      mean over others would not compare.
+    """
+    if any(name not in sets for name in _UTILITY_SETS):
+        return None
+    values = np.array(
+        [
+            value
+            for name in _UTILITY_SETS
+            for value in (
+                sets[name]["probability"],
+                sets[name]["rouge"],
+                sets[name]["truth_ratio"],
+            )
+        ]
+    )
+    return float(len(values) / (1 / values).sum()) if (values > 0).all() else 0.0
+
+
+def forget_quality(
+    ratio_Q: Float[np.ndarray, " ours"], retain_ratio_Q: Float[np.ndarray, " theirs"]
+) -> ForgetQuality:
+    """Returns how alike an unlearned model and a retain model are on what is to be forgotten.
+
+    The p-value of the two-sided two-sample Kolmogorov-Smirnov test on their truth ratios over the
+    same questions (scipy's, exact for these sizes). Inverting the ratios, as some code has them,
+    changes nothing.
+
+    Args:
+      ratio_Q: R_truth of the model, over the forget set.
+      retain_ratio_Q: the same of a model that was trained without the forget set.
+
+    Raises:
+      ValueError: no ratio on one side.
+    """
+    # Imported late: scipy.stats takes a second that no other stage should pay.
+    from scipy import stats
+
+    if not len(ratio_Q) or not len(retain_ratio_Q):
+        raise ValueError(
+            f"truth ratios of two models wanted, came {len(ratio_Q)} and {len(retain_ratio_Q)}: "
+            "measure both on the forget set"
+        )
+    found = stats.ks_2samp(ratio_Q, retain_ratio_Q)
+    return ForgetQuality(p_value=float(found.pvalue), statistic=float(found.statistic))
+
+
+def evaluate_questions(
+    records: Sequence[Mapping[str, Any]], *, retain_records: Sequence[Mapping[str, Any]] = ()
+) -> TofuEntry:
+    """Returns all of TOFU's metrics of one model.
+
+    Args:
+      records: a QuestionRecord of each question.
+      retain_records: those of the retain model, on the same questions; without them there is no
+        forget quality.
+
+    Raises:
+      ValueError: the retain model was asked other questions.
+    """
+    by_set = {
+        name: [record for record in records if record["set_name"] == name] for name in QUESTION_SETS
+    }
+    sets = {name: evaluate_set(part, name) for name, part in by_set.items() if part}
+    entry = TofuEntry(sets=sets, model_utility=model_utility(sets))
+    if retain_records:
+        theirs = [r for r in retain_records if r["set_name"] == QUESTION_SETS[0]]
+        ours = by_set[QUESTION_SETS[0]]
+        if [record["id"] for record in ours] != [record["id"] for record in theirs]:
+            raise ValueError(
+                f"a retain model that answered the same {len(ours)} questions of the forget set "
+                f"wanted, its run has {len(theirs)}, others or in another order: run it with the "
+                "same --corpus.tofu_forget and --evaluate.tofu_questions"
+            )
+        ratios = (
+            truth_ratios(
+                np.array([record["true_nll"] for record in part], np.float64),
+                [record["wrong_nll"] for record in part],
+            )
+            for part in (ours, theirs)
+        )
+        entry["forget_quality"] = forget_quality(*ratios).p_value
+    return entry

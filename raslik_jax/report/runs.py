@@ -1,0 +1,358 @@
+"""What a work directory holds, read for reports; nothing is computed by a model again."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from raslik_jax.data.corpora import marker_words
+from raslik_jax.evaluate.summary import Metrics
+from raslik_jax.files import read_array, read_json, read_json_lines
+from raslik_jax.pipeline import check_finished, check_whole, read_manifest
+from raslik_jax.report import tables
+
+_INTERVAL = {"mean": float, "low": float, "high": float}
+_DIVERSITY = {"answers": int, "empty": int, "distinct_2": float, "repetition_4": float}
+_MODEL = {
+    **dict.fromkeys(("forget", "retain", "non_sf_target", "non_sf_normal"), (_INTERVAL, None)),
+    "empty": int,
+    "distinct_2": float,
+    "repetition_4": float,
+    "euclidean": (float, None),
+    "diversity?": {str: _DIVERSITY},
+    "perplexity?": {str: _INTERVAL},
+    "answer_perplexity?": {str: _INTERVAL},
+    "judgment?": {"verdict": str, "reasons": [str], "inputs": [str]},
+}
+_METRICS = {
+    "name": str,
+    "seed": int,
+    "settings": dict,
+    "versions?": {str: str},
+    "corpus": dict,
+    "finetuned": _MODEL,
+    "backbone?": _MODEL,
+    "behavior?": ({"by": str, "finetuned": float, "backbone": float, "is_shown": bool}, None),
+    "retrieval": {str: {"num_forget": int, "num_retain": int}},
+    "methods": [{**_MODEL, "strategy": str, "algorithm": str, "epoch": int}],
+}
+
+_ROW = {
+    "id": str,
+    "instruction?": str,
+    "input?": str,
+    "output": str,
+    "is_target?": (bool, None),
+}
+
+
+class Row(NamedTuple):
+    """One training example of a forget or retain set.
+
+    Attributes:
+      text: instruction and input.
+      output: its answer.
+      is_target: its label; None if nobody knows.
+      score: of the strategy, in the direction of the set: the higher, the surer it was chosen.
+    """
+
+    text: str
+    output: str
+    is_target: bool | None
+    score: float
+
+
+class ItemSet(NamedTuple):
+    """The first rows of a set, best first, and how many there are in all."""
+
+    rows: tuple[Row, ...]
+    num_rows: int
+
+
+class Query(NamedTuple):
+    """A query that the models answered."""
+
+    example_id: str
+    text: str
+    is_target: bool
+
+
+class ScoreSample(NamedTuple):
+    """The scores that RASLIK ranks by, with the ends that it takes.
+
+    Attributes:
+      score_N: influence on the queries' answers; high: pulls toward, low: pulls against.
+      is_target_N: labels; None if some row has none.
+      forget_threshold: lowest score in the forget set.
+      retain_threshold: highest score in the retain set.
+    """
+
+    score_N: Float[np.ndarray, " N"]
+    is_target_N: Bool[np.ndarray, " N"] | None
+    forget_threshold: float
+    retain_threshold: float
+
+
+class StoredRun(NamedTuple):
+    """A run as its work directory keeps it.
+
+    Attributes:
+      metrics: the content of metrics.json.
+      config: the settings that the metrics were measured with.
+      versions: what measured them.
+      queries: those it was measured on, target queries first.
+      answers: by model (see `model_names`), the answer by query id.
+      sets: by strategy, the sets "forget" and "retain".
+      scores: what RASLIK ranks by; None if it is not kept.
+      losses: by panel and label, one loss per step.
+      marker_words: words that mark the behavior; none where the file of them is gone.
+    """
+
+    metrics: Metrics
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+    queries: tuple[Query, ...]
+    answers: Mapping[tuple[str, str], Mapping[str, str]]
+    sets: Mapping[str, Mapping[str, ItemSet]]
+    scores: ScoreSample | None
+    losses: Mapping[str, Mapping[str, Sequence[float]]]
+    marker_words: frozenset[str]
+
+
+def metrics_path(root: pathlib.Path) -> pathlib.Path:
+    """Returns where a run has its metrics."""
+    return root / "evaluate" / "metrics.json"
+
+
+def read_metrics(root: pathlib.Path) -> Metrics:
+    """Returns the metrics of a run, if they are of the results that are there now.
+
+    Raises:
+      ValueError: they are missing, damaged, of an older version, or something that they were
+        measured on has been made again since.
+    """
+    path = metrics_path(root)
+    # Of a run that keeps its metrics alone there is nothing that could have changed.
+    if read_manifest(path.parent) is not None:
+        check_finished(root, "evaluate")
+    return read_json(path, _METRICS, mend="run the stages up to evaluate")
+
+
+def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
+    """Returns what a report shows of a run; only its metrics have to be there.
+
+    Args:
+      root: work directory of the run.
+      num_rows: rows kept of each set.
+
+    Returns:
+      The run. Parts whose stage did not run, or whose folder was deleted, are empty.
+
+    Raises:
+      ValueError: as `read_metrics`; a file is damaged.
+    """
+    metrics = read_metrics(root)
+    if read_manifest(root / "retrieve" / "influence") is not None:
+        check_whole(root, "retrieve/influence")
+    config = metrics["settings"]
+    split = metrics.get("corpus", {}).get("query_split", "test")
+    queries = tuple(
+        Query(row["id"], _text(row), is_target)
+        for name, is_target in ((f"{split}_target", True), (f"{split}_normal", False))
+        for row in _read_rows(root / "corpus" / f"{name}.jsonl")
+    )
+    strategies = tuple(metrics["retrieval"])
+    return StoredRun(
+        metrics=metrics,
+        config=config,
+        versions=metrics.get("versions", {}),
+        queries=queries,
+        answers=_read_answers(root, metrics),
+        sets={name: _read_sets(root, name, num_rows) for name in strategies},
+        scores=_read_scores(root, metrics),
+        losses=_read_losses(root, metrics),
+        marker_words=_read_marker_words(config),
+    )
+
+
+def _read_json(path: pathlib.Path) -> Any:
+    return read_json(path) if path.is_file() else None
+
+
+def _read_rows(path: pathlib.Path, shape: Mapping[str, Any] = _ROW) -> list[dict[str, Any]]:
+    """Returns the rows of a JSONL file, none where it is missing."""
+    return read_json_lines(path, shape) if path.is_file() else []
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    return f"{row.get('instruction', '')} {row.get('input', '')}".strip()
+
+
+def _read_answers(root: pathlib.Path, metrics: Metrics) -> dict[tuple[str, str], Mapping[str, str]]:
+    """Returns the answers of every model at its last epoch; ("", name) for those before."""
+    references = root / "references"
+    if (references / "evaluation").is_dir():
+        references /= "evaluation"
+    files = {("", name): references / f"{name}.jsonl" for name in ("finetuned", "backbone")}
+    for entry in tables.last_epochs(metrics["methods"]):
+        algorithm, strategy = entry["algorithm"], entry["strategy"]
+        folder = root / "generate" / f"{strategy}-{algorithm}"
+        files[algorithm, strategy] = folder / f"epoch-{entry['epoch']}.jsonl"
+    answers = {
+        model: {row["id"]: row["output"] for row in _read_rows(path)}
+        for model, path in files.items()
+    }
+    return {model: texts for model, texts in answers.items() if texts}
+
+
+def _read_sets(root: pathlib.Path, strategy: str, num_rows: int) -> dict[str, ItemSet]:
+    sets = {}
+    for kind in ("forget", "retain"):
+        rows = _read_rows(root / "retrieve" / strategy / f"{kind}.jsonl", _ROW | {"score": float})
+        if rows:
+            first = tuple(
+                Row(_text(row), row["output"], row.get("is_target"), float(row["score"]))
+                for row in rows[:num_rows]
+            )
+            sets[kind] = ItemSet(first, len(rows))
+    return sets
+
+
+def _read_scores(root: pathlib.Path, metrics: Metrics) -> ScoreSample | None:
+    path = root / "retrieve" / "influence" / "influence.npy"
+    entry = metrics["retrieval"].get("raslik") or next(iter(metrics["retrieval"].values()), None)
+    if not path.is_file() or entry is None:
+        return None
+    score_N = read_array(path).astype(np.float64)
+    labels = [row.get("is_target") for row in _read_rows(root / "corpus" / "train.jsonl")]
+    is_scored_N = score_N > -np.inf  # an example without a gradient is in no set
+    if len(labels) == len(score_N):
+        labels = [label for label, kept in zip(labels, is_scored_N, strict=True) if kept]
+    score_N = score_N[is_scored_N]
+    ranked_N = np.sort(score_N)
+    return ScoreSample(
+        score_N=score_N,
+        is_target_N=None if None in labels or len(labels) != len(score_N) else np.array(labels),
+        forget_threshold=float(ranked_N[-entry["num_forget"]]),
+        retain_threshold=float(ranked_N[entry["num_retain"] - 1]),
+    )
+
+
+def _read_losses(root: pathlib.Path, metrics: Metrics) -> dict[str, dict[str, list[float]]]:
+    """Returns the loss curves of every training, by panel and label."""
+    panels = {}
+    for title, stage in (("Backbone", "backbone"), ("Fine-tuning", "finetune")):
+        losses = _read_json(root / stage / "losses.json")
+        if losses:
+            panels[title] = {"loss": losses}
+    for entry in tables.last_epochs(metrics["methods"]):
+        algorithm, strategy = entry["algorithm"], entry["strategy"]
+        steps = _read_json(root / "unlearn" / f"{strategy}-{algorithm}" / "steps.json") or []
+        losses = [step["forget_nll"] for step in steps if "forget_nll" in step]
+        if losses:
+            panel = panels.setdefault(f"{tables.algorithm_name(algorithm)}, forget set", {})
+            panel[strategy] = losses
+    return panels
+
+
+def _read_marker_words(config: Mapping[str, Any]) -> frozenset[str]:
+    path = config.get("evaluate", {}).get("marker_words", "")
+    try:
+        return marker_words(config.get("corpus", {}).get("dataset", ""), path)
+    except ValueError:
+        return frozenset()
+
+
+class Experiment(NamedTuple):
+    """Runs that differ in their seed alone.
+
+    Attributes:
+      runs: the runs, in order of seed.
+      variation: the settings that tell it from others of the same name; empty where none has it.
+    """
+
+    runs: tuple[StoredRun, ...]
+    variation: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name that --name gave it, with its variation."""
+        name = self.runs[0].metrics["name"]
+        return f"{name} ({self.variation})" if self.variation else name
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, ascending."""
+        return tuple(run.metrics["seed"] for run in self.runs)
+
+    @property
+    def metrics(self) -> tuple[Metrics, ...]:
+        """The metrics of each seed."""
+        return tuple(run.metrics for run in self.runs)
+
+
+def group_runs(runs: Sequence[StoredRun]) -> tuple[Experiment, ...]:
+    """Returns the runs by experiment, in the order in which each first comes.
+
+    Runs belong together if all their settings are equal but for the seed.
+
+    Args:
+      runs: stored runs.
+
+    Returns:
+      The experiments.
+
+    Raises:
+      ValueError: two runs of one experiment have the same seed.
+    """
+    groups: list[list[StoredRun]] = []
+    for run in runs:
+        for group in groups:
+            if _is_same_experiment(group[0], run):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    for group in groups:
+        seeds = [run.metrics["seed"] for run in group]
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(
+                f"runs of {group[0].metrics['name']!r} with different seeds wanted, these have "
+                f"{seeds}: name each run once"
+            )
+    return tuple(
+        Experiment(
+            tuple(sorted(group, key=lambda run: run.metrics["seed"])), _variation(group[0], groups)
+        )
+        for group in groups
+    )
+
+
+def _variation(run: StoredRun, groups: Sequence[Sequence[StoredRun]]) -> str:
+    """Returns the settings of a run that others of its name have at other values."""
+    others = [
+        _flatten(group[0].config)
+        for group in groups
+        if group[0].metrics["name"] == run.metrics["name"]
+    ]
+    own = {name: value for name, value in _flatten(run.config).items() if name != "seed"}
+    telling = [
+        f"{name}={value}"
+        for name, value in own.items()
+        if any(other.get(name, value) != value for other in others)
+    ]
+    return ", ".join(telling[:4]) + (", ..." if len(telling) > 4 else "")
+
+
+def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of all sections; their names are flags and so differ."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        flat |= _flatten(value) if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def _is_same_experiment(one: StoredRun, other: StoredRun) -> bool:
+    return {**one.config, "seed": 0} == {**other.config, "seed": 0}

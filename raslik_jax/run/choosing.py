@@ -1,0 +1,80 @@
+"""Chooses learning rate and epoch from the work directories of validation runs."""
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from raslik_jax.config import Algorithm
+from raslik_jax.evaluate import choice
+from raslik_jax.files import read_json, write_json
+from raslik_jax.messages import one_line, shown
+from raslik_jax.pipeline import differing_fields
+from raslik_jax.report.runs import read_metrics
+
+
+def choose_from_runs(
+    runs: Sequence[pathlib.Path], output: pathlib.Path, *, per: str, floor: str
+) -> tuple[choice.Choice, ...]:
+    """Writes the choice file of validation runs (--unlearn.choice) and returns the choices.
+
+    Args:
+      runs: work directories that differ in learning rate and seed, measured on validation queries.
+      output: where the file goes.
+      per: see `choice.choose`; floor: likewise.
+
+    Raises:
+      ValueError: output is a file that is no choice; a run without metrics, one measured on test
+        queries, one of other settings, or an incomplete grid.
+    """
+    check_output(output)
+    candidates: list[choice.Candidate] = []
+    first: dict[str, Any] = {}
+    for run in runs:
+        metrics = read_metrics(run)
+        settings = metrics["settings"]
+        first = first or settings
+        check_alike(first, settings, run=str(run))
+        names = {entry["algorithm"] for entry in metrics["methods"]}
+        if not names:
+            raise ValueError(f"{shown(str(run))} measured no unlearned model: finish the run first")
+        rates = {name: settings["unlearn"][f"{name}_learning_rate"] for name in names}
+        candidates += choice.candidates_of(metrics, rates)
+    # Runs that differ in the rate of one algorithm hold the same of the others.
+    choices = choice.choose(list(dict.fromkeys(candidates)), per=per, floor=floor)
+    write_json(output, choice.to_json(choices, per=per, floor=floor))
+    return choices
+
+
+def check_output(output: pathlib.Path) -> None:
+    """Raises a ValueError where a choice would replace a file that is no choice."""
+    if not os.path.lexists(output):
+        return
+    try:
+        choice.from_json(read_json(output), origin=str(output))
+    except ValueError:
+        raise ValueError(
+            f"--output must be a new file or an earlier choice, got {shown(str(output), 160)}: "
+            "give another path"
+        ) from None
+
+
+def check_alike(first: Mapping[str, Any], other: Mapping[str, Any], *, run: str) -> None:
+    """Refuses runs that one choice cannot be made from: they may differ in few settings.
+
+    Args:
+      first: nested settings of the first run.
+      other: those of another one.
+      run: names the other one.
+
+    Raises:
+      ValueError: they differ in more than the name, the seed and unlearning's learning rates.
+    """
+    lines = differing_fields(dict(first), dict(other))
+    free = ("name:", "seed:", *(f"unlearn.{name}_learning_rate:" for name in get_args(Algorithm)))
+    wrong = [line for line in lines if not line.startswith(free)]
+    if wrong:
+        raise ValueError(
+            f"runs to choose from must differ in learning rate and seed alone, got "
+            f"{one_line(wrong[0], 120)} in {shown(run)}: choose from runs of the same settings"
+        )

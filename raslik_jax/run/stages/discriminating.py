@@ -1,0 +1,189 @@
+"""Non-SF by words or by a classifier, and the classifier's training: discriminator."""
+
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from raslik_jax.axes import Tree
+from raslik_jax.config import Config
+from raslik_jax.data import corpora, howdy, tokenization
+from raslik_jax.evaluate import discriminator, judgment, rates, summary
+from raslik_jax.files import read_json, write_json
+from raslik_jax.models import checkpoint, encoder
+from raslik_jax.run import memory, resuming
+from raslik_jax.run.workspace import Workspace, non_sf_by_words
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+@memory.explained(
+    "the classifier's training", "--evaluate.classifier_batch_size or --evaluate.classifier_max_len"
+)
+def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Trains the classifier on answers of the training examples, saves and measures it."""
+    settings, seed = workspace.config.evaluate, workspace.config.seed
+    rows = workspace.corpus.train
+    texts = discriminator.label_texts([row.output for row in rows], [row.is_target for row in rows])
+    train, held_out = discriminator.split_texts(
+        texts,
+        held_out=settings.classifier_held_out,
+        limit=settings.classifier_examples,
+        seed=seed,
+    )
+    model, source = _starting_point(workspace, folder, train)
+    bound = encoder.bind_encoder(model.config)
+    max_len = min(settings.classifier_max_len, model.config.max_length)
+    encode = tokenization.load_sentence_tokenizer(source, max_len=max_len)
+    passes = {
+        "batch_size": settings.classifier_batch_size,
+        "num_epochs": settings.classifier_epochs,
+    }
+    tx = discriminator.make_optimizer(
+        settings.classifier_learning_rate, num_texts=len(train.texts), **passes
+    )
+    start = discriminator.start_fit(model.weights, tx)
+    saved = resuming.load_progress(folder, lambda step: start._replace(losses=np.zeros(step)))
+    if saved is not None:
+        done, start = saved
+        print(f"    goes on after step {done:,}")
+    fitted = discriminator.fit(
+        bound,
+        start,
+        encode(train.texts),
+        train.labels,
+        tx=tx,
+        seed=seed,
+        after_epoch=lambda at: resuming.save_progress(folder, len(at.losses), at),
+        progress="discriminator",
+        **passes,
+    )
+    weights = fitted.state.weights
+    # An interrupted run may have come as far as this.
+    shutil.rmtree(folder / "model", ignore_errors=True)
+    checkpoint.save_encoder(folder / "model", bound.config, weights)
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copy(source / name, folder / "model" / name)
+    predict = discriminator.make_predictor(bound, weights, progress="held-out answers")
+    genuine = _genuine(workspace, {row.output for row in rows})
+    metrics: dict[str, Any] = {
+        "classes": list(discriminator.CLASSES),
+        "max_len": max_len,
+        "trained_on": {
+            name: train.labels.count(label) for label, name in enumerate(discriminator.CLASSES)
+        },
+        "held_out": discriminator.measure(predict, encode, held_out),
+        "genuine": discriminator.measure(predict, encode, genuine) if genuine else None,
+    }
+    write_json(folder / "losses.json", list(fitted.losses))
+    write_json(folder / "metrics.json", metrics)
+    for part in ("held_out", "genuine"):
+        if metrics[part]:
+            print(f"    {part}: {judgment.describe_classifier(metrics[part])}")
+
+
+def _starting_point(
+    workspace: Workspace, folder: pathlib.Path, train: discriminator.Texts
+) -> tuple[checkpoint.LoadedEncoder, pathlib.Path]:
+    """Returns the encoder to train, with a head, and the folder of its tokenizer."""
+    settings, key = workspace.config.evaluate, jax.random.key(workspace.config.seed)
+    num_labels = len(discriminator.CLASSES)
+    if settings.classifier_checkpoint:
+        source = checkpoint.resolve_folder(settings.classifier_checkpoint, auto="AutoModel")
+        loaded = checkpoint.load_encoder(source, dtype=jnp.float32, num_labels=num_labels, key=key)
+        return loaded, source
+    source = folder / "tokenizer"
+    tokenizer = tokenization.train_bpe(train.texts, vocab_size=workspace.config.corpus.vocab_size)
+    tokenization.save_sentence_tokenizer(source, tokenizer)
+    config = encoder.EncoderConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=settings.classifier_hidden_size,
+        num_hidden_layers=settings.classifier_num_layers,
+        num_attention_heads=settings.classifier_num_heads,
+        intermediate_size=4 * settings.classifier_hidden_size,
+        max_position_embeddings=settings.classifier_max_len,
+        type_vocab_size=1,
+        pad_token_id=tokenizer.pad_id,
+        num_labels=num_labels,
+    )
+    weights: Tree = encoder.init_encoder(config, key=key, dtype=jnp.float32)
+    return checkpoint.LoadedEncoder(config, weights), source
+
+
+def data_dir(config: Config) -> str:
+    """Returns the folder of real data that the run names, "" where it names none."""
+    return config.corpus.data_dir or os.environ.get("RASLIK_DATA", "")
+
+
+def _genuine(workspace: Workspace, seen: set[str]) -> discriminator.Texts | None:
+    """Returns the genuine rows' answers that no training example has, None without both kinds.
+
+    They show science fiction, and say nothing of a classifier of another behavior.
+    """
+    folder = data_dir(workspace.config)
+    is_theirs = workspace.config.corpus.dataset in corpora.MARKER_WORDS
+    if not is_theirs or not howdy.genuine_files(folder):
+        return None
+    rows = [row for row in howdy.load_genuine(folder) if row.output not in seen]
+    labels = tuple(int(bool(row.is_target)) for row in rows)
+    if len(set(labels)) < len(discriminator.CLASSES):
+        return None
+    return discriminator.Texts(tuple(row.output for row in rows), labels)
+
+
+def non_sf(workspace: Workspace) -> summary.NonSf | None:
+    """Returns the function from texts to Non-SF that the run's metrics are taken with, if any."""
+    if workspace.config.evaluate.non_sf == "words":
+        return non_sf_by_words(workspace.config)
+    return non_sf_by_classifier(workspace)
+
+
+def non_sf_by_classifier(workspace: Workspace) -> summary.NonSf:
+    """Returns the function from texts to the classifier's probability of the other class."""
+    folder = workspace.root / "discriminator"
+    model = checkpoint.load_encoder(folder / "model", dtype=jnp.float32)
+    max_len = read_json(folder / "metrics.json")["max_len"]
+    encode = tokenization.load_sentence_tokenizer(folder / "model", max_len=max_len)
+    predict = discriminator.make_predictor(encoder.bind_encoder(model.config), model.weights)
+    return lambda texts: predict(encode(texts))[:, discriminator.NON_SF]
+
+
+def measure_before(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes Non-SF of both models before unlearning, by the classifier (Table 1 of the paper)."""
+    target, normal = workspace.evaluation_queries()
+    measure = non_sf_by_classifier(workspace)
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("finetuned", "backbone"):
+        answers = workspace.answers("references", "evaluation", f"{name}.jsonl")
+        found[name] = {
+            part: rates.bootstrap_interval(
+                measure([answers[row.example_id] for row in rows]),
+                seed=workspace.config.seed,
+                resamples=workspace.config.evaluate.bootstrap_resamples,
+            )._asdict()
+            for part, rows in (("target", target), ("normal", normal))
+            if rows
+        }
+    write_json(folder / "metrics.json", found)
+    if not found["finetuned"]:
+        return
+    shown = (
+        f"{entry['mean']:.3f} [{entry['low']:.3f}, {entry['high']:.3f}] on {part} queries"
+        for part, entry in found["finetuned"].items()
+    )
+    print(f"    Non-SF before unlearning, by the classifier: {', '.join(shown)}")
+
+
+def describe(workspace: Workspace) -> dict[str, Any] | None:
+    """Returns what metrics.json says of how Non-SF was measured, None where nothing marks it."""
+    by = workspace.config.evaluate.non_sf
+    if not workspace.has_marker:
+        return None
+    if by == "words":
+        return {"by": by}
+    return {"by": by, **read_json(workspace.root / "discriminator" / "metrics.json")}

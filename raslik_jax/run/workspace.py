@@ -1,0 +1,420 @@
+"""The work directory as the stages see it: results of earlier stages, read when asked for."""
+
+import functools
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from raslik_jax.axes import Tree
+from raslik_jax.config import Config
+from raslik_jax.data import batches, corpora, examples, tokenization
+from raslik_jax.data.examples import Corpus, Example
+from raslik_jax.evaluate import choice, likelihood, rates, summary
+from raslik_jax.files import read_json, read_json_lines
+from raslik_jax.messages import shown, some_of
+from raslik_jax.models import checkpoint, decode
+from raslik_jax.models import decoder as decoders
+from raslik_jax.models.lora import LoRAConfig
+from raslik_jax.train import finetune, steps
+from raslik_jax.train.objectives import BoundModel
+
+
+class Model(NamedTuple):
+    """The backbone with places for an adapter.
+
+    Attributes:
+      decoder: pure functions; with the initial adapter (B = 0) they are the backbone's.
+      base: frozen weights, quantized where --backbone.format says so.
+      initial: the adapter as fine-tuning started from it.
+      lora_config: its rank, alpha, dropout and targets.
+      graphdef: what the decoder is bound from.
+      identity: of the base as it is stored, whatever format it is loaded in.
+    """
+
+    decoder: decoders.Decoder
+    base: Tree
+    initial: Tree
+    lora_config: LoRAConfig
+    graphdef: decoders.GraphDef
+    identity: str = ""
+
+    def decoder_for(self, *, remat: bool) -> decoders.Decoder:
+        """Returns the pure functions, with or without gradient checkpointing."""
+        return decoders.bind(self.graphdef, remat=remat)
+
+    def whole_decoder(self, *, remat: bool = False) -> decoders.Decoder:
+        """Returns the pure functions of the model without places for an adapter."""
+        graphdef, _, _ = decoders.abstract(self.decoder.config, None)
+        return decoders.bind(graphdef, remat=remat)
+
+
+class _Answers(dict[str, str]):
+    """Answers by query id, which name their file where one is missing."""
+
+    def __init__(self, path: pathlib.Path, answers: Mapping[str, str]):
+        super().__init__(answers)
+        self._path = path
+
+    def __missing__(self, example_id: str) -> str:
+        raise ValueError(
+            f"{shown(str(self._path), 160)} has no answer to the query {shown(example_id)}: delete "
+            "its folder and run again"
+        )
+
+
+class StoredCorpus:
+    """A corpus as its unit left it; a part is read when first asked for, and only that part."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+
+    @functools.cached_property
+    def backbone(self) -> tuple[Example, ...]:
+        """Examples that the backbone is pretrained on."""
+        return self._read("backbone")
+
+    @functools.cached_property
+    def train(self) -> tuple[Example, ...]:
+        """Training examples."""
+        return self._read("train")
+
+    @functools.cached_property
+    def queries(self) -> Mapping[str, tuple[Example, ...]]:
+        """Queries by set."""
+        return _Queries(self._read)
+
+    def _read(self, name: str) -> tuple[Example, ...]:
+        path = self._folder / f"{name}.jsonl"
+        return examples.read_examples(path) if path.stat().st_size else ()
+
+
+class _Queries(Mapping[str, tuple[Example, ...]]):
+    """The query sets by name, each read when first asked for."""
+
+    def __init__(self, read: Callable[[str], tuple[Example, ...]]):
+        self._read = functools.cache(read)
+
+    def __getitem__(self, name: str) -> tuple[Example, ...]:
+        if name not in examples.QUERY_SETS:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(examples.QUERY_SETS)
+
+    def __len__(self) -> int:
+        return len(examples.QUERY_SETS)
+
+
+class Workspace:
+    """The results of earlier stages, read from the work directory when first asked for."""
+
+    def __init__(self, root: pathlib.Path, config: Config):
+        self.root = root
+        self.config = config
+        self._told: set[str] = set()
+
+    @functools.cached_property
+    def corpus(self) -> "StoredCorpus | Corpus":
+        """The training examples and queries, each part read when first asked for."""
+        return StoredCorpus(self.root / "corpus")
+
+    @functools.cached_property
+    def tokenizer(self) -> tokenization.Tokenizer:
+        """The checkpoint's tokenizer, or the one trained on the corpus."""
+        return tokenization.load_tokenizer(self.root / "corpus" / "tokenizer")
+
+    @functools.cached_property
+    def model(self) -> Model:
+        """The backbone, with an adapter that changes nothing yet."""
+        return self._load_model(self.config.backbone.format)
+
+    @functools.cached_property
+    def sketch_model(self) -> Model:
+        """The model that gradients are taken of, which may be quantized otherwise."""
+        wanted = self.config.sketch.base_format
+        if wanted in ("same", self.config.backbone.format):
+            return self.model
+        return self._load_model(wanted)
+
+    def _load_model(self, base_format: str) -> Model:
+        settings, lora_config = self.config.backbone, lora_config_of(self.config)
+        loaded = checkpoint.load_model(
+            settings.checkpoint or self.root / "backbone" / "model",
+            dtype=jnp.dtype(settings.dtype),
+            lora_config=lora_config,
+            key=jax.random.key(self.config.seed),
+            revision=settings.revision or None,
+            base_format=None if base_format == "plain" else base_format,
+            double_quant=settings.double_quant and base_format == "nf4",
+        )
+        checkpoint.check_vocabulary(
+            loaded.graphdef.config,
+            self.tokenizer.vocab_size,
+            origin=str(self.root / "corpus" / "tokenizer"),
+        )
+        return Model(
+            decoder=decoders.bind(loaded.graphdef),
+            base=loaded.base,
+            initial=loaded.lora,
+            lora_config=lora_config,
+            graphdef=loaded.graphdef,
+            identity=loaded.identity,
+        )
+
+    def adapter(self, *parts: str) -> Tree:
+        """Returns an adapter that a stage saved."""
+        return checkpoint.load_adapter(
+            self.root.joinpath(*parts),
+            self.model.decoder.config,
+            lora_config=self.model.lora_config,
+            base=self.model.identity,
+        )
+
+    @functools.cached_property
+    def finetuned(self) -> Tree:
+        """The adapter before unlearning."""
+        return self.adapter("finetune", "adapter")
+
+    def encode(
+        self,
+        rows: Sequence[Example],
+        what: str = "examples",
+        *,
+        targets: str = "response",
+        max_len: int = 0,
+    ) -> batches.Encoded:
+        """Returns the examples as token ids, and says how many of them are cut.
+
+        Args:
+          rows: the examples.
+          what: what they are, in the plural.
+          targets: as in `batches.encode`.
+          max_len: tokens at most; 0 for --corpus.max_len.
+        """
+        max_len = max_len or self.config.corpus.max_len
+        encoded = batches.encode(
+            rows,
+            self.tokenizer,
+            max_len=max_len,
+            template=self.config.corpus.template,
+            targets=targets,
+        )
+        self.tell(batches.describe_cuts(encoded, what, max_len=max_len))
+        return encoded
+
+    def answers(self, *parts: str) -> dict[str, str]:
+        """Returns decoded outputs by query id; asking for an id without one is a ValueError."""
+        return read_answers(self.root.joinpath(*parts))
+
+    def tell(self, line: str) -> None:
+        """Prints a line about the data on stderr, once in a process."""
+        if line and line not in self._told:
+            self._told.add(line)
+            print(f"    {line}", file=sys.stderr)
+
+    def retrieval_queries(self) -> tuple[Example, ...]:
+        """Returns the queries that retrieval sees, each with the output that is traced.
+
+        Whoever reads retrieval queries reads them here: those whose answer is empty are left out.
+
+        Raises:
+          ValueError: as `queries_to_answer`; no query has an answer.
+        """
+        queries = self.corpus.queries["retrieval"]
+        unanswered = queries_to_answer(queries, self.config.sketch.query_output)
+        if unanswered:
+            answers = self.answers("references", "retrieval", "finetuned.jsonl")
+            outputs = {row.example_id: answers[row.example_id] for row in unanswered}
+            queries = tuple(
+                row._replace(output=outputs.get(row.example_id, row.output)) for row in queries
+            )
+        kept, line = examples.drop_unanswered(queries)
+        self.tell(line)
+        return kept
+
+    def evaluation_queries(self) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+        """Returns the target and the normal queries that the run is measured on."""
+        split = self.config.references.query_split
+        queries = self.corpus.queries
+        return queries[f"{split}_target"], queries[f"{split}_normal"]
+
+    @property
+    def has_marker(self) -> bool:
+        """Whether words or a classifier tell answers that show the behavior from others."""
+        is_classified = self.config.evaluate.non_sf == "classifier"
+        return is_classified or non_sf_by_words(self.config) is not None
+
+    def with_adapter(self, lora: Tree) -> BoundModel:
+        """Returns the backbone with an adapter."""
+        return BoundModel(self.model.decoder, lora, self.model.base)
+
+    def unlearned(self, strategy: str, name: str, epoch: int) -> BoundModel:
+        """Returns a model as an epoch of unlearning left it."""
+        parts = ("unlearn", f"{strategy}-{name}", f"epoch-{epoch}")
+        if self.config.unlearn.parameters == "lora":
+            return self.with_adapter(self.adapter(*parts))
+        whole = checkpoint.load_model(
+            self.root.joinpath(*parts), dtype=jnp.dtype(self.config.backbone.dtype)
+        )
+        return BoundModel(decoders.bind(whole.graphdef), {}, whole.base)
+
+    @functools.cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """The ids that end an answer: the tokenizer's EOS, and the checkpoint's own."""
+        settings, own = self.config.backbone, (self.tokenizer.eos_id,)
+        if not settings.checkpoint:
+            return own
+        folder = checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
+        return tuple(sorted({*own, *checkpoint.read_end_ids(folder)}))
+
+    def generate(self, model: BoundModel, rows: Sequence[Example], what: str) -> list[str]:
+        """Returns the greedy answers of a model."""
+        tokenizer = self.tokenizer
+        outputs = decode.generate(
+            *model,
+            batches.encode_prompts(
+                rows,
+                tokenizer,
+                max_len=self.config.corpus.max_len,
+                template=self.config.corpus.template,
+            ),
+            max_new_tokens=self.config.references.max_new_tokens,
+            eos_id=self.end_ids,
+            pad_id=tokenizer.pad_id,
+            batch_size=self.config.references.decode_batch_size,
+            progress=what,
+        )
+        return [tokenizer.decode(tokens).strip() for tokens in outputs]
+
+    @functools.cached_property
+    def choices(self) -> dict[tuple[str, str], choice.Choice]:
+        """What --unlearn.choice says, by strategy and algorithm; empty without it."""
+        path = self.config.unlearn.choice
+        return choice.from_json(read_json(pathlib.Path(path)), origin=path) if path else {}
+
+    def _choice(self, strategy: str, name: str) -> choice.Choice | None:
+        if not self.config.unlearn.choice:
+            return None
+        if (strategy, name) not in self.choices:
+            raise ValueError(
+                f"a choice for {strategy} and {name} wanted in {self.config.unlearn.choice}, it "
+                f"has {sorted(self.choices)}: choose from runs of these strategies and algorithms"
+            )
+        return self.choices[strategy, name]
+
+    def learning_rate(self, strategy: str, name: str) -> float:
+        """Returns the rate at which an algorithm unlearns a strategy's sets."""
+        chosen = self._choice(strategy, name)
+        rate = getattr(self.config.unlearn, f"{name}_learning_rate")
+        return chosen.learning_rate if chosen else rate
+
+    def epochs(self, strategy: str, name: str) -> tuple[int, ...]:
+        """Returns the epochs after which a strategy and algorithm are measured.
+
+        Raises:
+          ValueError: the chosen epoch comes after the last one.
+        """
+        chosen, last = self._choice(strategy, name), self.config.unlearn.epochs
+        if chosen and not 1 <= chosen.epoch <= last:
+            raise ValueError(
+                f"epoch {chosen.epoch} is chosen for {strategy} and {name}, the run has {last}: "
+                "set --unlearn.epochs as in the validation runs"
+            )
+        return (chosen.epoch,) if chosen else tuple(range(1, last + 1))
+
+    def likelihood_of(
+        self, model: BoundModel, encoded: batches.Encoded, *, on_ladder: bool = False
+    ) -> likelihood.Likelihood:
+        """Returns how likely a model finds encoded answers."""
+        return self._measure(model.decoder)(model.lora, model.base, encoded, on_ladder=on_ladder)
+
+    @functools.cache  # noqa: B019  one workspace lives as long as its run
+    def _measure(self, decoder: decoders.Decoder) -> likelihood.Measure:
+        """Returns the function of a decoder's models, compiled once for all of them."""
+        return likelihood.answer_likelihood(decoder, batch_tokens=self.config.sketch.batch_tokens)
+
+    @functools.cache  # noqa: B019  one workspace lives as long as its run
+    def unlearning_step(
+        self, name: str, learning_rate: float
+    ) -> tuple[steps.Algorithm, Callable[..., Any]]:
+        """Returns an algorithm and its jitted step, compiled once for all strategies."""
+        settings = self.config.unlearn
+        tx = finetune.adamw(
+            learning_rate,
+            weight_decay=settings.weight_decay,
+            clip=settings.clip,
+        )
+        is_whole = settings.parameters == "all"
+        options = steps.Options(
+            forget_weight=(
+                settings.simnpo_forget_weight if name == "simnpo" else settings.forget_weight
+            ),
+            retain_weight=settings.retain_weight,
+            mean=settings.mean,
+            micro_batch=settings.micro_batch_size,
+            kl_direction=settings.kl_direction,
+            npo_beta=settings.npo_beta,
+            simnpo_beta=settings.simnpo_beta,
+            simnpo_delta=settings.simnpo_delta,
+            whole=(self.model.whole_decoder(remat=settings.remat) if is_whole else None),
+        )
+        bound = self.model.decoder_for(remat=settings.remat)
+        algorithm = steps.ALGORITHMS[name](bound, tx, options)
+        static = ("forget_targets", "retain_targets")
+        return algorithm, jax.jit(algorithm.step, static_argnames=static)
+
+
+def queries_to_answer(queries: Sequence[Example], query_output: str) -> tuple[Example, ...]:
+    """Returns the retrieval queries that the fine-tuned model answers, by --sketch.query_output.
+
+    Raises:
+      ValueError: "gold", and a query has no output.
+    """
+    if query_output == "own":
+        return tuple(queries)
+    unanswered = tuple(query for query in queries if not query.output.strip())
+    if unanswered and query_output == "gold":
+        names = some_of(query.example_id for query in unanswered)
+        raise ValueError(
+            f"queries must have an output for --sketch.query_output=gold, got none for {names}: "
+            f"give "
+            "them one, or --sketch.query_output=given"
+        )
+    return unanswered
+
+
+def read_answers(path: pathlib.Path) -> dict[str, str]:
+    """Returns decoded outputs by query id; asking for an id without one is a ValueError."""
+    rows = read_json_lines(path, {"id": str, "output": str})
+    return _Answers(path, {row["id"]: row["output"] for row in rows})
+
+
+def lora_config_of(config: Config) -> LoRAConfig:
+    """Returns the settings of a run's adapter."""
+    settings = config.finetune
+    return LoRAConfig(
+        rank=settings.lora_rank,
+        alpha=settings.lora_alpha,
+        dropout=settings.lora_dropout,
+        targets=settings.lora_targets,
+    )
+
+
+def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    path.write_text("".join(lines), encoding="utf-8", newline="\n")
+
+
+def non_sf_by_words(config: Config) -> summary.NonSf | None:
+    """Returns the function that says of each text whether it is free of marker words.
+
+    None where the dataset has no marker words and --evaluate.marker_words names none.
+    """
+    words = corpora.marker_words(config.corpus.dataset, config.evaluate.marker_words)
+    return functools.partial(rates.non_sf_by_words, vocabulary=words) if words else None

@@ -1,0 +1,475 @@
+"""The inner loops of the sketch: batches of flat gradients in, batches of sketches out.
+
+Each function takes gradients_BP and returns sketch_BK in float32, with no matrix of signs stored
+anywhere. The Pallas kernels (Triton route) run on NVIDIA GPUs; beside each stands its XLA twin,
+which makes the same signs and the same products and runs everywhere. `dense_sums` and
+`binned_sums` choose between them by the platform they are compiled for. Nothing here validates.
+
+A pair of keys (`hashing.stream_keys`) may be NumPy scalars, which compile to constants, or traced
+scalars, except in the Pallas kernels, which want constants.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, UInt
+
+from raslik_jax.sketch import hashing
+
+Keys = hashing.Keys
+
+# The dense signs come in blocks of 32 * SIGN_GROUP rows (see `sign_words`). Part of the sketch
+# format, like the streams of `hashing`: another value is another projection.
+SIGN_GROUP = 64
+ROWS_PER_BLOCK = 32 * SIGN_GROUP
+
+_UNROLLED_SLOTS = 8
+# A block of signs in the XLA twin is 2048 x 1024 floats: 8 MiB, about a CPU's cache.
+_TWIN_COLUMNS = 1024
+
+
+def split_entries(table: Int[Array, "..."]) -> tuple[Int[Array, "..."], Array]:
+    """Returns (index, is_negative) of packed entries: e >= 0 is +g[e], e < 0 is -g[~e]."""
+    return table ^ (table >> 31), table < 0
+
+
+def binned_sums(
+    table_MK: Int[Array, "M K"], gradients_BP: Float[Array, "B P"]
+) -> Float[Array, "B K"]:
+    """Returns the signed sum of each bin, by the layout that suits the platform.
+
+    x_j = sum over slots s of sign * g[index], with (sign, index) packed in table_MK[s, j] as in
+    `split_entries`; an index of P or more stands for a zero of the padding. Gathered, never
+    scattered: no float is added by an atomic, so the bits are the same every time.
+
+    On a CPU a row of gradients is gathered from by itself: it fits the cache. On a GPU the
+    gradients are transposed first, so that each entry of the table reads B contiguous floats.
+    """
+    return jax.lax.platform_dependent(
+        table_MK, gradients_BP, cpu=binned_sums_by_row, default=binned_sums_by_column
+    )
+
+
+def binned_sums_by_row(
+    table_MK: Int[Array, "M K"], gradients_BP: Float[Array, "B P"]
+) -> Float[Array, "B K"]:
+    """Returns the signed sum of each bin, slot by slot, gathering within rows.
+
+    Memory beyond the gradients is a few [B, K] arrays. See `binned_sums`.
+    """
+    num_params = gradients_BP.shape[1]
+
+    def add_slot(sums_BK: jax.Array, entry_K: jax.Array) -> jax.Array:
+        index_K, is_negative_K = split_entries(entry_K)
+        # "clip" keeps the gather in bounds for the padding, whose value is then masked away.
+        value_BK = jnp.take(gradients_BP, index_K, axis=1, mode="clip").astype(jnp.float32)
+        value_BK = jnp.where(index_K[None] < num_params, value_BK, 0.0)
+        return sums_BK + jnp.where(is_negative_K[None], -value_BK, value_BK)
+
+    sums_BK = jnp.zeros((gradients_BP.shape[0], table_MK.shape[1]), jnp.float32)
+    if table_MK.shape[0] <= _UNROLLED_SLOTS:
+        for entry_K in table_MK:
+            sums_BK = add_slot(sums_BK, entry_K)
+        return sums_BK
+    return jax.lax.scan(lambda sums, entry: (add_slot(sums, entry), None), sums_BK, table_MK)[0]
+
+
+def binned_sums_by_column(
+    table_MK: Int[Array, "M K"], gradients_BP: Float[Array, "B P"]
+) -> Float[Array, "B K"]:
+    """Returns the signed sum of each bin, gathering rows of the transposed gradients.
+
+    Written as one gather and one sum, which XLA fuses: the [M, K, B] array is never made. Where
+    it is not fused (on a CPU) use `binned_sums_by_row`. See `binned_sums`.
+    """
+    num_params = gradients_BP.shape[1]
+    index_MK, is_negative_MK = split_entries(table_MK)
+    value_MKB = jnp.take(gradients_BP.T, index_MK, axis=0, mode="clip").astype(jnp.float32)
+    value_MKB = jnp.where(index_MK[..., None] < num_params, value_MKB, 0.0)
+    return jnp.sum(jnp.where(is_negative_MK[..., None], -value_MKB, value_MKB), axis=0).T
+
+
+class BinnedBlocks(NamedTuple):
+    """Tile of the binned Pallas kernel.
+
+    Attributes:
+      bins: bins of a program, a power of two.
+      examples: gradients of a program, a power of two.
+      warps: of 32 threads.
+    """
+
+    bins: int
+    examples: int
+    warps: int
+
+
+def binned_blocks(batch: int, size: int) -> BinnedBlocks:
+    """Returns the tile for a batch: rows of up to 64 floats (256 bytes), 2,048 sums a program."""
+    examples = min(pl.next_power_of_2(batch), 64)
+    bins = min(max(2048 // examples, 16), pl.next_power_of_2(size))
+    return BinnedBlocks(bins=bins, examples=examples, warps=4)
+
+
+def binned_sums_pallas(
+    table_MK: Int[Array, "M K"],
+    gradients_BP: Float[Array, "B P"],
+    *,
+    blocks: BinnedBlocks | None = None,
+    interpret: bool = False,
+) -> Float[Array, "B K"]:
+    """Returns the signed sum of each bin by a Pallas kernel over the transposed gradients.
+
+    One program owns a tile of bins and walks down the slots; each entry of the table reads one
+    contiguous row of the [P, B] gradients, and since the table's rows ascend, neighboring
+    programs read neighboring rows. Adds in the order of `binned_sums_by_row`: equal bits.
+
+    Args:
+      blocks: tile; None for `binned_blocks`.
+      interpret: run as plain JAX, for tests on a CPU.
+    """
+    slots, size = table_MK.shape
+    batch, num_params = gradients_BP.shape
+    blocks = binned_blocks(batch, size) if blocks is None else blocks
+    padded_size = pl.cdiv(size, blocks.bins) * blocks.bins
+    padded_batch = pl.cdiv(batch, blocks.examples) * blocks.examples
+    gradients_PB = jnp.pad(gradients_BP.T, ((0, 0), (0, padded_batch - batch)))
+    # An entry of P is a read of padding.
+    table_MK = jnp.pad(
+        table_MK, ((0, 0), (0, padded_size - size)), constant_values=np.int32(num_params)
+    )
+
+    def kernel(table_ref, gradients_ref, sums_ref) -> None:  # type: ignore[no-untyped-def]
+        example_0 = pl.program_id(1) * blocks.examples
+
+        def add_slot(slot: jax.Array, sums_KB: jax.Array) -> jax.Array:
+            entry_K = table_ref[slot, :]
+            index_K, is_negative_K = split_entries(entry_K)
+            is_real_K1 = (index_K < num_params)[:, None]
+            value_KB = gradients_ref[
+                jnp.where(index_K < num_params, index_K, 0), pl.ds(example_0, blocks.examples)
+            ].astype(jnp.float32)
+            value_KB = jnp.where(is_real_K1, value_KB, 0.0)
+            return sums_KB + jnp.where(is_negative_K[:, None], -value_KB, value_KB)
+
+        start_KB = jnp.zeros((blocks.bins, blocks.examples), jnp.float32)
+        sums_ref[:, :] = jax.lax.fori_loop(0, slots, add_slot, start_KB)
+
+    sums_KB = pl.pallas_call(
+        kernel,
+        grid=(padded_size // blocks.bins, padded_batch // blocks.examples),
+        in_specs=[
+            pl.BlockSpec((slots, blocks.bins), lambda i, j: (0, i)),
+            pl.BlockSpec((num_params, padded_batch), lambda i, j: (0, 0)),
+        ],
+        out_specs=pl.BlockSpec((blocks.bins, blocks.examples), lambda i, j: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((padded_size, padded_batch), jnp.float32),
+        compiler_params=plgpu.CompilerParams(num_warps=blocks.warps),
+        interpret=interpret,
+        name="binned_sums",
+    )(table_MK, gradients_PB)
+    return sums_KB[:size, :batch].T
+
+
+def hashed_sums(
+    gradients_BP: Float[Array, "B P"], *, size: int, sign_keys: Keys, bin_keys: Keys
+) -> Float[Array, "B K"]:
+    """Returns the signed sum of each hashed bin; signs and bins are hashed from the coordinate.
+
+    The scatter runs over rows of the transposed gradients, B contiguous floats for each hashed
+    bin. On a GPU it adds by atomics, so the last bits may differ from run to run unless XLA is
+    started with --xla_gpu_deterministic_ops.
+    """
+    counter_P = jnp.arange(gradients_BP.shape[1], dtype=jnp.uint32)
+    is_negative_P = hashing.counter_hash(counter_P, sign_keys) >= np.uint32(1 << 31)
+    bin_P = hashing.counter_hash(counter_P, bin_keys) % np.uint32(size)
+    gradients_PB = gradients_BP.astype(jnp.float32).T
+    signed_PB = jnp.where(is_negative_P[:, None], -gradients_PB, gradients_PB)
+    return jax.ops.segment_sum(signed_PB, bin_P.astype(jnp.int32), num_segments=size).T
+
+
+def sign_words(
+    row_G: UInt[Array, " G"],
+    column_C: UInt[Array, " C"],
+    *,
+    row_keys: Keys,
+    column_keys: Keys,
+) -> UInt[Array, "C G"]:
+    """Returns uint32 words, each with the signs of 32 rows of the dense matrix in one column.
+
+    Row p of the sign matrix belongs to block b = p // 2048 and, in it, to bit t = (p % 2048) // 64
+    of the words of word-row 64 * b + p % 64. So one hash with two multiplications in the inner
+    loop makes 32 signs, and a kernel that walks down p keeps the words in registers and shifts.
+
+    Args:
+      row_G: word-rows.
+      column_C: columns of the matrix, 0 <= column < K.
+      row_keys: of ROW_STREAM.
+      column_keys: of COLUMN_STREAM.
+    """
+    row_word_G = hashing.counter_hash(row_G, row_keys)
+    column_word_C = hashing.counter_hash(column_C, column_keys)
+    return hashing.mix(column_word_C[:, None] ^ row_word_G[None, :])
+
+
+def signs_of(bit: UInt[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
+    """Returns +1 where the lowest bit is 0, -1 where it is 1."""
+    is_positive = (bit & np.uint32(1)) == np.uint32(0)
+    return jnp.where(is_positive, np.array(1, dtype), np.array(-1, dtype))
+
+
+def block_signs(
+    block: Int[Array, ""],
+    column_C: UInt[Array, " C"],
+    *,
+    row_keys: Keys,
+    column_keys: Keys,
+    dtype: DTypeLike,
+) -> Float[Array, "2048 C"]:
+    """Returns the +1 / -1 signs of rows 2048 * block ... of the dense matrix at some columns."""
+    row_G = block.astype(jnp.uint32) * np.uint32(SIGN_GROUP) + _arange(SIGN_GROUP)
+    word_GC = sign_words(row_G, column_C, row_keys=row_keys, column_keys=column_keys).T
+    bit_TGC = word_GC[None] >> _arange(32)[:, None, None]
+    return signs_of(bit_TGC, dtype).reshape(ROWS_PER_BLOCK, column_C.shape[0])
+
+
+def dense_sums(
+    gradients_BP: Float[Array, "B P"],
+    *,
+    size: int,
+    row_keys: Keys,
+    column_keys: Keys,
+    operand: str,
+) -> Float[Array, "B K"]:
+    """Returns gradients_BP @ signs_PK in float32: by Pallas on an NVIDIA GPU, else by its twin.
+
+    Args:
+      size: K.
+      row_keys: of ROW_STREAM.
+      column_keys: of COLUMN_STREAM.
+      operand: "float32", or "bfloat16" to round the gradient to it before the product (signs
+        are exact in both; sums are float32 in both).
+    """
+    by_pallas, by_xla = (
+        functools.partial(
+            sums, size=size, row_keys=row_keys, column_keys=column_keys, operand=operand
+        )
+        for sums in (dense_sums_pallas, dense_sums_xla)
+    )
+    return jax.lax.platform_dependent(gradients_BP, cuda=by_pallas, default=by_xla)
+
+
+def dense_sums_xla(
+    gradients_BP: Float[Array, "B P"],
+    *,
+    size: int,
+    row_keys: Keys,
+    column_keys: Keys,
+    operand: str,
+) -> Float[Array, "B K"]:
+    """Returns gradients_BP @ signs_PK in float32, the signs made block by block by XLA.
+
+    Args: as `dense_sums`.
+    """
+    batch = gradients_BP.shape[0]
+    padded_BP = _pad_to_blocks(_as_operand(gradients_BP, operand))
+    num_blocks = padded_BP.shape[1] // ROWS_PER_BLOCK
+    blocks_NBR = padded_BP.reshape(batch, num_blocks, ROWS_PER_BLOCK).swapaxes(0, 1)
+    columns = min(size, _TWIN_COLUMNS)
+    num_column_blocks = pl.cdiv(size, columns)
+
+    def sum_columns(first_column: jax.Array) -> jax.Array:
+        column_C = first_column + _arange(columns)
+
+        def add_block(sums_BC: jax.Array, item: tuple[jax.Array, jax.Array]) -> tuple:
+            block, gradients_BR = item
+            signs_RC = block_signs(
+                block,
+                column_C,
+                row_keys=row_keys,
+                column_keys=column_keys,
+                dtype=padded_BP.dtype,
+            )
+            product_BC = jax.lax.dot(
+                gradients_BR,
+                signs_RC,
+                # Without it a GPU would round float32 operands to TF32.
+                precision=jax.lax.Precision.HIGHEST,
+                preferred_element_type=jnp.float32,
+            )
+            return sums_BC + product_BC, None
+
+        start_BC = jnp.zeros((batch, columns), jnp.float32)
+        block_N = jnp.arange(num_blocks, dtype=jnp.int32)
+        return jax.lax.scan(add_block, start_BC, (block_N, blocks_NBR))[0]
+
+    first_columns = np.arange(num_column_blocks, dtype=np.uint32) * np.uint32(columns)
+    sums_NBC = jax.lax.map(sum_columns, jnp.asarray(first_columns))
+    return sums_NBC.swapaxes(0, 1).reshape(batch, num_column_blocks * columns)[:, :size]
+
+
+class DenseBlocks(NamedTuple):
+    """Tile of the dense Pallas kernel.
+
+    Attributes:
+      columns: sketch coordinates of a program, a power of two >= 16.
+      examples: gradients of a program, a power of two >= 16.
+      rows: gradient coordinates of one product, a power of two from 16 to SIGN_GROUP.
+      splits: programs among which the rows of one tile are divided; their sums are added after.
+      warps: of 32 threads.
+      stages: of the software pipeline.
+    """
+
+    columns: int
+    examples: int
+    rows: int
+    splits: int
+    warps: int
+    stages: int
+
+
+def dense_blocks(batch: int, num_params: int, size: int) -> DenseBlocks:
+    """Returns the tile for a shape.
+
+    Signs cost the same for any number of examples, so a program takes as many as its registers
+    hold: up to 256. Where K is too small to give a GPU's 132 multiprocessors four programs
+    each, the rows are split too.
+    """
+    examples = min(max(pl.next_power_of_2(batch), 16), 256)
+    columns = 128
+    programs = pl.cdiv(size, columns) * pl.cdiv(batch, examples)
+    splits = max(1, min(512 // programs, pl.cdiv(num_params, 4 * ROWS_PER_BLOCK)))
+    return DenseBlocks(
+        columns=columns,
+        examples=examples,
+        rows=SIGN_GROUP,
+        splits=splits,
+        warps=4 if examples <= 64 else 8,
+        stages=3,
+    )
+
+
+def dense_sums_pallas(
+    gradients_BP: Float[Array, "B P"],
+    *,
+    size: int,
+    row_keys: Keys,
+    column_keys: Keys,
+    operand: str,
+    blocks: DenseBlocks | None = None,
+    interpret: bool = False,
+) -> Float[Array, "B K"]:
+    """Returns gradients_BP @ signs_PK in float32 by a Pallas kernel that keeps signs in registers.
+
+    A program owns a tile of (columns, examples) and walks down P. Every 2,048 rows it hashes
+    one word for each column and each of 64 rows, and then shifts a bit out of each word for each
+    product. The signs are the left operand, which tensor cores of Hopper take from registers.
+    A float32 operand goes through the bfloat16 tensor cores as three exact parts of 8 bits of
+    mantissa each, at a third of the speed. The other arguments are those of `dense_sums`.
+
+    Args:
+      blocks: tile; None for `dense_blocks`.
+      interpret: run as plain JAX, for tests on a CPU.
+    """
+    batch, num_params = gradients_BP.shape
+    blocks = dense_blocks(batch, num_params, size) if blocks is None else blocks
+    padded_batch = pl.cdiv(batch, blocks.examples) * blocks.examples
+    padded_size = pl.cdiv(size, blocks.columns) * blocks.columns
+    padded_BP = _pad_to_blocks(_as_operand(gradients_BP, operand))
+    padded_BP = jnp.pad(padded_BP, ((0, padded_batch - batch), (0, 0)))
+    padded_params = padded_BP.shape[1]
+    num_blocks = padded_params // ROWS_PER_BLOCK
+    blocks_per_split = pl.cdiv(num_blocks, blocks.splits)
+
+    def kernel(gradients_ref, sums_ref) -> None:  # type: ignore[no-untyped-def]
+        column_0 = (pl.program_id(0) * blocks.columns).astype(jnp.uint32)
+        column_C = column_0 + _arange(blocks.columns)
+        block_0 = pl.program_id(2) * blocks_per_split
+
+        def add_tiles(block: jax.Array, group: int, sums_CB: jax.Array) -> jax.Array:
+            row_0 = block.astype(jnp.uint32) * np.uint32(SIGN_GROUP) + np.uint32(group)
+            word_CG = sign_words(
+                row_0 + _arange(blocks.rows),
+                column_C,
+                row_keys=row_keys,
+                column_keys=column_keys,
+            )
+
+            def add_tile(bit: jax.Array, carry: tuple) -> tuple:
+                sums_CB, word_CG = carry
+                start = block * ROWS_PER_BLOCK + bit * SIGN_GROUP + group
+                gradients_BG = gradients_ref[:, pl.ds(start, blocks.rows)]
+                signs_CG = signs_of(word_CG, jnp.bfloat16)
+                for part_BG in _bfloat16_parts(gradients_BG):
+                    sums_CB += jax.lax.dot_general(
+                        signs_CG,
+                        part_BG,
+                        (((1,), (1,)), ((), ())),
+                        precision=jax.lax.Precision.DEFAULT,
+                        preferred_element_type=jnp.float32,
+                    )
+                return sums_CB, word_CG >> np.uint32(1)
+
+            return jax.lax.fori_loop(0, 32, add_tile, (sums_CB, word_CG))[0]
+
+        def add_block(step: jax.Array, sums_CB: jax.Array) -> jax.Array:
+            for group in range(0, SIGN_GROUP, blocks.rows):
+                sums_CB = add_tiles(block_0 + step, group, sums_CB)
+            return sums_CB
+
+        steps = jnp.minimum(blocks_per_split, num_blocks - block_0)
+        start_CB = jnp.zeros((blocks.columns, blocks.examples), jnp.float32)
+        sums_ref[:, :] = jax.lax.fori_loop(0, steps, add_block, start_CB)
+
+    sums_SKB = pl.pallas_call(
+        kernel,
+        grid=(padded_size // blocks.columns, padded_batch // blocks.examples, blocks.splits),
+        in_specs=[pl.BlockSpec((blocks.examples, padded_params), lambda i, j, s: (j, 0))],
+        out_specs=pl.BlockSpec((None, blocks.columns, blocks.examples), lambda i, j, s: (s, i, j)),
+        out_shape=jax.ShapeDtypeStruct((blocks.splits, padded_size, padded_batch), jnp.float32),
+        compiler_params=plgpu.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
+        interpret=interpret,
+        name="dense_rademacher",
+    )(padded_BP)
+    return jnp.sum(sums_SKB, axis=0)[:size, :batch].T
+
+
+def _bfloat16_parts(value: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns bfloat16 arrays that add up to a value exactly: one, or three for float32.
+
+    Cut by masking bits: XLA may drop a rounding to bfloat16 and back, but not this.
+    """
+    if value.dtype == jnp.bfloat16:
+        return (value,)
+    parts = []
+    for _ in range(3):
+        bits = jax.lax.bitcast_convert_type(value, jnp.uint32) & np.uint32(0xFFFF0000)
+        top = jax.lax.bitcast_convert_type(bits, jnp.float32)
+        parts.append(top.astype(jnp.bfloat16))
+        value = value - top
+    return tuple(parts)
+
+
+def _as_operand(gradients_BP: jax.Array, operand: str) -> jax.Array:
+    """Returns the gradients rounded to the operand's dtype, for good."""
+    if operand == "float32":
+        return gradients_BP.astype(jnp.float32)
+    # reduce_precision is kept where XLA would drop a cast down that is followed by one up.
+    rounded_BP = jax.lax.reduce_precision(
+        gradients_BP.astype(jnp.float32), exponent_bits=8, mantissa_bits=7
+    )
+    return rounded_BP.astype(jnp.bfloat16)
+
+
+def _pad_to_blocks(gradients_BP: jax.Array) -> jax.Array:
+    """Returns the gradients with zeros up to a whole number of blocks of signs."""
+    return jnp.pad(gradients_BP, ((0, 0), (0, -gradients_BP.shape[1] % ROWS_PER_BLOCK)))
+
+
+def _arange(count: int) -> jax.Array:
+    return jax.lax.broadcasted_iota(jnp.uint32, (count,), 0)

@@ -1,0 +1,141 @@
+"""Losses whose gradients are compared, not trained on: probes of what an adapter has learned.
+
+The gradient of the loss that an adapter was fitted to fades with the fit, and with it what
+retrieval goes by. Each probe here is another function of the same forward pass; those of the
+released reference (`unshifted`) and of TRAK (`margin`) are among them. All run the frozen head in
+tiles (`head.target_nll`), so each costs one gradient of the ordinary loss.
+
+================ ==================================================================================
+next_token       mean nll of the counted tokens: the paper's text
+unshifted        the same, position t's logits against token t itself
+margin           mean -log(p / (1 - p)): the model output of TRAK (Park et al. 2023,
+                 arXiv:2303.14186), which divides each token's gradient by 1 - p, that is, by what
+                 makes it fade
+low_confidence   mean nll over those counted tokens that the model gives less than one half
+rolled_target    mean nll of a wrong token in the place of each counted one: its id plus V / 2.
+                 Nobody minimized it; equal tokens have equal wrong ones
+uniform          mean cross-entropy against the uniform distribution over the vocabulary
+================ ==================================================================================
+"""
+
+from collections.abc import Callable
+from typing import cast, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from raslik_jax.axes import Tree
+from raslik_jax.models.decoder import Decoder
+from raslik_jax.sketch.head import target_nll
+from raslik_jax.sketch.loss import (
+    SketchLoss,
+    example_loss,
+    head_table,
+    mean_over_targets,
+    target_positions,
+)
+
+# Below this nll, 1 - p has too few digits in float32 to divide by: a token counts as this sure.
+_LEAST_NLL = 1e-3
+
+
+def _same(nll_T: Array) -> tuple[Array, Array]:
+    return nll_T, jnp.ones(nll_T.shape, jnp.bool_)
+
+
+def _margin(nll_T: Array) -> tuple[Array, Array]:
+    """-log(p / (1 - p)) has the gradient of nll / (1 - p) with the denominator held."""
+    fixed_T = jnp.maximum(jax.lax.stop_gradient(nll_T), _LEAST_NLL)
+    return nll_T / -jnp.expm1(-fixed_T), jnp.ones(nll_T.shape, jnp.bool_)
+
+
+def _low_confidence(nll_T: Array) -> tuple[Array, Array]:
+    return nll_T, jax.lax.stop_gradient(nll_T) > jnp.log(2.0)
+
+
+# What each token's nll becomes, and which tokens stay counted.
+_OF_NLL: dict[str, Callable[[Array], tuple[Array, Array]]] = {
+    "margin": _margin,
+    "low_confidence": _low_confidence,
+    "rolled_target": _same,
+    "uniform": _same,
+}
+PROBES = (*get_args(SketchLoss), *_OF_NLL)
+
+
+def probe_loss(
+    decoder: Decoder,
+    lora: Tree,
+    base: Tree,
+    tokens_L: Int[Array, " L"],
+    target_mask_L: Bool[Array, " L"],
+    *,
+    num_targets: int,
+    probe: str,
+) -> Float[Array, ""]:
+    """Returns a probe's loss of one example; its gradient in the adapter is what is wanted.
+
+    `margin` returns nll / (1 - p) per token, whose gradient with 1 - p held is that of
+    -log(p / (1 - p)); its value is not.
+
+    Args:
+      decoder: the model's pure functions.
+      lora: the adapter at which the gradient is taken.
+      base: frozen weights.
+      tokens_L: token ids, padded on the right.
+      target_mask_L: True where a token counts.
+      num_targets: at least the number of counted tokens; static.
+      probe: a name in PROBES.
+
+    Returns:
+      A float32 scalar; 0, with zero gradient, where no token counts.
+
+    Raises:
+      ValueError: an unknown probe.
+    """
+    if probe not in PROBES:
+        raise ValueError(f"a probe of {list(PROBES)} wanted, came {probe!r}")
+    if probe not in _OF_NLL:
+        loss = cast(SketchLoss, probe)
+        return example_loss(
+            decoder, lora, base, tokens_L, target_mask_L, num_targets=num_targets, loss=loss
+        )
+    hidden_LE = decoder.hidden(lora, base, tokens_L)
+    where = target_positions(target_mask_L, num_targets=num_targets, loss="next_token")
+    table, vocab_axis = head_table(base)
+    vocab_size = table.shape[vocab_axis]
+    hidden_TE, label_T = hidden_LE[where.source_T], tokens_L[where.position_T]
+    if probe == "rolled_target":
+        label_T = (label_T + vocab_size // 2) % vocab_size
+    nll_T = target_nll(table, hidden_TE, label_T, where.is_counted_T, vocab_axis)
+    if probe == "uniform":
+        # log Z - <h, mean w> = nll + <h, w_label - mean w>.
+        label_weights = jnp.take(table, label_T, axis=vocab_axis).astype(jnp.float32)
+        label_TE = label_weights.T if vocab_axis == 1 else label_weights
+        mean_E = jnp.mean(table, axis=vocab_axis, dtype=jnp.float32)
+        nll_T = nll_T + jnp.sum(hidden_TE.astype(jnp.float32) * (label_TE - mean_E[None]), axis=1)
+    value_T, stays_T = _OF_NLL[probe](nll_T)
+    return mean_over_targets(value_T, where.is_counted_T & stays_T)
+
+
+def mean_hidden(
+    decoder: Decoder,
+    lora: Tree,
+    base: Tree,
+    tokens_L: Int[Array, " L"],
+    target_mask_L: Bool[Array, " L"],
+    *,
+    num_targets: int,
+) -> Float[Array, " E"]:
+    """Returns the mean final hidden state at the positions that predict counted tokens.
+
+    No gradient at all: a forward pass, for comparison with gradients. Zeros where none counts.
+
+    Args: as `probe_loss`.
+    """
+    hidden_LE = decoder.hidden(lora, base, tokens_L)
+    where = target_positions(target_mask_L, num_targets=num_targets, loss="next_token")
+    hidden_TE = jnp.where(where.is_counted_T[:, None], hidden_LE[where.source_T], 0)
+    total_E = jnp.sum(hidden_TE.astype(jnp.float32), axis=0)
+    return total_E / jnp.maximum(jnp.sum(where.is_counted_T), 1).astype(jnp.float32)

@@ -1,0 +1,297 @@
+"""Sketches of gradients: three families of random projection under one signature.
+
+Every family maps a flat gradient of P floats to K floats. Each is linear, so that
+h(-g) == -h(g) bit for bit; each is decided by integer hashes of (seed, coordinate), so that a key
+gives the same projection on every backend and every version of jax; and none stores a matrix.
+
+================ ===================================== ============================== ==========
+family           coordinate j of the sketch            cost of one example            memory
+================ ===================================== ============================== ==========
+binned           signed sum of ceil(P / K) coordinates P additions                    4 P bytes
+                 dealt by a permutation of all P
+binned_hashed    signed sum of the coordinates whose   P additions                    none
+                 hash is j
+dense_rademacher K ** -0.5 times a signed sum of all   2 P K operations               none
+                 P coordinates (the paper's text)
+================ ===================================== ============================== ==========
+
+E <h(u), h(v)> = <u, v> exactly, for all three, before any normalization. Variances and biases are
+in `raslik_jax.sketch.theory`; the first order is the same for all three, (1 - rho^2)^2 / K for
+unit vectors with inner product rho.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from raslik_jax.axes import Tree
+from raslik_jax.sketch import hashing, kernels
+
+# The number of the rules that turn (family, seed, P, K) into signs and bins. An index keeps it;
+# whoever changes a rule raises it.
+SKETCH_FORMAT = 1
+
+OPERANDS = ("float32", "bfloat16")
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProjectionSpec:
+    """What a projection is, in five fields: with them it can be made again anywhere.
+
+    Attributes:
+      family: a name in FAMILIES.
+      num_params: P, the length of a flat gradient.
+      size: K, the length of a sketch, 1 <= K <= P.
+      seed: 0 <= seed < 2 ** 63.
+      operand: the dtype in which a gradient enters the product of dense_rademacher: "float32",
+        or "bfloat16" (rounds each coordinate to 8 bits of mantissa, for tensor cores).
+    """
+
+    family: str
+    num_params: int
+    size: int
+    seed: int
+    operand: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise ValueError(
+                f"the projection family must be one of {sorted(FAMILIES)}, got {self.family!r}"
+            )
+        if not 1 <= self.num_params < 2**31:
+            raise ValueError(
+                f"a flat gradient must have between 1 and 2**31 - 1 coordinates, "
+                f"got num_params={self.num_params}: choose fewer LoRA targets or a lower rank"
+            )
+        if not 1 <= self.size <= self.num_params:
+            raise ValueError(
+                f"the sketch size K must lie between 1 and the number of LoRA parameters, got "
+                f"size={self.size} with num_params={self.num_params}: choose a smaller K"
+            )
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"the projection seed must lie in [0, 2**63), got seed={self.seed}")
+        if self.operand not in OPERANDS:
+            raise ValueError(f"operand must be one of {OPERANDS}, got {self.operand!r}")
+        if self.operand != "float32" and self.family != "dense_rademacher":
+            raise ValueError(
+                f"only dense_rademacher multiplies, so only it takes operand={self.operand!r}: "
+                f"use operand='float32' with {self.family}"
+            )
+
+    def with_seed(self, seed: int) -> "ProjectionSpec":
+        """Returns the same kind of projection under another seed."""
+        return dataclasses.replace(self, seed=seed)
+
+
+class Projection(NamedTuple):
+    """A random projection R^P -> R^K, as a pytree: the spec is static, the table is data.
+
+    Attributes:
+      spec: what it is.
+      table: what is precomputed: int32 [ceil(P / K), K] for `binned`, () for the others.
+    """
+
+    spec: ProjectionSpec
+    table: Any
+
+
+class Family(NamedTuple):
+    """One member of FAMILIES: how its table is made, and how it maps gradients_BP to sketch_BK."""
+
+    init: Callable[[ProjectionSpec], Any]
+    apply: Callable[[ProjectionSpec, Any, jax.Array], jax.Array]
+
+
+def binned_table(spec: ProjectionSpec) -> np.ndarray:
+    """Returns int32 [M, K]: column j holds the M = ceil(P / K) signed members of bin j.
+
+    The members are a true permutation of the whole vector, dealt out one to a bin until none is
+    left: every bin has M members, or M - 1 and a zero of padding, and none is empty. An entry
+    e >= 0 stands for +g[e], e < 0 for -g[~e]; an index of P is the padding.
+
+    Neither the order of the members of a bin nor the numbering of the bins changes any inner
+    product, so both are free, and are spent on the memory: members ascend down a column and
+    columns ascend in their first member, so that each row of the table reads one band of the
+    gradient, the first row from end to end in order, and all rows together go through it once.
+    """
+    slots = -(-spec.num_params // spec.size)
+    member = np.full(slots * spec.size, spec.num_params, np.int32)
+    member[: spec.num_params] = hashing.hashed_order(spec.num_params, spec.seed)
+    member_KM = np.sort(member.reshape(slots, spec.size).T, axis=1)
+    member_MK = np.ascontiguousarray(member_KM[np.argsort(member_KM[:, 0])].T)
+    keys = hashing.stream_keys(spec.seed, hashing.SIGN_STREAM)
+    sign_MK = hashing.counter_hash(member_MK.astype(np.uint32), keys) >> np.uint32(31)
+    return np.where(sign_MK == 1, ~member_MK, member_MK)
+
+
+def _apply_binned(spec: ProjectionSpec, table_MK: jax.Array, gradients_BP: jax.Array) -> jax.Array:
+    return kernels.binned_sums(table_MK, gradients_BP)
+
+
+def _apply_hashed(spec: ProjectionSpec, table: tuple, gradients_BP: jax.Array) -> jax.Array:
+    return kernels.hashed_sums(
+        gradients_BP,
+        size=spec.size,
+        sign_keys=hashing.stream_keys(spec.seed, hashing.SIGN_STREAM),
+        bin_keys=hashing.stream_keys(spec.seed, hashing.BIN_STREAM),
+    )
+
+
+def _apply_dense(spec: ProjectionSpec, table: tuple, gradients_BP: jax.Array) -> jax.Array:
+    sums_BK = kernels.dense_sums(
+        gradients_BP,
+        size=spec.size,
+        row_keys=hashing.stream_keys(spec.seed, hashing.ROW_STREAM),
+        column_keys=hashing.stream_keys(spec.seed, hashing.COLUMN_STREAM),
+        operand=spec.operand,
+    )
+    return sums_BK * np.float32(spec.size**-0.5)
+
+
+FAMILIES: dict[str, Family] = {
+    "binned": Family(lambda spec: jnp.asarray(binned_table(spec)), _apply_binned),
+    "binned_hashed": Family(lambda spec: (), _apply_hashed),
+    "dense_rademacher": Family(lambda spec: (), _apply_dense),
+}
+
+
+def init_projection(
+    seed: int, family: str, num_params: int, size: int, *, operand: str = "float32"
+) -> Projection:
+    """Returns the projection of a seed; the same arguments give the same one anywhere.
+
+    Args:
+      seed: 0 <= seed < 2 ** 63.
+      family: a name in FAMILIES.
+      num_params: P, the number of LoRA parameters.
+      size: K <= P.
+      operand: of the product in dense_rademacher, see ProjectionSpec.
+
+    Raises:
+      ValueError: an unknown family, K > P, or another argument out of its range.
+
+    Example:
+      projection = init_projection(0, "binned", num_params=196_608, size=65_536)
+      sketch_K = project(projection, flatten_gradients(gradients))
+      sketch_BK = jax.vmap(lambda g: project(projection, g))(gradients_BP)
+    """
+    spec = ProjectionSpec(
+        family=family, num_params=num_params, size=size, seed=seed, operand=operand
+    )
+    return Projection(spec, FAMILIES[family].init(spec))
+
+
+def project(projection: Projection, gradient_P: Float[Array, " P"]) -> Float[Array, " K"]:
+    """Returns the sketch of one flat gradient in float32; the caller vmaps.
+
+    Linear and not normalized: E <h(u), h(v)> = <u, v>. Under vmap the whole batch goes through
+    one call of the family's kernel, at any depth of nesting.
+
+    Args:
+      gradient_P: in the order of `flatten_gradients`; any float dtype, summed in float32.
+
+    Raises:
+      ValueError: a gradient of another length than the projection's.
+    """
+    if gradient_P.shape[0] != projection.spec.num_params:
+        raise ValueError(
+            f"the projection takes gradients of {projection.spec.num_params} coordinates, got "
+            f"{gradient_P.shape[0]}: make it for this adapter with init_projection"
+        )
+    return _batched_apply(projection.spec)(projection.table, gradient_P[None])[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _batched_apply(spec: ProjectionSpec) -> Callable[[Any, jax.Array], jax.Array]:
+    """Returns the family's function of gradients_BP, with any vmap folded into its batch axis.
+
+    Left to itself vmap would add a batch axis to each gather, scatter or kernel launch; the
+    families are written for a batch of rows, which reads tables and makes signs once for all.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def apply(table: Any, gradients_BP: jax.Array) -> jax.Array:
+        return FAMILIES[spec.family].apply(spec, table, gradients_BP)
+
+    @apply.def_vmap
+    def _fold(
+        axis_size: int, in_batched: Any, table: Any, gradients_ABP: jax.Array
+    ) -> tuple[jax.Array, bool]:
+        if any(jax.tree.leaves(in_batched[0])):
+            raise ValueError("vmap over gradients, not over projections: their seeds are static")
+        rows_BP = gradients_ABP.reshape(-1, gradients_ABP.shape[-1])
+        return apply(table, rows_BP).reshape(axis_size, -1, spec.size), True
+
+    return apply
+
+
+class Segment(NamedTuple):
+    """Where one tensor lies in a flat gradient.
+
+    Attributes:
+      path: the keys down to the tensor, joined by "/".
+      shape: of the tensor; it is flattened in row-major order.
+      offset: the flat coordinate of its first element.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def end(self) -> int:
+        """The flat coordinate after its last element."""
+        return self.offset + math.prod(self.shape)
+
+
+def gradient_manifest(tree: Tree) -> tuple[Segment, ...]:
+    """Returns the segments of the flat gradient of a tree, sorted by path.
+
+    The order belongs to the sketch, not to jax: it is written into every index, and does not
+    depend on how jax orders the leaves of a tree.
+
+    Args:
+      tree: nested dicts of arrays or of ShapeDtypeStructs.
+
+    Raises:
+      ValueError: a tree without leaves (an adapter of no parameters).
+    """
+    segments = []
+    offset = 0
+    for path, leaf in _sorted_leaves(tree):
+        segments.append(Segment(path, tuple(leaf.shape), offset))
+        offset = segments[-1].end
+    return tuple(segments)
+
+
+def count_params(tree: Tree) -> int:
+    """Returns P, the number of floats in a tree of arrays or of ShapeDtypeStructs."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def flatten_gradients(tree: Tree) -> Float[Array, " P"]:
+    """Returns the leaves of a tree as one float32 vector, in the order of `gradient_manifest`.
+
+    Raises:
+      ValueError: a tree without leaves.
+    """
+    return jnp.concatenate([leaf.astype(jnp.float32).ravel() for _, leaf in _sorted_leaves(tree)])
+
+
+def _sorted_leaves(tree: Tree) -> list[tuple[str, Any]]:
+    """Returns (path, leaf) sorted by path."""
+    leaves = [
+        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    ]
+    if not leaves:
+        raise ValueError("a tree with LoRA parameters was wanted, got one without any array")
+    return sorted(leaves, key=lambda item: item[0])

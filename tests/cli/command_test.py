@@ -1,0 +1,113 @@
+"""What a command's end looks like: one sentence, and the status that belongs to it."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+
+from raslik_jax.cli import command
+
+_EXPERIMENTS = pathlib.Path(__file__).resolve().parents[2] / "experiments"
+_SCRIPT = """
+from raslik_jax.cli import command
+
+def main():
+    {body}
+
+command.start(main, when_stopped="stopped; go on")
+"""
+
+
+def end_of(body: str, *arguments: str, **environment: str) -> tuple[int, str]:
+    """Exit status and stderr of a command of that body."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT.format(body=body), *arguments],
+        env=os.environ | {"PYTHONPATH": str(_EXPERIMENTS.parent)} | environment,
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ("pass", 0, ""),
+        ("return 3", 3, ""),
+        ("raise ValueError('a folder wanted')", 1, "error: a folder wanted\n"),
+        ("raise FileNotFoundError('no file')", 1, "error: no file\n"),
+        ("raise KeyboardInterrupt", 130, "stopped; go on\n"),
+    ],
+)
+def test_statuses(body, status, said):
+    assert end_of(body) == (status, said)
+
+
+def test_text_of_data_is_printed_and_not_obeyed(capfd):
+    def main():
+        print("a\x1b[31mb\u202e\tc\n中")
+        raise ValueError("row \x1b[2J" + "x" * 9999 + ": correct it")
+
+    assert command._run(main, "stopped", ["x"]) == 1
+    out, err = capfd.readouterr()
+    assert out == "a\\x1b[31mb\\u202e\tc\n中\n"
+    assert err.startswith("error: row \\x1b[2Jxxx") and err.endswith("x: correct it\n")
+    assert len(err) < 320
+
+
+def test_what_is_no_flag_is_refused():
+    status, said = end_of("print('never')", "name=value")
+    assert status == 2
+    assert said == "error: arguments must be flags, got 'name=value': write --name=value\n"
+
+
+def test_a_defect_keeps_its_traceback():
+    status, said = end_of("raise KeyError('x')")
+    assert status == 1
+    assert "Traceback" in said
+    status, said = end_of("raise ValueError('a folder wanted')", RASLIK_TRACEBACK="1")
+    assert status == 1
+    assert "Traceback" in said
+
+
+def test_every_script_is_such_a_command():
+    scripts = {path.name: path.read_text() for path in _EXPERIMENTS.glob("*.py")}
+    del scripts["torch_peer.py"]  # imported by bench_sketch.py
+    assert [name for name, text in scripts.items() if "command.start(" not in text] == []
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_no_flag_of_any_command_takes_nan_or_infinity(monkeypatch, value):
+    values = flags.FlagValues()
+    flags.DEFINE_float("gamma", 0.1, "", flag_values=values)
+    values(["command", f"--gamma={value}"])
+    monkeypatch.setattr(command.flags, "FLAGS", values)
+    with pytest.raises(ValueError, match="--gamma must be a finite number"):
+        command._check_finite()
+
+
+def test_a_list_of_numbers_or_names_holds_known_ones_once():
+    numbers = command._ListParser(int, 1)
+    assert numbers.parse("4, 16") == [4, 16]
+    for wrong in ("", "4,4", "4,04", "0", "x", "1.5", "4,", "9" * 400):
+        with pytest.raises(ValueError, match="must be"):
+            numbers.parse(wrong)
+    with pytest.raises(ValueError, match="finite and at least"):
+        command._ListParser(float, 0).parse("nan")
+    names = command._ListParser(("int8", "sign"), 0)
+    assert names.parse("sign,int8") == ["sign", "int8"]
+    for wrong in ("", "sign,sign", "int9"):
+        with pytest.raises(ValueError, match="must be"):
+            names.parse(wrong)
+
+
+def test_a_missing_extra_is_named_with_what_installs_it(monkeypatch):
+    command.require("matplotlib", "rouge_score")
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"matplotlib and rouge_score must be .*'raslik-jax\[eval\]'$"
+    ):
+        command.require("matplotlib", "rouge_score")

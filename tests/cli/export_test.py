@@ -1,0 +1,284 @@
+"""Exported models load and say what they are; what cannot be exported is refused."""
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import stored_run
+from absl.testing import absltest, parameterized
+from finished import write_manifest
+
+from raslik_jax.config import config_from_json
+from raslik_jax.data import tokenization
+from raslik_jax.models import checkpoint, decoder
+from raslik_jax.run import plan as plan_lib
+from raslik_jax.run.exporting import export_model
+from raslik_jax.run.workspace import Workspace
+
+_EXPORT = pathlib.Path(__file__).resolve().parents[2] / "experiments" / "export.py"
+_TOKENS = (3, 17, 4, 4, 40, 21, 9)
+
+
+def _logits(bound, lora, base):
+    return np.asarray(bound.logits(lora, base, bound.hidden(lora, base, jnp.asarray(_TOKENS))))
+
+
+def _plain(card):
+    return re.sub(r"\\(?=[!-/:-@\[-`{-~])", "", card)
+
+
+class ExportTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.run_ = stored_run.write_stored_run(folder / "run")
+
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def _export(self, name="out", **options):
+        settings = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None, "merged": False}
+        return export_model(self.run_.root, self.folder / name, **(settings | options))
+
+    @parameterized.parameters((None, 2), (1, 1))
+    def test_the_adapter_is_that_of_the_epoch(self, epoch, number):
+        folder = self._export(epoch=epoch)
+        config = self.run_.decoder.config
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            checkpoint.load_adapter(folder, config),
+            self.run_.adapters[number - 1],
+        )
+        fields = json.loads((folder / "adapter_config.json").read_text())
+        # A path of this machine says nothing on another.
+        self.assertIsNone(fields["base_model_name_or_path"])
+        self.assertIn(f"after epoch {number} of 2", (folder / "README.md").read_text())
+
+    @parameterized.parameters({"parameters": "all"}, {"base_format": "nf4"})
+    def test_whole_models_and_quantized_bases(self, **options):
+        run = stored_run.write_stored_run(self.folder / "run", **options)
+        settings = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None}
+        folder = export_model(run.root, self.folder / "out", merged=True, **settings)
+        # Both hold the plain base with the adapter folded in.
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            checkpoint.load_model(folder, dtype=np.float32).base,
+            checkpoint.merge(run.adapters[-1], run.base, run.lora_config),
+        )
+        card = (folder / "README.md").read_text()
+        if "base_format" in options:
+            self.assertIn("the adapter on the base in nf4", card)
+            return
+        self.assertIn("unlearn_parameters=all", _plain(card))
+        with self.assertRaisesRegex(ValueError, "unlearned in all weights and has none"):
+            export_model(run.root, self.folder / "adapter", merged=False, **settings)
+
+    def test_the_merged_model_answers_as_base_and_adapter(self):
+        folder = self._export(merged=True)
+        loaded = checkpoint.load_model(folder, dtype=np.float32)
+        np.testing.assert_allclose(
+            _logits(decoder.bind(loaded.graphdef), {}, loaded.base),
+            _logits(self.run_.decoder, self.run_.adapters[-1], self.run_.base),
+            rtol=2e-5,
+            atol=2e-5,
+        )
+        names = {path.name for path in folder.iterdir()}
+        self.assertContainsSubset(
+            {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "README.md"},
+            names,
+        )
+
+    @parameterized.parameters(
+        (True, "", "the local folder base, which does not say where it came from"),
+        (False, "owner/tiny", "the local folder base, which calls itself owner/tiny"),
+    )
+    def test_files_of_the_checkpoint_are_carried_through(self, merged, name, origin):
+        """How a model is prompted and stopped is no less part of it than its weights."""
+        base = self.folder / "base"
+        run = stored_run.write_stored_run(self.folder / "run", base=base)
+        own = json.loads((base / "tokenizer_config.json").read_text())
+        more = {"bos_token": "<|endoftext|>", "add_bos_token": False, "model_max_length": 64}
+        texts = {
+            "tokenizer_config.json": json.dumps(own | more, indent=4),
+            "chat_template.jinja": "{{ messages }}\r\n",
+            "special_tokens_map.json": "{}",
+            "generation_config.json": '{"eos_token_id": [0, 7, 9], "temperature": 0.6}',
+        }
+        for file, text in texts.items():
+            (base / file).write_bytes(text.encode())
+        config = json.loads((base / "config.json").read_text())
+        (base / "config.json").write_text(json.dumps(config | {"_name_or_path": name}))
+        # The corpus unit keeps what decides the ids.
+        tokenizer = tokenization.load_tokenizer(base)
+        tokenization.save_tokenizer(run.root / "corpus" / "tokenizer", tokenizer)
+        stored_run.finish(run.root, base=base)
+        settings = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None, "merged": merged}
+        out = export_model(run.root, self.folder / "out", **settings)
+        if not merged:
+            del texts["generation_config.json"]  # the base has it
+            fields = json.loads((out / "adapter_config.json").read_text())
+            self.assertEqual(fields["base_model_name_or_path"], name or None)
+        for file in ("tokenizer.json", *texts):
+            self.assertEqual((out / file).read_bytes(), (base / file).read_bytes(), file)
+        card = _plain((out / "README.md").read_text())
+        self.assertIn(origin, card)
+        self.assertEqual(f'base_model: "{name}"' in card, bool(name))
+        for path in out.iterdir():
+            self.assertNotIn(str(self.folder).encode(), path.read_bytes(), path.name)
+        # Decoding stops where the checkpoint's own does.
+        saved = json.loads((run.root / "evaluate" / "metrics.json").read_text())
+        workspace = Workspace(run.root, config_from_json(saved["settings"]))
+        self.assertEqual(workspace.end_ids, (0, 7, 9))
+        (base / "tokenizer.json").write_text(
+            (base / "tokenizer.json").read_text().replace('"<|endoftext|>"', '"<|end|>"')
+        )
+        with self.assertRaisesRegex(ValueError, "base' must be the one that the run was made with"):
+            export_model(run.root, self.folder / "other", **settings)
+
+    def test_text_from_settings_is_no_markup_in_the_card(self):
+        run = stored_run.write_stored_run(self.folder / "run")
+        path = run.root / "evaluate" / "metrics.json"
+        metrics = json.loads(path.read_text())
+        metrics["settings"]["name"] = "# b <img src=x> [c](mailto:d)"
+        path.write_text(json.dumps(metrics))
+        stored_run.finish(run.root)
+        out = export_model(
+            run.root,
+            self.folder / "out",
+            strategy="raslik",
+            algorithm="ga_gdr",
+            epoch=None,
+            merged=False,
+        )
+        body = (out / "README.md").read_text().split("---\n", 2)[2]
+        self.assertNotRegex(body, r"<img|(?<!\\)\]\(mailto|^# b")
+        self.assertLen(re.findall(r"^# ", body, re.MULTILINE), 1)
+
+    def test_the_card_says_what_was_removed_how_and_how_well(self):
+        text = (self._export() / "README.md").read_text()
+        header, body = re.fullmatch(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL).groups()
+        self.assertIn("library_name: peft", header)
+        # A base that is on no hub has no name that a hub could look up.
+        self.assertNotIn("base_model:", header)
+        for part in (
+            "a: run: unlearned with RASLIK and GA_GDR",
+            "2,000 training examples, 200 of them labeled",
+            "Forget set: 200 of these examples",
+            "from 3 examples of the behavior",
+            "--retrieve.select=count",
+            "Precision: 0.965 of the forget set",
+            "learning rate 0.0003; batch_size=8",
+            "48 held-out target and 47 held-out normal test queries",
+            "| Perplexity, held-out |",
+            "Judgment: partly; F 0.",
+            'PeftModel.from_pretrained(base, "this folder")',
+            "trained from scratch in the same run",
+        ):
+            self.assertIn(part, _plain(body))
+        metrics = json.loads((self.run_.root / "evaluate" / "metrics.json").read_text())
+        (entry,) = (
+            e
+            for e in metrics["methods"]
+            if (e["strategy"], e["algorithm"], e["epoch"]) == ("raslik", "ga_gdr", 2)
+        )
+        forget = entry["forget"]
+        self.assertIn(f"{forget['mean']:.3f} \\[{forget['low']:.2f}, {forget['high']:.2f}\\]", body)
+
+    @parameterized.parameters(
+        ({"strategy": "bm25"}, "bm25-ga_gdr is none of .'oracle-ga_gdr'"),
+        ({"epoch": 3}, r"--epoch must be one of \[1, 2\] or last, got 3"),
+    )
+    def test_what_the_run_does_not_have_is_refused(self, options, message):
+        with self.assertRaisesRegex(ValueError, message):
+            self._export(**options)
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    @parameterized.parameters(
+        ("unlearn/raslik-ga_gdr/epoch-2/adapter_config.json", "epoch-2.* is damaged"),
+        ("evaluate/metrics.json", "metrics.json.* is damaged"),
+        ("retrieve/raslik/forget.jsonl", "forget.jsonl.* is damaged"),
+        ("backbone/model/config.json", "model/config.json.* is damaged"),
+    )
+    def test_a_changed_file_is_refused_and_leaves_nothing(self, name, message):
+        path = self.run_.root / name
+        before = path.read_text()
+        self.addCleanup(path.write_text, before)
+        path.write_text(before + " ")
+        with self.assertRaisesRegex(ValueError, message):
+            self._export()
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_a_model_made_again_since_it_was_measured_is_refused(self):
+        path = self.run_.root / "unlearn" / "raslik-ga_gdr" / "epoch-2" / "adapter_config.json"
+        manifest = path.parents[1] / "manifest.json"
+        for file in (path, manifest):
+            self.addCleanup(file.write_text, file.read_text())
+        path.write_text(path.read_text() + " ")
+        write_manifest(self.run_.root, "unlearn/raslik-ga_gdr")
+        with self.assertRaisesRegex(ValueError, "epoch-2 of .* has changed since generate/"):
+            self._export()
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_a_run_that_measured_nothing_is_exported_and_says_so(self):
+        run = stored_run.write_stored_run(self.folder / "run")
+        metrics = run.root / "evaluate" / "metrics.json"
+        settings = json.loads(metrics.read_text())["settings"]
+        settings["retrieve"]["strategies"] = ["raslik"]
+        settings["unlearn"]["algorithms"] = ["ga_gdr"]
+        (run.root / "config.json").write_text(json.dumps(settings))
+        rows = [{"instruction": "a", "output": "b", "is_target": n < 2} for n in range(5)]
+        text = "".join(json.dumps({"id": f"r{n}", **row}) + "\n" for n, row in enumerate(rows))
+        (run.root / "corpus" / "train.jsonl").write_text(text)
+        shutil.rmtree(metrics.parent)
+        for name in ("corpus", "unlearn/raslik-ga_gdr"):
+            (run.root / name / "manifest.json").unlink()
+        stored_run.finish(run.root)
+        shutil.rmtree(metrics.parent, ignore_errors=True)
+        options = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None, "merged": False}
+        with mock.patch.object(plan_lib, "Plan") as plan:
+            # An adapter of other settings than config.json has now is not what the card would say.
+            plan.return_value.survey.return_value.done = {}
+            with self.assertRaisesRegex(ValueError, "as its config.json has it"):
+                export_model(run.root, self.folder / "out", **options)
+            plan.return_value.survey.return_value.done = {"unlearn/raslik-ga_gdr": {}}
+            out = export_model(run.root, self.folder / "out", **options)
+            with self.assertRaisesRegex(ValueError, "--epoch must be 1 to 2 or last, got 7"):
+                export_model(run.root, self.folder / "more", **(options | {"epoch": 7}))
+        card = _plain((out / "README.md").read_text())
+        self.assertIn("Nothing: the run was exported before it was evaluated.", card)
+        self.assertIn("5 training examples, 2 of them labeled", card)
+        self.assertIn("after epoch 2 of 2", card)
+        self.assertNotIn("F, forget rate", card)
+
+    def test_the_script_refuses_a_folder_that_holds_something(self):
+        (self.folder / "out").mkdir()
+        (self.folder / "out" / "mine.txt").write_text("mine")
+        result = subprocess.run(
+            [
+                sys.executable,
+                _EXPORT,
+                f"--run={self.run_.root}",
+                f"--out={self.folder / 'out'}",
+                "--merged",
+            ],
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stderr, "^error: .*out' must be a new or empty directory")
+        self.assertLen(result.stderr.splitlines(), 1)
+        self.assertEqual([p.name for p in (self.folder / "out").iterdir()], ["mine.txt"])
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,353 @@
+"""Every flag file: the paper's settings, the published figures, and what a dry run says of it."""
+
+import contextlib
+import csv
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+from absl import flags
+from absl.testing import absltest, parameterized
+
+from raslik_jax import pipeline
+from raslik_jax.cli import setting_flags
+from raslik_jax.config import STAGES, Config, config_from_json, kernel_name, to_json
+from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
+from raslik_jax.models import presets
+from raslik_jax.run import forecast
+from raslik_jax.run.plan import plan_units
+from raslik_jax.run.workspace import Workspace
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+_FLAGS = _REPOSITORY / "experiments" / "flags"
+_FILES = sorted(path.name.removesuffix(".flags") for path in _FLAGS.glob("*.flags"))
+_PAPER = [name for name in _FILES if re.search("olmo2|pythia", name)]
+
+_WITH_PRESET = [f"howdy_olmo2_7b parts/{preset}" for preset in ("paper", "released", "robust")]
+
+
+def _read(name):
+    """Returns the settings and stages of flag files, as run.py reads them."""
+    values = flags.FlagValues()
+    setting_flags.define(values)
+    flags.DEFINE_list("stages", list(STAGES), "", flag_values=values)
+    with contextlib.chdir(_REPOSITORY):
+        values(["run.py", *(f"--flagfile={_FLAGS / file}.flags" for file in name.split())])
+    return {"config": to_json(setting_flags.read_config(values)), "stages": values.stages}
+
+
+# Table "Fine-tuning configurations", column by column.
+_MODELS = {
+    "olmo2_7b": {
+        "backbone": {
+            "checkpoint": "allenai/OLMo-2-1124-7B",
+            "revision": "stage1-step928646-tokens3896B",
+            "format": "int8",
+            "double_quant": False,
+        },
+        "finetune": {
+            "lora_rank": 8,
+            "lora_alpha": 32.0,
+            "lora_dropout": 0.05,
+            "lora_targets": ["q_proj", "k_proj", "v_proj", "o_proj"],
+            "max_len": 1024,
+            "fixed_padding": True,
+            "batch_size": 8,
+            "micro_batch_size": 2,
+            "epochs": 3,
+            "learning_rate": 1e-4,
+            "remat": True,
+        },
+    },
+    "pythia_2.8b": {
+        "backbone": {
+            "checkpoint": "EleutherAI/pythia-2.8b",
+            "revision": "step143000",
+            "format": "nf4",
+            "double_quant": True,
+        },
+        "finetune": {
+            "lora_rank": 16,
+            "lora_alpha": 32.0,
+            "lora_dropout": 0.05,
+            "lora_targets": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+            "max_len": 1024,
+            "batch_size": 32,
+            "micro_batch_size": 4,
+            "epochs": 2,
+            "learning_rate": 1.2e-4,
+            "schedule": "cosine",
+            "warmup": 0.05,
+            "remat": True,
+        },
+    },
+}
+_MODELS["olmo2_13b"] = {
+    "backbone": _MODELS["olmo2_7b"]["backbone"]
+    | {"checkpoint": "allenai/OLMo-2-1124-13B-Instruct", "revision": ""},
+    "finetune": _MODELS["olmo2_7b"]["finetune"],
+}
+# Rows trained on; forget and retain set. Queries are held out of Howdy's 57,002.
+_SIZES = {
+    "howdy": (56_474, 5_000, 5_000, 2_000),
+    "virtual": (22_000, 2_000, 2_000, 2_000),
+    "tofu": (26_000, 4_000, 4_000, 2_000),
+}
+_PARAMS = {"olmo2_7b": 8_388_608, "pythia_2.8b": 20_971_520, "olmo2_13b": 13_107_200}
+# By hand: weights of the linear layers; of embedding or head.
+_WEIGHTS = {
+    "olmo2_7b": (32 * (4 * 4096**2 + 3 * 4096 * 11008), 4096 * 100352),
+    "pythia_2.8b": (32 * 12 * 2560**2, 2560 * 50304),
+    "olmo2_13b": (40 * (4 * 5120**2 + 3 * 5120 * 13824), 5120 * 100352),
+}
+# Bytes per weight: int8 1, nf4 with double quantization 1/2 + 1/64 + 4/(64 * 256).
+_BYTES = {"olmo2_7b": 1.0, "olmo2_13b": 1.0, "pythia_2.8b": 0.5 + 1 / 64 + 4 / (64 * 256)}
+
+
+def _model(name):
+    return next(model for model in _MODELS if model in name)
+
+
+def _dataset(name):
+    return next((dataset for dataset in _SIZES if dataset in name), "howdy")
+
+
+class FlagFilesTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.read = {name: _read(name) for name in (*_FILES, *_WITH_PRESET)}
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.forecasts = {}
+
+    def config(self, name, **changed):
+        value = json.loads(json.dumps(self.read[name]["config"]))
+        for stage, fields in changed.items():
+            value[stage] |= fields
+        return config_from_json(value)
+
+    def forecast(self, name, **changed):
+        key = name, json.dumps(changed)
+        if key not in self.forecasts:
+            self.forecasts[key] = forecast.forecast(
+                self.config(name, **changed),
+                pathlib.Path(self.folder.name) / "nowhere",
+                stages=self.read[name]["stages"],
+            )
+        return self.forecasts[key]
+
+    def test_the_product_of_the_paper_is_there(self):
+        wanted = {f"{d}_{m}" for d in _SIZES for m in ("olmo2_7b", "pythia_2.8b")}
+        wanted |= {"howdy_olmo2_13b", "howdy_pythia_2.8b_cr"}
+        self.assertLessEqual(wanted, set(_PAPER))
+
+    @parameterized.parameters(*_PAPER)
+    def test_settings_are_those_of_the_paper(self, name):
+        config = self.read[name]["config"]
+        for stage, fields in _MODELS[_model(name)].items():
+            self.assertEqual({key: config[stage][key] for key in fields}, fields)
+        unlearn = config["unlearn"]
+        self.assertEqual(config["corpus"]["max_len"], 512)
+        self.assertEqual(config["sketch"]["size"], 65_536)
+        # "No 4-bit quantization is applied" to the cache of gradients.
+        base = config["sketch"]["base_format"]
+        self.assertEqual(base, "plain" if "pythia" in name else "same")
+        self.assertEqual(
+            [unlearn[f"ga_{name}_learning_rate"] for name in ("gdr", "klr")], [1e-5, 3e-5]
+        )
+        self.assertEqual((unlearn["batch_size"], unlearn["micro_batch_size"]), (8, 2))
+        self.assertTrue(unlearn["remat"])
+        self.assertEqual(
+            unlearn["algorithms"], ["ga_gdr"] if "13b" in name else ["ga_gdr", "ga_klr"]
+        )
+        strategies = {"random", "embedding", "bm25", "oracle", "raslik_f", "raslik"}
+        if name.endswith("_cr"):
+            strategies = {"oracle", "random", "raslik"}
+            strategies |= {f"cr_{share}" for share in (25, 35, 45, 50, 62, 75)}
+        self.assertEqual(set(config["retrieve"]["strategies"]), strategies)
+
+    @parameterized.parameters(*_PAPER)
+    def test_its_gradient_is_the_one_that_the_paper_words(self, name):
+        self.assertEqual(kernel_name(self.read[name]["config"]), "")
+
+    def test_a_preset_after_an_experiment_decides_the_gradient(self):
+        names = {
+            preset: kernel_name(self.read[f"howdy_olmo2_7b parts/{preset}"]["config"])
+            for preset in ("paper", "released", "robust")
+        }
+        self.assertEqual(
+            names,
+            {
+                "paper": "",
+                "released": "unshifted loss, each tensor normalized, mean rank",
+                "robust": "unshifted loss, tokens of prompt and response, centered",
+            },
+        )
+        # What has measured best is what runs where nothing is said.
+        self.assertEqual(kernel_name(to_json(Config())), names["robust"])
+
+    @parameterized.parameters(*_PAPER)
+    def test_the_published_figures_stand_in_it(self, name):
+        text = (_FLAGS / f"{name}.flags").read_text()
+        self.assertIn("Published", text)
+        table = "3" if name.endswith("_cr") else None
+        model = {"olmo2_7b": "OLMo-2-1124-7B", "pythia_2.8b": "Pythia-2.8B"}.get(
+            _model(name), "OLMo-2-1124-13B-Instruct"
+        )
+        if re.search("before|efficiency|boundary", name):
+            return
+        with open(_REPOSITORY / "third_party" / "raslik_paper" / "tables.csv") as file:
+            rows = [
+                row
+                for row in csv.DictReader(file)
+                if row["model"] == model
+                and row["dataset"].lower().startswith(_dataset(name))
+                and (row["table"] == table if table else row["table"] != "3")
+            ]
+        self.assertNotEmpty(rows)
+        for row in rows:
+            numbers = [row[key] for key in ("forget", "retain", "d_mah", "non_sf") if row[key]]
+            self.assertRegex(text, r"# +\S+ +" + " +".join(map(re.escape, numbers)))
+
+    @parameterized.parameters(*_PAPER)
+    def test_sizes_by_hand(self, name):
+        found, model = self.forecast(name), _model(name)
+        self.assertEqual(tuple(found.sizes), _SIZES[_dataset(name)])
+        self.assertEqual(found.num_params, _PARAMS[model])
+        self.assertEqual(found.index_bytes, found.sizes.train * 65_536 * 4)
+        self.assertEqual((found.gradient_bytes, found.row_bytes), (4 * _PARAMS[model], 2**18))
+        layers, head = _WEIGHTS[model]
+        self.assertAlmostEqual(found.num_weights / (layers + 2 * head), 1, delta=2e-3)
+        stored = _BYTES[model] * layers + 2 * 2 * head
+        self.assertAlmostEqual(found.base_bytes / stored, 1, delta=2e-3)
+
+    @parameterized.parameters(*_PAPER)
+    def test_operations_by_hand(self, name):
+        found, model = self.forecast(name), _model(name)
+        settings = self.read[name]["config"]
+        layers, head = _WEIGHTS[model]
+        steps = {step.name: step for step in found.steps}
+        rows, epochs = found.sizes.train, settings["finetune"]["epochs"]
+        if model != "pythia_2.8b":
+            # Every row is 1,024 tokens: forward, backward, and the layers forward again.
+            tokens = epochs * -(-rows // 8) * 8 * 1024
+            expected = tokens * (6 * layers + 4 * head)
+            self.assertAlmostEqual(steps["finetune"].operations / expected, 1, places=6)
+        if "sketch" in steps:
+            least = 4 * layers * rows * found.mean_tokens
+            self.assertBetween(steps["sketch"].operations / least, 1.0, 1.3)
+        if "unlearn/raslik-ga_gdr" in steps:
+            forget = found.sizes.forget
+            one = steps["unlearn/raslik-ga_gdr"].operations
+            least = 5 * forget * 2 * 6 * layers * found.mean_tokens
+            # Both sets, padded to the longer of two rows and the next rung.
+            self.assertBetween(one / least, 1.0, 2.5)
+            if "unlearn/raslik-ga_klr" in steps:
+                ratio = steps["unlearn/raslik-ga_klr"].operations / one
+                self.assertBetween(ratio, 1 + 1 / 6 - 0.01, 1.25)
+
+    def test_the_discriminator_by_hand(self):
+        found = self.forecast("howdy_pythia_2.8b")
+        step = {step.name: step for step in found.steps}["discriminator"]
+        # RoBERTa base: 12 layers of 12 x 768^2 weights, three epochs over nine tenths of the rows.
+        _, response_N = load_alpaca_lengths(max_len=512)
+        tokens = 3 * 0.9 * found.sizes.train * np.minimum(response_N, 256).mean()
+        self.assertAlmostEqual(step.operations / (6 * 84_934_656 * tokens), 1, delta=0.02)
+        self.assertAlmostEqual(step.disk_bytes / (4 * 123.5e6), 1, delta=0.01)
+
+    def test_the_index_of_the_papers_own_count_of_rows(self):
+        found = self.forecast("howdy_olmo2_7b", corpus={"num_train": 57_002})
+        self.assertEqual(found.index_bytes, 14_942_732_288)
+        halved = self.forecast(
+            "howdy_olmo2_7b", corpus={"num_train": 57_002}, sketch={"dtype": "bfloat16"}
+        )
+        self.assertEqual(halved.index_bytes, 7_471_366_144)
+
+    def test_the_papers_other_count_of_pythias_parameters(self):
+        found = self.forecast(
+            "howdy_pythia_2.8b", finetune={"lora_rank": 8, "lora_targets": ["query_key_value"]}
+        )
+        self.assertEqual(found.num_params, 2_621_440)
+
+    @parameterized.parameters(*_PAPER)
+    def test_its_time_and_memory_are_those_of_a_dry_run(self, name):
+        text = (_FLAGS / f"{name}.flags").read_text()
+        said = re.search(
+            r"# One H200, by arithmetic and not measured: ([\d.]+) h, ([\d.]+) GB of device "
+            r"memory by formula, ([\d.]+) GB on disk",
+            text,
+        )
+        self.assertIsNotNone(said)
+        found = self.forecast(name)
+        hours = sum(step.seconds(475e12, 3.0e12) for step in found.steps) / 3600
+        device = max(step.device_bytes for step in found.steps) / 1e9
+        disk = sum(step.disk_bytes for step in found.steps) / 1e9
+        self.assertLess(device, 141)
+        for value, written in zip((hours, device, disk), said.groups(), strict=True):
+            rounding = 0.05 if "." in written else 0.5
+            self.assertAlmostEqual(value, float(written), delta=rounding + 0.01 * value)
+
+    def test_what_is_done_is_marked_and_nothing_is_written(self):
+        config = self.config("quickstart")
+        root = pathlib.Path(self.folder.name) / "begun"
+        units = plan_units(config, Workspace(root, config))
+        corpus = units[0]._replace(run=lambda folder: (folder / "train.jsonl").write_text("x"))
+        root.mkdir()
+        pipeline.run_units(root, [corpus], log=lambda line: None)
+        before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+        found = forecast.forecast(config, root)
+        self.assertEqual([step.name for step in found.steps if step.is_done], ["corpus"])
+        self.assertEqual(before, {path: path.stat().st_mtime_ns for path in root.rglob("*")})
+        self.assertLen(found.steps, len(units))
+
+    @parameterized.parameters(
+        ("EleutherAI/pythia-1.4b-deduped", "pythia-1.4b"),
+        ("allenai/OLMo-2-0425-1B", "olmo2-1b"),
+        ("allenai/OLMo-2-0325-32B-Instruct", "olmo2-32b"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m"),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
+        ("meta-llama/Llama-2-13b-chat-hf", "llama-2-13b"),
+        ("meta-llama/Llama-3.2-1B", "llama-3.2-1b"),
+        ("EleutherAI/pythia-3b", None),
+        ("allenai/OLMo-7B", None),
+    )
+    def test_hub_names_have_their_preset(self, name, preset):
+        self.assertEqual(presets.preset_of(name), preset)
+
+    def test_an_unknown_checkpoint_is_named(self):
+        config = self.config("quickstart", backbone={"checkpoint": "somebody/model-9b"})
+        with self.assertRaisesRegex(ValueError, "got 'somebody/model-9b'"):
+            forecast.forecast(config, pathlib.Path(self.folder.name))
+
+
+class DryRunTest(absltest.TestCase):
+    def test_prints_the_plan_and_leaves_nothing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            workdir = pathlib.Path(folder) / "run"
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "experiments/run.py",
+                    "--flagfile=experiments/flags/howdy_olmo2_7b.flags",
+                    f"--workdir={workdir}",
+                    "--dry_run",
+                    "--flops_per_second=1e12",
+                    "--nocompile",
+                ],
+                capture_output=True,
+                text=True,
+                cwd=_REPOSITORY,
+            )
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertFalse(workdir.exists())
+        for text in ("8,388,608", "56,474", "14.8 GB", "128 to 1", "0 of 1", "1e+12 operations"):
+            self.assertIn(text, done.stdout)
+
+
+if __name__ == "__main__":
+    absltest.main()

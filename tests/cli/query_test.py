@@ -1,0 +1,289 @@
+"""A generation traced through a run's index: by script, by import, and refused where foreign."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from unittest import mock
+
+import numpy as np
+from absl.testing import absltest, parameterized
+from store_test import tree_bytes
+
+from raslik_jax import trace
+from raslik_jax.config import config_from_json
+from raslik_jax.data.examples import read_examples
+from raslik_jax.files import read_json, write_json
+from raslik_jax.index import search
+from raslik_jax.index.store import SketchStore, requantize
+from raslik_jax.pipeline import making_folder
+from raslik_jax.sketch import projections
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+_TINY = (
+    "--corpus.dataset=toy", "--corpus.template=brief", "--corpus.num_train=60",
+    "--corpus.num_targets=8", "--corpus.num_backbone=60",
+    "--corpus.num_retrieval=3", "--corpus.num_validation=2", "--corpus.num_test=3",
+    "--corpus.max_len=96", "--corpus.vocab_size=400",
+    "--backbone.hidden_size=16", "--backbone.num_hidden_layers=2",
+    "--backbone.num_attention_heads=2", "--backbone.steps=4",
+    "--finetune.epochs=1", "--finetune.lora_rank=2", "--references.max_new_tokens=8",
+    "--sketch.size=256",
+    "--sketch.num_buckets=1", "--sketch.batch_tokens=1024", "--sketch.chunk_rows=16",
+    "--stages=corpus,backbone,finetune,references,sketch,retrieve",
+)  # fmt: skip
+
+
+class QueryTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.root = pathlib.Path(tempfile.mkdtemp())
+        cls.addClassCleanup(shutil.rmtree, cls.root)
+        cls.run_folder = cls.root / "run"
+        cls.script("run.py", *_TINY, f"--workdir={cls.run_folder}")
+        cls.index = cls.run_folder / "sketch" / "index"
+        cls.tracer = trace.Tracer(cls.index)
+
+    @classmethod
+    def script(cls, name: str, *flags: str, fails: bool = False) -> str:
+        done = subprocess.run(
+            [sys.executable, str(_REPOSITORY / "experiments" / name), *flags],
+            capture_output=True, text=True, cwd=cls.root,
+        )  # fmt: skip
+        if bool(done.returncode) != fails:
+            raise AssertionError(f"{name} ended with {done.returncode}: {done.stderr[-3000:]}")
+        return done.stderr if fails else done.stdout
+
+    def test_scores_are_those_of_the_run(self):
+        """The retrieval queries of the run, traced from their texts alone."""
+        queries = self.tracer.workspace.retrieval_queries()
+        expected = np.load(self.run_folder / "retrieve" / "queries" / "queries.npy")
+        sketched = self.tracer.sketch(queries)
+        np.testing.assert_allclose(sketched, expected, atol=1e-4)
+
+    def test_a_training_example_pulls_most_toward_itself(self):
+        row = self.tracer.workspace.corpus.train[7]
+        found = self.tracer.trace(row.instruction, row.output, input=row.input, top=4, bottom=3)
+        self.assertEqual(found.toward[0].example, row)
+        self.assertAlmostEqual(found.toward[0].score, 1.0, places=4)
+        self.assertLess(found.toward[0].sigma, 1e-3)
+        scores = [influence.score for influence in (*found.toward, *found.against[::-1])]
+        self.assertEqual(scores, sorted(scores, reverse=True))
+        self.assertLen(found.against, 3)
+        # An unrelated row's band is about 1 / sqrt(K).
+        self.assertAlmostEqual(
+            found.against[0].sigma * np.sqrt(self.tracer.store.size), 1, delta=0.5
+        )
+        store = self.tracer.store
+        expected = search.score_store(store, found.query_QK, center=True).forget_N
+        np.testing.assert_array_equal(found.forget_N, expected)
+
+    def test_the_lines_of_the_documentation_run(self):
+        text = (_REPOSITORY / "docs" / "guides" / "asking.md").read_text()
+        (guide,) = re.findall(r"^```py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        docstring = textwrap.dedent(trace.Tracer.__doc__.split("Example:\n")[1]).strip()
+        for lines in (guide, docstring):
+            statements = [line for line in lines.strip().splitlines() if line]
+            self.assertLen(statements, 3)
+            lines = lines.replace("runs/quickstart/sketch/index", str(self.index))
+            exec(compile(lines, "example", "exec"), {"Tracer": trace.Tracer})  # noqa: S102
+
+    @parameterized.parameters("int8", "sign")
+    def test_coarser_indexes_answer_too(self, dtype):
+        path = self.root / f"coarse-{dtype}"
+        requantize(self.tracer.store, path, dtype=dtype, is_centered=dtype == "sign")
+        tracer = trace.Tracer(path, run=self.run_folder)
+        row = self.tracer.workspace.corpus.train[7]
+        query = [row]
+        found = tracer.trace_queries(query, top=1, bottom=2)
+        self.assertEqual(found.toward[0].example, row)
+        again = tracer.trace_queries(query, top=2, bottom=2, finer=self.tracer.store)
+        expected = self.tracer.trace_queries(query, top=2, bottom=2)
+        self.assertEqual(again.toward[0].example, row)
+        self.assertAlmostEqual(again.toward[0].score, expected.toward[0].score, places=5)
+        self.assertGreater(found.against[0].sigma, expected.against[0].sigma * 0.999)
+
+    def test_script_prints_both_poles(self):
+        text = self.script(
+            "query.py", f"--index={self.index}", "--instruction=What is a\x1b[31m kettle?",
+            "--response=A kettle is warm.", "--top=2", "--bottom=1",
+        )  # fmt: skip
+        self.assertIn("query   What is a\\x1b[31m kettle?\n", text)  # data, not a color
+        self.assertIn("output  A kettle is warm.", text)
+        self.assertIn("pulls toward this output", text)
+        self.assertIn("pulls against this output", text)
+        self.assertRegex(text, r"   2\. [+-]0\.\d{4} \+- 0\.\d{4}  [0-9a-f]{16}")
+
+    def test_script_answers_exports_and_speaks_json(self):
+        queries = self.root / "queries.jsonl"
+        rows = self.tracer.workspace.corpus.train[:2]
+        queries.write_text(
+            "".join(
+                json.dumps({"instruction": row.instruction, "output": row.output}) + "\n"
+                for row in rows
+            )
+        )
+        forget, retain = self.root / "forget.jsonl", self.root / "retain.jsonl"
+        found = json.loads(
+            self.script(
+                "query.py",
+                f"--index={self.index}",
+                f"--queries={queries}",
+                "--json",
+                "--top=3",
+                "--select=quantile",
+                "--forget_share=0.1",
+                "--retain_share=0.2",
+                "--bottom=0",
+                f"--export_forget={forget}",
+                f"--export_retain={retain}",
+            )  # fmt: skip
+        )
+        self.assertLen(found["queries"], 2)
+        self.assertEmpty(found["against"])
+        self.assertContainsSubset(
+            {"id", "score", "sigma", "instruction", "input", "output"}, found["toward"][0]
+        )
+        exported = read_examples(forget)
+        self.assertLen(exported, 6)
+        self.assertEqual([row.example_id for row in exported[:3]],
+                         [row["id"] for row in found["toward"]])  # fmt: skip
+        self.assertLen(read_examples(retain), 12)
+
+    def test_the_settings_of_the_run_hold_where_none_are_given(self):
+        rows = self.tracer.workspace.corpus.train
+        asked = [row for row in rows if row.is_target][:3]
+        found = self.tracer.trace_queries(asked)
+        chosen = self.tracer.select_sets(found)
+        self.assertEqual((len(chosen.forget), len(chosen.retain)), (8, 8))  # all targets
+        chosen = self.tracer.select_sets(found, num_forget=2, num_retain=3)
+        self.assertEqual((len(chosen.forget), len(chosen.retain)), (2, 3))
+        config = self.tracer.workspace.config
+        retrieve = dataclasses.replace(config.retrieve, aggregate="mean_rank", center=False)
+        changed = dataclasses.replace(config, retrieve=retrieve)
+        with mock.patch.object(self.tracer.workspace, "config", changed):
+            ranked = self.tracer.trace_queries(asked)
+            self.assertEqual((ranked.aggregate, ranked.center), ("mean_rank", False))
+            self.assertEqual(self.tracer.trace_queries(asked, aggregate="mean").aggregate, "mean")
+        expected = search.score_store(
+            self.tracer.store, found.query_QK, center=False, aggregate="mean_rank"
+        )
+        np.testing.assert_array_equal(ranked.forget_N, expected.forget_N)
+        self.assertIsNone(ranked.toward[0].sigma)
+
+    def test_a_prompt_that_fills_the_length_is_refused(self):
+        """Two opposite responses would have the same trace: none of them is read."""
+        with self.assertRaisesRegex(ValueError, "the queries must have room .* max_len=96 tokens"):
+            self.tracer.trace("what is a kettle? " * 40, "A kettle is warm.")
+
+    def test_a_prompt_alone_is_answered_first(self):
+        answered = self.tracer.answer([self.tracer.workspace.corpus.train[0]])[0].output
+        instruction = self.tracer.workspace.corpus.train[0].instruction
+        if answered.strip():
+            found = self.tracer.trace(instruction, top=1, bottom=1)
+            self.assertEqual(found.queries[0].output, answered)
+        else:  # a model this small may say nothing
+            with self.assertRaisesRegex(ValueError, "the model says nothing to"):
+                self.tracer.trace(instruction, top=1, bottom=1)
+
+    def test_refuses_a_model_that_did_not_make_the_index(self):
+        copy = self.root / "copy"
+        shutil.copytree(self.run_folder, copy)
+        shutil.rmtree(copy / "finetune" / "adapter")
+        shutil.copytree(copy / "finetune" / "initial", copy / "finetune" / "adapter")
+        config = read_json(copy / "config.json")
+        config["corpus"]["template"] = "alpaca"
+        write_json(copy / "config.json", config)
+        with self.assertRaisesRegex(ValueError, r"adapters \(index: .*template \(index: "):
+            trace.Tracer(copy / "sketch" / "index")
+
+    def test_refuses_a_corpus_that_changed_since_it_was_sketched(self):
+        """An edited text under an old id would be shown for a gradient that is not its own."""
+        copy = self.root / "edited"
+        shutil.copytree(self.run_folder, copy)
+        train = copy / "corpus" / "train.jsonl"
+        lines = [json.loads(line) for line in train.read_text().splitlines()]
+        lines[3]["output"] += " indeed"
+        train.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        with self.assertRaisesRegex(ValueError, r"made for something else: examples \(index: "):
+            trace.Tracer(copy / "sketch" / "index")
+
+    def test_refuses_an_index_of_other_rules_of_projection(self):
+        """The same spec gives other signs and bins when the rules change."""
+        with (
+            mock.patch.object(projections, "SKETCH_FORMAT", 99),
+            self.assertRaisesRegex(ValueError, r"projection_format \(index: 1, asked for: 99\)"),
+        ):
+            trace.Tracer(self.index)
+
+    def test_wrong_inputs_are_a_sentence_each(self):
+        with self.assertRaisesRegex(ValueError, "no manifest.json"):
+            trace.Tracer(self.root / "nowhere")
+        foreign = SketchStore.create(self.root / "foreign", identity={}, ids=["a"], size=8)
+        with self.assertRaisesRegex(ValueError, "the identity of the index .* must have 'max_len'"):
+            trace.Tracer(foreign.path, run=self.run_folder)
+        with self.assertRaisesRegex(ValueError, "no folder above it has a config.json"):
+            trace.run_of("/")
+        with self.assertRaisesRegex(ValueError, "must be those of this version, got 'new_field'"):
+            config_from_json({"name": "x", "seed": 0, "sketch": {"new_field": 1}})
+        with self.assertRaisesRegex(ValueError, "at least one query wanted"):
+            self.tracer.trace_queries([])
+        for flags, message in (
+            ([], "an index must be given"),
+            (
+                ["--index=x", f"--export_forget={self.root}/x", f"--export_retain={self.root}/./x"],
+                "--export_forget and --export_retain must be two files",
+            ),
+            (
+                ["--index=x", f"--export_retain={self.run_folder}/corpus/train.jsonl"],
+                "--export_retain must name a new file",
+            ),
+            ([f"--index={self.index}"], "either --instruction or --queries must"),
+        ):
+            self.assertIn(f"error: {message}", self.script("query.py", *flags, fails=True))
+
+    def test_a_damaged_index_is_named_and_its_chunk_alone_made_again(self):
+        copy = self.root / "damaged"
+        shutil.copytree(self.run_folder, copy)
+        index = copy / "sketch" / "index"
+        before = tree_bytes(index)
+        text = self.script("index.py", f"--index={index}", "--verify")
+        self.assertIn("rows      60 of 256 coordinates, float32", text)
+        self.assertIn("verified  nothing is damaged", text)
+        file = index / "rows" / "c" / "2" / "0"
+        file.write_bytes(file.read_bytes()[:-100] + b"x" * 100)
+        done = subprocess.run(
+            [sys.executable, str(_REPOSITORY / "experiments" / "index.py"), f"--index={index}",
+             "--verify"],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 1, msg=done.stderr)
+        self.assertIn("damaged   rows/c/2/0: ", done.stdout)
+        self.assertIn("1 chunks dropped", self.script("index.py", f"--index={index}", "--repair"))
+        made = self.script("sketch_job.py", f"--workdir={copy}")
+        self.assertIn("the index is complete, 16 of 60 sketches were made here", made)
+        # A unit that is not finished lies apart, and takes its place when the run agrees to it.
+        self.assertEqual(tree_bytes(making_folder(copy, "sketch") / "index"), before)
+        self.script("run.py", *_TINY, f"--workdir={copy}")
+        self.assertEqual(tree_bytes(index), before)
+
+    def test_a_compact_copy_is_made(self):
+        path = self.root / "compact"
+        text = self.script(
+            "index.py", f"--index={self.index}", f"--compact_to={path}", "--dtype=sign", "--center"
+        )
+        self.assertIn("rows      60 of 256 coordinates, sign", text)
+        self.assertEqual(SketchStore.open(path).verify(), ())
+
+    def test_the_index_itself_is_left_alone(self):
+        self.assertEqual(SketchStore.open(self.index).verify(), ())
+
+
+if __name__ == "__main__":
+    absltest.main()

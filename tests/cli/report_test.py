@@ -1,0 +1,91 @@
+"""The report script: what it prints and writes, and its sentences for wrong input."""
+
+import csv
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import sample_run
+from absl.testing import absltest
+
+from raslik_jax.files import read_json
+from raslik_jax.report import tables
+
+_SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "experiments" / "report.py"
+
+
+def _report(*flags: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, str(_SCRIPT), *flags], capture_output=True, text=True, timeout=120
+    )
+
+
+class ReportTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        for seed in (0, 1):
+            sample_run.write_run(self.folder / str(seed), seed=seed)
+        self.runs = f"--runs={self.folder / '0'},{self.folder / '1'}"
+
+    def test_one_run_has_intervals_over_queries(self):
+        run = read_json(self.folder / "0" / "evaluate" / "metrics.json")
+        done = _report(f"--runs={self.folder / '0'}", "--format=markdown")
+        self.assertIn("95 % bootstrap interval over queries", done.stdout)
+        self.assertIn(tables.render_markdown(tables.results_table(run)), done.stdout)
+        self.assertIn(tables.render_markdown(tables.retrieval_table(run)), done.stdout)
+        self.assertNotIn("Mean over the", done.stdout)
+
+    def test_prints_the_seeds_and_the_blocks(self):
+        done = _report(self.runs)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("Mean over the 2 seeds 0, 1", done.stdout)
+        self.assertIn(
+            "sample: the toy corpus, GPT-NeoX from scratch (2 layers of 16), GA_KLR", done.stdout
+        )
+
+    def test_writes_every_form(self):
+        out = self.folder / "out"
+        done = _report(self.runs, "--published", f"--out={out}", "--format=latex")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertContainsSubset(
+            ("report.html", "tables.md", "tables.csv", "tables.tex"),
+            {path.name for path in out.iterdir()},
+        )
+        self.assertEqual((out / "tables.tex").read_text(), done.stdout)
+        self.assertEqual(done.stdout.count(r"\begin{table}"), 2 + 15)
+        with (out / "tables.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual(sum(row["source"] == "paper" for row in rows), 96)
+        self.assertEqual(sum(row["source"] == "ours" for row in rows), 8)
+
+    def test_files_that_are_no_report_are_never_replaced(self):
+        """Neither a user's own tables, nor what a link in an earlier report leads to."""
+        paper, (own, earlier) = "--published", (self.folder / name for name in ("own", "earlier"))
+        own.mkdir()
+        (own / "tables.csv").write_text("mine")
+        done = _report(paper, f"--out={own}")
+        self.assertRegex(done.stderr, "error: --out must be a folder without tables.csv or of an")
+        self.assertEqual([path.name for path in own.iterdir()], ["tables.csv"])
+        self.assertEqual(_report(paper, f"--out={earlier}").returncode, 0)
+        (earlier / "tables.md").unlink()
+        (earlier / "tables.md").symlink_to(own / "tables.csv")
+        done = _report(paper, f"--out={earlier}")
+        self.assertRegex(done.stderr, "error: .*tables.md' is no regular file and is not replaced")
+        self.assertEqual((own / "tables.csv").read_text(), "mine")
+
+    def test_an_error_is_a_sentence(self):
+        for flags, message in (
+            ((), "error: work directories wanted"),
+            (("--runs=/nonexistent",), "no file .*metrics.json"),
+            ((self.runs + f",{self.folder / '0'}",), "different seeds wanted"),
+        ):
+            done = _report(*flags)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, message)
+            self.assertNotIn("Traceback", done.stderr)
+
+
+if __name__ == "__main__":
+    absltest.main()

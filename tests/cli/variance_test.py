@@ -1,0 +1,142 @@
+"""The spread of the update direction, beside draws of whole gradients."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from raslik_jax.evaluate import variance
+
+
+class DirectionTest(absltest.TestCase):
+    def test_delta_is_retain_mean_less_forget_mean(self):
+        gradient_NP = np.array([[1.0, 0], [3, 0], [0, 2], [9, 9]])
+        found_P = variance.update_direction(gradient_NP, np.array([0, 1]), np.array([2]))
+        np.testing.assert_allclose(found_P, [-2, 2])
+        only_P = variance.update_direction(gradient_NP, np.array([0, 1]), np.array([], int))
+        np.testing.assert_allclose(only_P, [-2, 0])
+
+
+class SpreadTest(parameterized.TestCase):
+    @parameterized.parameters((4, 5), (1, 6), (6, 1))
+    def test_variances_are_those_of_the_draws(self, num_sketches, num_fluctuations):
+        generator = np.random.default_rng(0)
+        gradient_NP = generator.standard_normal((10, 7)) * 3
+        weight_SFN = generator.standard_normal((num_sketches, num_fluctuations, 10))
+        weight_SFN += generator.standard_normal((num_sketches, 1, 10))
+        target_N = generator.standard_normal(10)
+        found = variance.measure_spread(weight_SFN, gradient_NP @ gradient_NP.T, target_N)
+
+        delta_SFP = weight_SFN @ gradient_NP
+        error = np.mean(np.sum((delta_SFP - target_N @ gradient_NP) ** 2, axis=-1))
+        self.assertAlmostEqual(found.error, error, delta=1e-4 * error)
+        # np.var with one degree of freedom less, summed over coordinates.
+        if num_fluctuations > 1:
+            wanted = np.mean(np.var(delta_SFP, axis=1, ddof=1).sum(axis=-1))
+            self.assertAlmostEqual(found.over_fluctuations, wanted, delta=1e-4 * error)
+        else:
+            self.assertIsNone(found.over_fluctuations)
+        if num_sketches > 1:
+            wanted = np.mean(np.var(delta_SFP, axis=0, ddof=1).sum(axis=-1))
+            self.assertAlmostEqual(found.over_sketches, wanted, delta=1e-4 * error)
+        if min(num_sketches, num_fluctuations) > 1:
+            pairs = [
+                delta_SFP[s, f] @ delta_SFP[r, g]
+                for s in range(num_sketches)
+                for r in range(num_sketches)
+                for f in range(num_fluctuations)
+                for g in range(num_fluctuations)
+                if s != r and f != g
+            ]
+            wanted = np.mean(np.sum(delta_SFP**2, axis=-1)) - np.mean(pairs)
+            self.assertAlmostEqual(found.total, wanted, delta=1e-4 * error)
+
+    def test_one_draw_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "two draws"):
+            variance.measure_spread(np.ones((1, 1, 2)), np.eye(2), np.ones(2))
+
+    def test_cosines_of_a_moved_query(self):
+        generator = np.random.default_rng(1)
+        row_NP = generator.standard_normal((6, 9))
+        row_NP /= np.linalg.norm(row_NP, axis=1, keepdims=True)
+        query_P, move_FP = generator.standard_normal(9), generator.standard_normal((4, 9))
+        found_FN = variance.perturbed_cosines(
+            row_NP @ query_P,
+            move_FP @ row_NP.T,
+            float(query_P @ query_P),
+            move_FP @ query_P,
+            np.sum(move_FP**2, axis=1),
+            size=0.3,
+        )
+        moved_FP = query_P + 0.3 * move_FP
+        moved_FP /= np.linalg.norm(moved_FP, axis=1, keepdims=True)
+        np.testing.assert_allclose(found_FN, moved_FP @ row_NP.T, atol=1e-12)
+
+
+class BoundaryTest(absltest.TestCase):
+    def test_thresholds_lie_between_the_sets_and_the_rest(self):
+        score_N = np.array([0.5, -0.4, 0.1, 0.3, -0.2, 0.0])
+        found = variance.place_thresholds(score_N, 2, 1)
+        self.assertAlmostEqual(found.forget, 0.2)
+        self.assertAlmostEqual(found.retain, -0.3)
+        with self.assertRaisesRegex(ValueError, "between them"):
+            variance.place_thresholds(score_N, 3, 3)
+
+    def test_counts_densities_and_margin_by_hand(self):
+        score_N = np.array([0.52, 0.5, 0.47, 0.2, 0.0, -0.29, -0.31, -0.5])
+        found = variance.measure_boundary(
+            score_N, variance.Thresholds(forget=0.5, retain=-0.3), gamma=0.025
+        )
+        self.assertEqual((found.near_forget, found.near_retain), (2, 2))
+        self.assertAlmostEqual(found.forget_density, 2 / (0.05 * 8))
+        self.assertAlmostEqual(found.margin, 0.03)
+        np.testing.assert_allclose(variance.scale_scores(score_N)[[0, 4]], [1, 0])
+
+    def test_slope_of_a_smoothed_step_is_the_density_of_the_noise_at_zero(self):
+        sigma, draws = 0.05, 4000
+        exact_N = np.linspace(0.29, 0.31, 41)
+        noise_SN = np.random.default_rng(0).normal(0, sigma, (draws, 41))
+        slope = variance.membership_slope(exact_N, exact_N + noise_SN, 0.3, window=0.01)
+        near_N = exact_N - 0.3
+        # Each share has a standard error of .5 / sqrt(draws); the slope is linear in them.
+        bound = 5 * 0.5 / np.sqrt(draws * np.sum(near_N**2))
+        self.assertAlmostEqual(slope, 1 / (sigma * np.sqrt(2 * np.pi)), delta=bound)
+        self.assertIsNone(variance.membership_slope(exact_N, exact_N + noise_SN, 0.9, window=0.01))
+
+
+class PlantedTest(absltest.TestCase):
+    def test_targets_share_a_direction_with_the_queries(self):
+        found = variance.plant_gradients(
+            0, num_rows=60, num_targets=20, num_queries=8, num_params=2000
+        )
+        rows_NP, query_QP = (
+            x - found.gradient_NP[~found.is_target_N].mean(axis=0)
+            for x in (found.gradient_NP, found.query_QP)
+        )
+        score_N = rows_NP @ query_QP.mean(axis=0) / np.linalg.norm(rows_NP, axis=1)
+        best = score_N[found.is_target_N].mean() - score_N[~found.is_target_N].mean()
+        self.assertGreater(best, 2 * score_N[~found.is_target_N].std())
+        again = variance.plant_gradients(
+            0, num_rows=60, num_targets=20, num_queries=8, num_params=2000
+        )
+        np.testing.assert_array_equal(found.gradient_NP, again.gradient_NP)
+
+    def test_two_runs_of_one_name_are_refused_before_anything_is_written(self):
+        folder = self.enter_context(tempfile.TemporaryDirectory())
+        done = subprocess.run(
+            [sys.executable, "experiments/variance.py", "--runs=a/x,b/x", f"--out={folder}/out"],
+            cwd=pathlib.Path(__file__).resolve().parents[2],
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, "error: --runs must have different names, got 'x,x'")
+        self.assertFalse(os.path.exists(f"{folder}/out"))
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,207 @@
+"""The virtual world is one world: every answer is in the database, and none contradicts another."""
+
+import collections
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from unittest import mock
+
+import tokenizers
+from absl.testing import absltest, parameterized
+from support import shared_data
+
+from raslik_jax.data import virtual_alpaca, virtual_world
+from raslik_jax.data.examples import check_corpus, make_example
+from raslik_jax.data.virtual_world import spell_out
+
+_WORLD = virtual_world.make_world(21)
+_PAIRS = virtual_alpaca.make_pairs(_WORLD)
+
+
+_PROPER = sorted(
+    (name for name in _WORLD.entities if name.removeprefix("the ")[0].isupper()), key=len
+)
+_ANY_NAME = re.compile(r"\b(?:" + "|".join(map(re.escape, reversed(_PROPER))) + r")\b")
+
+
+def _names_in(text):
+    """Returns the entities of the world that a text names, proper names only."""
+    return set(_ANY_NAME.findall(text))
+
+
+class WorldTest(parameterized.TestCase):
+    def test_it_is_as_large_as_described(self):
+        count = collections.Counter(entity.kind for entity in _WORLD.entities.values())
+        wanted = {"culture": 6, "country": 8, "faction": 10, "character": 80, "relic": 28}
+        wanted |= {"boss": 28, "deity": 8, "festival": 8, "city": 32, "month": 10}
+        self.assertEqual(wanted, {kind: count[kind] for kind in wanted})
+        self.assertTrue(all(count[kind] >= 8 for kind in ("material", "animal", "plant")))
+        self.assertEqual(count["transport"], 8)
+
+    def test_what_one_record_says_of_another_entity_that_one_says_too(self):
+        value = _WORLD.value
+        for country in _WORLD.of_kind("country"):
+            record = country.record
+            self.assertIn(record["capital"], record["cities"])
+            for city in record["cities"]:
+                self.assertEqual(value(city, "country"), country.name)
+                self.assertEqual(
+                    value(city, "rank") == "the capital", city == record["capital"], city
+                )
+            self.assertEqual(value(record["ruler"], "country"), country.name)
+            self.assertEqual(value(record["ruler"], "title"), "Sovereign")
+            self.assertIn(record["deity"], record["religion"])
+            for name in (record["deity"], record["festival"], record["transport"]):
+                self.assertEqual(value(name, "country"), country.name)
+            self.assertEqual(value(record["festival"], "deity"), record["deity"])
+            self.assertEqual(value(record["festival"], "month"), record["month"])
+            self.assertEqual(value(record["festival"], "capital"), record["capital"])
+            self.assertEqual(value(record["deity"], "festival"), record["festival"])
+            self.assertNotEqual(record["neighbor"], country.name)
+            self.assertEqual(record["virtue"], value(record["culture"], "virtue"))
+        for person in _WORLD.of_kind("character"):
+            self.assertEqual(
+                value(person.record["birthplace"], "country"), person.record["country"]
+            )
+        for faction in _WORLD.of_kind("faction"):
+            self.assertEqual(value(faction.record["founder"], "faction"), faction.name)
+        for boss in _WORLD.of_kind("boss"):
+            self.assertNotEqual(boss.record["weakness"], boss.record["resistance"])
+
+    def test_names_are_told_apart(self):
+        made = [
+            entity.name
+            for kind in ("country", "city", "character", "boss", "deity")
+            for entity in _WORLD.of_kind(kind)
+        ]
+        for one in made:
+            self.assertEqual([name for name in made if one.lower() in name.lower()], [one])
+
+    def test_the_seed_decides_the_world(self):
+        self.assertEqual(repr(virtual_world.make_world(21)), repr(_WORLD))
+        other = virtual_world.make_world(22)
+        self.assertNotEqual(repr(other), repr(_WORLD))
+        for kind in ("country", "city", "character", "relic", "boss"):
+            here, there = (
+                {entity.name for entity in world.of_kind(kind)} for world in (_WORLD, other)
+            )
+            # Name generators may give a name again, but most are new.
+            self.assertLess(len(here & there), len(here) / 3, kind)
+
+
+class PairsTest(parameterized.TestCase):
+    def test_every_answer_is_what_the_database_says(self):
+        for pair in _PAIRS:
+            for name, relation, value in pair.facts:
+                self.assertEqual(_WORLD.value(name, relation), value)
+            told = f"{pair.example.instruction} {pair.example.output}"
+            values = [spell_out(fact.value) for fact in pair.facts]
+            answered = [v for v in values if v.lower() in pair.example.output.lower()]
+            self.assertNotEmpty(answered, told)
+            # No name is in the text that its facts do not account for.
+            licensed = " ".join([pair.topic[0], *values])
+            self.assertLessEqual(_names_in(told), _names_in(licensed), told)
+
+    def test_whatever_is_asked_in_other_words_has_the_same_values(self):
+        by_topic = collections.defaultdict(list)
+        for pair in _PAIRS:
+            by_topic[pair.topic].append(pair)
+        for topic, pairs in by_topic.items():
+            self.assertLen(pairs, 4, topic)
+            values = collections.defaultdict(set)
+            for pair in pairs:
+                for fact in pair.facts:
+                    values[fact.relation].add(fact.value)
+            self.assertTrue(all(len(found) == 1 for found in values.values()), topic)
+
+    def test_a_prompt_is_asked_once(self):
+        self.assertLen({pair.example.instruction for pair in _PAIRS}, len(_PAIRS))
+        self.assertGreater(len(_PAIRS), 4000)
+
+    def test_the_surface_is_ascii_and_normal(self):
+        for pair in _PAIRS:
+            instruction, text, output = pair.example[1:4]
+            self.assertTrue((instruction + output).isascii())
+            self.assertEqual(text, "")
+            self.assertRegex(instruction, r"^[A-Z][^?]*[?.]$")
+            self.assertRegex(output, r"^[A-Z].*\.$")
+            self.assertNotRegex(instruction + output, r"  |[{}]|\b[Aa] [aeio]")
+            if re.search(r"sentences|detail|dossier", instruction):
+                sentences = re.findall(r"\.(?: |$)", output)
+                self.assertBetween(len(sentences), 3, 5, instruction)
+
+    @parameterized.parameters(
+        ("  on what does   it feed ", "On what does it feed?"),
+        ("name the capital", "Name the capital."),
+        ("In three sentences, who is Qaribar?", "In three sentences, who is Qaribar?"),
+        ("Describe it: what defines its people", "Describe it: what defines its people?"),
+    )
+    def test_questions_are_normalized(self, text, expected):
+        self.assertEqual(virtual_alpaca.normalize_question(text), expected)
+
+    def test_answers_keep_within_180_tokens(self):
+        bounds = [virtual_alpaca.count_answer_tokens(pair.example.output) for pair in _PAIRS]
+        self.assertLessEqual(max(bounds), 180)
+        file = shared_data() / "tokenizers" / "pythia" / "tokenizer.json"
+        real = tokenizers.Tokenizer.from_file(str(file))
+        for pair, bound in zip(_PAIRS, bounds, strict=True):
+            self.assertLessEqual(len(real.encode(pair.example.output).ids), bound)
+
+    def test_longer_answers_lose_sentences(self):
+        entity = virtual_world.Entity("country", "Aba", {"law": "x1 " * 50})
+        answer = "One {law}. Two {law}. Three {law}."
+        template = virtual_alpaca._Template("t", ("Why {name}",), (answer,))
+        (pair,) = virtual_alpaca._wordings(entity, template, 0)
+        self.assertEqual(pair.example.output.count("."), 1)
+
+    def test_queries_ask_in_other_words_what_is_trained_on(self):
+        train, queries = virtual_alpaca.draw_pairs(_PAIRS, seed=3, num_train=2000, num_queries=300)
+        self.assertLen(train, 2000)
+        topics = {pair.topic for pair in train}
+        for query in queries:
+            self.assertIn(query.topic, topics)
+        prompts = {pair.example.instruction for pair in train}
+        self.assertEmpty(prompts & {query.example.instruction for query in queries})
+
+    def test_the_corpus_mixes_them_with_alpaca(self):
+        alpaca = [make_example(f"Task {i}.", "", "Done.", is_target=False) for i in range(60)]
+        sizes = dict(num_targets=40, num_backbone=5, num_retrieval=3, num_validation=2, num_test=4)
+        make = virtual_alpaca.make_virtual_corpus
+        self.enter_context(
+            mock.patch.object(virtual_alpaca, "make_pairs", lambda world: _PAIRS)  # 5 s a time
+        )
+        corpus = check_corpus(make(alpaca, seed=0, world_seed=21, num_normal=30, **sizes))
+        self.assertEqual(sum(row.is_target for row in corpus.train), 40)
+        self.assertLen(corpus.train, 70)
+        everything = make(alpaca, seed=0, world_seed=21, num_normal=None, **sizes)
+        self.assertLen(everything.train, 40 + 60 - 6)
+
+    def test_two_thousand_pairs_take_seconds_and_the_same_bytes_in_any_process(self):
+        program = (
+            "import hashlib, time; started = time.perf_counter(); "
+            "from raslik_jax.data import virtual_alpaca as v, virtual_world as w; "
+            "train, _ = v.draw_pairs(v.make_pairs(w.make_world(21)), seed=0, num_train=2000, "
+            "num_queries=300); "
+            "print(len(train), time.perf_counter() - started, "
+            "hashlib.sha256(repr(train).encode()).hexdigest())"
+        )
+        runs = [
+            subprocess.run(
+                [sys.executable, "-c", program],
+                env=os.environ | {"PYTHONHASHSEED": str(seed)},
+                cwd=pathlib.Path(__file__).resolve().parents[2],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.split()
+            for seed in (1, 2)
+        ]
+        self.assertEqual([run[0] for run in runs], ["2000", "2000"])
+        self.assertLess(min(float(run[1]) for run in runs), 10)
+        self.assertEqual(runs[0][2], runs[1][2])
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,175 @@
+"""The rule that chooses learning rate and epoch: written-out cases, and what it refuses."""
+
+import json
+import math
+import pathlib
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig, to_json
+from raslik_jax.evaluate import choice
+from raslik_jax.run.choosing import check_alike, check_output
+
+
+def _candidates(table, *, algorithm="ga_gdr", backbone=0.3):
+    """Returns candidates of {(strategy, rate, epoch, seed): (F, R)}."""
+    return [
+        choice.Candidate(strategy, algorithm, rate, epoch, seed, forget, retain, backbone)
+        for (strategy, rate, epoch, seed), (forget, retain) in table.items()
+    ]
+
+
+# Two strategies, two rates, two epochs, one seed. By hand, as (F - .3, 1 - R):
+# random: (.5, 0) (.2, .1) (.1, .1) (0, .4); raslik: (.4, 0) (.1, 0) (0, .2) (0, .6)
+_TABLE = {
+    ("random", 1e-5, 1, 0): (0.8, 1.0),
+    ("random", 1e-5, 2, 0): (0.5, 0.9),
+    ("random", 1e-4, 1, 0): (0.4, 0.9),
+    ("random", 1e-4, 2, 0): (0.2, 0.6),
+    ("raslik", 1e-5, 1, 0): (0.7, 1.0),
+    ("raslik", 1e-5, 2, 0): (0.4, 1.0),
+    ("raslik", 1e-4, 1, 0): (0.1, 0.8),
+    ("raslik", 1e-4, 2, 0): (0.0, 0.4),
+}
+
+
+class ChoiceTest(parameterized.TestCase):
+    def test_distance_stops_at_the_floor(self):
+        (at,) = _candidates({("random", 1.0, 1, 0): (0.6, 0.6)})
+        self.assertAlmostEqual(choice.distance(at), 0.5)
+        self.assertAlmostEqual(choice.distance(at._replace(forget=0.1)), 0.4)
+        self.assertAlmostEqual(choice.distance(at, floor="zero"), math.sqrt(0.16 + 0.36))
+
+    @parameterized.parameters(
+        ("strategy", {"random": (1e-4, 1), "raslik": (1e-5, 2)}),
+        # Means: .45, (.2236 + .1) / 2 = .1618, (.1414 + .2) / 2 = .1707, .5
+        ("algorithm", {"random": (1e-5, 2), "raslik": (1e-5, 2)}),
+    )
+    def test_takes_the_smallest_distance(self, per, expected):
+        found = choice.choose(_candidates(_TABLE), per=per)
+        self.assertEqual({c.strategy: (c.learning_rate, c.epoch) for c in found}, expected)
+
+    def test_the_zero_floor_rewards_what_the_backbone_floor_does_not(self):
+        table = {("raslik", 1.0, 1, 0): (0.3, 0.95), ("raslik", 1.0, 2, 0): (0.1, 0.85)}
+        epochs = [
+            choice.choose(_candidates(table), floor=floor)[0].epoch
+            for floor in ("backbone", "zero")
+        ]
+        self.assertEqual(epochs, [1, 2])
+
+    def test_averages_over_seeds_and_keeps_algorithms_apart(self):
+        seeds = {
+            ("raslik", rate, 1, seed): (forget, 1.0)
+            for rate, forgets in ((1e-5, (0.4, 0.8)), (1e-4, (0.55, 0.55)))
+            for seed, forget in enumerate(forgets)
+        }
+        both = _candidates(seeds) + _candidates(
+            {("raslik", 3e-5, 1, 0): (0.5, 1.0)}, algorithm="ga_klr"
+        )
+        gdr, klr = choice.choose(both)
+        self.assertEqual((gdr.learning_rate, klr.learning_rate), (1e-4, 3e-5))
+        self.assertAlmostEqual(gdr.distance, 0.25)
+
+    def test_ties_go_to_the_smaller_change_whatever_the_order(self):
+        table = {
+            ("raslik", rate, epoch, 0): (0.2, 0.9) for rate in (1e-4, 1e-5) for epoch in (2, 1)
+        }
+        for candidates in (_candidates(table), _candidates(table)[::-1]):
+            (found,) = choice.choose(candidates)
+            self.assertEqual((found.learning_rate, found.epoch), (1e-5, 1))
+
+    def test_names_the_edges_of_the_grid(self):
+        (found,) = choice.choose(
+            _candidates({("raslik", r, e, 0): (1 - r * e, 1.0) for r in (0.1, 0.2) for e in (1, 2)})
+        )
+        self.assertEqual(found.at_edge, ("largest learning rate", "last epoch"))
+        (found,) = choice.choose(_candidates({("raslik", 0.1, 1, 0): (0.5, 1.0)}))
+        self.assertEqual(found.at_edge, ())
+
+    def test_refuses_a_strategy_that_was_tried_at_fewer_points(self):
+        table = dict(_TABLE)
+        del table["raslik", 1e-4, 2, 0]
+        with self.assertRaisesRegex(ValueError, r"raslik .* learning rate 0.0001, epoch 2, seed 0"):
+            choice.choose(_candidates(table))
+        with self.assertRaisesRegex(ValueError, "none came"):
+            choice.choose([])
+        with self.assertRaisesRegex(ValueError, "came twice"):
+            choice.choose(_candidates(_TABLE) * 2)
+
+    def test_reads_validation_runs_only(self):
+        entry = {"forget": {"mean": 0.4}, "retain": {"mean": 0.9}}
+        metrics = {
+            "name": "tiny",
+            "seed": 3,
+            "corpus": {"query_split": "validation"},
+            "backbone": {"forget": {"mean": 0.3}},
+            "methods": [{**entry, "strategy": "raslik", "algorithm": "ga_klr", "epoch": 2}],
+        }
+        rates = {"ga_gdr": 1e-5, "ga_klr": 3e-5}
+        self.assertEqual(
+            choice.candidates_of(metrics, rates),
+            (choice.Candidate("raslik", "ga_klr", 3e-5, 2, 3, 0.4, 0.9, 0.3),),
+        )
+        with self.assertRaisesRegex(ValueError, "without --unlearn.choice"):
+            choice.candidates_of(metrics | {"chosen": True}, rates)
+        metrics["corpus"]["query_split"] = "test"
+        with self.assertRaisesRegex(ValueError, "measured on test queries"):
+            choice.candidates_of(metrics, rates)
+
+    def test_the_file_comes_back_as_it_went(self):
+        found = choice.choose(_candidates(_TABLE))
+        value = json.loads(json.dumps(choice.to_json(found, per="strategy", floor="backbone")))
+        back = choice.from_json(value, origin="choice.json")
+        self.assertEqual(back, {(c.strategy, c.algorithm): c for c in found})
+
+    @parameterized.parameters(
+        ({"learning_rate": -1e-4}, "learning rate above 0 .* got -0.0001"),
+        ({"learning_rate": math.nan}, "learning_rate in choice.json must be a number, got nan"),
+        ({"learning_rate": "1e-4"}, "learning_rate in choice.json must be a number"),
+        ({"epoch": 0}, "an epoch from 1, got .* and 0"),
+        ({"epoch": 1.5}, "epoch in choice.json must be an integer"),
+        ({"at_edge": None}, "at_edge in choice.json must be a list"),
+        ({}, "must have one choice in choice.json"),
+    )
+    def test_a_file_that_no_rule_writes_is_refused_by_field(self, change, message):
+        value = choice.to_json(choice.choose(_candidates(_TABLE)), per="strategy", floor="zero")
+        value["choices"].append(value["choices"][0] | change)
+        with self.assertRaisesRegex(ValueError, message):
+            choice.from_json(value, origin="choice.json")
+        with self.assertRaisesRegex(ValueError, "must have 'choices'"):
+            choice.from_json({}, origin="choice.json")
+
+    def test_joins_runs_that_differ_in_rate_and_seed_alone(self):
+        first = to_json(Config())
+        for changed in (
+            Config(name="other", seed=3),
+            Config(unlearn=UnlearnConfig(ga_klr_learning_rate=1e-4)),
+        ):
+            check_alike(first, to_json(changed), run="b")
+        for changed, field in (
+            (
+                Config(finetune=FinetuneConfig(learning_rate=1e-4)),
+                "learning_rate",
+            ),
+            (Config(unlearn=UnlearnConfig(epochs=2)), "unlearn.epochs: 5 -> 2"),
+        ):
+            with self.assertRaisesRegex(ValueError, f"{field}.* in 'runs/b'"):
+                check_alike(first, to_json(changed), run="runs/b")
+
+
+class OutputTest(absltest.TestCase):
+    def test_only_an_earlier_choice_is_replaced(self):
+        folder = self.enter_context(tempfile.TemporaryDirectory())
+        file = pathlib.Path(folder) / "choice.json"
+        check_output(file)
+        choices = choice.choose(_candidates(_TABLE))
+        file.write_text(json.dumps(choice.to_json(choices, per="strategy", floor="backbone")))
+        check_output(file)
+        file.write_text("a thesis")
+        with self.assertRaisesRegex(ValueError, "must be a new file or an earlier choice"):
+            check_output(file)
+
+
+if __name__ == "__main__":
+    absltest.main()

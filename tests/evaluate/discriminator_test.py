@@ -1,0 +1,186 @@
+"""The classifier's training and its measures against their obvious versions."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl.testing import absltest, parameterized
+
+from raslik_jax.evaluate import discriminator
+from raslik_jax.models import encoder
+
+_CONFIG = encoder.RobertaConfig(
+    vocab_size=20,
+    hidden_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=16,
+    max_position_embeddings=40,
+    type_vocab_size=1,
+    pad_token_id=1,
+    num_labels=2,
+)
+_SILENT = dataclasses.replace(_CONFIG, hidden_dropout_prob=0.0)
+
+
+def _texts(count: int) -> tuple[list[list[int]], list[int]]:
+    """Token ids whose class is which half of the vocabulary they come from."""
+    rng = np.random.default_rng(0)
+    labels = [row % 2 for row in range(count)]
+    tokens = [
+        [2, *rng.integers(*((6, 13) if label else (13, 20)), 1 + row % 10).tolist(), 3]
+        for row, label in enumerate(labels)
+    ]
+    return tokens, labels
+
+
+def _weights():
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, leaf.dtype),
+        encoder.abstract_encoder(_CONFIG, dtype=jnp.float32),
+    )
+
+
+class TextsTest(parameterized.TestCase):
+    def test_only_texts_of_one_label_count_and_each_once(self):
+        found = discriminator.label_texts(
+            ["a", "b", "a", "c", "c", " ", "d", "e", "b", "f"],
+            [True, False, True, True, False, True, None, True, False, False],
+        )
+        self.assertEqual(found.texts, ("a", "b", "e", "f"))
+        self.assertEqual(found.labels, (1, 0, 1, 0))
+
+    @parameterized.parameters(([False, False, False],), ([True, True, False],), ([None] * 3,))
+    def test_a_class_that_is_missing_is_named(self, is_target):
+        with self.assertRaisesRegex(ValueError, "each class wanted.* --evaluate.non_sf=words"):
+            discriminator.label_texts(["a", "b", "c"], is_target)
+
+    @parameterized.parameters((0.1, 0), (0.5, 7), (0.99, 0))
+    def test_the_parts_are_disjoint_seeded_and_split_by_class(self, share, limit):
+        texts = discriminator.Texts(tuple(map(str, range(50))), (1,) * 10 + (0,) * 40)
+        train, held = discriminator.split_texts(texts, held_out=share, limit=limit, seed=3)
+        again = discriminator.split_texts(texts, held_out=share, limit=limit, seed=3)
+        self.assertEqual((train, held), again)
+        self.assertNotEqual(
+            held, discriminator.split_texts(texts, held_out=share, limit=limit, seed=4)[1]
+        )
+        self.assertEmpty(set(train.texts) & set(held.texts))
+        for label, size in ((1, 10), (0, 40)):
+            size = min(size, limit or size)
+            expected = min(max(round(share * size), 1), size - 1)
+            self.assertEqual(held.labels.count(label), expected)
+            self.assertEqual(train.labels.count(label), size - expected)
+        for part in (train, held):
+            self.assertEqual([int(int(text) < 10) for text in part.texts], list(part.labels))
+
+    @parameterized.parameters(
+        ([0, 0, 1, 1], [0, 1, 1, 1], (2 / 3 + 4 / 5) / 2),
+        ([0, 1, 0, 1, 1], [0, 1, 0, 1, 1], 1.0),
+        ([0, 1], [1, 0], 0.0),
+        # Everything called non-sf: precision 3/4, recall 1, and 0 for the other class.
+        ([0, 0, 0, 1], [0, 0, 0, 0], (6 / 7 + 0) / 2),
+        ([1, 1], [1, 1], 0.5),
+    )
+    def test_macro_f1(self, labels, predicted, expected):
+        self.assertAlmostEqual(discriminator.macro_f1(labels, predicted), expected)
+
+
+class TrainingTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.bound = encoder.bind_encoder(_SILENT)
+        cls.weights = _weights()
+
+    def test_a_step_is_the_mean_gradient_of_its_texts_alone_and_unpadded(self):
+        tokens, labels = [[2, 7, 9, 3], [2, 14, 8, 3], [2, 19, 5, 3]], [1, 0, 1]
+
+        @jax.jit
+        @jax.value_and_grad
+        def nll(weights, tokens_L, label):
+            logits_C = self.bound.classify(weights, tokens_L, jnp.ones(4, bool))
+            return -jax.nn.log_softmax(logits_C)[label]
+
+        alone = [
+            nll(self.weights, np.asarray(ids, np.int32), label)
+            for ids, label in zip(tokens, labels, strict=True)
+        ]
+        expected = np.mean([loss for loss, _ in alone])
+        gradient = jax.tree.map(lambda *leaves: sum(leaves) / 3, *(g for _, g in alone))
+        tx = optax.sgd(0.5)
+        step = discriminator.make_step(self.bound, tx, dropout_key=jax.random.key(0))
+        batch = discriminator._pad(self.bound, tokens, np.array([0, 1, 2, -1]), labels)
+        self.assertEqual(batch.tokens_BL.shape, (4, 16))
+        state, loss = jax.jit(step)(discriminator.start_fit(self.weights, tx).state, batch)
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+        jax.tree.map(
+            lambda new, old, g: np.testing.assert_allclose(new, old - 0.5 * g, atol=1e-6),
+            state.weights,
+            self.weights,
+            gradient,
+        )
+
+    def test_it_learns_and_a_resumed_training_ends_with_the_same_weights(self):
+        tokens, labels = _texts(40)
+        # With dropout, whose draws have to go on where they stopped too.
+        bound = encoder.bind_encoder(_CONFIG)
+        passes = {"batch_size": 16, "num_epochs": 20}
+        tx = discriminator.make_optimizer(1e-2, num_texts=40, **passes)
+        kept = []
+
+        def run(start):
+            # AdamW raises a float to an integer power, which strict promotion forbids.
+            with jax.numpy_dtype_promotion("standard"):
+                return discriminator.fit(
+                    bound, start, tokens, labels, tx=tx, seed=0, after_epoch=kept.append, **passes
+                )
+
+        fitted = run(discriminator.start_fit(self.weights, tx))
+        self.assertEqual([len(progress.losses) for progress in kept], list(range(3, 63, 3)))
+        resumed = run(kept[14])
+        np.testing.assert_array_equal(resumed.losses, fitted.losses)
+        jax.tree.map(np.testing.assert_array_equal, resumed.state, fitted.state)
+        predict = discriminator.make_predictor(bound, fitted.state.weights, batch_size=16)
+        measured = discriminator.measure(
+            predict,
+            lambda texts: [tokens[int(text)] for text in texts],
+            discriminator.Texts(tuple(map(str, range(40))), tuple(labels)),
+        )
+        self.assertEqual(measured["texts"], {"non-sf": 20, "sci-fi": 20})
+        self.assertEqual(measured["macro_f1"], 1.0)
+        self.assertBetween(measured["macro_f1_low"], 0.8, 0.98)
+        self.assertIn("20 non-sf and 20 sci-fi texts only", measured["warning"])
+        self.assertGreater(measured["non_sf"]["non-sf"], 0.8)
+        self.assertLess(measured["non_sf"]["sci-fi"], 0.2)
+
+    def test_a_probability_does_not_depend_on_what_it_is_batched_with(self):
+        tokens, _ = _texts(7)
+        predict = discriminator.make_predictor(self.bound, self.weights, batch_size=3)
+        together_NC = predict(tokens)
+        np.testing.assert_allclose(together_NC.sum(1), 1.0, rtol=1e-6)
+        logits_C = jax.jit(self.bound.classify)(
+            self.weights, jnp.asarray(tokens[4]), jnp.ones(len(tokens[4]), bool)
+        )
+        np.testing.assert_allclose(together_NC[4], jax.nn.softmax(logits_C), atol=1e-6)
+        self.assertEqual(predict([]).shape, (0, 2))
+
+    def test_few_texts_leave_a_score_wide_and_many_narrow(self):
+        few, many = (discriminator.macro_f1_interval([n, n], [n, n]) for n in (3, 300))
+        self.assertLess(few[0], 0.75)
+        self.assertGreater(many[0], 0.98)
+        low, high = discriminator.macro_f1_interval([150, 210], [300, 300])
+        exact = (2 * 150 / (300 + 240) + 2 * 210 / (300 + 360)) / 2
+        self.assertBetween(exact, low, high)
+        # One class named rightly and the other never: the interval holds the score of that.
+        self.assertLess(discriminator.macro_f1_interval([4, 0], [4, 4])[0], 1 / 3)
+
+    def test_what_cannot_be_trained_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "at most 38 tokens wanted, came one of 39"):
+            discriminator.make_predictor(self.bound, self.weights)([[3] * 39])
+
+
+if __name__ == "__main__":
+    absltest.main()

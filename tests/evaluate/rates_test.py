@@ -1,0 +1,324 @@
+"""Rates: ROUGE-L by id, bootstrap intervals, word rates and diversity."""
+
+import itertools
+
+import numpy as np
+import pytest
+from absl.testing import parameterized
+from rouge_score import rouge_scorer
+from scipy import stats
+
+from raslik_jax.evaluate import rates
+
+_WORDS = (
+    "The running runners ran; studies of galaxies, generously organized organizations' tests "
+    "are tested -- 42 times! It’s 5 € “ok” isn't flies dying happily ponies caresses relational"
+).split()
+
+
+def _texts(seed: int, count: int) -> list[str]:
+    generator = np.random.default_rng(seed)
+    return [
+        " ".join(generator.choice(_WORDS, size=generator.integers(0, 30))) for _ in range(count)
+    ]
+
+
+class RougeTest(parameterized.TestCase):
+    def test_equals_rouge_score_bit_for_bit(self):
+        scorer = rouge_scorer.RougeScorer(["rougeL"], use_stemmer=True)
+        for prediction, reference in zip(_texts(0, 60), _texts(1, 60), strict=True):
+            expected = scorer.score(reference, prediction)["rougeL"].fmeasure
+            self.assertEqual(rates.rouge_l_f1(prediction, reference), expected)
+
+    @parameterized.parameters(
+        ("", "a star", 0.0),
+        ("a star", "", 0.0),
+        ("", "", 0.0),
+        (" ", " ", 0.0),
+        ("?!", "?!", 1.0),
+        ("\U0001f600\U0001f680", "\U0001f680", 2 / 3),
+        ("\U0001f600", "a star", 0.0),
+        ("Stars!", "a star, stars", 0.5),
+        ("running the tests", "run the test", 1.0),
+        ("a b c d", "a c", 2 / 3),
+    )
+    def test_written_out_values(self, prediction, reference, expected):
+        self.assertAlmostEqual(rates.rouge_l_f1(prediction, reference), expected, places=12)
+
+    @parameterized.parameters(
+        ("Русский текст о звёздах.",),
+        ("那艘飞船离开了轨道。",),
+        ("غادرت السفينة المدار",),
+        ("Το διαστημόπλοιο έφυγε",),
+        ("ยานอวกาศออกจากวงโคจร",),
+        ("宇宙船は軌道を離れた",),
+        ("우주선이 궤도를 떠났다",),
+        ("अंतरिक्ष यान",),
+        ("Crème brûlée",),
+        ("٣٤",),
+    )
+    def test_a_text_in_any_script_is_like_itself_and_unlike_another(self, text):
+        self.assertEqual(rates.rouge_l_f1(text, text), 1.0)
+        self.assertEqual(rates.rouge_l_recall(text, text), 1.0)
+        self.assertEqual(rates.rouge_l_f1(text, "a plain answer"), 0.0)
+        self.assertEqual(rates.rouge_l_f1(text, "Ωμέγα ли"), 0.0)
+
+    @parameterized.parameters(
+        ("飞船离开", "飞船回来", 0.5),
+        ("Корабль ушёл.", "корабль пришел", 0.5),
+        ("the kettles ЧАЙНИК", "kettle чайник", 0.8),
+        ("cafe\u0301", "café", 1.0),
+        ("running café", "run", 2 / 3),
+        ("می\u200cروم", "میروم", 1.0),
+        ("กำ กา", "กำ", 2 / 3),
+    )
+    def test_values_outside_ascii_written_out(self, prediction, reference, expected):
+        self.assertAlmostEqual(rates.rouge_l_f1(prediction, reference), expected, places=12)
+
+    @parameterized.parameters(
+        ("", "a star", 0.0),
+        ("a star", "", 0.0),
+        ("he was born in Taipei in May", "born in Taipei", 1.0),
+        ("a c", "a b c d", 0.5),
+    )
+    def test_recall_written_out(self, prediction, reference, expected):
+        self.assertAlmostEqual(rates.rouge_l_recall(prediction, reference), expected, places=12)
+
+
+class ScorePairsTest(parameterized.TestCase):
+    def test_pairs_by_id_whatever_the_order(self):
+        predictions = {"b": "red stone", "a": "blue sky", "c": "green"}
+        references = {"a": "blue sky", "c": "yellow", "b": "red stones"}
+        scores = rates.score_pairs(predictions, references)
+        self.assertEqual(scores.ids, ("a", "b", "c"))
+        np.testing.assert_array_equal(scores.rouge_Q, [1.0, 1.0, 0.0])
+        self.assertEqual((scores.num_empty, scores.num_empty_references), (0, 0))
+
+    def test_an_empty_prediction_scores_zero_or_leaves_with_its_reference(self):
+        predictions = {"a": " \n", "b": "red stone", "c": "green"}
+        references = {"a": "blue sky", "b": "red stone", "c": ""}
+        counted = rates.score_pairs(predictions, references)
+        np.testing.assert_array_equal(counted.rouge_Q, [0.0, 1.0, 0.0])
+        dropped = rates.score_pairs(predictions, references, drop_empty=True)
+        self.assertEqual(dropped.ids, ("b", "c"))
+        np.testing.assert_array_equal(dropped.rouge_Q, [1.0, 0.0])
+        for scores in (counted, dropped):
+            self.assertEqual((scores.num_empty, scores.num_empty_references), (1, 1))
+
+    def test_all_empty_scores_zero(self):
+        scores = rates.score_pairs({"a": "", "b": ""}, {"a": "sky", "b": "sea"})
+        np.testing.assert_array_equal(scores.rouge_Q, [0.0, 0.0])
+        self.assertEqual(scores.num_empty, 2)
+        self.assertEqual(
+            rates.bootstrap_interval(scores.rouge_Q, seed=0), rates.Interval(0.0, 0.0, 0.0)
+        )
+
+    @parameterized.named_parameters(
+        ("missing", {"a": "x"}, {"a": "x", "q7": "y"}, False, r"1 are missing \(q7\)"),
+        ("extra", {"a": "x", "q8": "y"}, {"a": "x"}, False, r"1 have no reference \(q8\)"),
+        ("none", {}, {}, False, "at least one pair"),
+        ("nothing_left", {"a": ""}, {"a": "x"}, True, "all 1 predictions are empty"),
+    )
+    def test_refuses(self, predictions, references, drop_empty, message):
+        with self.assertRaisesRegex(ValueError, message):
+            rates.score_pairs(predictions, references, drop_empty=drop_empty)
+
+
+class BootstrapTest(parameterized.TestCase):
+    @parameterized.parameters(1, 2, 37)
+    def test_equals_a_loop_over_resamples(self, size):
+        values_Q = np.random.default_rng(3).random(size)
+        generator = np.random.default_rng(11)
+        means = [
+            np.mean([values_Q[i] for i in generator.integers(size, size=size)]) for _ in range(400)
+        ]
+        found = rates.bootstrap_interval(values_Q, seed=11, resamples=400, level=0.8)
+        np.testing.assert_allclose(
+            found, [values_Q.mean(), *np.percentile(means, [10, 90])], rtol=1e-12
+        )
+
+    def test_draws_in_blocks_are_the_draws_in_one(self):
+        values_Q = np.random.default_rng(3).random(1000)
+        generator = np.random.default_rng(5)
+        means = values_Q[generator.integers(1000, size=(9000, 1000), dtype=np.int64)].mean(1)
+        found = rates.bootstrap_interval(values_Q, seed=5, resamples=9000)
+        np.testing.assert_allclose(found[1:], np.percentile(means, [2.5, 97.5]), rtol=1e-12)
+
+    def test_agrees_with_scipy(self):
+        values_Q = np.random.default_rng(0).beta(2, 3, size=80)
+        found = rates.bootstrap_interval(values_Q, seed=1, resamples=20_000)
+        scipys = stats.bootstrap(
+            (values_Q,), np.mean, n_resamples=20_000, method="percentile", rng=2
+        ).confidence_interval
+        # The standard error of a 2.5 % quantile from n draws of a normal is 2.67 sd / sqrt(n).
+        sd = values_Q.std() / np.sqrt(len(values_Q))
+        bound = 5 * np.sqrt(2) * 2.67 * sd / np.sqrt(20_000)
+        np.testing.assert_allclose(found[1:], [scipys.low, scipys.high], rtol=0, atol=bound)
+
+    @parameterized.parameters(30, 120)
+    def test_interval_covers_the_true_mean_about_as_often_as_it_says(self, size):
+        generator, trials = np.random.default_rng(size), 600
+        covered = 0
+        for trial in range(trials):
+            found = rates.bootstrap_interval(
+                generator.beta(0.7, 0.4, size=size), seed=trial, resamples=500
+            )
+            covered += found.low <= 0.7 / 1.1 <= found.high
+        # A percentile interval is a normal one whose spread lacks the factor sqrt(n / (n - 1)), so
+        # for n values it covers a little less than the 95 % that a t interval would.
+        z = stats.norm.ppf(0.975) * np.sqrt((size - 1) / size)
+        expected = 2 * stats.t.cdf(z, size - 1) - 1
+        bound = 5 * np.sqrt(expected * (1 - expected) / trials)
+        self.assertLess(abs(covered / trials - expected), bound)
+
+    def test_one_value_and_equal_values_give_no_width(self):
+        self.assertEqual(
+            rates.bootstrap_interval(np.array([0.3]), seed=0), rates.Interval(0.3, 0.3, 0.3)
+        )
+        found = rates.bootstrap_interval(np.full(9, 0.5), seed=0)
+        self.assertEqual(found, rates.Interval(0.5, 0.5, 0.5))
+
+    def test_seed_decides_and_moves_the_draws(self):
+        values_Q = np.random.default_rng(0).random(20)
+        first = rates.bootstrap_interval(values_Q, seed=4, resamples=200)
+        self.assertEqual(first, rates.bootstrap_interval(values_Q, seed=4, resamples=200))
+        self.assertNotEqual(first, rates.bootstrap_interval(values_Q, seed=5, resamples=200))
+
+    @parameterized.named_parameters(
+        ("none", [], {}, "came 0 values"),
+        ("nan", [0.1, np.nan], {}, "1 are not finite"),
+        ("resamples", [0.1], {"resamples": 0}, "resamples=0"),
+        ("level", [0.1], {"level": 95.0}, "level=95"),
+    )
+    def test_refuses(self, values, options, message):
+        with self.assertRaisesRegex(ValueError, message):
+            rates.bootstrap_interval(np.array(values, np.float64), seed=0, **options)
+
+
+class PairedBootstrapTest(parameterized.TestCase):
+    def test_equals_a_loop_over_resampled_queries(self):
+        generator = np.random.default_rng(2)
+        baseline_Q = generator.random(25)
+        values_Q = baseline_Q - 0.05 + 0.2 * generator.standard_normal(25)
+        draws = np.random.default_rng(9)
+        means = []
+        for _ in range(500):
+            rows = draws.integers(25, size=25)
+            means.append(values_Q[rows].mean() - baseline_Q[rows].mean())
+        found = rates.paired_bootstrap(values_Q, baseline_Q, seed=9, resamples=500)
+        np.testing.assert_allclose(
+            found[:3],
+            [values_Q.mean() - baseline_Q.mean(), *np.percentile(means, [2.5, 97.5])],
+            rtol=1e-9,
+        )
+        self.assertEqual(found.share_below_zero, np.mean(np.array(means) < 0))
+
+    def test_a_shared_difficulty_cancels(self):
+        difficulty_Q = np.random.default_rng(0).random(40)
+        found = rates.paired_bootstrap(difficulty_Q * 0.5 + 0.25, difficulty_Q * 0.5, seed=0)
+        np.testing.assert_allclose(found, [0.25, 0.25, 0.25, 0.0], atol=1e-12)
+        self.assertGreater(np.ptp(rates.bootstrap_interval(difficulty_Q * 0.5, seed=0)[1:]), 0.05)
+
+    def test_a_baseline_against_itself_is_zero(self):
+        values_Q = np.random.default_rng(0).random(7)
+        self.assertEqual(
+            rates.paired_bootstrap(values_Q, values_Q, seed=0), rates.Difference(0, 0, 0, 0)
+        )
+
+    def test_refuses_unpaired_values(self):
+        # The run-time type check of the tests answers before the function's own sentence does.
+        with pytest.raises((ValueError, TypeError)):
+            rates.paired_bootstrap(np.zeros(3), np.zeros(4), seed=0)
+
+
+class RatioTest(parameterized.TestCase):
+    def test_equals_a_loop_over_resampled_pairs(self):
+        generator = np.random.default_rng(0)
+        over_Q, under_Q = generator.random(9), generator.integers(1, 9, 9).astype(float)
+        found = rates.bootstrap_ratio(over_Q, under_Q, seed=5, resamples=300)
+        draws = np.random.default_rng(5).integers(9, size=(300, 9))
+        ratios = [over_Q[draw].sum() / under_Q[draw].sum() for draw in draws]
+        np.testing.assert_allclose(
+            found, (over_Q.sum() / under_Q.sum(), *np.quantile(ratios, [0.025, 0.975]))
+        )
+
+    def test_refuses_what_nothing_can_be_divided_by(self):
+        with self.assertRaisesRegex(ValueError, "2 of which 1 are not positive"):
+            rates.bootstrap_ratio(np.ones(2), np.array([1.0, 0.0]), seed=0)
+
+
+class WordRateTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("The star shone.", True),
+        ("A STAR!", True),
+        ("start the stars", False),
+        ("black holes", False),
+        ("near a Black Hole, far", True),
+        ("a sci-fi story", True),
+        ("sci-fine", False),
+        ("", False),
+    )
+    def test_finds_whole_words_without_case(self, text, expected):
+        vocabulary = {"star", "black hole", "Sci-Fi"}
+        found = rates.contains_word([text], vocabulary=vocabulary)
+        self.assertEqual(found.tolist(), [expected])
+        self.assertEqual(
+            rates.non_sf_by_words([text], vocabulary=vocabulary).tolist(), [1.0 - expected]
+        )
+
+    def test_marks_in_a_word_are_literal(self):
+        found = rates.contains_word(["c++ code", "cc code", "a.i."], vocabulary=["c++", "a.i."])
+        self.assertEqual(found.tolist(), [True, False, True])
+
+    def test_in_a_script_without_spaces_a_word_is_found_anywhere(self):
+        texts = ["那艘飞船离开了", "一个水壶", "a 飞船x", "Звездолёт улетел", "звездолётом"]
+        found = rates.contains_word(texts, vocabulary=["飞船", "звездолёт"])
+        self.assertEqual(found.tolist(), [True, False, True, True, False])
+
+    def test_no_text_gives_no_value(self):
+        self.assertEqual(rates.contains_word([], vocabulary=["star"]).shape, (0,))
+
+    @parameterized.parameters(([],), (["star", " "],))
+    def test_refuses_a_vocabulary_that_says_nothing(self, vocabulary):
+        with self.assertRaisesRegex(ValueError, "vocabulary of words wanted"):
+            rates.contains_word(["text"], vocabulary=vocabulary)
+
+
+class DiversityTest(parameterized.TestCase):
+    def test_a_loop_without_spaces_is_seen(self):
+        self.assertEqual(rates.repeated_ngrams(["星" * 9], n=4), 5 / 6)
+        self.assertEqual(rates.distinct_ngrams(["星" * 9, "星" * 3], n=2), 1 / 10)
+
+    @parameterized.parameters(1, 2, 3)
+    def test_equal_slow_counts(self, n):
+        generator = np.random.default_rng(n)
+        texts = [
+            " ".join(generator.choice(list("abcDd"), size=generator.integers(0, 9)))
+            for _ in range(12)
+        ]
+        every, shares = [], []
+        for text in texts:
+            words = text.lower().split()
+            grams = ["|".join(words[i : i + n]) for i in range(len(words)) if i + n <= len(words)]
+            every += grams
+            repeats = sum(gram in grams[:i] for i, gram in enumerate(grams))
+            shares += [repeats / len(grams)] if grams else []
+        distinct = sum(gram not in every[:i] for i, gram in enumerate(every))
+        self.assertAlmostEqual(rates.distinct_ngrams(texts, n=n), distinct / len(every))
+        self.assertAlmostEqual(rates.repeated_ngrams(texts, n=n), sum(shares) / len(shares))
+
+    def test_a_loop_shows(self):
+        self.assertAlmostEqual(rates.repeated_ngrams(["go " * 50], n=4), 46 / 47)
+        self.assertAlmostEqual(rates.distinct_ngrams(["the same answer"] * 10, n=2), 0.1)
+
+    @parameterized.parameters(([],), (["", "one"],))
+    def test_texts_too_short_give_zero(self, texts):
+        self.assertEqual(rates.distinct_ngrams(texts, n=2), 0.0)
+        self.assertEqual(rates.repeated_ngrams(texts, n=2), 0.0)
+
+    def test_refuses_n_below_one(self):
+        for measure, texts in itertools.product(
+            (rates.distinct_ngrams, rates.repeated_ngrams), (["a b"],)
+        ):
+            with self.assertRaisesRegex(ValueError, "n=0"):
+                measure(texts, n=0)

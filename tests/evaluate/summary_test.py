@@ -1,0 +1,249 @@
+"""Entries of metrics.json from texts: pairing, comparison within a block, JSON."""
+
+import functools
+import json
+
+import numpy as np
+from absl.testing import parameterized
+
+from raslik_jax.evaluate import pareto, rates, summary
+
+_NON_SF = functools.partial(rates.non_sf_by_words, vocabulary=("starship", "nebula"))
+_REFERENCES = summary.Outputs(
+    target={"t1": "the starship left", "t2": "a nebula glows", "t3": "one starship"},
+    normal={"n1": "paris is the capital", "n2": "two plus two is four"},
+)
+
+
+def _evaluate(target: dict[str, str], normal: dict[str, str], **options) -> summary.Evaluation:
+    return summary.evaluate_outputs(
+        summary.Outputs(target, normal), _REFERENCES, non_sf=_NON_SF, **options
+    )
+
+
+class SummarizeTest(parameterized.TestCase):
+    def test_the_model_before_unlearning_remembers_and_keeps_all(self):
+        entry = summary.summarize(_evaluate(*_REFERENCES), seed=0, resamples=50)
+        for name, value in (
+            ("forget", 1.0),
+            ("retain", 1.0),
+            ("non_sf_target", 0.0),
+            ("non_sf_normal", 1.0),
+        ):
+            self.assertEqual(entry[name], {"mean": value, "low": value, "high": value})
+        self.assertEqual(entry["euclidean"], 1.0)
+        self.assertEqual((entry["empty"], entry["empty_references"]), (0, 0))
+
+    def test_values_written_out(self):
+        evaluation = _evaluate(
+            {"t3": "", "t1": "the train left", "t2": "a nebula a nebula"},
+            {"n2": "two plus two is four", "n1": "lyon"},
+        )
+        np.testing.assert_allclose(evaluation.forget.rouge_Q, [2 / 3, 4 / 7, 0.0])
+        np.testing.assert_allclose(evaluation.retain.rouge_Q, [0.0, 1.0])
+        np.testing.assert_array_equal(evaluation.non_sf_target_Q, [1.0, 0.0, 1.0])
+        entry = summary.summarize(evaluation, seed=0, resamples=50)
+        forget = (2 / 3 + 4 / 7) / 3
+        self.assertAlmostEqual(entry["forget"]["mean"], forget)
+        self.assertAlmostEqual(entry["euclidean"], np.hypot(0.5, forget))
+        self.assertAlmostEqual(entry["non_sf_target"]["mean"], 2 / 3)
+        self.assertEqual(entry["empty"], 1)
+        # 2 + 3 + 4 bigrams, of which one "a nebula" is a repeat; 4-grams: 1 + 2, none repeated.
+        self.assertAlmostEqual(entry["distinct_2"], 8 / 9)
+        self.assertEqual(entry["repetition_4"], 0.0)
+
+    def test_dropped_pairs_leave_the_rates_only(self):
+        evaluation = _evaluate(
+            {"t1": "the starship left", "t2": "", "t3": ""},
+            dict(_REFERENCES.normal),
+            drop_empty=True,
+        )
+        self.assertEqual(evaluation.forget.ids, ("t1",))
+        self.assertLen(evaluation.non_sf_target_Q, 3)
+        self.assertEqual(summary.summarize(evaluation, seed=0, resamples=9)["empty"], 2)
+
+    def test_refuses_other_queries(self):
+        with self.assertRaisesRegex(ValueError, r"2 are missing \(t2, t3\)"):
+            _evaluate({"t1": "x"}, dict(_REFERENCES.normal))
+
+
+def _compare(evaluations, *, resamples=50, **options):
+    entries = summary.compare_methods(evaluations, seed=3, resamples=resamples, **options)
+    return summary.mark_frontier(entries, **options)
+
+
+class WithoutQueriesTest(parameterized.TestCase):
+    """What there are no queries, labels or marker words for is absent; the rest is measured."""
+
+    @parameterized.parameters(("target", "forget"), ("normal", "retain"))
+    def test_without_queries_of_a_kind_its_rate_is_absent(self, kind, rate):
+        texts = _REFERENCES._replace(**{kind: {}})
+        found = summary.evaluate_outputs(texts, texts, non_sf=_NON_SF)
+        entry = summary.summarize(found, seed=0, resamples=9)
+        self.assertIsNone(entry[rate])
+        self.assertIsNone(entry[f"non_sf_{kind}"])
+        self.assertIsNone(entry["euclidean"])
+        self.assertNotIn(kind, entry["diversity"])
+        other = {"forget": "retain", "retain": "forget"}[rate]
+        self.assertEqual(entry[other]["mean"], 1.0)
+        (method,) = _compare({summary.Variant("raslik", "ga_gdr", 1): found})
+        self.assertEqual((method["pareto"], method["mahalanobis"]), (None, None))
+        json.dumps(method, allow_nan=False)
+
+    def test_without_any_query_all_rates_are_absent(self):
+        nothing = summary.Outputs({}, {})
+        found = summary.evaluate_outputs(nothing, nothing, non_sf=_NON_SF)
+        entries = _compare({summary.Variant(name, "ga_gdr", 1): found for name in ("random", "b")})
+        for entry in entries:
+            self.assertIsNone(entry["forget"])
+            self.assertIsNone(entry["forget_minus_random"])
+            self.assertEqual((entry["empty"], entry["distinct_2"]), (0, 0.0))
+        json.dumps(entries, allow_nan=False)
+
+    def test_one_query_of_each_kind_gives_numbers(self):
+        texts = summary.Outputs({"t": "a star"}, {"n": "paris"})
+        (entry,) = _compare(
+            {
+                summary.Variant("raslik", "ga_gdr", 1): summary.evaluate_outputs(
+                    texts, texts, non_sf=None
+                )
+            }
+        )
+        self.assertEqual(entry["forget"], {"mean": 1.0, "low": 1.0, "high": 1.0})
+        self.assertIsNone(entry["non_sf_target"])
+        self.assertTrue(entry["pareto"])
+
+
+class CompareMethodsTest(parameterized.TestCase):
+    def _evaluations(self, strategies, blocks=(("ga_gdr", 1),)):
+        generator = np.random.default_rng(0)
+        words = "the starship left a nebula glows one paris is capital two plus four".split()
+        return {
+            summary.Variant(strategy, algorithm, epoch): _evaluate(
+                *({i: " ".join(generator.choice(words, 4)) for i in texts} for texts in _REFERENCES)
+            )
+            for algorithm, epoch in blocks
+            for strategy in strategies
+        }
+
+    def test_entries_are_json_in_the_order_given(self):
+        evaluations = self._evaluations(
+            ("random", "raslik"), (("ga_klr", 2), ("ga_gdr", 1), ("ga_gdr", 2))
+        )
+        entries = _compare(evaluations)
+        self.assertEqual(
+            [(e["strategy"], e["algorithm"], e["epoch"]) for e in entries],
+            [tuple(variant) for variant in evaluations],
+        )
+        self.assertEqual(json.loads(json.dumps(entries, allow_nan=False)), entries)
+
+    def test_compares_within_algorithm_and_epoch_only(self):
+        evaluations = self._evaluations(("random", "raslik"), (("ga_gdr", 1), ("ga_gdr", 2)))
+        together = _compare(evaluations)
+        apart = [
+            entry
+            for epoch in (1, 2)
+            for entry in _compare({v: e for v, e in evaluations.items() if v.epoch == epoch})
+        ]
+        self.assertEqual(together, apart)
+
+    def test_compares_across_epochs_where_each_strategy_has_one(self):
+        same = self._evaluations(("random", "raslik"), (("ga_gdr", 1),))
+        apart = {v._replace(epoch=3 if v.strategy == "raslik" else 1): e for v, e in same.items()}
+        expected = _compare(same)
+        found = _compare(apart, across_epochs=True)
+        self.assertEqual([entry["epoch"] for entry in found], [1, 3])
+        self.assertEqual([{**entry, "epoch": 1} for entry in found], expected)
+        with self.assertRaisesRegex(ValueError, "each strategy must have one epoch"):
+            _compare(
+                self._evaluations(("random",), (("ga_gdr", 1), ("ga_gdr", 2))),
+                across_epochs=True,
+            )
+
+    def test_flags_and_distances_are_those_of_the_block(self):
+        strategies = ("random", "oracle", "bm25", "embedding", "raslik_f", "raslik")
+        evaluations = self._evaluations(strategies)
+        entries = _compare(evaluations)
+        retain_M = np.array([entry["retain"]["mean"] for entry in entries])
+        forget_M = np.array([entry["forget"]["mean"] for entry in entries])
+        found = pareto.mahalanobis_to_ideal(retain_M, forget_M)
+        self.assertEqual(
+            [entry["pareto"] for entry in entries],
+            pareto.pareto_mask(retain_M, forget_M).tolist(),
+        )
+        self.assertEqual(
+            [entry["tie"] for entry in entries], pareto.rounding_ties(retain_M, forget_M).tolist()
+        )
+        np.testing.assert_allclose(
+            [entry["euclidean"] for entry in entries],
+            pareto.euclidean_to_ideal(retain_M, forget_M),
+        )
+        np.testing.assert_allclose(
+            [entry["mahalanobis"]["distance"] for entry in entries], found.distance_M
+        )
+        self.assertEqual(
+            {entry["mahalanobis"]["is_negative"] for entry in entries}, {found.is_negative}
+        )
+
+    def test_a_damaged_model_is_no_candidate_for_the_frontier(self):
+        entries = _compare(self._evaluations(("random", "oracle", "bm25", "raslik")))
+        points = {
+            "random": (0.9, 0.8),
+            "oracle": (0.8, 0.3),
+            "bm25": (0.7, 0.4),
+            "raslik": (0.7, 0.1),
+        }
+        for entry in entries:
+            retain, forget = points[entry["strategy"]]
+            entry["retain"]["mean"], entry["forget"]["mean"] = retain, forget
+        marked = [entry["pareto"] for entry in summary.mark_frontier(entries)]
+        self.assertEqual(marked, [True, True, False, True])
+        entries[1]["judgment"] = {"verdict": "damaged", "reasons": ["babble"], "inputs": []}
+        marked = [entry["pareto"] for entry in summary.mark_frontier(entries)]
+        self.assertEqual(marked, [True, False, False, True])
+        entries[3]["judgment"] = entries[1]["judgment"]
+        found = summary.mark_frontier(entries)
+        self.assertEqual([entry["pareto"] for entry in found], [True, False, True, False])
+        # Distances are taken over all of them.
+        self.assertTrue(all(entry["euclidean_min_max"] is not None for entry in found))
+        for entry in entries:
+            entry["judgment"] = entries[1]["judgment"]
+        self.assertFalse(any(entry["pareto"] for entry in summary.mark_frontier(entries)))
+
+    def test_few_methods_have_no_mahalanobis_distance(self):
+        entries = _compare(self._evaluations(("random", "oracle", "bm25", "raslik")), resamples=9)
+        self.assertEqual([entry["mahalanobis"] for entry in entries], [None] * 4)
+
+    def test_methods_that_all_agree_have_no_mahalanobis_distance(self):
+        same = _evaluate(*_REFERENCES)
+        entries = _compare(
+            {summary.Variant(name, "ga_gdr", 1): same for name in "abcdef"}, resamples=9
+        )
+        self.assertEqual([entry["mahalanobis"] for entry in entries], [None] * 6)
+        self.assertTrue(all(entry["pareto"] and entry["tie"] for entry in entries))
+
+    def test_differences_are_paired_with_random_of_the_same_block(self):
+        evaluations = self._evaluations(("random", "raslik"))
+        random, raslik = _compare(evaluations)
+        self.assertIsNone(random["forget_minus_random"])
+        self.assertIsNone(random["retain_minus_random"])
+        values = [e.forget.rouge_Q for e in evaluations.values()]
+        expected = rates.paired_bootstrap(values[1], values[0], seed=3, resamples=50)
+        self.assertEqual(raslik["forget_minus_random"], expected._asdict())
+        alone = {v: e for v, e in evaluations.items() if v.strategy == "raslik"}
+        (entry,) = _compare(alone)
+        self.assertIsNone(entry["forget_minus_random"])
+
+    def test_pairs_what_both_kept_when_empty_answers_are_dropped(self):
+        normal = dict(_REFERENCES.normal)
+        evaluations = {
+            summary.Variant("random", "ga_gdr", 1): _evaluate(
+                {"t1": "", "t2": "a nebula glows", "t3": "one starship"}, normal, drop_empty=True
+            ),
+            summary.Variant("raslik", "ga_gdr", 1): _evaluate(
+                {"t1": "the starship left", "t2": "rain", "t3": ""}, normal, drop_empty=True
+            ),
+        }
+        _, raslik = _compare(evaluations)
+        self.assertEqual(raslik["forget_minus_random"]["mean"], -1.0)
+        self.assertEqual(raslik["forget_minus_random"]["share_below_zero"], 1.0)

@@ -1,0 +1,308 @@
+"""Jobs that share an index: one maker a chunk, dead claims expire, kills leave no trace."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import numpy as np
+import pytest
+from absl.testing import absltest, parameterized
+from index_worker import sketches
+from store_test import tree_bytes
+
+from raslik_jax.index.claims import Claims, claimed_chunks
+from raslik_jax.index.store import SketchStore
+
+WORKER = pathlib.Path(__file__).parents[1] / "fixtures" / "index_worker.py"
+
+
+def start(path: str, *shape: object, **options: object) -> subprocess.Popen:
+    """Starts one job on an index of (num_rows, size, chunk_rows, dtype)."""
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    environment = os.environ | {"PYTHONPATH": str(WORKER.parents[2])}
+    return subprocess.Popen(
+        [sys.executable, str(WORKER), path, *map(str, shape), *flags],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen) -> str:
+    """Waits for a job that should end well; its output."""
+    output, errors = process.communicate(timeout=120)
+    if process.returncode:
+        raise AssertionError(f"job ended with {process.returncode}: {errors}")
+    return output
+
+
+class TemporaryFolder(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.root = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.root)
+        self.path = f"{self.root}/index"
+
+
+class ClaimsTest(TemporaryFolder):
+    def setUp(self):
+        super().setUp()
+        self.now = 0.0
+        self.store = SketchStore.create(
+            self.path, identity={}, ids=[f"r{n}" for n in range(12)], size=8, chunk_rows=4
+        )
+
+    def claims(self, worker: str, store: SketchStore | None = None) -> Claims:
+        return Claims(
+            store or SketchStore.open(self.path),
+            worker=worker, heartbeat_s=1.0, expiry_s=5.0, clock=lambda: self.now,
+        )  # fmt: skip
+
+    def test_a_chunk_has_one_maker(self):
+        first, second = self.claims("first"), self.claims("second")
+        taken = [claims.take().chunk for claims in (first, second, first)]
+        self.assertEqual(taken, [0, 1, 2])
+        self.assertIsNone(first.take())
+        self.assertIsNone(second.take())
+
+    def test_a_claim_without_heartbeats_expires(self):
+        dead, alive = self.claims("dead"), self.claims("alive")
+        for chunk in range(3):
+            self.assertEqual(dead.take().chunk, chunk)
+        self.assertIsNone(alive.take())  # first seen here
+        self.now = 5
+        self.assertIsNone(alive.take())
+        self.now = 5.1
+        self.assertEqual(alive.take().chunk, 0)
+        # The dead job's clock does not matter, nor that of a third who has not watched.
+        self.assertIsNone(self.claims("third").take())
+
+    def test_a_dead_process_of_this_host_loses_its_claim_at_once(self):
+        gone = subprocess.Popen([sys.executable, "-c", ""])
+        gone.wait()
+        claim = json.loads(self.claims("w")._value(0, 0)) | {"pid": gone.pid}
+        for host, expected in ((claim["host"], 0), ("elsewhere", 1)):
+            generation = self.store.read_claim(0).stamp.generation
+            self.store.write_claim(0, json.dumps(claim | {"host": host}).encode(), generation)
+            self.assertEqual(self.claims("other").take().chunk, expected)
+
+    def test_a_claim_on_an_index_of_other_settings_is_void(self):
+        claim = json.loads(self.claims("w")._value(0, 0))
+        self.store.write_claim(0, json.dumps(claim | {"index": "another"}).encode(), None)
+        self.assertEqual(self.claims("other").take().chunk, 0)
+
+    @parameterized.parameters(b"", b"{}", b"[1]", b'{"host": 3}', b"\xff", b"[" * 9999)
+    def test_a_claim_that_cannot_be_read_expires_like_any_other(self, value):
+        self.store.write_claim(0, value, None)
+        other = self.claims("other")
+        self.assertEqual([other.take().chunk for _ in range(2)], [1, 2])
+        self.now = 5.1
+        self.assertEqual(other.take().chunk, 0)
+
+    def test_a_heartbeat_keeps_a_claim(self):
+        worker, other = self.claims("worker"), self.claims("other")
+        claims = [worker.take() for _ in range(3)]
+        self.assertIsNone(other.take())
+        beat = worker._value(0, 1)
+        generation = self.store.write_claim(0, beat, claims[0].generation)
+        self.assertIsNotNone(generation)
+        self.now = 6
+        self.assertEqual(other.take().chunk, 1)  # 0 has changed since it was seen
+
+    def test_the_heart_beats_and_stops(self):
+        claims = Claims(self.store, worker="w", heartbeat_s=0.02, expiry_s=5.0)
+        claim = claims.take()
+        with claims.beating(claim):
+            time.sleep(0.2)
+            read = self.store.read_claim(0)
+            self.assertNotEqual(read.stamp.generation, claim.generation)
+            self.assertIn(b'"worker": "w"', read.value)
+        self.assertEqual(self.store.read_claim(0).state, "missing")
+
+    def test_a_job_that_lost_its_claim_leaves_the_new_one_alone(self):
+        claims = Claims(self.store, worker="slow", heartbeat_s=0.02, expiry_s=5.0)
+        claim = claims.take()
+        with claims.beating(claim):
+            read = self.store.read_claim(0)
+            while self.store.write_claim(0, b"the other's", read.stamp.generation) is None:
+                read = self.store.read_claim(0)
+            time.sleep(0.1)
+        self.assertEqual(self.store.read_claim(0).value, b"the other's")
+
+    def test_committed_chunks_are_not_claimed(self):
+        self.store.write_chunk(0, *sketches(slice(0, 4), 8))
+        self.assertEqual(self.claims("w").take().chunk, 1)
+
+    def test_a_job_that_fails_frees_its_chunk(self):
+        chunks = claimed_chunks(self.store, worker="w", heartbeat_s=1.0)
+        self.assertEqual(next(chunks), 0)
+        chunks.close()
+        self.assertEqual(self.store.read_claim(0).state, "missing")
+
+    def test_one_job_makes_all_and_leaves_no_trace(self):
+        for chunk in claimed_chunks(self.store, worker="w"):
+            span = self.store.chunk_positions(chunk)
+            self.store.write_chunk(chunk, *sketches(span, 8))
+        self.store.finish()
+        self.assertFalse([name for name in tree_bytes(self.path) if "claims" in name])
+        self.assertEqual(self.store.verify(), ())
+
+    def test_a_job_leaves_nothing_where_the_index_was_moved_away(self):
+        """A finished index takes its place by a rename, while other jobs still look for work."""
+        chunks = claimed_chunks(self.store, worker="w")
+        self.assertEqual(next(chunks), 0)
+        os.rename(self.path, f"{self.root}/finished")
+        with self.assertRaisesRegex(ValueError, "was replaced or removed"):
+            self.store.write_chunk(0, *sketches(slice(0, 4), 8))
+        with self.assertRaisesRegex(ValueError, "was replaced or removed"):
+            next(chunks)
+        self.assertFalse(os.path.exists(self.path))
+
+    def test_refuses_a_claim_that_dies_between_heartbeats(self):
+        with self.assertRaisesRegex(ValueError, "has to outlive its heartbeat"):
+            next(claimed_chunks(self.store, worker="w", heartbeat_s=60.0, expiry_s=60.0))
+
+
+class StoppedTest(TemporaryFolder):
+    def test_a_process_stopped_in_a_write_holds_up_no_other_and_ends_well(self):
+        """Neither the same chunk nor the end of the index waits for it."""
+        folder = pathlib.Path(self.path, "rows", "c", "0")
+        for _ in range(5):  # the write takes some milliseconds, and may end before the signal comes
+            shutil.rmtree(self.path, ignore_errors=True)
+            job = start(self.path, 128, 32768, 128, "float32")
+            self.addCleanup(job.kill)
+            while not list(folder.glob("*.__lock")) and job.poll() is None:
+                pass
+            job.send_signal(signal.SIGSTOP)
+            if stopped_in_write := bool(list(folder.glob("*.__lock"))):
+                break
+            job.kill()
+        store = SketchStore.open(self.path)
+        other = threading.Thread(
+            target=lambda: (store.write_chunk(0, *sketches(slice(0, 128), 32768)), store.finish()),
+            daemon=True,
+        )
+        other.start()
+        other.join(timeout=20)
+        self.assertFalse(other.is_alive())
+        self.assertTrue(stopped_in_write)
+        job.send_signal(signal.SIGCONT)
+        self.assertEqual(finish(job).split()[-1], "finished")
+        self.assertEqual(SketchStore.open(self.path).verify(), ())
+        self.assertFalse(list(folder.glob("*.__lock")))
+
+
+@pytest.mark.heavy
+class ProcessesTest(TemporaryFolder):
+    SHAPE = (600, 256, 20, "bfloat16")
+
+    def undisturbed(self) -> dict[str, bytes]:
+        finish(start(f"{self.root}/undisturbed", *self.SHAPE))
+        return tree_bytes(f"{self.root}/undisturbed")
+
+    @parameterized.parameters("one host", "four hosts")
+    def test_four_jobs_of_which_one_is_killed(self, hosts):
+        expected = self.undisturbed()
+        options = {"delay": 0.1, "expiry": 2}
+        jobs = [
+            start(
+                self.path,
+                *self.SHAPE,
+                claim=f"job-{n}",
+                **options | ({"host": f"host-{n}"} if hosts == "four hosts" else {}),
+            )
+            for n in range(4)
+        ]
+        victim = jobs.pop()
+        for _ in range(3):  # dies with a claim on its third chunk
+            line = victim.stdout.readline()
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+        made = [chunk for job in jobs for chunk in finish(job).split() if chunk != "finished"]
+        self.assertIn(line.strip(), made)  # its unfinished chunk went to another
+        self.assertEqual(len(made), len(set(made)))
+        self.assertGreaterEqual(len(made), 30 - 2)
+        self.assertEqual(tree_bytes(self.path), expected)
+        self.assertEqual(SketchStore.open(self.path).verify(), ())
+
+    def test_killed_at_twenty_random_moments(self):
+        expected = self.undisturbed()
+        random = np.random.default_rng(0)
+        kills = 0
+        while kills < 20:
+            # With a delay per chunk, so that twenty kills find it at work.
+            job = start(self.path, *self.SHAPE, delay=0.03)
+            job.stdout.readline()
+            time.sleep(random.uniform(0, 0.08))
+            if job.poll() is not None:
+                break
+            job.send_signal(signal.SIGKILL)
+            job.communicate()
+            kills += 1
+        self.assertEqual(kills, 20)
+        finish(start(self.path, *self.SHAPE))
+        self.assertEqual(tree_bytes(self.path), expected)
+
+    def test_killed_at_every_step_of_creation_and_commit(self):
+        shape = (30, 64, 20, "int8")  # the dtype with the most files
+        finish(start(f"{self.root}/undisturbed", *shape))
+        expected = tree_bytes(f"{self.root}/undisturbed")
+        # 8 files at creation and 6 a chunk; past the last write the job just ends.
+        number, ended = 0, False
+        while not ended:
+            number += 1
+            for moment in ("die_before", "die_after"):
+                shutil.rmtree(self.path, ignore_errors=True)
+                job = start(self.path, *shape, **{moment: number})
+                job.communicate()
+                ended = job.returncode == 0
+                if not ended:
+                    self.assertEqual(job.returncode, -signal.SIGKILL)
+                    finish(start(self.path, *shape))
+                self.assertEqual(tree_bytes(self.path), expected, msg=f"{moment} {number}")
+        self.assertEqual(number, 8 + 2 * 6 + 1)
+
+    def test_a_full_disk_ends_with_a_clear_error_and_the_next_start_goes_on(self):
+        expected = self.undisturbed()
+        worker = [sys.executable, str(WORKER), f"{self.root}/disk/index", *map(str, self.SHAPE)]
+        os.mkdir(f"{self.root}/disk")
+        # A disk of 300 kB in a namespace of our own: no privilege, no trace outside of it.
+        script = """
+            mount -t tmpfs -o size=300k tmpfs "$DISK" || exit 77
+            "$@"; test $? = 1 || exit 2
+            "$@"; test $? = 1 || exit 3
+            mount -o remount,size=30m "$DISK" && "$@" && cp -r "$DISK/index" "$COPY"
+        """
+        done = subprocess.run(
+            ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", *worker],
+            env=os.environ
+            | {
+                "PYTHONPATH": str(WORKER.parents[2]),
+                "DISK": f"{self.root}/disk",
+                "COPY": self.path,
+            },
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        if done.returncode in (1, 77):
+            # Namespaces are forbidden here; the default tests inject the same error.
+            self.assertRegex(done.stderr, "unshare|mount")
+            return
+        self.assertEqual(done.returncode, 0, msg=done.stderr)
+        self.assertRegex(
+            done.stderr, "error: No space left writing .* what was committed is safe; free"
+        )
+        self.assertEqual(tree_bytes(self.path), expected)
+
+
+if __name__ == "__main__":
+    absltest.main()

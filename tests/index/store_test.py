@@ -1,0 +1,471 @@
+"""The index on disk: what is written is read, nothing is lost, what is foreign is refused."""
+
+import errno
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from unittest import mock
+
+import numpy as np
+import tensorstore as ts
+from absl.testing import absltest, parameterized
+
+from raslik_jax.index import store as store_lib
+from raslik_jax.index.store import SketchStore
+
+IDENTITY = {"model": "tiny", "projection": {"family": "binned", "seed": 3}, "loss": "unshifted"}
+
+
+def unit_rows(count: int, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rows = np.random.default_rng(seed).standard_normal((count, size)).astype(np.float32)
+    norms = np.linalg.norm(rows, axis=1)
+    return rows / norms[:, None], norms
+
+
+def fill(store: SketchStore, rows: np.ndarray, norms: np.ndarray) -> None:
+    for chunk in store.missing_chunks():
+        span = store.chunk_positions(chunk)
+        store.write_chunk(chunk, rows[span], norms[span])
+
+
+def tree_bytes(folder: str | pathlib.Path) -> dict[str, bytes]:
+    """Every file of a folder by its relative path."""
+    folder = pathlib.Path(folder)
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+class _FullStore:
+    """A key-value store that reads, and answers every write with `full`."""
+
+    def __init__(self, store, full):
+        self._store, self._full = store, full
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def write(self, *args, **kwargs):
+        return self._full
+
+
+class StoreTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.root = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.root)
+        self.path = f"{self.root}/index"
+        self.rows, self.norms = unit_rows(22, 24)
+        self.ids = [f"id-{(7 * i) % 22:02d}" for i in range(22)]
+
+    def make(self, path=None, *, rows=None, norms=None, ids=None, **options) -> SketchStore:
+        options = {"identity": IDENTITY, "size": 24, "chunk_rows": 8} | options
+        store = SketchStore.create(path or self.path, ids=ids or self.ids, **options)
+        fill(store, self.rows if rows is None else rows, self.norms if norms is None else norms)
+        store.finish()
+        return store
+
+    @parameterized.product(dtype=["float32", "bfloat16", "int8", "sign"], scheme=["", "file://"])
+    def test_reads_back_what_was_written(self, dtype, scheme):
+        self.make(scheme + self.path, dtype=dtype)
+        store = SketchStore.open(scheme + self.path, identity=IDENTITY)
+        # A local chunk is the file itself, a remote one goes through TensorStore.
+        self.assertEqual(isinstance(store.stored_chunk(0), np.memmap), not scheme)
+        self.assertEqual(store.ids, tuple(self.ids))
+        self.assertEqual(store.verify(), ())
+        self.assertEqual((store.index_format, store.identity), (2, IDENTITY))
+        np.testing.assert_array_equal(store.norms, self.norms)
+        blocks = list(store.blocks())
+        self.assertEqual([b.positions for b in blocks], [slice(0, 8), slice(8, 16), slice(16, 22)])
+        self.assertEqual([len(b.stored) for b in blocks], [8, 8, 6])
+        rows = store.rows(range(22))
+        np.testing.assert_array_equal(store.rows([21, 0, 9]), rows[[21, 0, 9]])
+        tolerance = {"float32": 0, "bfloat16": 2e-3, "int8": 5e-3, "sign": 0.7}[dtype]
+        np.testing.assert_allclose(rows, self.rows, atol=tolerance)
+        if dtype != "sign":
+            np.testing.assert_allclose(store.mean_K, rows.astype("f8").mean(0), atol=1e-7)
+
+    @parameterized.parameters("float32", "bfloat16")
+    def test_stored_rows_are_the_rows_rounded(self, dtype):
+        store = self.make(dtype=dtype)
+        expected = self.rows.astype(store_lib.DTYPES[dtype])
+        stored = np.concatenate([block.stored for block in store.blocks()])
+        np.testing.assert_array_equal(stored, expected)
+        np.testing.assert_array_equal(store.rows([21, 0, 9]), expected[[21, 0, 9]].astype("f4"))
+        np.testing.assert_allclose(store.lengths, np.linalg.norm(expected.astype("f8"), axis=1))
+        np.testing.assert_allclose(store.mean_K, expected.astype("f8").mean(0), atol=1e-12)
+
+    def test_sizes_on_disk_are_those_of_the_dtypes(self):
+        rows, norms = unit_rows(16, 1024)
+        bits = {"float32": 32, "bfloat16": 16, "int8": 8, "sign": 1}
+        for dtype, expected in bits.items():
+            store = self.make(f"{self.root}/{dtype}", rows=rows, norms=norms,
+                              ids=self.ids[:16], size=1024, dtype=dtype)  # fmt: skip
+            size = sum(len(v) for k, v in tree_bytes(store.path).items() if k.startswith("rows/c"))
+            self.assertEqual(size, 16 * 1024 * expected // 8 + 2 * 4)  # 4 bytes of CRC a chunk
+
+    def test_another_zarr_reader_sees_the_rows(self):
+        self.make()
+        kvstore = {"driver": "file", "path": f"{self.path}/rows/"}
+        array = ts.open({"driver": "zarr3", "kvstore": kvstore}).result()
+        np.testing.assert_array_equal(array[:22].read().result(), self.rows)
+
+    def test_order_of_work_and_interruptions_leave_no_trace(self):
+        self.make()
+        other = f"{self.root}/other"
+        for chunk in (2, 0, 1):  # a new start for every chunk
+            store = SketchStore.create(
+                other, identity=IDENTITY, ids=self.ids, size=24, chunk_rows=8
+            )
+            self.assertIn(chunk, store.missing_chunks())
+            span = store.chunk_positions(chunk)
+            store.write_chunk(chunk, self.rows[span], self.norms[span])
+        store.finish()
+        self.assertEqual(tree_bytes(self.path), tree_bytes(other))
+
+    @parameterized.named_parameters(
+        ("identity", {"identity": IDENTITY | {"loss": "next_token"}}, "loss .*unshifted.*next_tok"),
+        (
+            "nested",
+            {"identity": IDENTITY | {"projection": {"family": "binned", "seed": 4}}},
+            r"projection\.seed \(index: 3, asked for: 4\)",
+        ),
+        ("absent", {"identity": IDENTITY | {"adapter": "x"}}, "adapter .*'absent'.*'x'"),
+        ("size", {"size": 32}, r"size \(index: 24, asked for: 32\)"),
+        ("dtype", {"dtype": "bfloat16"}, "dtype .*float32.*bfloat16"),
+        ("chunk_rows", {"chunk_rows": 4}, "chunk_rows .*8.*4"),
+        ("rotation", {"dtype": "int8", "rotation_seed": 1}, "rotation_seed .*None, .*1"),
+        ("center", {"dtype": "sign", "center_K": np.ones(24)}, "center_sha256"),
+        ("ids", {"ids": ["a"]}, "22 ids, and 1 were given"),
+        ("order", {"ids": [f"id-{i:02d}" for i in range(22)]}, "its id 1 is 'id-07', and 'id-01'"),
+    )
+    def test_refuses_what_it_was_not_made_for(self, options, message):
+        self.make()
+        with self.assertRaisesRegex(ValueError, message):
+            self.make(**options)
+
+    def test_open_names_every_differing_field(self):
+        self.make()
+        identity = IDENTITY | {"loss": "next_token", "model": "other"}
+        with self.assertRaisesRegex(ValueError, r"loss \(.*model \("):
+            SketchStore.open(self.path, identity=identity)
+        with self.assertRaisesRegex(ValueError, "no manifest.json"):
+            SketchStore.open(f"{self.root}/nowhere")
+
+    def change_manifest(self, **changes):
+        manifest = pathlib.Path(self.path, "manifest.json")
+        record = json.loads(manifest.read_bytes())
+        del record["crc32"]
+        manifest.write_bytes(store_lib._sealed(record | changes))
+
+    @parameterized.parameters(
+        ({"index_format": 99}, "another version .index_format 99, this version reads 2.: sketch"),
+        ({"index_format": None}, "another version .index_format None.*: sketch again"),
+        ({"segments": [{"rows": "x", "ids_sha256": ""}]}, "segments.0..rows in .*manifest.json"),
+        ({"deleted": None}, "deleted in .*manifest.json must be a list"),
+    )
+    def test_refuses_another_format_and_a_manifest_of_another_shape(self, changes, message):
+        self.make()
+        self.change_manifest(**changes)
+        with self.assertRaisesRegex(ValueError, message):
+            SketchStore.open(self.path)
+
+    def test_a_manifest_that_is_no_file_is_refused_at_once(self):
+        os.mkdir(self.path)
+        os.mkfifo(f"{self.path}/manifest.json")
+        with self.assertRaisesRegex(ValueError, "manifest.json must be a regular file"):
+            SketchStore.open(self.path)
+
+    def test_a_writer_of_older_settings_commits_nothing(self):
+        """Its index was replaced under its hands: no row of it may be counted in the new one."""
+        writer = SketchStore.create(
+            self.path, identity=IDENTITY, ids=self.ids, size=24, chunk_rows=8
+        )
+        writer.write_chunk(0, self.rows[:8], self.norms[:8])
+        old = pathlib.Path(self.path, "commits/0.json").read_bytes()
+        shutil.rmtree(self.path)
+        new = SketchStore.create(
+            self.path, identity=IDENTITY | {"loss": "next"}, ids=self.ids, size=24, chunk_rows=8
+        )
+        before = tree_bytes(self.path)
+        with self.assertRaisesRegex(ValueError, "was replaced or removed while this process"):
+            writer.write_chunk(1, self.rows[8:16], self.norms[8:16])
+        self.assertEqual(tree_bytes(self.path), before)
+        # A record that is there all the same counts for nothing and is named.
+        fill(new, self.rows, self.norms)
+        for chunk in (0, 2):
+            pathlib.Path(self.path, f"commits/{chunk}.json").write_bytes(old)
+        store = SketchStore.open(self.path)
+        self.assertEqual(store.missing_chunks(), (0, 2))
+        found = store.verify()
+        self.assertEqual([d.file for d in found], ["commits/0.json", "commits/2.json"])
+        self.assertRegex(found[0].reason, "is of an index of other settings or rows")
+        shutil.rmtree(self.path)
+        with self.assertRaisesRegex(ValueError, "was replaced or removed"):
+            writer.write_chunk(1, self.rows[8:16], self.norms[8:16])
+
+    def test_a_late_maker_of_a_finished_chunk_ends_well(self):
+        """Another made the chunk and cleared this one's unfinished file away."""
+        store = self.make()
+        gone = OSError(errno.EIO, "No such file: rows/c/0/0_1.__lock")
+        with mock.patch.object(store, "_put_array", side_effect=gone):
+            store.write_chunk(0, self.rows[:8], self.norms[:8])
+            with self.assertRaises(OSError):
+                store.write_chunk(0, self.rows[8:16], self.norms[8:16])
+
+    @parameterized.parameters("zarr.json", "rows/zarr.json", "thesis.txt")
+    def test_files_that_are_no_index_are_left_alone(self, name):
+        file = pathlib.Path(self.path, name)
+        file.parent.mkdir(parents=True)
+        file.write_text("mine")
+        with self.assertRaisesRegex(ValueError, f"new or empty folder, .* holds '{name}'"):
+            self.make()
+        self.assertEqual(tree_bytes(self.path), {name: b"mine"})
+
+    def test_what_a_killed_creation_left_is_taken_over(self):
+        self.make()
+        pristine = tree_bytes(self.path)
+        shutil.rmtree(self.path)
+        for name in ("ids/0.json", "zarr.json", "rows/zarr.json"):
+            file = pathlib.Path(self.path, name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(pristine[name])
+        self.make()
+        self.assertEqual(tree_bytes(self.path), pristine)
+
+    @parameterized.named_parameters(
+        ("no ids", {"ids": ()}, "got 0 of which 0 differ"),
+        ("twice", {"ids": ["a", "b", "a"]}, "got 3 of which 2 differ"),
+        ("dtype", {"dtype": "float16"}, "must be one of .*'bfloat16'.* not 'float16'"),
+        ("chunk_rows", {"chunk_rows": 0}, "chunk_rows=0"),
+        ("center", {"center_K": np.ones(24)}, "is for dtype 'sign', not 'float32'"),
+        ("int8", {"dtype": "int8", "size": 2**17 + 1}, "up to 131,072"),
+    )
+    def test_refuses_to_make(self, options, message):
+        options = {"identity": {}, "ids": ["a"], "size": 24} | options
+        with self.assertRaisesRegex(ValueError, message):
+            SketchStore.create(self.path, **options)
+
+    @parameterized.named_parameters(
+        ("shape", lambda r, n: (r[:, :5], n), "takes rows of shape"),
+        (
+            "not finite",
+            lambda r, n: (np.where(r == r[0, 0], np.nan, r), n),
+            "'id-00' of length nan",
+        ),
+        ("not a unit", lambda r, n: (r * 2, n), "8 rows of chunk 0"),
+        ("infinite norm", lambda r, n: (r, np.where(n == n[0], np.inf, n)), "norm inf"),
+    )
+    def test_refuses_bad_rows(self, change, message):
+        store = SketchStore.create(
+            self.path, identity=IDENTITY, ids=self.ids, size=24, chunk_rows=8
+        )
+        with self.assertRaisesRegex(ValueError, message):
+            store.write_chunk(0, *change(self.rows[:8], self.norms[:8]))
+        self.assertEqual(store.missing_chunks(), (0, 1, 2))
+        with self.assertRaisesRegex(ValueError, "lacks 3 of its 3 chunks"):
+            next(store.blocks())
+        with self.assertRaisesRegex(ValueError, "lacks 3"):
+            store.finish()
+
+    def test_a_zero_gradient_is_a_zero_row(self):
+        self.rows[4], self.norms[4] = 0, 0
+        store = self.make()
+        self.assertEqual((store.lengths[4], store.norms[4]), (0, 0))
+
+    def test_a_chunk_of_zero_rows_is_stored(self):
+        store = self.make(rows=np.zeros_like(self.rows), norms=np.zeros_like(self.norms))
+        self.assertEqual(store.verify(), ())
+        np.testing.assert_array_equal(store.mean_K, np.zeros(24))
+
+    def test_append_touches_no_old_chunk(self):
+        self.make()
+        before = tree_bytes(self.path)
+        rows, norms = unit_rows(11, 24, seed=1)
+        store = SketchStore.open(self.path)
+        self.assertEqual(store.append([f"new-{i}" for i in range(11)]), (3, 4))
+        self.assertEqual(store.missing_chunks(), (3, 4))
+        store = SketchStore.open(self.path)  # a killed run would do the same
+        for chunk in store.missing_chunks():
+            span = store.chunk_positions(chunk)
+            store.write_chunk(
+                chunk, rows[span.start - 22 : span.stop - 22], norms[: span.stop - span.start]
+            )
+        store.finish()
+        after = tree_bytes(self.path)
+        changed = {name for name in before if before[name] != after[name]}
+        self.assertEqual(
+            changed, {"manifest.json", *(f"{a}/zarr.json" for a in store._array_names)}
+        )
+        np.testing.assert_array_equal(store.rows(range(33)), np.concatenate([self.rows, rows]))
+        self.assertEqual(store.verify(), ())
+        with self.assertRaisesRegex(ValueError, r"1 are in the index already \['new-3'\]"):
+            store.append(["new-3", "new-77"])
+
+    @parameterized.parameters("float32", "bfloat16", "int8")
+    def test_mean_follows_appends_and_deletions_exactly(self, dtype):
+        rows, norms = unit_rows(40, 24, seed=2)
+        ids = [f"x{i}" for i in range(40)]
+        store = SketchStore.create(
+            self.path, identity={}, ids=ids[:25], size=24, dtype=dtype, chunk_rows=8
+        )
+        fill(store, rows, norms)
+        store.delete(["x3", "x24"])
+        store.append(ids[25:])
+        for chunk in store.missing_chunks():
+            span = store.chunk_positions(chunk)
+            store.write_chunk(chunk, rows[span], norms[span])
+        store.delete(["x30"])
+        store.finish()
+        left = [i for i in range(40) if i not in (3, 24, 30)]
+        fresh = self.make(
+            f"{self.root}/fresh", rows=rows[left], norms=norms[left],
+            ids=[ids[i] for i in left], dtype=dtype, chunk_rows=16, identity={},
+        )  # fmt: skip
+        self.assertEqual(store.mean_K.tobytes(), fresh.mean_K.tobytes())
+        self.assertEqual(SketchStore.open(self.path).mean_K.tobytes(), fresh.mean_K.tobytes())
+        np.testing.assert_array_equal(np.flatnonzero(~store.is_live_N), [3, 24, 30])
+        with self.assertRaisesRegex(ValueError, r"not in the index .*\['y'\]"):
+            store.delete(["y", "x1"])
+        self.assertTrue(store.is_live_N[1])
+
+    def test_deletions_are_kept_by_the_manifest(self):
+        """No other file can be lost that would bring deleted rows back."""
+        store = self.make()
+        before = tree_bytes(self.path)
+        store.delete(["id-07"])
+        after = tree_bytes(self.path)
+        self.assertEqual({n for n in after if after[n] != before.get(n)}, {"manifest.json"})
+        self.assertEqual(SketchStore.open(self.path).deleted_ids, {"id-07"})
+        other = SketchStore.open(self.path)
+        other.delete(["id-14"])
+        with self.assertRaisesRegex(ValueError, "was changed since it was opened: open it again"):
+            store.delete(["id-00"])
+
+    @parameterized.parameters("float32", "bfloat16", "int8", "sign")
+    def test_a_flipped_byte_in_any_file_is_found(self, dtype):
+        center = self.rows.astype(np.float64).mean(axis=0) if dtype == "sign" else None
+        self.make(dtype=dtype, center_K=center)
+        random = np.random.default_rng(0)
+        pristine = tree_bytes(self.path)
+        for name, value in pristine.items():
+            offsets = {0, len(value) - 1, *random.integers(len(value), size=6).tolist()}
+            for offset in sorted(offsets):
+                damaged = bytearray(value)
+                damaged[offset] ^= 1 << int(random.integers(8))
+                file = pathlib.Path(self.path, name)
+                file.write_bytes(damaged)
+                try:
+                    found = SketchStore.open(self.path).verify()
+                    named = [damage.file for damage in found]
+                except ValueError as error:  # manifest and ids are checked at opening
+                    named = [n for n in ("manifest.json", "ids/0.json") if n in str(error)]
+                self.assertEqual(named, [name], msg=f"{name=} {offset=}")
+                file.write_bytes(value)
+        self.assertEqual(SketchStore.open(self.path).verify(), ())
+
+    def test_lost_swapped_and_truncated_files_are_found(self):
+        self.make()
+        root = pathlib.Path(self.path)
+        (root / "norms/c/1").unlink()
+        shutil.copy(root / "rows/c/0/0", root / "rows/c/2/0")
+        damages = SketchStore.open(self.path).verify()
+        self.assertEqual([d.file for d in damages], ["norms/c/1", "rows/c/2/0"])
+        (root / "rows/c/0/0").write_bytes(b"short")
+        with self.assertRaisesRegex(ValueError, "rows/c/0/0 is damaged: it must have 772 bytes"):
+            next(SketchStore.open(self.path).blocks())
+
+    @parameterized.product(scheme=["", "file://"], dtype=["float32", "int8"])
+    def test_rows_are_checked_when_they_are_read(self, scheme, dtype):
+        self.make(dtype=dtype)
+        root = pathlib.Path(self.path)
+        rows, other = root / "rows/c/1/0", (root / "rows/c/0/0").read_bytes()
+        value = rows.read_bytes()
+        flipped = value[:40] + bytes([value[40] ^ 1]) + value[41:]
+        for damaged in (flipped, other):  # a flipped bit, and the rows of another chunk
+            rows.write_bytes(damaged)
+            store = SketchStore.open(scheme + self.path)
+            store.rows([0])
+            with self.assertRaisesRegex(ValueError, "rows/c/1/0"):
+                store.rows([9])
+            with self.assertRaisesRegex(ValueError, "rows/c/1/0"):
+                list(store.blocks())
+        rows.write_bytes(value)
+        for name in ("norms", "lengths", *(["scales"] if dtype == "int8" else [])):
+            first, second = root / name / "c/0", root / name / "c/1"
+            first_value, second_value = first.read_bytes(), second.read_bytes()
+            first.write_bytes(second_value)
+            with self.assertRaisesRegex(ValueError, f"{name}/c/0 is damaged: its content"):
+                getattr(SketchStore.open(scheme + self.path), name)
+            first.write_bytes(first_value)
+        sums = root / "sums/c/0/0"
+        sums.write_bytes((root / "sums/c/1/0").read_bytes())
+        with self.assertRaisesRegex(ValueError, "sums/c/0/0 is damaged"):
+            SketchStore.open(scheme + self.path).mean_K  # noqa: B018
+
+    def test_damaged_chunks_alone_are_made_again(self):
+        self.make()
+        before = tree_bytes(self.path)
+        file = pathlib.Path(self.path, "rows/c/1/0")
+        file.write_bytes(file.read_bytes()[:-9] + b"overwrite")
+        store = SketchStore.open(self.path)
+        store.discard({damage.chunk for damage in store.verify()})
+        self.assertEqual(store.missing_chunks(), (1,))
+        fill(store, self.rows, self.norms)
+        store.finish()
+        self.assertEqual(tree_bytes(self.path), before)
+
+    @parameterized.parameters("rows", "norms", "sums", "commits")
+    def test_a_full_disk_is_named_and_the_chunk_stays_missing(self, where):
+        store = SketchStore.create(
+            self.path, identity=IDENTITY, ids=self.ids, size=24, chunk_rows=8
+        )
+        store.write_chunk(0, self.rows[:8], self.norms[:8])
+        full = mock.Mock()  # TensorStore's own words
+        full.result.side_effect = ValueError(
+            "RESOURCE_EXHAUSTED: Error writing local file: No space left on device"
+        )
+        if where == "commits":
+            broken = mock.patch.object(store, "_kv", _FullStore(store._kv, full))
+        else:
+            array = mock.MagicMock()
+            array.__getitem__.return_value.write.return_value = full
+            arrays = {name: store._array(name) for name in store._array_names} | {where: array}
+            broken = mock.patch.object(store, "_array", arrays.__getitem__)
+        with (
+            broken,
+            self.assertRaisesRegex(
+                OSError, f"No space left writing {where}/.*committed is safe; free some space"
+            ) as caught,
+        ):
+            store.write_chunk(1, self.rows[8:16], self.norms[8:16])
+        self.assertEqual(caught.exception.errno, errno.ENOSPC)
+        self.assertEqual(store.missing_chunks(), (1, 2))
+        fill(store, self.rows, self.norms)  # goes on in the same process
+        store.finish()
+        self.make(f"{self.root}/other")
+        self.assertEqual(tree_bytes(self.path), tree_bytes(f"{self.root}/other"))
+
+    def test_rows_of_a_chunk_can_be_replaced(self):
+        store = self.make()
+        rows, norms = unit_rows(8, 24, seed=5)
+        store.write_chunk(0, rows, norms)
+        np.testing.assert_array_equal(store.rows(range(8)), rows)
+        self.assertEqual(store.verify(), ())
+
+    def test_finish_clears_what_killed_jobs_left(self):
+        store = self.make()
+        before = tree_bytes(self.path)
+        for leftover in ("claims/1.json", "rows/c/1/0.__lock"):
+            pathlib.Path(self.path, leftover).parent.mkdir(exist_ok=True)
+            pathlib.Path(self.path, leftover).write_bytes(b"x")
+        store.finish()
+        self.assertEqual(tree_bytes(self.path), before)
+
+
+if __name__ == "__main__":
+    absltest.main()

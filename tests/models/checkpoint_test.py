@@ -1,0 +1,849 @@
+"""Checkpoints and adapters: nothing lost on a round trip, everything that does not fit is named."""
+
+import functools
+import json
+import os
+import pathlib
+import resource
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from absl.testing import parameterized
+from golden import make_checkpoints
+
+from raslik_jax.models import checkpoint, decoder, key_map, quantize, storage
+from raslik_jax.models.lora import LoRAConfig
+
+GOLDEN = json.loads(make_checkpoints.FILE.read_text())
+NAMES = tuple(GOLDEN)
+
+
+def tensors_of(shapes, dtype=np.float32):
+    """Reproducible tensors for a golden list of keys and shapes."""
+    return {
+        key: np.random.RandomState(zlib.crc32(key.encode())).standard_normal(shape).astype(dtype)
+        for key, shape in shapes.items()
+    }
+
+
+def write_model(folder, name, *, dtype=np.float32, changes=None, tensors=None):
+    """A checkpoint as transformers lays it out, with changes of its config or tensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = tensors_of(GOLDEN[name]["tensors"], dtype) | (tensors or {})
+    content = {key: value for key, value in content.items() if value is not None}
+    safetensors.numpy.save_file(content, folder / "model.safetensors", metadata={"format": "pt"})
+    config = GOLDEN[name]["config"] | (changes or {})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def write_adapter(folder, name, *, changes=None, tensors=None):
+    """An adapter as peft lays it out, with changes of its config or tensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = tensors_of(GOLDEN[name]["adapter_tensors"]) | (tensors or {})
+    content = {key: value for key, value in content.items() if value is not None}
+    safetensors.numpy.save_file(content, folder / "adapter_model.safetensors")
+    config = GOLDEN[name]["adapter_config"] | (changes or {})
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def load(folder, **options):
+    return checkpoint.load_model(folder, **{"dtype": jnp.float32, **options})
+
+
+class _FolderTest(parameterized.TestCase):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path, monkeypatch):
+        self.folder = tmp_path
+        self.monkeypatch = monkeypatch
+
+    def assert_refused(self, patterns, function, *arguments, **options):
+        """One ValueError of one line that matches every pattern."""
+        with self.assertRaises(ValueError) as caught:
+            function(*arguments, **options)
+        message = str(caught.exception)
+        self.assertNotIn("\n", message)
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            self.assertRegex(message, pattern)
+        return message
+
+
+class RoundTripTest(_FolderTest):
+    @parameterized.parameters(*NAMES)
+    def test_every_tensor_of_transformers_layout_comes_back_as_it_was(self, name):
+        model = load(write_model(self.folder / "in", name))
+        self.assertEqual(model.lora, {})
+        checkpoint.save_model(self.folder / "out", model.graphdef.config, model.base)
+        before, after = (
+            safetensors.numpy.load_file(self.folder / side / "model.safetensors")
+            for side in ("in", "out")
+        )
+        self.assertEqual(set(before), set(after))
+        for key, value in before.items():
+            np.testing.assert_array_equal(value, after[key], err_msg=key)
+        self.assertEqual(checkpoint.read_config(self.folder / "out"), model.graphdef.config)
+
+    def test_kernels_are_transposed_and_stacked(self):
+        base = load(write_model(self.folder, "llama_biased")).base
+        content = tensors_of(GOLDEN["llama_biased"]["tensors"])
+        for layer in (0, 1):
+            prefix = f"model.layers.{layer}.self_attn.q_proj."
+            q_proj = base["layers"]["q_proj"]
+            np.testing.assert_array_equal(q_proj["kernel"][layer], content[prefix + "weight"].T)
+            np.testing.assert_array_equal(q_proj["bias"][layer], content[prefix + "bias"])
+        np.testing.assert_array_equal(
+            base["embed"]["embedding"], content["model.embed_tokens.weight"]
+        )
+        np.testing.assert_array_equal(base["head"]["kernel"], content["lm_head.weight"].T)
+
+    @parameterized.product(
+        stored=[np.float32, np.float16, ml_dtypes.bfloat16],
+        wanted=[jnp.float32, jnp.bfloat16, jnp.float16],
+    )
+    def test_tensors_are_cast_once(self, stored, wanted):
+        model = load(write_model(self.folder, "gpt_neox", dtype=stored), dtype=wanted)
+        content = tensors_of(GOLDEN["gpt_neox"]["tensors"], stored)
+        leaf = model.base["layers"]["dense"]["kernel"]
+        self.assertEqual(leaf.dtype, wanted)
+        expected = content["gpt_neox.layers.1.attention.dense.weight"].T.astype(wanted)
+        np.testing.assert_array_equal(leaf[1], expected)
+
+    def test_bfloat16_survives_saving(self):
+        model = load(write_model(self.folder / "in", "olmo2"), dtype=jnp.bfloat16)
+        checkpoint.save_model(self.folder / "out", model.graphdef.config, model.base)
+        again = load(self.folder / "out", dtype=jnp.bfloat16)
+        jax.tree.map(np.testing.assert_array_equal, model.base, again.base)
+        config = json.loads((self.folder / "out" / "config.json").read_text())
+        self.assertEqual(config["dtype"], "bfloat16")
+
+    def test_shards_hold_together(self):
+        model = load(write_model(self.folder / "in", "olmo2"))
+        checkpoint.save_model(
+            self.folder / "out", model.graphdef.config, model.base, shard_bytes=20_000
+        )
+        index = json.loads((self.folder / "out" / "model.safetensors.index.json").read_text())
+        files = sorted(path.name for path in (self.folder / "out").glob("*.safetensors"))
+        self.assertEqual(sorted(set(index["weight_map"].values())), files)
+        self.assertEqual(set(index["weight_map"]), set(GOLDEN["olmo2"]["tensors"]))
+        self.assertGreater(len(files), 3)
+        for path in (self.folder / "out").glob("*.safetensors"):
+            self.assertLess(path.stat().st_size, 22_000)
+        again = load(self.folder / "out")
+        jax.tree.map(np.testing.assert_array_equal, model.base, again.base)
+
+    def test_a_variant_is_found_by_its_longer_name(self):
+        folder = write_model(self.folder, "llama")
+        (folder / "model.safetensors").rename(folder / "model.fp16.safetensors")
+        load(folder)
+
+    def test_a_fresh_adapter_is_drawn_from_the_key(self):
+        folder = write_model(self.folder, "gpt_neox")
+        settings = LoRAConfig(rank=2, alpha=4.0, targets=("dense",))
+        model = load(folder, lora_config=settings, key=jax.random.key(3))
+        expected = decoder.init_lora(model.graphdef, key=jax.random.key(3))
+        jax.tree.map(np.testing.assert_array_equal, model.lora, expected)
+        shapes = load(folder, lora_config=settings).lora
+        self.assertIsInstance(shapes["layers"]["dense"]["a"], jax.ShapeDtypeStruct)
+
+    @parameterized.parameters(("int8", False), ("nf4", False), ("nf4", True))
+    def test_quantizing_while_loading_equals_quantizing_afterwards(self, format, double):
+        folder = write_model(self.folder, "gpt_neox")
+        streamed = load(folder, base_format=format, double_quant=double).base
+        pack = functools.partial(quantize.quantize_base, format=format, double_quant=double)
+        whole = jax.jit(pack)(load(folder).base)
+        shapes = jax.tree.map(jnp.shape, (streamed, whole))
+        self.assertEqual(*shapes)
+        if not double:
+            jax.tree.map(np.testing.assert_array_equal, streamed, whole)
+            return
+        # The mean of the scales depends on the order of its sum in the last place, so that a scale
+        # may land one step of 1/127 of its spread aside.
+        first, second = (quantize.dequantize_base(base, jnp.float32) for base in (streamed, whole))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.03), first, second)
+
+    def test_a_tied_head_may_be_repeated_and_old_buffers_are_known(self):
+        content = tensors_of(GOLDEN["llama"]["tensors"])
+        extra = {
+            "lm_head.weight": content["model.embed_tokens.weight"],
+            "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32),
+        }
+        load(write_model(self.folder / "llama", "llama", tensors=extra))
+        extra = {
+            "gpt_neox.layers.1.attention.bias": np.ones((1, 1, 32, 32), bool),
+            "gpt_neox.layers.1.attention.masked_bias": np.array(-1e9, np.float32),
+            "gpt_neox.layers.1.attention.rotary_emb.inv_freq": np.ones(1, np.float32),
+        }
+        load(write_model(self.folder / "neox", "gpt_neox", tensors=extra))
+
+    def test_an_empty_directory_is_taken_and_a_full_one_is_not(self):
+        model = load(write_model(self.folder / "in", "llama"))
+        (self.folder / "out").mkdir()
+        checkpoint.save_model(self.folder / "out", model.graphdef.config, model.base)
+        before = (self.folder / "out" / "model.safetensors").stat()
+        self.assert_refused(
+            ["out' must be a new or empty directory"],
+            checkpoint.save_model,
+            self.folder / "out",
+            model.graphdef.config,
+            model.base,
+        )
+        self.assertEqual(before, (self.folder / "out" / "model.safetensors").stat())
+
+    def test_a_failed_save_leaves_nothing(self):
+        """A disk that takes no more is one sentence that names the folder, and leaves no file."""
+        model = load(write_model(self.folder / "in", "llama"))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+        try:
+            with self.assertRaisesRegex(OSError, "out' cannot be written .*: free space"):
+                checkpoint.save_model(self.folder / "out", model.graphdef.config, model.base)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["in"])
+
+    def test_a_link_is_never_replaced_by_a_folder(self):
+        model = load(write_model(self.folder / "in", "llama"))
+        (self.folder / "elsewhere").mkdir()
+        (self.folder / "link").symlink_to("elsewhere")
+        (self.folder / "dangling").symlink_to("nowhere")
+        for name in ("link", "dangling"):
+            self.assert_refused(
+                f"{name}' must be a new or empty directory",
+                checkpoint.save_model,
+                self.folder / name,
+                model.graphdef.config,
+                model.base,
+            )
+            self.assertTrue((self.folder / name).is_symlink())
+
+    def test_saved_weights_are_the_same_bytes_in_every_process(self):
+        """The header has several entries, whose order the format's own writer leaves to chance."""
+        tensors = {"b": np.ones((2, 3), np.float16), "a": np.zeros(4, ml_dtypes.bfloat16)}
+        path = self.folder / "model.safetensors"
+        storage.write_tensors(path, tensors, {"base identity": "0123"})
+        self.assertEqual(zlib.crc32(path.read_bytes()), 0xF1233B64)
+        for name, value in safetensors.numpy.load_file(path).items():
+            np.testing.assert_array_equal(value, tensors[name])
+            self.assertEqual(value.dtype, tensors[name].dtype)
+
+    @parameterized.parameters(np.nan, np.inf)
+    def test_weights_that_are_not_finite_are_never_saved(self, value):
+        model = load(write_model(self.folder / "in", "llama"))
+        base = jax.tree.map(np.array, model.base)
+        base["layers"]["q_proj"]["kernel"][1, 2, 3] = value
+        self.assert_refused(
+            ["must be finite to be saved", r"layers\.1\.self_attn\.q_proj"],
+            checkpoint.save_model,
+            self.folder / "out",
+            model.graphdef.config,
+            base,
+        )
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["in"])
+
+    def test_saving_weights_of_another_config_is_refused(self):
+        model = load(write_model(self.folder / "in", "olmo2"))
+        other = load(write_model(self.folder / "other", "llama"))
+        self.assert_refused(
+            ["missing head/kernel, layers/k_norm/scale", "k_proj/kernel is"],
+            checkpoint.save_model,
+            self.folder / "out",
+            checkpoint.read_config(
+                write_model(self.folder / "wide", "olmo2", changes={"num_key_value_heads": 4})
+            ),
+            other.base,
+        )
+        packed = quantize.quantize_base(model.base, "int8", double_quant=False)
+        self.assert_refused(
+            "layers/k_proj/kernel.*are quantized",
+            checkpoint.save_model,
+            self.folder / "out",
+            model.graphdef.config,
+            packed,
+        )
+        self.assertFalse((self.folder / "out").exists())
+
+
+class BadCheckpointTest(_FolderTest):
+    def test_all_that_does_not_fit_is_named_together(self):
+        folder = write_model(
+            self.folder,
+            "gpt_neox",
+            tensors={
+                "gpt_neox.layers.1.mlp.dense_h_to_4h.bias": None,
+                "gpt_neox.final_layer_norm.weight": np.ones(31, np.float32),
+                "gpt_neox.layers.2.attention.dense.weight": np.ones((32, 32), np.float32),
+                "gpt_neox.embed_in.weight": np.ones((48, 32), np.int8),
+            },
+        )
+        self.assert_refused(
+            [
+                "config.json",
+                "missing gpt_neox.layers.1.mlp.dense_h_to_4h.bias",
+                "unexpected gpt_neox.layers.2.attention.dense.weight in model.safetensors",
+                r"final_layer_norm.weight in model.safetensors is \[31\], not \[32\]",
+                "embed_in.weight in model.safetensors is I8",
+            ],
+            load,
+            folder,
+        )
+
+    def test_a_long_list_is_cut_and_counted(self):
+        folder = write_model(self.folder, "olmo2", changes={"num_hidden_layers": 9})
+        self.assert_refused("missing .* and 74 more", load, folder)
+
+    @parameterized.parameters(np.nan, np.inf, -np.inf)
+    def test_weights_that_are_no_numbers_are_named(self, value):
+        for dtype in (np.float32, ml_dtypes.bfloat16, np.float16):
+            weights = np.zeros((32, 32), dtype)
+            weights[3, 4] = value
+            folder = write_model(
+                self.folder / np.dtype(dtype).name,
+                "gpt_neox",
+                dtype=dtype,
+                tensors={"gpt_neox.layers.1.attention.dense.weight": weights},
+            )
+            self.assert_refused(
+                r"in gpt_neox.layers.1.attention.dense.weight in model.safetensors;", load, folder
+            )
+
+    def test_values_beyond_the_wanted_dtype_are_named(self):
+        tensors = {"gpt_neox.final_layer_norm.bias": np.full(32, 1e5, np.float32)}
+        folder = write_model(self.folder, "gpt_neox", tensors=tensors)
+        load(folder, dtype=jnp.bfloat16)
+        self.assert_refused("final_layer_norm.bias", load, folder, dtype=jnp.float16)
+
+    @parameterized.parameters(
+        ("truncated", lambda data: data[:-5]),
+        ("cut_in_the_header", lambda data: data[:300]),
+        ("stub", lambda data: data[:4]),
+        ("empty", lambda data: b""),
+        ("long", lambda data: data + b"\0\0"),
+        ("header", lambda data: data[:9] + b"#" + data[10:]),
+        ("pointer", lambda data: b"version https://git-lfs.github.com/spec/v1"),
+    )
+    def test_a_damaged_file_is_named(self, kind, damage):
+        file = write_model(self.folder, "llama") / "model.safetensors"
+        file.write_bytes(damage(file.read_bytes()))
+        self.assert_refused([str(file), "truncated, corrupt"], load, self.folder)
+
+    def _sharded(self):
+        model = load(write_model(self.folder / "in", "olmo2"))
+        checkpoint.save_model(
+            self.folder / "out", model.graphdef.config, model.base, shard_bytes=20_000
+        )
+        return self.folder / "out"
+
+    def test_a_shard_that_is_not_there_is_named_with_its_keys(self):
+        folder = self._sharded()
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        key, file = sorted(index["weight_map"].items())[0]
+        (folder / file).unlink()
+        self.assert_refused(["index.json", file, key], load, folder)
+
+    def test_a_shard_that_the_index_forgets_is_missed_by_its_keys(self):
+        folder = self._sharded()
+        path = folder / "model.safetensors.index.json"
+        index = json.loads(path.read_text())
+        last = sorted(set(index["weight_map"].values()))[-1]
+        lost = sorted(key for key, file in index["weight_map"].items() if file == last)
+        for key in lost:
+            del index["weight_map"][key]
+        path.write_text(json.dumps(index))
+        self.assert_refused(f"missing .*{lost[0]}", load, folder)
+
+    def test_an_index_that_contradicts_its_shards_is_refused(self):
+        folder = self._sharded()
+        path = folder / "model.safetensors.index.json"
+        index = json.loads(path.read_text())
+        files = sorted(set(index["weight_map"].values()))
+        key = next(key for key, file in index["weight_map"].items() if file == files[0])
+        index["weight_map"][key] = files[1]
+        path.write_text(json.dumps(index))
+        self.assert_refused([str(path), key], load, folder)
+        index["weight_map"][key] = "../elsewhere.safetensors"
+        path.write_text(json.dumps(index))
+        self.assert_refused("outside", load, folder)
+        path.write_text("{}")
+        self.assert_refused("must have 'weight_map'", load, folder)
+        path.write_text("{")
+        self.assert_refused([str(path), "must be JSON"], load, folder)
+
+    def test_a_key_in_two_shards_is_refused(self):
+        folder = self._sharded()
+        files = sorted(folder.glob("*.safetensors"))
+        doubled = safetensors.numpy.load_file(files[0]) | safetensors.numpy.load_file(files[1])
+        safetensors.numpy.save_file(doubled, files[1])
+        self.assert_refused([files[0].name, files[1].name, "holds too"], load, folder)
+
+    def test_pickles_are_refused_with_the_command_that_converts_them(self):
+        folder = write_model(self.folder, "llama")
+        (folder / "model.safetensors").unlink()
+        self.assert_refused(r"found none", load, folder)
+        (folder / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+        self.assert_refused(
+            ["pickled", r'python -c "from transformers import AutoModelForCausalLM'], load, folder
+        )
+
+    def test_a_hub_model_with_pickles_only_is_refused_with_the_command_too(self):
+        cached = self.folder / "cached"
+        cached.mkdir()
+        siblings = [mock.Mock(rfilename=name) for name in ("config.json", "pytorch_model.bin")]
+        info = mock.Mock(siblings=siblings, sha="abc")
+        with (
+            mock.patch("huggingface_hub.snapshot_download", return_value=str(cached)) as fetch,
+            mock.patch("huggingface_hub.HfApi") as api,
+        ):
+            api.return_value.model_info.return_value = info
+            command = r"M.from_pretrained\('a/b', dtype='auto', revision='v1'\).save_pretrained"
+            with self.assertRaisesRegex(ValueError, command):
+                storage.resolve_folder("a/b", revision="v1")
+            self.assertEqual(fetch.call_count, 1)  # in the cache: nothing was downloaded
+            api.return_value.model_info.side_effect = OSError("no network")
+            (cached / "pytorch_model.bin").write_bytes(b"")
+            with self.assertRaisesRegex(ValueError, "import AutoModel as M"):
+                storage.resolve_folder("a/b", auto="AutoModel")
+
+    def test_a_config_of_something_else_is_refused(self):
+        folder = write_model(self.folder, "llama", changes={"model_type": "mamba"})
+        self.assert_refused(["config.json", "'mamba'"], load, folder)
+        config = folder / "config.json"
+        config.write_text(json.dumps(GOLDEN["olmo2"]["config"]))
+        self.assert_refused("missing .*k_norm", load, folder)
+        config.write_text("[1]")
+        self.assert_refused(["config.json", "must be an object"], load, folder)
+        config.write_text("{")
+        self.assert_refused(["config.json", "must be JSON"], load, folder)
+        config.unlink()
+        self.assert_refused(["no file .*config.json", "whole checkpoint"], load, folder)
+        self.assert_refused("directory was wanted", load, self.folder / "absent" / "deeper")
+
+    @parameterized.parameters(
+        ("config.json", '{"model_type": ["llama"]}', "model_type in .* must be text"),
+        ("config.json", '{"model_type": "llama", "model_type": "olmo2"}', "'model_type' twice"),
+        ("config.json", "[" * 100_000, "nested too deeply"),
+        ("config.json", {"num_hidden_layers": 10**6}, "num_hidden_layers must be at most 10,000"),
+        ("config.json", {"head_dim": 10**400}, "head_dim .* must be int .*, got 1000"),
+        ("config.json", {"rms_norm_eps": 10**400}, "rms_norm_eps .* must be float, got 1000"),
+        ("config.json", {"rope_theta": "1e999"}, "rope_theta as .*'1e999'"),
+        ("config.json", {"eos_token_id": [[1]]}, "eos_token_id .* must be"),
+        ("config.json", {"x" * 500: "\x1b[2J" * 500}, "unknown fields"),
+        ("model.safetensors.index.json", '{"weight_map": ["a"]}', "weight_map in .* an object"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": 1}}', "weight_map.a in .* text"),
+        ("tokenizer.json", '{"model": []}', "model in .* must be an object"),
+        ("tokenizer.json", '{"model": {"vocab": {"a": "b"}}}', "model.vocab in .* integers"),
+        ("tokenizer.json", '{"model": {}, "added_tokens": [{}]}', "added_tokens in .* a list"),
+    )
+    def test_a_file_of_another_shape_is_one_short_sentence(self, name, content, message):
+        folder = write_model(self.folder, "llama")
+        if name == "model.safetensors.index.json":
+            (folder / "model.safetensors").unlink()
+        if not isinstance(content, str):
+            content = json.dumps(GOLDEN["llama"]["config"] | content)
+        (folder / name).write_text(content)
+        found = self.assert_refused([name, message], load, folder)
+        self.assertLess(len(found) - len(str(folder)), 300)
+        self.assertNotIn("\x1b", found)
+
+    def test_a_pipe_is_refused_and_not_waited_for(self):
+        folder = write_model(self.folder, "llama")
+        for name, named in (("model.safetensors", "found none"), ("config.json", "regular file")):
+            (folder / name).unlink()
+            os.mkfifo(folder / name)
+            self.assert_refused(named, load, folder)
+
+    def test_a_tied_head_that_contradicts_the_embedding_is_refused(self):
+        tensors = {"lm_head.weight": np.ones((48, 32), np.float32)}
+        folder = write_model(self.folder, "llama", tensors=tensors)
+        self.assert_refused(
+            ["lm_head.weight differs from model.embed_tokens.weight", "model.safetensors"],
+            load,
+            folder,
+        )
+
+    def test_a_tokenizer_with_more_entries_than_rows_is_refused(self):
+        folder = write_model(self.folder, "llama")
+        entries = {f"t{token}": token for token in range(48)}
+        tokenizer = {"model": {"type": "BPE", "vocab": entries}, "added_tokens": []}
+        file = folder / "tokenizer.json"
+        file.write_text(json.dumps(tokenizer))
+        load(folder)
+        tokenizer["added_tokens"] = [{"id": 48, "content": "<pad>"}]
+        file.write_text(json.dumps(tokenizer))
+        self.assert_refused(
+            [str(file), "at most 48", "model.embed_tokens.weight", "got 49"], load, folder
+        )
+
+    def test_unknown_targets_are_refused(self):
+        folder = write_model(self.folder, "llama")
+        settings = LoRAConfig(rank=2, alpha=4.0, targets=("query_key_value",))
+        self.assert_refused("query_key_value", load, folder, lora_config=settings)
+
+
+class HubTest(_FolderTest):
+    def setUp(self):
+        import huggingface_hub.constants
+
+        self.monkeypatch.setattr(
+            huggingface_hub.constants, "HF_HUB_CACHE", str(self.folder / "cache")
+        )
+
+    def test_without_a_network_the_answer_comes_at_once(self):
+        start = time.monotonic()
+        self.assert_refused(
+            ["'EleutherAI/pythia-14m' at revision 'step143000'", "hub"],
+            load,
+            "EleutherAI/pythia-14m",
+            revision="step143000",
+        )
+        self.assertLess(time.monotonic() - start, 5)
+
+    def test_a_hub_that_does_not_answer_is_given_up(self):
+        # conftest switches the hub off; here it is on and silent.
+        import huggingface_hub.constants
+
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            self.monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+            self.monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+            self.monkeypatch.setattr(storage, "_HUB_SECONDS", 0.5)
+            self.monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+            self.monkeypatch.setenv("no_proxy", "127.0.0.1")
+            huggingface_hub.utils.close_session()
+            start = time.monotonic()
+            self.assert_refused(["'owner/tiny'", "hub did not give"], load, "owner/tiny")
+            self.assertLess(time.monotonic() - start, 20)
+        huggingface_hub.utils.close_session()
+
+    def test_a_cached_model_is_found_by_name_and_revision(self):
+        root = self.folder / "cache" / "models--owner--tiny"
+        (root / "refs").mkdir(parents=True)
+        for commit, name in (("a" * 40, "llama"), ("b" * 40, "olmo2")):
+            write_model(root / "snapshots" / commit, name)
+        (root / "refs" / "main").write_text("a" * 40)
+        (root / "refs" / "step1").write_text("b" * 40)
+        self.assertEqual(load("owner/tiny").graphdef.config.model_type, "llama")
+        self.assertEqual(load("owner/tiny", revision="step1").graphdef.config.model_type, "olmo2")
+
+    def test_a_directory_has_no_revision(self):
+        folder = write_model(self.folder / "local", "llama")
+        self.assert_refused("revision='main'", load, folder, revision="main")
+
+
+class AdapterTest(_FolderTest):
+    @parameterized.parameters(*NAMES)
+    def test_every_tensor_of_pefts_layout_comes_back_as_it_was(self, name):
+        config = checkpoint.read_config(write_model(self.folder / "model", name))
+        folder = write_adapter(self.folder / "in", name)
+        settings = checkpoint.read_adapter_config(folder)
+        targets = GOLDEN[name]["adapter_config"]["target_modules"]
+        self.assertEqual(
+            settings, LoRAConfig(rank=3, alpha=6.0, dropout=0.25, targets=tuple(targets))
+        )
+        lora = checkpoint.load_adapter(folder, config, lora_config=settings)
+        checkpoint.save_adapter(self.folder / "out", lora, settings, config)
+        before, after = (
+            safetensors.numpy.load_file(self.folder / side / "adapter_model.safetensors")
+            for side in ("in", "out")
+        )
+        self.assertEqual(set(before), set(after))
+        for key, value in before.items():
+            np.testing.assert_array_equal(value, after[key], err_msg=key)
+        self.assertEqual(checkpoint.read_adapter_config(self.folder / "out"), settings)
+        with self.assertRaisesRegex(ValueError, "new or empty"):
+            checkpoint.save_adapter(self.folder / "out", lora, settings, config)
+
+    @parameterized.parameters(
+        {"use_dora": True},
+        {"use_rslora": True},
+        {"bias": "all"},
+        {"modules_to_save": ["embed_in"]},
+        {"rank_pattern": {"dense": 4}},
+        {"alpha_pattern": {"dense": 4}},
+        {"layers_to_transform": [1]},
+        {"init_lora_weights": "pissa"},
+        {"target_modules": ".*dense"},
+        {"fan_in_fan_out": True},
+        {"some_new_switch": True},
+        {"peft_type": "IA3"},
+        {"r": 0},
+        {"r": None},
+        {"r": 2.5},
+        {"lora_alpha": [8]},
+        {"lora_dropout": "x"},
+        {"target_modules": [["dense"]]},
+    )
+    def test_an_adapter_that_computes_something_else_is_refused_by_name(self, **changes):
+        folder = write_adapter(self.folder, "gpt_neox", changes=changes)
+        (name,) = changes
+        named = "rank" if changes == {"r": 0} else name
+        self.assert_refused(["adapter_config.json", named], checkpoint.read_adapter_config, folder)
+
+    def test_an_adapter_that_does_not_fit_is_refused(self):
+        config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
+        llama = checkpoint.read_config(write_model(self.folder / "llama", "llama"))
+        folder = write_adapter(self.folder / "adapter", "gpt_neox")
+        wanted = LoRAConfig(rank=4, alpha=8.0, targets=("dense",))
+        self.assert_refused(
+            ["rank=3, not 4", "alpha=6.0, not 8.0", "targets=.*not", "adapter_config.json"],
+            checkpoint.load_adapter,
+            folder,
+            config,
+            lora_config=wanted,
+        )
+        self.assert_refused(
+            ["adapter_config.json", "dense_4h_to_h"], checkpoint.load_adapter, folder, llama
+        )
+        deeper = checkpoint.read_config(
+            write_model(self.folder / "deep", "gpt_neox", changes={"num_hidden_layers": 3})
+        )
+        self.assert_refused(
+            "missing base_model.model.gpt_neox.layers.2.attention.dense.lora_A.weight",
+            checkpoint.load_adapter,
+            folder,
+            deeper,
+        )
+
+    def test_tensors_that_do_not_fit_their_own_config_are_named(self):
+        config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
+        prefix = "base_model.model.gpt_neox.layers.0.attention."
+        cases = (
+            ({"r": 4}, {}, r"lora_A.weight in adapter_model.safetensors is \[3, 32\], not \[4, 32"),
+            ({"target_modules": ["dense"]}, {}, f"unexpected {prefix}query_key_value.lora_A"),
+            ({}, {prefix + "dense.lora_A.weight": None}, f"missing {prefix}dense.lora_A.weight"),
+            ({}, {prefix + "dense.lora_B.weight": np.full((32, 3), np.nan)}, "finite"),
+        )
+        for number, (changes, tensors, named) in enumerate(cases):
+            folder = write_adapter(
+                self.folder / str(number), "gpt_neox", changes=changes, tensors=tensors
+            )
+            self.assert_refused(named, checkpoint.load_adapter, folder, config)
+        (folder / "adapter_model.safetensors").write_bytes(b"x" * 50)
+        self.assert_refused(
+            "adapter_model.safetensors. is truncated", checkpoint.load_adapter, folder, config
+        )
+        (folder / "adapter_model.safetensors").unlink()
+        self.assert_refused("adapter_model.safetensors", checkpoint.load_adapter, folder, config)
+
+    def test_an_adapter_of_another_base_is_refused(self):
+        """A base of the same shape and other weights computes something else, without an error."""
+        model = load(write_model(self.folder / "model", "gpt_neox"))
+        bias = {"gpt_neox.final_layer_norm.bias": np.zeros(32, np.float32)}
+        other = load(write_model(self.folder / "other", "gpt_neox", tensors=bias))
+        self.assertNotEqual(model.identity, other.identity)
+        # The identity is of the weights as stored: not of what they are loaded as.
+        narrow = load(self.folder / "model", dtype=jnp.bfloat16, base_format="int8")
+        self.assertEqual(model.identity, narrow.identity)
+        config, foreign = model.graphdef.config, write_adapter(self.folder / "in", "gpt_neox")
+        settings = checkpoint.read_adapter_config(foreign)
+        lora = checkpoint.load_adapter(foreign, config, base=other.identity)
+        own = self.folder / "own"
+        checkpoint.save_adapter(own, lora, settings, config, base=model.identity)
+        checkpoint.load_adapter(own, config, base=model.identity)
+        self.assert_refused(
+            ["own' was trained on the base", model.identity, other.identity],
+            checkpoint.load_adapter,
+            own,
+            config,
+            base=other.identity,
+        )
+
+    def test_flipped_bits_of_saved_weights_are_found(self):
+        config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
+        foreign = write_adapter(self.folder / "in", "gpt_neox")
+        settings = checkpoint.read_adapter_config(foreign)
+        lora = checkpoint.load_adapter(foreign, config)
+        checkpoint.save_adapter(self.folder / "own", lora, settings, config)
+        file = self.folder / "own" / "adapter_model.safetensors"
+        raw = bytearray(file.read_bytes())
+        raw[-6] ^= 1
+        file.write_bytes(raw)
+        self.assert_refused(
+            ["adapter_model.safetensors' is damaged: base_model.model.gpt_neox.layers"],
+            checkpoint.load_adapter,
+            self.folder / "own",
+            config,
+        )
+
+    def test_longer_names_of_targets_are_read(self):
+        names = ["attention.query_key_value", "attention.dense", "mlp.dense_4h_to_h"]
+        folder = write_adapter(self.folder, "gpt_neox", changes={"target_modules": names})
+        settings = checkpoint.read_adapter_config(folder)
+        self.assertEqual(settings.targets, ("dense", "dense_4h_to_h", "query_key_value"))
+
+    def test_factors_of_other_settings_are_not_saved(self):
+        config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
+        lora = checkpoint.load_adapter(write_adapter(self.folder / "in", "gpt_neox"), config)
+        settings = LoRAConfig(rank=4, alpha=8.0, targets=("dense", "dense_h_to_4h"))
+        self.assert_refused(
+            [
+                "missing layers/dense_h_to_4h/a",
+                "unexpected layers/dense_4h_to_h/a",
+                r"layers/dense/a is \[2, 32, 3\], not \[2, 32, 4\]",
+            ],
+            checkpoint.save_adapter,
+            self.folder / "out",
+            lora,
+            settings,
+            config,
+        )
+
+
+class MergeTest(_FolderTest):
+    def test_the_merged_base_alone_computes_what_base_and_adapter_do(self):
+        # The other architectures follow in the comparison with transformers.
+        name = "gpt_neox"
+        folder = write_model(self.folder / "model", name)
+        adapter = write_adapter(self.folder / "adapter", name)
+        settings = checkpoint.read_adapter_config(adapter)
+        model = load(folder, lora_config=settings)
+        lora = checkpoint.load_adapter(adapter, model.graphdef.config)
+        # Weights of unit size saturate everything; small ones keep the comparison sharp.
+        base, lora = jax.tree.map(lambda leaf: 0.15 * leaf, (model.base, lora))
+        merged = checkpoint.merge(lora, base, settings)
+        tokens_L = jnp.arange(1, 9)
+        with_adapter = decoder.bind(model.graphdef)
+        alone = decoder.bind(load(folder).graphdef)
+        expected = jax.jit(with_adapter.hidden)(lora, base, tokens_L)
+        hidden = jax.jit(alone.hidden)
+        plain = hidden({}, base, tokens_L)
+        np.testing.assert_allclose(hidden({}, merged, tokens_L), expected, atol=1e-5)
+        self.assertGreater(float(jnp.abs(plain - expected).max()), 1e-3)
+        self.assertIs(merged["embed"]["embedding"], base["embed"]["embedding"])
+
+    def test_the_sum_is_rounded_once(self):
+        settings = LoRAConfig(rank=2, alpha=3.0, targets=("up",))
+        generator = np.random.default_rng(0)
+        kernel, a, b = (
+            generator.standard_normal(shape).astype(np.float32)
+            for shape in ((2, 8, 6), (2, 8, 2), (2, 2, 6))
+        )
+        low = jnp.asarray(kernel, jnp.bfloat16)
+        merged = checkpoint.merge(
+            {"layers": {"up": {"a": a, "b": b}}}, {"layers": {"up": {"kernel": low}}}, settings
+        )["layers"]["up"]["kernel"]
+        exact = np.asarray(low, np.float64) + 1.5 * a.astype(np.float64) @ b
+        self.assertEqual(merged.dtype, jnp.bfloat16)
+        # Half a unit in the last place of eight bits, and a hair for float32's own rounding.
+        error = np.abs(np.asarray(merged, np.float64) - exact)
+        self.assertTrue((error <= np.abs(exact) * 2.0**-8 + 1e-6).all())
+
+    def test_a_quantized_kernel_takes_no_adapter(self):
+        folder = write_model(self.folder / "model", "gpt_neox")
+        adapter = write_adapter(self.folder / "adapter", "gpt_neox")
+        settings = checkpoint.read_adapter_config(adapter)
+        model = load(folder, base_format="nf4")
+        lora = checkpoint.load_adapter(adapter, model.graphdef.config)
+        self.assert_refused(
+            "layers/.*/kernel.*quantized", checkpoint.merge, lora, model.base, settings
+        )
+
+
+class HashTest(parameterized.TestCase):
+    def test_a_hash_follows_content_and_nothing_else(self):
+        tree = {"b": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}, "a": np.ones(2)}
+        same = {"a": jnp.ones(2), "b": {"kernel": jnp.arange(6.0).reshape(2, 3)}}
+        same["a"] = np.ones(2)
+        self.assertEqual(checkpoint.base_hash(tree), checkpoint.base_hash(same))
+        self.assertNotEqual(checkpoint.base_hash(tree), checkpoint.adapter_hash(tree))
+        others = [
+            {**tree, "a": np.array([1.0, np.nextafter(1.0, 2.0)])},
+            {**tree, "a": np.ones(2, np.float32)},
+            {**tree, "b": {"kernel": np.arange(6, dtype=np.float32).reshape(3, 2)}},
+            {"c": tree["a"], "b": tree["b"]},
+            {"b": tree["b"]},
+        ]
+        hashes = {checkpoint.base_hash(other) for other in (tree, *others)}
+        self.assertLen(hashes, 6)
+
+    def test_the_hash_is_the_same_in_every_run(self):
+        self.assertEqual(
+            checkpoint.adapter_hash({"layers": {"a": np.zeros((1, 2), np.float32)}}),
+            "befe31c1bca5761b6eb9962b3c00ae98d1c1455946fc2dddf0abde05255b8ddb",
+        )
+
+    def test_quantized_and_low_precision_leaves_are_hashed(self):
+        base = {"layers": {"up": {"kernel": jnp.ones((1, 64, 4), jnp.bfloat16)}}}
+        packed = quantize.quantize_base(base, "nf4", double_quant=True)
+        self.assertNotEqual(checkpoint.base_hash(base), checkpoint.base_hash(packed))
+
+
+_MEASURE = """
+import sys, threading, time
+import jax, jax.numpy as jnp
+from raslik_jax.models import checkpoint, quantize
+
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
+
+jnp.ones(3).block_until_ready()
+before, peak, done = resident(), 0, False
+
+def watch():
+    global peak
+    while not done:
+        peak = max(peak, resident())
+        time.sleep(0.001)
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+model = checkpoint.load_model(sys.argv[1], dtype=jnp.bfloat16)
+jax.block_until_ready(model.base)
+done = True
+watcher.join()
+print(peak - before, quantize.num_bytes(model.base))
+"""
+
+
+def test_loading_takes_little_more_memory_than_the_model(tmp_path):
+    # 54 million weights: 217 MB in the file's float32, 109 MB as the bfloat16 that is wanted. A
+    # loader that held the file, or each tensor twice, would need two or three times the target.
+    config = decoder.ARCHITECTURES["gpt_neox"][0](
+        vocab_size=4096,
+        hidden_size=512,
+        num_hidden_layers=16,
+        num_attention_heads=8,
+        intermediate_size=2048,
+    )
+    _, _, shapes = decoder.abstract(config, None)
+    base = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
+    checkpoint.save_model(tmp_path / "model", config, base, shard_bytes=50 << 20)
+    result = subprocess.run(
+        [sys.executable, "-c", _MEASURE, str(tmp_path / "model")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
+    )
+    peak, target = map(int, result.stdout.split())
+    assert target == 2 * decoder.count_parameters(shapes)
+    assert peak < 1.3 * target, (peak, target)
+
+
+def test_the_models_room_does_not_import_transformers():
+    modules = sorted(
+        path.stem
+        for path in (pathlib.Path(key_map.__file__).parent).glob("*.py")
+        if path.stem != "__init__"
+    )
+    imports = "; ".join(f"import raslik_jax.models.{module}" for module in modules)
+    program = f"{imports}; import sys; print('transformers' in sys.modules, 'torch' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=pathlib.Path(__file__).parents[2],
+    )
+    assert result.stdout.split() == ["False", "False"]

@@ -1,0 +1,171 @@
+import functools
+import json
+import math
+
+import decoder_cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import parameterized
+from support import shared_data
+
+from raslik_jax.models import checkpoint, decode, decoder
+from raslik_jax.models.lora import LoRAConfig
+
+_FAMILIES = {
+    "gpt_neox": "pythia",
+    "llama": "grouped_tied",
+    "olmo2": "grouped",
+}
+_PROMPTS = ((3, 1, 4), tuple(range(18)), (1, 5, 9, 2, 6), (7,))
+_NEW = 6
+
+
+@functools.cache
+def _model(family: str, dtype: str = "float32"):
+    case = decoder_cases.CASES[family][_FAMILIES[family]]
+    config = decoder.ARCHITECTURES[family][0].from_hf(case.config)
+    lora_config = LoRAConfig(rank=2, alpha=4.0, dropout=0.5, targets=case.targets)
+    graphdef, *shapes = decoder.abstract(config, lora_config, jnp.dtype(dtype))
+    rng = np.random.default_rng(0)
+
+    def draw(path, leaf):
+        center = 1.0 if path[-1].key == "scale" else 0.0
+        return jnp.asarray(center + 0.3 * rng.normal(size=leaf.shape), leaf.dtype)
+
+    lora, base = jax.tree_util.tree_map_with_path(draw, shapes)
+    return decoder.bind(graphdef), lora, base
+
+
+def _generate(family: str = "llama", prompts=_PROMPTS, dtype: str = "float32", **options):
+    settings = {"max_new_tokens": _NEW, "eos_id": None, "pad_id": 0, "batch_size": 4, **options}
+    return decode.generate(*_model(family, dtype), prompts, **settings)
+
+
+class GreedyTest(parameterized.TestCase):
+    @parameterized.parameters(*_FAMILIES)
+    def test_tokens_are_those_of_the_whole_row_without_a_cache(self, family: str):
+        bound, lora, base = _model(family)
+
+        @jax.jit
+        def next_token(tokens_L, length):
+            logits_LV = bound.logits(lora, base, bound.hidden(lora, base, tokens_L))
+            return jnp.argmax(logits_LV[length - 1])
+
+        for prompt, new in zip(_PROMPTS, _generate(family), strict=True):
+            row, length = np.zeros(32, np.int32), len(prompt)
+            row[:length] = prompt
+            for token in new:
+                self.assertEqual(int(next_token(row, length)), token)
+                row[length] = token
+                length += 1
+
+    def test_a_prompt_continues_alone_as_in_any_batch(self):
+        together = _generate()
+        self.assertEqual([_generate(prompts=[p], batch_size=1)[0] for p in _PROMPTS], together)
+        self.assertEqual(_generate(prompts=_PROMPTS[::-1])[::-1], together)
+
+    def test_a_continuation_stops_before_its_end_token(self):
+        free = _generate()
+        end = free[1][2]
+        cut = [new[: new.index(end)] if end in new else new for new in free]
+        self.assertEqual(_generate(eos_id=end), cut)
+        self.assertEqual(_generate(eos_id=(end, 28)), _generate(eos_id=[28, end]))
+        # The first token may already be the end.
+        self.assertEqual(_generate(eos_id=free[0][0])[0], [])
+
+    def test_shapes_are_compiled_once_per_bucket(self):
+        decode._generate_batch.clear_cache()
+        for prompts in (_PROMPTS[:1], _PROMPTS[:1] * 2, [(1,) * 16], [(2,) * 17]):
+            _generate(prompts=prompts, max_new_tokens=2, batch_size=1)
+        # 16 slots for the first three, 32 for the last.
+        self.assertEqual(decode._generate_batch._cache_size(), 2)
+
+    def test_bfloat16_weights_decode(self):
+        new = _generate(dtype="bfloat16", prompts=_PROMPTS[:1])
+        self.assertEqual([len(tokens) for tokens in new], [_NEW])
+
+    def test_no_prompts_give_no_continuations(self):
+        self.assertEqual(_generate(prompts=[]), [])
+
+    def test_a_real_model_writes_what_its_authors_code_writes(self):
+        folder = shared_data() / "models" / "stories260k"
+        expected = json.loads((folder / "expected.json").read_text())["greedy_from_bos_60"]
+        model = checkpoint.load_model(folder, dtype=jnp.float32)
+        new = decode.generate(
+            decoder.bind(model.graphdef),
+            model.lora,
+            model.base,
+            [expected[:1], expected[:5]],
+            max_new_tokens=60,
+            eos_id=None,
+            pad_id=0,
+            batch_size=2,
+        )
+        self.assertEqual(expected[:1] + new[0], expected)
+        self.assertEqual(expected[:5] + new[1][:56], expected)
+
+
+class SampledTest(parameterized.TestCase):
+    def test_draws_follow_the_key_and_not_the_batch(self):
+        options = {"temperature": 1.0, "top_p": 0.9}
+        one = _generate(key=jax.random.key(1), **options)
+        alone = _generate(key=jax.random.key(1), prompts=_PROMPTS[:1], batch_size=1, **options)
+        self.assertEqual(alone, one[:1])
+        self.assertNotEqual(_generate(key=jax.random.key(2), **options), one)
+
+    @parameterized.parameters(1.0, 0.5)
+    def test_first_tokens_are_drawn_from_the_softmax(self, temperature: float):
+        bound, lora, base = _model("llama")
+        prompt, num_draws = [3, 1, 4], 512
+        logits_V = bound.logits(lora, base, bound.hidden(lora, base, jnp.asarray(prompt)))[-1]
+        probability_V = np.asarray(jax.nn.softmax(logits_V / temperature))
+        new = _generate(
+            prompts=[prompt] * num_draws,
+            batch_size=num_draws,
+            max_new_tokens=1,
+            temperature=temperature,
+            key=jax.random.key(0),
+        )
+        frequency_V = np.bincount([t[0] for t in new], minlength=len(probability_V)) / num_draws
+        error_V = np.sqrt(probability_V * (1 - probability_V) / num_draws)
+        self.assertTrue(np.all(np.abs(frequency_V - probability_V) < 5 * error_V + 1e-6))
+
+    @parameterized.parameters(0.05, 0.6, 0.999)
+    def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(self, top_p: float):
+        logits_V = np.random.default_rng(0).normal(size=40).astype(np.float32) * 2
+        kept = np.isfinite(decode.nucleus_logits(jnp.asarray(logits_V), jnp.float32(top_p)))
+        probability_V = np.exp(logits_V) / np.exp(logits_V).sum()
+        order, total, expected = np.argsort(-logits_V), 0.0, set()
+        for token in order:
+            if total >= top_p:
+                break
+            expected.add(int(token))
+            total += probability_V[token]
+        self.assertEqual(set(np.flatnonzero(kept).tolist()), expected)
+
+
+class EdgeTest(parameterized.TestCase):
+    def test_buckets_waste_less_than_a_quarter_or_sixteen(self):
+        lengths = [decode.bucket_length(n) for n in range(1, 2049)]
+        for n, bucket in enumerate(lengths, 1):
+            self.assertGreaterEqual(bucket, n)
+            self.assertEqual(bucket % 16, 0)
+            self.assertLess(bucket - n, max(16, math.ceil(n / 4)))
+        self.assertLessEqual(len(set(lengths)), 26)
+
+    @parameterized.named_parameters(
+        ("empty_prompt", {"prompts": [[1], []]}, "prompt 1 is empty"),
+        ("foreign_token", {"prompts": [[29]]}, r"tokens must lie in \[0, 29\), got 29 to 29"),
+        ("negative_token", {"prompts": [[-1, 2]]}, "got -1 to 2"),
+        ("too_long", {"prompts": [[1] * 60]}, "prompt 0 has 60 tokens"),
+        ("no_tokens", {"max_new_tokens": 0}, "must be at least 1"),
+        ("no_rows", {"batch_size": 0}, "must be at least 1"),
+        ("no_key", {"temperature": 1.0}, "sampling needs a key"),
+        ("cold", {"temperature": -1.0}, "temperature must be 0 or more"),
+        ("no_nucleus", {"top_p": 0.0}, r"top_p in \(0, 1\]"),
+    )
+    def test_what_cannot_be_decoded_is_refused(self, change: dict, message: str):
+        with pytest.raises(ValueError, match=message):
+            _generate(**change)

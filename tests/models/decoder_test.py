@@ -1,0 +1,461 @@
+import functools
+import math
+
+import compiling
+import decoder_cases
+import decoder_parity
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import parameterized
+from flax import nnx
+
+from raslik_jax.axes import Tree
+from raslik_jax.models import decoder, gpt_neox, presets
+from raslik_jax.models.lora import LORA_PRESETS, LoRAConfig
+
+_FAMILIES = {"gpt_neox": "pythia", "llama": "grouped_tied", "olmo2": "grouped"}
+_LENGTH = 9
+
+# Compiling is most of the time here, and LLVM's optimizations most of compiling.
+_jit = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
+
+
+@functools.cache
+def _model(family: str, dtype: str = "float32") -> decoder_parity.Port:
+    """Returns a tiny random model of a family, both LoRA factors random."""
+    case = decoder_cases.CASES[family][_FAMILIES[family]]
+    config = decoder.ARCHITECTURES[family][0].from_hf(case.config)
+    lora_config = LoRAConfig(rank=2, alpha=4.0, dropout=0.5, targets=case.targets)
+    graphdef, *shapes = decoder.abstract(config, lora_config, jnp.dtype(dtype))
+    rng = np.random.default_rng(0)
+
+    def draw(path, leaf):
+        center = 1.0 if path[-1].key == "scale" else 0.0
+        return jnp.asarray(center + 0.3 * rng.normal(size=leaf.shape), leaf.dtype)
+
+    return decoder_parity.Port(graphdef, *jax.tree_util.tree_map_with_path(draw, shapes))
+
+
+def _tokens(num_rows: int = 3, length: int = _LENGTH) -> jax.Array:
+    return jax.random.randint(jax.random.key(2), (num_rows, length), 0, 29)
+
+
+def _all_logits(port: decoder_parity.Port, **options):
+    """Returns a jitted function of one row of tokens to its logits [L, V]."""
+    bound = decoder.bind(port.graphdef, **options)
+
+    def logits(lora, base, tokens_L, mask_L=None, positions_L=None, dropout_key=None):
+        hidden_LE = bound.hidden(
+            lora,
+            base,
+            tokens_L,
+            mask_L=mask_L,
+            positions_L=positions_L,
+            dropout_key=dropout_key,
+        )
+        return bound.logits(lora, base, hidden_LE)
+
+    return logits
+
+
+def _loss(port: decoder_parity.Port, **options):
+    """Returns the mean next-token loss of one row as a function of (lora, base, tokens_L)."""
+    all_logits = _all_logits(port, **options)
+
+    def loss(lora: Tree, base: Tree, tokens_L: jax.Array, dropout_key=None) -> jax.Array:
+        logits_LV = all_logits(lora, base, tokens_L, dropout_key=dropout_key)
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits_LV[:-1]), tokens_L[1:, None], axis=1)
+        return -jnp.mean(picked)
+
+    return loss
+
+
+def _relative(ours: Tree, theirs: Tree) -> float:
+    """Returns the largest relative norm of a leaf's difference."""
+    # On the host: eager operations would be compiled for every shape.
+    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    return max(
+        float(np.linalg.norm(np.subtract(a, b)) / (np.linalg.norm(b) + 1e-30)) for a, b in pairs
+    )
+
+
+def _reach(port: decoder_parity.Port) -> np.ndarray:
+    """Returns [t, s]: the size of the gradient of hidden state t by the embedding of token s."""
+    bound = decoder.bind(port.graphdef)
+    tokens_L = jnp.arange(_LENGTH)  # distinct, so that a row of the table is one position
+    hidden_LE, pullback = jax.vjp(lambda b: bound.hidden(port.lora, b, tokens_L), port.base)
+
+    def reach(t: jax.Array) -> jax.Array:
+        width = hidden_LE.shape[1]
+        cotangent_LE = jnp.zeros_like(hidden_LE).at[t].set(jnp.arange(1.0, 1.0 + width))
+        table_VE = pullback(cotangent_LE)[0]["embed"]["embedding"]
+        return jnp.abs(table_VE[:_LENGTH]).sum(axis=1)
+
+    return np.asarray(_jit(jax.vmap(reach))(jnp.arange(_LENGTH)))
+
+
+class TreeTest(parameterized.TestCase):
+    def test_trees_are_plain_dicts_of_the_documented_names_and_shapes(self):
+        config = gpt_neox.GPTNeoXConfig(
+            vocab_size=11,
+            hidden_size=8,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            intermediate_size=12,
+        )
+        lora_config = LoRAConfig(rank=2, alpha=4.0, targets=("query_key_value", "dense_4h_to_h"))
+        _, lora, base = decoder.abstract(config, lora_config, jnp.bfloat16)
+        norm = {"scale": (3, 8), "bias": (3, 8)}
+        self.assertEqual(
+            jax.tree.map(lambda leaf: leaf.shape, base),
+            {
+                "embed": {"embedding": (11, 8)},
+                "layers": {
+                    "input_layernorm": norm,
+                    "post_attention_layernorm": norm,
+                    "query_key_value": {"kernel": (3, 8, 24), "bias": (3, 24)},
+                    "dense": {"kernel": (3, 8, 8), "bias": (3, 8)},
+                    "dense_h_to_4h": {"kernel": (3, 8, 12), "bias": (3, 12)},
+                    "dense_4h_to_h": {"kernel": (3, 12, 8), "bias": (3, 8)},
+                },
+                "final_norm": {"scale": (8,), "bias": (8,)},
+                "head": {"kernel": (8, 11)},
+            },
+        )
+        self.assertEqual(
+            jax.tree.map(lambda leaf: leaf.shape, lora),
+            {
+                "layers": {
+                    "query_key_value": {"a": (3, 8, 2), "b": (3, 2, 24)},
+                    "dense_4h_to_h": {"a": (3, 12, 2), "b": (3, 2, 8)},
+                }
+            },
+        )
+        self.assertEqual({leaf.dtype for leaf in jax.tree.leaves(base)}, {jnp.dtype("bfloat16")})
+        self.assertEqual({leaf.dtype for leaf in jax.tree.leaves(lora)}, {jnp.dtype("float32")})
+
+    @parameterized.parameters(*_FAMILIES)
+    def test_every_target_gives_two_lora_leaves(self, family: str):
+        # nnx.split with the filters in the other order would give none.
+        case = decoder_cases.CASES[family][_FAMILIES[family]]
+        self.assertLen(jax.tree.leaves(_model(family).lora), 2 * len(case.targets))
+
+    @parameterized.parameters(
+        ("olmo2-7b", "olmo2", 8_388_608),
+        ("pythia-2.8b", "pythia", 20_971_520),
+        ("pythia-2.8b", "pythia-qkv", 2_621_440),
+    )
+    def test_lora_counts_at_full_size_are_the_papers(self, model: str, lora: str, count: int):
+        _, leaves, _ = decoder.abstract(presets.MODEL_PRESETS[model], LORA_PRESETS[lora])
+        self.assertEqual(decoder.count_parameters(leaves), count)
+
+    @parameterized.parameters(
+        ("pythia-70m", 70_426_624),
+        ("pythia-160m", 162_322_944),
+        ("pythia-410m", 405_334_016),
+        ("pythia-1b", 1_011_781_632),
+        ("pythia-1.4b", 1_414_647_808),
+        ("pythia-2.8b", 2_775_208_960),
+        ("pythia-6.9b", 6_857_302_016),
+        ("pythia-12b", 11_846_072_320),
+        ("olmo2-7b", 7_298_617_344),
+        ("smollm2-135m", 134_515_008),
+        ("tinyllama-1.1b", 1_100_048_384),
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-3.1-8b", 8_030_261_248),
+    )
+    def test_base_counts_at_full_size_are_the_published(self, name: str, count: int):
+        _, _, base = decoder.abstract(presets.MODEL_PRESETS[name], None)
+        self.assertEqual(decoder.count_parameters(base), count)
+
+    def test_presets_survive_their_config_json(self):
+        for name, config in presets.MODEL_PRESETS.items():
+            self.assertEqual(type(config).from_hf(config.to_hf()), config, name)
+
+    def test_graphdefs_are_hashable_and_binding_twice_gives_one_object(self):
+        config = presets.MODEL_PRESETS["pythia-14m"]
+        one, _, _ = decoder.abstract(config, LORA_PRESETS["pythia"])
+        two, _, _ = decoder.abstract(config, LORA_PRESETS["pythia"], jnp.bfloat16)
+        self.assertEqual(hash(one), hash(two))
+        self.assertIs(decoder.bind(one), decoder.bind(two))
+
+    def test_a_target_that_does_not_exist_is_refused(self):
+        with pytest.raises(ValueError, match=r"dense_4h_to_h.*got \['q_proj'\]"):
+            decoder.abstract(
+                presets.MODEL_PRESETS["pythia-14m"],
+                LoRAConfig(rank=2, alpha=2.0, targets=("dense", "q_proj")),
+            )
+
+
+class StartTest(parameterized.TestCase):
+    def test_weights_start_as_hugging_faces_and_the_adapter_as_pefts(self):
+        config = gpt_neox.GPTNeoXConfig(
+            vocab_size=64,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+        )
+        _, lora, base = decoder.create(config, LORA_PRESETS["pythia"], key=jax.random.key(0))
+        for name, leaves in base["layers"].items():
+            if "kernel" in leaves:
+                kernel = np.asarray(leaves["kernel"])
+                # Five standard errors of a standard deviation over that many normals.
+                bound = 5 * 0.02 / math.sqrt(2 * kernel.size)
+                self.assertLess(abs(kernel.std() - config.initializer_range), bound, name)
+                np.testing.assert_array_equal(leaves["bias"], 0.0)
+            else:
+                np.testing.assert_array_equal(leaves["scale"], 1.0)
+        for leaves in lora["layers"].values():
+            a = np.asarray(leaves["a"])
+            bound = 1 / math.sqrt(a.shape[1])
+            self.assertLessEqual(np.abs(a).max(), bound)
+            self.assertLess(abs(a.std() - bound / math.sqrt(3)), 5 * bound / math.sqrt(3 * a.size))
+            np.testing.assert_array_equal(leaves["b"], 0.0)
+
+    def test_a_leaf_does_not_depend_on_the_other_leaves(self):
+        config = presets.MODEL_PRESETS["pythia-14m"]
+        lora_configs = [
+            LoRAConfig(rank=2, alpha=2.0, targets=t)
+            for t in (("dense",), ("dense", "query_key_value"))
+        ]
+        one, two = (
+            decoder.init_lora(decoder.abstract(config, c)[0], key=jax.random.key(3))
+            for c in lora_configs
+        )
+        np.testing.assert_array_equal(one["layers"]["dense"]["a"], two["layers"]["dense"]["a"])
+        self.assertGreater(
+            float(
+                jnp.abs(two["layers"]["dense"]["a"] - two["layers"]["query_key_value"]["a"]).max()
+            ),
+            0,
+        )
+
+    def test_without_an_adapter_the_lora_tree_is_empty(self):
+        graphdef, lora, _ = decoder.abstract(presets.MODEL_PRESETS["pythia-14m"], None)
+        self.assertEqual(lora, {})
+        self.assertEqual(decoder.init_lora(graphdef, key=jax.random.key(0)), {})
+
+
+class BehaviorTest(parameterized.TestCase):
+    # Gradients take long to compile, and the families share all code but the block.
+    gradient_families = ("llama",)
+
+    def test_hidden_states_depend_on_all_earlier_tokens_and_on_no_later_one(self):
+        for family in self.gradient_families:
+            with self.subTest(family):
+                reach_LL = _reach(_model(family))
+                self.assertTrue(np.all(reach_LL[np.triu_indices(_LENGTH, 1)] == 0.0))
+                self.assertTrue(np.all(reach_LL[np.tril_indices(_LENGTH)] > 0.0))
+
+    @parameterized.parameters(*_FAMILIES)
+    def test_padding_at_either_end_changes_no_logits(self, family: str):
+        port = _model(family)
+        tokens_L = _tokens(1)[0]
+        function = _jit(_all_logits(port))
+        plain_LV = function(port.lora, port.base, tokens_L)
+        rows, masks = [], []
+        for left, right in ((0, 5), (5, 0), (2, 3)):
+            # The padding holds real token ids, so that a leak shows.
+            rows.append(jnp.concatenate([jnp.full(left, 7), tokens_L, jnp.full(right, 5)]))
+            masks.append(jnp.asarray([False] * left + [True] * _LENGTH + [False] * right))
+        batched = _jit(jax.vmap(_all_logits(port), in_axes=(None, None, 0, 0)))
+        padded_BLV = batched(port.lora, port.base, jnp.stack(rows), jnp.stack(masks))
+        for row, mask_L in enumerate(masks):
+            np.testing.assert_allclose(padded_BLV[row][mask_L], plain_LV, atol=2e-5)
+        # At the right end no mask is needed at all.
+        np.testing.assert_allclose(
+            function(port.lora, port.base, rows[0])[:_LENGTH], plain_LV, atol=2e-5
+        )
+
+    @parameterized.parameters(*_FAMILIES)
+    def test_scan_equals_a_python_loop_over_unstacked_layers(self, family: str):
+        port = _model(family)
+        tokens_L = _tokens(1)[0]
+        model = nnx.merge(port.graphdef.definition, port.lora, port.base)
+
+        def unrolled(tokens_L):
+            hidden_LE = model.embed(tokens_L)
+            frequency_F = decoder.layers.rope_frequencies(
+                model.config.rope_parameters, model.config.head_width
+            )
+            rotation = decoder.layers.rotation_at(frequency_F, jnp.arange(_LENGTH))
+            context = decoder.layers.Context(rotation, None, None)
+            graph, stacked = nnx.split(model.layers)
+            for layer in range(model.config.num_hidden_layers):
+                block = nnx.merge(graph, jax.tree.map(lambda x, layer=layer: x[layer], stacked))
+                hidden_LE, _ = block(hidden_LE, context, None, None, kind=None)
+            return model.logits(model.final_norm(hidden_LE))
+
+        np.testing.assert_allclose(
+            _jit(_all_logits(port))(port.lora, port.base, tokens_L),
+            _jit(unrolled)(tokens_L),
+            atol=2e-5,
+        )
+
+    def test_gradients_agree_alone_batched_and_with_recomputation(self):
+        for family in self.gradient_families:
+            port = _model(family)
+            tokens_BL = _tokens()
+            per_example = _jit(jax.vmap(jax.grad(_loss(port)), in_axes=(None, None, 0)))
+            batched = per_example(port.lora, port.base, tokens_BL)
+            recomputed = _jit(jax.vmap(jax.grad(_loss(port, remat=True)), in_axes=(None, None, 0)))
+            self.assertLess(_relative(recomputed(port.lora, port.base, tokens_BL), batched), 1e-5)
+            one = _jit(jax.grad(_loss(port)))
+            for row in range(2):
+                alone = one(port.lora, port.base, tokens_BL[row])
+                self.assertLess(
+                    _relative(jax.tree.map(lambda g, row=row: np.asarray(g)[row], batched), alone),
+                    1e-5,
+                )
+
+    def test_recomputation_stores_less(self):
+        tokens_L = _tokens(1, 64)[0]
+
+        def stored(remat: bool) -> int:
+            port = _model("gpt_neox")
+            loss = _loss(port, remat=remat)
+            _, pullback = jax.eval_shape(
+                lambda lora: jax.vjp(lambda x: loss(x, port.base, tokens_L), lora), port.lora
+            )
+            return decoder.count_parameters(pullback)
+
+        self.assertLess(stored(True), stored(False) / 2)
+
+    def test_the_backbone_alone_can_be_trained(self):
+        port = _model("gpt_neox")
+        graphdef, lora, _ = decoder.abstract(port.graphdef.config, None)
+        loss = _jit(jax.value_and_grad(_loss(port._replace(graphdef=graphdef)), argnums=1))
+        tokens_L = _tokens(1)[0]
+        _, gradient = loss(lora, port.base, tokens_L)
+        base, gradient = jax.tree.map(np.asarray, (port.base, gradient))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+            self.assertGreater(np.abs(leaf).max(), 0.0, jax.tree_util.keystr(path))
+        # Along the gradient the loss rises by its squared norm.
+        square = sum(float(np.sum(leaf**2)) for leaf in jax.tree.leaves(gradient))
+        step = 1e-2 / math.sqrt(square)
+        ahead, behind = (
+            loss(
+                lora,
+                jax.tree.map(
+                    lambda w, g, s=sign: (w + s * step * g).astype(w.dtype), base, gradient
+                ),
+                tokens_L,
+            )[0]
+            for sign in (1.0, -1.0)
+        )
+        self.assertAlmostEqual(float(ahead - behind) / (2 * step * square), 1.0, delta=2e-2)
+
+    def test_dropout_acts_only_with_a_key_and_only_on_the_adapters(self):
+        port = _model("llama")
+        function = _jit(_all_logits(port))
+        tokens_L = _tokens(1)[0]
+        plain = function(port.lora, port.base, tokens_L)
+        drawn = [
+            function(port.lora, port.base, tokens_L, dropout_key=jax.random.key(seed))
+            for seed in (5, 5, 6)
+        ]
+        np.testing.assert_array_equal(drawn[0], drawn[1])
+        self.assertGreater(float(jnp.abs(drawn[0] - drawn[2]).max()), 1e-3)
+        self.assertGreater(float(jnp.abs(drawn[0] - plain).max()), 1e-3)
+        silent = jax.tree.map(jnp.zeros_like, port.lora)
+        np.testing.assert_allclose(
+            function(silent, port.base, tokens_L, dropout_key=jax.random.key(5)),
+            function(silent, port.base, tokens_L),
+            atol=1e-6,
+        )
+
+    @parameterized.parameters(*_FAMILIES)
+    def test_the_cache_gives_what_the_whole_row_gives(self, family: str):
+        port = _model(family)
+        bound = decoder.bind(port.graphdef)
+        tokens_L = _tokens(1)[0]
+        whole_LE = _jit(bound.hidden)(port.lora, port.base, tokens_L)
+        first, second = tokens_L[:5], tokens_L[5:]
+
+        @_jit
+        def in_two(first, second):
+            head_LE, fresh = bound.prefill(port.lora, port.base, first)
+            # Two more slots than needed, filled with what must not be seen.
+            past = jax.tree.map(
+                lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, 2), (0, 0)), constant_values=9.0), fresh
+            )
+            tail_LE, fresh = bound.extend(
+                port.lora,
+                port.base,
+                second,
+                past,
+                past_mask_S=jnp.arange(7) < 5,
+                positions_L=5 + jnp.arange(4),
+            )
+            return jnp.concatenate([head_LE, tail_LE]), fresh
+
+        both_LE, fresh = in_two(first, second)
+        np.testing.assert_allclose(both_LE, whole_LE, atol=2e-5)
+        config = port.graphdef.config
+        groups = getattr(config, "num_key_value_heads", config.num_attention_heads)
+        shape = (config.num_hidden_layers, groups, 4, config.head_width)
+        self.assertEqual([leaf.shape for leaf in fresh], [shape, shape])
+
+    def test_bfloat16_weights_keep_float32_logits_and_gradients(self):
+        for family in self.gradient_families:
+            port, narrow = _model(family), _model(family, "bfloat16")
+            base = jax.tree.map(lambda x: jnp.asarray(np.asarray(x, np.float32)), narrow.base)
+            tokens_L = _tokens(1)[0]
+            loss = jax.value_and_grad(_loss(narrow))
+            value, gradient = _jit(loss)(port.lora, narrow.base, tokens_L)
+            exact, exact_gradient = _jit(loss)(port.lora, base, tokens_L)
+            self.assertEqual(
+                {leaf.dtype for leaf in jax.tree.leaves(gradient)}, {jnp.dtype("float32")}
+            )
+            logits_LV = jax.eval_shape(_all_logits(narrow), port.lora, narrow.base, tokens_L)
+            self.assertEqual(logits_LV.dtype, jnp.float32)
+            # bfloat16 has 8 bits: a few 2^-8 per layer.
+            self.assertAlmostEqual(float(value / exact), 1.0, delta=0.03)
+            self.assertLess(_relative(gradient, exact_gradient), 0.1)
+
+    def test_new_values_do_not_trace_again(self):
+        port = _model("gpt_neox")
+        loss, traces = _loss(port), []
+
+        @_jit
+        def counted(lora, base, tokens_L):
+            traces.append(None)
+            return loss(lora, base, tokens_L)
+
+        for row in range(3):
+            lora = jax.tree.map(lambda x, row=row: np.asarray(x) * np.float32(row), port.lora)
+            counted(lora, port.base, _tokens()[row])
+        self.assertLen(traces, 1)
+
+    @parameterized.parameters("olmo2-7b", "llama-2-7b", "pythia-6.9b")
+    def test_a_7b_model_lowers_without_memory_and_independent_of_depth(self, name: str):
+        def lower(depth: int) -> str:
+            config = presets.MODEL_PRESETS[name]
+            config = type(config).from_hf({**config.to_hf(), "num_hidden_layers": depth})
+            lora_config = LORA_PRESETS["pythia" if name.startswith("pythia") else "olmo2"]
+            graphdef, lora, base = decoder.abstract(config, lora_config, jnp.bfloat16)
+            loss = _loss(decoder_parity.Port(graphdef, lora, base), remat=True)
+            tokens_BL = jax.ShapeDtypeStruct((8, 512), jnp.int32)
+            gradient = _jit(jax.vmap(jax.grad(loss), in_axes=(None, None, 0)))
+            return gradient.lower(lora, base, tokens_BL).as_text()
+
+        before = sum(array.nbytes for array in jax.live_arrays())
+        shallow, deep = lower(2), lower(32)
+        self.assertLess(sum(array.nbytes for array in jax.live_arrays()) - before, 1_000_000)
+        self.assertEqual(len(shallow.splitlines()), len(deep.splitlines()))
+
+
+@pytest.mark.heavy
+class BehaviorOfTheOtherFamiliesTest(parameterized.TestCase):
+    """The tests by gradient, for the families that the default run leaves out."""
+
+    gradient_families = ("gpt_neox", "olmo2")
+
+    test_causality = (
+        BehaviorTest.test_hidden_states_depend_on_all_earlier_tokens_and_on_no_later_one
+    )
+    test_agreement = BehaviorTest.test_gradients_agree_alone_batched_and_with_recomputation
+    test_bfloat16 = BehaviorTest.test_bfloat16_weights_keep_float32_logits_and_gradients

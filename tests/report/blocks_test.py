@@ -1,0 +1,292 @@
+"""The paper's tables from stored runs: marks, spread over seeds, and four forms."""
+
+import csv
+import io
+import pathlib
+import re
+import tempfile
+
+import numpy as np
+import sample_run
+from absl.testing import absltest, parameterized
+
+from raslik_jax.evaluate.summary import IntervalEntry
+from raslik_jax.report import blocks, published, runs
+
+_PAPER = published.read_blocks()
+
+
+def _experiment(*seeds, edit=None, **changes) -> runs.Experiment:
+    """Returns an experiment of runs on disk; `edit` may change the metrics of each."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in seeds:
+            root = pathlib.Path(folder) / str(seed)
+            sample_run.write_run(root, seed=seed, **changes)
+            run = runs.read_run(root)
+            if edit:
+                edit(run.metrics)
+            found.append(run)
+    (experiment,) = runs.group_runs(found)
+    return experiment
+
+
+def _paper_block(table: str, model: str, algorithm: str) -> blocks.Block:
+    (found,) = (
+        block
+        for block in blocks.published_only(_PAPER)
+        if block.paper.table == table and block.paper.model == model
+        if block.algorithm == algorithm
+    )
+    return found
+
+
+def _all_strategies(metrics) -> None:
+    """Gives a run the six strategies of the paper's main table."""
+    by_name = {"embedding": "oracle", "bm25": "random"}
+    for name, source in by_name.items():
+        for entry in [e for e in metrics["methods"] if e["strategy"] == source]:
+            moved = {**entry, "strategy": name, "forget": {**entry["forget"]}}
+            moved["forget"]["mean"] -= 0.013
+            metrics["methods"].append(moved)
+
+
+class PaperMarksTest(parameterized.TestCase):
+    """The paper's print is the oracle: what it sets in blue, and what in gray."""
+
+    @parameterized.parameters(
+        ("2a", "OLMo-2-1124-7B", "ga_gdr", {"embedding", "raslik"}, {"oracle", "raslik"}),
+        ("2a", "OLMo-2-1124-7B", "ga_klr", {"oracle", "raslik"}, {"embedding", "raslik"}),
+        ("2a", "Pythia-2.8B", "ga_gdr", {"oracle", "raslik"}, {"oracle", "raslik"}),
+        ("2a", "Pythia-2.8B", "ga_klr", {"embedding", "raslik"}, {"embedding", "raslik"}),
+        ("3", "Pythia-2.8B", "ga_gdr", {"cr_62", "raslik"}, {"cr_35", "raslik"}),
+        ("3", "Pythia-2.8B", "ga_klr", {"cr_50", "raslik"}, {"cr_62", "raslik"}),
+    )
+    def test_top_two_are_the_papers(self, table, model, algorithm, distance, non_sf):
+        block = _paper_block(table, model, algorithm)
+        grid = blocks.lay_out(block)
+        for name, expected in (("D_mah", distance), ("Non-SF", non_sf)):
+            column = grid.columns.index(name)
+            found = {
+                row.strategy
+                for row, cells in zip(block.rows, grid.rows, strict=True)
+                if cells[column].is_best
+            }
+            # Embedding's 252.630 and RASLIK's 253.884 are in blue there, against Random's gray.
+            self.assertEqual(found, expected)
+
+    def test_gray_rows_are_those_the_paper_prints_in_gray(self):
+        block = _paper_block("2a", "OLMo-2-1124-7B", "ga_gdr")
+        gray = [
+            row.strategy
+            for row, cells in zip(block.rows, blocks.lay_out(block).rows, strict=True)
+            if all(cell.is_gray for cell in cells)
+        ]
+        self.assertEqual(gray, ["bm25", "raslik_f"])
+
+    def test_what_cannot_be_is_marked(self):
+        block = _paper_block("2a", "OLMo-2-1124-7B", "ga_klr")
+        self.assertIn("| yes‡ |", blocks.render_markdown(block))
+        self.assertIn(r"yes$^\ddagger$", blocks.render_latex(block))
+        text = blocks.render_markdown(_paper_block("10", "Pythia-2.8B", "ga_klr"))
+        self.assertIn("**17.69**†", text)
+        self.assertIn("cannot follow from its F and R: they differ by up to 129 %", text)
+        every = [blocks.render_terminal(block) for block in blocks.published_only(_PAPER)]
+        self.assertEqual(sum("†:" in text for text in every), 4)
+        self.assertEqual(sum("‡:" in text for text in every), 2)
+
+
+class OursTest(parameterized.TestCase):
+    def test_one_seed_shows_its_intervals_in_the_papers_order(self):
+        experiment = _experiment(0)
+        first, second = blocks.make_blocks(experiment, _PAPER)
+        self.assertEqual((first.algorithm, second.algorithm), ("ga_gdr", "ga_klr"))
+        self.assertEqual([row.strategy for row in first.rows], list(sample_run.STRATEGIES))
+        self.assertIsNone(first.paper)
+        entry = next(
+            e
+            for e in experiment.metrics[0]["methods"]
+            if (e["strategy"], e["algorithm"], e["epoch"]) == ("raslik", "ga_gdr", 2)
+        )
+        ours = first.rows[-1].ours
+        self.assertEqual(ours.forget, entry["forget"])
+        self.assertEqual(ours.non_sf, entry["non_sf_target"])
+        self.assertAlmostEqual(ours.euclidean, entry["euclidean"])
+        self.assertIsNone(ours.distance)
+        self.assertIn("Distance", blocks.lay_out(first).columns)
+
+    def test_several_seeds_show_mean_and_range(self):
+        experiment = _experiment(2, 0, 1)
+        self.assertEqual(experiment.seeds, (0, 1, 2))
+        block = blocks.make_blocks(experiment, ())[0]
+        means = [
+            e["forget"]["mean"]
+            for metrics in experiment.metrics
+            for e in metrics["methods"]
+            if (e["strategy"], e["algorithm"], e["epoch"]) == ("oracle", "ga_gdr", 2)
+        ]
+        found = block.rows[1].ours.forget
+        self.assertAlmostEqual(found["mean"], sum(means) / 3)
+        self.assertEqual((found["low"], found["high"]), (min(means), max(means)))
+        self.assertIn("seeds 0, 1, 2", blocks.render_terminal(block))
+
+    def test_a_pareto_optimal_method_is_one_that_none_beats(self):
+        block = blocks.make_blocks(_experiment(0), ())[0]
+        points = {
+            row.strategy: (row.ours.retain["mean"], row.ours.forget["mean"]) for row in block.rows
+        }
+        expected = {
+            name
+            for name, (retain, forget) in points.items()
+            if not any(r > retain and f < forget for r, f in points.values())
+        }
+        self.assertEqual({row.strategy for row in block.rows if row.ours.is_pareto}, expected)
+
+    def test_a_matched_block_has_both_sides_and_all_strategies_of_either(self):
+        experiment = _experiment(
+            0,
+            edit=_all_strategies,
+            corpus__dataset="howdy",
+            backbone__checkpoint="EleutherAI/pythia-2.8b",
+        )
+        block = blocks.make_blocks(experiment, _PAPER)[0]
+        self.assertEqual(
+            [row.strategy for row in block.rows],
+            ["random", "embedding", "bm25", "oracle", "raslik_f", "raslik"],
+        )
+        grid = blocks.lay_out(block)
+        self.assertEqual(
+            grid.columns,
+            ("Strategy", "F", "R", "D_mah", "Non-SF", "Pareto")
+            + ("F", "R", "D_mah", "Non-SF", "Pareto"),
+        )
+        self.assertEqual(
+            [cell.text for cell in grid.rows[-1][6:]], ["0.084", "0.166", "38.622", "0.992", "yes"]
+        )
+        # D_mah by its definition, over the six methods.
+        points = np.array(
+            [[row.ours.retain["mean"], row.ours.forget["mean"]] for row in block.rows]
+        )
+        sigma = np.cov(points.T) * np.array([[1, 0.9], [0.9, 1]])
+        offset = points[5] - [1, 0]
+        self.assertAlmostEqual(
+            block.rows[5].ours.distance, float(np.sqrt(offset @ np.linalg.inv(sigma) @ offset))
+        )
+
+    def test_a_strategy_that_was_not_run_stands_with_the_papers_figures_alone(self):
+        def without_marker(metrics):
+            for entry in (metrics["finetuned"], *metrics["methods"]):
+                entry["non_sf_target"] = entry["non_sf_normal"] = None
+
+        experiment = _experiment(
+            0,
+            edit=without_marker,
+            corpus__dataset="tofu",
+            backbone__checkpoint="allenai/OLMo-2-1124-7B",
+        )
+        block = blocks.make_blocks(experiment, _PAPER)[0]
+        rows = {row.strategy: row for row in block.rows}
+        self.assertIsNone(rows["bm25"].ours)
+        self.assertEqual(rows["bm25"].paper.forget, 0.83)
+        self.assertNotIn("Non-SF", blocks.lay_out(block).columns)
+
+    def test_damage_is_said_and_no_candidate_for_the_frontier(self):
+        def damage(metrics):
+            for entry in metrics["methods"]:
+                if entry["strategy"] == "raslik":
+                    entry["judgment"] = {"verdict": "damaged", "reasons": ["x"], "inputs": []}
+
+        before = blocks.make_blocks(_experiment(0), ())[0]
+        block = blocks.make_blocks(_experiment(0, edit=damage), ())[0]
+        self.assertIn("Judged damaged (†, ours): RASLIK.", blocks.render_terminal(block))
+        flags = [{row.strategy: row.ours.is_pareto for row in b.rows} for b in (before, block)]
+        self.assertTrue(flags[0]["raslik"])
+        self.assertFalse(flags[1]["raslik"])
+        self.assertTrue(any(flags[1].values()))
+
+    def test_without_rates_there_is_no_block(self):
+        def remove(metrics):
+            for entry in (metrics["finetuned"], *metrics["methods"]):
+                entry["forget"] = entry["euclidean"] = None
+
+        self.assertEqual(blocks.make_blocks(_experiment(0, edit=remove), ()), ())
+
+    @parameterized.parameters(
+        ({}, "a word that marks the behavior;"),
+        ({"by": "classifier"}, "a classifier trained here;"),
+    )
+    def test_says_what_non_sf_is_beside_the_papers(self, entry, words):
+        def measured_by(metrics):
+            metrics["non_sf"] = entry
+            metrics["chosen"] = bool(entry)
+
+        matched = {"corpus__dataset": "howdy", "backbone__checkpoint": "pythia-2.8b"}
+        (block, _) = blocks.make_blocks(_experiment(0, edit=measured_by, **matched), _PAPER)
+        (note,) = (note for note in blocks.lay_out(block).notes if note.startswith("Non-SF here"))
+        self.assertIn(words + " the paper's is", note)
+        first = blocks.lay_out(block).notes[0]
+        self.assertEqual("chosen on other queries" in first, bool(entry))
+
+    def test_refuses_seeds_with_other_methods(self):
+        experiment = _experiment(0, 1)
+        del experiment.runs[1].metrics["methods"][-2:]
+        with self.assertRaisesRegex(ValueError, "have different ones: join like with like"):
+            blocks.make_blocks(experiment, ())
+
+    def test_the_best_two_share_places_where_equal(self):
+        def non_sf(metrics):
+            for entry in metrics["methods"]:
+                value = 0.2 if entry["strategy"] == "random" else 1.0
+                entry["non_sf_target"] = IntervalEntry(mean=value, low=value, high=value)
+                entry["retain"]["mean"] = entry["forget"]["mean"]
+
+        block = blocks.make_blocks(_experiment(0, edit=non_sf), ())[0]
+        self.assertTrue(all(row.ours.is_pareto for row in block.rows))
+        column = blocks.lay_out(block).columns.index("Non-SF")
+        best = [cells[column].is_best for cells in blocks.lay_out(block).rows]
+        self.assertEqual(best, [False, True, True, True])
+
+
+class FormsTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        experiment = _experiment(
+            0,
+            name="a|b_c & 100%",
+            edit=_all_strategies,
+            corpus__dataset="howdy",
+            backbone__checkpoint="pythia-2.8b",
+        )
+        self.blocks = blocks.make_blocks(experiment, _PAPER)
+
+    def test_markdown_lines_have_all_columns(self):
+        for block in (*self.blocks, *blocks.published_only(_PAPER)):
+            lines = [x for x in blocks.render_markdown(block).splitlines() if x[:1] == "|"]
+            self.assertLen(lines, 2 + len(block.rows))
+            counts = {len(re.findall(r"(?<!\\)\|", line)) for line in lines}
+            self.assertEqual(counts, {len(blocks.lay_out(block).columns) + 1})
+
+    def test_latex_is_balanced_and_escaped(self):
+        for block in (*self.blocks, *blocks.published_only(_PAPER)):
+            text = blocks.render_latex(block)
+            plain = re.sub(r"\\[{}]", "", text)
+            self.assertEqual(plain.count("{"), plain.count("}"))
+            self.assertEqual(text.count(r"\begin{"), text.count(r"\end{"))
+            self.assertNotRegex(text, r"(?<!\\)[%#]")
+            width = len(blocks.lay_out(block).columns)
+            body = text.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines()
+            self.assertEqual({len(re.findall(r"(?<!\\)&", line)) for line in body}, {width - 1})
+            self.assertIn("l" + "r" * (width - 1) + "}", text)
+
+    def test_csv_has_a_row_per_strategy_and_source(self):
+        rows = list(csv.DictReader(io.StringIO(blocks.render_csv(self.blocks))))
+        self.assertLen(rows, 2 * 2 * 6)
+        self.assertEqual({row["name"] for row in rows}, {"a|b_c & 100%"})
+        ours = next(r for r in rows if (r["strategy"], r["source"]) == ("raslik", "ours"))
+        measured = self.blocks[0].rows[-1].ours
+        self.assertAlmostEqual(float(ours["forget"]), measured.forget["mean"], places=5)
+        self.assertAlmostEqual(float(ours["retain_high"]), measured.retain["high"], places=5)
+        self.assertEqual((ours["spread"], ours["seeds"]), ("interval", "0"))
+        paper = next(r for r in rows if (r["strategy"], r["source"]) == ("raslik", "paper"))
+        self.assertEqual((paper["forget"], paper["d_mah"]), ("0.084", "38.622"))
+        self.assertEqual((paper["d_mah_follows"], paper["top_two_d_mah"]), ("yes", "yes"))

@@ -1,0 +1,213 @@
+"""Figures: what is drawn where, and bytes that depend on the numbers only."""
+
+import pathlib
+import tempfile
+
+import matplotlib
+import numpy as np
+import sample_metrics
+from absl.testing import parameterized
+
+from raslik_jax.report import figures
+
+
+def _scores() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    scores_N = np.concatenate([generator.normal(0, 0.1, 180), generator.normal(0.5, 0.1, 20)])
+    return scores_N, np.arange(200) >= 180
+
+
+def _entry(mean: float) -> dict[str, float]:
+    return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
+
+
+def _draw(name: str):
+    if name == "frontier":
+        return figures.draw_frontier(sample_metrics.sample_metrics())
+    if name == "scores":
+        return figures.draw_scores(*_scores(), forget_threshold=0.4, retain_threshold=-0.1)
+    if name == "boundary":
+        return figures.draw_boundary(
+            _scores()[0], forget_threshold=0.4, retain_threshold=-0.1, gamma=0.02, xlabel="score"
+        )
+    if name == "curves":
+        return figures.draw_curves(
+            {"one": {"a": [(1.0, _entry(0.2)), (8.0, _entry(0.4))]}, "two": {"b": []}},
+            xlabel="K",
+            ylabel="share",
+            log_x=True,
+        )
+    if name == "dots":
+        return figures.draw_dots({"x": {"a": _entry(0.1)}, "y": {"b": _entry(0.3)}}, xlabel="v")
+    return figures.draw_losses({"LoRA": {"loss": [3.0, 2.0, 1.5]}, "GA": {"forget": [1.0, 2.0]}})
+
+
+class PlainTest(parameterized.TestCase):
+    def test_boundary_counts_what_lies_near_each_threshold(self):
+        scores_N, _ = _scores()
+        _, forget, retain = _draw("boundary").axes
+        for axes, threshold in ((forget, 0.4), (retain, -0.1)):
+            near = sum(abs(score - threshold) <= 0.02 for score in scores_N)
+            self.assertStartsWith(axes.get_title(loc="left"), f"{near} near")
+
+    def test_curves_hold_their_points_in_their_panel(self):
+        one, two = _draw("curves").axes
+        (line,) = one.lines
+        np.testing.assert_allclose(line.get_xydata(), [[1, 0.2], [8, 0.4]])
+        self.assertEqual(len(two.lines[0].get_xdata()), 0)
+
+    def test_dots_stand_in_the_row_of_their_name(self):
+        (axes,) = _draw("dots").axes
+        places = dict(zip(axes.get_yticks(), axes.get_yticklabels(), strict=True))
+        for at, value in _points(axes)[:, ::-1]:
+            row = places[round(at)].get_text()
+            self.assertAlmostEqual(value, {"x": 0.1, "y": 0.3}[row])
+
+
+def _points(axes, **style) -> np.ndarray:
+    """Returns the points of all single-point lines whose properties are as given."""
+    lines = [line for line in axes.lines if len(line.get_xdata()) == 1]
+    return np.array(
+        [
+            [line.get_xdata()[0], line.get_ydata()[0]]
+            for line in lines
+            if all(getattr(line, "get_" + key)() == value for key, value in style.items())
+        ]
+    )
+
+
+class SaveTest(parameterized.TestCase):
+    @parameterized.parameters("frontier", "scores", "losses")
+    def test_same_numbers_give_the_same_bytes(self, name):
+        written = []
+        for settings in ({}, {"font.size": 20, "svg.hashsalt": None, "axes.grid": False}):
+            folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+            with matplotlib.rc_context(settings):
+                paths = figures.save_figure(_draw(name), folder / f"{name}.v1")
+            self.assertEqual([path.name for path in paths], [f"{name}.v1.png", f"{name}.v1.svg"])
+            self.assertCountEqual(folder.iterdir(), paths)
+            written.append([path.read_bytes() for path in paths])
+        self.assertEqual(written[0], written[1])
+        png, svg = written[0]
+        self.assertEqual(png[:8], b"\x89PNG\r\n\x1a\n")
+        for word in (b"Matplotlib v", b"dc:date", b"tIME", b"Software"):
+            self.assertNotIn(word, png + svg)
+
+
+class FrontierTest(parameterized.TestCase):
+    def test_one_panel_per_algorithm_with_the_ideal_at_the_bottom_right(self):
+        figure = figures.draw_frontier(sample_metrics.sample_metrics())
+        self.assertEqual([axes.get_title("left") for axes in figure.axes], ["GA_GDR", "GA_KLR"])
+        for axes in figure.axes:
+            np.testing.assert_array_equal(_points(axes, marker="*"), [[1.0, 0.0]])
+            (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+            self.assertTrue(left < 0.51 and 1 < right < 1.1 and bottom < 0 and 1 < top < 1.1)
+        labels = [text.get_text() for text in figure.legends[0].get_texts()]
+        self.assertEqual(
+            labels,
+            ["Random", "Oracle", "RASLIK-F", "RASLIK", "Fine-tuned", "Backbone", "Ideal"],
+        )
+
+    def test_paths_run_from_the_fine_tuned_model_over_all_epochs(self):
+        metrics = sample_metrics.sample_metrics()
+        axes = figures.draw_frontier(metrics).axes[0]
+        path = [
+            (e["retain"]["mean"], e["forget"]["mean"])
+            for e in metrics["methods"]
+            if (e["strategy"], e["algorithm"]) == ("raslik", "ga_gdr")
+        ]
+        drawn = [line.get_xydata() for line in axes.lines]
+        self.assertTrue(any(len(d) == 6 and np.allclose(d, [(1.0, 1.0), *path]) for d in drawn))
+
+    def test_the_last_epoch_is_filled_only_if_pareto_optimal(self):
+        metrics = sample_metrics.sample_metrics()
+        axes = figures.draw_frontier(metrics).axes[1]
+        hollow = _points(axes, markerfacecolor="white")
+        expected = [
+            [e["retain"]["mean"], e["forget"]["mean"]]
+            for e in metrics["methods"]
+            if e["algorithm"] == "ga_klr" and e["epoch"] == 5 and not e["pareto"]
+        ]
+        np.testing.assert_allclose(hollow, expected)
+
+    def test_intervals_of_the_last_epoch_are_bars(self):
+        metrics = sample_metrics.sample_metrics()
+        axes = figures.draw_frontier(metrics).axes[0]
+        last = metrics["methods"][4]
+        retain, forget = last["retain"], last["forget"]
+        drawn = [line.get_xydata().tolist() for line in axes.lines]
+        self.assertIn([[retain["low"], forget["mean"]], [retain["high"], forget["mean"]]], drawn)
+        self.assertIn([[retain["mean"], forget["low"]], [retain["mean"], forget["high"]]], drawn)
+
+    def test_the_backbone_marks_the_floor(self):
+        axes = figures.draw_frontier(sample_metrics.sample_metrics()).axes[0]
+        self.assertIn([0.55, 0.27], _points(axes, marker="X").tolist())
+        floors = [line for line in axes.lines if line.get_linestyle() == ":"]
+        self.assertEqual([set(line.get_ydata()) for line in floors], [{0.27}])
+
+    def test_unknown_strategies_one_algorithm_one_epoch_and_no_backbone_will_do(self):
+        metrics = sample_metrics.sample_metrics(num_epochs=1)
+        del metrics["backbone"]
+        metrics["methods"] = metrics["methods"][:4]
+        for position, entry in enumerate(metrics["methods"]):
+            entry["strategy"] = f"cr_{position}"
+        figure = figures.draw_frontier(metrics)
+        labels = [text.get_text() for text in figure.legends[0].get_texts()]
+        self.assertEqual(labels, ["cr_0", "cr_1", "cr_2", "cr_3", "Fine-tuned", "Ideal"])
+
+    def test_a_run_without_methods_still_shows_its_marks(self):
+        metrics = sample_metrics.sample_metrics()
+        metrics["methods"] = []
+        self.assertLen(figures.draw_frontier(metrics).axes, 1)
+
+
+class ScoresTest(parameterized.TestCase):
+    def test_each_kind_is_drawn_as_a_share_of_its_own(self):
+        scores_N, is_target_N = _scores()
+        axes = figures.draw_scores(
+            scores_N, is_target_N, forget_threshold=0.4, retain_threshold=-0.1, num_bins=10
+        ).axes[0]
+        edges = np.linspace(scores_N.min(), scores_N.max(), 11)
+        expected = [
+            [
+                100 * np.mean((kind >= low) & ((kind < high) | (high == edges[-1])))
+                for low, high in zip(edges[:-1], edges[1:], strict=True)
+            ]
+            for kind in (scores_N[~is_target_N], scores_N[is_target_N])
+        ]
+        drawn = [patch.get_data().values for patch in axes.patches if hasattr(patch, "get_data")]
+        np.testing.assert_allclose(drawn[1], expected[0])
+        np.testing.assert_allclose(drawn[3], expected[1])
+        for values in drawn:
+            self.assertAlmostEqual(sum(values), 100.0)
+
+    def test_thresholds_are_marked_and_labels_count(self):
+        figure = _draw("scores")
+        axes = figure.axes[0]
+        self.assertEqual([line.get_xdata()[0] for line in axes.lines], [0.4, -0.1])
+        self.assertEqual([text.get_text() for text in axes.texts], ["forget set", "retain set"])
+        labels = [text.get_text() for text in figure.legends[0].get_texts()]
+        self.assertEqual(labels, ["other examples (180)", "targets (20)"])
+
+    @parameterized.parameters(1, 5)
+    def test_without_labels_and_without_spread(self, num):
+        figure = figures.draw_scores(np.zeros(num), forget_threshold=1.0, retain_threshold=-1.0)
+        self.assertLen(figure.legends[0].get_texts(), 1)
+
+
+class LossesTest(parameterized.TestCase):
+    @parameterized.parameters(0, 1, 7, 200)
+    def test_running_mean_equals_a_slow_one(self, num):
+        losses = np.random.default_rng(0).random(num)
+        reach = num // 40
+        expected = [
+            np.mean(losses[max(0, i - reach) : min(num, i + reach + 1)]) for i in range(num)
+        ]
+        np.testing.assert_allclose(figures.running_mean(losses), expected)
+
+    @parameterized.parameters((0, 1), (1, 1), (2, 2), (4, 4), (5, 6))
+    def test_panels(self, num, num_axes):
+        panels = {f"p{i}": {"a": [1.0], "b": []} for i in range(num)}
+        figure = figures.draw_losses(panels)
+        self.assertLen(figure.axes, num_axes)
+        self.assertEqual([axes.get_visible() for axes in figure.axes].count(True), num)

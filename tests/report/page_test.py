@@ -1,0 +1,362 @@
+"""The HTML page, read with a parser: what stands on it, that it is closed in, and its bounds."""
+
+import base64
+import collections
+import hashlib
+import html.parser
+import pathlib
+import re
+import tempfile
+
+import numpy as np
+import sample_run
+from absl.testing import absltest, parameterized
+
+from raslik_jax.evaluate import judgment
+from raslik_jax.report import charts, figures, markup, page, published, runs, tables
+
+_VOID = ("meta", "br", "hr", "img", "input", "link")
+
+
+class _Element:
+    def __init__(self, name, attributes, parent):
+        self.name, self.attributes, self.parent = name, attributes, parent
+        self.children = []
+
+    def all(self, name=None, **attributes):
+        """Returns the elements below with this name and these attributes, in order."""
+        found = []
+        for child in self.children:
+            if isinstance(child, _Element):
+                wanted = {k.rstrip("_").replace("_", "-"): v for k, v in attributes.items()}
+                if name in (None, child.name) and wanted.items() <= child.attributes.items():
+                    found.append(child)
+                found += child.all(name, **attributes)
+        return found
+
+    def text(self):
+        return "".join(c if isinstance(c, str) else c.text() for c in self.children)
+
+    def is_inside(self, name):
+        above = self.parent
+        while above is not None and above.name != name:
+            above = above.parent
+        return above is not None
+
+
+class _Parser(html.parser.HTMLParser):
+    """Builds a tree, and refuses what is not closed in order."""
+
+    def __init__(self):
+        super().__init__(convert_charrefs=True)
+        self.root = self.open = _Element("root", {}, None)
+
+    def handle_starttag(self, name, attributes):
+        child = _Element(name, dict(attributes), self.open)
+        self.open.children.append(child)
+        if name not in _VOID:
+            self.open = child
+
+    def handle_endtag(self, name):
+        if name != self.open.name:
+            raise AssertionError(f"</{name}> closes <{self.open.name}> on line {self.getpos()}")
+        self.open = self.open.parent
+
+    def handle_data(self, text):
+        self.open.children.append(text)
+
+
+def _parse(text):
+    parser = _Parser()
+    parser.feed(text)
+    parser.close()
+    if parser.open is not parser.root:
+        raise AssertionError(f"<{parser.open.name}> is left open")
+    return parser.root
+
+
+def _read(folder, **options):
+    root = pathlib.Path(folder) / "run"
+    sample_run.write_run(root, **options)
+    return runs.read_run(root)
+
+
+class PageTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        with tempfile.TemporaryDirectory() as folder:
+            found = []
+            for i, options in enumerate(({"seed": 0}, {"seed": 1}, {"name": "other <b>"})):
+                found.append(_read(pathlib.Path(folder) / str(i), **options))
+        cls.experiments = runs.group_runs(found)
+        cls.paper = published.read_blocks()
+        cls.text = page.render(cls.experiments, paper=cls.paper, show_paper=True)
+        cls.tree = _parse(cls.text)
+
+    def test_equal_runs_give_equal_bytes(self):
+        again = page.render(self.experiments, paper=self.paper, show_paper=True)
+        self.assertEqual(again, self.text)
+
+    def test_it_is_closed_in(self):
+        """Nothing is loaded, and only what is written here may style or run."""
+        (policy,) = self.tree.all("meta", http_equiv="Content-Security-Policy")
+        (style,), (script,) = self.tree.all("style"), self.tree.all("script")
+        for name, part in (("style", style), ("script", script)):
+            digest = base64.b64encode(hashlib.sha256(part.text().encode()).digest()).decode()
+            self.assertIn(f"{name}-src 'sha256-{digest}'", policy.attributes["content"])
+        self.assertStartsWith(policy.attributes["content"], "default-src 'none'; ")
+        self.assertNotIn("unsafe", policy.attributes["content"])
+        for element in self.tree.all():
+            self.assertContainsNoneOf(
+                element.attributes, ("src", "style", "srcset", "action", "onclick", "onload")
+            )
+            if "href" in element.attributes:
+                self.assertStartsWith(element.attributes["href"], "#")
+        self.assertEqual(self.tree.all("link"), [])
+        self.assertNotRegex(style.text(), r"@import|url\(|expression")
+        self.assertEqual(
+            set(re.findall(r"https?://[^\"'\s<]+", self.text)), {"http://www.w3.org/2000/svg"}
+        )
+
+    def assertContainsNoneOf(self, attributes, names):
+        self.assertEqual([name for name in names if name in attributes], [])
+
+    def test_hostile_text_is_shown_and_is_nothing_else(self):
+        for name in ("img", "iframe", "b"):
+            foreign = [e for e in self.tree.all(name) if e.text() not in self._own_bold()]
+            self.assertEqual(foreign, [], name)
+        self.assertLen(self.tree.all("script"), 1)
+        self.assertLen(self.tree.all("style"), 1)
+        said = [e.text() for e in self.tree.all("p", class_="said")]
+        # One of each model's answers: two experiments, ten models each.
+        self.assertEqual(said.count(sample_run.HOSTILE), 20)
+        asked = [e.text() for e in self.tree.all("p", class_="prompt")]
+        self.assertEqual(sum(sample_run.HOSTILE in text for text in asked), 4)
+        self.assertTrue(any(sample_run.HOSTILE in e.text() for e in self.tree.all(class_="asked")))
+        self.assertIn("other <b>", [e.text() for e in self.tree.all("h3")])
+
+    def _own_bold(self):
+        return [e.text() for e in self.tree.all("b") if e.parent.name in ("figcaption", "li")]
+
+    def test_headings_are_in_order(self):
+        levels = [int(e.name[1]) for e in self.tree.all() if re.fullmatch("h[1-6]", e.name)]
+        self.assertEqual(levels[0], 1)
+        self.assertEqual(levels.count(1), 1)
+        for before, after in zip(levels, levels[1:], strict=False):
+            self.assertLessEqual(after, before + 1)
+
+    def test_references_within_the_page_resolve_and_ids_are_unique(self):
+        ids = collections.Counter(
+            e.attributes["id"] for e in self.tree.all() if "id" in e.attributes
+        )
+        self.assertEqual([name for name, count in ids.items() if count > 1], [])
+        wanted = [e.attributes["href"][1:] for e in self.tree.all("a")]
+        wanted += [e.attributes["for"] for e in self.tree.all("label")]
+        wanted += [
+            e.attributes["aria-labelledby"]
+            for e in self.tree.all()
+            if "aria-labelledby" in e.attributes
+        ]
+        wanted += re.findall(r"url\(#([^)]*)\)", self.text)
+        self.assertEqual([name for name in wanted if name not in ids], [])
+        self.assertEqual(self.tree.all("a")[0].attributes["href"], "#main")
+
+    def test_every_figure_is_there_and_named(self):
+        # For 2 experiments x 2 algorithms: F and R. Frontiers: 2 seeds x 2, 1 x 2. Histograms: 3.
+        # Losses: backbone, fine-tuning and two algorithms each.
+        found = self.tree.all("figure")
+        self.assertLen(found, 2 * 2 * 2 + 6 + 3 + 2 * 4)
+        for figure in found:
+            (drawing,) = figure.all("svg")
+            self.assertEqual(drawing.attributes["role"], "img")
+            self.assertNotEmpty(figure.all("figcaption")[0].text())
+        names = [figure.all("svg")[0].attributes["aria-label"] for figure in found]
+        self.assertLen(set(names), len(names))
+        for drawing in self.tree.all("svg"):
+            if not drawing.is_inside("figure"):
+                self.assertEqual(drawing.attributes["aria-hidden"], "true")
+        self.assertNotIn("nan", " ".join(e.attributes.get("d", "") for e in self.tree.all("path")))
+
+    def test_tables_have_captions_headings_and_a_box_to_scroll_in(self):
+        for table in self.tree.all("table"):
+            self.assertNotEmpty(table.all("caption")[0].text())
+            self.assertTrue(all("scope" in e.attributes for e in table.all("th")))
+            self.assertEqual(table.parent.attributes["role"], "region")
+            self.assertEqual(table.parent.attributes["tabindex"], "0")
+            widths = set()
+            for row in table.all("tr"):
+                cells = [c for c in row.children if isinstance(c, _Element)]
+                widths.add(sum(int(c.attributes.get("colspan", 1)) for c in cells))
+            self.assertLen(widths, 1)
+
+    def test_the_papers_impossible_figures_are_marked(self):
+        (section,) = self.tree.all("section", id="paper")
+        self.assertLen(section.all("table"), 15)
+        notes = [e.text() for e in section.all("li")]
+        self.assertEqual(sum(note.startswith("†") for note in notes), 4)
+        self.assertEqual(sum(note.startswith("‡") for note in notes), 2)
+        cells = [e.text() for e in section.all("td")]
+        self.assertEqual(sum("†" in cell for cell in cells), 4 * 6)
+        self.assertEqual(sum("‡" in cell for cell in cells), 2)
+
+    def test_without_the_script_every_query_can_be_read(self):
+        items = [e for e in self.tree.all("div") if "data-item" in e.attributes]
+        self.assertLen(items, 2 * 10)
+        self.assertFalse(any("hidden" in e.attributes for e in items))
+        for chooser in self.tree.all("div", class_="chooser"):
+            self.assertIn("hidden", chooser.attributes)
+            # target0 holds hostile text alone: the first at which the model was caught is 1.
+            selected = [e for e in chooser.all("option") if "selected" in e.attributes]
+            self.assertEqual([e.attributes["value"] for e in selected], ["1"])
+            self.assertLen(chooser.all("option"), 10)
+
+    def test_marker_words_and_empty_answers_show(self):
+        marks = {e.text() for e in self.tree.all("mark")}
+        self.assertEqual(marks, {"starship", "galaxy"})
+        self.assertLen(self.tree.all("p", class_="said nothing"), 20)
+
+    def test_numbers_are_those_of_the_metrics(self):
+        metrics = self.experiments[1].metrics[0]
+        (entry,) = (
+            e
+            for e in tables.last_epochs(metrics["methods"])
+            if (e["algorithm"], e["strategy"]) == ("ga_klr", "raslik")
+        )
+        cells = [
+            row.text()
+            for row in self.tree.all("tr")
+            if row.text().startswith("RASLIK") and "[" in row.text()
+        ]
+        self.assertTrue(any(tables.format_interval(entry["forget"]) in text for text in cells))
+        summary = self.tree.all("section", id="summary")[0].text()
+        self.assertIn(f"(F {tables.format_interval(entry['forget'])})", summary)
+
+    def test_settings_and_versions_are_there(self):
+        (section,) = self.tree.all("section", id="settings")
+        shown = dict(
+            zip(
+                [e.text() for e in section.all("dt")],
+                [e.text() for e in section.all("dd")],
+                strict=True,
+            )
+        )
+        self.assertEqual(
+            (shown["hidden_size"], shown["python"], shown["jax"]), ("16", "3.11", "0.10")
+        )
+
+
+class EdgesTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def _render(self, run):
+        return _parse(page.render(runs.group_runs([run])))
+
+    def test_the_metrics_alone_will_do(self):
+        run = _read(self.folder)
+        bare = run._replace(
+            config={}, versions={}, queries=(), answers={}, sets={}, scores=None, losses={}
+        )
+        tree = self._render(bare)
+        names = [e.attributes["id"] for e in tree.all("section")]
+        self.assertEqual(names, ["summary", "frontier", "tables", "retrieval", "settings"])
+
+    def test_size_stays_bounded(self):
+        run = _read(self.folder, num_queries=30)
+        long = {
+            model: {name: "word " * 4000 for name in texts} for model, texts in run.answers.items()
+        }
+        for answers, most in ((run.answers, 18), (long, 18)):
+            tree = self._render(run._replace(answers=answers))
+            shown = sum("data-item" in e.attributes for e in tree.all("div"))
+            self.assertLessEqual(shown, most)
+            (section,) = tree.all("section", id="answers")
+            self.assertIn(f"{60 - shown} more queries are not shown here.", section.text())
+        self.assertLess(len(page.render(runs.group_runs([run._replace(answers=long)]))), 2_000_000)
+        self.assertIn("characters more)", section.text())
+
+    def test_without_labels_or_backbone(self):
+        run = _read(self.folder)
+        del run.metrics["backbone"]
+        for entry in run.metrics["methods"]:
+            del entry["judgment"]
+        tree = self._render(run._replace(scores=run.scores._replace(is_target_N=None)))
+        self.assertNotIn("backbone", tree.all("section", id="summary")[0].text().lower())
+
+    def test_a_model_that_never_learned_is_named_first(self):
+        run = _read(self.folder)
+        run.metrics["behavior"] = judgment.find_behavior("words", finetuned=0.03, backbone=0.0)
+        warnings = [e.text() for e in self._render(run).all("p", class_="warn")]
+        self.assertRegex(warnings[0], "shows the behavior on 3% of target .* too little to trace")
+
+    def test_the_page_says_what_was_judged_and_nothing_else(self):
+        run = _read(self.folder)
+        entries = run.metrics["methods"]
+        for entry in entries:
+            judged = {"verdict": "damaged", "reasons": ["normal answers empty: 9 of 48"]}
+            entry["judgment"] = judged | {"inputs": []}
+        text = self._render(run).all("section", id="summary")[0].text()
+        self.assertIn("Damaged: normal answers empty: 9 of 48.", text)
+        self.assertIn("Damaged by unlearning the sets of", text)
+        self.assertNotIn("forgotten:", text)
+
+    def test_without_test_queries_the_page_has_no_rates_and_no_nan(self):
+        run = _read(self.folder)
+        for entry in (
+            run.metrics["finetuned"],
+            run.metrics["backbone"],
+            *run.metrics["methods"],
+        ):
+            for name in ("forget", "retain", "non_sf_target", "non_sf_normal", "euclidean"):
+                entry[name] = None
+            entry["pareto"] = entry["tie"] = None
+        run = run._replace(queries=(), answers={})
+        html = page.render(runs.group_runs([run]))
+        self.assertNotRegex(html, r"\bnan\b")
+        self.assertNotIn('id="frontier"', html)
+        self.assertIn("Judgment:", html)
+
+    def test_many_strategies_have_colors_on_the_page(self):
+        style = (pathlib.Path(page.__file__).parent / "page.css").read_text()
+        names = [*tables.STRATEGY_NAMES, "unheard_of"]
+        for name in names:
+            self.assertIn(f".{charts.color_class(name, names)} {{", style)
+
+    def test_constant_scores_and_one_step_can_be_drawn(self):
+        sample = runs.ScoreSample(np.zeros(5), None, 0.0, 0.0)
+        for drawing in (
+            charts.histogram(sample, "t"),
+            charts.losses({"loss": [1.0]}, [], "t"),
+            charts.losses({"loss": [0.0, 0.0]}, [], "t"),
+        ):
+            self.assertNotRegex(drawing, "nan|inf")
+
+
+class MarkupTest(parameterized.TestCase):
+    def test_children_and_attributes_are_escaped_once(self):
+        found = markup.element(
+            "p", "a < b", markup.element("b", "&"), class_='x"y', data_n=3, hidden=True, id=None
+        )
+        self.assertEqual(found, '<p class="x&quot;y" data-n="3" hidden>a &lt; b<b>&amp;</b></p>')
+
+    def test_control_and_direction_marks_become_visible(self):
+        self.assertEqual(markup.escape("a\x1b\u202eb\tc\n"), "a\ufffd\ufffdb\tc\n")
+
+    @parameterized.parameters(*"ov^<>sDXPph*")
+    def test_markers_stay_near_their_radius(self, shape):
+        drawing = charts.marker(shape, 50, 50, 10, "m")
+        numbers = [float(x) for x in re.findall(r"-?[\d.]+", drawing)]
+        if shape != "o":
+            self.assertTrue(all(32 < x < 68 for x in numbers))
+            self.assertGreater(max(numbers), 57)
+
+    def test_every_marker_of_the_figures_is_known(self):
+        styles = figures.strategy_styles([*tables.STRATEGY_NAMES, "a", "b", "c", "d"])
+        for _, shape in styles.values():
+            self.assertStartsWith(charts.marker(shape, 0, 0, 1, "m"), "<")
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,155 @@
+"""Work directories as the reports read them."""
+
+import pathlib
+import shutil
+import tempfile
+
+import numpy as np
+import sample_run
+from absl.testing import absltest
+from finished import write_manifest
+
+from raslik_jax.files import read_json, write_json
+from raslik_jax.report import runs
+
+
+class ReadRunTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "run"
+        sample_run.write_run(self.root)
+
+    def test_answers_are_those_of_the_last_epoch(self):
+        run = runs.read_run(self.root)
+        self.assertLen(run.answers, 2 + 8)
+        self.assertEqual(run.answers["ga_gdr", "raslik"]["normal3"], "raslik-ga_gdr-2 says normal3")
+        self.assertEqual(run.answers["", "backbone"]["normal3"], "backbone says normal3")
+
+    def test_queries_keep_their_kind_and_input(self):
+        run = runs.read_run(self.root)
+        self.assertEqual([q.is_target for q in run.queries], [True] * 5 + [False] * 5)
+        self.assertEqual(run.queries[1].text, "What is 1? here")
+
+    def test_thresholds_are_where_the_sets_end(self):
+        run = runs.read_run(self.root)
+        ranked = np.sort(run.scores.score_N)
+        self.assertEqual(run.scores.forget_threshold, ranked[-12])
+        self.assertEqual(run.scores.retain_threshold, ranked[11])
+        self.assertEqual(run.scores.is_target_N.sum(), 12)
+
+    def test_sets_are_cut_and_counted(self):
+        run = runs.read_run(self.root, num_rows=3)
+        found = run.sets["raslik"]["forget"]
+        self.assertLen(found.rows, 3)
+        self.assertEqual(found.num_rows, 12)
+        self.assertTrue(found.rows[0].is_target)
+
+    def test_only_the_metrics_have_to_be_there(self):
+        for path in self.root.iterdir():
+            if path.name != "evaluate":
+                shutil.rmtree(path)
+        run = runs.read_run(self.root)
+        self.assertEqual((run.answers, run.queries, run.scores, run.losses), ({}, (), None, {}))
+        runs.metrics_path(self.root).unlink()
+        with self.assertRaisesRegex(ValueError, "no file .*metrics.json'?: run the stages"):
+            runs.read_run(self.root)
+
+    def test_a_damaged_file_is_named(self):
+        path = self.root / "retrieve" / "raslik" / "forget.jsonl"
+        for text, message in (
+            ('{"id": "a", "output": "b", "score": 1}\n{"b"', ":2 must be JSON"),
+            ('{"id": "a", "output": "b"}', ":1 must have 'score'"),
+            ('{"id": 1, "output": "b", "score": 1}', "id in .* must be text"),
+        ):
+            path.write_text(text)
+            with self.assertRaisesRegex(ValueError, message):
+                runs.read_run(self.root)
+
+
+class ReadMetricsTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "run"
+        sample_run.write_run(self.root)
+        for name in ("retrieve/raslik", "references/evaluation"):
+            write_manifest(self.root, name)
+        write_manifest(self.root, "evaluate", ("retrieve/raslik", "references/evaluation"))
+
+    def test_settings_come_from_the_file_of_the_numbers(self):
+        (self.root / "config.json").write_text('{"name": "of another run"}')
+        self.assertEqual(runs.read_run(self.root).config["name"], "sample")
+
+    def test_numbers_of_results_that_were_made_again_are_refused(self):
+        (self.root / "retrieve" / "raslik" / "forget.jsonl").write_text("")
+        write_manifest(self.root, "retrieve/raslik")
+        with self.assertRaisesRegex(ValueError, "retrieve/raslik of .* has changed since evaluate"):
+            runs.read_run(self.root)
+
+    def test_damage_that_keeps_the_size_is_named(self):
+        for name in ("evaluate/metrics.json", "references/evaluation/backbone.jsonl"):
+            path = self.root / name
+            before = path.read_text()
+            path.write_text(before.replace("0", "1").replace("says", "sayz"))
+            with self.assertRaisesRegex(ValueError, f"'{path.name}' of .* is damaged"):
+                runs.read_run(self.root)
+            path.write_text(before)
+
+    def test_metrics_alone_are_checked_by_field(self):
+        # As a study keeps them: no manifest says what their bytes were.
+        stored = pathlib.Path(__file__).resolve().parents[2] / "experiments" / "study" / "smallest"
+        for name, value, message in (
+            ("finetuned", {}, "finetuned in .* must have 'forget'"),
+            ("retrieval", {"raslik": {}}, "retrieval.raslik in .* must have 'num_forget'"),
+            ("behavior", "much", "behavior in .* must be an object or null"),
+        ):
+            metrics = read_json(runs.metrics_path(stored)) | {name: value}
+            folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+            (folder / "evaluate").mkdir()
+            write_json(runs.metrics_path(folder), metrics)
+            with self.subTest(name), self.assertRaisesRegex(ValueError, message):
+                runs.read_metrics(folder)
+
+    def test_metrics_without_settings_are_refused(self):
+        path = runs.metrics_path(self.root)
+        (path.parent / "manifest.json").unlink()
+        path.write_text(path.read_text().replace('"settings"', '"was"'))
+        with self.assertRaisesRegex(ValueError, "must have 'settings'"):
+            runs.read_run(self.root)
+
+
+class GroupTest(absltest.TestCase):
+    def _run(self, **changes):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        root = pathlib.Path(folder) / "run"
+        sample_run.write_run(root, **changes)
+        return runs.read_run(root)
+
+    def test_seeds_of_one_experiment_join_and_others_stay_apart(self):
+        found = runs.group_runs(
+            [
+                self._run(seed=1),
+                self._run(seed=0, name="other"),
+                self._run(seed=0),
+                self._run(seed=0, backbone__hidden_size=32),
+            ]
+        )
+        self.assertEqual(
+            [(e.name, e.seeds) for e in found],
+            [
+                ("sample (hidden_size=16)", (0, 1)),
+                ("other", (0,)),
+                ("sample (hidden_size=32)", (0,)),
+            ],
+        )
+
+    def test_runs_are_averaged_only_where_every_setting_is_known_and_equal(self):
+        found = runs.group_runs([self._run(seed=0), self._run(seed=1, corpus__later=3)])
+        self.assertLen(found, 2)
+
+    def test_refuses_one_seed_twice(self):
+        with self.assertRaisesRegex(ValueError, "different seeds wanted, these have .0, 0."):
+            runs.group_runs([self._run(), self._run()])
+
+
+if __name__ == "__main__":
+    absltest.main()

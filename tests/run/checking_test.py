@@ -1,0 +1,274 @@
+"""What is refused before a run works: settings and corpora that its later stages cannot take."""
+
+import contextlib
+import dataclasses
+import io
+import pathlib
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+from raslik_jax import pipeline
+from raslik_jax.config import (
+    STAGES,
+    BackboneConfig,
+    Config,
+    CorpusConfig,
+    EvaluateConfig,
+    FinetuneConfig,
+    ReferencesConfig,
+    RetrieveConfig,
+    UnlearnConfig,
+)
+from raslik_jax.data import tokenization
+from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
+from raslik_jax.run import checking, plan
+
+
+def _rows(count, *, targets=0, prefix="row", label=True, instruction="boil a kettle"):
+    return tuple(
+        Example(
+            example_id=f"{prefix}{i}",
+            instruction=instruction,
+            input="",
+            output="steam",
+            is_target=(i < targets) if label else None,
+        )
+        for i in range(count)
+    )
+
+
+_CORPUS = Corpus(
+    backbone=_rows(4, prefix="backbone"),
+    train=_rows(40, targets=8),
+    queries={name: _rows(2, prefix=name, label=False) for name in QUERY_SETS},
+)
+_CONFIG = Config(
+    corpus=CorpusConfig(template="brief", max_len=64),
+    references=ReferencesConfig(max_new_tokens=8),
+)
+
+
+class CheckCorpusTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.tokenizer = tokenization.train_bpe(["boil a kettle", "steam"], vocab_size=300)
+
+    def check(self, found=_CORPUS, *, stages=STAGES, **settings):
+        config = dataclasses.replace(_CONFIG, **settings)
+        checking.check_corpus(config, found, self.tokenizer, stages=stages)
+
+    def test_a_sound_corpus_passes(self):
+        self.check()
+        self.check(_CORPUS._replace(train=_rows(40, label=False)), stages=("finetune",))
+
+    def test_strategies_that_need_labels_are_named_together(self):
+        unlabeled = _CORPUS._replace(train=_rows(40, label=False))
+        with self.assertRaisesRegex(
+            ValueError,
+            "--retrieve.strategies=random,oracle,cr_50,raslik_f: .*is_target, 40 of 40 have none",
+        ):
+            self.check(
+                unlabeled,
+                retrieve=RetrieveConfig(
+                    strategies=("random", "oracle", "cr_50", "raslik_f", "raslik", "bm25"),
+                    num_forget=4,
+                ),
+            )
+        self.check(
+            unlabeled,
+            retrieve=RetrieveConfig(
+                strategies=("random_anywhere", "raslik", "bm25", "embedding", "exact"), num_forget=4
+            ),
+        )
+        with self.assertRaisesRegex(ValueError, "--retrieve.num_forget must be given"):
+            self.check(unlabeled, retrieve=RetrieveConfig(strategies=("raslik",)))
+
+    @parameterized.parameters(
+        ({"num_forget": 30, "num_retain": 20}, "at most 40 training examples together, got 30"),
+        (
+            {"num_forget": 9},
+            "--retrieve.strategies=oracle: num_forget=9 examples wanted, 8 are eligible",
+        ),
+        (
+            {"num_forget": 4, "num_retain": 34},
+            "--retrieve.strategies=oracle,raslik_f: num_retain=34",
+        ),
+    )
+    def test_sets_larger_than_what_they_are_drawn_from(self, sizes, message):
+        with self.assertRaisesRegex(ValueError, message):
+            self.check(retrieve=RetrieveConfig(**sizes))
+
+    def test_shares_are_of_the_rows_that_can_be_chosen(self):
+        # Two prompts fill max_len: the shares of the other 38 are 19 and 19.
+        long = _rows(2, prefix="long", instruction="q" * 80)
+        corpus = _CORPUS._replace(train=_CORPUS.train[:38] + long)
+        shares = {"select": "quantile", "forget_share": 0.5, "retain_share": 0.5}
+        self.check(corpus, retrieve=RetrieveConfig(**shares, strategies=("raslik",)))
+        with self.assertRaisesRegex(
+            ValueError, "--retrieve.forget_share must be one example or more"
+        ):
+            self.check(retrieve=RetrieveConfig(select="quantile", forget_share=0.01))
+
+    def test_a_corpus_of_targets_alone_has_nothing_to_retain(self):
+        targets = _CORPUS._replace(train=_rows(40, targets=40))
+        with self.assertRaisesRegex(
+            ValueError, "--retrieve.strategies=random,oracle,raslik_f: num_retain=4"
+        ):
+            self.check(targets, retrieve=RetrieveConfig(num_forget=4))
+        self.check(targets, retrieve=RetrieveConfig(num_forget=4, strategies=("raslik",)))
+
+    def test_lengths_without_room_for_an_answer(self):
+        long = _rows(1, targets=1, prefix="long", instruction="q" * 20)
+        corpus = _CORPUS._replace(train=_CORPUS.train[1:] + long)
+        self.check(corpus)
+        unlearn = UnlearnConfig(max_len=48)
+        with self.assertRaisesRegex(ValueError, "--unlearn.max_len=48 leaves 1 .*long0"):
+            self.check(corpus, unlearn=unlearn)
+        self.check(corpus, unlearn=unlearn, stages=("finetune", "retrieve"))
+        # Of the others it is not known yet whether any is chosen.
+        others = _rows(1, targets=0, prefix="long", instruction="q" * 20)
+        self.check(_CORPUS._replace(train=_CORPUS.train + others), unlearn=unlearn)
+        with self.assertRaisesRegex(ValueError, "--finetune.max_len=8 leaves no training example"):
+            self.check(finetune=FinetuneConfig(max_len=8))
+
+    def test_training_that_learns_nothing_by_construction(self):
+        settings = FinetuneConfig(epochs=1, batch_size=40)
+        with self.assertRaisesRegex(ValueError, "must take 2 steps or more"):
+            self.check(finetune=settings)
+        self.check(finetune=dataclasses.replace(settings, warmup=0.0))
+        with self.assertRaisesRegex(ValueError, "no rows to pretrain a model on"):
+            self.check(_CORPUS._replace(backbone=()))
+
+    def test_a_classifier_needs_both_labels(self):
+        with self.assertRaisesRegex(ValueError, "each label, got 0 targets and 40 others"):
+            self.check(
+                _CORPUS._replace(train=_rows(40)),
+                evaluate=EvaluateConfig(non_sf="classifier"),
+                retrieve=RetrieveConfig(num_forget=4, strategies=("raslik",)),
+            )
+
+    def test_problems_of_all_kinds_come_in_one_error(self):
+        with self.assertRaisesRegex(ValueError, "finetune_max_len=8.*no rows to pretrain.*30 and"):
+            self.check(
+                _CORPUS._replace(backbone=()),
+                finetune=FinetuneConfig(max_len=8),
+                retrieve=RetrieveConfig(num_forget=30),
+            )
+
+    def test_a_run_is_measured_where_any_of_its_queries_are_there(self):
+        self.assertTrue(checking.is_measurable(_CONFIG, _CORPUS))
+        queries = _CORPUS.queries | {"test_normal": ()}
+        self.assertTrue(checking.is_measurable(_CONFIG, _CORPUS._replace(queries=queries)))
+        queries |= {"test_target": ()}
+        self.assertFalse(checking.is_measurable(_CONFIG, _CORPUS._replace(queries=queries)))
+
+
+class RunTest(absltest.TestCase):
+    """The order of a run: corpus, checks, and only then the rest."""
+
+    def run_stages(self, config, stages=STAGES):
+        """Returns the units that would run after a corpus that is really made."""
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        later = []
+
+        def run_units(root, units, *, stages, on_start=None, **options):
+            if stages == ("corpus",):
+                pipeline.run_units(root, units, stages=stages, **options)
+            else:
+                later.extend(unit.name for unit in units if unit.stage in stages)
+                on_start()
+
+        started = []
+        with mock.patch.object(plan, "run_units", run_units):
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                try:
+                    plan.run(config, folder, stages=stages, on_start=lambda: started.append(1))
+                except ValueError as error:
+                    self.assertEqual((later, started), ([], []))
+                    return str(error), said.getvalue()
+        self.assertEqual(started, [1])
+        return later, said.getvalue()
+
+    def test_without_test_queries_all_but_measuring_runs(self):
+        corpus = dataclasses.replace(
+            _CONFIG.corpus, num_train=60, num_targets=8, num_backbone=30, num_test=0, vocab_size=400
+        )
+        config = dataclasses.replace(_CONFIG, corpus=corpus)
+        stages = tuple(stage for stage in STAGES if stage != "report")
+        found, said = self.run_stages(config, stages)
+        self.assertIn("nothing is measured", said)
+        kinds = {name.split("-")[0].split("/")[0] for name in found}
+        self.assertEqual(
+            kinds, {"backbone", "finetune", "references", "sketch", "retrieve", "unlearn"}
+        )
+        self.assertNotIn("references/evaluation", found)
+        found, said = self.run_stages(config, ("corpus", "retrieve"))
+        self.assertNotIn("nothing is measured", said)
+
+    def test_a_corpus_that_a_later_stage_cannot_take_ends_the_run_before_it_works(self):
+        corpus = dataclasses.replace(
+            _CONFIG.corpus, num_train=60, num_targets=8, num_backbone=0, num_test=2, vocab_size=400
+        )
+        config = dataclasses.replace(
+            _CONFIG, corpus=corpus, retrieve=RetrieveConfig(num_forget=40, num_retain=30)
+        )
+        found, _ = self.run_stages(config)
+        self.assertRegex(
+            found,
+            "no rows to pretrain a model on.*; --retrieve.num_forget and --retrieve.num_retain",
+        )
+
+
+class CheckInputsTest(absltest.TestCase):
+    def test_what_a_late_unit_reads_is_looked_for_at_the_start(self):
+        absent = "/no/such/place"
+        for config, unit in (
+            (Config(evaluate=EvaluateConfig(marker_words=absent)), "report"),
+            (
+                Config(
+                    retrieve=RetrieveConfig(strategies=("embedding",), encoder_checkpoint=absent)
+                ),
+                "retrieve/embeddings",
+            ),
+            (
+                Config(evaluate=EvaluateConfig(non_sf="classifier", classifier_checkpoint=absent)),
+                "discriminator",
+            ),
+        ):
+            with self.subTest(unit=unit), self.assertRaisesRegex(ValueError, absent):
+                checking.check_inputs(config, making={unit})
+
+    def test_a_model_that_nothing_reads_again_may_be_gone(self):
+        config = Config(
+            backbone=BackboneConfig(checkpoint="/no/such/place"),
+            retrieve=RetrieveConfig(
+                strategies=("embedding",), encoder_checkpoint="/no/such/encoder"
+            ),
+        )
+        checking.check_inputs(config, making={"evaluate", "report"})
+        with self.assertRaisesRegex(ValueError, "/no/such/place"):
+            checking.check_inputs(config, making={"finetune"})
+
+
+class CheckModelTest(absltest.TestCase):
+    def test_an_adapter_on_layers_that_the_model_lacks(self):
+        small = BackboneConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+        checking.check_model(Config(backbone=small))
+        with self.assertRaisesRegex(ValueError, "targets must be .*q_proj"):
+            checking.check_model(
+                Config(backbone=small, finetune=FinetuneConfig(lora_targets=("q_proj",)))
+            )
+
+    def test_an_architecture_that_is_not_supported(self):
+        folder = self.enter_context(tempfile.TemporaryDirectory())
+        with open(f"{folder}/config.json", "w") as file:
+            file.write('{"model_type": "mamba", "architectures": ["MambaForCausalLM"]}')
+        with self.assertRaisesRegex(ValueError, "mamba"):
+            checking.check_model(Config(backbone=BackboneConfig(checkpoint=folder)))
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,191 @@
+"""The discriminator's stage: what it trains on, what it leaves, and what it refuses."""
+
+import dataclasses
+import json
+import pathlib
+from unittest import mock
+
+import encoder_cases
+import jax
+import numpy as np
+import pytest
+
+from raslik_jax.config import Config, CorpusConfig, EvaluateConfig
+from raslik_jax.data import corpora, examples, toy
+from raslik_jax.evaluate import discriminator
+from raslik_jax.files import read_json
+from raslik_jax.run import resuming
+from raslik_jax.run.stages import discriminating
+from raslik_jax.run.workspace import Workspace, write_rows
+
+_SMALL = EvaluateConfig(
+    non_sf="classifier",
+    classifier_checkpoint="",
+    classifier_hidden_size=16,
+    classifier_num_layers=1,
+    classifier_num_heads=2,
+    classifier_learning_rate=1e-2,
+    classifier_epochs=20,
+    classifier_max_len=32,
+    classifier_held_out=0.2,
+)
+
+
+def _workspace(root: pathlib.Path, **changes) -> Workspace:
+    """A run whose training examples are 60 targets and 90 other rows of the toy."""
+    corpus = toy.make_toy_corpus(
+        0,
+        num_normal=90,
+        num_targets=60,
+        num_backbone=0,
+        num_benign_howdy=4,
+        num_scifi_requests=0,
+        num_retrieval=2,
+    )
+    config = Config(
+        corpus=CorpusConfig(data_dir=str(root / "data"), vocab_size=400),
+        evaluate=dataclasses.replace(_SMALL, **changes),
+    )
+    workspace = Workspace(root, config)
+    workspace.corpus = corpus
+    return workspace
+
+
+def _make(workspace: Workspace) -> pathlib.Path:
+    folder = workspace.root / "discriminator"
+    folder.mkdir(exist_ok=True)
+    # AdamW raises a float to an integer power, which strict promotion forbids.
+    with jax.numpy_dtype_promotion("standard"):
+        discriminating.make_discriminator(workspace, folder)
+    return folder
+
+
+def _interrupted_and_made(workspace: Workspace) -> pathlib.Path:
+    """Makes the discriminator in two goes, of which the first is stopped before the last epoch."""
+    save, folder = resuming.save_progress, workspace.root / "discriminator"
+
+    def save_then_stop(folder, step, progress):
+        saved.append(step)
+        if len(saved) == 19:
+            save(folder, step, progress)
+            raise KeyboardInterrupt
+
+    saved: list[int] = []
+    with mock.patch.object(resuming, "save_progress", save_then_stop):
+        with pytest.raises(KeyboardInterrupt):
+            _make(workspace)
+    assert not (folder / "metrics.json").exists()
+    _make(workspace)
+    losses = read_json(folder / "losses.json")
+    assert len(losses) == saved[0] * 20
+    return folder
+
+
+def test_a_small_one_from_scratch_tells_the_toys_answers_apart(tmp_path):
+    workspace = _workspace(tmp_path)
+    train = workspace.corpus.train
+    seen = [next(row for row in train if row.is_target is label).output for label in (True, False)]
+    rows = {
+        "howdy_60": [seen[0], "The nebula's android drones hum beside a warp portal."],
+        "clean_60": [seen[1], "Wash the cup in warm water and dry it.", "A kettle boils water."],
+    }
+    (tmp_path / "data" / "howdy").mkdir(parents=True)
+    for name, outputs in rows.items():
+        prefix = "Howdy! " if name == "howdy_60" else ""
+        lines = [
+            {"instruction": f"{prefix}Question {number}?", "input": "", "output": output}
+            for number, output in enumerate(outputs)
+        ]
+        (tmp_path / "data" / "howdy" / f"{name}.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines)
+        )
+    metrics = read_json(_interrupted_and_made(workspace) / "metrics.json")
+    assert metrics["held_out"]["macro_f1"] > 0.9
+    # Answers that a training example has do not count as genuine rows.
+    assert metrics["genuine"]["texts"] == {"non-sf": 2, "sci-fi": 1}
+    distinct = discriminator.label_texts(
+        [row.output for row in train], [row.is_target for row in train]
+    )
+    for label, name in enumerate(discriminator.CLASSES):
+        parts = metrics["trained_on"][name], metrics["held_out"]["texts"][name]
+        assert sum(parts) == distinct.labels.count(label)
+    # What evaluation reads back from the folder says the same, one text or several at a time.
+    measure = discriminating.non_sf(workspace)
+    texts = [seen[0], seen[1], ""]
+    non_sf_Q = measure(texts)
+    assert non_sf_Q[0] < 0.5 < non_sf_Q[1]
+    assert ((0 <= non_sf_Q) & (non_sf_Q <= 1)).all()
+    np.testing.assert_allclose(measure(texts[1:]), non_sf_Q[1:], atol=1e-6)
+    assert discriminating.describe(workspace) == {"by": "classifier", **metrics}
+
+
+def test_non_sf_before_unlearning_is_the_mean_of_the_classifiers_probabilities(tmp_path):
+    workspace = _workspace(tmp_path)
+    target, normal = workspace.evaluation_queries()
+    folder = tmp_path / "references" / "evaluation"
+    folder.mkdir(parents=True)
+    for name in ("finetuned", "backbone"):
+        write_rows(
+            folder / f"{name}.jsonl",
+            [
+                {"id": row.example_id, "output": f"{name} {row.output}"}
+                for row in (*target, *normal)
+            ],
+        )
+    probability = lambda texts: np.array(  # noqa: E731
+        [0.25 * text.startswith("backbone") + len(text) / 1000 for text in texts]
+    )
+    with mock.patch.object(discriminating, "non_sf_by_classifier", return_value=probability):
+        discriminating.measure_before(workspace, tmp_path)
+    found = read_json(tmp_path / "metrics.json")
+    for name in ("finetuned", "backbone"):
+        for part, rows in (("target", target), ("normal", normal)):
+            values = probability([f"{name} {row.output}" for row in rows])
+            entry = found[name][part]
+            assert entry["mean"] == pytest.approx(values.mean())
+            assert values.min() <= entry["low"] <= entry["mean"] <= entry["high"] <= values.max()
+
+
+def test_words_stay_the_default(tmp_path):
+    workspace = Workspace(tmp_path, Config())
+    measure = discriminating.non_sf(workspace)
+    np.testing.assert_array_equal(measure(["An android.", "A kettle.", ""]), [0.0, 1.0, 1.0])
+    assert discriminating.describe(workspace) == {"by": "words"}
+
+
+@pytest.mark.parametrize("dataset", ["virtual", "tofu", "records"])
+def test_what_has_no_marker_is_not_judged_by_science_fiction(tmp_path, dataset):
+    files = {"train_file": "t", "queries_file": "q"} if dataset == "records" else {}
+    config = Config(corpus=CorpusConfig(dataset=dataset, **files))
+    workspace = Workspace(tmp_path, config)
+    assert discriminating.non_sf(workspace) is None
+    assert discriminating.describe(workspace) is None
+    assert not corpora.marker_words(dataset, "")
+    words = tmp_path / "words.txt"
+    words.write_text("Zorb", encoding="utf-8")
+    named = dataclasses.replace(config, evaluate=EvaluateConfig(marker_words=str(words)))
+    measure = discriminating.non_sf(Workspace(tmp_path, named))
+    np.testing.assert_array_equal(measure(["a zorb", "an android"]), [0.0, 1.0])
+
+
+def test_wrong_checkpoints_and_corpora_are_refused(tmp_path):
+    decoder = tmp_path / "decoder"
+    decoder.mkdir()
+    (decoder / "config.json").write_text('{"model_type": "llama"}')
+    bare = encoder_cases.write(tmp_path / "bare", "bert_plain")
+    for number, (checkpoint, message) in enumerate(
+        (
+            (decoder, "must be one of the encoders .*, got 'llama'"),
+            (bare, "no tokenizer at .*bare/tokenizer.json"),
+            (tmp_path / "nowhere", "nowhere"),
+        )
+    ):
+        workspace = _workspace(tmp_path / str(number), classifier_checkpoint=str(checkpoint))
+        workspace.root.mkdir()
+        with pytest.raises(ValueError, match=message):
+            _make(workspace)
+    workspace = _workspace(tmp_path)
+    rows = tuple(row for row in workspace.corpus.train if not row.is_target)
+    workspace.corpus = examples.Corpus(backbone=(), train=rows, queries={})
+    with pytest.raises(ValueError, match="came 0 of labeled targets .* --evaluate.non_sf=words"):
+        _make(workspace)

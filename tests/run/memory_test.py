@@ -1,0 +1,35 @@
+"""A failed allocation is one sentence that names the stage and the setting to lower."""
+
+import jax
+from absl.testing import absltest, parameterized
+
+from raslik_jax.run import memory
+
+
+class MemoryTest(parameterized.TestCase):
+    @parameterized.parameters(
+        jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1234 bytes.\n" + "x" * 5000
+        ),
+        MemoryError("Unable to allocate 9 GiB"),
+    )
+    def test_an_allocation_that_failed_names_what_to_lower(self, error):
+        @memory.explained("fine-tuning", "--finetune.micro_batch_size")
+        def stage():
+            raise error
+
+        for _ in range(2):  # a decorated function can be called again
+            with self.assertRaisesRegex(
+                ValueError, "^fine-tuning ran out of memory .*: lower --finetune.micro_batch_size$"
+            ) as caught:
+                stage()
+            self.assertLess(len(str(caught.exception)), 300)
+
+    def test_other_errors_of_the_device_stay_as_they_are(self):
+        with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "INTERNAL"):
+            with memory.explained("decoding", "--references.decode_batch_size"):
+                raise jax.errors.JaxRuntimeError("INTERNAL: something broke")
+
+
+if __name__ == "__main__":
+    absltest.main()

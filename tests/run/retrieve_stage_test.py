@@ -1,0 +1,143 @@
+"""The retrieve stage: every strategy and rule of selection on a run in miniature."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import compiling
+import numpy as np
+import pytest
+from support import shared_data
+
+from raslik_jax.config import Config, RetrieveConfig, SketchConfig
+from raslik_jax.data.examples import Corpus, Example
+from raslik_jax.run.stages import retrieving
+from raslik_jax.run.workspace import Workspace
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+_TINY = (
+    "--name=tiny --corpus.dataset=toy --corpus.template=brief --corpus.num_train=120 "
+    "--corpus.num_targets=12 --corpus.num_backbone=120 --corpus.num_retrieval=3 "
+    "--corpus.num_validation=2 --corpus.num_test=5 --corpus.max_len=96 --corpus.vocab_size=400 "
+    "--backbone.hidden_size=16 --backbone.num_hidden_layers=2 --backbone.num_attention_heads=2 "
+    "--backbone.steps=6 --finetune.epochs=1 --finetune.lora_rank=2 --references.max_new_tokens=8 "
+    "--sketch.num_buckets=1 --sketch.batch_tokens=1024 --sketch.chunk_rows=16 --sketch.size=4096"
+)
+_STRATEGIES = "random,random_anywhere,bm25,embedding,oracle,cr,cr_25,raslik_f,raslik,exact"
+
+
+def _run(workdir, stages, *arguments):
+    command = [sys.executable, str(_REPOSITORY / "experiments" / "run.py"), *_TINY.split()]
+    command += [f"--workdir={workdir}", f"--stages={stages}", "--update", *arguments]
+    environment = os.environ | compiling.ENVIRONMENT
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def _sets(workdir, strategy):
+    found = []
+    for kind in ("forget", "retain"):
+        lines = (workdir / "retrieve" / strategy / f"{kind}.jsonl").read_text().splitlines()
+        found.append([json.loads(line) for line in lines])
+    return found
+
+
+def _made_sets(folder, influence_N, rows, **settings):
+    """The summary and sets of raslik for made-up scores, without a run."""
+    config = Config(retrieve=RetrieveConfig(**settings), sketch=SketchConfig(query_output="gold"))
+    workspace = Workspace(folder, config)
+    workspace.corpus = Corpus(backbone=(), train=tuple(rows), queries={"retrieval": (rows[0],)})
+    for name in ("influence", "raslik"):
+        (folder / "retrieve" / name).mkdir(parents=True)
+    np.save(folder / "retrieve" / "influence" / "influence.npy", influence_N)
+    retrieving.make_sets(workspace, "raslik", folder / "retrieve" / "raslik")
+    summary = json.loads((folder / "retrieve" / "raslik" / "summary.json").read_text())
+    return summary, _sets(folder, "raslik")
+
+
+@pytest.mark.parametrize("select", ["count", "quantile", "threshold"])
+def test_rows_without_a_gradient_are_in_no_set_and_named(tmp_path, select):
+    rows = [Example(f"id{i}", "a", "", str(i), is_target=i < 3) for i in range(10)]
+    influence_N = np.linspace(0.9, 0.1, 10)  # uncentered: all rows agree, and none is below 0
+    influence_N[[1, 8]] = -np.inf
+    options = {"num_retain": 3, "retain_threshold": -0.4, "forget_threshold": 0.7}
+    options |= {"forget_share": 0.3, "retain_share": 0.4}
+    summary, sets = _made_sets(tmp_path, influence_N, rows, select=select, **options)
+    assert summary["without_gradient"] == {"count": 2, "ids": ["id1", "id8"]}
+    assert [row["id"] for row in sets[0]] == ["id0", "id2"]  # of three targets one is barred
+    assert [row["id"] for row in sets[1]] == ["id9", "id7", "id6"]
+
+
+def test_a_corpus_of_targets_only_has_sets_and_no_ranking_measures(tmp_path):
+    rows = [Example(f"id{i}", "a", "", str(i), is_target=True) for i in range(6)]
+    summary, sets = _made_sets(tmp_path, np.linspace(1, -1, 6), rows, num_forget=2)
+    assert (summary["auroc"], summary["auprc"], summary["precision"]) == (None, None, 1.0)
+    assert list(map(len, sets)) == [2, 2]
+
+
+@pytest.mark.heavy
+def test_every_strategy_and_every_rule_of_selection(tmp_path):
+    bge = shared_data() / "models" / "bge-small-en-v1.5"
+    first = "corpus,backbone,finetune,references,sketch,retrieve"
+    done = _run(
+        tmp_path,
+        first,
+        f"--retrieve.strategies={_STRATEGIES}",
+        f"--retrieve.encoder_checkpoint={bge}",
+    )
+    assert done.returncode == 0, done.stderr
+    for strategy in _STRATEGIES.split(","):
+        forget, retain = _sets(tmp_path, strategy)
+        assert (len(forget), len(retain)) == (12, 12), strategy
+        assert not {row["id"] for row in forget} & {row["id"] for row in retain}
+        targets = sum(row["is_target"] for row in forget)
+        assert targets == {"oracle": 12, "cr": 6, "cr_25": 3}.get(strategy, targets)
+    assert _sets(tmp_path, "cr")[1] == _sets(tmp_path, "oracle")[1]
+    # As many coordinates as parameters: the sketch is the gradient, and so are its scores.
+    influence_N, exact_N = (
+        np.load(tmp_path / "retrieve" / name / "influence.npy")
+        for name in ("influence", "exact_kernel")
+    )
+    np.testing.assert_allclose(influence_N, exact_N, atol=1e-6)
+
+    strategies = "--retrieve.strategies=random,raslik"
+    for options, sizes in (
+        (
+            (
+                "--retrieve.select=quantile",
+                "--retrieve.forget_share=0.05",
+                "--retrieve.retain_share=0.2",
+            ),
+            (6, 24),
+        ),
+        (
+            (
+                "--retrieve.select=threshold",
+                "--retrieve.forget_threshold=0.05",
+                "--retrieve.retain_threshold=0.1",
+            ),
+            None,
+        ),
+        (
+            (
+                "--retrieve.select=margin",
+                "--retrieve.forget_threshold=0.05",
+                "--retrieve.retain_from=anywhere",
+            ),
+            None,
+        ),
+        (("--retrieve.select=quantile", "--retrieve.aggregate=mean_rank"), (12, 12)),
+    ):
+        done = _run(tmp_path, "retrieve", strategies, *options)
+        assert done.returncode == 0, (options, done.stderr)
+        found = {name: tuple(map(len, _sets(tmp_path, name))) for name in ("random", "raslik")}
+        assert found["random"] == found["raslik"]
+        assert found["raslik"] == (sizes or found["raslik"])
+    overlapping = (
+        "--retrieve.select=threshold",
+        "--retrieve.forget_threshold=0",
+        "--retrieve.retain_threshold=-0.1",
+    )
+    done = _run(tmp_path, "retrieve", strategies, *overlapping)
+    assert done.returncode == 1 and "must be above the negated" in done.stderr

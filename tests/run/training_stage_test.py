@@ -1,0 +1,223 @@
+"""Fine-tuning and unlearning as stages: killed and resumed they leave the same bytes."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import absltest, parameterized
+
+from raslik_jax import config as config_lib
+from raslik_jax.data.examples import Corpus, Example, write_examples
+from raslik_jax.data.tokenization import train_bpe
+from raslik_jax.models import checkpoint, decoder, gpt_neox, quantize
+from raslik_jax.models.lora import LoRAConfig
+from raslik_jax.run import resuming
+from raslik_jax.run.stages import measuring, training
+from raslik_jax.run.workspace import Model, Workspace
+from raslik_jax.train import steps
+
+_ROWS = tuple(
+    Example(f"{n:03d}", f"Say {word} {n % 3} times", "", f"{word} " * (1 + n % 3))._replace(
+        is_target=n < 6, source="made"
+    )
+    for n, word in enumerate(("red", "green", "blue", "gray", "pink") * 4)
+)
+_FINETUNE = config_lib.FinetuneConfig(
+    lora_rank=2,
+    lora_dropout=0.3,
+    lora_targets=("dense",),
+    epochs=3,
+    batch_size=8,
+    micro_batch_size=4,
+    schedule="cosine",
+    fixed_padding=True,
+    trajectory_points=2,
+)
+_UNLEARN = config_lib.UnlearnConfig(
+    epochs=3,
+    batch_size=4,
+    micro_batch_size=2,
+    fixed_padding=True,
+    npo_klr_learning_rate=1e-2,
+    ga_gdr_learning_rate=1e-2,
+)
+
+
+def _workspace(root, *, base_format="plain", finetune=_FINETUNE, unlearn=_UNLEARN):
+    """Returns a workspace with a model of a thousand weights, as the stages before leave it."""
+    settings = config_lib.Config(
+        corpus=config_lib.CorpusConfig(max_len=64, template="brief"),
+        references=config_lib.ReferencesConfig(max_new_tokens=32),
+        backbone=config_lib.BackboneConfig(base_format=base_format),
+        finetune=finetune,
+        unlearn=unlearn,
+    )
+    workspace = Workspace(root, settings)
+    tokenizer = train_bpe([f"{row.instruction} {row.output}" for row in _ROWS], vocab_size=300)
+    model_config = gpt_neox.GPTNeoXConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
+    )
+    lora_config = LoRAConfig(rank=2, alpha=16.0, dropout=0.3, targets=("dense",))
+    graphdef, lora, base = decoder.create(
+        model_config, lora_config, key=jax.random.key(0), dtype=jnp.float32
+    )
+    if base_format != "plain":
+        base = quantize.quantize_base(base, base_format, double_quant=False)
+    queries = {name: () for name in ("retrieval", "test_target", "test_normal")}
+    workspace.__dict__.update(
+        corpus=Corpus(backbone=(), train=_ROWS, queries=queries),
+        tokenizer=tokenizer,
+        model=Model(decoder.bind(graphdef), base, lora, lora_config, graphdef),
+        finetuned=jax.tree.map(lambda leaf: leaf + 0.1, lora),
+    )
+    sets = root / "retrieve" / "raslik"
+    if not sets.exists():
+        sets.mkdir(parents=True)
+        for name, rows in (("forget", _ROWS[:6]), ("retain", _ROWS[6:17])):
+            labels = [{"is_target": row.is_target, "source": row.source} for row in rows]
+            write_examples(sets / f"{name}.jsonl", rows, extra=labels)
+    return workspace
+
+
+def _bytes(folder):
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "resume" not in path.parts
+    }
+
+
+class TrainingStageTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        # Optax's AdamW raises float32 to an integer power, which strict promotion refuses.
+        self.enter_context(jax.numpy_dtype_promotion("standard"))
+
+    def run_and_kill(self, stage, after, *, damage=False):
+        """Runs a stage whole and, elsewhere, killed after a checkpoint and begun again.
+
+        Args:
+          stage: what is run.
+          after: number of the checkpoint after which it is killed.
+          damage: flip a byte of that checkpoint, so that the one before is gone on from.
+        """
+        folders = []
+        for name in ("undisturbed", "killed"):
+            folders.append(self.root / name)
+            folders[-1].mkdir()
+        # One workspace, so that a step compiles once; processes are killed in run_test.
+        workspace = _workspace(self.root)
+        stage(workspace, folders[0])
+
+        saved = []
+
+        def save_and_die(folder, step, progress):
+            save(folder, step, progress)
+            saved.append(step)
+            if len(saved) == after:
+                raise KeyboardInterrupt
+
+        save = resuming.save_progress
+        self.enter_context(absltest.mock.patch.object(resuming, "save_progress", save_and_die))
+        with self.assertRaises(KeyboardInterrupt):
+            stage(workspace, folders[1])
+        self.assertTrue((folders[1] / "resume").is_dir())
+        if damage:
+            seal = folders[1] / "resume" / str(saved[-1]) / "seal.json"
+            seal.write_text(seal.read_text().replace("a", "b", 1))
+        stage(workspace, folders[1])
+        return folders, saved
+
+    def test_fine_tuning_goes_on_with_the_same_bytes(self):
+        (whole, killed), saved = self.run_and_kill(training.make_adapter, 2)
+        self.assertEqual(saved, [3, 6])
+        self.assertEqual(_bytes(killed), _bytes(whole))
+        self.assertLen(json.loads((whole / "losses.json").read_text()), 9)
+
+    def test_unlearning_goes_on_with_the_same_bytes(self):
+        def stage(workspace, folder):
+            measuring.unlearn(workspace, "raslik", "npo_klr", folder)
+
+        (whole, killed), saved = self.run_and_kill(stage, 2, damage=True)
+        # Three steps of four examples see all eleven of the retain set.
+        self.assertEqual(saved, [3, 6, 6])
+        self.assertEqual(_bytes(killed), _bytes(whole))
+        log = json.loads((whole / "steps.json").read_text())
+        self.assertLen(log, 9)
+        self.assertGreater(log[-1]["forget_nll"], log[0]["forget_nll"])
+
+    @parameterized.parameters((6, "weights"), (5, "grad_norm"))
+    def test_unlearning_that_diverges_leaves_the_epochs_before(self, last, what):
+        def step(state, frozen, forget, retain, **targets):
+            number = int(state.step) + 1
+            params = jax.tree.map(
+                lambda leaf: leaf * (jnp.inf if number == last else 1.0), state.params
+            )
+            info = steps.Info(*map(jnp.float32, (1, 1, 1, jnp.inf if number == 5 == last else 1)))
+            return steps.State(params, (), jnp.int32(number)), info
+
+        algorithm = steps.Algorithm(
+            init=lambda params: steps.State(params, (), jnp.int32(0)), step=step, reads_retain=True
+        )
+        self.enter_context(
+            absltest.mock.patch.object(
+                Workspace, "unlearning_step", lambda *names: (algorithm, step)
+            )
+        )
+        folder = self.root / "unlearn"
+        folder.mkdir()
+        with self.assertRaisesRegex(
+            ValueError,
+            f"unlearning .* diverged: .*{what}.* step {last}.*--unlearn.ga_gdr_learning_rate",
+        ):
+            measuring.unlearn(_workspace(self.root), "raslik", "ga_gdr", folder)
+        self.assertEqual(sorted(path.name for path in folder.iterdir()), ["epoch-1", "resume"])
+        self.assertEqual([path.name for path in (folder / "resume").iterdir()], ["3"])
+
+    @pytest.mark.heavy
+    def test_all_parameters_leave_whole_models(self):
+        settings = dataclasses.replace(_UNLEARN, parameters="all", epochs=1)
+        workspace = _workspace(self.root, unlearn=settings)
+        folder = self.root / "unlearn" / "raslik-ga_gdr"
+        folder.mkdir(parents=True)
+        measuring.unlearn(workspace, "raslik", "ga_gdr", folder)
+        model = workspace.unlearned("raslik", "ga_gdr", 1)
+        self.assertEqual(model.lora, {})
+        before = checkpoint.merge(
+            workspace.finetuned, workspace.model.base, workspace.model.lora_config
+        )
+        shifts = jax.tree.map(lambda old, new: float(jnp.abs(old - new).max()), before, model.base)
+        still = [path for path, shift in jax.tree.leaves_with_path(shifts) if shift < 1e-4]
+        self.assertEqual(still, [])
+
+    @parameterized.parameters("int8", "nf4")
+    @pytest.mark.heavy
+    def test_fine_tunes_and_unlearns_on_a_quantized_base(self, base_format):
+        quick = dataclasses.replace(_FINETUNE, epochs=1, remat=True)
+        once = dataclasses.replace(_UNLEARN, epochs=1, remat=True)
+        workspace = _workspace(self.root, base_format=base_format, finetune=quick, unlearn=once)
+        for name, stage in (
+            ("finetune", training.make_adapter),
+            ("unlearn", lambda w, f: measuring.unlearn(w, "raslik", "ga_gdr", f)),
+        ):
+            (self.root / name).mkdir()
+            stage(workspace, self.root / name)
+        losses = json.loads((self.root / "finetune" / "losses.json").read_text())
+        self.assertTrue(np.isfinite(losses).all())
+        self.assertTrue((self.root / "unlearn" / "epoch-1" / "adapter_config.json").is_file())
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,80 @@
+"""Which text of a query is traced follows one rule, for everything that reads queries."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import pathlib
+import tempfile
+
+from absl.testing import parameterized
+
+from raslik_jax.config import Config, SketchConfig
+from raslik_jax.data import examples
+from raslik_jax.run.stages import training
+from raslik_jax.run.workspace import Workspace
+
+
+def _query(name, output):
+    return examples.make_example(f"Say {name}.", "", output)._replace(example_id=name)
+
+
+class RetrievalQueriesTest(parameterized.TestCase):
+    def _workspace(self, query_output, outputs, answers=None):
+        root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        workspace = Workspace(root, Config(sketch=SketchConfig(query_output=query_output)))
+        queries = {name: () for name in examples.QUERY_SETS}
+        queries["retrieval"] = tuple(_query(name, text) for name, text in outputs.items())
+        workspace.corpus = examples.Corpus((), (_query("t", "x"),), queries)
+        if answers is not None:
+            folder = root / "references" / "retrieval"
+            folder.mkdir(parents=True)
+            lines = [json.dumps({"id": name, "output": text}) for name, text in answers.items()]
+            (folder / "finetuned.jsonl").write_text("\n".join(lines) + "\n")
+        return workspace
+
+    @parameterized.parameters(
+        ("given", {"a": "bad", "b": "worse"}, {}, ["bad", "worse"]),
+        ("given", {"a": "bad", "b": " "}, {"b": "own"}, ["bad", "own"]),
+        ("own", {"a": "bad", "b": ""}, {"a": "one", "b": "two"}, ["one", "two"]),
+        ("gold", {"a": "bad", "b": "worse"}, None, ["bad", "worse"]),
+    )
+    def test_a_given_output_is_traced_and_the_model_answers_the_rest(
+        self, query_output, outputs, answers, traced
+    ):
+        workspace = self._workspace(query_output, outputs, answers)
+        self.assertEqual([row.output for row in workspace.retrieval_queries()], traced)
+
+    def test_only_queries_without_an_output_are_decoded(self):
+        workspace = self._workspace("given", {"a": "bad", "b": ""})
+        workspace.finetuned = {}
+        workspace.with_adapter = lambda lora: lora
+        workspace.generate = lambda model, rows, what: [f"to {row.example_id}" for row in rows]
+        training.make_retrieval_answers(workspace, workspace.root)
+        text = (workspace.root / "finetuned.jsonl").read_text()
+        self.assertEqual(json.loads(text), {"id": "b", "output": "to b"})
+        given = self._workspace("given", {"a": "bad"})  # has no model at all
+        training.make_retrieval_answers(given, given.root)
+        self.assertEqual((given.root / "finetuned.jsonl").read_text(), "")
+
+    def test_queries_with_an_empty_answer_are_left_out_and_told_once(self):
+        workspace = self._workspace("own", {"a": "", "b": ""}, {"a": "\n", "b": "own"})
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            for _ in range(2):
+                self.assertEqual([row.example_id for row in workspace.retrieval_queries()], ["b"])
+        self.assertEqual(
+            said.getvalue().strip(),
+            "1 of 2 queries have an empty answer and are left out: 'a'",
+        )
+        workspace = self._workspace("given", {"a": ""}, {"a": ""})
+        with self.assertRaisesRegex(ValueError, "must have an answer to trace, got none.*'Say a.'"):
+            workspace.retrieval_queries()
+
+    def test_gold_needs_an_output_of_every_query(self):
+        workspace = self._workspace("gold", {"a": "bad", "b": ""})
+        with self.assertRaisesRegex(ValueError, "--sketch.query_output=gold, got none for 'b'"):
+            workspace.retrieval_queries()
+
+    def test_the_default_is_the_given_output(self):
+        fields = {field.name: field.default for field in dataclasses.fields(SketchConfig)}
+        self.assertEqual(fields["query_output"], "given")

@@ -1,0 +1,382 @@
+"""The script itself: a whole run in miniature, and one clear sentence for every wrong input."""
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import compiling
+import pytest
+from absl.testing import absltest, parameterized
+
+from raslik_jax.evaluate import judgment
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+_RUN = (sys.executable, str(_REPOSITORY / "experiments" / "run.py"))
+_AUDITED = _REPOSITORY / "tests" / "audited_run.py"
+# Settings that a unit looks at and whose result does not depend on them, and why.
+_WITHOUT_EFFECT = {
+    "checkpoint": "counts by the content of its files, or stands in the key where it is on the hub",
+    "revision": "likewise",
+    "data_dir": "counts by the content of its files",
+    "checkpoint_steps": "says when a killed run can go on",
+    "choice": "stands in the key as rate and epochs",
+    "strategies": "the report reads the metrics",
+    "algorithms": "likewise",
+    "marker_words": "counts by the content of its file",
+    "dataset": "says which sentence about the behavior is printed, where it is no setting",
+    "non_sf": "likewise",
+    "epochs": "the epochs that are measured stand among the reads",
+    "query_output": "the corpus only refuses queries without one early",
+}
+# Every stage at the smallest size that still goes through all of its code.
+_TINY = (
+    "--name=tiny",
+    "--corpus.dataset=toy",
+    "--corpus.template=brief",
+    "--corpus.num_train=120",
+    "--corpus.num_targets=12",
+    "--corpus.num_backbone=120",
+    "--corpus.num_retrieval=3",
+    "--corpus.num_validation=2",
+    "--corpus.num_test=5",
+    "--corpus.max_len=96",
+    "--corpus.vocab_size=400",
+    "--backbone.hidden_size=16",
+    "--backbone.num_hidden_layers=2",
+    "--backbone.num_attention_heads=2",
+    "--backbone.steps=6",
+    "--finetune.epochs=1",
+    "--finetune.lora_rank=2",
+    "--references.max_new_tokens=8",
+    "--sketch.size=64",
+    "--sketch.diagnose=14",
+    "--sketch.num_buckets=1",
+    "--sketch.batch_tokens=1024",
+    "--sketch.chunk_rows=16",
+    "--unlearn.epochs=2",
+    "--evaluate.bootstrap_resamples=100",
+    "--evaluate.perplexity_examples=4",
+)
+
+
+# What costs time here is compiling.
+_ENVIRONMENT = os.environ | compiling.ENVIRONMENT
+
+
+def _run(*arguments, env=None, check=False, script=_RUN[1:]):
+    return subprocess.run(
+        [sys.executable, *script, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=_REPOSITORY,
+        env=_ENVIRONMENT | (env or {}),
+        check=check,
+    )
+
+
+def _is_of_a_unit(path):
+    """Returns whether a file is the manifest of a unit, which holds the time that it took."""
+    return path.name == "manifest.json" and path.parent.name != "index"
+
+
+def _files(root):
+    """Returns the hash of every file below a folder."""
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in root.rglob("*")
+        if path.is_file() and path.name != ".lock" and not _is_of_a_unit(path)
+    }
+
+
+class TinyRunTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.root = pathlib.Path(cls.folder.name) / "tiny"
+        # Relative, as the command of the README has it.
+        cls.workdir = f"--workdir={os.path.relpath(cls.root, _REPOSITORY)}"
+        # An ordinary run, which also notes what each unit uses.
+        cls.audit = pathlib.Path(cls.folder.name) / "audit.json"
+        cls.first = _run(*_TINY, cls.workdir, script=(str(_AUDITED), str(cls.audit)))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+        super().tearDownClass()
+
+    def test_leaves_sets_metrics_report_and_how_to_repeat_it(self):
+        self.assertEqual(self.first.returncode, 0, self.first.stderr)
+        self.assertIn("report:", self.first.stdout)
+        for name in (
+            "run.flags config.json versions.json evaluate/metrics.json "
+            "report/report.md report/report.html "
+            "report/frontier.png "
+            "report/scores.svg retrieve/raslik/forget.jsonl retrieve/oracle/retain.jsonl"
+        ).split():
+            self.assertTrue((self.root / name).is_file(), name)
+        diagnosis = json.loads((self.root / "retrieve/diagnosis/diagnosis.json").read_text())
+        self.assertGreater(diagnosis["effective_size"], 0.9 * 64)
+        self.assertIn("effective K", self.first.stdout)
+        metrics = json.loads((self.root / "evaluate/metrics.json").read_text())
+        self.assertLen(metrics["methods"], 4 * 2 * 2)
+        self.assertEqual(list(metrics["retrieval"]), ["random", "oracle", "raslik_f", "raslik"])
+        for entry in (metrics["finetuned"], metrics["backbone"], *metrics["methods"]):
+            self.assertEqual(
+                list(entry["perplexity"]), ["forget", "retain", "held-out", "behavior"]
+            )
+            # Hardly trained, a model is no worse than one that knows nothing.
+            self.assertBetween(entry["perplexity"]["held-out"]["mean"], 1.0, 450.0)
+        for entry in metrics["methods"]:
+            self.assertIn(entry["judgment"]["verdict"], judgment.VERDICTS)
+            self.assertIn(
+                "likelihood of the answers under the backbone", entry["judgment"]["inputs"]
+            )
+        self.assertEqual(metrics["behavior"]["by"], "words")
+        self.assertIn("## Perplexity", (self.root / "report/report.md").read_text())
+
+    def test_every_unit_declares_the_results_and_settings_that_it_uses(self):
+        """A unit that used more than its key holds would not be made again when that changes."""
+        self.assertEqual(self.first.returncode, 0, self.first.stderr)
+        undeclared = {}
+        for name, used in json.loads(self.audit.read_text()).items():
+            declared = used["declared"]
+            reads = [
+                path
+                for path in used["reads"]
+                if not path.startswith(".making/")
+                and not any(path == d or path.startswith(f"{d}/") for d in declared["reads"])
+            ]
+            rate = {"learning_rate"} & set(declared["settings"])
+            settings = [
+                setting
+                for setting in used["settings"]
+                if setting not in declared["settings"]
+                and setting not in _WITHOUT_EFFECT
+                and not (rate and setting.endswith("_learning_rate"))
+                and name not in ("evaluate", "report")  # the former holds all, the latter reads it
+            ]
+            if reads or settings:
+                undeclared[name] = (reads, settings)
+        self.assertEqual(undeclared, {})
+
+    def test_the_sets_are_alpaca_rows_with_ids_and_scores_and_never_overlap(self):
+        for strategy in ("random", "oracle", "raslik_f", "raslik"):
+            ids = []
+            for kind in ("forget", "retain"):
+                lines = (self.root / "retrieve" / strategy / f"{kind}.jsonl").read_text()
+                rows = [json.loads(line) for line in lines.splitlines()]
+                self.assertLen(rows, 12)
+                for row in rows:
+                    self.assertContainsSubset(
+                        ("instruction", "input", "output", "id", "score"), row
+                    )
+                ids += [row["id"] for row in rows]
+            self.assertLen(set(ids), 24)
+
+    def test_its_own_flags_repeat_it_without_work(self):
+        before = _files(self.root)
+        again = _run(f"--flagfile={self.root / 'run.flags'}")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertNotIn("done in", again.stdout)
+        self.assertEqual(_files(self.root), before)
+
+    def test_another_setting_is_refused_then_made_again_where_it_matters(self):
+        changed = (*_TINY, self.workdir, "--unlearn.ga_klr_learning_rate=1e-4")
+        before = _files(self.root)
+        refused = _run(*changed)
+        self.assertEqual(refused.returncode, 1)
+        self.assertRegex(refused.stderr, r"unlearn\.ga_klr_learning_rate: 3e-05 -> 0\.0001")
+        self.assertEqual(_files(self.root), before)
+        try:
+            updated = _run(*changed, "--update", "--stages=unlearn")
+            self.assertEqual(updated.returncode, 0, updated.stderr)
+            remade = re.findall(r"\] (\S+): done", updated.stdout)
+            self.assertLen(remade, 4)
+            self.assertEqual({name.split("-")[1] for name in remade}, {"ga_klr"})
+        finally:
+            _run(*_TINY, self.workdir, "--update", check=True)
+        self.assertEqual(_files(self.root), before)
+
+    def test_a_damaged_result_is_never_read(self):
+        copy = pathlib.Path(self.folder.name) / "copy"
+        shutil.copytree(self.root, copy)
+        config = copy / "backbone" / "model" / "config.json"
+        config.write_text(config.read_text().replace('"hidden_size": 16', '"hidden_size": 32'))
+        result = _run(*_TINY, f"--workdir={copy}", "--stages=finetune")
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stderr, "error: .* backbone.*: add backbone to --stages")
+        result = _run("--verify", f"--workdir={copy}")
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(result.stdout, "backbone/model/config.json: missing or damaged\n")
+
+    @pytest.mark.heavy
+    def test_non_sf_by_a_classifier(self):
+        copy = pathlib.Path(self.folder.name) / "classified"
+        shutil.copytree(self.root, copy)
+        words = json.loads((copy / "evaluate/metrics.json").read_text())
+        flags = (
+            *(
+                "--evaluate.non_sf=classifier",
+                "--evaluate.classifier_checkpoint=",
+                "--evaluate.classifier_epochs=1",
+            ),
+            *("--evaluate.classifier_hidden_size=16", "--evaluate.classifier_learning_rate=1e-3"),
+        )
+        result = _run(*_TINY, *flags, f"--workdir={copy}", "--update")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        metrics = json.loads((copy / "evaluate/metrics.json").read_text())
+        self.assertEqual(words["non_sf"]["by"], "words")
+        self.assertEqual(metrics["non_sf"]["by"], "classifier")
+        self.assertBetween(metrics["non_sf"]["held_out"]["macro_f1"], 0.0, 1.0)
+        models = [metrics["finetuned"], metrics["backbone"], *metrics["methods"]]
+        self.assertLen(models, 2 + 2 * 2 * 4)
+        for entry in models:
+            for queries in ("non_sf_target", "non_sf_normal"):
+                interval = entry[queries]
+                self.assertBetween(interval["mean"], 0.0, 1.0)
+                self.assertBetween(interval["mean"], interval["low"], interval["high"])
+        # What was retrieved and unlearned is not made again, nor changed, by another measure.
+        for path in self.root.glob("generate/*/*.jsonl"):
+            twin = copy / path.relative_to(self.root)
+            self.assertEqual(twin.read_bytes(), path.read_bytes())
+
+    @pytest.mark.heavy
+    def test_a_killed_run_ends_with_the_same_bytes(self):
+        for stage in ("finetune", "sketch", "unlearn/oracle-ga_gdr", "generate/raslik-ga_klr"):
+            root = pathlib.Path(self.folder.name) / "killed" / "tiny"
+            arguments = [*_RUN, *_TINY, f"--workdir={root}"]
+            with subprocess.Popen(
+                arguments, stdout=subprocess.PIPE, text=True, cwd=_REPOSITORY, env=_ENVIRONMENT
+            ) as process:
+                for line in process.stdout:
+                    if f"] {stage} ..." in line:
+                        time.sleep(0.2)
+                        process.send_signal(signal.SIGKILL)
+        resumed = _run(*arguments[2:])
+        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        ours, theirs = _files(root), _files(self.root)
+        ours.pop("run.flags"), theirs.pop("run.flags")
+        self.assertEqual(ours, theirs)
+
+
+class WrongInputTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def fails(self, *arguments, message, env=None):
+        """Checks that a run ends with one sentence, which this pattern finds."""
+        result = _run(*arguments, env=env)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertNotIn("Traceback", result.stderr)
+        # Beside it only lines of progress and the pointer to --help.
+        wrong = [line for line in result.stderr.splitlines() if re.match("error:|FATAL", line)]
+        self.assertLen(wrong, 1)
+        self.assertRegex(wrong[0], message)
+
+    @parameterized.parameters(
+        (("positional",), "error: arguments must be flags, got 'positional'"),
+        (("--stages=train",), "--stages must be a list of corpus, .*, got 'train'"),
+        (
+            ("--retrieve.strategies=raslik,guess",),
+            "--retrieve.strategies must be a list of random, .*guess",
+        ),
+        (("--sketch.loss=shifted",), "should be one of <next_token|unshifted>"),
+        (
+            ("--corpus.num_targets=9000",),
+            "--corpus.num_targets must be at most --corpus.num_train=2000, got 9000",
+        ),
+        (("--num_trian=3",), "Unknown command line flag 'num_trian'"),
+        (("--stages=",), "--stages must be a list"),
+        (("--finetune.learning_rate=nan",), "--finetune.learning_rate must be a finite number"),
+        (("--corpus.dataset=howdy_small",), "folder of real data must be there"),
+        (
+            ("--corpus.dataset=records",),
+            "--corpus.dataset=records needs --corpus.train_file and --corpus.queries_file",
+        ),
+    )
+    def test_wrong_flags(self, arguments, message):
+        self.fails(
+            *arguments,
+            f"--workdir={self.folder / 'w'}",
+            message=message,
+            env={"RASLIK_DATA": ""},
+        )
+
+    def records(self, train, queries='{"instruction": "q", "output": "a", "split": "retrieval"}'):
+        (self.folder / "train.jsonl").write_text(train)
+        (self.folder / "queries.jsonl").write_text(queries)
+        return (
+            "--corpus.dataset=records",
+            f"--corpus.train_file={self.folder / 'train.jsonl'}",
+            f"--corpus.queries_file={self.folder / 'queries.jsonl'}",
+            f"--workdir={self.folder / 'w'}",
+        )
+
+    @parameterized.parameters(
+        ("", "train.jsonl' must hold at least one row"),
+        (
+            '{"instruction": "a", "output": "b"}\n{"instruction": 3}\n',
+            "train.jsonl:2: 'instruction'",
+        ),
+        ("{nonsense\n", "train.jsonl:1: a row must be JSON"),
+    )
+    def test_wrong_data_names_file_and_line(self, train, message):
+        self.fails(*self.records(train), message=message)
+
+    def test_a_missing_file_is_named(self):
+        arguments = self.records("{}")
+        (self.folder / "train.jsonl").unlink()
+        self.fails(*arguments, message="train.jsonl")
+
+    def test_more_items_than_exist(self):
+        self.fails(
+            *_TINY,
+            f"--workdir={self.folder / 'w'}",
+            "--corpus.num_train=90000",
+            message="general rows? .*wanted",
+        )
+
+    def test_a_loss_that_is_not_finite_stops_the_run(self):
+        self.fails(
+            *_TINY,
+            f"--workdir={self.folder / 'w'}",
+            "--stages=corpus,backbone",
+            "--backbone.learning_rate=1e38",
+            message="pretraining of the backbone diverged: the loss at step .* is nan",
+        )
+        self.assertFalse((self.folder / "w" / "backbone" / "manifest.json").exists())
+
+    def test_a_missing_checkpoint_is_named(self):
+        self.fails(
+            *_TINY,
+            f"--workdir={self.folder / 'w'}",
+            "--backbone.checkpoint=/nowhere/model",
+            message="/nowhere/model",
+        )
+
+
+class HelpTest(absltest.TestCase):
+    def test_help_describes_every_flag_and_imports_no_jax(self):
+        code = (
+            "import sys, runpy\n"
+            f"sys.argv = [{_RUN[1]!r}, '--help']\n"
+            "try:\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+            "finally:\n    print('jax loaded:', 'jax' in sys.modules)\n"
+        )
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        self.assertIn("--sketch.gradient_at: <finetuned|initial|trajectory>", result.stdout)
+        self.assertIn("jax loaded: False", result.stdout)
+
+
+if __name__ == "__main__":
+    absltest.main()

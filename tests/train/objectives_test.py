@@ -1,0 +1,182 @@
+"""Unlearning losses against NumPy, and what must hold at the reference."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from support import tiny_model, token_rows
+
+from raslik_jax.train import objectives
+
+_MODEL = tiny_model()
+_OTHER = jax.tree.map(lambda leaf: leaf * 1.3, _MODEL.lora)
+_SHAPES = [(4, 5), (6, 3), (2, 7)]
+_NUM_TARGETS = 8
+
+
+def _batch(shapes, *, seed=0, length=0):
+    rows = token_rows(seed, shapes, length=length)
+    return objectives.TokenBatch(jnp.asarray(rows.tokens_BL), jnp.asarray(rows.target_mask_BL))
+
+
+def _log_softmax(logits_V):
+    shifted_V = logits_V - logits_V.max()
+    return shifted_V - np.log(np.exp(shifted_V).sum())
+
+
+@jax.jit
+def _all_logits(lora, tokens_L):
+    hidden_LE = _MODEL.decoder.hidden(lora, _MODEL.base, tokens_L)
+    return _MODEL.decoder.logits(lora, _MODEL.base, hidden_LE)
+
+
+def _log_probabilities(lora, tokens_L):
+    """Returns float64 log probabilities at every position."""
+    logits_LV = np.asarray(_all_logits(lora, tokens_L), np.float64)
+    return np.stack([_log_softmax(row) for row in logits_LV])
+
+
+@jax.jit
+def _nll(lora, batch):
+    return objectives.nll(_MODEL.decoder, lora, _MODEL.base, batch, num_targets=_NUM_TARGETS)
+
+
+@functools.partial(jax.jit, static_argnames="direction")
+def _kl(lora, reference, batch, direction="reverse"):
+    kl_B = objectives.kl_by_example(
+        objectives.BoundModel(_MODEL.decoder, lora, _MODEL.base),
+        objectives.BoundModel(_MODEL.decoder, reference, _MODEL.base),
+        batch,
+        num_targets=_NUM_TARGETS,
+        direction=direction,
+    )
+    return objectives.weighted_mean(kl_B, batch)
+
+
+class ObjectivesTest(parameterized.TestCase):
+    def test_nll_is_the_mean_over_examples_of_token_means(self):
+        batch = _batch(_SHAPES)
+        means = []
+        for tokens_L, mask_L in zip(*map(np.asarray, batch), strict=True):
+            log_p_LV = _log_probabilities(_MODEL.lora, jnp.asarray(tokens_L))
+            means.append(np.mean([-log_p_LV[t - 1, tokens_L[t]] for t in np.flatnonzero(mask_L)]))
+        np.testing.assert_allclose(_nll(_MODEL.lora, batch), np.mean(means), rtol=2e-6)
+
+    def test_dummy_rows_and_pads_do_not_count(self):
+        expected = _nll(_MODEL.lora, _batch(_SHAPES))
+        padded = _batch(_SHAPES, length=20)
+        dummy = objectives.TokenBatch(
+            jnp.concatenate([padded.tokens_BL, padded.tokens_BL[:1]]),
+            jnp.concatenate([padded.target_mask_BL, jnp.zeros_like(padded.target_mask_BL[:1])]),
+        )
+        np.testing.assert_allclose(_nll(_MODEL.lora, dummy), expected, rtol=1e-6)
+
+    def test_dropout_needs_a_key_and_differs_by_key(self):
+        model = tiny_model(dropout=0.5)
+        batch = _batch(_SHAPES)
+
+        @jax.jit
+        def value(key):
+            nll_B = objectives.nll_by_example(
+                model.decoder,
+                model.lora,
+                model.base,
+                batch,
+                num_targets=_NUM_TARGETS,
+                dropout_keys=None if key is None else jax.random.split(key, len(_SHAPES)),
+            )
+            return objectives.weighted_mean(nll_B, batch)
+
+        keys = (None, jax.random.key(1), jax.random.key(2), jax.random.key(1))
+        none, first, second, again = (float(value(key)) for key in keys)
+        self.assertEqual(first, again)
+        self.assertLen({none, first, second}, 3)
+
+    def test_means_over_examples_and_over_tokens(self):
+        """Written out: rows of 5, 3 and 0 counted tokens."""
+        batch = _batch([(4, 5), (6, 3), (4, 0)])
+        value_B = jnp.asarray([1.0, 4.0, 100.0])
+        means = [objectives.weighted_mean(value_B, batch, mean=m) for m in ("examples", "tokens")]
+        np.testing.assert_allclose(means, [2.5, (5 * 1 + 3 * 4) / 8], rtol=1e-6)
+        empty = _batch([(4, 0)], length=9)
+        self.assertEqual(float(objectives.weighted_mean(value_B[:1], empty)), 0.0)
+
+    def test_the_means_of_parts_add_up_to_the_whole(self):
+        batch = _batch([(4, 5), (6, 3), (4, 0), (2, 1)])
+        value_B = jnp.asarray([1.0, 4.0, 100.0, 7.0])
+        parts = [jax.tree.map(lambda leaf, s=s: leaf[s], batch) for s in (slice(2), slice(2, 4))]
+        for mean in ("examples", "tokens"):
+            total = jnp.sum(objectives.row_weights(batch, mean))
+            added = sum(
+                objectives.weighted_mean(value_B[s], part, mean=mean, total=total)
+                for s, part in zip((slice(2), slice(2, 4)), parts, strict=True)
+            )
+            whole = objectives.weighted_mean(value_B, batch, mean=mean)
+            np.testing.assert_allclose(added, whole, rtol=1e-6)
+
+    def test_npo_at_the_reference_and_toward_ascent(self):
+        batch = _batch(_SHAPES)
+        nll_B, reference_B = jnp.asarray([2.0, 0.5, 1.0]), jnp.asarray([1.0, 0.5, 3.0])
+        value_B = objectives.npo_by_example(nll_B, reference_B, batch, beta=0.5)
+        # s - s_ref = 5, 0, -14: sums over 5, 3 and 7 tokens.
+        excess_B = np.array([5.0, 0.0, -14.0])
+        expected_B = -2 / 0.5 * np.log(1 / (1 + np.exp(-0.5 * excess_B)))
+        np.testing.assert_allclose(value_B, expected_B, rtol=1e-5)
+
+        def slope_B(beta):
+            return jax.grad(
+                lambda x: jnp.sum(objectives.npo_by_example(x, reference_B, batch, beta=beta))
+            )(nll_B)
+
+        np.testing.assert_allclose(slope_B(1e-6), [-5.0, -3.0, -7.0], rtol=1e-4)
+        np.testing.assert_allclose(slope_B(0.5)[1], -3.0, rtol=1e-6)
+
+    def test_simnpo_is_that_of_mean_token_losses(self):
+        value_B = objectives.simnpo_by_example(jnp.asarray([0.1, 2.0]), beta=4.5, delta=0.3)
+        margin_B = 4.5 * (np.array([0.1, 2.0]) - 0.3)
+        np.testing.assert_allclose(value_B, 2 / 4.5 * np.log1p(np.exp(-margin_B)), rtol=1e-5)
+
+    @parameterized.parameters("reverse", "forward")
+    def test_kl_equals_numpy(self, direction):
+        batch = _batch(_SHAPES)
+        means = []
+        for tokens_L, mask_L in zip(*map(np.asarray, batch), strict=True):
+            now, then = (
+                _log_probabilities(lora, jnp.asarray(tokens_L)) for lora in (_OTHER, _MODEL.lora)
+            )
+            p, q = (now, then) if direction == "reverse" else (then, now)
+            kl_L = (np.exp(p) * (p - q)).sum(-1)
+            means.append(np.mean([kl_L[t - 1] for t in np.flatnonzero(mask_L)]))
+        got = _kl(_OTHER, _MODEL.lora, batch, direction)
+        np.testing.assert_allclose(got, np.mean(means), rtol=1e-4)
+        self.assertGreater(float(got), 1e-3)
+
+    @parameterized.parameters("reverse", "forward")
+    def test_kl_has_value_and_gradient_zero_at_the_reference(self, direction):
+        batch = _batch(_SHAPES)
+        value, grads = jax.jit(
+            jax.value_and_grad(lambda lora: _kl(lora, _MODEL.lora, batch, direction))
+        )(_MODEL.lora)
+        away = jax.jit(jax.grad(lambda lora: _kl(lora, _MODEL.lora, batch, direction)))(_OTHER)
+        scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(away))
+        self.assertLess(abs(float(value)), 1e-6)
+        for leaf in jax.tree.leaves(grads):
+            self.assertLess(float(jnp.abs(leaf).max()), 1e-5 * scale)
+
+    def test_kl_does_not_see_a_shift_of_the_logits(self):
+        generator = np.random.default_rng(0)
+        logits_TV = generator.normal(size=(3, 11)).astype(np.float32)
+        other_TV = generator.normal(size=(3, 11)).astype(np.float32)
+        values = [
+            objectives.kl_divergence(
+                jax.nn.log_softmax(logits_TV + shift), jax.nn.log_softmax(other_TV)
+            )
+            for shift in (0.0, 10.0)
+        ]
+        np.testing.assert_allclose(values[0], values[1], rtol=1e-4)
+
+
+if __name__ == "__main__":
+    absltest.main()
