@@ -1,6 +1,7 @@
 """How every command of experiments/ begins and ends."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import io
@@ -8,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TextIO
+from typing import Any, Literal, NoReturn, TextIO, get_args, get_origin, get_type_hints
 
 from absl import app, flags
 
@@ -18,7 +19,9 @@ from raslik_jax.messages import bounded, printable, some_of
 flags.disclaim_key_flags()
 
 
-def start(main: Callable[[], int | None], *, when_stopped: str = "stopped") -> NoReturn:
+def start(
+    main: Callable[..., int | None], options: type | None = None, *, when_stopped: str = "stopped"
+) -> NoReturn:
     """Reads the flags, runs a command and exits with its status.
 
     The status is what main returns, 0 for None; 1 for a ValueError or OSError, which is said in one
@@ -26,9 +29,16 @@ def start(main: Callable[[], int | None], *, when_stopped: str = "stopped") -> N
     130 when somebody stops it. What it prints is UTF-8, with control characters escaped.
 
     Args:
-      main: the command; it reads its own flags.
+      main: the command; it reads its own flags, or is called with its options.
+      options: dataclass of `option` fields, each of which becomes a flag; None for no options.
       when_stopped: said on stderr at Ctrl-C.
     """
+    if options is not None:
+        read, call = define_options(options), main
+
+        def main() -> int | None:
+            return call(read())
+
     app.run(functools.partial(_run, main, when_stopped))
 
 
@@ -134,19 +144,73 @@ class _ListParser(flags.ArgumentParser):
 def define_list(
     name: str,
     default: Sequence[Any],
-    text: str,
+    help: str,
     items: type | Sequence[str],
     *,
     low: int | float = 1,
+    flag_values: flags.FlagValues = flags.FLAGS,
 ) -> flags.FlagHolder:
     """Returns a flag of one or more different numbers, or of different names.
 
     Args:
       name: of the flag.
       default: its items.
-      text: help.
+      help: its text.
       items: the type of the numbers, or the names that are known.
       low: the least number.
+      flag_values: where it is defined.
     """
-    serializer = flags.CsvListSerializer(",")
-    return flags.DEFINE(_ListParser(items, low), name, list(default), text, serializer=serializer)
+    parser, serializer = _ListParser(items, low), flags.CsvListSerializer(",")
+    return flags.DEFINE(
+        parser, name, list(default), help, flag_values=flag_values, serializer=serializer
+    )
+
+
+def option(default: Any, text: str, *, low: int | float | None = None) -> Any:
+    """Returns a field of a command's options.
+
+    Args:
+      default: of the field and of its flag.
+      text: help.
+      low: least value of a number, or of each number of a list.
+    """
+    return dataclasses.field(default=default, metadata={"help": text, "low": low})
+
+
+def define_options(options: type, flag_values: flags.FlagValues = flags.FLAGS) -> Callable[[], Any]:
+    """Defines a flag for each field of a dataclass, and returns what reads them into one of it.
+
+    A field is a bool, int, float, str, a Literal of names, or a tuple of one of these.
+    """
+    hints = get_type_hints(options)
+    fields = dataclasses.fields(options)
+    for field in fields:
+        _define_option(field, hints[field.name], flag_values)
+
+    def read() -> Any:
+        values = {field.name: flag_values[field.name].value for field in fields}
+        return options(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items()})
+
+    return read
+
+
+def _define_option(field: Any, hint: Any, flag_values: flags.FlagValues) -> None:
+    name, low, default = field.name, field.metadata["low"], field.default
+    arguments: dict[str, Any] = {"help": field.metadata["help"], "flag_values": flag_values}
+    if get_origin(hint) is tuple:
+        item = get_args(hint)[0]
+        if item is str:
+            flags.DEFINE_list(name, list(default), **arguments)
+        else:
+            items = item if isinstance(item, type) else get_args(item)
+            define_list(name, default, items=items, low=low or 0, **arguments)
+    elif get_origin(hint) is Literal:
+        flags.DEFINE_enum(name, default, list(get_args(hint)), **arguments)
+    elif hint is int:
+        flags.DEFINE_integer(name, default, lower_bound=low, **arguments)
+    elif hint is float:
+        flags.DEFINE_float(name, default, lower_bound=low, **arguments)
+    elif hint is bool:
+        flags.DEFINE_boolean(name, default, **arguments)
+    else:
+        flags.DEFINE_string(name, default, **arguments)

@@ -74,9 +74,11 @@ def test_a_defect_keeps_its_traceback():
 
 
 def test_every_script_is_such_a_command():
-    scripts = {path.name: path.read_text() for path in _EXPERIMENTS.glob("*.py")}
-    del scripts["torch_peer.py"]  # imported by bench_sketch.py
-    assert [name for name, text in scripts.items() if "command.start(" not in text] == []
+    scripts = {path.name: path.read_text() for path in _EXPERIMENTS.rglob("*.py")}
+    commands = {name: text for name, text in scripts.items() if "__main__" in text}
+    assert {"run.py", "sketch.py", "suite.py"} <= set(commands)
+    begins = ("command.start(", "harness.start(")
+    assert [n for n, text in commands.items() if not any(map(text.__contains__, begins))] == []
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])

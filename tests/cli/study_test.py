@@ -21,7 +21,7 @@ from raslik_jax.retrieve.strategies import STRATEGIES, Request
 from raslik_jax.run.choosing import choose_from_runs
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-_STORED = _REPOSITORY / "experiments" / "study"
+_STORED = _REPOSITORY / "experiments" / "studies" / "smollm2"
 _TEXT = (_REPOSITORY / "docs" / "studies" / "smollm2.md").read_text()
 _SEEDS = ("seed-0", "seed-1")
 

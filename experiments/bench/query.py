@@ -1,0 +1,193 @@
+"""Measures how fast an index answers, against a plain NumPy read of the same bytes.
+
+Makes an index of random rows, then, dtype by dtype and for each number of queries: both poles over
+all rows, streamed from the memory map, and in the same run a plain NumPy read of that memory map
+(the sum of its words). Checks a sample of the scores against float64 first.
+
+  python experiments/bench/query.py --rows=4096 --size=65536
+  python experiments/bench/query.py --rows=52000 --dtypes=int8,bfloat16 --folder=/data/bench --json
+
+52,000 rows of size 65,536 take 13.6 GB in float32, 6.8 in bfloat16, 3.4 in int8 and 0.43 as signs,
+on disk and in the page cache; the folder is removed at the end.
+
+With --json each line of stdout is one object. Its key "stage" says which:
+
+setup: every flag; device, cpus, jax.
+query (one for each dtype and number of queries): dtype, queries, row_bytes (of whole chunks),
+  index_bytes (of all files), seconds_made (writing the index), seconds_scores (scores of all rows),
+  seconds_both_tails (both poles), seconds_numpy_read and seconds_numpy_read_all_cores (medians),
+  gb_per_s (of the scores), numpy_gb_per_s, share_of_numpy.
+"""
+
+import dataclasses
+import functools
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+
+from experiments.bench import harness
+from experiments.bench.harness import Line
+from raslik_jax.cli.command import option
+from raslik_jax.index import quantize, search
+from raslik_jax.index.store import SketchStore
+from raslik_jax.messages import shown
+
+Dtype = Literal["float32", "bfloat16", "int8", "sign"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(harness.Options):
+    """Options of the benchmark."""
+
+    rows: int = option(4096, "Rows of the index, the paper's 52,000 say.", low=1)
+    size: int = option(65536, "Coordinates of a sketch.", low=1)
+    dtypes: tuple[Dtype, ...] = option(
+        ("float32", "bfloat16", "int8", "sign"), "Dtypes of the rows to measure."
+    )
+    queries: tuple[int, ...] = option((1, 2, 4, 8), "Numbers of queries to measure.", low=1)
+    center: bool = option(True, "Centered cosine (signs are made centered then).")
+    aggregate: search.Aggregate = option("mean", "What one score is made of several queries.")
+    top: int = option(5000, "Rows wanted from the top (at most all).", low=0)
+    bottom: int = option(2000, "Rows wanted from the bottom (at most all).", low=0)
+    chunk_rows: int = option(512, "Rows of a chunk.", low=1)
+    folder: str = option("", "New or empty folder for the index (default: a temporary one).")
+    repeats: int = option(7, "Measurements, of which the median is reported.", low=1)
+
+
+def make_index(options: Options, path: Path, dtype: str) -> SketchStore:
+    """Returns an index of random unit rows.
+
+    Every chunk holds the first one's rows, their coordinates moved round: as good as new rows for
+    timing, and far cheaper than drawing billions of Gaussians.
+    """
+    random = np.random.default_rng(options.seed)
+    base = random.standard_normal((options.chunk_rows, options.size), dtype=np.float32)
+    base += 0.5 * random.standard_normal(options.size, dtype=np.float32)  # a shared direction
+    base /= np.linalg.norm(base, axis=1, keepdims=True)
+    # Signs of centered rows need the mean first; any vector of its length will do for timing.
+    center = base.astype(np.float64).mean(axis=0) if dtype == "sign" and options.center else None
+    store = SketchStore.create(
+        path,
+        identity={"made_by": "bench_query"},
+        ids=[f"{row:09d}" for row in range(options.rows)],
+        size=options.size,
+        dtype=dtype,
+        chunk_rows=options.chunk_rows,
+        center_K=center,
+    )
+    for chunk in store.missing_chunks():
+        span = store.chunk_positions(chunk)
+        rows = np.roll(base, 17 * chunk, axis=1)[: span.stop - span.start]
+        store.write_chunk(chunk, rows, np.ones(len(rows), np.float32))
+    store.finish()
+    return store
+
+
+def check(store: SketchStore, query_QK: np.ndarray, *, center: bool) -> None:
+    """Raises where a sample of the scores is not what the dtype's definition gives in NumPy."""
+    scores = np.asarray(search.score_store(store, query_QK, center=center).forget_N)
+    sample = np.linspace(0, store.num_rows - 1, 16).astype(int)
+    if store.dtype == "sign":
+        direction = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True)
+        direction = direction - (store.center_K if center else 0)
+        bits = quantize.rotate(direction.astype(np.float32), seed=store.rotation_seed)[0] > 0
+        packed = next(iter(store.blocks())).stored[:16]
+        sample = np.arange(len(packed))
+        is_set = np.unpackbits(packed, axis=1, bitorder="little") == 1
+        expected = np.cos(np.pi * np.mean(is_set != bits, axis=1))
+    else:
+        mean = store.mean_K if center else None
+        expected = search.exact_scores(store.rows(sample), query_QK, mean)
+    worst = float(np.abs(scores[sample] - expected).max())
+    if worst > 1e-5:
+        raise ValueError(
+            f"scores of {store.dtype} rows must agree with NumPy to 1e-5, got an error of {worst}: "
+            "nothing was timed"
+        )
+
+
+def read_in(pool: ThreadPoolExecutor | None, blocks: Sequence[np.ndarray]) -> list[int]:
+    """Reads the blocks with plain NumPy, here or in a pool; the sums of their 64-bit words."""
+
+    def read(block: np.ndarray) -> int:
+        return int(block.reshape(-1).view("u8").sum())
+
+    return [read(block) for block in blocks] if pool is None else list(pool.map(read, blocks))
+
+
+def measure_dtype(options: Options, path: Path, dtype: str) -> Iterator[Line]:
+    """Yields the lines of one dtype, and removes its index."""
+    start = time.perf_counter()
+    store = make_index(options, path, dtype)
+    made = time.perf_counter() - start
+    blocks = [store.stored_chunk(chunk) for chunk in range(store.num_chunks)]
+    size = sum(block.nbytes for block in blocks)
+    index_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    random = np.random.default_rng(options.seed + 1)
+    all_queries = random.standard_normal((max(options.queries), options.size))
+    check(store, all_queries[:1], center=options.center)
+    how: Any = {"center": options.center, "aggregate": options.aggregate}
+    tails: Any = {
+        "k_forget": min(options.top, store.num_rows),
+        "k_retain": min(options.bottom, store.num_rows),
+    }
+    for number in options.queries:
+        query_QK = all_queries[:number]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            calls: dict[str, Callable[[], Any]] = {
+                "scores": functools.partial(search.score_store, store, query_QK, **how),
+                "both_tails": functools.partial(
+                    search.search_store, store, query_QK, **tails, **how
+                ),
+                "numpy_read": functools.partial(read_in, None, blocks),
+                "numpy_read_all_cores": functools.partial(read_in, pool, blocks),
+            }
+            costs = harness.take_turns(calls, options.repeats)
+        seconds = {name: harness.median_seconds(found) for name, found in costs.items()}
+        yield {
+            "stage": "query",
+            "dtype": dtype,
+            "queries": number,
+            "row_bytes": size,
+            "index_bytes": index_bytes,
+            "seconds_made": made,
+            **{f"seconds_{name}": value for name, value in seconds.items()},
+            "gb_per_s": size / seconds["scores"] / 1e9,
+            "numpy_gb_per_s": size / seconds["numpy_read"] / 1e9,
+            "share_of_numpy": seconds["numpy_read"] / seconds["scores"],
+        }
+    shutil.rmtree(path)
+
+
+def measure(options: Options) -> Iterator[Line]:
+    """Yields the lines of the module's docstring.
+
+    Raises:
+      ValueError: a folder that holds something.
+    """
+    folder = Path(options.folder)
+    is_new = not os.path.lexists(folder)
+    if options.folder and not (is_new or (folder.is_dir() and not any(folder.iterdir()))):
+        raise ValueError(
+            f"--folder must be new or empty, {shown(str(folder), 120)} holds something: give "
+            "another"
+        )
+    if options.folder:
+        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.folder or None) as inside:
+        for dtype in options.dtypes:
+            yield from measure_dtype(options, Path(inside) / dtype, dtype)
+
+
+if __name__ == "__main__":
+    harness.start(Options, measure)

@@ -1,0 +1,200 @@
+"""Measures a step of each unlearning algorithm against plain LoRA training on the same tokens.
+
+  python experiments/bench/unlearn.py
+  python experiments/bench/unlearn.py --model=smollm2-135m --batch_size=4 --length=64 --repeats=5
+  python experiments/bench/unlearn.py --model=pythia-2.8b --dtype=bfloat16 --batch_size=8 \\
+    --length=512 --remat --unlearn.algorithms=ga_gdr,ga_klr,npo_klr
+
+The model has the preset's shapes and random weights, both LoRA factors among them. Plain training
+takes the forget and the retain batch as one batch of twice as many examples; every step ends with
+the same AdamW. Each program is compiled and run before anything is timed; then all run in turn, so
+that other load on the machine falls on all of them. Before, the forget loss that each
+algorithm reports is held against a plain one. Progress goes to stderr.
+
+With --json each line of stdout is one object. Its key "stage" says which:
+
+setup: every flag; device, cpus, jax.
+matmul: tflops (of the products of all layers and the head, with as many rows), seconds, shapes (a
+  list of [rows, inputs, outputs, tflops]).
+step (one for "lora", plain training, and for each algorithm): name, seconds, cpu_seconds (medians
+  of wall clock and of this process's time on all cores), tflops (operations of the step over
+  seconds: 4 a weight and token, since the frozen weights have no gradient, the head at targets
+  alone, and 2 for a pass of the reference), share_of_matmul, ratio and cpu_ratio (seconds and
+  cpu_seconds over those of lora; median of each repetition's), tokens_per_s (of both batches).
+"""
+
+import dataclasses
+import functools
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments.bench import harness
+from experiments.bench.harness import Line
+from raslik_jax.cli.command import option
+from raslik_jax.models import decoder as decoders
+from raslik_jax.sketch import costs
+from raslik_jax.train import finetune, objectives, steps
+from raslik_jax.train.accumulation import value_and_grad
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(harness.ModelOptions):
+    """Options of the benchmark."""
+
+    algorithms: tuple[str, ...] = option(
+        ("ga_gdr", "ga_klr"), f"What to measure, of {', '.join(steps.ALGORITHMS)}."
+    )
+    batch_size: int = option(4, "Examples of each set.", low=1)
+    micro_batch_size: int = option(0, "Of these held at a time; 0: all.", low=0)
+    length: int = option(64, "Tokens of an example.", low=8)
+    targets: int = option(0, "Tokens whose loss counts; 0: half of them.", low=0)
+    lora_rank: int = option(8, "Of the adapter on all linear layers.", low=1)
+    remat: bool = option(False, "Gradient checkpointing, of every step.")
+    repeats: int = option(5, "Timed steps of each; medians are reported.", low=1)
+
+
+def check_options(options: Options) -> int:
+    """Returns the targets of an example.
+
+    Raises:
+      ValueError: an unknown algorithm, or sizes that do not fit.
+    """
+    unknown = [name for name in options.algorithms if name not in steps.ALGORITHMS]
+    if unknown:
+        raise ValueError(
+            f"--unlearn.algorithms must be of {', '.join(steps.ALGORITHMS)}, got {unknown[0]!r}: "
+            f"correct it"
+        )
+    targets = options.targets or options.length // 2
+    if targets >= options.length:
+        raise ValueError(f"--sketch.targets must be below --length={options.length}, got {targets}")
+    if options.micro_batch_size and options.batch_size % options.micro_batch_size:
+        raise ValueError(
+            f"--micro_batch_size must divide --batch_size={options.batch_size}, got "
+            f"{options.micro_batch_size}"
+        )
+    return targets
+
+
+def measure(options: Options) -> Iterator[Line]:
+    """Yields the lines of the module's docstring."""
+    preset = harness.preset_adapter(options)
+    targets = check_options(options)
+    adapter = dataclasses.replace(preset, rank=options.lora_rank, alpha=32.0)
+    model = harness.draw_model(options, adapter)
+    decoder = decoders.bind(model.graphdef, remat=options.remat)
+    size = options.batch_size, options.length
+    random = np.random.default_rng(options.seed)
+
+    def draw() -> objectives.TokenBatch:
+        tokens_BL = random.integers(0, model.config.vocab_size, size).astype(np.int32)
+        mask_BL = np.broadcast_to(np.arange(options.length) >= options.length - targets, size)
+        return objectives.TokenBatch(jnp.asarray(tokens_BL), jnp.asarray(mask_BL))
+
+    forget, retain = draw(), draw()
+    # The rate is of no account to the time.
+    tx = finetune.adamw(1e-5, weight_decay=0.0, clip=1.0)
+    frozen = steps.Frozen(model.base, reference=jax.tree.map(lambda leaf: 1.1 * leaf, model.lora))
+    calls: dict[str, Callable[[], Any]] = {
+        "lora": plain_step(options, decoder, tx, model, (forget, retain), targets)
+    }
+    for name in options.algorithms:
+        algorithm = steps.ALGORITHMS[name](
+            decoder, tx, steps.Options(micro_batch=options.micro_batch_size)
+        )
+        calls[name] = functools.partial(
+            jax.jit(algorithm.step, static_argnames=("forget_targets", "retain_targets")),
+            algorithm.init(model.lora),
+            frozen,
+            forget,
+            retain if algorithm.reads_retain else None,
+            forget_targets=targets,
+            retain_targets=targets,
+        )
+    nll = jax.jit(functools.partial(objectives.nll, decoder, num_targets=targets))
+    expected = float(nll(model.lora, model.base, forget))
+    for name in options.algorithms:
+        loss = float(calls[name]()[1].forget_nll)
+        if not abs(loss - expected) <= 1e-2:
+            raise ValueError(
+                f"the forget loss of {name} must be {expected}, got {loss}: nothing was timed"
+            )
+    tokens = 2 * options.batch_size * options.length
+    products = harness.matrix_products(
+        model.base, tokens=tokens, targets=2 * options.batch_size * targets
+    )
+    found = harness.take_turns(calls | products.calls, options.repeats)
+    matmul = products.line({name: harness.median_seconds(found[name]) for name in products.calls})
+    yield matmul
+    half = costs.gradient_operations(
+        costs.linear_shapes(model.base),
+        tokens=tokens / 2,
+        targets=float(options.batch_size * targets),
+    )
+    operations = {"lora": 2 * half} | {
+        name: operations_of(name) * half for name in options.algorithms
+    }
+    for name in calls:
+        seconds = harness.median_seconds(found[name])
+        pairs = list(zip(found[name], found["lora"], strict=True))
+        tflops = operations[name] / seconds / 1e12
+        yield {
+            "stage": "step",
+            "name": name,
+            "seconds": seconds,
+            "cpu_seconds": harness.median_seconds(found[name], "processor"),
+            "tflops": tflops,
+            "share_of_matmul": tflops / matmul["tflops"],
+            "ratio": statistics.median(own.wall / lora.wall for own, lora in pairs),
+            "cpu_ratio": statistics.median(own.processor / lora.processor for own, lora in pairs),
+            "tokens_per_s": tokens / seconds,
+        }
+
+
+def operations_of(algorithm: str) -> float:
+    """Returns the passes over one set with gradients; one of the reference is half."""
+    passes = 1 + (algorithm not in ("ga", "npo"))
+    forward = algorithm.startswith("npo") + algorithm.endswith("klr")
+    return passes + 0.5 * forward
+
+
+def plain_step(
+    options: Options,
+    decoder: decoders.Decoder,
+    tx: optax.GradientTransformation,
+    model: harness.Model,
+    parts: tuple[objectives.TokenBatch, objectives.TokenBatch],
+    targets: int,
+) -> Callable[[], Any]:
+    """Returns a step of ordinary training on both batches together."""
+    both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+    @jax.jit
+    def train(state: finetune.TrainState, base: Any, batch: objectives.TokenBatch) -> Any:
+        def loss(params: Any, part: objectives.TokenBatch) -> tuple[jax.Array, None]:
+            nll_B = objectives.nll_by_example(decoder, params, base, part, num_targets=targets)
+            total = jnp.asarray(float(2 * options.batch_size))
+            return objectives.weighted_mean(nll_B, part, total=total), None
+
+        (value, _), grads = value_and_grad(
+            loss, state.params, batch, micro_batch=2 * options.micro_batch_size
+        )
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return finetune.TrainState(params, opt_state, state.step + 1), value
+
+    return functools.partial(train, finetune.start_fit(model.lora, tx).state, model.base, both)
+
+
+if __name__ == "__main__":
+    harness.start(Options, measure)

@@ -1,0 +1,199 @@
+"""The benchmarks measure a tiny model, check themselves, and document every key they print."""
+
+import ast
+import importlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import compiling
+import jax
+import pytest
+from absl import flags
+from support import tiny_model_config
+
+from experiments.bench import decode, efficiency, harness, query, sketch, unlearn, workload
+from raslik_jax.cli import command
+from raslik_jax.models import presets
+from raslik_jax.report import tables
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+_SMALL = {"model": "tiny", "lengths": "16", "batch_tokens": 32, "repeats": 1, "size": 512}
+
+
+@pytest.fixture(autouse=True)
+def _tiny_preset(monkeypatch):
+    monkeypatch.setitem(presets.MODEL_PRESETS, "tiny", tiny_model_config())
+
+
+def _measure(module, capsys, **options):
+    """Returns the lines by stage, each documented; what is printed shows them."""
+    lines = harness.run(module.Options(**options), module.measure)
+    text = ast.get_docstring(ast.parse(pathlib.Path(module.__file__).read_text()))
+    for stage, (line, *_) in lines.items():
+        if stage == "setup":
+            line = line.keys() - options.keys() - set(vars(module.Options()))
+        for key in set(line) - {"stage"}:
+            assert re.search(rf"\b{key}\b", text), f"{stage}: {key}"
+        assert re.search(rf"\b{stage}\b", text), stage
+    shown = "".join(map(tables.render_terminal, harness.line_tables(lines)))
+    assert "jax 0." in shown
+    return lines
+
+
+def test_sketches_are_measured_stage_by_stage(capsys):
+    lines = _measure(sketch, capsys, **_SMALL, breakdown=True, micro_tokens=16)
+    stages = "setup model plan check shape matmul projection breakdown summary"
+    assert list(lines) == stages.split()
+    (summary,), (plan,), (check,) = lines["summary"], lines["plan"], lines["check"]
+    assert summary["examples_per_s"] > 0
+    assert check["worst_cosine"] > 0.99999
+    assert summary["memory_within_bound"]
+    assert plan["rows"] == 2
+    # One line of progress a stage.
+    said = capsys.readouterr().err
+    for text in ("drawing", "compiling shape 1 of 1", "checking", "warming up", "repetition 1"):
+        assert text in said
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"family": "dense_rademacher", "operand": "bfloat16", "dtype": "bfloat16"},
+        {"family": "binned_hashed", "quantize": "nf4", "remat": True, "loss": "unshifted"},
+        {"lengths": "alpaca", "max_len": 48, "batch_tokens": 96, "num_buckets": 2},
+    ],
+    ids=["dense", "quantized", "alpaca"],
+)
+@pytest.mark.heavy
+def test_other_families_quantized_bases_and_the_real_lengths_run(capsys, options):
+    lines = _measure(sketch, capsys, **(_SMALL | options))
+    assert lines["summary"][0]["share_of_matmul"] > 0
+
+
+@pytest.mark.heavy
+def test_sketches_are_compared_with_a_torch_loop_of_the_same_weights(capsys):
+    lines = _measure(sketch, capsys, **_SMALL, compare="torch_loop", torch_examples=2)
+    (loop,) = lines["torch_loop"]
+    assert loop["worst_cosine"] > 0.9999
+    assert loop["speedup"] > 0
+
+
+def test_queries_are_measured_by_dtype_against_numpy_and_nothing_is_left(capsys, tmp_path):
+    folder = tmp_path / "index"
+    sizes = {"rows": 100, "size": 128, "chunk_rows": 32, "repeats": 1, "queries": (1, 3)}
+    lines = _measure(query, capsys, **sizes, folder=str(folder))["query"]
+    assert [(line["dtype"], line["queries"]) for line in lines] == [
+        (d, q) for d in ("float32", "bfloat16", "int8", "sign") for q in (1, 3)
+    ]
+    # Whole chunks: 4 of 32 rows.
+    assert [line["row_bytes"] for line in lines[::2]] == [65536, 32768, 16384, 2048]
+    assert all(line["share_of_numpy"] > 0 for line in lines)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="--folder must be new or empty"):
+        list(query.measure(query.Options(rows=10, size=64, folder=str(tmp_path))))
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_decoding_is_measured_both_ways_to_the_same_tokens(capsys):
+    sizes = {"prompts": 4, "prompt_tokens": (5, 9), "batch_size": 2, "new_tokens": 3, "alone": 2}
+    lines = _measure(decode, capsys, model="tiny", **sizes)
+    assert lines["summary"][0]["equal_tokens"] == 1.0
+    assert lines["summary"][0]["speedup"] > 0
+    assert "batch 2 of 2" in capsys.readouterr().err
+
+
+def test_each_algorithm_is_measured_beside_plain_training(capsys):
+    sizes = {"batch_size": 2, "length": 16, "repeats": 2, "lora_rank": 2}
+    with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
+        lines = _measure(unlearn, capsys, model="tiny", **sizes, algorithms=("ga_gdr", "npo_klr"))
+    plain, _, npo_klr = lines["step"]
+    assert [line["name"] for line in lines["step"]] == ["lora", "ga_gdr", "npo_klr"]
+    assert (plain["ratio"], plain["cpu_ratio"]) == (1.0, 1.0)
+    # A step of NPO_KLR is two passes and two of the reference, half as dear each.
+    operations = [line["tflops"] * line["seconds"] for line in (plain, npo_klr)]
+    assert operations[1] / operations[0] == pytest.approx(1.5, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "message"),
+    [
+        (sketch, {"model": "guess"}, "--model must be one of pythia-14m"),
+        (sketch, _SMALL | {"size": 10**6}, "the sketch size K"),
+        (sketch, _SMALL | {"lora": "guess"}, "--lora must be one of"),
+        (sketch, _SMALL | {"lengths": "long"}, "--lengths must be alpaca or a number"),
+        (decode, {"prompts": 1, "alone": 2}, "--alone must be at most --prompts=1"),
+        (unlearn, {"algorithms": ("guess",)}, "--unlearn.algorithms must be of .* got 'guess'"),
+        (efficiency, {}, "--workdir must be the work directory of a run"),
+    ],
+)
+def test_options_that_cannot_be_measured_are_refused(module, options, message):
+    with pytest.raises(ValueError, match=message):
+        list(module.measure(module.Options(**options)))
+
+
+@pytest.mark.parametrize("module", [decode, efficiency, query, unlearn, workload])
+def test_every_option_is_a_flag(module):
+    values = flags.FlagValues()
+    read = command.define_options(module.Options, values)
+    values(["bench"])
+    assert read() == module.Options()
+    with pytest.raises(flags.Error, match="every item must be one of|Unknown|must be"):
+        values(["bench", "--dtypes=float16"])
+
+
+_RUN = (
+    "--corpus.dataset=toy --corpus.template=brief --corpus.num_train=60 --corpus.num_targets=8 "
+    "--corpus.num_backbone=60 --corpus.num_retrieval=3 --corpus.num_validation=2 "
+    "--corpus.num_test=3 --corpus.max_len=96 --corpus.vocab_size=400 --backbone.hidden_size=16 "
+    "--backbone.num_hidden_layers=2 --backbone.num_attention_heads=2 --backbone.steps=4 "
+    "--finetune.epochs=1 --finetune.lora_rank=2 --references.max_new_tokens=8 --sketch.size=256 "
+    "--sketch.num_buckets=2 --sketch.batch_tokens=512 --retrieve.strategies=random "
+    "--stages=corpus,backbone,finetune,references,sketch"
+)
+
+
+@pytest.mark.heavy
+def test_every_method_of_the_efficiency_table_is_measured(capsys, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "experiments/run.py", *_RUN.split(), f"--workdir={tmp_path}"],
+        capture_output=True,
+        text=True,
+        cwd=_REPOSITORY,
+        env=os.environ | compiling.ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = _measure(
+        efficiency,
+        capsys,
+        workdir=str(tmp_path),
+        methods=("bm25", "raslik", "exact"),
+        repeats=1,
+        exact_batches=1,
+    )
+    methods = {line["method"]: line for line in lines["method"]}
+    assert list(methods) == ["bm25", "raslik", "exact"]
+    assert {line["examples"] for line in methods.values()} == {60}
+    assert methods["exact"]["measured_share"] < 1
+    (memory,) = lines["memory"]
+    # Rank 2 on the four linear layers of two blocks of width 16.
+    widths = 2 * 2 * ((16 + 48) + (16 + 16) + (16 + 64) + (64 + 16))
+    assert (memory["num_params"], memory["sketch_size"]) == (widths, 256)
+    assert memory["gradient_bytes"] / memory["sketch_bytes"] == widths / 256
+    assert memory["index_bytes"] == 60 * 256 * 4
+
+
+@pytest.mark.parametrize("name", ["sketch", "query", "decode", "unlearn", "efficiency"])
+def test_lines_are_json(name, capsys):
+    module = importlib.import_module(f"experiments.bench.{name}")
+    harness.run(module.Options(json=True), lambda options: iter([{"stage": "x", "value": 1.5}]))
+    setup, line = map(json.loads, capsys.readouterr().out.splitlines())
+    assert setup["stage"] == "setup" and setup["json"] is True
+    assert line == {"stage": "x", "value": 1.5}
