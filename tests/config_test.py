@@ -138,7 +138,9 @@ class ConfigTest(parameterized.TestCase):
                 for name, bound in limits.items():
                     wrong.append(kind(bound + {"at least": -1, "at most": 1}.get(name, 0)))
                 for value in wrong:
-                    with self.assertRaisesRegex(ValueError, f"--{settings.prefix()}{field.name} must be "):
+                    with self.assertRaisesRegex(
+                        ValueError, f"--{settings.prefix()}{field.name} must be "
+                    ):
                         settings(**{field.name: value})
 
     def test_every_field_has_a_help_text(self):

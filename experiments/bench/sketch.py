@@ -2,7 +2,7 @@
 
   python experiments/bench/sketch.py --compare=torch_loop
   python experiments/bench/sketch.py --model=smollm2-135m --lengths=128 --json
-  python experiments/bench/sketch.py --model=olmo2-7b --sketch.batch_tokens=8192 --remat   # an H200
+  python experiments/bench/sketch.py --model=olmo2-7b --batch_tokens=8192 --remat   # an H200
 
 The model has the preset's shapes and random weights, made on the device. Lengths are those of
 Alpaca's 52,002 rows (a histogram comes with the package), planned into length buckets as the

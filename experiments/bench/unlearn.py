@@ -3,7 +3,7 @@
   python experiments/bench/unlearn.py
   python experiments/bench/unlearn.py --model=smollm2-135m --batch_size=4 --length=64 --repeats=5
   python experiments/bench/unlearn.py --model=pythia-2.8b --dtype=bfloat16 --batch_size=8 \\
-    --length=512 --remat --unlearn.algorithms=ga_gdr,ga_klr,npo_klr
+    --length=512 --remat --algorithms=ga_gdr,ga_klr,npo_klr
 
 The model has the preset's shapes and random weights, both LoRA factors among them. Plain training
 takes the forget and the retain batch as one batch of twice as many examples; every step ends with
@@ -72,12 +72,11 @@ def check_options(options: Options) -> int:
     unknown = [name for name in options.algorithms if name not in steps.ALGORITHMS]
     if unknown:
         raise ValueError(
-            f"--unlearn.algorithms must be of {', '.join(steps.ALGORITHMS)}, got {unknown[0]!r}: "
-            f"correct it"
+            f"--algorithms must be of {', '.join(steps.ALGORITHMS)}, got {unknown[0]!r}: correct it"
         )
     targets = options.targets or options.length // 2
     if targets >= options.length:
-        raise ValueError(f"--sketch.targets must be below --length={options.length}, got {targets}")
+        raise ValueError(f"--targets must be below --length={options.length}, got {targets}")
     if options.micro_batch_size and options.batch_size % options.micro_batch_size:
         raise ValueError(
             f"--micro_batch_size must divide --batch_size={options.batch_size}, got "

@@ -85,8 +85,8 @@ measure() {
 # What matters most comes first.
 SKETCH=(experiments/bench/sketch.py --json "--model=$MODEL" "--size=$SIZE" "--dtype=$DTYPE"
     "--repeats=$REPEATS")
-measure sketch_binned "${SKETCH[@]}" --sketch.batch_tokens="$BATCH_TOKENS" --corpus.max_len="$MAX_LEN" \
-    --sketch.num_buckets="$BUCKETS" --breakdown
+measure sketch_binned "${SKETCH[@]}" --batch_tokens="$BATCH_TOKENS" --max_len="$MAX_LEN" \
+    --num_buckets="$BUCKETS" --breakdown
 measure unlearn experiments/bench/unlearn.py --json --model="$MODEL" --dtype="$DTYPE" \
     --batch_size="$UNLEARN_BATCH" --length="$MAX_LEN" --repeats="$REPEATS" "$REMAT"
 measure query experiments/bench/query.py --json --rows="$ROWS" --size="$SIZE" --dtypes="$QUERY_DTYPES" \
@@ -96,12 +96,12 @@ measure decode experiments/bench/decode.py --json --model="$MODEL" --dtype="$DTY
     --prompts="$PROMPTS" --batch_size="$DECODE_BATCH" --new_tokens="$NEW_TOKENS" --alone="$ALONE"
 # Twice the batch, half of it at a time: its kernel wants 128 gradients.
 measure sketch_dense "${SKETCH[@]}" --family=dense_rademacher --operand=bfloat16 \
-    --lengths="$LENGTHS" --sketch.batch_tokens=$((2 * BATCH_TOKENS)) --micro_tokens="$BATCH_TOKENS"
+    --lengths="$LENGTHS" --batch_tokens=$((2 * BATCH_TOKENS)) --micro_tokens="$BATCH_TOKENS"
 if "$PYTHON" -c 'import torch' 2>/dev/null; then
     # Both hold the weights, so JAX may not take the memory beforehand.
     export XLA_PYTHON_CLIENT_PREALLOCATE=false
     measure sketch_against_torch "${SKETCH[@]}" --lengths="$LENGTHS" \
-        --sketch.batch_tokens="$BATCH_TOKENS" --compare=torch_loop --torch_examples="$TORCH_EXAMPLES"
+        --batch_tokens="$BATCH_TOKENS" --compare=torch_loop --torch_examples="$TORCH_EXAMPLES"
 else
     echo "sketch_against_torch: left out, PyTorch is not there" | tee -a "$SUMMARY"
 fi

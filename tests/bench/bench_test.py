@@ -20,7 +20,7 @@ from raslik_jax.cli import command
 from raslik_jax.models import presets
 from raslik_jax.report import tables
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _SMALL = {"model": "tiny", "lengths": "16", "batch_tokens": 32, "repeats": 1, "size": 512}
 
 
@@ -130,7 +130,7 @@ def test_each_algorithm_is_measured_beside_plain_training(capsys):
         (sketch, _SMALL | {"lora": "guess"}, "--lora must be one of"),
         (sketch, _SMALL | {"lengths": "long"}, "--lengths must be alpaca or a number"),
         (decode, {"prompts": 1, "alone": 2}, "--alone must be at most --prompts=1"),
-        (unlearn, {"algorithms": ("guess",)}, "--unlearn.algorithms must be of .* got 'guess'"),
+        (unlearn, {"algorithms": ("guess",)}, "--algorithms must be of .* got 'guess'"),
         (efficiency, {}, "--workdir must be the work directory of a run"),
     ],
 )
