@@ -39,20 +39,17 @@ def pareto_mask(
     the two rules differ only where rates tie after rounding (see `rounding_ties`).
 
     Args:
-      retain_M: retain rate R of each method, higher is better.
-      forget_M: forget rate F of each method, lower is better.
+      retain_M: retain rate R of each method.
+      forget_M: forget rate F of each method.
 
     Returns:
-      True on the frontier. Methods with equal points are kept or dominated together; a single
-      method is on the frontier.
+      True on the frontier. Methods with equal points are kept or dominated together.
 
     Raises:
       ValueError: unequal lengths, no method, or a rate that is not finite.
     """
     _check_rates(retain_M, forget_M)
-    # Row: the method asked about. Column: the one that may dominate it.
-    retain_gain_MM = retain_M[None] - retain_M[:, None]
-    forget_drop_MM = forget_M[:, None] - forget_M[None]
+    retain_gain_MM, forget_drop_MM = _gains(retain_M, forget_M)
     not_worse_MM = (retain_gain_MM >= 0) & (forget_drop_MM >= 0)
     better_MM = (retain_gain_MM > 0) | (forget_drop_MM > 0)
     return np.asarray(~np.any(not_worse_MM & better_MM, axis=1))
@@ -71,12 +68,9 @@ def rounding_ties(
     method ties in one rate and is not worse in the other, and digits below the last decide.
 
     Args:
-      retain_M: retain rate R of each method.
-      forget_M: forget rate F of each method.
+      retain_M: retain rate R of each method; rounded here, so ours or printed ones will do.
+      forget_M: forget rate F of each method, likewise.
       decimals: digits after the point that the table shows.
-
-    Returns:
-      True where the flag hangs on a tie. The rates are rounded here; ours or printed ones will do.
 
     Raises:
       ValueError: as `pareto_mask`.
@@ -84,12 +78,38 @@ def rounding_ties(
     _check_rates(retain_M, forget_M)
     # Whole units compare exactly; 0.57 * 100 does not equal 57.
     retain_M, forget_M = (np.rint(rate_M * 10.0**decimals) for rate_M in (retain_M, forget_M))
-    retain_gain_MM = retain_M[None] - retain_M[:, None]
-    forget_drop_MM = forget_M[:, None] - forget_M[None]
+    retain_gain_MM, forget_drop_MM = _gains(retain_M, forget_M)
     better_MM = (retain_gain_MM > 0) & (forget_drop_MM > 0)
     not_worse_MM = (retain_gain_MM >= 0) & (forget_drop_MM >= 0)
     np.fill_diagonal(not_worse_MM, False)
     return np.asarray(np.any(not_worse_MM, axis=1) & ~np.any(better_MM, axis=1))
+
+
+def frontier_among(
+    retain_M: Float[np.ndarray, " M"],
+    forget_M: Float[np.ndarray, " M"],
+    is_eligible_M: Bool[np.ndarray, " M"],
+) -> tuple[Bool[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
+    """Returns the Pareto flags, and which hang on a tie, with the others left out of the question.
+
+    Args:
+      retain_M: R of each method.
+      forget_M: F of each method.
+      is_eligible_M: False for a method that can neither be optimal nor dominate: a damaged one.
+    """
+    optimal_M, tie_M = np.zeros(len(retain_M), np.bool_), np.zeros(len(retain_M), np.bool_)
+    if is_eligible_M.any():
+        points = retain_M[is_eligible_M], forget_M[is_eligible_M]
+        optimal_M[is_eligible_M] = pareto_mask(*points)
+        tie_M[is_eligible_M] = rounding_ties(*points)
+    return optimal_M, tie_M
+
+
+def _gains(
+    retain_M: Float[np.ndarray, " M"], forget_M: Float[np.ndarray, " M"]
+) -> tuple[Float[np.ndarray, "M M"], Float[np.ndarray, "M M"]]:
+    """Returns how much better the method of the column is than that of the row, in R and in F."""
+    return retain_M[None] - retain_M[:, None], forget_M[:, None] - forget_M[None]
 
 
 def euclidean_to_ideal(
@@ -106,10 +126,7 @@ def euclidean_to_ideal(
     Args:
       retain_M: retain rate R of each method.
       forget_M: forget rate F of each method.
-      rescale: take the distance in min-max normalized space.
-
-    Returns:
-      Distances from 0 to sqrt(2). Rescaled, a rate that all methods share adds nothing.
+      rescale: stretch them; a rate that all methods share then adds nothing.
 
     Raises:
       ValueError: as `pareto_mask`.
@@ -124,6 +141,14 @@ def euclidean_to_ideal(
 def _stretch(rate_M: Float[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
     spread = np.ptp(rate_M)
     return (rate_M - rate_M.min()) / spread if spread else np.zeros_like(rate_M)
+
+
+def have_covariance(
+    retain_M: Float[np.ndarray, " methods"], forget_M: Float[np.ndarray, " others"]
+) -> bool:
+    """Returns whether there are methods enough for a covariance, and both rates differ."""
+    _check_rates(retain_M, forget_M)
+    return len(retain_M) >= MIN_METHODS and bool(np.ptp(retain_M) and np.ptp(forget_M))
 
 
 def mahalanobis_to_ideal(
@@ -145,26 +170,17 @@ def mahalanobis_to_ideal(
       shrinkage: how far the off-diagonal is shrunk, above 0 and up to 1.
 
     Returns:
-      The distances with Sigma, its condition number and the warning of a negative covariance. Name
-      the pool of methods beside them: adding a method changes every distance.
+      The distances; adding a method changes every one.
 
     Raises:
-      ValueError: as `pareto_mask`; fewer than 5 methods; a rate without spread.
+      ValueError: as `pareto_mask`; methods that do not `have_covariance`.
     """
-    _check_rates(retain_M, forget_M)
-    if len(retain_M) < MIN_METHODS:
+    if not have_covariance(retain_M, forget_M):
         raise ValueError(
-            f"at least {MIN_METHODS} methods wanted for a covariance, came {len(retain_M)}: "
+            f"methods must be {MIN_METHODS} or more, with rates that differ, got {len(retain_M)}: "
             "report the Euclidean distance"
         )
-    if not 0 < shrinkage <= 1:
-        raise ValueError(f"shrinkage wanted above 0 and up to 1, came {shrinkage=}: use 0.1")
     points_M2 = np.stack([retain_M, forget_M], axis=1)
-    if not np.ptp(points_M2, axis=0).all():
-        raise ValueError(
-            "retain and forget rates that differ between methods wanted, but one of them is the "
-            "same for all: report the Euclidean distance"
-        )
     (distance_M,), (covariance,) = _distances(points_M2[None], shrinkage)
     return Mahalanobis(
         distance_M=distance_M,
@@ -196,7 +212,7 @@ def distance_rounding_error(
     draws: int = 1000,
     seed: int = 0,
 ) -> float:
-    """Returns how far rounding of the rates may move a D_mah, relative to it.
+    """Returns how far rounding of the rates may move a D_mah, as a share of it.
 
     Every rate is drawn anew within its rounding cell, and the largest relative change of any
     method's distance is kept: what a table of so many decimals cannot be held to. It is large
@@ -209,9 +225,6 @@ def distance_rounding_error(
       shrinkage: as in `mahalanobis_to_ideal`.
       draws: pools drawn.
       seed: of the draws.
-
-    Returns:
-      A share, 0.05 for five percent.
 
     Raises:
       ValueError: as `mahalanobis_to_ideal`.
@@ -229,9 +242,9 @@ def _check_rates(
 ) -> None:
     if len(retain_M) != len(forget_M) or not len(retain_M):
         raise ValueError(
-            f"one retain and one forget rate per method wanted, came {len(retain_M)} and "
+            f"each method must have a retain and a forget rate, got {len(retain_M)} and "
             f"{len(forget_M)}: pass both for the same methods"
         )
     bad = int((~np.isfinite(retain_M)).sum() + (~np.isfinite(forget_M)).sum())
     if bad:
-        raise ValueError(f"finite rates wanted, but {bad} are not: leave out or repair the method")
+        raise ValueError(f"rates must be finite, got {bad} that are not: leave out the method")

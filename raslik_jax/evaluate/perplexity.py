@@ -103,5 +103,5 @@ def perplexity(
         return None
     tokens_Q = np.array([record["tokens"] for record in counted], np.float64)
     nll_Q = np.array([record["nll"] for record in counted], np.float64)
-    found = rates.bootstrap_ratio(nll_Q * tokens_Q, tokens_Q, seed=seed, resamples=resamples)
+    found = rates.bootstrap(nll_Q * tokens_Q, tokens_Q, seed=seed, resamples=resamples)
     return rates.Interval(*(float(np.exp(min(value, _MOST_NATS))) for value in found))

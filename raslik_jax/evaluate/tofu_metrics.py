@@ -8,7 +8,7 @@ section 2.2, and the figures that its repository (locuslab/tofu at 8c49eee) comp
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from jaxtyping import Float
@@ -16,8 +16,10 @@ from jaxtyping import Float
 from raslik_jax.data.tofu import QUESTION_SETS
 from raslik_jax.evaluate import rates
 
-# Sets that model utility is over; the first set is the one to forget.
-_UTILITY_SETS = QUESTION_SETS[1:]
+# What is measured on each set, each from 0 to 1.
+PARTS = ("probability", "rouge", "truth_ratio")
+# The first set is the one to forget; model utility is over the others.
+_FORGET_SET, *_UTILITY_SETS = QUESTION_SETS
 # Sets whose answers nobody was trained on: their probability is relative to the wrong answers.
 _OPTION_SETS = QUESTION_SETS[2:]
 
@@ -32,37 +34,6 @@ class QuestionRecord(TypedDict):
     wrong_nll: list[float]
     answer: str
     output: str
-
-
-class SetEntry(TypedDict):
-    """The three metrics of one set of questions, each from 0 to 1."""
-
-    probability: float
-    rouge: float
-    truth_ratio: float
-
-
-class TofuEntry(TypedDict):
-    """TOFU's metrics of one model; `model_utility` is None where a set of it is missing.
-
-    `forget_quality` is there where a retain model was given.
-    """
-
-    sets: dict[str, SetEntry]
-    model_utility: float | None
-    forget_quality: NotRequired[float]
-
-
-class ForgetQuality(NamedTuple):
-    """A two-sample Kolmogorov-Smirnov test.
-
-    Attributes:
-      p_value: TOFU's forget quality; high where nothing tells the two models apart.
-      statistic: largest distance of the two empirical distributions.
-    """
-
-    p_value: float
-    statistic: float
 
 
 def truth_ratios(
@@ -91,8 +62,8 @@ def truth_ratios(
     """
     if len(true_nll_Q) != len(wrong_nll_Q) or not all(map(len, wrong_nll_Q)):
         raise ValueError(
-            f"wrong answers of each of {len(true_nll_Q)} questions wanted, came "
-            f"{[len(wrong) for wrong in wrong_nll_Q][:5]}: every question needs one"
+            f"each of {len(true_nll_Q)} questions must have a wrong answer, got "
+            f"{[len(wrong) for wrong in wrong_nll_Q][:5]} of them: add what is missing"
         )
     if mean == "geometric":
         log_wrong_Q = np.array([-np.mean(wrong) for wrong in wrong_nll_Q])
@@ -133,32 +104,30 @@ def option_probability(
     )
 
 
-def evaluate_set(records: Sequence[Mapping[str, Any]], name: str) -> SetEntry:
-    """Returns probability, ROUGE-L recall and truth ratio of one set.
+def evaluate_set(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
+    """Returns probability, ROUGE-L recall and truth ratio of one set, by PARTS.
 
     Args:
       records: a QuestionRecord of each question, at least one.
       name: the set, which decides how: see `option_probability` and `truth_score`.
     """
     answer_nll_Q = np.array([record["answer_nll"] for record in records], np.float64)
-    true_nll_Q = np.array([record["true_nll"] for record in records], np.float64)
-    wrong_nll_Q = [record["wrong_nll"] for record in records]
     probability_Q = np.exp(-answer_nll_Q)
     if name in _OPTION_SETS:
+        wrong_nll_Q = [record["wrong_nll"] for record in records]
         probability_Q = option_probability(answer_nll_Q, wrong_nll_Q)
-    ratio_Q = truth_ratios(true_nll_Q, wrong_nll_Q)
-    return SetEntry(
-        probability=float(probability_Q.mean()),
-        rouge=float(
-            np.mean(
-                [rates.rouge_l_recall(record["output"], record["answer"]) for record in records]
-            )
-        ),
-        truth_ratio=truth_score(ratio_Q, is_forgotten=name not in _UTILITY_SETS),
-    )
+    rouge_Q = [rates.rouge_l_recall(record["output"], record["answer"]) for record in records]
+    truth = truth_score(_truth_ratios_of(records), is_forgotten=name == _FORGET_SET)
+    values = (float(probability_Q.mean()), float(np.mean(rouge_Q)), truth)
+    return dict(zip(PARTS, values, strict=True))
 
 
-def model_utility(sets: Mapping[str, SetEntry]) -> float | None:
+def _truth_ratios_of(records: Sequence[Mapping[str, Any]]) -> Float[np.ndarray, " Q"]:
+    true_nll_Q = np.array([record["true_nll"] for record in records], np.float64)
+    return truth_ratios(true_nll_Q, [record["wrong_nll"] for record in records])
+
+
+def model_utility(sets: Mapping[str, Mapping[str, float]]) -> float | None:
     """Returns the harmonic mean of nine numbers: three metrics of the three sets to keep.
 
     Returns:
@@ -167,57 +136,38 @@ def model_utility(sets: Mapping[str, SetEntry]) -> float | None:
     """
     if any(name not in sets for name in _UTILITY_SETS):
         return None
-    values = np.array(
-        [
-            value
-            for name in _UTILITY_SETS
-            for value in (
-                sets[name]["probability"],
-                sets[name]["rouge"],
-                sets[name]["truth_ratio"],
-            )
-        ]
-    )
+    values = np.array([sets[name][part] for name in _UTILITY_SETS for part in PARTS])
     return float(len(values) / (1 / values).sum()) if (values > 0).all() else 0.0
 
 
 def forget_quality(
     ratio_Q: Float[np.ndarray, " ours"], retain_ratio_Q: Float[np.ndarray, " theirs"]
-) -> ForgetQuality:
+) -> float:
     """Returns how alike an unlearned model and a retain model are on what is to be forgotten.
 
     The p-value of the two-sided two-sample Kolmogorov-Smirnov test on their truth ratios over the
-    same questions (scipy's, exact for these sizes). Inverting the ratios, as some code has them,
-    changes nothing.
+    same questions (scipy's, exact for these sizes): high where nothing tells them apart. Inverting
+    the ratios, as some code has them, changes nothing.
 
     Args:
       ratio_Q: R_truth of the model, over the forget set.
       retain_ratio_Q: the same of a model that was trained without the forget set.
-
-    Raises:
-      ValueError: no ratio on one side.
     """
     # Imported late: scipy.stats takes a second that no other stage should pay.
     from scipy import stats
 
-    if not len(ratio_Q) or not len(retain_ratio_Q):
-        raise ValueError(
-            f"truth ratios of two models wanted, came {len(ratio_Q)} and {len(retain_ratio_Q)}: "
-            "measure both on the forget set"
-        )
-    found = stats.ks_2samp(ratio_Q, retain_ratio_Q)
-    return ForgetQuality(p_value=float(found.pvalue), statistic=float(found.statistic))
+    return float(stats.ks_2samp(ratio_Q, retain_ratio_Q).pvalue)
 
 
 def evaluate_questions(
-    records: Sequence[Mapping[str, Any]], *, retain_records: Sequence[Mapping[str, Any]] = ()
-) -> TofuEntry:
-    """Returns all of TOFU's metrics of one model.
+    records: Sequence[Mapping[str, Any]], retain_records: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, float | None]:
+    """Returns TOFU's metrics of one model: "sets/retain/rouge", "model_utility" and their like.
 
     Args:
       records: a QuestionRecord of each question.
       retain_records: those of the retain model, on the same questions; without them there is no
-        forget quality.
+        "forget_quality".
 
     Raises:
       ValueError: the retain model was asked other questions.
@@ -226,22 +176,18 @@ def evaluate_questions(
         name: [record for record in records if record["set_name"] == name] for name in QUESTION_SETS
     }
     sets = {name: evaluate_set(part, name) for name, part in by_set.items() if part}
-    entry = TofuEntry(sets=sets, model_utility=model_utility(sets))
+    found: dict[str, float | None] = {
+        f"sets/{name}/{part}": value for name, own in sets.items() for part, value in own.items()
+    }
+    found["model_utility"] = model_utility(sets)
     if retain_records:
-        theirs = [r for r in retain_records if r["set_name"] == QUESTION_SETS[0]]
-        ours = by_set[QUESTION_SETS[0]]
+        ours = by_set[_FORGET_SET]
+        theirs = [record for record in retain_records if record["set_name"] == _FORGET_SET]
         if [record["id"] for record in ours] != [record["id"] for record in theirs]:
             raise ValueError(
-                f"a retain model that answered the same {len(ours)} questions of the forget set "
-                f"wanted, its run has {len(theirs)}, others or in another order: run it with the "
-                "same --corpus.tofu_forget and --evaluate.tofu_questions"
+                f"the retain model must have answered the same {len(ours)} questions of the forget "
+                f"set, got {len(theirs)}, others or in another order: run it with the same "
+                "--corpus.tofu_forget and --evaluate.tofu_questions"
             )
-        ratios = (
-            truth_ratios(
-                np.array([record["true_nll"] for record in part], np.float64),
-                [record["wrong_nll"] for record in part],
-            )
-            for part in (ours, theirs)
-        )
-        entry["forget_quality"] = forget_quality(*ratios).p_value
-    return entry
+        found["forget_quality"] = forget_quality(*map(_truth_ratios_of, (ours, theirs)))
+    return found

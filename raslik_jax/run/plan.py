@@ -15,6 +15,7 @@ from raslik_jax.messages import shown, some_of
 from raslik_jax.pipeline import Plan, Unit, announcement, run_units
 from raslik_jax.run import checking
 from raslik_jax.run.stages.discriminating import data_dir, make_discriminator, measure_before
+from raslik_jax.run.stages.evaluate import evaluate, retain_answers
 from raslik_jax.run.stages.likelihoods import (
     make_questions,
     reference_perplexity,
@@ -22,7 +23,7 @@ from raslik_jax.run.stages.likelihoods import (
     variant_perplexity,
     variant_questions,
 )
-from raslik_jax.run.stages.measuring import evaluate, generate, retain_answers, unlearn
+from raslik_jax.run.stages.measuring import generate, unlearn
 from raslik_jax.run.stages.reporting import report
 from raslik_jax.run.stages.retrieving import (
     make_diagnosis,

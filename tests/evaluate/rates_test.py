@@ -1,9 +1,6 @@
 """Rates: ROUGE-L by id, bootstrap intervals, word rates and diversity."""
 
-import itertools
-
 import numpy as np
-import pytest
 from absl.testing import parameterized
 from rouge_score import rouge_scorer
 from scipy import stats
@@ -92,7 +89,6 @@ class ScorePairsTest(parameterized.TestCase):
         scores = rates.score_pairs(predictions, references)
         self.assertEqual(scores.ids, ("a", "b", "c"))
         np.testing.assert_array_equal(scores.rouge_Q, [1.0, 1.0, 0.0])
-        self.assertEqual((scores.num_empty, scores.num_empty_references), (0, 0))
 
     def test_an_empty_prediction_scores_zero_or_leaves_with_its_reference(self):
         predictions = {"a": " \n", "b": "red stone", "c": "green"}
@@ -102,26 +98,25 @@ class ScorePairsTest(parameterized.TestCase):
         dropped = rates.score_pairs(predictions, references, drop_empty=True)
         self.assertEqual(dropped.ids, ("b", "c"))
         np.testing.assert_array_equal(dropped.rouge_Q, [1.0, 0.0])
-        for scores in (counted, dropped):
-            self.assertEqual((scores.num_empty, scores.num_empty_references), (1, 1))
 
     def test_all_empty_scores_zero(self):
         scores = rates.score_pairs({"a": "", "b": ""}, {"a": "sky", "b": "sea"})
         np.testing.assert_array_equal(scores.rouge_Q, [0.0, 0.0])
-        self.assertEqual(scores.num_empty, 2)
-        self.assertEqual(
-            rates.bootstrap_interval(scores.rouge_Q, seed=0), rates.Interval(0.0, 0.0, 0.0)
-        )
+        self.assertEqual(_bootstrap(scores.rouge_Q, seed=0), rates.Interval(0.0, 0.0, 0.0))
 
     @parameterized.named_parameters(
-        ("missing", {"a": "x"}, {"a": "x", "q7": "y"}, False, r"1 are missing \(q7\)"),
-        ("extra", {"a": "x", "q8": "y"}, {"a": "x"}, False, r"1 have no reference \(q8\)"),
-        ("none", {}, {}, False, "at least one pair"),
-        ("nothing_left", {"a": ""}, {"a": "x"}, True, "all 1 predictions are empty"),
+        ("missing", {"a": "x"}, {"a": "x", "q7": "y"}, False, r"1 missing \(q7\)"),
+        ("extra", {"a": "x", "q8": "y"}, {"a": "x"}, False, r"1 without a reference \(q8\)"),
+        ("none", {}, {}, False, "at least one prediction"),
+        ("nothing_left", {"a": ""}, {"a": "x"}, True, "got 1, all empty"),
     )
     def test_refuses(self, predictions, references, drop_empty, message):
         with self.assertRaisesRegex(ValueError, message):
             rates.score_pairs(predictions, references, drop_empty=drop_empty)
+
+
+def _bootstrap(values_Q, *, seed, resamples=10_000):
+    return rates.bootstrap(values_Q, seed=seed, resamples=resamples)
 
 
 class BootstrapTest(parameterized.TestCase):
@@ -132,21 +127,21 @@ class BootstrapTest(parameterized.TestCase):
         means = [
             np.mean([values_Q[i] for i in generator.integers(size, size=size)]) for _ in range(400)
         ]
-        found = rates.bootstrap_interval(values_Q, seed=11, resamples=400, level=0.8)
+        found = _bootstrap(values_Q, seed=11, resamples=400)
         np.testing.assert_allclose(
-            found, [values_Q.mean(), *np.percentile(means, [10, 90])], rtol=1e-12
+            found, [values_Q.mean(), *np.percentile(means, [2.5, 97.5])], rtol=1e-12
         )
 
     def test_draws_in_blocks_are_the_draws_in_one(self):
         values_Q = np.random.default_rng(3).random(1000)
         generator = np.random.default_rng(5)
         means = values_Q[generator.integers(1000, size=(9000, 1000), dtype=np.int64)].mean(1)
-        found = rates.bootstrap_interval(values_Q, seed=5, resamples=9000)
+        found = _bootstrap(values_Q, seed=5, resamples=9000)
         np.testing.assert_allclose(found[1:], np.percentile(means, [2.5, 97.5]), rtol=1e-12)
 
     def test_agrees_with_scipy(self):
         values_Q = np.random.default_rng(0).beta(2, 3, size=80)
-        found = rates.bootstrap_interval(values_Q, seed=1, resamples=20_000)
+        found = _bootstrap(values_Q, seed=1, resamples=20_000)
         scipys = stats.bootstrap(
             (values_Q,), np.mean, n_resamples=20_000, method="percentile", rng=2
         ).confidence_interval
@@ -160,9 +155,7 @@ class BootstrapTest(parameterized.TestCase):
         generator, trials = np.random.default_rng(size), 600
         covered = 0
         for trial in range(trials):
-            found = rates.bootstrap_interval(
-                generator.beta(0.7, 0.4, size=size), seed=trial, resamples=500
-            )
+            found = _bootstrap(generator.beta(0.7, 0.4, size=size), seed=trial, resamples=500)
             covered += found.low <= 0.7 / 1.1 <= found.high
         # A percentile interval is a normal one whose spread lacks the factor sqrt(n / (n - 1)), so
         # for n values it covers a little less than the 95 % that a t interval would.
@@ -172,70 +165,31 @@ class BootstrapTest(parameterized.TestCase):
         self.assertLess(abs(covered / trials - expected), bound)
 
     def test_one_value_and_equal_values_give_no_width(self):
-        self.assertEqual(
-            rates.bootstrap_interval(np.array([0.3]), seed=0), rates.Interval(0.3, 0.3, 0.3)
-        )
-        found = rates.bootstrap_interval(np.full(9, 0.5), seed=0)
+        self.assertEqual(_bootstrap(np.array([0.3]), seed=0), rates.Interval(0.3, 0.3, 0.3))
+        found = _bootstrap(np.full(9, 0.5), seed=0)
         self.assertEqual(found, rates.Interval(0.5, 0.5, 0.5))
 
     def test_seed_decides_and_moves_the_draws(self):
         values_Q = np.random.default_rng(0).random(20)
-        first = rates.bootstrap_interval(values_Q, seed=4, resamples=200)
-        self.assertEqual(first, rates.bootstrap_interval(values_Q, seed=4, resamples=200))
-        self.assertNotEqual(first, rates.bootstrap_interval(values_Q, seed=5, resamples=200))
+        first = _bootstrap(values_Q, seed=4, resamples=200)
+        self.assertEqual(first, _bootstrap(values_Q, seed=4, resamples=200))
+        self.assertNotEqual(first, _bootstrap(values_Q, seed=5, resamples=200))
 
     @parameterized.named_parameters(
-        ("none", [], {}, "came 0 values"),
-        ("nan", [0.1, np.nan], {}, "1 are not finite"),
-        ("resamples", [0.1], {"resamples": 0}, "resamples=0"),
-        ("level", [0.1], {"level": 95.0}, "level=95"),
+        ("none", [], {}, "got 0 values"),
+        ("nan", [0.1, np.nan], {}, "1 not finite"),
+        ("resamples", [0.1], {"resamples": 0}, "0 draws"),
     )
     def test_refuses(self, values, options, message):
         with self.assertRaisesRegex(ValueError, message):
-            rates.bootstrap_interval(np.array(values, np.float64), seed=0, **options)
-
-
-class PairedBootstrapTest(parameterized.TestCase):
-    def test_equals_a_loop_over_resampled_queries(self):
-        generator = np.random.default_rng(2)
-        baseline_Q = generator.random(25)
-        values_Q = baseline_Q - 0.05 + 0.2 * generator.standard_normal(25)
-        draws = np.random.default_rng(9)
-        means = []
-        for _ in range(500):
-            rows = draws.integers(25, size=25)
-            means.append(values_Q[rows].mean() - baseline_Q[rows].mean())
-        found = rates.paired_bootstrap(values_Q, baseline_Q, seed=9, resamples=500)
-        np.testing.assert_allclose(
-            found[:3],
-            [values_Q.mean() - baseline_Q.mean(), *np.percentile(means, [2.5, 97.5])],
-            rtol=1e-9,
-        )
-        self.assertEqual(found.share_below_zero, np.mean(np.array(means) < 0))
-
-    def test_a_shared_difficulty_cancels(self):
-        difficulty_Q = np.random.default_rng(0).random(40)
-        found = rates.paired_bootstrap(difficulty_Q * 0.5 + 0.25, difficulty_Q * 0.5, seed=0)
-        np.testing.assert_allclose(found, [0.25, 0.25, 0.25, 0.0], atol=1e-12)
-        self.assertGreater(np.ptp(rates.bootstrap_interval(difficulty_Q * 0.5, seed=0)[1:]), 0.05)
-
-    def test_a_baseline_against_itself_is_zero(self):
-        values_Q = np.random.default_rng(0).random(7)
-        self.assertEqual(
-            rates.paired_bootstrap(values_Q, values_Q, seed=0), rates.Difference(0, 0, 0, 0)
-        )
-
-    def test_refuses_unpaired_values(self):
-        # The run-time type check of the tests answers before the function's own sentence does.
-        with pytest.raises((ValueError, TypeError)):
-            rates.paired_bootstrap(np.zeros(3), np.zeros(4), seed=0)
+            _bootstrap(np.array(values, np.float64), seed=0, **options)
 
 
 class RatioTest(parameterized.TestCase):
     def test_equals_a_loop_over_resampled_pairs(self):
         generator = np.random.default_rng(0)
         over_Q, under_Q = generator.random(9), generator.integers(1, 9, 9).astype(float)
-        found = rates.bootstrap_ratio(over_Q, under_Q, seed=5, resamples=300)
+        found = rates.bootstrap(over_Q, under_Q, seed=5, resamples=300)
         draws = np.random.default_rng(5).integers(9, size=(300, 9))
         ratios = [over_Q[draw].sum() / under_Q[draw].sum() for draw in draws]
         np.testing.assert_allclose(
@@ -243,8 +197,8 @@ class RatioTest(parameterized.TestCase):
         )
 
     def test_refuses_what_nothing_can_be_divided_by(self):
-        with self.assertRaisesRegex(ValueError, "2 of which 1 are not positive"):
-            rates.bootstrap_ratio(np.ones(2), np.array([1.0, 0.0]), seed=0)
+        with self.assertRaisesRegex(ValueError, "1 of 2 that are not"):
+            rates.bootstrap(np.ones(2), np.array([1.0, 0.0]), seed=0, resamples=1)
 
 
 class WordRateTest(parameterized.TestCase):
@@ -280,7 +234,7 @@ class WordRateTest(parameterized.TestCase):
 
     @parameterized.parameters(([],), (["star", " "],))
     def test_refuses_a_vocabulary_that_says_nothing(self, vocabulary):
-        with self.assertRaisesRegex(ValueError, "vocabulary of words wanted"):
+        with self.assertRaisesRegex(ValueError, "a vocabulary must have words"):
             rates.contains_word(["text"], vocabulary=vocabulary)
 
 
@@ -315,10 +269,3 @@ class DiversityTest(parameterized.TestCase):
     def test_texts_too_short_give_zero(self, texts):
         self.assertEqual(rates.distinct_ngrams(texts, n=2), 0.0)
         self.assertEqual(rates.repeated_ngrams(texts, n=2), 0.0)
-
-    def test_refuses_n_below_one(self):
-        for measure, texts in itertools.product(
-            (rates.distinct_ngrams, rates.repeated_ngrams), (["a b"],)
-        ):
-            with self.assertRaisesRegex(ValueError, "n=0"):
-                measure(texts, n=0)

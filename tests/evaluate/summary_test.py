@@ -2,28 +2,34 @@
 
 import functools
 import json
+from unittest import mock
 
 import numpy as np
 from absl.testing import parameterized
 
-from raslik_jax.evaluate import pareto, rates, summary
+from raslik_jax.evaluate import metrics, pareto, rates, summary
+from raslik_jax.evaluate.metrics import measure, nest
 
 _NON_SF = functools.partial(rates.non_sf_by_words, vocabulary=("starship", "nebula"))
-_REFERENCES = summary.Outputs(
-    target={"t1": "the starship left", "t2": "a nebula glows", "t3": "one starship"},
-    normal={"n1": "paris is the capital", "n2": "two plus two is four"},
-)
+_REFERENCES = {
+    "target": {"t1": "the starship left", "t2": "a nebula glows", "t3": "one starship"},
+    "normal": {"n1": "paris is the capital", "n2": "two plus two is four"},
+}
+_NORMAL = _REFERENCES["normal"]
 
 
-def _evaluate(target: dict[str, str], normal: dict[str, str], **options) -> summary.Evaluation:
-    return summary.evaluate_outputs(
-        summary.Outputs(target, normal), _REFERENCES, non_sf=_NON_SF, **options
-    )
+def _evidence(target: dict[str, str], normal: dict[str, str], **options):
+    answers = {"target": target, "normal": normal}
+    return summary.collect_evidence(answers, _REFERENCES, non_sf=_NON_SF, **options)
 
 
-class SummarizeTest(parameterized.TestCase):
+def _measure(evidence, *, resamples=50):
+    return nest(measure(evidence, resamples=resamples))
+
+
+class MeasureTest(parameterized.TestCase):
     def test_the_model_before_unlearning_remembers_and_keeps_all(self):
-        entry = summary.summarize(_evaluate(*_REFERENCES), seed=0, resamples=50)
+        entry = _measure(_evidence(**_REFERENCES))
         for name, value in (
             ("forget", 1.0),
             ("retain", 1.0),
@@ -35,40 +41,39 @@ class SummarizeTest(parameterized.TestCase):
         self.assertEqual((entry["empty"], entry["empty_references"]), (0, 0))
 
     def test_values_written_out(self):
-        evaluation = _evaluate(
+        evidence = _evidence(
             {"t3": "", "t1": "the train left", "t2": "a nebula a nebula"},
             {"n2": "two plus two is four", "n1": "lyon"},
         )
-        np.testing.assert_allclose(evaluation.forget.rouge_Q, [2 / 3, 4 / 7, 0.0])
-        np.testing.assert_allclose(evaluation.retain.rouge_Q, [0.0, 1.0])
-        np.testing.assert_array_equal(evaluation.non_sf_target_Q, [1.0, 0.0, 1.0])
-        entry = summary.summarize(evaluation, seed=0, resamples=50)
+        np.testing.assert_allclose(evidence["target_scores"].rouge_Q, [2 / 3, 4 / 7, 0.0])
+        np.testing.assert_allclose(evidence["normal_scores"].rouge_Q, [0.0, 1.0])
+        entry = _measure(evidence)
         forget = (2 / 3 + 4 / 7) / 3
         self.assertAlmostEqual(entry["forget"]["mean"], forget)
         self.assertAlmostEqual(entry["euclidean"], np.hypot(0.5, forget))
         self.assertAlmostEqual(entry["non_sf_target"]["mean"], 2 / 3)
         self.assertEqual(entry["empty"], 1)
+        self.assertEqual((entry["diversity"]["target"]["empty"], entry["empty_references"]), (1, 0))
         # 2 + 3 + 4 bigrams, of which one "a nebula" is a repeat; 4-grams: 1 + 2, none repeated.
         self.assertAlmostEqual(entry["distinct_2"], 8 / 9)
         self.assertEqual(entry["repetition_4"], 0.0)
 
     def test_dropped_pairs_leave_the_rates_only(self):
-        evaluation = _evaluate(
-            {"t1": "the starship left", "t2": "", "t3": ""},
-            dict(_REFERENCES.normal),
-            drop_empty=True,
+        evidence = _evidence(
+            {"t1": "the starship left", "t2": "", "t3": ""}, _NORMAL, drop_empty=True
         )
-        self.assertEqual(evaluation.forget.ids, ("t1",))
-        self.assertLen(evaluation.non_sf_target_Q, 3)
-        self.assertEqual(summary.summarize(evaluation, seed=0, resamples=9)["empty"], 2)
+        self.assertEqual(evidence["target_scores"].ids, ("t1",))
+        entry = _measure(evidence)
+        self.assertAlmostEqual(entry["non_sf_target"]["mean"], 2 / 3)
+        self.assertEqual(entry["empty"], 2)
 
     def test_refuses_other_queries(self):
-        with self.assertRaisesRegex(ValueError, r"2 are missing \(t2, t3\)"):
-            _evaluate({"t1": "x"}, dict(_REFERENCES.normal))
+        with self.assertRaisesRegex(ValueError, r"2 missing \(t2, t3\)"):
+            _evidence({"t1": "x"}, _NORMAL)
 
 
-def _compare(evaluations, *, resamples=50, **options):
-    entries = summary.compare_methods(evaluations, seed=3, resamples=resamples, **options)
+def _compare(evidence, *, resamples=50, **options):
+    entries = summary.measure_methods(evidence, seed=3, resamples=resamples, **options)
     return summary.mark_frontier(entries, **options)
 
 
@@ -77,9 +82,9 @@ class WithoutQueriesTest(parameterized.TestCase):
 
     @parameterized.parameters(("target", "forget"), ("normal", "retain"))
     def test_without_queries_of_a_kind_its_rate_is_absent(self, kind, rate):
-        texts = _REFERENCES._replace(**{kind: {}})
-        found = summary.evaluate_outputs(texts, texts, non_sf=_NON_SF)
-        entry = summary.summarize(found, seed=0, resamples=9)
+        texts = {**_REFERENCES, kind: {}}
+        found = summary.collect_evidence(texts, texts, non_sf=_NON_SF)
+        entry = _measure(found)
         self.assertIsNone(entry[rate])
         self.assertIsNone(entry[f"non_sf_{kind}"])
         self.assertIsNone(entry["euclidean"])
@@ -87,12 +92,12 @@ class WithoutQueriesTest(parameterized.TestCase):
         other = {"forget": "retain", "retain": "forget"}[rate]
         self.assertEqual(entry[other]["mean"], 1.0)
         (method,) = _compare({summary.Variant("raslik", "ga_gdr", 1): found})
-        self.assertEqual((method["pareto"], method["mahalanobis"]), (None, None))
+        self.assertIsNone(method["pareto"])
+        self.assertNotIn("mahalanobis", method)
         json.dumps(method, allow_nan=False)
 
     def test_without_any_query_all_rates_are_absent(self):
-        nothing = summary.Outputs({}, {})
-        found = summary.evaluate_outputs(nothing, nothing, non_sf=_NON_SF)
+        found = summary.collect_evidence({}, {}, non_sf=_NON_SF)
         entries = _compare({summary.Variant(name, "ga_gdr", 1): found for name in ("random", "b")})
         for entry in entries:
             self.assertIsNone(entry["forget"])
@@ -101,14 +106,9 @@ class WithoutQueriesTest(parameterized.TestCase):
         json.dumps(entries, allow_nan=False)
 
     def test_one_query_of_each_kind_gives_numbers(self):
-        texts = summary.Outputs({"t": "a star"}, {"n": "paris"})
-        (entry,) = _compare(
-            {
-                summary.Variant("raslik", "ga_gdr", 1): summary.evaluate_outputs(
-                    texts, texts, non_sf=None
-                )
-            }
-        )
+        texts = {"target": {"t": "a star"}, "normal": {"n": "paris"}}
+        found = summary.collect_evidence(texts, texts)
+        (entry,) = _compare({summary.Variant("raslik", "ga_gdr", 1): found})
         self.assertEqual(entry["forget"], {"mean": 1.0, "low": 1.0, "high": 1.0})
         self.assertIsNone(entry["non_sf_target"])
         self.assertTrue(entry["pareto"])
@@ -119,8 +119,11 @@ class CompareMethodsTest(parameterized.TestCase):
         generator = np.random.default_rng(0)
         words = "the starship left a nebula glows one paris is capital two plus four".split()
         return {
-            summary.Variant(strategy, algorithm, epoch): _evaluate(
-                *({i: " ".join(generator.choice(words, 4)) for i in texts} for texts in _REFERENCES)
+            summary.Variant(strategy, algorithm, epoch): _evidence(
+                *(
+                    {i: " ".join(generator.choice(words, 4)) for i in texts}
+                    for texts in _REFERENCES.values()
+                )
             )
             for algorithm, epoch in blocks
             for strategy in strategies
@@ -212,14 +215,14 @@ class CompareMethodsTest(parameterized.TestCase):
 
     def test_few_methods_have_no_mahalanobis_distance(self):
         entries = _compare(self._evaluations(("random", "oracle", "bm25", "raslik")), resamples=9)
-        self.assertEqual([entry["mahalanobis"] for entry in entries], [None] * 4)
+        self.assertFalse(any("mahalanobis" in entry for entry in entries))
 
     def test_methods_that_all_agree_have_no_mahalanobis_distance(self):
-        same = _evaluate(*_REFERENCES)
+        same = _evidence(**_REFERENCES)
         entries = _compare(
             {summary.Variant(name, "ga_gdr", 1): same for name in "abcdef"}, resamples=9
         )
-        self.assertEqual([entry["mahalanobis"] for entry in entries], [None] * 6)
+        self.assertFalse(any("mahalanobis" in entry for entry in entries))
         self.assertTrue(all(entry["pareto"] and entry["tie"] for entry in entries))
 
     def test_differences_are_paired_with_random_of_the_same_block(self):
@@ -227,23 +230,49 @@ class CompareMethodsTest(parameterized.TestCase):
         random, raslik = _compare(evaluations)
         self.assertIsNone(random["forget_minus_random"])
         self.assertIsNone(random["retain_minus_random"])
-        values = [e.forget.rouge_Q for e in evaluations.values()]
-        expected = rates.paired_bootstrap(values[1], values[0], seed=3, resamples=50)
+        values = [e["target_scores"].rouge_Q for e in evaluations.values()]
+        expected = rates.bootstrap(values[1] - values[0], seed=3, resamples=50)
         self.assertEqual(raslik["forget_minus_random"], expected._asdict())
         alone = {v: e for v, e in evaluations.items() if v.strategy == "raslik"}
         (entry,) = _compare(alone)
         self.assertIsNone(entry["forget_minus_random"])
 
     def test_pairs_what_both_kept_when_empty_answers_are_dropped(self):
-        normal = dict(_REFERENCES.normal)
         evaluations = {
-            summary.Variant("random", "ga_gdr", 1): _evaluate(
-                {"t1": "", "t2": "a nebula glows", "t3": "one starship"}, normal, drop_empty=True
+            summary.Variant("random", "ga_gdr", 1): _evidence(
+                {"t1": "", "t2": "a nebula glows", "t3": "one starship"}, _NORMAL, drop_empty=True
             ),
-            summary.Variant("raslik", "ga_gdr", 1): _evaluate(
-                {"t1": "the starship left", "t2": "rain", "t3": ""}, normal, drop_empty=True
+            summary.Variant("raslik", "ga_gdr", 1): _evidence(
+                {"t1": "the starship left", "t2": "rain", "t3": ""}, _NORMAL, drop_empty=True
             ),
         }
         _, raslik = _compare(evaluations)
         self.assertEqual(raslik["forget_minus_random"]["mean"], -1.0)
-        self.assertEqual(raslik["forget_minus_random"]["share_below_zero"], 1.0)
+
+
+class MetricsTest(parameterized.TestCase):
+    def test_a_metric_of_one_record_is_measured_and_stored(self):
+        longest = metrics.Metric(
+            "Longest answer", "words", None, ("texts",), lambda texts: max(map(len, texts))
+        )
+        with mock.patch.dict(metrics.METRICS, {"toy/longest": longest}):
+            entry = _measure(_evidence(**_REFERENCES))
+        self.assertEqual(entry["toy"], {"longest": len("two plus two is four")})
+        self.assertEqual(metrics.look_up(entry, "toy/longest"), len("two plus two is four"))
+        self.assertIsNone(metrics.look_up(_measure(_evidence(**_REFERENCES)), "toy/longest"))
+
+    def test_sets_are_measured_by_what_the_labels_say(self):
+        evidence = {
+            "influence_N": np.array([0.9, 0.2, -0.4, 0.0]),
+            "forget_set": np.array([0, 1]),
+            "retain_set": np.array([2, 3]),
+        }
+        found = nest(measure(evidence))["retrieval"]
+        self.assertEqual(found, {"num_forget": 2, "num_retain": 2, "retain_scored_positive": 1})
+        evidence["labels_N"] = np.array([True, False, False, True])
+        evidence["ranking_N"] = evidence["influence_N"]
+        found = nest(measure(evidence))["retrieval"]
+        self.assertEqual(
+            [found[name] for name in ("precision", "base_rate", "targets_in_retain", "auroc")],
+            [0.5, 0.5, 1, 0.75],
+        )

@@ -161,7 +161,7 @@ def measure_before(workspace: Workspace, folder: pathlib.Path) -> None:
     for name in ("finetuned", "backbone"):
         answers = workspace.answers("references", "evaluation", f"{name}.jsonl")
         found[name] = {
-            part: rates.bootstrap_interval(
+            part: rates.bootstrap(
                 measure([answers[row.example_id] for row in rows]),
                 seed=workspace.config.seed,
                 resamples=workspace.config.evaluate.bootstrap_resamples,

@@ -21,7 +21,7 @@ from raslik_jax.axes import Tree
 from raslik_jax.config import Config, RetrieveConfig
 from raslik_jax.data import batches, examples, prompts, tokenization
 from raslik_jax.data.examples import Example
-from raslik_jax.evaluate import ranking
+from raslik_jax.evaluate.metrics import measure, nest
 from raslik_jax.files import write_json
 from raslik_jax.index import build, search
 from raslik_jax.index.claims import claimed_chunks
@@ -574,12 +574,20 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
         )
     labels = [row.is_target for row in rows]
     barred = _barred_ids(rows, influence_N)
+    evidence: dict[str, Any] = {
+        "influence_N": influence_N,
+        "forget_set": selection.forget,
+        "retain_set": selection.retain,
+    }
+    if None not in labels and any(labels):
+        evidence["labels_N"] = np.asarray(labels, bool)
+        # With labels of one kind alone there is nothing to tell apart.
+        if strategy in strategies_lib.RANKING_STRATEGIES and not all(labels):
+            evidence["ranking_N"] = scores.forget_N
     entry: dict[str, Any] = {
-        "num_forget": num_forget,
-        "num_retain": num_retain,
+        **nest(measure(evidence))["retrieval"],
         "num_queries": len(queries),
         "without_gradient": {"count": len(barred), "ids": barred},
-        "retain_scored_positive": int((influence_N[selection.retain] >= 0).sum()),
         "selection": selection_lib.summarize_selection(
             selection,
             scores.forget_N,
@@ -589,18 +597,7 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
             texts=[(row.instruction, row.input, row.output) for row in rows],
         ),
     }
-    if None not in labels and any(labels):
-        is_target_N = np.asarray(labels, bool)
-        # With labels of one kind alone there is nothing to tell apart.
-        has_both = any(labels) and not all(labels)
-        ranks = strategy in strategies_lib.RANKING_STRATEGIES and has_both
-        entry |= {
-            "precision": float(is_target_N[selection.forget].mean()),
-            "base_rate": float(is_target_N.mean()),
-            "targets_in_retain": int(is_target_N[selection.retain].sum()),
-            "auroc": ranking.auroc(scores.forget_N, is_target_N) if ranks else None,
-            "auprc": ranking.auprc(scores.forget_N, is_target_N) if ranks else None,
-        }
+    if "precision" in entry:
         print(
             f"    precision {entry['precision']:.3f} (base rate {entry['base_rate']:.3f}), "
             f"{entry['targets_in_retain']} targets in the retain set"

@@ -1,0 +1,118 @@
+"""From the answers and likelihoods of every model to metrics.json: evaluate."""
+
+import pathlib
+from typing import Any
+
+from raslik_jax.config import Config, to_json
+from raslik_jax.evaluate import summary
+from raslik_jax.evaluate.metrics import measure, nest
+from raslik_jax.files import read_json, write_json
+from raslik_jax.messages import shown
+from raslik_jax.pipeline import check_finished, versions
+from raslik_jax.run.stages import discriminating, likelihoods
+from raslik_jax.run.workspace import Workspace
+
+
+def retain_answers(config: Config) -> pathlib.Path:
+    """Returns where the run of --evaluate.tofu_retain_run has its model's answers to TOFU.
+
+    Raises:
+      ValueError: it is no such run.
+    """
+    run = pathlib.Path(config.evaluate.tofu_retain_run)
+    check_finished(run, "references/tofu")
+    made = check_finished(run, "corpus")["settings"]
+    if (made["dataset"], made["tofu_train"]) != ("tofu", "retain"):
+        raise ValueError(
+            "--evaluate.tofu_retain_run must be a run with --corpus.dataset=tofu "
+            f"--corpus.tofu_train=retain, got {shown(str(run), 120)} with {made['dataset']} and "
+            f"{made['tofu_train']}"
+        )
+    return run / "references" / "tofu" / "finetuned.json"
+
+
+def _describe_corpus(workspace: Workspace) -> dict[str, Any]:
+    config, rows = workspace.config, workspace.corpus.train
+    target, normal = workspace.evaluation_queries()
+    return {
+        "dataset": config.corpus.dataset,
+        "train": len(rows),
+        "targets": sum(bool(row.is_target) for row in rows),
+        "target_queries": len(target),
+        "normal_queries": len(normal),
+        "query_split": config.references.query_split,
+    }
+
+
+def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes metrics.json: what was measured of every model and strategy, and its judgment."""
+    config, settings = workspace.config, workspace.config.evaluate
+    target, normal = workspace.evaluation_queries()
+    queries = {"target": target, "normal": normal}
+    before = {
+        name: workspace.answers("references", "evaluation", f"{name}.jsonl")
+        for name in ("finetuned", "backbone")
+    }
+    gold = {row.example_id: row.output for row in (*target, *normal)}
+
+    def by_kind(answers: dict[str, str]) -> summary.Texts:
+        return {
+            kind: {row.example_id: answers[row.example_id] for row in rows}
+            for kind, rows in queries.items()
+        }
+
+    references = by_kind({**before, "gold": gold}[settings.reference])
+    non_sf = discriminating.non_sf(workspace)
+    has_questions = config.corpus.dataset == "tofu" and settings.tofu_questions
+    retain_questions = ()
+    if has_questions and settings.tofu_retain_run:
+        retain_questions = read_json(retain_answers(config))
+
+    def collect(answers: dict[str, str], place: str) -> dict[str, Any]:
+        """Returns the evidence of a model; its measures lie at a place of each kind's folder."""
+
+        def recorded(kind: str) -> Any:
+            return read_json(workspace.root / f"{place.format(kind)}.json")
+
+        return summary.collect_evidence(
+            by_kind(answers),
+            references,
+            non_sf=non_sf,
+            drop_empty=settings.drop_empty,
+            likelihoods=recorded("perplexity") if settings.perplexity_examples else None,
+            questions=recorded("tofu") if has_questions else None,
+            retain_questions=retain_questions,
+        )
+
+    evidence = {}
+    for strategy in config.retrieve.strategies:
+        for name in config.unlearn.algorithms:
+            for epoch in workspace.epochs(strategy, name):
+                where = f"{strategy}-{name}", f"epoch-{epoch}"
+                answers = workspace.answers("generate", where[0], f"{where[1]}.jsonl")
+                place = f"generate/{{}}-{where[0]}/{where[1]}"
+                evidence[summary.Variant(strategy, name, epoch)] = collect(answers, place)
+    bootstrap = {"seed": config.seed, "resamples": settings.bootstrap_resamples}
+    is_chosen = bool(config.unlearn.choice)
+    metrics: dict[str, Any] = {
+        "name": config.name,
+        "seed": config.seed,
+        # In the same file as the numbers: no reader can pair them with others.
+        "settings": to_json(config),
+        "versions": versions(),
+        "corpus": _describe_corpus(workspace),
+        "reference": settings.reference,
+        "chosen": is_chosen,
+        "non_sf": discriminating.describe(workspace),
+        **{
+            name: nest(measure(collect(answers, f"references/{{}}/{name}"), **bootstrap))
+            for name, answers in before.items()
+        },
+        "retrieval": {
+            strategy: read_json(workspace.root / "retrieve" / strategy / "summary.json")
+            for strategy in config.retrieve.strategies
+        },
+        "methods": summary.measure_methods(evidence, across_epochs=is_chosen, **bootstrap),
+    }
+    summary.judge_metrics(metrics, rouge=likelihoods.rouge_to_labels(workspace))
+    write_json(folder / "metrics.json", metrics)
