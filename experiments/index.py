@@ -38,11 +38,13 @@ _CENTER = flags.DEFINE_boolean("center", False, "sign: take the signs of centere
 
 def describe(store: Any) -> str:
     """Returns what an index is, a line for each thing."""
+    from raslik_jax.index.format import INDEX_FORMAT
+
     missing = store.missing_chunks()
     lines = [
-        f"{store.path}: format {store.index_format}",
+        f"{store.path}: format {INDEX_FORMAT}",
         f"rows      {store.num_rows:,} of {store.size:,} coordinates, {store.dtype}",
-        f"deleted   {len(store.deleted_ids):,}",
+        f"deleted   {len(store.manifest.deleted):,}",
         f"chunks    {store.num_chunks:,} of {store.chunk_rows:,} rows, {len(missing):,} missing",
         f"made from {json.dumps(store.identity, sort_keys=True)}",
     ]
@@ -51,6 +53,7 @@ def describe(store: Any) -> str:
 
 def repair(store: Any, damages: Sequence[Any]) -> str:
     """Drops the damaged chunks; a line that says what to do next."""
+    from raslik_jax.index.upkeep import discard
     from raslik_jax.pipeline import read_manifest, reopen_unit
 
     chunks = sorted({damage.chunk for damage in damages if damage.chunk is not None})
@@ -58,7 +61,7 @@ def repair(store: Any, damages: Sequence[Any]) -> str:
     if not chunks:
         store.finish()
         return "mended"
-    store.discard(chunks)
+    discard(store, chunks)
     index = pathlib.Path(store.path)
     folder = index.parent
     dropped, manifest = f"{len(chunks)} chunks dropped", read_manifest(folder)
@@ -76,7 +79,8 @@ def repair(store: Any, damages: Sequence[Any]) -> str:
 
 def main() -> int:
     """Does what the flags say; returns the exit status."""
-    from raslik_jax.index.store import SketchStore, requantize
+    from raslik_jax.index.store import SketchStore
+    from raslik_jax.index.upkeep import requantize, verify
 
     if not _INDEX.value:
         raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
@@ -84,7 +88,7 @@ def main() -> int:
     print(describe(store))
     status = 0
     if _VERIFY.value or _REPAIR.value:
-        damages = store.verify()
+        damages = verify(store)
         for damage in damages:
             print(f"damaged   {damage.file}: {damage.reason}")
         status = int(bool(damages))

@@ -551,7 +551,8 @@ class Trial:
     ) -> dict[str, np.ndarray]:
         """Returns the mean scores from an index of each dtype, float64."""
         from raslik_jax.index import search
-        from raslik_jax.index.store import SketchStore, requantize
+        from raslik_jax.index.store import SketchStore
+        from raslik_jax.index.upkeep import requantize
 
         norm_M = np.linalg.norm(sketch_MK, axis=1)
         unit_MK = sketch_MK / np.where(norm_M > 0, norm_M, 1)[:, None]

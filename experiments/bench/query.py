@@ -101,13 +101,16 @@ def check(store: SketchStore, query_QK: np.ndarray, *, center: bool) -> None:
         direction = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True)
         direction = direction - (store.center_K if center else 0)
         bits = quantize.rotate(direction.astype(np.float32), seed=store.rotation_seed)[0] > 0
-        packed = next(iter(store.blocks())).stored[:16]
+        packed = store.stored_chunk(0)[: min(16, store.num_rows)]
         sample = np.arange(len(packed))
         is_set = np.unpackbits(packed, axis=1, bitorder="little") == 1
         expected = np.cos(np.pi * np.mean(is_set != bits, axis=1))
     else:
-        mean = store.mean_K if center else None
-        expected = search.exact_scores(store.rows(sample), query_QK, mean)
+        mean_K = store.mean_K if center else np.zeros(store.size)
+        row_MK = store.rows(sample) - mean_K
+        moved_QK = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True) - mean_K
+        cosine_MQ = row_MK @ moved_QK.T / np.linalg.norm(row_MK, axis=1, keepdims=True)
+        expected = np.mean(cosine_MQ / np.linalg.norm(moved_QK, axis=1), axis=1)
     worst = float(np.abs(scores[sample] - expected).max())
     if worst > 1e-5:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Many jobs, one index: each claims the chunks it makes, and a claim dies with its job.
 
-Sketching needs no communication. A job that wants work takes the first chunk that is neither
+Sketching needs no communication. A job that looks for work takes the first chunk that is neither
 committed nor claimed, by a conditional write of `claims/<chunk>.json` that only one job can win.
 Then its heart beats: it rewrites its claim every few seconds. A heart that stopped loses its claim.
 
@@ -23,8 +23,6 @@ from raslik_jax.files import check_shape, parse_json
 from raslik_jax.index.store import SketchStore
 
 _HOST = socket.gethostname()
-
-
 _CLAIM = {"worker": str, "host": str, "pid": int, "beat": int, "index": str}
 
 
@@ -63,12 +61,12 @@ class Claims:
     """The claims of one job on the chunks of an index.
 
     Args:
-        store: the index.
-        worker: names the job in its claims, for people to read.
-        heartbeat_s: seconds between two heartbeats.
-        expiry_s: seconds without a heartbeat after which another job's claim is void; several
-            heartbeats, since a compilation or a slow disk can hold one up.
-        clock: seconds that only grow.
+      store: the index.
+      worker: names the job in its claims, for people to read.
+      heartbeat_s: seconds between two heartbeats.
+      expiry_s: seconds without a heartbeat after which another job's claim is void; several
+        heartbeats, since a compilation or a slow disk can hold one up.
+      clock: seconds that only grow.
     """
 
     def __init__(
@@ -82,10 +80,10 @@ class Claims:
     ):
         if not 0 < heartbeat_s < expiry_s:
             raise ValueError(
-                f"A claim has to outlive its heartbeat, and got {heartbeat_s=}, {expiry_s=}; make "
-                "expiry_s several times heartbeat_s."
+                f"expiry_s must be longer than heartbeat_s, got {heartbeat_s=}, {expiry_s=}: make "
+                "it several times as long"
             )
-        self._store = store
+        self._store, self._place = store, store.place
         self._worker = worker
         self._heartbeat_s = heartbeat_s
         self._expiry_s = expiry_s
@@ -105,20 +103,24 @@ class Claims:
 
     def _take(self) -> Claim | None:
         for chunk in self._store.missing_chunks():
-            read = self._store.read_claim(chunk)
-            if read.state == "value" and not (
-                _is_void(read.value, self._store.chunk_origin(chunk))
-                or self._is_expired(chunk, read.stamp.generation)
+            file, value = claim_file(chunk), self._value(chunk, 0)
+            seen = self._place.look(file)
+            if seen.value is not None and not (
+                _is_void(seen.value, self._store.manifest.chunks[chunk].origin)
+                or self._is_expired(chunk, seen.generation)
             ):
                 continue
             self._store.require_current(chunk)
-            generation = self._store.take_claim(chunk, self._value(chunk, 0), read)
-            if generation is None:
+            if seen.value is None:
+                generation = self._place.create(file, value, seen.generation)
+            else:
+                generation = self._place.write(file, value, if_equal=seen.generation)
+            if not generation:
                 continue  # another job was faster
             # Its last maker may have committed it between our look and our claim.
             if chunk in self._store.missing_chunks():
                 return Claim(chunk, generation)
-            self._store.drop_claim(chunk, generation)
+            self._place.delete(file, if_equal=generation)
         return None
 
     def _is_expired(self, chunk: int, generation: bytes) -> bool:
@@ -135,26 +137,29 @@ class Claims:
             "host": _HOST,
             "pid": os.getpid(),
             "beat": beat,
-            "index": self._store.chunk_origin(chunk),
+            "index": self._store.manifest.chunks[chunk].origin,
         }
         return json.dumps(claim).encode()
 
     @contextlib.contextmanager
     def beating(self, claim: Claim) -> Iterator[None]:
         """Keeps a claim alive, and drops it at the end."""
-        stop = threading.Event()
-        generation: bytes | None = claim.generation
+        stop, file = threading.Event(), claim_file(claim.chunk)
+        generation = claim.generation
 
         def beat() -> None:
             nonlocal generation
             number = 0
-            while generation is not None and not stop.wait(self._heartbeat_s):
+            while generation and not stop.wait(self._heartbeat_s):
                 number += 1
-                # A full disk must not stop the heart: the next beat may succeed. None means taken
-                # over, or cleared away because the index is complete.
+                # A full disk must not stop the heart: the next beat may succeed. An empty
+                # generation says that the claim was taken over, or cleared away because the index
+                # is complete; one that was moved away must not be made again by a write.
                 with contextlib.suppress(OSError):
-                    generation = self._store.write_claim(
-                        claim.chunk, self._value(claim.chunk, number), generation
+                    value = self._value(claim.chunk, number)
+                    is_there = self._place.is_there()
+                    generation = (
+                        self._place.write(file, value, if_equal=generation) if is_there else b""
                     )
 
         heart = threading.Thread(target=beat, name=f"claim on chunk {claim.chunk}", daemon=True)
@@ -166,9 +171,14 @@ class Claims:
             heart.join()
             # A claim that cannot be dropped, since a finishing job is clearing all of them or the
             # disk is full, will expire or be cleared: it guards nothing.
-            if generation is not None:
+            if generation and self._place.is_there():
                 with contextlib.suppress(OSError):
-                    self._store.drop_claim(claim.chunk, generation)
+                    self._place.delete(file, if_equal=generation)
+
+
+def claim_file(chunk: int) -> str:
+    """Returns the name of the file of a claim."""
+    return f"claims/{chunk}.json"
 
 
 def claimed_chunks(
@@ -185,16 +195,16 @@ def claimed_chunks(
     missing, waits: for their commits, or for a claim to expire.
 
     Args:
-        store: the index, the same for all jobs (`SketchStore.create` by each of them is safe).
-        worker: names the job; different for each (host name and process id, say).
-        heartbeat_s: seconds between two heartbeats.
-        expiry_s: seconds after which a claim without heartbeats is void.
-        poll_s: seconds between two looks while waiting.
+      store: the index, the same for all jobs (`SketchStore.create` by each of them is safe).
+      worker: names the job; different for each (host name and process id, say).
+      heartbeat_s: seconds between two heartbeats.
+      expiry_s: seconds after which a claim without heartbeats is void.
+      poll_s: seconds between two looks while waiting.
 
     Example:
-        for chunk in claimed_chunks(store, worker=f"{socket.gethostname()}-{os.getpid()}"):
-            store.write_chunk(chunk, *sketch(store.chunk_ids(chunk)))
-        store.finish()
+      for chunk in claimed_chunks(store, worker=f"{socket.gethostname()}-{os.getpid()}"):
+        store.write_chunk(chunk, *sketch(store.chunk_ids(chunk)))
+      store.finish()
     """
     claims = Claims(store, worker=worker, heartbeat_s=heartbeat_s, expiry_s=expiry_s)
     while store.missing_chunks():

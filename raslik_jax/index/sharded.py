@@ -17,7 +17,14 @@ from jaxtyping import Float, Float32, Int32, Shaped
 
 from raslik_jax.axes import Array
 from raslik_jax.distributed import replicate, shard_leading
-from raslik_jax.index.search import Prepared, Tails, block_scores, prepare_queries
+from raslik_jax.index.search import (
+    Columns,
+    Tails,
+    block_scores,
+    check_count,
+    columns_of_store,
+    queries_of_store,
+)
 from raslik_jax.index.store import SketchStore
 
 
@@ -106,10 +113,10 @@ def _best(
 
 @functools.partial(jax.jit, static_argnames=("mesh", "k_forget", "k_retain"))
 def _sharded_ends(
-    rows: ShardedRows, prepared: Prepared, *, mesh: Mesh, k_forget: int, k_retain: int
+    rows: ShardedRows, columns: Columns, *, mesh: Mesh, k_forget: int, k_retain: int
 ) -> _Ends:
-    def local(rows: ShardedRows, prepared: Prepared) -> _Ends:
-        score_N = block_scores(*rows[:3], prepared)[:, 0]
+    def local(rows: ShardedRows, columns: Columns) -> _Ends:
+        score_N = block_scores(*rows[:3], columns)[:, 0]
         held = score_N.shape[0]
         position_N = lax.axis_index("data") * held + lax.iota(jnp.int32, held)
         ends = []
@@ -127,7 +134,7 @@ def _sharded_ends(
         in_specs=(spread, PartitionSpec()),
         out_specs=PartitionSpec(),
         check_vma=False,  # gathered, so the same everywhere, which the checker cannot see
-    )(rows, prepared)
+    )(rows, columns)
 
 
 def search_sharded(
@@ -152,16 +159,13 @@ def search_sharded(
         k_retain: rows wanted with the lowest.
 
     Raises:
-        ValueError: more rows are wanted than there are; see `search.prepare_queries`.
+        ValueError: more rows are wanted than there are; see `search.queries_of_store`.
     """
-    eligible = int(store.is_eligible_N.sum())
-    wanted = max(k_forget, k_retain)
-    if min(k_forget, k_retain) < 0 or wanted > eligible:
-        raise ValueError(
-            f"{wanted} rows were asked for, and the index has {eligible}; ask for less."
-        )
-    prepared = replicate(mesh, prepare_queries(store, query_QK, center=center))
-    ends = _sharded_ends(rows, prepared, mesh=mesh, k_forget=k_forget, k_retain=k_retain)
+    for count in (k_forget, k_retain):
+        check_count(count, int(store.is_eligible_N.sum()))
+    queries = queries_of_store(store, query_QK, center=center)
+    columns = replicate(mesh, columns_of_store(store, queries, aggregate="mean"))
+    ends = _sharded_ends(rows, columns, mesh=mesh, k_forget=k_forget, k_retain=k_retain)
     forget, forget_scores, retain, retain_scores = (np.asarray(end) for end in ends)
     return Tails(
         tuple(store.ids[i] for i in forget),

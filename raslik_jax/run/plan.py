@@ -10,7 +10,7 @@ from typing import Any, get_args
 from raslik_jax.config import STAGES, Algorithm, Config, config_from_json, to_json
 from raslik_jax.data import corpora, howdy, tokenization
 from raslik_jax.files import read_json
-from raslik_jax.index.store import INDEX_FORMAT
+from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.messages import shown, some_of
 from raslik_jax.pipeline import Plan, Unit, announcement, run_units
 from raslik_jax.run import checking

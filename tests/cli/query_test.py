@@ -20,7 +20,8 @@ from raslik_jax.config import config_from_json
 from raslik_jax.data.examples import read_examples
 from raslik_jax.files import read_json, write_json
 from raslik_jax.index import search
-from raslik_jax.index.store import SketchStore, requantize
+from raslik_jax.index.store import SketchStore
+from raslik_jax.index.upkeep import requantize, verify
 from raslik_jax.pipeline import making_folder
 from raslik_jax.sketch import projections
 
@@ -279,10 +280,10 @@ class QueryTest(parameterized.TestCase):
             "index.py", f"--index={self.index}", f"--compact_to={path}", "--dtype=sign", "--center"
         )
         self.assertIn("rows      60 of 256 coordinates, sign", text)
-        self.assertEqual(SketchStore.open(path).verify(), ())
+        self.assertEqual(verify(SketchStore.open(path)), ())
 
     def test_the_index_itself_is_left_alone(self):
-        self.assertEqual(SketchStore.open(self.index).verify(), ())
+        self.assertEqual(verify(SketchStore.open(self.index)), ())
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from absl.testing import absltest
 from store_test import tree_bytes
 
 from raslik_jax.index.store import SketchStore
+from raslik_jax.index.upkeep import verify
 from raslik_jax.pipeline import making_folder
 
 _EXPERIMENTS = pathlib.Path(__file__).resolve().parents[2] / "experiments"
@@ -66,7 +67,7 @@ class SketchJobTest(absltest.TestCase):
         self.finish(self.start("run.py", *_TINY, f"--workdir={shared}", "--stages=sketch"))
         index = "sketch/index"
         self.assertEqual(tree_bytes(shared / index), tree_bytes(alone / index))
-        self.assertEqual(SketchStore.open(shared / index).verify(), ())
+        self.assertEqual(verify(SketchStore.open(shared / index)), ())
         job = self.start("sketch_job.py", f"--workdir={shared}")
         self.assertIn("the index is up to date", self.finish(job))
 

@@ -20,7 +20,8 @@ from support import shared_data
 
 from raslik_jax.data import batches, examples, prompts
 from raslik_jax.index import build, search
-from raslik_jax.index.store import SketchStore, requantize
+from raslik_jax.index.store import SketchStore
+from raslik_jax.index.upkeep import requantize
 from raslik_jax.models import checkpoint, decoder
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.sketch import gradients, projections

@@ -445,31 +445,21 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
         for plan in progress(plans, "mean gradient", unit="batch"):
             unit_BK = np.asarray(sketch(encoded, plan).unit_BK)
             total_K += unit_BK[plan.rows != batches.DUMMY_ROW].sum(axis=0, dtype=np.float64)
-        mean_K = jnp.asarray(total_K / len(workspace.corpus.train), jnp.float32)
-
-    @jax.jit
-    def score(unit_BK: jax.Array, query_QK: jax.Array, mean_K: jax.Array | None) -> jax.Array:
-        return jax.vmap(
-            lambda query_K: search.antipodal_scores(unit_BK, query_K[None], mean_K).forget_N
-        )(query_QK)
-
+        mean_K = total_K / len(workspace.corpus.train)
+    queries = search.center_queries(query_QK, mean_K)
+    ids = [row.example_id for row in workspace.retrieval_queries()]
+    selection_lib.check_agreement(query_QK, ids, mean_K)
+    columns = jax.device_put(search.to_columns(queries, aggregate=settings.aggregate))
     has_gradient_N = np.zeros(len(workspace.corpus.train), bool)
-    score_QN = np.zeros((len(query_QK), len(has_gradient_N)), np.float32)
+    score_NG = np.zeros((len(has_gradient_N), columns.offset_G.shape[0]), np.float32)
     for plan in progress(plans, "exact kernel", unit="batch"):
         is_real = plan.rows != batches.DUMMY_ROW
         sketches = sketch(encoded, plan)
-        score_QB = np.asarray(score(sketches.unit_BK, jnp.asarray(query_QK), mean_K))
+        score_BG = np.asarray(search.row_cosines(sketches.unit_BK, columns))
         has_gradient_N[plan.rows[is_real]] = np.asarray(sketches.norm_B)[is_real] > 0
-        score_QN[:, plan.rows[is_real]] = score_QB[:, is_real]
-    ids = [row.example_id for row in workspace.retrieval_queries()]
-    gram_QQ = selection_lib.check_agreement(
-        query_QK, ids, None if mean_K is None else np.asarray(mean_K)
-    )
-    influence_N = np.full(len(has_gradient_N), -np.inf, np.float32)
-    influence_N[has_gradient_N] = strategies_lib.aggregate_scores(
-        score_QN[:, has_gradient_N], settings.aggregate, gram_QQ
-    )
-    np.save(folder / "influence.npy", influence_N, allow_pickle=False)
+        score_NG[plan.rows[is_real]] = score_BG[is_real]
+    scores = search.both_ends(score_NG, has_gradient_N, settings.aggregate)
+    np.save(folder / "influence.npy", scores.forget_N, allow_pickle=False)
 
 
 def read_influence(workspace: Workspace, unit: str = "influence") -> Float[np.ndarray, " N"]:

@@ -1,0 +1,335 @@
+"""What an index is on disk: the manifest that guards it, seals, and the layout of its files.
+
+Layout of an index, local folder or `gs://`, `s3://` prefix alike:
+
+    manifest.json      what the index is, what it was made from, and which ids are marked deleted;
+                       written last at creation
+    ids/<s>.json       ids of segment s (one per creation or append), in sketching order
+    rows/ norms/ lengths/ scales/ sums/    zarr3 arrays, one file per chunk of whole rows
+    center             what 1-bit rows had subtracted before their signs were taken
+    commits/<i>.json   the commit record of chunk i, written after everything else of the chunk:
+                       its checksums, and that of the manifest it was made for
+    claims/            of running jobs only, see `raslik_jax.index.claims`
+
+The only codec is `bytes` (little endian): a sketch is noise, zstd saves 22 % and costs 20 times the
+read. So a chunk file is the raw row block, and a local reader maps it into memory; the checksums
+are those of the commit records.
+
+Every segment begins with a new chunk: an append touches no old file. The price is that the last
+chunk of a segment is padded with zero rows on disk.
+
+Nothing in an index depends on time, process or order of work, so any number of interrupted or
+concurrent runs end with the same bytes.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from raslik_jax.files import check_shape
+from raslik_jax.index.quantize import rotated_size
+from raslik_jax.messages import shown
+
+INDEX_FORMAT = 3
+# How rows are stored, each with the NumPy dtype of its array. "int8" has a scale per row, "sign" is
+# one bit a coordinate, eight of them a byte; both after the rotation of `quantize.rotate`.
+DTYPES: Mapping[str, np.dtype] = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "int8": np.dtype(np.int8),
+    "sign": np.dtype(np.uint8),
+}
+MANIFEST = "manifest.json"
+_SHAPE = {
+    "index_format": int,
+    "size": int,
+    "dtype": str,
+    "chunk_rows": int,
+    "rotation_seed": (int, None),
+    "center_sha256": (str, None),
+    "identity": {str: object},
+    "segments": [{"rows": int, "ids_sha256": str}],
+    "deleted": [str],
+}
+_RECORD = {"chunk": int, "rows": int, "index": str, "checksums": {str: int}}
+
+
+class Segment(NamedTuple):
+    """Rows that came together: how many, and the hash of their ids."""
+
+    rows: int
+    ids_sha256: str
+
+
+class Chunk(NamedTuple):
+    """Rows that are written together.
+
+    Attributes:
+      span: their positions.
+      origin: checksum of the manifest as it was when their segment came. Neither a later append
+        nor a deletion changes it: it says for which index a chunk was made.
+    """
+
+    span: slice
+    origin: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What an index is.
+
+    Attributes:
+      size: K, coordinates of a sketch.
+      dtype: a key of `DTYPES`.
+      chunk_rows: rows of a full chunk.
+      rotation_seed: key of the rotation of int8 and sign rows, otherwise None.
+      center_sha256: of what was subtracted before signs were taken, if anything.
+      identity: what the rows were made from.
+      segments: what was created, then each append.
+      deleted: ids that are marked deleted, in order.
+    """
+
+    size: int
+    dtype: str
+    chunk_rows: int
+    rotation_seed: int | None
+    center_sha256: str | None
+    identity: Mapping[str, Any]
+    segments: tuple[Segment, ...]
+    deleted: tuple[str, ...] = ()
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what never changes, as JSON values."""
+        fields = dataclasses.fields(self)[:-2]
+        return {"index_format": INDEX_FORMAT} | {f.name: getattr(self, f.name) for f in fields}
+
+    def seal(self) -> bytes:
+        """Returns the content of the manifest's file."""
+        segments = [segment._asdict() for segment in self.segments]
+        return sealed({**self.settings(), "segments": segments, "deleted": list(self.deleted)})
+
+    @functools.cached_property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """All chunks, written or not."""
+        found: list[Chunk] = []
+        start, segments = 0, []
+        for segment in self.segments:
+            segments.append(segment._asdict())
+            record = {**self.settings(), "segments": segments}
+            origin = hashlib.sha256(json_bytes(record)).hexdigest()[:16]
+            end = start + segment.rows
+            found += [
+                Chunk(slice(a, min(a + self.chunk_rows, end)), origin)
+                for a in range(start, end, self.chunk_rows)
+            ]
+            start = end
+        return tuple(found)
+
+    @property
+    def is_rotated(self) -> bool:
+        """Whether rows are stored after the rotation of `quantize.rotate`."""
+        return self.rotation_seed is not None
+
+    @property
+    def stored_size(self) -> int:
+        """Numbers a stored row stands for."""
+        return rotated_size(self.size) if self.is_rotated else self.size
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Shape and dtype of one chunk of every array."""
+        width = self.stored_size // 8 if self.dtype == "sign" else self.stored_size
+        column = ((self.chunk_rows,), np.dtype(np.float32))
+        found: dict[str, tuple[tuple[int, ...], np.dtype]] = {
+            "rows": ((self.chunk_rows, width), DTYPES[self.dtype]),
+            "norms": column,
+            "lengths": column,
+        }
+        if self.dtype == "int8":
+            found["scales"] = column
+        if self.dtype != "sign":
+            found["sums"] = ((1, self.stored_size), np.dtype(np.int64))
+        return found
+
+    def chunk_file(self, array: str, chunk: int) -> str:
+        """Returns the name of the file of a chunk of an array."""
+        dimensions = len(self.arrays[array][0])
+        return "/".join([array, "c", str(chunk), *["0"] * (dimensions - 1)])
+
+    def zarr_files(self) -> dict[str, bytes]:
+        """Returns the zarr.json of every array, for other readers: a function of the manifest."""
+        files = {"zarr.json": json_bytes({"zarr_format": 3, "node_type": "group"})}
+        for name, (shape, dtype) in self.arrays.items():
+            codec: dict[str, Any] = {"name": "bytes"}
+            if dtype.itemsize > 1:
+                codec["configuration"] = {"endian": "little"}
+            files[f"{name}/zarr.json"] = json_bytes(
+                {
+                    "zarr_format": 3,
+                    "node_type": "array",
+                    "shape": [shape[0] * len(self.chunks), *shape[1:]],
+                    "data_type": dtype.name,
+                    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shape}},
+                    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+                    "fill_value": 0,
+                    "codecs": [codec],
+                }
+            )
+        return files
+
+    def seal_record(self, chunk: int, arrays: Mapping[str, np.ndarray]) -> bytes:
+        """Returns the commit record of a chunk with these arrays."""
+        span, origin = self.chunks[chunk]
+        checksums = {name: checksum(values) for name, values in arrays.items()}
+        count = span.stop - span.start
+        return sealed({"chunk": chunk, "rows": count, "index": origin, "checksums": checksums})
+
+    def read_record(self, chunk: int, value: bytes, file: str) -> dict[str, int]:
+        """Returns the checksums of a commit record.
+
+        Raises:
+          ValueError: it is damaged, or not of this chunk of this index.
+        """
+        record = unsealed(value, file)
+        check_shape(record, _RECORD, file)
+        span, origin = self.chunks[chunk]
+        if (record["chunk"], record["rows"]) != (chunk, span.stop - span.start):
+            raise ValueError(f"{file} is of another chunk")
+        if record["index"] != origin:
+            raise ValueError(f"{file} is of an index of other settings or rows")
+        return record["checksums"]
+
+
+def read_manifest(value: bytes, path: str) -> Manifest:
+    """Returns the manifest that a file holds.
+
+    Args:
+      value: content of the file.
+      path: of the index, for errors.
+
+    Raises:
+      ValueError: it is damaged, or of another format.
+    """
+    file = f"{path}/{MANIFEST}"
+    record = unsealed(value, file)
+    if record.get("index_format") != INDEX_FORMAT:
+        raise ValueError(
+            f"the index {path} was made by another version (index_format "
+            f"{shown(record.get('index_format'))}, this version reads {INDEX_FORMAT}): sketch again"
+        )
+    check_shape(record, _SHAPE, file)
+    del record["index_format"]
+    record["segments"] = tuple(Segment(**segment) for segment in record["segments"])
+    return Manifest(**record | {"deleted": tuple(record["deleted"])})
+
+
+def check_settings(manifest: Manifest, ids: Sequence[str], center_K: np.ndarray | None) -> None:
+    """Raises a ValueError where an index cannot be made so."""
+    size, dtype, chunk_rows = manifest.size, manifest.dtype, manifest.chunk_rows
+    if not ids or len(set(ids)) != len(ids):
+        raise ValueError(
+            f"an index must have one or more ids that all differ, got {len(ids)} of which "
+            f"{len(set(ids))} differ: make them unique"
+        )
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {sorted(DTYPES)}, got {dtype!r}")
+    if size < 1 or not 1 <= chunk_rows <= 2**20:
+        raise ValueError(
+            f"size must be at least 1 and chunk_rows 1 to 2^20, got {size=}, {chunk_rows=}"
+        )
+    if center_K is not None and (dtype != "sign" or center_K.shape != (size,)):
+        raise ValueError(
+            f"center_K must be of shape {(size,)} and for dtype 'sign', got {center_K.shape} and "
+            f"{dtype!r}: other rows are centered when they are scored"
+        )
+    if dtype == "int8" and rotated_size(size) > 2**17:
+        raise ValueError(
+            f"size must be at most 131,072 for int8, where sums of 8-bit products still fit 32 "
+            f"bits, got {size}: use bfloat16"
+        )
+
+
+def refuse_differences(path: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raises a ValueError that names the fields in which an index differs from what is asked."""
+    stored, given = _flatten(stored), _flatten(given)
+    differing = [
+        f"{name} (index: {shown(stored.get(name, 'absent'), 24)}, "
+        f"asked for: {shown(given.get(name, 'absent'), 24)})"
+        for name in sorted(stored | given)
+        if (name in stored) != (name in given) or stored[name] != given[name]
+    ]
+    if differing:
+        raise ValueError(
+            f"the index {path} was made for something else: {'; '.join(differing[:5])}: use the "
+            "settings it was made with, or another path"
+        )
+
+
+def refuse_other_ids(path: str, stored: tuple[str, ...], given: tuple[str, ...]) -> None:
+    """Raises a ValueError where an index has other rows than are asked for."""
+    if stored == given:
+        return
+    what = f"it has {len(stored)} ids, {len(given)} were given"
+    if len(stored) == len(given):
+        first = next(i for i, (a, b) in enumerate(zip(stored, given, strict=True)) if a != b)
+        what = f"its id {first} is {stored[first]!r}, {given[first]!r} was given"
+    raise ValueError(
+        f"the index {path} was made for other rows: {what}: use append for new rows, or another "
+        "path"
+    )
+
+
+def make_segment(ids: Iterable[str]) -> tuple[Segment, bytes]:
+    """Returns a segment of these ids, and the content of their file."""
+    ids = list(ids)
+    value = json_bytes(ids)
+    return Segment(len(ids), hashlib.sha256(value).hexdigest()), value
+
+
+def json_bytes(value: Any) -> bytes:
+    """Returns a value as canonical JSON."""
+    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def sealed(record: Mapping[str, Any]) -> bytes:
+    """Returns the record as JSON with a checksum of itself, so that a flipped byte is noticed."""
+    return json_bytes({**record, "crc32": zlib.crc32(json_bytes(record))})
+
+
+def unsealed(value: bytes, file: str) -> dict[str, Any]:
+    """Returns a record that was sealed; ValueError where a byte of it has changed."""
+    try:
+        record = json.loads(value)
+        seal = record.pop("crc32")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{file} is damaged: it is no sealed JSON record") from None
+    # Bytes, not values: a flip inside white space is damage too.
+    if zlib.crc32(json_bytes(record)) != seal or value != sealed(record):
+        raise ValueError(f"{file} is damaged: its content does not match its checksum")
+    return record
+
+
+def checksum(values: np.ndarray) -> int:
+    """Returns the CRC-32 of an array's bytes."""
+    return zlib.crc32(np.ascontiguousarray(values).view(np.uint8).data)
+
+
+def center_bytes(center_K: np.ndarray) -> bytes:
+    """Returns the content of the file of a center."""
+    return center_K.astype("<f8").tobytes()
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping) and value:
+        fields: dict[str, Any] = {}
+        for key, inner in value.items():
+            fields |= _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+        return fields
+    return {prefix: value}

@@ -1,0 +1,149 @@
+"""Where an index lies: a local folder, or a `gs://` or `s3://` prefix, by the same few calls.
+
+Every write goes to a name of its own, is fsynced and renamed: a file is there whole or not at all.
+No lock is held meanwhile, so a process that is stopped in the middle holds up no other.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorstore as ts
+
+# With locks, one stopped process would block all that write the same file, for ever.
+_CONTEXT = ts.Context({"file_io_locking": {"mode": "none"}})
+_UNFINISHED = ".__lock"  # how TensorStore's names of unfinished writes end
+
+
+class Read(NamedTuple):
+    """A file and its generation, which every write changes; value None where there is none."""
+
+    value: bytes | None
+    generation: bytes
+
+
+class Place:
+    """Files by name, in a folder or below a prefix."""
+
+    def __init__(self, path: str | os.PathLike):
+        text = os.fspath(path)
+        is_remote = "://" in text
+        self.path = text.rstrip("/") if is_remote else os.path.abspath(text)
+        self.local = None if is_remote else Path(self.path)
+        spec: Any = f"{self.path}/" if is_remote else {"driver": "file", "path": f"{self.path}/"}
+        self._kv = ts.KvStore.open(spec, context=_CONTEXT).result()
+
+    def is_there(self) -> bool:
+        """Returns whether a local folder is still there: a write would make it again."""
+        return self.local is None or self.local.is_dir()
+
+    def look(self, name: str) -> Read:
+        """Returns a file with its generation."""
+        found = self._kv.read(name).result()
+        return Read(found.value if found.state == "value" else None, found.stamp.generation)
+
+    def read(self, name: str) -> bytes | None:
+        """Returns a file, None where there is none."""
+        return self.look(name).value
+
+    def read_many(self, names: list[str]) -> list[bytes | None]:
+        """Returns several files, read side by side."""
+        found = [read.result() for read in [self._kv.read(name) for name in names]]
+        return [read.value if read.state == "value" else None for read in found]
+
+    def names(self, folder: str = "") -> set[str]:
+        """Returns the names of all files, or of those of one folder."""
+        # "0" is the character after "/".
+        within = ts.KvStore.KeyRange(f"{folder}/", f"{folder}0") if folder else None
+        keys = self._kv.list(within).result() if within else self._kv.list().result()
+        return {key.decode() for key in keys if not key.endswith(_UNFINISHED.encode())}
+
+    def map(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Returns a file as an array; a local one is mapped into memory, read-only.
+
+        Raises:
+          ValueError: there is none, or it has another size.
+        """
+        size = int(np.prod(shape)) * dtype.itemsize
+        if self.local is not None:
+            file = self.local / name
+            actual = file.stat().st_size if file.exists() else None
+            if actual == size:
+                return np.memmap(file, dtype, mode="r", shape=shape)
+        else:
+            value = self.read(name)
+            actual = None if value is None else len(value)
+            if value is not None and actual == size:
+                return np.frombuffer(value, dtype).reshape(shape)
+        raise ValueError(f"it must have {size} bytes, it has {actual}")
+
+    def write(self, name: str, value: bytes, *, if_equal: bytes | None = None) -> bytes:
+        """Writes a file; returns its generation, empty where `if_equal` is another's.
+
+        Raises:
+          OSError: the disk is full or the write failed.
+        """
+        with self._explained(name):
+            return self._kv.write(name, value, if_equal=if_equal).result().generation
+
+    def create(self, name: str, value: bytes, absent: bytes) -> bytes:
+        """Writes a file that is not there; returns its generation, empty where another was faster.
+
+        Args:
+          name: of the file.
+          value: its bytes.
+          absent: the generation of `look`, where there was nothing.
+        """
+        if self.local is None:
+            return self.write(name, value, if_equal=absent)
+        # Exclusive creation: of many that start at once one has it, without a lock.
+        with self._explained(name):
+            path = self.local / name
+            path.parent.mkdir(exist_ok=True)
+            try:
+                with path.open("xb") as file:
+                    file.write(value)
+            except FileExistsError:
+                return b""
+        return self.look(name).generation
+
+    def delete(self, name: str, *, if_equal: bytes | None = None) -> None:
+        """Deletes a file, if it is of a generation where one is given."""
+        with self._explained(name):
+            self._kv.write(name, None, if_equal=if_equal).result()
+
+    def delete_folder(self, folder: str) -> None:
+        """Deletes all files of a folder, and the folder."""
+        with self._explained(folder):
+            self._kv.delete_range(ts.KvStore.KeyRange(f"{folder}/", f"{folder}0")).result()
+        if self.local is not None:
+            with contextlib.suppress(OSError):  # a slow job may be looking at its claim
+                (self.local / folder).rmdir()
+
+    def clear_unfinished(self) -> None:
+        """Deletes what was being written by processes that are dead, or too late."""
+        if self.local is None:
+            return
+        # Not rglob, which fails where another job removes a folder under its feet.
+        for folder, _, names in os.walk(self.local):
+            for name in names:
+                if name.endswith(_UNFINISHED):
+                    Path(folder, name).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        """Turns a failed write into an OSError that says what happened and what to do."""
+        try:
+            yield
+        except (ValueError, OSError, RuntimeError) as error:
+            full = "No space left" in str(error) or "quota" in str(error).lower()
+            advice = "free some space" if full else "look at the cause"
+            raise OSError(
+                errno.ENOSPC if full else errno.EIO,
+                f"{'No space left' if full else 'Failed'} writing {name} of the index "
+                f"{self.path}: what was committed is safe; {advice} and start again ({error})",
+            ) from None

@@ -1,0 +1,123 @@
+"""A chunk's rows between the sketches they are and the arrays they are stored as. NumPy."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, Int64, Shaped
+
+from raslik_jax.index.format import DTYPES, Manifest
+from raslik_jax.index.quantize import pack_signs, quantize_int8, rotate, unpack_signs, unrotate
+
+# Chunk sums are integers in units of 2^-40: integer addition is associative, so the mean of a store
+# is the same bits whatever the chunks, their order, or the path of appends and deletions.
+_SUM_SCALE = float(2**40)
+_LOW_BITS = 20
+_UNIT_TOLERANCE = 1e-3
+
+
+def check_rows(
+    rows_CK: Float32[np.ndarray, "C K"], norms_C: Float[np.ndarray, " C"], ids: tuple[str, ...]
+) -> None:
+    """Raises a ValueError unless rows are unit vectors, or zero where the norm is."""
+    lengths_C = row_lengths(rows_CK)
+    expected_C = np.where(norms_C > 0, 1.0, 0.0)
+    is_wrong_C = ~(np.abs(lengths_C - expected_C) <= _UNIT_TOLERANCE) | ~np.isfinite(norms_C)
+    if is_wrong_C.any():
+        first = int(np.argmax(is_wrong_C))
+        raise ValueError(
+            "rows must be unit vectors with a positive norm, or zero with norm 0, "
+            f"{int(is_wrong_C.sum())} are not; the first is {ids[first]!r} of length "
+            f"{lengths_C[first]} and norm {norms_C[first]}: check the gradients for values that "
+            "are not finite"
+        )
+
+
+def encode_chunk(
+    manifest: Manifest,
+    rows_CK: Float32[np.ndarray, "C K"],
+    norms_C: Float[np.ndarray, " C"],
+    center_K: Float64[np.ndarray, " K"] | None,
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of one chunk, padded to whole chunks."""
+    norms_C = np.asarray(norms_C, np.float32)
+    arrays: dict[str, np.ndarray] = {"norms": norms_C}
+    if manifest.dtype == "sign":
+        is_zero_C = norms_C == 0
+        if center_K is not None:
+            rows_CK = (rows_CK - center_K).astype(np.float32)
+            rows_CK[is_zero_C] = 0  # a zero gradient has no direction, centered or not
+        seed = manifest.rotation_seed or 0
+        arrays["rows"] = pack_signs(rotate(rows_CK, seed=seed), seed=seed)
+        seen_CW = np.where(is_zero_C, np.float32(0), np.float32(1))[:, None]
+    elif manifest.dtype == "int8":
+        values_CW, scale_C = quantize_int8(rotate(rows_CK, seed=manifest.rotation_seed or 0))
+        arrays |= {"rows": values_CW, "scales": scale_C}
+        seen_CW = from_int8(values_CW, scale_C)
+    else:
+        arrays["rows"] = seen_CW = rows_CK.astype(DTYPES[manifest.dtype])
+    arrays["lengths"] = row_lengths(seen_CW).astype(np.float32)
+    if "sums" in manifest.arrays:
+        arrays["sums"] = fixed_point_sum(seen_CW)[None]
+    padded = {}
+    for name, (shape, dtype) in manifest.arrays.items():
+        padded[name] = np.zeros(shape, dtype)
+        padded[name][: len(arrays[name])] = arrays[name]
+    return padded
+
+
+def decode_rows(
+    manifest: Manifest, stored_CW: Shaped[np.ndarray, "C _"], scale_C: Float32[np.ndarray, " C"]
+) -> Float32[np.ndarray, "C W"]:
+    """Returns rows as float32, in the coordinates they are stored in."""
+    if manifest.dtype == "sign":
+        return unpack_signs(stored_CW)
+    if manifest.dtype == "int8":
+        return from_int8(stored_CW, scale_C)
+    return stored_CW.astype(np.float32)
+
+
+def from_int8(
+    values_CW: Shaped[np.ndarray, "C W"], scale_C: Float32[np.ndarray, " C"]
+) -> Float32[np.ndarray, "C W"]:
+    """Returns 8-bit rows times their scales."""
+    return values_CW.astype(np.float32) * scale_C[:, None]
+
+
+def unrotated(manifest: Manifest, rows_CW: Float[np.ndarray, "C W"]) -> Float[np.ndarray, "C K"]:
+    """Returns rows in the coordinates of the sketch."""
+    if not manifest.is_rotated:
+        return rows_CW
+    return unrotate(rows_CW, size=manifest.size, seed=manifest.rotation_seed or 0)
+
+
+def row_lengths(rows_CK: Float[np.ndarray, "C K"]) -> Float64[np.ndarray, " C"]:
+    """Returns the length of each row, summed in float64."""
+    lengths_C = np.empty(len(rows_CK), np.float64)
+    for start in range(0, len(rows_CK), 16):  # a few rows at a time stay in the cache
+        part = rows_CK[start : start + 16].astype(np.float64)
+        lengths_C[start : start + 16] = np.sqrt(np.einsum("ck,ck->c", part, part))
+    return lengths_C
+
+
+def fixed_point_sum(rows_CK: Float[np.ndarray, "C K"]) -> Int64[np.ndarray, " K"]:
+    """Returns the sum of rows in units of 2^-40, an exact integer."""
+    total_K = np.zeros(rows_CK.shape[1], np.int64)
+    for start in range(0, len(rows_CK), 16):
+        part = rows_CK[start : start + 16].astype(np.float64)
+        total_K += np.rint(part * _SUM_SCALE).astype(np.int64).sum(axis=0)
+    return total_K
+
+
+def mean_of_sums(
+    sums: Iterable[Int64[np.ndarray, " K"]], size: int, count: int
+) -> Float64[np.ndarray, " K"]:
+    """Returns the mean of `count` rows from the sums of their chunks, rounded once."""
+    # Two words: one would overflow at 8 million rows that share a coordinate.
+    high_K, low_K = np.zeros((2, size), np.int64)
+    mask = (1 << _LOW_BITS) - 1
+    for sum_K in sums:
+        high_K += sum_K >> _LOW_BITS
+        low_K += sum_K & mask
+    high_K += low_K >> _LOW_BITS
+    total_K = high_K.astype(np.float64) * 2.0**_LOW_BITS + (low_K & mask).astype(np.float64)
+    return total_K / _SUM_SCALE / count

@@ -1,0 +1,169 @@
+"""Looking after an index: verify it, drop what is damaged, append, delete, make a compact copy."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from raslik_jax.index.format import MANIFEST, Manifest, checksum, make_segment
+from raslik_jax.index.store import SketchStore
+
+
+class Damage(NamedTuple):
+    """One damaged file of an index; `chunk` is None where it belongs to no chunk."""
+
+    chunk: int | None
+    file: str
+    reason: str
+
+
+def verify(store: SketchStore) -> tuple[Damage, ...]:
+    """Returns what is damaged, after reading everything and checking every checksum.
+
+    Missing chunks are no damage. To have damaged chunks made again: `discard` them, then write
+    what `missing_chunks` names.
+    """
+    damages = [
+        Damage(None, file, "differs from what the manifest says")
+        for file, value in store.manifest.zarr_files().items()
+        if store.place.read(file) != value
+    ]
+    try:
+        _ = store.center_K
+    except ValueError as error:
+        damages.append(Damage(None, "center", str(error)))
+    there = store.place.names("commits")
+    for chunk in range(store.num_chunks):
+        if f"commits/{chunk}.json" in there:
+            damages += _verify_chunk(store, chunk)
+    return tuple(damages)
+
+
+def _verify_chunk(store: SketchStore, chunk: int) -> list[Damage]:
+    file = f"commits/{chunk}.json"
+    try:
+        checksums = store.read_record(chunk, store.place.read(file))
+    except ValueError as error:
+        return [Damage(chunk, file, str(error))]
+    damages = []
+    for name, (shape, dtype) in store.manifest.arrays.items():
+        file = store.manifest.chunk_file(name, chunk)
+        try:
+            # Read here, whatever the store has read and checked before.
+            if checksums.get(name) != checksum(store.place.map(file, shape, dtype)):
+                damages.append(Damage(chunk, file, "differs from the commit record's checksum"))
+        except ValueError as error:
+            damages.append(Damage(chunk, file, str(error)))
+    return damages
+
+
+def discard(store: SketchStore, chunks: Iterable[int]) -> None:
+    """Drops the commit records of `chunks`, which makes them missing."""
+    for chunk in chunks:
+        store.place.delete(f"commits/{chunk}.json")
+        store.forget(chunk)
+
+
+def append(store: SketchStore, ids: Sequence[str]) -> SketchStore:
+    """Returns the index with rows for `ids`, which are missing still; old chunks are not touched.
+
+    Raises:
+      ValueError: an id is in the index already (deleted or not), or twice in `ids`; the index was
+        changed since it was opened; its bits are of centered rows.
+    """
+    known = set(store.ids)
+    clashing = [i for i in ids if i in known]
+    if clashing or not ids or len(set(ids)) != len(ids):
+        raise ValueError(
+            f"ids to append to {store.path} must be new and all differ, got {len(ids)} of which "
+            f"{len(set(ids))} differ and {len(clashing)} are in the index already {clashing[:5]}: "
+            "leave those out"
+        )
+    segment, value = make_segment(ids)
+    segments = store.manifest.segments
+    _check_changeable(store)
+    store.place.write(f"ids/{len(segments)}.json", value)
+    return _replaced(store, dataclasses.replace(store.manifest, segments=(*segments, segment)))
+
+
+def delete(store: SketchStore, ids: Iterable[str]) -> SketchStore:
+    """Returns the index with rows marked deleted: they leave the mean and every search.
+
+    Their bytes stay.
+
+    Raises:
+      ValueError: an id is not in the index, or no row would be left; the index was changed since it
+        was opened; its bits are of centered rows.
+    """
+    given = set(ids)
+    unknown = sorted(given - set(store.ids))
+    if unknown:
+        raise ValueError(
+            f"ids to delete must be in the index {store.path}, {len(unknown)} are not: "
+            f"{unknown[:5]}; nothing was deleted"
+        )
+    deleted = given | set(store.manifest.deleted)
+    if len(deleted) == store.num_rows:
+        raise ValueError(f"a row of {store.path} must be left, got the ids of all to delete")
+    _check_changeable(store)
+    return _replaced(store, dataclasses.replace(store.manifest, deleted=tuple(sorted(deleted))))
+
+
+def _check_changeable(store: SketchStore) -> None:
+    if store.manifest.center_sha256 is not None:
+        raise ValueError(
+            f"{store.path} must not be changed in place, its bits are of centered rows and the "
+            "mean would move: change the finer index and make this one from it again"
+        )
+    if store.place.read(MANIFEST) != store.manifest.seal():
+        raise ValueError(f"the index {store.path} was changed since it was opened: open it again")
+
+
+def _replaced(store: SketchStore, manifest: Manifest) -> SketchStore:
+    store.place.write(MANIFEST, manifest.seal())
+    return SketchStore.open(store.path)
+
+
+def requantize(
+    source: SketchStore,
+    path: str | os.PathLike,
+    *,
+    dtype: str,
+    is_centered: bool = False,
+    chunk_rows: int | None = None,
+    rotation_seed: int = 0,
+) -> SketchStore:
+    """Returns a coarser copy of a finished index; interrupted, it goes on where it stopped.
+
+    Rows deleted from `source` are left out.
+
+    Args:
+      source: the finer index.
+      path: of the copy.
+      dtype: of the copy.
+      is_centered: for `sign`: take the signs of row minus `source.mean_K`.
+      chunk_rows: of the copy; by default that of `source`.
+      rotation_seed: of the copy's rotation.
+    """
+    positions = np.flatnonzero(source.is_live_N)
+    store = SketchStore.create(
+        path,
+        identity=source.identity,
+        ids=[source.ids[i] for i in positions],
+        size=source.size,
+        dtype=dtype,
+        chunk_rows=chunk_rows or source.chunk_rows,
+        rotation_seed=rotation_seed,
+        center_K=source.mean_K if is_centered else None,
+    )
+    for chunk in store.missing_chunks():
+        of_source = positions[store.chunk_positions(chunk)]
+        rows_CK, lengths_C = source.rows(of_source), source.lengths[of_source]
+        # What was rounded once is a unit vector no longer; int8 and sign do not care, but the
+        # store does.
+        rows_CK /= np.where(lengths_C > 0, lengths_C, 1)[:, None]
+        store.write_chunk(chunk, rows_CK, source.norms[of_source])
+    store.finish()
+    return store
