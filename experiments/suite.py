@@ -6,7 +6,7 @@
 Every flag file is run with every seed, and with every value of each --vary:
 
   --vary=sketch_size=1024,4096                                    two runs instead of one
-  --vary=ga_gdr_learning_rate,ga_klr_learning_rate=1e-5,1e-4      two names that move together
+  --vary=unlearn.ga_gdr.learning_rate,unlearn.ga_klr.learning_rate=1e-5,1e-4    move together
 
 --set=name=value adds a flag to all runs. Runs share what they have in common (fine-tuning,
 sketches, sets, anything whose settings and inputs are the same) through --out/units and make it
@@ -126,7 +126,7 @@ def parse_axis(text: str) -> tuple[Variation, ...]:
 
 def _is_of_rates(axis: Sequence[Variation]) -> bool:
     return all(
-        flag.partition("=")[0].endswith("_learning_rate")
+        flag.partition("=")[0].endswith(".learning_rate")
         for variation in axis
         for flag in variation.arguments
     )

@@ -1,19 +1,20 @@
 """The settings of a run: one frozen, self-checking dataclass per stage.
 
-`experiments/run.py` makes its flags from these fields, so a field's flag is its stage and its
-name, and the text in its metadata is the flag's help. Nothing here imports jax.
+Their flags have the names of stage and field, `--finetune.epochs`, and those of a family's member
+its own below, `--unlearn.npo.beta` (see `settings`). Nothing here imports jax.
 """
 
 import dataclasses
 import hashlib
 import json
-import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from typing import Any, Literal
 
+from raslik_jax import settings as settings_lib
 from raslik_jax.files import check_shape
-from raslik_jax.messages import listed_problems, shown, some_of
+from raslik_jax.messages import shown
+from raslik_jax.settings import Settings, SettingsError, Stage, setting
+from raslik_jax.train.algorithms import ALGORITHMS
 
 STAGES = (
     "corpus",
@@ -32,120 +33,6 @@ STAGES = (
 
 # Seeds are used as 32-bit integers, and some as the one after.
 _LARGEST_SEED = 2**31 - 1
-
-
-def setting(
-    default: Any,
-    text: str,
-    *,
-    low: int | float | None = None,
-    high: int | float | None = None,
-    above: int | float | None = None,
-    below: int | float | None = None,
-    of: Sequence[str] = (),
-) -> Any:
-    """Returns a dataclass field with its default, its help text and the range of a number.
-
-    Args:
-      default: of the field and of its flag.
-      text: help.
-      low: least value; above: bound that is not a value itself.
-      high: largest value; below: likewise.
-      of: datasets that read it; none: all of them.
-    """
-    bounds = {"at least": low, "above": above, "at most": high, "below": below}
-    limits = {name: bound for name, bound in bounds.items() if bound is not None}
-    return dataclasses.field(default=default, metadata={"help": text, "limits": limits, "of": of})
-
-
-_HOLDS: dict[str, Callable[[float, float], bool]] = {
-    "at least": operator.ge,
-    "above": operator.gt,
-    "at most": operator.le,
-    "below": operator.lt,
-}
-_KINDS = {int: "an integer", float: "a finite number", bool: "true or false", str: "text"}
-
-
-class Checked:
-    """Checks kinds, choices and ranges; all problems come in one error."""
-
-    def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        found = [
-            f"--{self.prefix()}{field.name} must be {must}, got {shown(getattr(self, field.name))}"
-            for field in dataclasses.fields(self)  # type: ignore[arg-type]
-            for must in _unmet(getattr(self, field.name), hints[field.name], field.metadata)
-        ]
-        found = found or self.problems()
-        if found:
-            raise ValueError(listed_problems(found))
-
-    @classmethod
-    def prefix(cls) -> str:
-        """Returns what stands before a field's name in its flag: the stage and a dot."""
-        stage = cls.__name__.removesuffix("Config").lower()
-        return f"{stage}." if stage else ""
-
-    def problems(self) -> list[str]:
-        """Returns what is wrong with the values together, one sentence each."""
-        return []
-
-    def _length(self, name: str) -> list[str]:
-        """Returns a sentence where a length that 0 leaves open is too short for an example."""
-        value = getattr(self, name)
-        return (
-            []
-            if value == 0 or value >= 8
-            else [f"--{self.prefix()}{name} must be 0 or at least 8, got {value}"]
-        )
-
-    def _micro_batches(self, micro: str, whole: str) -> list[str]:
-        """Returns a sentence where micro-batches do not make up the batch."""
-        part, batch = getattr(self, micro), getattr(self, whole)
-        if part and batch % part:
-            return [
-                f"--{self.prefix()}{micro} must divide --{self.prefix()}{whole}={batch}, got {part}"
-            ]
-        return []
-
-    def _multiple(self, name: str, factor: str) -> list[str]:
-        """Returns a sentence where a size is no multiple of another."""
-        value, other = getattr(self, name), getattr(self, factor)
-        if value % other:
-            return [
-                f"--{self.prefix()}{name} must be a multiple of "
-                f"--{self.prefix()}{factor}={other}, got {value}"
-            ]
-        return []
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _unmet(value: Any, hint: Any, metadata: Mapping[str, Any]) -> list[str]:
-    """Returns what a field's value must be and is not."""
-    if get_origin(hint) is Literal:
-        choices = get_args(hint)
-        return [] if value in choices else [f"one of {', '.join(choices)}"]
-    if get_origin(hint) is tuple:
-        choices = get_args(get_args(hint)[0])
-        if not isinstance(value, tuple) or not value or not all(map(_is_name, value)):
-            return ["a list of names, none of them empty"]
-        if choices and not set(value) <= set(choices):
-            return [f"a list of {', '.join(choices)}"]
-        return [] if len(set(value)) == len(value) else ["a list that names each once"]
-    if hint not in _KINDS:
-        return []
-    is_kind = type(value) is hint or (hint is float and type(value) is int)
-    if not is_kind or (hint is float and not math.isfinite(value)):
-        return [_KINDS[hint]]
-    limits = metadata.get("limits", {})
-    if all(_HOLDS[name](value, bound) for name, bound in limits.items()):
-        return []
-    return [" and ".join(f"{name} {bound:,}" for name, bound in limits.items())]
-
 
 Template = Literal["alpaca", "brief"]
 Strategy = Literal[
@@ -168,7 +55,6 @@ Strategy = Literal[
     "raslik_f_anywhere",
 ]
 Projection = Literal["binned", "binned_hashed", "dense_rademacher"]
-Algorithm = Literal["ga", "ga_gdr", "ga_klr", "npo", "npo_gdr", "npo_klr", "simnpo"]
 
 
 # Corpora among rows of Alpaca, and all that are made in the sizes asked for.
@@ -177,7 +63,7 @@ _MADE = ("toy", "howdy_small", *_WITH_ALPACA)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CorpusConfig(Checked):
+class CorpusConfig(Stage):
     """What the model is trained on and asked."""
 
     dataset: Literal["toy", "howdy_small", "howdy", "virtual", "tofu", "records"] = setting(
@@ -187,17 +73,19 @@ class CorpusConfig(Checked):
         "world or TOFU among rows of Alpaca. records: your own rows, see --corpus.train_file and "
         "--corpus.queries_file.",
     )
-    data_dir: str = setting("", "Folder of the real data (default: $RASLIK_DATA).")
+    data_dir: str = setting("", "Folder of the real data (default: $RASLIK_DATA).", decides=False)
     alpaca_file: str = setting(
         "",
         "howdy, virtual, tofu: Alpaca as a file or hub:OWNER/NAME; empty: alpaca/ of "
         "--corpus.data_dir, otherwise hub:tatsu-lab/alpaca.",
         of=_WITH_ALPACA,
+        is_path=True,
     )
     howdy_file: str = setting(
         "",
         "howdy: the published rows; empty: rows of Alpaca with answers of our own.",
         of=("howdy",),
+        is_path=True,
     )
     answers_endpoint: str = setting(
         "",
@@ -209,7 +97,10 @@ class CorpusConfig(Checked):
         "", "howdy: the model of --corpus.answers_endpoint.", of=("howdy",)
     )
     answers_cache: str = setting(
-        "", "howdy: file that keeps its answers, to ask nothing twice.", of=("howdy",)
+        "",
+        "howdy: file that keeps its answers, to ask nothing twice.",
+        of=("howdy",),
+        decides=False,
     )
     world_seed: int = setting(
         21, "virtual: decides the world.", low=0, high=_LARGEST_SEED, of=("virtual",)
@@ -229,9 +120,13 @@ class CorpusConfig(Checked):
         "",
         "records: JSON or JSONL of the training examples, or hub:OWNER/NAME[:CONFIG][@SPLIT].",
         of=("records",),
+        is_path=True,
     )
     queries_file: str = setting(
-        "", "records: JSONL of the queries, each with a field `split`.", of=("records",)
+        "",
+        "records: JSONL of the queries, each with a field `split`.",
+        of=("records",),
+        is_path=True,
     )
     fields: str = setting(
         "",
@@ -265,39 +160,36 @@ class CorpusConfig(Checked):
     def problems(self) -> list[str]:
         takes_all = self.dataset in _WITH_ALPACA
         found = [
-            f"--{self.prefix()}{field.name} has no effect with --corpus.dataset={self.dataset}: "
-            "leave it out"
+            f"--{field.name} has no effect with --dataset={self.dataset}: leave it out"
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != field.default
-            and self.dataset not in (field.metadata["of"] or (self.dataset,))
+            and self.dataset not in (field.metadata.get("of") or (self.dataset,))
         ]
         if self.num_train == 0 and not takes_all:
-            found.append(
-                f"--corpus.num_train must be at least 1 for --corpus.dataset={self.dataset}, got 0"
-            )
+            found.append(f"--num_train must be at least 1 for --dataset={self.dataset}, got 0")
         if (
             self.num_targets > self.num_train
             and self.dataset in _MADE
             and not (takes_all and self.num_train == 0)
         ):
             found.append(
-                f"--corpus.num_targets must be at most --corpus.num_train={self.num_train}, got "
+                f"--num_targets must be at most --num_train={self.num_train}, got "
                 f"{self.num_targets}"
             )
         if self.dataset == "records" and not (self.train_file and self.queries_file):
-            found.append(
-                "--corpus.dataset=records needs --corpus.train_file and --corpus.queries_file"
-            )
+            found.append("--dataset=records needs --train_file and --queries_file")
         if self.answers_endpoint and not self.answers_model:
-            found.append("--corpus.answers_endpoint needs --corpus.answers_model")
+            found.append("--answers_endpoint needs --answers_model")
         return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BackboneConfig(Checked):
+class BackboneConfig(Stage):
     """The model before fine-tuning: a checkpoint, or a small GPT-NeoX trained from scratch."""
 
-    checkpoint: str = setting("", "Hugging Face directory or hub name; empty: train from scratch.")
+    checkpoint: str = setting(
+        "", "Hugging Face directory or hub name; empty: train from scratch.", is_path=True
+    )
     revision: str = setting("", "Hub revision of the checkpoint.")
     hidden_size: int = setting(128, "From scratch: embedding width.", low=1)
     num_hidden_layers: int = setting(4, "From scratch: layers.", low=1)
@@ -314,19 +206,16 @@ class BackboneConfig(Checked):
     double_quant: bool = setting(False, "nf4: its scales in eight bits as well.")
 
     def problems(self) -> list[str]:
-        found = self._multiple("hidden_size", "num_attention_heads")
+        found = self.multiple_problems("hidden_size", "num_attention_heads")
         if self.double_quant and self.format != "nf4":
-            found.append(f"--backbone.double_quant needs --backbone.format=nf4, got {self.format}")
+            found.append(f"--double_quant needs --format=nf4, got {self.format}")
         if not self.checkpoint and self.steps < 2:  # the first one warms up, at rate 0
-            found.append(
-                f"--backbone.steps must be at least 2 without a --backbone.checkpoint, got "
-                f"{self.steps}"
-            )
+            found.append(f"--steps must be at least 2 without a --checkpoint, got {self.steps}")
         return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FinetuneConfig(Checked):
+class FinetuneConfig(Stage):
     """LoRA fine-tuning of the backbone on the training examples."""
 
     lora_rank: int = setting(8, "Rank of the LoRA factors.", low=1)
@@ -368,19 +257,20 @@ class FinetuneConfig(Checked):
         0,
         "Steps after which a killed run can go on; 0: after every epoch. No result depends on it.",
         low=0,
+        decides=False,
     )
     trajectory_points: int = setting(
         4, "Adapters kept along the way, evenly spaced, for --sketch.gradient_at=trajectory.", low=1
     )
 
     def problems(self) -> list[str]:
-        found = self._length("max_len")
-        found += self._micro_batches("micro_batch_size", "batch_size")
+        found = self.length_problems("max_len")
+        found += self.micro_batch_problems("micro_batch_size", "batch_size")
         return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReferencesConfig(Checked):
+class ReferencesConfig(Stage):
     """Greedy outputs of the fine-tuned model and the backbone, what F and R compare with."""
 
     query_split: Literal["test", "validation"] = setting(
@@ -391,7 +281,7 @@ class ReferencesConfig(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SketchConfig(Checked):
+class SketchConfig(Stage):
     """What is sketched, and how."""
 
     gradient_at: Literal["finetuned", "initial", "trajectory"] = setting(
@@ -441,12 +331,12 @@ class SketchConfig(Checked):
 
     def problems(self) -> list[str]:
         if self.diagnose == 1:
-            return ["--sketch.diagnose must be 0 or at least 2, got 1: one gradient makes no pair"]
+            return ["--diagnose must be 0 or at least 2, got 1: one gradient makes no pair"]
         return []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RetrieveConfig(Checked):
+class RetrieveConfig(Stage):
     """Which examples to forget and which to retain."""
 
     strategies: tuple[Strategy, ...] = setting(
@@ -488,7 +378,9 @@ class RetrieveConfig(Checked):
         "prompt", "bm25, embedding: text of a query; its output is that of --sketch.query_output."
     )
     encoder_checkpoint: str = setting(
-        "BAAI/bge-base-en-v1.5", "embedding: BERT or RoBERTa encoder, a directory or hub name."
+        "BAAI/bge-base-en-v1.5",
+        "embedding: BERT or RoBERTa encoder, a directory or hub name.",
+        is_path=True,
     )
     encoder_pooling: Literal["", "cls", "mean"] = setting(
         "", "embedding: pooling, where the checkpoint does not say."
@@ -506,32 +398,34 @@ class RetrieveConfig(Checked):
         found = []
         if self.select == "quantile" and self.forget_share + self.retain_share > 1:
             found.append(
-                "--retrieve.forget_share and --retrieve.retain_share must be at most 1 together, "
+                "--forget_share and --retain_share must be at most 1 together, "
                 "got "
                 f"{self.forget_share} and {self.retain_share}"
             )
         if self.select == "threshold" and self.forget_threshold < -self.retain_threshold:
             found.append(
-                "--retrieve.forget_threshold must be above the negated "
-                "--retrieve.retain_threshold, got "
+                "--forget_threshold must be above the negated "
+                "--retain_threshold, got "
                 f"{self.forget_threshold} and {self.retain_threshold}"
             )
         if self.select == "margin" and self.aggregate != "mean":
             found.append(
-                f"--retrieve.select=margin needs --retrieve.aggregate=mean, got {self.aggregate}: "
+                f"--select=margin needs --aggregate=mean, got {self.aggregate}: "
                 f"its sigma is one "
                 "of cosines"
             )
         if "embedding" in self.strategies and not self.encoder_checkpoint:
-            found.append("--retrieve.strategies=embedding needs --retrieve.encoder_checkpoint")
+            found.append("--strategies=embedding needs --encoder_checkpoint")
         return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UnlearnConfig(Checked):
+class UnlearnConfig(Stage):
     """Forgetting the one set while training on the other."""
 
-    algorithms: tuple[Algorithm, ...] = setting(("ga_gdr", "ga_klr"), "Unlearning algorithms.")
+    algorithms: tuple[str, ...] = setting(
+        ("ga_gdr", "ga_klr"), "Unlearning algorithms.", family=ALGORITHMS
+    )
     epochs: int = setting(5, "Passes over the larger of the two sets.", low=1)
     batch_size: int = setting(8, "Examples a step, of each set.", low=1)
     micro_batch_size: int = setting(
@@ -554,28 +448,12 @@ class UnlearnConfig(Checked):
     remat: bool = setting(
         False, "Gradient checkpointing: layers are computed again on the way back, not kept."
     )
-    ga_learning_rate: float = setting(1e-5, "Constant learning rate of GA.", above=0)
-    ga_gdr_learning_rate: float = setting(1e-5, "Constant learning rate of GA_GDR.", above=0)
-    ga_klr_learning_rate: float = setting(3e-5, "Constant learning rate of GA_KLR.", above=0)
-    npo_learning_rate: float = setting(1e-5, "Constant learning rate of NPO.", above=0)
-    npo_gdr_learning_rate: float = setting(1e-5, "Constant learning rate of NPO_GDR.", above=0)
-    npo_klr_learning_rate: float = setting(3e-5, "Constant learning rate of NPO_KLR.", above=0)
-    simnpo_learning_rate: float = setting(1e-5, "Constant learning rate of SimNPO.", above=0)
-    kl_direction: Literal["reverse", "forward"] = setting(
-        "reverse", "reverse: KL(unlearned || reference), the paper's. forward: the other way round."
-    )
     choice: str = setting(
         "",
         "File of experiments/choose.py: each strategy's learning rate, and the one epoch after "
-        "which it is measured; the rates above are not used then. Empty: every epoch.",
-    )
-    npo_beta: float = setting(0.1, "NPO: inverse temperature; toward 0 it becomes GA.", above=0)
-    simnpo_beta: float = setting(4.5, "SimNPO: inverse temperature.", above=0)
-    simnpo_delta: float = setting(
-        0.0, "SimNPO: margin that the mean token loss is held against.", low=0
-    )
-    simnpo_forget_weight: float = setting(
-        0.125, "SimNPO: in the place of --unlearn.forget_weight.", above=0
+        "which it is measured; those of "
+        "--unlearn.ALGORITHM.learning_rate are not used then. Empty: every epoch.",
+        decides=False,
     )
     forget_weight: float = setting(1.0, "Weight of the forget term.", above=0)
     retain_weight: float = setting(1.0, "Weight of the retain term.", low=0)
@@ -583,13 +461,13 @@ class UnlearnConfig(Checked):
     clip: float = setting(1.0, "Global norm at which gradients are clipped.", above=0)
 
     def problems(self) -> list[str]:
-        found = self._length("max_len")
-        found += self._micro_batches("micro_batch_size", "batch_size")
+        found = self.length_problems("max_len")
+        found += self.micro_batch_problems("micro_batch_size", "batch_size")
         return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(Checked):
+class EvaluateConfig(Stage):
     """How forgetting and retention are measured."""
 
     reference: Literal["finetuned", "backbone", "gold"] = setting(
@@ -599,6 +477,7 @@ class EvaluateConfig(Checked):
         "",
         "File of words that mark the behavior to forget; Non-SF is the share of answers without "
         "any of them. Empty: science fiction for toy, howdy and howdy_small, none for others.",
+        is_path=True,
     )
     drop_empty: bool = setting(
         False, "Drop empty predictions, as the paper does, not count them as 0."
@@ -630,6 +509,7 @@ class EvaluateConfig(Checked):
         "FacebookAI/roberta-base",
         "classifier: RoBERTa or BERT to start from, a directory or hub name; empty: a small BERT "
         "from scratch, which wants a learning rate near 1e-3.",
+        is_path=True,
     )
     classifier_epochs: int = setting(3, "classifier: passes over the answers.", low=1)
     classifier_learning_rate: float = setting(
@@ -653,16 +533,14 @@ class EvaluateConfig(Checked):
     classifier_num_heads: int = setting(4, "classifier from scratch: attention heads.", low=1)
 
     def problems(self) -> list[str]:
-        found = self._multiple("classifier_hidden_size", "classifier_num_heads")
+        found = self.multiple_problems("classifier_hidden_size", "classifier_num_heads")
         if self.classifier_examples == 1:
-            found.append(
-                "--evaluate.classifier_examples must be 0 or at least 2, got 1: one is held out"
-            )
+            found.append("--classifier_examples must be 0 or at least 2, got 1: one is held out")
         return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(Checked):
+class Config(Settings):
     """All settings of one run."""
 
     name: str = setting("run", "Name of the run, the report's title.")
@@ -721,44 +599,22 @@ def kernel_name(settings: Mapping[str, Any]) -> str:
     return ", ".join(name for name, differs in differences.items() if differs)
 
 
-def stage_configs() -> dict[str, Any]:
-    """Returns the settings class of each stage that has one, in stage order."""
-    return {
-        field.name: type(field.default)
-        for field in dataclasses.fields(Config)
-        if dataclasses.is_dataclass(field.default)
-    }
-
-
 def to_json(config: Config) -> dict[str, Any]:
     """Returns the config as nested plain values, as config.json holds them."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
+    return settings_lib.as_json(config)
 
 
 def config_from_json(value: Mapping[str, Any]) -> Config:
     """Returns the config that a run wrote to its config.json.
 
     Raises:
-      ValueError: it has a field that this version does not know, or a value that is refused.
+      ValueError: it has a setting that this version does not know, or a value that is refused.
     """
-    shape = {"name": str, "seed": int, **{f"{stage}?": dict for stage in stage_configs()}}
-    check_shape(value, shape, "the settings of a run")
-    stages: dict[str, Any] = {}
-    for stage, settings in stage_configs().items():
-        given = value.get(stage, {})
-        unknown = sorted(set(given) - {field.name for field in dataclasses.fields(settings)})
-        if unknown:
-            raise ValueError(
-                f"the settings of {stage} must be those of this version, got {some_of(unknown)}: "
-                "run again"
-            )
-        stages[stage] = settings(
-            **{
-                name: tuple(item) if isinstance(item, list) else item
-                for name, item in given.items()
-            }
-        )
-    return Config(name=value["name"], seed=value["seed"], **stages)
+    check_shape(value, {"name": str, "seed": int}, "the settings of a run")
+    try:
+        return settings_lib.replaced(Config(), settings_lib.flat(value))
+    except SettingsError as error:
+        raise ValueError(f"the settings of a run must be those of this version: {error}") from None
 
 
 def content_hash(value: Mapping[str, Any]) -> str:

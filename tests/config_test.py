@@ -1,157 +1,149 @@
 """Settings check themselves and say everything that is wrong at once."""
 
-import dataclasses
 import math
 from typing import get_args
 
 from absl.testing import absltest, parameterized
 
-from raslik_jax import config
+from raslik_jax import config, settings
+from raslik_jax.config import Config
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.sketch.projections import FAMILIES
-from raslik_jax.train.steps import ALGORITHMS
+
+
+def _with(**values):
+    """Returns the config with other values, `stage__name` or `stage__member__name` each."""
+    return settings.replaced(Config(), {k.replace("__", "."): v for k, v in values.items()})
 
 
 class ConfigTest(parameterized.TestCase):
     @parameterized.parameters(
         (
-            config.CorpusConfig,
-            {"num_train": 0},
+            {"corpus__num_train": 0},
             "--corpus.num_train must be at least 1 for --corpus.dataset=toy, got 0",
         ),
         (
-            config.CorpusConfig,
-            {"num_targets": 3000},
+            {"corpus__num_targets": 3000},
             "--corpus.num_targets must be at most --corpus.num_train=2000, got 3000",
         ),
+        ({"corpus__dataset": "records"}, "needs --corpus.train_file and --corpus.queries_file"),
         (
-            config.CorpusConfig,
-            {"dataset": "records"},
-            "needs --corpus.train_file and --corpus.queries_file",
-        ),
-        (
-            config.BackboneConfig,
-            {"hidden_size": 130},
+            {"backbone__hidden_size": 130},
             "a multiple of --backbone.num_attention_heads=4, got 130",
         ),
         (
-            config.FinetuneConfig,
-            {"lora_dropout": 1.0},
+            {"finetune__lora_dropout": 1.0},
             "--finetune.lora_dropout must be at least 0 and below 1, got 1.0",
         ),
-        (config.FinetuneConfig, {"lora_targets": ()}, "a list of names, none of them empty"),
+        ({"finetune__lora_targets": ()}, "a list of names, none of them empty"),
         (
-            config.FinetuneConfig,
-            {"micro_batch_size": 3},
+            {"finetune__micro_batch_size": 3},
             "micro_batch_size must divide --finetune.batch_size=16, got 3",
         ),
+        ({"finetune__max_len": 4}, "--finetune.max_len must be 0 or at least 8, got 4"),
+        ({"unlearn__micro_batch_size": -2}, "must be at least 0, got -2"),
         (
-            config.FinetuneConfig,
-            {"max_len": 4},
-            "--finetune.max_len must be 0 or at least 8, got 4",
-        ),
-        (config.UnlearnConfig, {"micro_batch_size": -2}, "must be at least 0, got -2"),
-        (config.UnlearnConfig, {"npo_beta": 0.0}, "--unlearn.npo_beta must be above 0, got 0.0"),
-        (
-            config.BackboneConfig,
-            {"double_quant": True},
-            "--backbone.double_quant needs --backbone.format=nf4",
+            {"unlearn__algorithms": ["npo"], "unlearn__npo__beta": 0.0},
+            "--unlearn.npo.beta must be above 0, got 0.0",
         ),
         (
-            config.RetrieveConfig,
-            {"forget_share": 0.0},
+            {"unlearn__npo__beta": 0.2},
+            "--unlearn.npo.beta has no effect with --unlearn.algorithms=ga_gdr,ga_klr: leave",
+        ),
+        ({"unlearn__algorithms": ["ga", "gs"]}, "--unlearn.algorithms must be a list of ga, .*gs"),
+        ({"backbone__double_quant": True}, "double_quant needs --backbone.format=nf4, got plain"),
+        (
+            {"retrieve__forget_share": 0.0},
             "--retrieve.forget_share must be above 0 and at most 1, got 0.0",
         ),
         (
-            config.RetrieveConfig,
-            {"cr_oracle_share": 1.5},
+            {"retrieve__cr_oracle_share": 1.5},
             "--retrieve.cr_oracle_share must be at least 0 and at most 1, got 1.5",
         ),
         (
-            config.RetrieveConfig,
-            {"select": "quantile", "forget_share": 0.6, "retain_share": 0.5},
+            {
+                "retrieve__select": "quantile",
+                "retrieve__forget_share": 0.6,
+                "retrieve__retain_share": 0.5,
+            },
             "at most 1 together, got 0.6 and 0.5",
         ),
         (
-            config.RetrieveConfig,
-            {"select": "margin", "aggregate": "mean_rank"},
+            {"retrieve__select": "margin", "retrieve__aggregate": "mean_rank"},
             "--retrieve.select=margin needs --retrieve.aggregate=mean, got mean_rank",
         ),
         (
-            config.CorpusConfig,
-            {"dataset": "howdy", "answers_endpoint": "http://x"},
+            {"corpus__dataset": "howdy", "corpus__answers_endpoint": "http://x"},
             "needs --corpus.answers_model",
         ),
+        (
+            {"backbone__format": "int8", "unlearn__parameters": "all"},
+            "--unlearn.parameters=all .* --backbone.format=plain, got int8",
+        ),
+        (
+            {"corpus__num_train": -1, "corpus__num_test": -1, "seed": -1, "sketch__none": 0},
+            "--corpus.num_train .* -1; --corpus.num_test .* -1; --sketch.none is unknown .*"
+            "--seed must be at least 0 .*, got -1",
+        ),
+        ({"name": "../run"}, "--name must be a printable text without / or"),
+        ({"name": "--seed"}, None),
     )
-    def test_a_wrong_value_is_refused_by_name(self, settings, values, message):
+    def test_a_wrong_value_is_refused_by_the_name_of_its_flag(self, values, message):
+        if message is None:
+            self.assertEqual(_with(**values).name, values["name"])
+            return
         with self.assertRaisesRegex(ValueError, message):
-            settings(**values)
+            _with(**values)
 
     @parameterized.parameters(
-        (
-            "records",
-            {"num_train": 9, "num_retrieval": 2},
-            "--corpus.num_train .*; --corpus.num_retrieval ",
-        ),
+        ("records", {"num_train": 9, "num_retrieval": 2}, "--corpus.num_train .*; --corpus.num_r"),
         ("toy", {"world_seed": 3}, "--corpus.world_seed has no effect with --corpus.dataset=toy"),
         ("virtual", {"howdy_file": "x"}, "--corpus.howdy_file has no effect"),
     )
     def test_a_flag_that_the_dataset_does_not_read_is_refused(self, dataset, values, message):
         files = {"train_file": "a", "queries_file": "b"} if dataset == "records" else {}
-        config.CorpusConfig(dataset=dataset, **files)
+        named = {f"corpus__{name}": value for name, value in (files | {"dataset": dataset}).items()}
+        _with(**named)
         with self.assertRaisesRegex(ValueError, message):
-            config.CorpusConfig(dataset=dataset, **files, **values)
-
-    def test_all_weights_of_a_quantized_base_are_refused(self):
-        with self.assertRaisesRegex(
-            ValueError, "--unlearn.parameters=all .* --backbone.format=plain, got int8"
-        ):
-            config.Config(
-                backbone=config.BackboneConfig(format="int8"),
-                unlearn=config.UnlearnConfig(parameters="all"),
-            )
-
-    def test_every_algorithm_can_be_named_and_has_a_rate(self):
-        self.assertEqual(set(get_args(config.Algorithm)), set(ALGORITHMS))
-        for name in ALGORITHMS:
-            self.assertGreater(getattr(config.UnlearnConfig(), f"{name}_learning_rate"), 0)
+            _with(**named, **{f"corpus__{name}": value for name, value in values.items()})
 
     def test_every_strategy_and_projection_can_be_named(self):
         self.assertEqual(set(get_args(config.Strategy)), set(STRATEGIES))
         self.assertEqual(set(get_args(config.Projection)), set(FAMILIES))
 
-    def test_all_problems_of_a_stage_come_together(self):
-        with self.assertRaisesRegex(
-            ValueError, "--corpus.num_train .* -1; --corpus.num_test .* -1"
-        ):
-            config.CorpusConfig(num_train=-1, num_test=-1)
-
     def test_every_number_has_a_range_and_nothing_outside_it_is_taken(self):
-        for settings in (config.Config, *config.stage_configs().values()):
-            for field in dataclasses.fields(settings):
-                if type(field.default) not in (int, float):
-                    continue
-                limits = field.metadata["limits"]
-                self.assertNotEmpty(limits, field.name)
-                kind = type(field.default)
-                wrong = [math.nan, math.inf, -math.inf] if kind is float else []
-                for name, bound in limits.items():
-                    wrong.append(kind(bound + {"at least": -1, "at most": 1}.get(name, 0)))
-                for value in wrong:
-                    with self.assertRaisesRegex(
-                        ValueError, f"--{settings.prefix()}{field.name} must be "
-                    ):
-                        settings(**{field.name: value})
+        for leaf in settings.leaves(Config()):
+            self.assertNotEmpty(leaf.metadata["help"], leaf.name)
+            if leaf.hint not in (int, float):
+                continue
+            limits = leaf.metadata["limits"]
+            self.assertNotEmpty(limits, leaf.name)
+            wrong = [math.nan, math.inf, -math.inf] if leaf.hint is float else []
+            for name, bound in limits.items():
+                wrong.append(leaf.hint(bound + {"at least": -1, "at most": 1}.get(name, 0)))
+            for value in wrong:
+                with self.assertRaisesRegex(ValueError, f"--{leaf.name} must be "):
+                    settings.replaced(Config(), {leaf.name: value})
 
-    def test_every_field_has_a_help_text(self):
-        for settings in config.stage_configs().values():
-            for field in dataclasses.fields(settings):
-                self.assertNotEmpty(field.metadata["help"])
+    def test_settings_of_members_are_those_of_their_record_until_they_are_set(self):
+        found = _with(unlearn__algorithms=["npo", "ga_klr"], unlearn__npo__beta=0.3)
+        self.assertEqual((found.unlearn["npo"].beta, found.unlearn["npo_gdr"].beta), (0.3, 0.1))
+        self.assertEqual(found.unlearn["ga_klr"].learning_rate, 3e-5)
+        # Set to what they are already, they are not set.
+        self.assertEqual(_with(unlearn__npo__beta=0.1), Config())
+
+    def test_a_stored_config_is_read_back_with_the_settings_of_what_it_chose(self):
+        stored = _with(unlearn__algorithms=["npo"], unlearn__npo__beta=0.3, seed=3)
+        value = config.to_json(stored)
+        self.assertEqual(value["unlearn"]["npo"], {"learning_rate": 1e-5, "beta": 0.3})
+        self.assertNotIn("ga_gdr", value["unlearn"])
+        self.assertEqual(config.config_from_json(value), stored)
 
     @parameterized.parameters(
         ({"name": "run"}, "must have 'seed'"),
-        ({"name": "run", "seed": 0, "corpus": []}, "corpus in .* must be an object"),
-        ({"name": "run", "seed": 0, "corpus": {"new": 1}}, "those of this version, got 'new'"),
+        ({"name": "run", "seed": 0, "corpus": []}, "--corpus must be an object of settings"),
+        ({"name": "run", "seed": 0, "corpus": {"new": 1}}, "this version: --corpus.new is unknown"),
+        ({"name": "run", "seed": 0, "corpus": {"new": {"x": 1}}}, "--corpus.new.x is unknown"),
     )
     def test_a_stored_config_of_another_shape_is_refused_by_field(self, value, message):
         with self.assertRaisesRegex(ValueError, message):

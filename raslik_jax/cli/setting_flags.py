@@ -1,12 +1,12 @@
-"""A run's settings as flags: one for each field, whose name, default and help it has."""
+"""A run's settings as flags: one for each, with its dotted name, default and help."""
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_origin
 
 from absl import flags
 
-from raslik_jax import config as config_lib
+from raslik_jax import settings
+from raslik_jax.config import Config
 
 # They are listed as flags of the command that asks for them.
 flags.disclaim_key_flags()
@@ -14,61 +14,37 @@ flags.disclaim_key_flags()
 
 def define(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the flags of all settings."""
-    for settings in (config_lib.Config, *config_lib.stage_configs().values()):
-        hints = get_type_hints(settings)
-        for field in dataclasses.fields(settings):
-            if not dataclasses.is_dataclass(hints[field.name]):
-                _define_one(settings.prefix(), field, hints[field.name], flag_values)
+    for leaf in settings.leaves(Config()):
+        _define_one(leaf, flag_values)
 
 
-def _define_one(
-    prefix: str, field: dataclasses.Field, hint: Any, flag_values: flags.FlagValues
-) -> None:
-    default: Any = field.default
-    arguments: dict[str, Any] = {
-        "name": prefix + field.name,
-        "default": list(default) if isinstance(default, tuple) else default,
-        "flag_values": flag_values,
-    }
-    text = field.metadata["help"]
-    if hint is bool:
-        flags.DEFINE_boolean(help=text, **arguments)
-    elif hint is int:
-        flags.DEFINE_integer(help=text, **arguments)
-    elif hint is float:
-        flags.DEFINE_float(help=text, **arguments)
-    elif get_origin(hint) is Literal:
-        flags.DEFINE_enum(help=text, enum_values=list(get_args(hint)), **arguments)
-    elif get_origin(hint) is tuple:
-        choices = get_args(get_args(hint)[0])
+def _define_one(leaf: settings.Leaf, flag_values: flags.FlagValues) -> None:
+    default, text = leaf.value, leaf.metadata["help"]
+    text = f"{leaf.member}: {text}" if leaf.member else text
+    choices = settings.choices_of(leaf.hint, leaf.metadata)
+    arguments: dict[str, Any] = {"name": leaf.name, "flag_values": flag_values}
+    if get_origin(leaf.hint) is tuple:
         text += f" Any of {', '.join(choices)}." if choices else ""
-        flags.DEFINE_list(help=text, **arguments)
+        flags.DEFINE_list(default=list(default), help=text, **arguments)
+    elif choices:
+        flags.DEFINE_enum(default=default, help=text, enum_values=choices, **arguments)
     else:
-        flags.DEFINE_string(help=text, **arguments)
+        kinds: dict[Any, Any]
+        kinds = {bool: flags.DEFINE_boolean, int: flags.DEFINE_integer, float: flags.DEFINE_float}
+        kinds.get(leaf.hint, flags.DEFINE_string)(default=default, help=text, **arguments)
 
 
-def read_config(flag_values: flags.FlagValues = flags.FLAGS) -> config_lib.Config:
+def read_config(flag_values: flags.FlagValues = flags.FLAGS) -> Config:
     """Returns the config that the flags describe.
 
     Raises:
       ValueError: a value that the settings refuse.
     """
-
-    def values(settings: Any) -> dict[str, Any]:
-        flag_of = {
-            field.name: settings.prefix() + field.name for field in dataclasses.fields(settings)
-        }
-        found = {n: flag_values[flag].value for n, flag in flag_of.items() if flag in flag_values}
-        return {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
-
-    stages = {
-        stage: settings(**values(settings))
-        for stage, settings in config_lib.stage_configs().items()
-    }
-    return config_lib.Config(**values(config_lib.Config), **stages)
+    names = [leaf.name for leaf in settings.leaves(Config())]
+    return settings.replaced(Config(), {name: flag_values[name].value for name in names})
 
 
-def parse_config(arguments: Sequence[str]) -> config_lib.Config:
+def parse_config(arguments: Sequence[str]) -> Config:
     """Returns the config of a run with these arguments; flags that are no settings play no part.
 
     Raises:

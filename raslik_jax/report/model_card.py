@@ -146,32 +146,21 @@ def _removal_lines(facts: CardFacts) -> list[str]:
 def _setting_lines(facts: CardFacts) -> list[str]:
     config, name = facts.config, facts.variant.algorithm
     unlearn, finetune = config["unlearn"], config["finetune"]
-    options = {key: value for key, value in unlearn.items() if _decides(key, name)}
+    said = ("algorithms", "choice", "epochs", "learning_rate")
+    options = {k: v for k, v in (unlearn | unlearn.get(name, {})).items() if k not in said}
+    options = {key: value for key, value in options.items() if not isinstance(value, dict)}
     quantized = f"; quantized to {facts.base_format} in the run" if facts.base_format else ""
     return [
         f"Base: {facts.base_origin}{quantized}.",
         f"Fine-tuning: LoRA of rank {finetune['lora_rank']}, alpha {finetune['lora_alpha']:g} on "
-        f"{', '.join(finetune['lora_targets'])}; {finetune['finetune_epochs']} epochs at "
-        f"{finetune['finetune_learning_rate']:g}.",
+        f"{', '.join(finetune['lora_targets'])}; {finetune['epochs']} epochs at "
+        f"{finetune['learning_rate']:g}.",
         f"Unlearning: {tables.algorithm_name(name)}, after epoch {facts.variant.epoch} of "
-        f"{unlearn['unlearn_epochs']}, learning rate {facts.learning_rate:g}"
+        f"{unlearn['epochs']}, learning rate {facts.learning_rate:g}"
         + (", both chosen on validation queries" if unlearn.get("choice") else "")
         + f"; {', '.join(f'{key}={value}' for key, value in options.items())}.",
         f"Seed {config['seed']}. config.json of the run has every setting.",
     ]
-
-
-def _decides(setting: str, algorithm: str) -> bool:
-    """Returns whether a setting of unlearning has a part in what an algorithm does."""
-    if setting in ("algorithms", "choice", "epochs") or setting.endswith("_learning_rate"):
-        return False  # said elsewhere, or another algorithm's
-    if setting == "kl_direction":
-        return algorithm.endswith("klr")
-    if setting == "forget_weight":
-        return algorithm != "simnpo"
-    return all(
-        algorithm.startswith(name) for name in ("npo", "simnpo") if setting.startswith(f"{name}_")
-    )
 
 
 def _measured(facts: CardFacts) -> str:

@@ -3,14 +3,14 @@
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
-from raslik_jax.config import Algorithm
 from raslik_jax.evaluate import choice
 from raslik_jax.files import read_json, write_json
 from raslik_jax.messages import one_line, shown
 from raslik_jax.pipeline import differing_fields
 from raslik_jax.report.runs import read_metrics
+from raslik_jax.train.algorithms import ALGORITHMS
 
 
 def choose_from_runs(
@@ -38,7 +38,7 @@ def choose_from_runs(
         names = {entry["algorithm"] for entry in metrics["methods"]}
         if not names:
             raise ValueError(f"{shown(str(run))} measured no unlearned model: finish the run first")
-        rates = {name: settings["unlearn"][f"{name}_learning_rate"] for name in names}
+        rates = {name: settings["unlearn"][name]["learning_rate"] for name in names}
         candidates += choice.candidates_of(metrics, rates)
     # Runs that differ in the rate of one algorithm hold the same of the others.
     choices = choice.choose(list(dict.fromkeys(candidates)), per=per, floor=floor)
@@ -71,7 +71,7 @@ def check_alike(first: Mapping[str, Any], other: Mapping[str, Any], *, run: str)
       ValueError: they differ in more than the name, the seed and unlearning's learning rates.
     """
     lines = differing_fields(dict(first), dict(other))
-    free = ("name:", "seed:", *(f"unlearn.{name}_learning_rate:" for name in get_args(Algorithm)))
+    free = ("name:", "seed:", *(f"unlearn.{name}.learning_rate:" for name in ALGORITHMS))
     wrong = [line for line in lines if not line.startswith(free)]
     if wrong:
         raise ValueError(

@@ -64,7 +64,8 @@ def export_model(
         variant = Variant(strategy, algorithm, entry["epoch"])
     # The card's numbers are of these weights: nothing was made again, no byte is another.
     made = check_finished(root, name)
-    for other in ("corpus", "backbone", f"retrieve/{strategy}"):
+    scratch = () if config.backbone.checkpoint else ("backbone",)
+    for other in ("corpus", *scratch, f"retrieve/{strategy}"):
         check_finished(root, other)
     is_whole = config.unlearn.parameters == "all"
     if is_whole and not merged:
@@ -83,7 +84,11 @@ def export_model(
     model = workspace.model
     base = _base_of(config)
     given = pathlib.Path(config.backbone.checkpoint) if config.backbone.checkpoint else None
-    if given and given.is_dir() and Hashes().of_content(given) != made["files"]["checkpoint"]:
+    if (
+        given
+        and given.is_dir()
+        and Hashes().of_content(given) != made["files"]["backbone.checkpoint"]
+    ):
         raise ValueError(
             f"the checkpoint {shown(str(given), 120)} must be the one that the run was made with, "
             "its content has changed: restore it"
@@ -115,7 +120,7 @@ def export_model(
             variant=variant,
             num_train=metrics["corpus"]["train"] if metrics else len(train),
             num_targets=metrics["corpus"]["targets"] if metrics else sum(map(bool, train)),
-            learning_rate=made["settings"]["learning_rate"],
+            learning_rate=made["settings"][f"unlearn.{algorithm}.learning_rate"],
             retrieved=read_json(folder / "summary.json"),
             set_hashes={kind: hash_file(folder / f"{kind}.jsonl")[:16] for kind in kinds},
             base_model=base.hub_name,

@@ -1,370 +1,432 @@
-"""The units of a run, in order, each with what decides its result."""
+"""The units of a run, in order: what each reads, and the settings that decide its result."""
 
-import dataclasses
 import functools
-import json
+import os
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from raslik_jax.config import STAGES, Algorithm, Config, config_from_json, to_json
+from raslik_jax import settings as settings_lib
+from raslik_jax.config import STAGES, Config, config_from_json, to_json
 from raslik_jax.data import corpora, howdy, tokenization
 from raslik_jax.files import read_json
 from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.messages import shown, some_of
 from raslik_jax.pipeline import Plan, Unit, announcement, run_units
 from raslik_jax.run import checking
-from raslik_jax.run.stages.discriminating import data_dir, make_discriminator, measure_before
-from raslik_jax.run.stages.evaluate import evaluate, retain_answers
-from raslik_jax.run.stages.likelihoods import (
-    make_questions,
-    reference_perplexity,
-    reference_questions,
-    variant_perplexity,
-    variant_questions,
-)
-from raslik_jax.run.stages.measuring import generate, unlearn
-from raslik_jax.run.stages.reporting import report
-from raslik_jax.run.stages.retrieving import (
-    make_diagnosis,
-    make_embeddings,
-    make_exact_scores,
-    make_index,
-    make_query_sketches,
-    make_scores,
-    make_sets,
-)
-from raslik_jax.run.stages.training import (
-    make_adapter,
-    make_backbone,
-    make_corpus,
-    make_references,
-    make_retrieval_answers,
+from raslik_jax.run.stages import (
+    discriminating,
+    evaluate,
+    likelihoods,
+    measuring,
+    reporting,
+    retrieving,
+    training,
 )
 from raslik_jax.run.workspace import StoredCorpus, Workspace
 from raslik_jax.sketch.projections import SKETCH_FORMAT
 
 # Files of a checkpoint that its tokenizer is read from, and not its weights.
 _TOKENIZER_SUFFIXES = (".json", ".txt", ".jinja", ".model")
+_TRAIN, _TOKENIZER = "corpus/train.jsonl", "corpus/tokenizer"
+
+# Settings by what they decide; a stage's name stands for all of it, see `pick`.
+_TEXT = ("corpus.template", "corpus.max_len")
+# What the model is loaded from: its weights, how they are held, and the shape of its adapter.
+_MODEL = (
+    "seed",
+    *("backbone.checkpoint", "backbone.revision"),
+    *("backbone.dtype", "backbone.format", "backbone.double_quant"),
+    *("finetune.lora_rank", "finetune.lora_alpha", "finetune.lora_dropout"),
+    "finetune.lora_targets",
+)
+_DECODING = (*_TEXT, *_MODEL, "references.max_new_tokens", "references.decode_batch_size")
+_LIKELIHOOD = (*_TEXT, *_MODEL, "sketch.batch_tokens")
+_GRADIENT = (
+    *(*_TEXT, *_MODEL),
+    *("sketch.gradient_at", "sketch.loss", "sketch.normalize", "sketch.targets"),
+    *("sketch.base_format", "sketch.batch_tokens", "sketch.num_buckets"),
+)
+_SKETCH = (*_GRADIENT, "sketch.projection", "sketch.size")
+_SELECTION = (
+    *("retrieve.select", "retrieve.num_forget", "retrieve.num_retain"),
+    *("retrieve.forget_threshold", "retrieve.retain_threshold", "retrieve.margin_z"),
+    *("retrieve.forget_share", "retrieve.retain_share", "retrieve.retain_from"),
+    *("retrieve.aggregate", "retrieve.query_text", "retrieve.cr_oracle_share"),
+)
+_SCRATCH = (
+    *("backbone.hidden_size", "backbone.num_hidden_layers", "backbone.num_attention_heads"),
+    *("backbone.steps", "backbone.batch_size", "backbone.learning_rate"),
+)
+_CLASSIFIER = (
+    *("evaluate.classifier_checkpoint", "evaluate.classifier_epochs"),
+    *("evaluate.classifier_learning_rate", "evaluate.classifier_batch_size"),
+    *("evaluate.classifier_max_len", "evaluate.classifier_held_out"),
+    *("evaluate.classifier_examples", "evaluate.classifier_hidden_size"),
+    *("evaluate.classifier_num_layers", "evaluate.classifier_num_heads"),
+)
+_PERPLEXITY = (
+    *(*_LIKELIHOOD, "sketch.query_output"),
+    *("evaluate.perplexity_examples", "references.query_split"),
+)
+_FORMATS = {"formats": {"index": INDEX_FORMAT, "projection": SKETCH_FORMAT}}
+_KERNEL = ("retrieve.center", "retrieve.aggregate", "sketch.query_output")
 
 
-def _settings(*parts: Any, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns the fields of settings as JSON values, but for some."""
-    merged: dict[str, Any] = {}
-    for part in parts:
-        merged |= _pick(part, *(f.name for f in dataclasses.fields(part) if f.name not in without))
-    return merged
+def pick(
+    config: Config, names: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str | os.PathLike[str]]]:
+    """Returns the values of settings, and the files and folders that others of them name.
+
+    Args:
+      config: settings of a run.
+      names: dotted; a stage's stands for all its settings but those that choose members, a
+        member's for all its own. Settings that no result depends on are left out.
+    """
+    values: dict[str, Any] = {}
+    files: dict[str, str | os.PathLike[str]] = {}
+    for leaf in settings_lib.leaves(config):
+        group, family = leaf.name.rpartition(".")[0], leaf.metadata["family"]
+        if leaf.name in names or (group in names and family is None and leaf.metadata["decides"]):
+            if leaf.metadata["is_path"] and leaf.value and os.path.exists(leaf.value):
+                files[leaf.name] = leaf.value
+            else:
+                values[leaf.name] = list(leaf.value) if type(leaf.value) is tuple else leaf.value
+    return values, files
 
 
-def _pick(part: Any, *names: str) -> dict[str, Any]:
-    """Returns some fields of settings as JSON values."""
-    values = {f"{part.prefix()}{name}": getattr(part, name) for name in names}
-    return json.loads(json.dumps(values))
+class _Planner:
+    """Plans the units of one run, a method for each part of it."""
 
+    def __init__(self, config: Config, workspace: Workspace):
+        self.config = config
+        self.workspace = workspace
+        is_loaded = bool(config.backbone.checkpoint)
+        self.model = (_TOKENIZER,) if is_loaded else (_TOKENIZER, "backbone/model")
+        self.finetuned = (*self.model, "finetune/adapter")
+        adapters = {"finetuned": "finetune/adapter", "initial": "finetune/initial"}
+        self.sketched = (*self.model, adapters.get(config.sketch.gradient_at, "finetune"))
+        self.queries: tuple[str, ...] = ("corpus/retrieval.jsonl",)
+        if config.sketch.query_output != "gold":
+            self.queries += ("references/retrieval/finetuned.jsonl",)
+        split = config.references.query_split
+        self.measured_on = (f"corpus/{split}_target.jsonl", f"corpus/{split}_normal.jsonl")
+        self.variants = [
+            (strategy, algorithm)
+            for strategy in config.retrieve.strategies
+            for algorithm in config.unlearn.algorithms
+        ]
 
-def _source(name: str, path: str) -> tuple[dict[str, Any], dict[str, pathlib.Path]]:
-    """Returns how a checkpoint counts: one of the hub by its name, a folder by its content."""
-    if path and pathlib.Path(path).is_dir():
-        return {}, {name: pathlib.Path(path)}
-    return {name: path}, {}
+    def unit(
+        self,
+        name: str,
+        make: Callable[..., None],
+        *arguments: str,
+        reads: Sequence[str] = (),
+        settings: Sequence[str] = (),
+        values: Mapping[str, Any] = {},
+        files: Mapping[str, str | os.PathLike[str]] = {},
+        **options: bool,
+    ) -> Unit:
+        """Returns a unit.
 
+        Args:
+          name: of the unit.
+          make: makes the result from the workspace, these arguments and a folder.
+          *arguments: between workspace and folder.
+          reads: what it reads of earlier units.
+          settings: names of those that decide the result, see `pick`.
+          values: what else decides it.
+          files: what else it reads outside the work directory.
+          **options: as in `Unit`.
+        """
+        decided, named = pick(self.config, settings)
+        run = functools.partial(make, self.workspace, *arguments)
+        reads = tuple(dict.fromkeys(reads))
+        return Unit(name, reads, {**decided, **values}, run, files={**named, **files}, **options)
 
-def plan_units(config: Config, workspace: Workspace) -> tuple[Unit, ...]:
-    """Returns all units of a run in order, each with what it reads and what decides its result."""
-    seed = {"seed": config.seed}
-    text = _pick(config.corpus, "template", "max_len")
-    bootstrap = seed | _pick(config.evaluate, "bootstrap_resamples")
-    split = config.references.query_split
-    measured_on = (f"corpus/{split}_target.jsonl", f"corpus/{split}_normal.jsonl")
-    tokenizer, train = "corpus/tokenizer", "corpus/train.jsonl"
-
-    def bind(function: Callable[..., None], *args: str) -> Callable[[pathlib.Path], None]:
-        return functools.partial(function, workspace, *args)
-
-    # What the model is loaded from: its weights, how they are held, and the shape of its adapter.
-    held = ("dtype", "format", "double_quant")
-    named, weights = _source("checkpoint", config.backbone.checkpoint)
-    if config.backbone.checkpoint:
-        named |= _pick(config.backbone, "revision")
-    model = (
-        seed
-        | named
-        | _pick(config.backbone, *held)
-        | _pick(config.finetune, "lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
-    )
-    model_reads = (tokenizer,) if config.backbone.checkpoint else (tokenizer, "backbone/model")
-    finetuned = (*model_reads, "finetune/adapter")
-    sketched = (*model_reads, "finetune")
-    if config.sketch.gradient_at != "trajectory":
-        names = {"finetuned": "adapter", "initial": "initial"}
-        sketched = (*model_reads, f"finetune/{names[config.sketch.gradient_at]}")
-
-    decoding = text | model | _settings(config.references, without=("query_split",))
-    likelihood = text | model | _pick(config.sketch, "batch_tokens")
-    words = config.evaluate.marker_words
-    marker = {"marker_words": pathlib.Path(words)} if words else {}
-    queries: tuple[str, ...] = ("corpus/retrieval.jsonl",)
-    if config.sketch.query_output != "gold":
-        queries += ("references/retrieval/finetuned.jsonl",)
-    asked = _pick(config.sketch, "query_output")
-
-    sources = corpora.source_files(config.corpus)
-    corpus = _settings(config.corpus, without=("data_dir", "answers_cache", *sources))
-    sources |= {
-        f"checkpoint/{path.name}": path
-        for folder in weights.values()
-        for path in sorted(folder.iterdir())
-        if path.is_file() and path.suffix in _TOKENIZER_SUFFIXES
-    }
-    units = [
-        Unit("corpus", (), seed | corpus | named, bind(make_corpus), files=sources),
-        Unit(
-            "backbone",
-            () if config.backbone.checkpoint else ("corpus/backbone.jsonl", tokenizer),
-            seed | text | named | _settings(config.backbone, without=("checkpoint", *held)),
-            bind(make_backbone),
-            files=weights,
-        ),
-        Unit(
-            "finetune",
-            (train, *model_reads),
-            text | model | _settings(config.finetune, without=("checkpoint_steps",)),
-            bind(make_adapter),
-            files=weights,
-            is_resumable=True,
-        ),
-        Unit(
-            "references/retrieval",
-            ("corpus/retrieval.jsonl", *finetuned),
-            decoding | asked,
-            bind(make_retrieval_answers),
-            files=weights,
-        ),
-        Unit(
-            "references/evaluation",
-            (*measured_on, *finetuned),
-            decoding | {"query_split": split},
-            bind(make_references),
-            files=weights | marker,
-        ),
-    ]
-    judged: tuple[str, ...] = ()
-    if config.evaluate.non_sf == "classifier":
-        start, encoder = _source("classifier_checkpoint", config.evaluate.classifier_checkpoint)
-        classifying = {
-            name: value
-            for name, value in _settings(config.evaluate).items()
-            if name.startswith("evaluate.classifier_") and name != "evaluate.classifier_checkpoint"
+    def training(self) -> Iterator[Unit]:
+        """Yields corpus, backbone and fine-tuning."""
+        config = self.config
+        values, checkpoint = pick(config, ("backbone.checkpoint", "backbone.revision"))
+        tokenizer = {
+            f"checkpoint/{path.name}": path
+            for folder in checkpoint.values()
+            for path in sorted(pathlib.Path(folder).iterdir())
+            if path.is_file() and path.suffix in _TOKENIZER_SUFFIXES
         }
-        is_theirs = config.corpus.dataset in corpora.MARKER_WORDS
-        files = howdy.genuine_files(data_dir(config)) if is_theirs else ()
-        genuine = {path.name: path for path in files}
-        judged = ("discriminator",)
-        units += [
-            Unit(
-                "discriminator",
-                (train,),
-                seed | classifying | start | _pick(config.corpus, "vocab_size"),
-                bind(make_discriminator),
-                files=encoder | genuine,
-                is_resumable=True,
-            ),
-            Unit(
-                "references/non_sf",
-                (*measured_on, "references/evaluation", *judged),
-                bootstrap | {"query_split": split, "non_sf": config.evaluate.non_sf},
-                bind(measure_before),
-            ),
-        ]
-    likely: list[Unit] = []
-    drawn = likelihood | asked | _pick(config.evaluate, "perplexity_examples")
-    drawn |= {"query_split": split}
-    if config.evaluate.perplexity_examples:
-        # Before anything is traced: it says whether there is a behavior to trace.
-        likely.append(
-            Unit(
-                "references/perplexity",
-                (train, *measured_on, *queries, "references/evaluation", *finetuned),
-                drawn,
-                bind(reference_perplexity),
-                files=weights,
-            )
+        yield self.unit(
+            "corpus",
+            training.make_corpus,
+            settings=("seed", "corpus", "corpus.dataset", f"corpus.{config.corpus.dataset}"),
+            values=values,
+            files=corpora.source_files(config.corpus) | tokenizer,
         )
-    units += likely
-    # The diagnosis reads gradients of its own: it changes neither the index nor what follows.
-    sketching = text | model | _settings(config.sketch, without=("diagnose", "query_output"))
-    sketching["formats"] = {"index": INDEX_FORMAT, "projection": SKETCH_FORMAT}
-    scored = _pick(config.retrieve, "center", "aggregate")
-    margin = _pick(config.retrieve, "select", "forget_threshold", "retain_threshold")
-    units += [
-        Unit(
-            "sketch",
-            (train, *sketched),
-            sketching,
-            bind(make_index),
-            files=weights,
+        if not config.backbone.checkpoint:
+            yield self.unit(
+                "backbone",
+                training.make_backbone,
+                reads=("corpus/backbone.jsonl", _TOKENIZER),
+                settings=("seed", *_TEXT, *_SCRATCH),
+            )
+        yield self.unit(
+            "finetune",
+            training.make_adapter,
+            reads=(_TRAIN, *self.model),
+            settings=(*_TEXT, *_MODEL, "finetune"),
             is_resumable=True,
-        ),
-        Unit(
-            "retrieve/queries",
-            (*queries, *sketched),
-            sketching | asked,
-            bind(make_query_sketches),
-            files=weights,
-        ),
-        Unit(
-            "retrieve/influence",
-            (train, *queries, "sketch/index", "retrieve/queries"),
-            scored | asked | (margin if config.retrieve.select == "margin" else {"select": ""}),
-            bind(make_scores),
-        ),
-    ]
-    if config.sketch.diagnose:
-        units.append(
-            Unit(
-                "retrieve/diagnosis",
-                (train, *sketched),
-                sketching | _pick(config.sketch, "diagnose"),
-                bind(make_diagnosis),
-                files=weights,
-            )
         )
-    more_reads: dict[str, tuple[str, ...]] = {}
-    if "embedding" in config.retrieve.strategies:
-        start, encoder = _source("encoder_checkpoint", config.retrieve.encoder_checkpoint)
-        units.append(
-            Unit(
-                "retrieve/embeddings",
-                (train, *queries),
-                start | asked | _pick(config.retrieve, "query_text", "encoder_pooling"),
-                bind(make_embeddings),
-                files=encoder,
-            )
-        )
-        more_reads["embedding"] = ("retrieve/embeddings",)
-    if "exact" in config.retrieve.strategies:
-        units.append(
-            Unit(
-                "retrieve/exact_kernel",
-                (train, *queries, *sketched),
-                sketching | asked | scored,
-                bind(make_exact_scores),
-                files=weights,
-            )
-        )
-        more_reads["exact"] = ("retrieve/exact_kernel",)
-    selecting = _settings(
-        config.retrieve,
-        without=("strategies", "center", "encoder_checkpoint", "encoder_pooling"),
-    )
-    for strategy in config.retrieve.strategies:
-        units.append(
-            Unit(
-                f"retrieve/{strategy}",
-                (train, *queries, "retrieve/influence", *more_reads.get(strategy, ())),
-                seed | asked | selecting,
-                bind(make_sets, strategy),
-            )
+        yield self.unit(
+            "references/retrieval",
+            training.make_retrieval_answers,
+            reads=("corpus/retrieval.jsonl", *self.finetuned),
+            settings=(*_DECODING, "sketch.query_output"),
         )
 
-    variants = [(s, a) for s in config.retrieve.strategies for a in config.unlearn.algorithms]
-    rates = [f"{name}_learning_rate" for name in get_args(Algorithm)]
-    unlearning = text | model | _settings(config.unlearn, without=("algorithms", "choice", *rates))
-    for strategy, name in variants:
-        units.append(
-            Unit(
-                f"unlearn/{strategy}-{name}",
-                (f"retrieve/{strategy}", *finetuned),
-                unlearning | {"learning_rate": workspace.learning_rate(strategy, name)},
-                bind(unlearn, strategy, name),
-                files=weights,
+    def references(self) -> Iterator[Unit]:
+        """Yields what is measured before anything is traced: is there a behavior to trace?"""
+        yield self.unit(
+            "references/evaluation",
+            training.make_references,
+            reads=(*self.measured_on, *self.finetuned),
+            settings=(*_DECODING, "references.query_split", "evaluate.marker_words"),
+        )
+        if self.config.evaluate.non_sf == "classifier":
+            yield from self._classifier()
+        if self.config.evaluate.perplexity_examples:
+            yield self.unit(
+                "references/perplexity",
+                likelihoods.reference_perplexity,
+                reads=(*self._drawn(), "references/evaluation", *self.finetuned),
+                settings=_PERPLEXITY,
+            )
+
+    def _classifier(self) -> Iterator[Unit]:
+        config = self.config
+        is_theirs = config.corpus.dataset in corpora.MARKER_WORDS
+        genuine = howdy.genuine_files(discriminating.data_dir(config)) if is_theirs else ()
+        yield self.unit(
+            "discriminator",
+            discriminating.make_discriminator,
+            reads=(_TRAIN,),
+            settings=("seed", "corpus.vocab_size", *_CLASSIFIER),
+            files={path.name: path for path in genuine},
+            is_resumable=True,
+        )
+        yield self.unit(
+            "references/non_sf",
+            discriminating.measure_before,
+            reads=(*self.measured_on, "references/evaluation", "discriminator"),
+            settings=(
+                *("seed", "references.query_split"),
+                *("evaluate.bootstrap_resamples", "evaluate.non_sf"),
+            ),
+        )
+
+    def _drawn(self) -> tuple[str, ...]:
+        """Returns what the rows that perplexity is taken on are drawn from."""
+        return (_TRAIN, *self.measured_on, *self.queries)
+
+    def scores(self) -> Iterator[Unit]:
+        """Yields what the chosen strategies read; without one by gradients, none is taken."""
+        needed = {"influence"}
+        needed |= {"embeddings"} if "embedding" in self.config.retrieve.strategies else set()
+        needed |= {"exact_kernel"} if "exact" in self.config.retrieve.strategies else set()
+        makers = {
+            "influence": self._influence,
+            "embeddings": self._embeddings,
+            "exact_kernel": self._exact_kernel,
+        }
+        for need, make in makers.items():
+            if need in needed:
+                yield from make()
+        if self.config.sketch.diagnose:
+            yield self.unit(
+                "retrieve/diagnosis",
+                retrieving.make_diagnosis,
+                reads=(_TRAIN, *self.sketched),
+                settings=(*_SKETCH, "sketch.diagnose"),
+                values=_FORMATS,
+            )
+
+    def _influence(self) -> Iterator[Unit]:
+        yield self.unit(
+            "sketch",
+            retrieving.make_index,
+            reads=(_TRAIN, *self.sketched),
+            settings=(*_SKETCH, "sketch.dtype", "sketch.chunk_rows"),
+            values=_FORMATS,
+            is_resumable=True,
+        )
+        yield self.unit(
+            "retrieve/queries",
+            retrieving.make_query_sketches,
+            reads=(*self.queries, *self.sketched),
+            settings=(*_SKETCH, "sketch.query_output"),
+            values=_FORMATS,
+        )
+        thresholds = ("retrieve.forget_threshold", "retrieve.retain_threshold")
+        is_noted = self.config.retrieve.select == "margin"
+        yield self.unit(
+            "retrieve/influence",
+            retrieving.make_scores,
+            reads=(_TRAIN, *self.queries, "sketch/index", "retrieve/queries"),
+            settings=(*_KERNEL, *(("retrieve.select", *thresholds) if is_noted else ())),
+        )
+
+    def _embeddings(self) -> Iterator[Unit]:
+        yield self.unit(
+            "retrieve/embeddings",
+            retrieving.make_embeddings,
+            reads=(_TRAIN, *self.queries),
+            settings=(
+                *("retrieve.encoder_checkpoint", "retrieve.encoder_pooling"),
+                *("retrieve.query_text", "sketch.query_output"),
+            ),
+        )
+
+    def _exact_kernel(self) -> Iterator[Unit]:
+        yield self.unit(
+            "retrieve/exact_kernel",
+            retrieving.make_exact_scores,
+            reads=(_TRAIN, *self.queries, *self.sketched),
+            settings=(*_GRADIENT, *_KERNEL),
+        )
+
+    def sets(self) -> Iterator[Unit]:
+        """Yields the sets of every strategy, and the models unlearned with them."""
+        more = {"embedding": "retrieve/embeddings", "exact": "retrieve/exact_kernel"}
+        for strategy in self.config.retrieve.strategies:
+            needs = ("retrieve/influence", *([more[strategy]] if strategy in more else []))
+            yield self.unit(
+                f"retrieve/{strategy}",
+                retrieving.make_sets,
+                strategy,
+                reads=(_TRAIN, *self.queries, *needs),
+                settings=("seed", "sketch.query_output", *_SELECTION),
+            )
+        for strategy, algorithm in self.variants:
+            rate = self.workspace.learning_rate(strategy, algorithm)
+            yield self.unit(
+                f"unlearn/{strategy}-{algorithm}",
+                measuring.unlearn,
+                *(strategy, algorithm),
+                reads=(f"retrieve/{strategy}", *self.finetuned),
+                settings=(*_TEXT, *_MODEL, "unlearn", f"unlearn.{algorithm}"),
+                values={f"unlearn.{algorithm}.learning_rate": rate},
                 is_resumable=True,
             )
-        )
-    trained = _pick(config.unlearn, "parameters")
 
-    def unlearned(strategy: str, name: str) -> tuple[str, ...]:
-        folder = f"unlearn/{strategy}-{name}"
-        return tuple(f"{folder}/epoch-{epoch}" for epoch in workspace.epochs(strategy, name))
+    def _of_variants(
+        self, kind: str, make: Callable[..., None], reads: Sequence[str], settings: Sequence[str]
+    ) -> Iterator[Unit]:
+        """Yields the measuring of every unlearned model; reads may name the `{variant}`."""
+        for strategy, algorithm in self.variants:
+            variant = f"{strategy}-{algorithm}"
+            epochs = self.workspace.epochs(strategy, algorithm)
+            yield self.unit(
+                f"generate/{kind}{variant}",
+                make,
+                *(strategy, algorithm),
+                reads=(
+                    *(path.format(variant=variant) for path in reads),
+                    *self.model,
+                    *(f"unlearn/{variant}/epoch-{epoch}" for epoch in epochs),
+                ),
+                settings=(*settings, "unlearn.parameters"),
+            )
 
-    for strategy, name in variants:
-        units.append(
-            Unit(
-                f"generate/{strategy}-{name}",
-                (*measured_on, *model_reads, *unlearned(strategy, name)),
-                decoding | trained | {"query_split": split},
-                bind(generate, strategy, name),
-                files=weights,
+    def answers(self) -> Iterator[Unit]:
+        """Yields the answers of every unlearned model, and how likely it finds given ones."""
+        split = "references.query_split"
+        yield from self._of_variants("", measuring.generate, self.measured_on, (*_DECODING, split))
+        # They stand beside the answers: asking for another measure makes neither again.
+        if self.config.evaluate.perplexity_examples:
+            yield from self._of_variants(
+                "perplexity-",
+                likelihoods.variant_perplexity,
+                (*self._drawn(), "generate/{variant}"),
+                _PERPLEXITY,
             )
+        if self.config.corpus.dataset == "tofu" and self.config.evaluate.tofu_questions:
+            yield from self._questions()
+
+    def _questions(self) -> Iterator[Unit]:
+        sources = corpora.source_files(self.config.corpus)
+        yield self.unit(
+            "references/questions",
+            likelihoods.make_questions,
+            settings=("corpus.tofu_forget", "evaluate.tofu_questions"),
+            files={name: path for name, path in sources.items() if name == "tofu"},
         )
-    measures: list[Unit] = []
-    if config.evaluate.perplexity_examples:
-        reads = (train, *measured_on, *queries, *model_reads)
-        measures += [
-            Unit(
-                f"generate/perplexity-{strategy}-{name}",
-                (*reads, *unlearned(strategy, name), f"generate/{strategy}-{name}"),
-                drawn | trained,
-                bind(variant_perplexity, strategy, name),
-                files=weights,
-            )
-            for strategy, name in variants
-        ]
-    if config.corpus.dataset == "tofu" and config.evaluate.tofu_questions:
-        measures += [
-            Unit(
-                "references/questions",
-                (),
-                _pick(config.corpus, "tofu_forget") | _pick(config.evaluate, "tofu_questions"),
-                bind(make_questions),
-                files={name: path for name, path in sources.items() if name == "tofu"},
-            ),
-            Unit(
-                "references/tofu",
-                ("references/questions", *finetuned),
-                likelihood | decoding,
-                bind(reference_questions),
-                files=weights,
-            ),
-            *(
-                Unit(
-                    f"generate/tofu-{strategy}-{name}",
-                    ("references/questions", *model_reads, *unlearned(strategy, name)),
-                    likelihood | decoding | trained,
-                    bind(variant_questions, strategy, name),
-                    files=weights,
-                )
-                for strategy, name in variants
-            ),
-        ]
-    # They stand beside the answers: asking for another measure makes neither again.
-    units += measures
-    likely += measures
-    sets = tuple(f"retrieve/{strategy}" for strategy in config.retrieve.strategies)
-    generated = tuple(f"generate/{strategy}-{name}" for strategy, name in variants)
-    answers = (train, *measured_on, "references/evaluation", *sets, *generated)
-    curves = ("finetune/losses.json", *(f"unlearn/{s}-{a}/steps.json" for s, a in variants))
-    if not config.backbone.checkpoint:
-        curves += ("backbone/losses.json",)
-    units += [
-        Unit(
+        asked = ("references/questions",)
+        settings = (*_LIKELIHOOD, *_DECODING)
+        yield self.unit(
+            "references/tofu",
+            likelihoods.reference_questions,
+            reads=(*asked, *self.finetuned),
+            settings=settings,
+        )
+        yield from self._of_variants("tofu-", likelihoods.variant_questions, asked, settings)
+
+    def results(self, measured: Sequence[Unit]) -> Iterator[Unit]:
+        """Yields metrics and report.
+
+        Args:
+          measured: units of all other stages.
+        """
+        config = self.config
+        sets = [f"retrieve/{strategy}" for strategy in config.retrieve.strategies]
+        kinds = ("references", "discriminator", "generate")
+        beside = ("references/retrieval", "references/non_sf", "references/questions")
+        found = [u.name for u in measured if u.stage in kinds and u.name not in beside]
+        reads = (_TRAIN, *self.measured_on, *sets, *found)
+        retain = {}
+        if config.corpus.dataset == "tofu" and config.evaluate.tofu_retain_run:
+            retain = {"evaluate.tofu_retain_run": evaluate.retain_answers(config)}
+        marker = ("evaluate.marker_words",)
+        yield self.unit(
             "evaluate",
-            (*answers, *(unit.name for unit in likely), *judged),
+            evaluate.evaluate,
+            reads=reads,
+            settings=marker,
             # metrics.json carries the settings that it was measured with: all of them.
-            to_json(config),
-            bind(evaluate),
-            files=marker | _retain_model(config),
+            values=to_json(config),
+            files=retain,
             is_shared=False,
-        ),
-        Unit(
+        )
+        names = {unit.name for unit in measured}
+        curves = [f"{name}/losses.json" for name in ("backbone", "finetune") if name in names]
+        curves += [f"unlearn/{s}-{a}/steps.json" for s, a in self.variants]
+        scores = [name for name in ("retrieve/influence",) if name in names]
+        yield self.unit(
             "report",
-            (*answers, "evaluate", "retrieve/influence", *curves),
-            {"forms": ["markdown", "html"]},
-            bind(report),
-            files=marker,
+            reporting.report,
+            reads=(*reads, "evaluate", *scores, *curves),
+            settings=marker,
+            values={"forms": ["markdown", "html"]},
             is_shared=False,
-        ),
-    ]
+        )
+
+
+def plan_units(
+    config: Config, workspace: Workspace, *, is_measured: bool = True
+) -> tuple[Unit, ...]:
+    """Returns all units of a run in order.
+
+    Args:
+      config: settings of the run.
+      workspace: its work directory.
+      is_measured: whether there are queries to measure it on; without, those units are left out
+        that no set and no model depends on.
+    """
+    planner = _Planner(config, workspace)
+    units = [*planner.training()]
+    units += planner.references() if is_measured else ()
+    units += (*planner.scores(), *planner.sets())
+    if is_measured:
+        units += planner.answers()
+        units += planner.results(units)
     return tuple(units)
 
 
@@ -389,27 +451,6 @@ def open_run(root: pathlib.Path, *needs: str) -> Workspace:
             "experiments/run.py on it"
         )
     return workspace
-
-
-def _retain_model(config: Config) -> dict[str, pathlib.Path]:
-    """Returns the file of the retain model's answers, where a run of it is named."""
-    if config.corpus.dataset != "tofu" or not config.evaluate.tofu_retain_run:
-        return {}
-    return {"tofu_retain_run": retain_answers(config)}
-
-
-def _measures(unit: Unit) -> bool:
-    """Returns whether a unit serves to measure models alone: no set and no model depends on it."""
-    if unit.stage == "references":
-        return unit.name != "references/retrieval"
-    return unit.stage in ("discriminator", "generate", "evaluate", "report")
-
-
-def _make_checked_corpus(workspace: Workspace, stages: Sequence[str], folder: pathlib.Path) -> None:
-    """Makes the corpus; one that later stages cannot take replaces nothing."""
-    make_corpus(workspace, folder)
-    tokenizer = tokenization.load_tokenizer(folder / "tokenizer")
-    checking.check_corpus(workspace.config, StoredCorpus(folder), tokenizer, stages=stages)
 
 
 def run(
@@ -438,32 +479,45 @@ def run(
     workspace = Workspace(workdir, config)
     units = plan_units(config, workspace)
     plan = Plan(workdir, units).survey()
-    making = {unit.name for unit in units if unit.stage in stages} - plan.done.keys()
-    checking.check_inputs(config, making=making)
+    making = [unit for unit in units if unit.stage in stages and unit.name not in plan.done]
+    checking.check_inputs(config, making={unit.name for unit in making})
     if "corpus" in stages:
-        if "corpus" in making:
+        if making and making[0].name == "corpus":
             # Each is looked at again when it is known whether the corpus has changed.
-            later = [unit for unit in units if unit.stage in stages and unit.name != "corpus"]
-            for line in announcement(plan, later):
+            for line in announcement(plan, making[1:]):
                 print(line)
         checked = functools.partial(_make_checked_corpus, workspace, stages)
-        first = [u._replace(run=checked) if u.name == "corpus" else u for u in units]
-        run_units(workdir, first, stages=("corpus",), shared=shared)
+        corpus = units[0]._replace(run=checked)
+        run_units(workdir, (corpus, *units[1:]), stages=("corpus",), shared=shared)
         stages = [stage for stage in stages if stage != "corpus"]
-    corpus_unit = next(unit for unit in units if unit.name == "corpus")
-    if Plan(workdir, units).check(corpus_unit):
+    if Plan(workdir, units).check(units[0]):
         checking.check_corpus(config, workspace.corpus, workspace.tokenizer, stages=stages)
         if not checking.is_measurable(config, workspace.corpus):
-            left = [unit for unit in units if not _measures(unit)]
-            if any(_measures(unit) and unit.stage in stages for unit in units):
-                split = config.references.query_split
-                print(
-                    f"nothing is measured: the corpus must have {split}_target or {split}_normal "
-                    "queries for that"
-                )
-            units = tuple(left)
+            units = _without_measures(units, workspace, stages)
     run_units(workdir, units, stages=stages, shared=shared, on_start=on_start)
     if "report" in stages and units[-1].stage == "report":
         print()
         print((workdir / "report" / "table.txt").read_text())
         print(f"report: {workdir / 'report' / 'report.html'} (and report.md beside it)")
+
+
+def _make_checked_corpus(workspace: Workspace, stages: Sequence[str], folder: pathlib.Path) -> None:
+    """Makes the corpus; one that later stages cannot take replaces nothing."""
+    training.make_corpus(workspace, folder)
+    tokenizer = tokenization.load_tokenizer(folder / "tokenizer")
+    checking.check_corpus(workspace.config, StoredCorpus(folder), tokenizer, stages=stages)
+
+
+def _without_measures(
+    units: Sequence[Unit], workspace: Workspace, stages: Sequence[str]
+) -> tuple[Unit, ...]:
+    """Returns the units that measure nothing, and says so where others were asked for."""
+    left = plan_units(workspace.config, workspace, is_measured=False)
+    names = {unit.name for unit in left}
+    if any(unit.stage in stages for unit in units if unit.name not in names):
+        split = workspace.config.references.query_split
+        print(
+            f"nothing is measured: the corpus must have {split}_target or {split}_normal queries "
+            "for that"
+        )
+    return left

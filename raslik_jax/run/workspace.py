@@ -311,8 +311,7 @@ class Workspace:
     def learning_rate(self, strategy: str, name: str) -> float:
         """Returns the rate at which an algorithm unlearns a strategy's sets."""
         chosen = self._choice(strategy, name)
-        rate = getattr(self.config.unlearn, f"{name}_learning_rate")
-        return chosen.learning_rate if chosen else rate
+        return chosen.learning_rate if chosen else self.config.unlearn[name].learning_rate
 
     def epochs(self, strategy: str, name: str) -> tuple[int, ...]:
         """Returns the epochs after which a strategy and algorithm are measured.
@@ -344,7 +343,7 @@ class Workspace:
         self, name: str, learning_rate: float
     ) -> tuple[steps.Algorithm, Callable[..., Any]]:
         """Returns an algorithm and its jitted step, compiled once for all strategies."""
-        settings = self.config.unlearn
+        settings, own = self.config.unlearn, self.config.unlearn[name]
         tx = finetune.adamw(
             learning_rate,
             weight_decay=settings.weight_decay,
@@ -352,16 +351,14 @@ class Workspace:
         )
         is_whole = settings.parameters == "all"
         options = steps.Options(
-            forget_weight=(
-                settings.simnpo_forget_weight if name == "simnpo" else settings.forget_weight
-            ),
+            forget_weight=getattr(own, "forget_weight", settings.forget_weight),
             retain_weight=settings.retain_weight,
             mean=settings.mean,
             micro_batch=settings.micro_batch_size,
-            kl_direction=settings.kl_direction,
-            npo_beta=settings.npo_beta,
-            simnpo_beta=settings.simnpo_beta,
-            simnpo_delta=settings.simnpo_delta,
+            kl_direction=getattr(own, "kl_direction", "reverse"),
+            npo_beta=getattr(own, "beta", 0.1),
+            simnpo_beta=getattr(own, "beta", 4.5),
+            simnpo_delta=getattr(own, "delta", 0.0),
             whole=(self.model.whole_decoder(remat=settings.remat) if is_whole else None),
         )
         bound = self.model.decoder_for(remat=settings.remat)

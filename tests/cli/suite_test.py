@@ -59,7 +59,7 @@ _WRONG = (
     ("missing_file", ("--flagfiles=nowhere.flags",), "files, got 'nowhere.flags'"),
     ("empty_axis", ("--vary=sketch_size",), "--vary must be name=value"),
     ("one_value_twice", ("--vary=lora_rank=2,2",), "different values"),
-    ("one_value_in_two_forms", ("--vary=ga_gdr_learning_rate=1e-4,0.0001",), "must differ"),
+    ("one_value_in_two_forms", ("--vary=unlearn.ga_gdr.learning_rate=1e-4,0.0001",), "must differ"),
     ("one_folder", ("--vary=data_dir=a/b,a_b",), "must differ .* one folder"),
     ("unknown_flag", ("--vary=lora_rnak=2,4",), "Unknown command line flag 'lora_rnak'"),
     ("refused_value", ("--vary=lora_rank=2,0",), "--finetune.lora_rank must be at least 1, got 0"),
@@ -84,8 +84,8 @@ class GridTest(parameterized.TestCase):
             f"--out={self.out}",
             f"--flagfiles={_QUICKSTART},experiments/flags/study.flags",
             "--seeds=0,1,2",
-            "--vary=ga_gdr_learning_rate,ga_klr_learning_rate=1e-5,1e-4",
-            "--vary=npo_learning_rate=1e-5,1e-4",
+            "--vary=unlearn.ga_gdr.learning_rate,unlearn.ga_klr.learning_rate=1e-5,1e-4",
+            "--vary=unlearn.npo.learning_rate=1e-5,1e-4",
             "--set=strategies=random,raslik",
             "--choose",
             "--dry_run",
@@ -96,7 +96,7 @@ class GridTest(parameterized.TestCase):
         self.assertLen(set(re.findall(r"^(\S+)  \[-\]$", done.stdout, re.MULTILINE)), 30)
         for command in commands:
             self.assertIn("--retrieve.strategies=random,raslik", command)
-            rates = re.findall(r"--ga_\w+_learning_rate=(\S+)", command)
+            rates = re.findall(r"--unlearn\.ga_\w+\.learning_rate=(\S+)", command)
             is_test = "--references.query_split=test" in command
             self.assertEqual(len(rates), 0 if is_test else 2)
             self.assertLess(len(set(rates)), 2)
@@ -182,7 +182,7 @@ class SuiteTest(absltest.TestCase):
         arguments = (
             f"--out={out}",
             f"--flagfiles={root / 'broken.flags'},{root / 'tiny.flags'}",
-            "--vary=ga_gdr_learning_rate=1e-4,3e-3",
+            "--vary=unlearn.ga_gdr.learning_rate=1e-4,3e-3",
             "--choose",
         )
         first = _suite(*arguments, environment=compiling.ENVIRONMENT)
@@ -191,9 +191,9 @@ class SuiteTest(absltest.TestCase):
             name: cell["state"]
             for name, cell in json.loads((out / "suite.json").read_text())["cells"].items()
         }
-        names = [f"tiny-ga_gdr_learning_rate={rate}-seed=0" for rate in ("1e-4", "3e-3")]
+        names = [f"tiny-unlearn.ga_gdr.learning_rate={rate}-seed=0" for rate in ("1e-4", "3e-3")]
         self.assertEqual({states[name] for name in (*names, "test-tiny-seed=0")}, {"done"})
-        self.assertEqual(states["broken-ga_gdr_learning_rate=1e-4-seed=0"], "failed")
+        self.assertEqual(states["broken-unlearn.ga_gdr.learning_rate=1e-4-seed=0"], "failed")
         self.assertRegex(states["test-broken-seed=0"], "not run")
         self.assertRegex(first.stdout, r"general rows? .*wanted")
 

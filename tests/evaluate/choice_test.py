@@ -10,6 +10,7 @@ from absl.testing import absltest, parameterized
 from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig, to_json
 from raslik_jax.evaluate import choice
 from raslik_jax.run.choosing import check_alike, check_output
+from raslik_jax.settings import replaced
 
 
 def _candidates(table, *, algorithm="ga_gdr", backbone=0.3):
@@ -144,7 +145,7 @@ class ChoiceTest(parameterized.TestCase):
         first = to_json(Config())
         for changed in (
             Config(name="other", seed=3),
-            Config(unlearn=UnlearnConfig(ga_klr_learning_rate=1e-4)),
+            replaced(Config(), {"unlearn.ga_klr.learning_rate": 1e-4}),
         ):
             check_alike(first, to_json(changed), run="b")
         for changed, field in (

@@ -1,17 +1,16 @@
 """What decides a unit's result: a setting or an input file changes these units and no other."""
 
 import ast
-import copy
-import dataclasses
 import pathlib
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
 
-from raslik_jax.config import Config, config_from_json, stage_configs, to_json
+from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.pipeline import Hashes
 from raslik_jax.run.plan import plan_units, run
 from raslik_jax.run.workspace import Workspace
+from raslik_jax.settings import leaves, replaced
 
 
 def _config(root: pathlib.Path) -> Config:
@@ -60,117 +59,88 @@ def _changed(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
     return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
 
 
-def _another(value: Any, hint: Any) -> Any:
-    if isinstance(value, bool):
-        return not value
-    if get_origin(hint) is Literal:
-        return next(choice for choice in get_args(hint) if choice != value)
-    if isinstance(value, (int, float)):
-        return value + 1
-    return (*value, "more") if isinstance(value, tuple) else f"{value}-another"
-
-
-def _with(config: Config, stage: str, field: str) -> Config:
-    """Returns the config with another value, allowed or not, in one field."""
-    part = copy.copy(getattr(config, stage))
-    hint = get_type_hints(type(part))[field]
-    object.__setattr__(part, field, _another(getattr(part, field), hint))
-    changed = copy.copy(config)
-    object.__setattr__(changed, stage, part)
-    return changed
-
-
 # Names of units below stand for all that begin so. Every setting changes "evaluate" too, whose
 # metrics carry all settings.
 _MODEL = (
     "finetune references/retrieval references/evaluation references/perplexity sketch "
     "retrieve/queries retrieve/diagnosis retrieve/exact_kernel unlearn/ generate/"
 )
-_SKETCH = "sketch retrieve/queries retrieve/diagnosis retrieve/exact_kernel"
+_GRADIENTS = "sketch retrieve/queries retrieve/diagnosis retrieve/exact_kernel"
 _SETS = "retrieve/embedding$ retrieve/exact$"
 _LIKELIHOOD = "references/perplexity generate/perplexity"
-_ANSWERS = "generate/embedding generate/exact"
-# By stage and units: the settings that change just these.
+# By setting and another value of it: the units that it changes.
 _DECIDES = {
-    ("corpus", ""): "data_dir answers_cache",
-    ("corpus", "corpus"): "dataset alpaca_file howdy_file answers_endpoint answers_model "
-    "world_seed tofu_forget tofu_train train_file queries_file fields num_train num_targets "
-    "num_backbone num_retrieval num_validation num_test",
-    ("corpus", "corpus discriminator"): "vocab_size",
-    ("corpus", f"corpus backbone {_MODEL}"): "template max_len",
-    ("backbone", "backbone"): "hidden_size num_hidden_layers num_attention_heads steps "
-    "batch_size learning_rate",
-    ("backbone", _MODEL): "dtype format double_quant",
-    ("backbone", f"corpus backbone {_MODEL}"): "checkpoint revision",
-    ("finetune", ""): "checkpoint_steps",
-    ("finetune", "finetune"): "epochs batch_size micro_batch_size "
-    "max_len fixed_padding mean remat learning_rate "
-    "schedule warmup weight_decay clip trajectory_points",
-    ("finetune", _MODEL): "lora_rank lora_alpha lora_dropout lora_targets",
-    ("references", f"references/retrieval references/evaluation {_ANSWERS}"): "max_new_tokens "
-    "decode_batch_size",
-    (
-        "references",
-        "references/evaluation references/non_sf references/perplexity generate/ report",
-    ): "query_split",
-    ("sketch", _SKETCH): "gradient_at loss normalize targets base_format projection "
-    "size dtype num_buckets chunk_rows",
-    ("sketch", f"{_SKETCH} {_LIKELIHOOD}"): "batch_tokens",
-    ("sketch", "retrieve/diagnosis"): "diagnose",
-    (
-        "sketch",
-        "references/retrieval retrieve/queries retrieve/influence retrieve/emb retrieve/exact "
-        f"{_LIKELIHOOD}",
-    ): "query_output",
-    ("retrieve", "retrieve/influence retrieve/exact_kernel"): "center",
-    ("retrieve", f"retrieve/influence retrieve/exact_kernel {_SETS}"): "aggregate",
-    ("retrieve", _SETS): "select num_forget num_retain forget_threshold retain_threshold margin_z "
-    "forget_share retain_share cr_oracle_share retain_from",
-    ("retrieve", "retrieve/emb retrieve/exact$"): "query_text",
-    ("retrieve", "retrieve/embeddings"): "encoder_checkpoint encoder_pooling",
-    ("unlearn", ""): "ga_learning_rate ga_klr_learning_rate npo_learning_rate "
-    "npo_gdr_learning_rate npo_klr_learning_rate simnpo_learning_rate",
-    ("unlearn", "unlearn/"): "batch_size micro_batch_size max_len "
-    "fixed_padding mean remat ga_gdr_learning_rate kl_direction npo_beta "
-    "simnpo_beta simnpo_delta simnpo_forget_weight forget_weight retain_weight "
-    "weight_decay clip",
-    ("unlearn", "unlearn/ generate/"): "epochs parameters",
-    ("evaluate", ""): "reference drop_empty tofu_questions tofu_retain_run",
-    ("evaluate", "references/non_sf"): "bootstrap_resamples",
-    ("evaluate", _LIKELIHOOD): "perplexity_examples",
-    ("evaluate", "discriminator references/non_sf"): "non_sf",
-    ("evaluate", "discriminator"): "classifier_checkpoint classifier_epochs "
-    "classifier_learning_rate classifier_batch_size classifier_max_len classifier_held_out "
-    "classifier_examples classifier_hidden_size classifier_num_layers classifier_num_heads",
+    ("corpus.data_dir", "x"): "",
+    ("corpus.vocab_size", 300): "corpus discriminator",
+    ("corpus.max_len", 256): f"corpus {_MODEL}",
+    ("backbone.dtype", "bfloat16"): _MODEL,
+    ("backbone.revision", "main"): f"corpus {_MODEL}",
+    ("finetune.checkpoint_steps", 5): "",
+    ("finetune.epochs", 2): "finetune",
+    ("finetune.trajectory_points", 2): "finetune",
+    ("finetune.lora_rank", 2): _MODEL,
+    ("references.max_new_tokens", 64): "references/retrieval references/evaluation "
+    "generate/embedding generate/exact",
+    ("references.query_split", "validation"): "references/evaluation references/non_sf "
+    "references/perplexity generate/ report",
+    ("sketch.loss", "next_token"): _GRADIENTS,
+    ("sketch.batch_tokens", 64): f"{_GRADIENTS} {_LIKELIHOOD}",
+    ("sketch.size", 64): "sketch retrieve/queries retrieve/diagnosis",
+    ("sketch.dtype", "bfloat16"): "sketch",
+    ("sketch.diagnose", 20): "retrieve/diagnosis",
+    ("sketch.query_output", "own"): "references/retrieval retrieve/queries retrieve/influence "
+    f"retrieve/emb retrieve/exact {_LIKELIHOOD}",
+    ("retrieve.center", False): "retrieve/influence retrieve/exact_kernel",
+    ("retrieve.aggregate", "common"): f"retrieve/influence retrieve/exact_kernel {_SETS}",
+    ("retrieve.num_forget", 3): _SETS,
+    ("unlearn.ga_gdr.learning_rate", 1.0): "unlearn/",
+    ("unlearn.retain_weight", 2.0): "unlearn/",
+    ("unlearn.epochs", 2): "unlearn/ generate/",
+    ("evaluate.drop_empty", True): "",
+    ("evaluate.bootstrap_resamples", 100): "references/non_sf",
+    ("evaluate.perplexity_examples", 5): _LIKELIHOOD,
 }
-# These add or take units, or name a file whose content counts, see below.
-_ELSEWHERE = {"strategies", "algorithms", "choice", "marker_words"}
+# What the metrics alone are taken with, what a run by other settings reads, and what decides which
+# units there are.
+_ELSEWHERE = (
+    "name backbone. unlearn.choice evaluate.reference evaluate.drop_empty evaluate.tofu_ "
+    "retrieve.strategies unlearn.algorithms"
+).split()
 
 
 def _named(units: dict[str, Any], names: str) -> set[str]:
     return {unit for unit in units for name in names.split() if f"{unit}$".startswith(name)}
 
 
-def test_every_setting_changes_these_units_and_no_other(tmp_path):
+def test_a_setting_changes_these_units_and_no_other(tmp_path):
     config = _config(tmp_path)
     before = _decided(config, tmp_path)
-    expected = {
-        (stage, field): _named(before, names) | {"evaluate"}
-        for (stage, names), fields in _DECIDES.items()
-        for field in fields.split()
-    }
-    known = {
-        (stage, field.name)
-        for stage, settings in stage_configs().items()
-        for field in dataclasses.fields(settings)
-        if field.name not in _ELSEWHERE
-    }
-    assert set(expected) == known
     found = {
-        place: _changed(before, _decided(_with(config, *place), tmp_path)) for place in expected
+        case: _changed(before, _decided(replaced(config, dict([case])), tmp_path))
+        for case in _DECIDES
     }
-    # A second dataset has no such files: what is read differs as well.
+    expected = {case: _named(before, names) | {"evaluate"} for case, names in _DECIDES.items()}
     assert {k: v for k, v in found.items() if v != expected[k]} == {}
+
+
+def test_every_setting_of_what_is_chosen_decides_some_unit(tmp_path):
+    config = _config(tmp_path)
+    units = plan_units(config, Workspace(tmp_path, config))
+    named = {name for unit in units for name in (*unit.settings, *unit.files)}
+    idle = {
+        leaf.name
+        for leaf in leaves(config)
+        if leaf.metadata["decides"]
+        and leaf.name not in named
+        and not leaf.name.startswith(tuple(_ELSEWHERE))
+        and (not leaf.member or _is_chosen(config, leaf.name))
+    }
+    assert idle == set()
+
+
+def _is_chosen(config: Config, name: str) -> bool:
+    stage, member, _ = name.split(".")
+    return member in getattr(config, stage).chosen()
 
 
 @pytest.mark.parametrize(
@@ -179,8 +149,8 @@ def test_every_setting_changes_these_units_and_no_other(tmp_path):
         ("train.jsonl", "corpus"),
         ("queries.jsonl", "corpus"),
         ("words.jsonl", "references/evaluation evaluate report"),
-        ("model/tokenizer.json", f"corpus backbone {_MODEL}"),
-        ("model/model.safetensors", f"backbone {_MODEL}"),
+        ("model/tokenizer.json", f"corpus {_MODEL}"),
+        ("model/model.safetensors", _MODEL),
         ("encoder/model.safetensors", "retrieve/embeddings"),
         ("classifier/config.json", "discriminator"),
     ],

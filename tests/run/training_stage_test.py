@@ -21,6 +21,7 @@ from raslik_jax.run import resuming
 from raslik_jax.run.stages import measuring, training
 from raslik_jax.run.workspace import Model, Workspace
 from raslik_jax.train import steps
+from raslik_jax.train.algorithms import ALGORITHMS
 
 _ROWS = tuple(
     Example(f"{n:03d}", f"Say {word} {n % 3} times", "", f"{word} " * (1 + n % 3))._replace(
@@ -40,12 +41,15 @@ _FINETUNE = config_lib.FinetuneConfig(
     trajectory_points=2,
 )
 _UNLEARN = config_lib.UnlearnConfig(
+    algorithms=("ga_gdr", "npo_klr"),
     epochs=3,
     batch_size=4,
     micro_batch_size=2,
     fixed_padding=True,
-    npo_klr_learning_rate=1e-2,
-    ga_gdr_learning_rate=1e-2,
+    members={
+        name: dataclasses.replace(ALGORITHMS[name].settings, learning_rate=1e-2)
+        for name in ("ga_gdr", "npo_klr")
+    },
 )
 
 
@@ -54,7 +58,7 @@ def _workspace(root, *, base_format="plain", finetune=_FINETUNE, unlearn=_UNLEAR
     settings = config_lib.Config(
         corpus=config_lib.CorpusConfig(max_len=64, template="brief"),
         references=config_lib.ReferencesConfig(max_new_tokens=32),
-        backbone=config_lib.BackboneConfig(base_format=base_format),
+        backbone=config_lib.BackboneConfig(format=base_format),
         finetune=finetune,
         unlearn=unlearn,
     )
@@ -180,7 +184,7 @@ class TrainingStageTest(parameterized.TestCase):
         folder.mkdir()
         with self.assertRaisesRegex(
             ValueError,
-            f"unlearning .* diverged: .*{what}.* step {last}.*--unlearn.ga_gdr_learning_rate",
+            f"unlearning .* diverged: .*{what}.* step {last}.*--unlearn.ga_gdr.learning_rate",
         ):
             measuring.unlearn(_workspace(self.root), "raslik", "ga_gdr", folder)
         self.assertEqual(sorted(path.name for path in folder.iterdir()), ["epoch-1", "resume"])

@@ -23,18 +23,16 @@ _RUN = (sys.executable, str(_REPOSITORY / "experiments" / "run.py"))
 _AUDITED = _REPOSITORY / "tests" / "audited_run.py"
 # Settings that a unit looks at and whose result does not depend on them, and why.
 _WITHOUT_EFFECT = {
-    "checkpoint": "counts by the content of its files, or stands in the key where it is on the hub",
-    "revision": "likewise",
-    "data_dir": "counts by the content of its files",
-    "checkpoint_steps": "says when a killed run can go on",
-    "choice": "stands in the key as rate and epochs",
-    "strategies": "the report reads the metrics",
-    "algorithms": "likewise",
-    "marker_words": "counts by the content of its file",
-    "dataset": "says which sentence about the behavior is printed, where it is no setting",
-    "non_sf": "likewise",
-    "epochs": "the epochs that are measured stand among the reads",
-    "query_output": "the corpus only refuses queries without one early",
+    "corpus.data_dir": "counts by the content of its files",
+    "finetune.checkpoint_steps": "says when a killed run can go on",
+    "unlearn.choice": "stands in the key as rate and epochs",
+    "retrieve.strategies": "the report reads the metrics",
+    "unlearn.algorithms": "likewise",
+    "evaluate.marker_words": "says which sentence about the behavior is printed",
+    "corpus.dataset": "likewise, where it is no setting",
+    "evaluate.non_sf": "likewise",
+    "unlearn.epochs": "the epochs that are measured stand among the reads",
+    "sketch.query_output": "the corpus only refuses queries without one early",
 }
 # Every stage at the smallest size that still goes through all of its code.
 _TINY = (
@@ -85,6 +83,11 @@ def _run(*arguments, env=None, check=False, script=_RUN[1:]):
 def _is_of_a_unit(path):
     """Returns whether a file is the manifest of a unit, which holds the time that it took."""
     return path.name == "manifest.json" and path.parent.name != "index"
+
+
+def _of_stage(setting):
+    """Returns stage and last name of a setting."""
+    return f"{setting.split('.')[0]}.{setting.split('.')[-1]}"
 
 
 def _files(root):
@@ -155,13 +158,13 @@ class TinyRunTest(absltest.TestCase):
                 if not path.startswith(".making/")
                 and not any(path == d or path.startswith(f"{d}/") for d in declared["reads"])
             ]
-            rate = {"learning_rate"} & set(declared["settings"])
+            # Of a member's settings the stage alone is known.
+            names = {*declared["settings"], *(_of_stage(n) for n in declared["settings"])}
             settings = [
                 setting
                 for setting in used["settings"]
-                if setting not in declared["settings"]
+                if setting not in names
                 and setting not in _WITHOUT_EFFECT
-                and not (rate and setting.endswith("_learning_rate"))
                 and name not in ("evaluate", "report")  # the former holds all, the latter reads it
             ]
             if reads or settings:
@@ -190,11 +193,11 @@ class TinyRunTest(absltest.TestCase):
         self.assertEqual(_files(self.root), before)
 
     def test_another_setting_is_refused_then_made_again_where_it_matters(self):
-        changed = (*_TINY, self.workdir, "--unlearn.ga_klr_learning_rate=1e-4")
+        changed = (*_TINY, self.workdir, "--unlearn.ga_klr.learning_rate=1e-4")
         before = _files(self.root)
         refused = _run(*changed)
         self.assertEqual(refused.returncode, 1)
-        self.assertRegex(refused.stderr, r"unlearn\.ga_klr_learning_rate: 3e-05 -> 0\.0001")
+        self.assertRegex(refused.stderr, r"unlearn\.ga_klr\.learning_rate: 3e-05 -> 0\.0001")
         self.assertEqual(_files(self.root), before)
         try:
             updated = _run(*changed, "--update", "--stages=unlearn")

@@ -22,11 +22,11 @@ def retain_answers(config: Config) -> pathlib.Path:
     run = pathlib.Path(config.evaluate.tofu_retain_run)
     check_finished(run, "references/tofu")
     made = check_finished(run, "corpus")["settings"]
-    if (made["dataset"], made["tofu_train"]) != ("tofu", "retain"):
+    if (made["corpus.dataset"], made["corpus.tofu_train"]) != ("tofu", "retain"):
         raise ValueError(
             "--evaluate.tofu_retain_run must be a run with --corpus.dataset=tofu "
-            f"--corpus.tofu_train=retain, got {shown(str(run), 120)} with {made['dataset']} and "
-            f"{made['tofu_train']}"
+            f"--corpus.tofu_train=retain, got {shown(str(run), 120)} with "
+            f"{made['corpus.dataset']} and {made['corpus.tofu_train']}"
         )
     return run / "references" / "tofu" / "finetuned.json"
 

@@ -76,7 +76,7 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
         for offset, kind in enumerate(sets)
     }
     what = f"unlearning of {strategy}'s sets by {name}"
-    rate_flag = f"--{name}_learning_rate, or the rate of --unlearn.choice (it is {rate})"
+    rate_flag = f"--unlearn.{name}.learning_rate, or the rate of --unlearn.choice (it is {rate})"
     rows = list(log)
     numbers = range(len(log) + 1, total + 1)
     for number in progress(numbers, f"{strategy} {name}", total=len(numbers)):
