@@ -56,7 +56,6 @@ def agreement(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 def measure(options: Options) -> Iterator[Line]:
     """Yields the lines of the module's docstring."""
-    harness.preset_adapter(options)
     shortest, longest = options.prompt_tokens[0], options.prompt_tokens[-1]
     if shortest > longest or len(options.prompt_tokens) > 2:
         raise ValueError(

@@ -46,7 +46,7 @@ class Options:
 class ModelOptions(Options):
     """Options of benchmarks of a model with random weights."""
 
-    model: str = option("smollm2-135m", f"Shapes of the model: {', '.join(MODEL_PRESETS)}.")
+    model: str = option("smollm2-135m", "Shapes of the model.", of=MODEL_PRESETS)
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "Dtype of the base; auto: float32 on a CPU, else bfloat16."
     )
@@ -67,16 +67,7 @@ class Model(NamedTuple):
 
 
 def preset_adapter(options: ModelOptions) -> LoRAConfig:
-    """Returns the adapter preset of the model's family.
-
-    Raises:
-      ValueError: an unknown model.
-    """
-    if options.model not in MODEL_PRESETS:
-        raise ValueError(
-            f"--model must be one of {', '.join(MODEL_PRESETS)}, got {options.model!r}: choose a "
-            "preset"
-        )
+    """Returns the adapter preset of the model's family."""
     family = MODEL_PRESETS[options.model].model_type
     return LORA_PRESETS["pythia" if family == "gpt_neox" else family]
 

@@ -26,8 +26,8 @@ from raslik_jax.sketch.loss import SketchLoss
 class Options(harness.ModelOptions):
     """Options of the benchmark."""
 
-    model: str = option("pythia-14m", "Shapes of the model, a preset's name.")
-    lora: str = option("", f"Adapter, of {', '.join(LORA_PRESETS)} (default: the family's).")
+    model: str = option("pythia-14m", "Shapes of the model.", of=harness.MODEL_PRESETS)
+    lora: str = option("", "Adapter; empty: that of the family.", of=("", *LORA_PRESETS))
     family: Projection = option("binned", "Projection family.")
     size: int = option(65536, "K, coordinates of a sketch; at most P.", low=1)
     operand: Literal["float32", "bfloat16"] = option(
@@ -130,13 +130,8 @@ class Compiled(NamedTuple):
 
 def make_subject(options: Options) -> Subject:
     """Returns the model of the options and its projection."""
-    lora_config = harness.preset_adapter(options)
-    if options.lora:
-        if options.lora not in LORA_PRESETS:
-            raise ValueError(
-                f"--lora must be one of {', '.join(LORA_PRESETS)}, got {options.lora!r}: choose one"
-            )
-        lora_config = LORA_PRESETS[options.lora]
+    preset = LORA_PRESETS.get(options.lora)
+    lora_config = preset or harness.preset_adapter(options)
     model_config = harness.MODEL_PRESETS[options.model]
     # Checked before the weights of a large model are drawn.
     _, lora_shapes, _ = decoders.abstract(model_config, lora_config, jnp.dtype("float32"))

@@ -8,8 +8,8 @@ import io
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NoReturn, TextIO, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TextIO, get_args, get_origin, get_type_hints
 
 from absl import app, flags
 
@@ -166,15 +166,19 @@ def define_list(
     )
 
 
-def option(default: Any, text: str, *, low: int | float | None = None) -> Any:
+def option(
+    default: Any, text: str, *, low: int | float | None = None, of: Iterable[str] = ()
+) -> Any:
     """Returns a field of a command's options.
 
     Args:
       default: of the field and of its flag.
       text: help.
       low: least value of a number, or of each number of a list.
+      of: the names that a text, or each text of a list, may be; none: any.
     """
-    return dataclasses.field(default=default, metadata={"help": text, "low": low})
+    metadata = {"help": text, "low": low, "of": tuple(of)}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def define_options(options: type, flag_values: flags.FlagValues = flags.FLAGS) -> Callable[[], Any]:
@@ -197,15 +201,14 @@ def define_options(options: type, flag_values: flags.FlagValues = flags.FLAGS) -
 def _define_option(field: Any, hint: Any, flag_values: flags.FlagValues) -> None:
     name, low, default = field.name, field.metadata["low"], field.default
     arguments: dict[str, Any] = {"help": field.metadata["help"], "flag_values": flag_values}
-    if get_origin(hint) is tuple:
-        item = get_args(hint)[0]
-        if item is str:
-            flags.DEFINE_list(name, list(default), **arguments)
-        else:
-            items = item if isinstance(item, type) else get_args(item)
-            define_list(name, default, items=items, low=low or 0, **arguments)
-    elif get_origin(hint) is Literal:
-        flags.DEFINE_enum(name, default, list(get_args(hint)), **arguments)
+    item = get_args(hint)[0] if get_origin(hint) is tuple else hint
+    names = get_args(item) or field.metadata["of"]
+    if item is not hint and (names or item is not str):
+        define_list(name, default, items=names or item, low=low or 0, **arguments)
+    elif item is not hint:
+        flags.DEFINE_list(name, list(default), **arguments)
+    elif names:
+        flags.DEFINE_enum(name, default, list(names), **arguments)
     elif hint is int:
         flags.DEFINE_integer(name, default, lower_bound=low, **arguments)
     elif hint is float:

@@ -11,42 +11,13 @@ are sums over coordinates of Delta.
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
-
-
-def update_direction(
-    gradient_NP: Float[np.ndarray, "N P"],
-    forget: Int[np.ndarray, " F"],
-    retain: Int[np.ndarray, " R"],
-) -> Float[np.ndarray, " P"]:
-    """Returns Delta(F, R), Eq. 1; descending the loss of GA_GDR moves along -Delta.
-
-    An empty set adds nothing.
-
-    Args:
-      gradient_NP: gradients of the training rows, not normalized.
-      forget: positions of the forget set.
-      retain: positions of the retain set.
-    """
-    return selection_weights(forget, retain, len(gradient_NP)) @ gradient_NP
-
-
-def selection_weights(
-    forget: Int[np.ndarray, " F"], retain: Int[np.ndarray, " R"], num_rows: int
-) -> Float[np.ndarray, " N"]:
-    """Returns w with Delta = sum_x w_x g_x; an item of both sets would get both weights."""
-    weight_N = np.zeros(num_rows)
-    if len(forget):
-        weight_N[forget] -= 1 / len(forget)
-    if len(retain):
-        weight_N[retain] += 1 / len(retain)
-    return weight_N
+from jaxtyping import Bool, Float
 
 
 def weights_of_sets(
     is_forget_DN: Bool[np.ndarray, "D N"], is_retain_DN: Bool[np.ndarray, "D N"]
 ) -> Float[np.ndarray, "D N"]:
-    """Returns the weights of many draws' sets, as `selection_weights` gives them for one."""
+    """Returns w of each draw, with Delta = sum_x w_x g_x; an empty set adds nothing."""
     num_forget_D1 = np.maximum(is_forget_DN.sum(axis=1, keepdims=True), 1)
     num_retain_D1 = np.maximum(is_retain_DN.sum(axis=1, keepdims=True), 1)
     return is_retain_DN / num_retain_D1 - is_forget_DN / num_forget_D1
@@ -102,7 +73,7 @@ def measure_spread(
     variance over fluctuations, over sketches, and over both takes away from E |D_sf|^2.
 
     Args:
-      weight_SFN: weights of each draw's sets, of `selection_weights`; S = 1 for the exact kernel.
+      weight_SFN: weights of each draw's sets, of `weights_of_sets`; S = 1 for the exact kernel.
       gram_NN: inner products of the training gradients, not normalized.
       target_N: weights of the target.
 

@@ -24,8 +24,8 @@ _TINY = (
     "--corpus.num_retrieval=3 --corpus.num_validation=2 --corpus.num_test=4 --corpus.max_len=96 "
     "--corpus.vocab_size=400 --backbone.hidden_size=16 --backbone.num_hidden_layers=2 "
     "--backbone.num_attention_heads=2 --backbone.steps=6 --finetune.epochs=1 "
-    "--finetune.lora_rank=2 --references.max_new_tokens=8 --num_buckets=1 --batch_tokens=1024 "
-    "--sketch.size=256 --retrieve.strategies=raslik,exact"
+    "--finetune.lora_rank=2 --references.max_new_tokens=8 --sketch.num_buckets=1 "
+    "--sketch.batch_tokens=1024 --sketch.size=256 --retrieve.strategies=raslik,exact"
 )
 
 _SETTING = ("table", "kernel", "centering", "normalize", "query", "combine", "num_queries")
@@ -83,7 +83,7 @@ def test_both_experiments_on_a_finished_run(tmp_path):
         "--dense_max_size=64",
         "--num_queries=1",
     )
-    _run("retrieval_quality.py", *options)
+    _run("studies/retrieval_quality/measure.py", *options)
     out = tmp_path / "out"
     folder = out / "tiny" / "passes"
     assert not (folder / "initial-next_token-response" / "vectors.bin").exists()
@@ -145,20 +145,20 @@ def test_both_experiments_on_a_finished_run(tmp_path):
     assert np.all(np.linalg.norm(rows, axis=1) > 0)
     record.write_text(json.dumps(state | {"batches": 1}))
     vectors.with_name("grams.npz").unlink()
-    _run("retrieval_quality.py", *options)
+    _run("studies/retrieval_quality/measure.py", *options)
     assert vectors.read_bytes() == whole
     assert json.loads((out / "tiny" / "records.json").read_text()) == records
 
     # Without gradients on disk the exact scores are the same.
     large = (f"--out={tmp_path / 'large'}", f"--passes={default}", "--num_queries=1", "--large")
-    _run("retrieval_quality.py", options[0], *large)
+    _run("studies/retrieval_quality/measure.py", options[0], *large)
     for record in json.loads((tmp_path / "large" / "tiny" / "records.json").read_text()):
         if record["table"] == "kernel":
             (other,) = [r for r in records if all(r.get(k) == record[k] for k in _SETTING)]
             assert abs(other["auprc"] - record["auprc"]) < 1e-6
 
     small = ("--sketch_sizes=64,256", "--projection_seeds=2", "--fluctuations=3")
-    text = _run("variance.py", *options[:2], *small)
+    text = _run("studies/theorem/measure.py", *options[:2], *small)
     assert "Sets by threshold, retain set: antipodal" in text
     found = json.loads((out / "variance.json").read_text())
     exact = [r["total_ratio"] for r in found["spreads"] if r["kernel"] == "exact"]

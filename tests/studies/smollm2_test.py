@@ -26,7 +26,8 @@ _TEXT = (_REPOSITORY / "docs" / "studies" / "smollm2.md").read_text()
 _SEEDS = ("seed-0", "seed-1")
 
 
-@pytest.fixture(scope="module", params=_SEEDS)
+# Making a corpus of real rows takes a minute: the second training is looked at by `make check`.
+@pytest.fixture(scope="module", params=["seed-0", pytest.param("seed-1", marks=pytest.mark.heavy)])
 def folder(request):
     """The stored runs of one training."""
     return _STORED / request.param

@@ -1,24 +1,18 @@
 """The spread of the update direction, beside draws of whole gradients."""
 
-import os
-import pathlib
-import subprocess
-import sys
-import tempfile
-
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from raslik_jax.evaluate import variance
+from experiments.studies.theorem import measure, report, variance
 
 
 class DirectionTest(absltest.TestCase):
     def test_delta_is_retain_mean_less_forget_mean(self):
         gradient_NP = np.array([[1.0, 0], [3, 0], [0, 2], [9, 9]])
-        found_P = variance.update_direction(gradient_NP, np.array([0, 1]), np.array([2]))
-        np.testing.assert_allclose(found_P, [-2, 2])
-        only_P = variance.update_direction(gradient_NP, np.array([0, 1]), np.array([], int))
-        np.testing.assert_allclose(only_P, [-2, 0])
+        is_forget_DN = np.array([[True, True, False, False]] * 2)
+        is_retain_DN = np.array([[False, False, True, False], [False] * 4])
+        weight_DN = variance.weights_of_sets(is_forget_DN, is_retain_DN)
+        np.testing.assert_allclose(weight_DN @ gradient_NP, [[-2, 2], [-2, 0]])
 
 
 class SpreadTest(parameterized.TestCase):
@@ -125,17 +119,34 @@ class PlantedTest(absltest.TestCase):
         )
         np.testing.assert_array_equal(found.gradient_NP, again.gradient_NP)
 
-    def test_two_runs_of_one_name_are_refused_before_anything_is_written(self):
-        folder = self.enter_context(tempfile.TemporaryDirectory())
-        done = subprocess.run(
-            [sys.executable, "experiments/variance.py", "--runs=a/x,b/x", f"--out={folder}/out"],
-            cwd=pathlib.Path(__file__).resolve().parents[2],
-            capture_output=True,
-            text=True,
+    def test_two_runs_of_one_name_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "--runs must have different names, got 'x,x'"):
+            measure.Options(runs=("a/x", "b/x"))
+
+    def test_sketches_are_measured_beside_the_exact_kernel(self):
+        options = measure.Options(
+            synthetic_params=512,
+            synthetic_rows=60,
+            projection_seeds=2,
+            fluctuations=3,
+            fluctuation_sizes=(0.3,),
         )
-        self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, "error: --runs must have different names, got 'x,x'")
-        self.assertFalse(os.path.exists(f"{folder}/out"))
+        material = measure.planted_material(options, 0)
+        directions = measure.draw_directions(material, 3, np.random.default_rng(0))
+        exact = directions.row_EN, directions.gram_EE
+        thresholds = variance.place_thresholds(directions.row_EN[0], 6, 6)
+        # A sketch that keeps all products is the exact kernel.
+        found = report.join_spreads(
+            [
+                {"run": "planted"} | record
+                for record in measure.spread_records(
+                    material, exact, {512: [exact]}, (0.3,), thresholds, np.random.default_rng(0)
+                )
+            ]
+        )
+        ratios = [r["total_ratio"] for r in found if r["kernel"] == "512" and r["retain"] == "none"]
+        self.assertNotEmpty(ratios)
+        self.assertEqual({ratio["mean"] for ratio in ratios if ratio}, {1.0})
 
 
 if __name__ == "__main__":
