@@ -54,7 +54,8 @@ def describe(store: Any) -> str:
 def repair(store: Any, damages: Sequence[Any]) -> str:
     """Drops the damaged chunks; a line that says what to do next."""
     from raslik_jax.index.upkeep import discard
-    from raslik_jax.pipeline import read_manifest, reopen_unit
+    from raslik_jax.manifests import read_manifest
+    from raslik_jax.run.units import reopen_unit
 
     chunks = sorted({damage.chunk for damage in damages if damage.chunk is not None})
     # zarr.json is derived from the manifest: it is written again with the next chunk, or now.

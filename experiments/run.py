@@ -19,9 +19,10 @@ from absl import flags, logging
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from raslik_jax import config as config_lib  # noqa: E402
-from raslik_jax import files, pipeline  # noqa: E402
+from raslik_jax import files, manifests  # noqa: E402
 from raslik_jax.cli import command, setting_flags  # noqa: E402
 from raslik_jax.messages import shown  # noqa: E402
+from raslik_jax.run import workdir as workdir_lib  # noqa: E402
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "Where results go (default: runs/<name>).")
 _STAGES = flags.DEFINE_list(
@@ -119,7 +120,7 @@ def verify(workdir: pathlib.Path) -> int:
             f"--workdir must be the work directory of a run, {shown(str(workdir), 160)} has no "
             "config.json: correct the path"
         )
-    found = pipeline.verify(workdir)
+    found = manifests.verify(workdir)
     print("\n".join(found) or f"{workdir}: all results are as they were made")
     return int(bool(found))
 
@@ -144,7 +145,7 @@ def main() -> int:
         command.require("rouge_score")
     if "report" in stages:
         command.require("matplotlib")
-    with pipeline.open_workdir(workdir, config, update=_UPDATE.value) as record:
+    with workdir_lib.open_workdir(workdir, config, update=_UPDATE.value) as record:
         from raslik_jax.run import plan  # for the same reason, here
 
         def on_start() -> None:

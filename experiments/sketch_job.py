@@ -22,15 +22,16 @@ _WORKDIR = flags.DEFINE_string("workdir", "", "Work directory of the run.")
 
 def join(workdir: pathlib.Path) -> str:
     """Makes sketches until none is missing; returns a line that says what was done."""
-    from raslik_jax import files, pipeline
+    from raslik_jax import files
     from raslik_jax.config import config_from_json
+    from raslik_jax.run import units
     from raslik_jax.run.plan import plan_units
     from raslik_jax.run.stages import retrieving
     from raslik_jax.run.workspace import Workspace
 
     config = config_from_json(files.read_json(workdir / "config.json"))
     workspace = Workspace(workdir, config)
-    plan = pipeline.Plan(workdir, plan_units(config, workspace)).survey()
+    plan = units.Plan(workdir, plan_units(config, workspace)).survey()
     sketch = plan.units["sketch"]
     missing = plan.missing(sketch)
     if missing:
@@ -40,7 +41,7 @@ def join(workdir: pathlib.Path) -> str:
         )
     if sketch.name in plan.done:
         return "the index is up to date"
-    folder = pipeline.join_unit(workdir, sketch, plan.key(sketch).value)
+    folder = units.join_unit(workdir, sketch, plan.key(sketch).value)
     try:
         work = retrieving.open_index(workspace, folder)
         made = retrieving.fill_index(work)

@@ -5,8 +5,6 @@ its own below, `--unlearn.npo.beta` (see `settings`). Nothing here imports jax.
 """
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -615,9 +613,3 @@ def config_from_json(value: Mapping[str, Any]) -> Config:
         return settings_lib.replaced(Config(), settings_lib.flat(value))
     except SettingsError as error:
         raise ValueError(f"the settings of a run must be those of this version: {error}") from None
-
-
-def content_hash(value: Mapping[str, Any]) -> str:
-    """Returns 16 hex digits of the SHA-256 of a value's canonical JSON."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

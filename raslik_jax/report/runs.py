@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from raslik_jax.data.corpora import marker_words
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.files import read_array, read_json, read_json_lines
-from raslik_jax.pipeline import check_finished, check_whole, read_manifest
+from raslik_jax.manifests import check_finished, check_whole, read_manifest
 from raslik_jax.report import tables
 
 _INTERVAL = {"mean": float, "low": float, "high": float}

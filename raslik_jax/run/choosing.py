@@ -8,8 +8,8 @@ from typing import Any
 from raslik_jax.evaluate import choice
 from raslik_jax.files import read_json, write_json
 from raslik_jax.messages import one_line, shown
-from raslik_jax.pipeline import differing_fields
 from raslik_jax.report.runs import read_metrics
+from raslik_jax.run.workdir import differing_fields
 from raslik_jax.train.algorithms import ALGORITHMS
 
 

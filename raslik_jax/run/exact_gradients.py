@@ -18,13 +18,12 @@ import ml_dtypes
 import numpy as np
 
 from raslik_jax.axes import Tree
-from raslik_jax.config import content_hash
 from raslik_jax.data import batches, prompts, tokenization
 from raslik_jax.data.examples import Example
 from raslik_jax.files import read_json, write_json
+from raslik_jax.manifests import check_finished, content_hash
 from raslik_jax.messages import one_line, shown, some_of
 from raslik_jax.models import checkpoint
-from raslik_jax.pipeline import check_finished
 from raslik_jax.progress import progress
 from raslik_jax.retrieve.exact import Grams, Products, gram_matrices
 from raslik_jax.run.workspace import Workspace

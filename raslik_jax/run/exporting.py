@@ -14,9 +14,9 @@ from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data import prompts, tokenization
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
 from raslik_jax.files import hash_file, read_json
+from raslik_jax.manifests import Hashes, check_finished
 from raslik_jax.messages import shown
 from raslik_jax.models import checkpoint, storage
-from raslik_jax.pipeline import Hashes, check_finished
 from raslik_jax.report.model_card import CardFacts, render_card
 from raslik_jax.report.runs import metrics_path, read_metrics
 from raslik_jax.run.plan import open_run

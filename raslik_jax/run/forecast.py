@@ -23,11 +23,11 @@ from raslik_jax.data import batches, corpora
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.files import read_json
 from raslik_jax.models import decode, decoder, quantize
-from raslik_jax.pipeline import Plan
 from raslik_jax.report.tables import Column, Table
 from raslik_jax.run import programs
 from raslik_jax.run.checking import model_of
 from raslik_jax.run.plan import plan_units
+from raslik_jax.run.units import Plan
 from raslik_jax.run.workspace import Model, Workspace, lora_config_of
 from raslik_jax.sketch import costs, projections
 

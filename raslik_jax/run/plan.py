@@ -12,7 +12,6 @@ from raslik_jax.data import corpora, howdy, tokenization
 from raslik_jax.files import read_json
 from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.messages import shown, some_of
-from raslik_jax.pipeline import Plan, Unit, announcement, run_units
 from raslik_jax.run import checking
 from raslik_jax.run.stages import (
     discriminating,
@@ -23,6 +22,7 @@ from raslik_jax.run.stages import (
     retrieving,
     training,
 )
+from raslik_jax.run.units import Plan, Unit, announcement, run_units
 from raslik_jax.run.workspace import StoredCorpus, Workspace
 from raslik_jax.sketch.projections import SKETCH_FORMAT
 
@@ -266,12 +266,12 @@ class _Planner:
             values=_FORMATS,
         )
         thresholds = ("retrieve.forget_threshold", "retrieve.retain_threshold")
-        is_noted = self.config.retrieve.select == "margin"
+        is_read = self.config.retrieve.select == "margin"
         yield self.unit(
             "retrieve/influence",
             retrieving.make_scores,
             reads=(_TRAIN, *self.queries, "sketch/index", "retrieve/queries"),
-            settings=(*_KERNEL, *(("retrieve.select", *thresholds) if is_noted else ())),
+            settings=(*_KERNEL, "retrieve.select", *(thresholds if is_read else ())),
         )
 
     def _embeddings(self) -> Iterator[Unit]:

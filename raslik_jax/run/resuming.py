@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from raslik_jax.files import hash_file, read_json, sync_folder, write_json
+from raslik_jax.manifests import RESUME
 from raslik_jax.messages import one_line, shown
-from raslik_jax.pipeline import RESUME
 
 _Tree = TypeVar("_Tree")
 _SEAL = "seal.json"

@@ -13,12 +13,12 @@ import numpy as np
 from absl import flags
 from absl.testing import absltest, parameterized
 
-from raslik_jax import pipeline
 from raslik_jax.cli import setting_flags
 from raslik_jax.config import STAGES, Config, config_from_json, kernel_name, to_json
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.models import presets
 from raslik_jax.run import forecast
+from raslik_jax.run import units as units_lib
 from raslik_jax.run.plan import plan_units
 from raslik_jax.run.workspace import Workspace
 
@@ -303,7 +303,7 @@ class FlagFilesTest(parameterized.TestCase):
         units = plan_units(config, Workspace(root, config))
         corpus = units[0]._replace(run=lambda folder: (folder / "train.jsonl").write_text("x"))
         root.mkdir()
-        pipeline.run_units(root, [corpus], log=lambda line: None)
+        units_lib.run_units(root, [corpus], log=lambda line: None)
         before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
         found = forecast.forecast(config, root)
         self.assertEqual([step.name for step in found.steps if step.is_done], ["corpus"])

@@ -22,7 +22,7 @@ from raslik_jax.files import read_json, write_json
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import requantize, verify
-from raslik_jax.pipeline import making_folder
+from raslik_jax.run.units import making_folder
 from raslik_jax.sketch import projections
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from store_test import tree_bytes
 
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import verify
-from raslik_jax.pipeline import making_folder
+from raslik_jax.run.units import making_folder
 
 _EXPERIMENTS = pathlib.Path(__file__).resolve().parents[2] / "experiments"
 _TINY = (

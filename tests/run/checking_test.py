@@ -9,7 +9,6 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from raslik_jax import pipeline
 from raslik_jax.config import (
     STAGES,
     BackboneConfig,
@@ -24,6 +23,7 @@ from raslik_jax.config import (
 from raslik_jax.data import tokenization
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
 from raslik_jax.run import checking, plan
+from raslik_jax.run import units as units_lib
 
 
 def _rows(count, *, targets=0, prefix="row", label=True, instruction="boil a kettle"):
@@ -176,7 +176,7 @@ class RunTest(absltest.TestCase):
 
         def run_units(root, units, *, stages, on_start=None, **options):
             if stages == ("corpus",):
-                pipeline.run_units(root, units, stages=stages, **options)
+                units_lib.run_units(root, units, stages=stages, **options)
             else:
                 later.extend(unit.name for unit in units if unit.stage in stages)
                 on_start()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raslik_jax.config import Config, config_from_json, to_json
-from raslik_jax.pipeline import Hashes
+from raslik_jax.manifests import Hashes
 from raslik_jax.run.plan import plan_units, run
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import leaves, replaced
@@ -93,6 +93,7 @@ _DECIDES = {
     ("retrieve.center", False): "retrieve/influence retrieve/exact_kernel",
     ("retrieve.aggregate", "common"): f"retrieve/influence retrieve/exact_kernel {_SETS}",
     ("retrieve.num_forget", 3): _SETS,
+    ("retrieve.select", "quantile"): f"retrieve/influence {_SETS}",
     ("unlearn.ga_gdr.learning_rate", 1.0): "unlearn/",
     ("unlearn.retain_weight", 2.0): "unlearn/",
     ("unlearn.epochs", 2): "unlearn/ generate/",

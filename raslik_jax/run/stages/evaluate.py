@@ -7,8 +7,8 @@ from raslik_jax.config import Config, to_json
 from raslik_jax.evaluate import summary
 from raslik_jax.evaluate.metrics import measure, nest
 from raslik_jax.files import read_json, write_json
+from raslik_jax.manifests import check_finished, versions
 from raslik_jax.messages import shown
-from raslik_jax.pipeline import check_finished, versions
 from raslik_jax.run.stages import discriminating, likelihoods
 from raslik_jax.run.workspace import Workspace
 

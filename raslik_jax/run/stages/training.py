@@ -89,9 +89,6 @@ def _targets(corpus: StoredCorpus | examples.Corpus) -> tuple[examples.Example, 
 def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     """Trains a small GPT-NeoX from scratch, all parameters, on the backbone's examples."""
     config, settings = workspace.config, workspace.config.backbone
-    if settings.checkpoint:
-        print(f"    {settings.checkpoint}")
-        return
     if not workspace.corpus.backbone:
         raise ValueError(
             "examples to pretrain a backbone on wanted, the corpus has none: name a "

@@ -11,8 +11,10 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from raslik_jax import files, pipeline
-from raslik_jax.config import Config, CorpusConfig, content_hash
+from raslik_jax import files, manifests
+from raslik_jax.config import Config, CorpusConfig
+from raslik_jax.run import units as units_lib
+from raslik_jax.run import workdir
 
 
 class Killed(BaseException):
@@ -42,29 +44,29 @@ class UnitsCase(parameterized.TestCase):
             return run
 
         return (
-            pipeline.Unit(
+            units_lib.Unit(
                 "corpus",
                 (),
                 {"rows": rows},
                 make("corpus", train="train", queries=rows),
                 files={"train_file": self.source},
             ),
-            pipeline.Unit(
+            units_lib.Unit(
                 "sketch",
                 ("corpus/train.txt",),
                 {"size": size},
                 make("sketch", result=f"sketch {size}"),
                 is_resumable=True,
             ),
-            pipeline.Unit("retrieve/a", ("sketch",), {}, make("retrieve/a", result="a")),
-            pipeline.Unit("retrieve/b", ("corpus/queries.txt",), {}, make("b", result=rows)),
+            units_lib.Unit("retrieve/a", ("sketch",), {}, make("retrieve/a", result="a")),
+            units_lib.Unit("retrieve/b", ("corpus/queries.txt",), {}, make("b", result=rows)),
         )
 
     def run_units(self, *, stages=("corpus", "sketch", "retrieve"), shared=None, **kwargs):
         self.ran.clear()
         self.lines.clear()
         units = self.units(**kwargs)
-        pipeline.run_units(self.root, units, stages=stages, shared=shared, log=self.lines.append)
+        units_lib.run_units(self.root, units, stages=stages, shared=shared, log=self.lines.append)
         return list(self.ran)
 
     def result(self, name):
@@ -74,13 +76,13 @@ class UnitsCase(parameterized.TestCase):
 class UnitsTest(UnitsCase):
     def test_jobs_that_join_a_unit_together_do_not_refuse_each_other(self):
         sketch = self.units()[1]
-        folder = pipeline.making_folder(self.root, sketch.name)
+        folder = units_lib.making_folder(self.root, sketch.name)
         folder.mkdir(parents=True)
         # As another job leaves it between opening its note and giving it its name.
         (folder / ".started.json.1.partial").write_text("")
-        self.assertEqual(pipeline.join_unit(self.root, sketch, "key"), folder)
+        self.assertEqual(units_lib.join_unit(self.root, sketch, "key"), folder)
         with self.assertRaisesRegex(ValueError, "result of other settings"):
-            pipeline.join_unit(self.root, sketch, "other")
+            units_lib.join_unit(self.root, sketch, "other")
 
     def test_a_second_run_does_nothing(self):
         self.assertLen(self.run_units(), 4)
@@ -113,14 +115,14 @@ class UnitsTest(UnitsCase):
 
     def test_verify_names_what_is_damaged_or_made_from_something_else(self):
         self.run_units()
-        self.assertEmpty(pipeline.verify(self.root))
+        self.assertEmpty(manifests.verify(self.root))
         path = self.root / "sketch" / "result.txt"
         times = path.stat()
         path.write_text("sketch 9")
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         self.run_units(rows="others", stages=("corpus",))
         self.assertEqual(
-            pipeline.verify(self.root),
+            manifests.verify(self.root),
             [
                 "retrieve/b: made from another corpus/queries.txt than is there",
                 "sketch/result.txt: missing or damaged",
@@ -128,21 +130,21 @@ class UnitsTest(UnitsCase):
         )
 
     def test_a_large_file_is_read_again_only_when_it_changed(self):
-        with mock.patch.object(pipeline, "_LARGE", 0):
+        with mock.patch.object(manifests, "_LARGE", 0):
             self.run_units()
-            with mock.patch.object(pipeline, "hash_file", side_effect=AssertionError):
+            with mock.patch.object(manifests, "hash_file", side_effect=AssertionError):
                 self.assertEmpty(self.run_units())
             (self.root / "sketch" / "result.txt").write_text("sketch 7")
             self.assertEqual(self.run_units(), ["sketch"])
 
     def test_a_result_is_refused_once_what_it_was_made_from_is_another(self):
         self.run_units()
-        pipeline.check_finished(self.root, "retrieve/a")
+        manifests.check_finished(self.root, "retrieve/a")
         self.run_units(size=2, stages=("sketch",))
         with self.assertRaisesRegex(ValueError, "sketch of .* has changed since retrieve/a read"):
-            pipeline.check_finished(self.root, "retrieve/a")
+            manifests.check_finished(self.root, "retrieve/a")
         with self.assertRaisesRegex(ValueError, "must hold a finished report"):
-            pipeline.check_finished(self.root, "report")
+            manifests.check_finished(self.root, "report")
 
     def test_what_will_be_made_again_is_told_first_with_its_time(self):
         self.run_units()
@@ -169,7 +171,7 @@ class UnitsTest(UnitsCase):
                     (folder / f"{name}.txt").write_text(name)
 
             units = [u._replace(run=look) if u.name == name else u for u in self.units()]
-            pipeline.run_units(self.root, units, stages=(name,), log=lambda line: None)
+            units_lib.run_units(self.root, units, stages=(name,), log=lambda line: None)
             self.assertEqual(found, [expected])
             self.run_units()
 
@@ -230,15 +232,15 @@ class UnitsTest(UnitsCase):
 
     @parameterized.parameters("manifest", "install")
     def test_a_finished_unit_is_kept_whatever_dies_after_it(self, where):
-        target = {"manifest": "_files_of", "install": "check_own"}[where]
-        real = getattr(pipeline, target)
+        place = {"manifest": (manifests, "files_of"), "install": (units_lib, "check_own")}[where]
+        real = getattr(*place)
 
         def dying(folder):
             if (self.root / ".making" / "corpus").exists():
                 raise Killed
             return real(folder)
 
-        with mock.patch.object(pipeline, target, dying), self.assertRaises(Killed):
+        with mock.patch.object(*place, dying), self.assertRaises(Killed):
             self.run_units(stages=("corpus",))
         self.assertEqual(self.ran, ["corpus"])
         self.assertEmpty(self.run_units(stages=("corpus",)))
@@ -264,7 +266,7 @@ class UnitsTest(UnitsCase):
 
     def test_a_damaged_manifest_is_a_sentence(self):
         self.run_units()
-        for text in ("{", "{}", '{"format": 2, "key": "1", "outputs": {"a": 3}}'):
+        for text in ("{", "{}", '{"format": 3, "key": "1", "outputs": {"a": 3}}'):
             (self.root / "sketch" / "manifest.json").write_text(text)
             with self.assertRaisesRegex(ValueError, "sketch/manifest.json.*the folder 'sketch'"):
                 self.run_units()
@@ -284,13 +286,15 @@ class UnitsTest(UnitsCase):
         units = self.units()
         options = {"log": lambda line: None, "on_start": lambda: started.append(True)}
         with self.assertRaises(ValueError):
-            pipeline.run_units(self.root, units, stages=("retrieve",), **options)
+            units_lib.run_units(self.root, units, stages=("retrieve",), **options)
         self.assertEmpty(started)
-        pipeline.run_units(self.root, units, stages=("corpus",), **options)
+        units_lib.run_units(self.root, units, stages=("corpus",), **options)
         self.assertLen(started, 1)
 
     def test_equal_values_have_equal_hashes(self):
-        self.assertEqual(content_hash({"a": 1, "b": 2}), content_hash({"b": 2, "a": 1}))
+        self.assertEqual(
+            manifests.content_hash({"a": 1, "b": 2}), manifests.content_hash({"b": 2, "a": 1})
+        )
 
 
 def _take_and_publish(folder, number):
@@ -303,9 +307,9 @@ def _take_and_publish(folder, number):
         for name in range(4):
             (folder / f"{name}.txt").write_text("result" * name)
 
-    units = [pipeline.Unit(f"retrieve/{name}", (), {}, make) for name in range(3)]
-    pipeline.run_units(root, units, shared=pathlib.Path(folder) / "shared", log=lambda line: None)
-    return len(made), pipeline.verify(root)
+    units = [units_lib.Unit(f"retrieve/{name}", (), {}, make) for name in range(3)]
+    units_lib.run_units(root, units, shared=pathlib.Path(folder) / "shared", log=lambda line: None)
+    return len(made), manifests.verify(root)
 
 
 class SharedUnitsTest(UnitsCase):
@@ -331,12 +335,12 @@ class SharedUnitsTest(UnitsCase):
             root = self.folder / name
             root.mkdir()
             units = [
-                pipeline.Unit(
+                units_lib.Unit(
                     f"retrieve/{strategy}", (), {}, lambda f, s=strategy: (f / "x").write_text(s)
                 )
                 for strategy in ("oracle", "random")
             ]
-            pipeline.run_units(root, units, shared=shared, log=lambda line: None)
+            units_lib.run_units(root, units, shared=shared, log=lambda line: None)
             for strategy in ("oracle", "random"):
                 self.assertEqual((root / "retrieve" / strategy / "x").read_text(), strategy)
 
@@ -378,12 +382,12 @@ class WorkdirTest(absltest.TestCase):
         self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "a" / "run"
 
     def open(self, config=None, *, update=False, record=True, finish=True):
-        with pipeline.open_workdir(self.root, config or Config(), update=update) as start:
+        with workdir.open_workdir(self.root, config or Config(), update=update) as start:
             if record:
                 start()
             if finish:
-                units = [pipeline.Unit("corpus", (), {}, lambda folder: None)]
-                pipeline.run_units(self.root, units, log=lambda line: None)
+                units = [units_lib.Unit("corpus", (), {}, lambda folder: None)]
+                units_lib.run_units(self.root, units, log=lambda line: None)
 
     def config(self):
         return files.read_json(self.root / "config.json", dict)
@@ -413,7 +417,7 @@ class WorkdirTest(absltest.TestCase):
         self.assertEqual(self.config()["seed"], 3)
 
     def test_two_runs_do_not_share_a_directory(self):
-        with pipeline.open_workdir(self.root, Config(), update=False):
+        with workdir.open_workdir(self.root, Config(), update=False):
             with self.assertRaisesRegex(ValueError, "in use by another run"):
                 self.open()
 
@@ -425,10 +429,10 @@ class WorkdirTest(absltest.TestCase):
         self.assertEqual(self.root.read_text(), "mine")
 
     def test_the_cores_used_are_recorded(self):
-        self.assertRegex(pipeline.versions()["cpus"], r"^\d+ of \d+$")
+        self.assertRegex(manifests.versions()["cpus"], r"^\d+ of \d+$")
         self.open()
         manifest = json.loads((self.root / "corpus" / "manifest.json").read_text())
-        self.assertEqual(manifest["versions"], pipeline.versions())
+        self.assertEqual(manifest["versions"], manifests.versions())
 
     def test_a_name_is_one_folder_below_runs(self):
         for name in ("", " ", "..", "../x", "a/b", "a\\b", "a\x1b[31m", "a\n"):

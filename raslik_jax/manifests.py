@@ -1,0 +1,260 @@
+"""What a work directory holds: manifests of its units, and whether all is as they list it.
+
+Each unit owns a folder whose manifest.json lists every file with its SHA-256, and what the result
+was made from: settings, files outside, and what was read of earlier units, all by content.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+from raslik_jax.files import hash_file, read_json, write_json
+from raslik_jax.messages import shown, some_of
+
+FORMAT = 3
+MANIFEST, STARTED = "manifest.json", "started.json"
+_PACKAGES = ("raslik-jax", "jax", "flax", "optax", "numpy", "tensorstore", "tokenizers")
+# What an interrupted training goes on from: no part of the result.
+RESUME = "resume"
+_SHAPE = {
+    "key": str,
+    "settings": dict,
+    "reads": {str: str},
+    "files": {str: str},
+    "outputs": {str: {"size": int, "sha256": str}},
+    "seconds": float,
+}
+# Above it a file that kept its size, time and inode is not read again at every start.
+_LARGE = 2**26
+
+Manifest = Mapping[str, Any]
+
+
+def content_hash(value: Mapping[str, Any]) -> str:
+    """Returns 16 hex digits of the SHA-256 of a value's canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Hashes:
+    """SHA-256 of files; that of a large file is kept on disk by its size, time and inode."""
+
+    def __init__(self, path: pathlib.Path | None = None):
+        """Reads what is known already from a file; None keeps it nowhere."""
+        self._path = path
+        self._known: dict[str, list[Any]] = {}
+        if path and path.is_file():
+            with contextlib.suppress(ValueError):  # it only saves time
+                self._known = read_json(path, {str: list})
+        self._stored = dict(self._known)
+        self._seen: dict[str, list[Any]] = {}
+
+    def of_file(self, path: str | os.PathLike[str]) -> str:
+        """Returns the hash of a file's bytes; reads it unless it is known and unchanged."""
+        found = os.stat(path)
+        # Under another name the file is the same.
+        name, identity = f"{found.st_dev}-{found.st_ino}", [found.st_size, found.st_mtime_ns]
+        is_large = found.st_size > _LARGE
+        known = self._seen.get(name) or (self._known.get(name) if is_large else None)
+        if known is None or known[:2] != identity:
+            known = [*identity, hash_file(path)]
+        self._seen[name] = known
+        if is_large:
+            self._known[name] = known
+        return known[2]
+
+    def of_content(self, path: str | os.PathLike[str]) -> str:
+        """Returns the hash of a file, or of the names and contents of all files of a folder.
+
+        Raises:
+          ValueError: there is no such file or folder.
+        """
+        folder = pathlib.Path(path)
+        if not folder.exists():
+            raise ValueError(f"no file or folder {shown(str(path), 200)}: correct the path")
+        if not folder.is_dir():
+            return self.of_file(folder)
+        return content_hash(
+            {name: self.of_file(folder / name) for name in files_of(folder) if name[0] != "."}
+        )
+
+    def save(self) -> None:
+        """Writes the hashes of large files, if there are new ones."""
+        if self._path and self._known != self._stored:
+            self._path.parent.mkdir(exist_ok=True)
+            write_json(self._path, self._known)
+            self._stored = dict(self._known)
+
+
+def files_of(folder: pathlib.Path) -> list[str]:
+    """Returns the files below a folder, by their paths in it."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def is_note(name: str) -> bool:
+    """Returns whether a file of a unit's folder is about the result and no part of it."""
+    return name in (MANIFEST, STARTED) or name.startswith(f"{RESUME}/")
+
+
+def read_manifest(folder: pathlib.Path) -> Manifest | None:
+    """Returns the manifest of a unit's folder; None where it has none, or one of another version.
+
+    Raises:
+      ValueError: it is damaged.
+    """
+    outputs = listed_outputs(folder)
+    if outputs is None or read_json(folder / MANIFEST).get("format") != FORMAT:
+        return None
+    return read_json(folder / MANIFEST, _SHAPE, mend=_mend(folder))
+
+
+def listed_outputs(folder: pathlib.Path) -> Mapping[str, Any] | None:
+    """Returns the files that a unit's manifest lists, in whatever version; None without one."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return None
+    return read_json(path, {"key": str, "outputs": dict}, mend=_mend(folder))["outputs"]
+
+
+def _mend(folder: pathlib.Path) -> str:
+    return f"move or delete the folder {shown(folder.name)}, then run again"
+
+
+def damaged_outputs(folder: pathlib.Path, manifest: Manifest, hashes: Hashes) -> list[str]:
+    """Returns the files of a unit that are missing or not as its manifest lists them."""
+
+    def is_as_listed(name: str, listed: Mapping[str, Any]) -> bool:
+        path = folder / name
+        return (
+            path.is_file()
+            and path.stat().st_size == listed["size"]
+            and hashes.of_file(path) == listed["sha256"]
+        )
+
+    return [name for name, listed in manifest["outputs"].items() if not is_as_listed(name, listed)]
+
+
+def content_below(path: str, owner: str, manifest: Manifest) -> str:
+    """Returns the hash of the names and contents below a path of a unit, "" where none is."""
+    inner = path.removeprefix(owner).lstrip("/")
+    found = {
+        name: listed["sha256"]
+        for name, listed in manifest["outputs"].items()
+        if inner in ("", name) or name.startswith(f"{inner}/")
+    }
+    return content_hash(found) if found else ""
+
+
+def finished_units(root: pathlib.Path) -> list[str]:
+    """Returns the names of the units that a work directory holds, whatever their settings."""
+    found = (*root.glob(f"*/{MANIFEST}"), *root.glob(f"*/*/{MANIFEST}"))
+    names = sorted(str(path.parent.relative_to(root)) for path in found)
+    # An index has a manifest of its own within its unit.
+    own = [name for name in names if not any(name.startswith(f"{other}/") for other in names)]
+    return [name for name in own if name[0] != "."]
+
+
+def verify(root: pathlib.Path) -> list[str]:
+    """Returns what is wrong with the results of a work directory, a line each; reads every byte.
+
+    Raises:
+      ValueError: there are no results.
+    """
+    names, hashes, found = finished_units(root), Hashes(), []
+    if not names:
+        raise ValueError(f"{shown(str(root), 200)} must hold results of a run: correct --workdir")
+    for name in names:
+        manifest = read_manifest(root / name)
+        if manifest is None:
+            found.append(f"{name}: made by an older version")
+            continue
+        damaged = damaged_outputs(root / name, manifest, hashes)
+        found += [f"{name}/{file}: missing or damaged" for file in damaged]
+        found += [
+            f"{name}: made from another {path} than is there"
+            for path in _changed_reads(root, manifest)
+        ]
+    return found
+
+
+def _changed_reads(root: pathlib.Path, manifest: Manifest) -> list[str]:
+    """Returns what a unit read of earlier ones that is another now; what is gone is not."""
+    changed = []
+    for path, recorded in manifest["reads"].items():
+        owner = owner_on_disk(root, path)
+        upstream = read_manifest(root / owner) if owner else None
+        if owner and (upstream is None or content_below(path, owner, upstream) != recorded):
+            changed.append(path)
+    return changed
+
+
+def owner_on_disk(root: pathlib.Path, path: str) -> str:
+    """Returns the unit that a path of a work directory belongs to, "" where there is none."""
+    parts = path.split("/")
+    names = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return next((name for name in names if (root / name / MANIFEST).is_file()), "")
+
+
+def check_whole(root: pathlib.Path, name: str) -> Manifest:
+    """Returns the manifest of a finished unit whose files are as it lists them.
+
+    Raises:
+      ValueError: the unit is missing or damaged, or an older version made it.
+    """
+    manifest, shown_root = read_manifest(root / name), shown(str(root), 120)
+    mend = "run experiments/run.py on it to the end"
+    if manifest is None:
+        raise ValueError(f"{shown_root} must hold a finished {name} of this version: {mend}")
+    damaged = damaged_outputs(root / name, manifest, Hashes())
+    if damaged:
+        raise ValueError(f"{some_of(damaged, 2)} of {name} in {shown_root} is damaged: {mend}")
+    return manifest
+
+
+def check_finished(root: pathlib.Path, name: str) -> Manifest:
+    """Returns the manifest of a unit that was made from the results that are there now.
+
+    The files of the unit and of those that it reads are compared byte by byte, those further back
+    by their manifests; a unit whose folder was deleted contradicts nothing.
+
+    Raises:
+      ValueError: as `check_whole`; something has been made again since.
+    """
+    manifest = check_whole(root, name)
+    seen, open_names = {name}, [name]
+    while open_names:
+        reader = open_names.pop()
+        found = read_manifest(root / reader)
+        if found is None:
+            continue
+        for path in _changed_reads(root, found):
+            raise ValueError(
+                f"{path} of {shown(str(root), 120)} has changed since {reader} read it: run "
+                "experiments/run.py on it to the end"
+            )
+        owners = {owner_on_disk(root, path) for path in found["reads"]} - seen - {""}
+        for owner in sorted(owners if reader == name else ()):
+            check_whole(root, owner)
+        seen |= owners
+        open_names += sorted(owners)
+    return manifest
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of what a result may depend on; imports none of it."""
+    found = {"python": platform.python_version(), "machine": platform.platform()}
+    # Products are split by the cores there are, and so rounded otherwise.
+    used = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found["cpus"] = f"{used} of {os.cpu_count()}"
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

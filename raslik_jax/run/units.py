@@ -1,0 +1,444 @@
+"""Runs units of work in order, each once: what is up to date is not run again.
+
+A unit owns one folder of the work directory. It is made below `.making` and takes its place by a
+rename when it is whole, so that the result that it replaces stays until then. Its key is the hash
+of its settings, of the files outside that it reads, and of what it reads of earlier units, all by
+content: an earlier unit that is made again with the same bytes makes nothing after it stale.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from raslik_jax import manifests
+from raslik_jax.config import STAGES
+from raslik_jax.files import read_json, sync_folder, write_json
+from raslik_jax.manifests import MANIFEST, RESUME, STARTED, Hashes, Manifest, content_hash
+from raslik_jax.messages import shown, some_of
+
+_MAKING = ".making"
+# A partial folder of shared units this old was left by a process that is gone.
+_ABANDONED_SECONDS = 24 * 3600.0
+
+
+class Unit(NamedTuple):
+    """One unit of work.
+
+    Attributes:
+      name: its folder below the work directory; the first part is its stage.
+      reads: what it reads of earlier units: files or folders below the work directory.
+      settings: all that decides its result beside what it reads, as JSON values.
+      run: makes the result in the folder given.
+      files: the files or folders outside the work directory that it reads, by what they are.
+      is_resumable: run goes on from what an interrupted run left in the folder.
+      is_shared: runs of the same key may take its result from each other.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    settings: Mapping[str, Any]
+    run: Callable[[pathlib.Path], None]
+    files: Mapping[str, str | os.PathLike[str]] = {}
+    is_resumable: bool = False
+    is_shared: bool = True
+
+    @property
+    def stage(self) -> str:
+        """The stage this unit belongs to."""
+        return self.name.split("/")[0]
+
+
+class Key(NamedTuple):
+    """What a unit's result is decided by.
+
+    Attributes:
+      value: hash of all of it.
+      reads: content of what it reads of earlier units, by path.
+      files: content of the files outside, by what they are.
+    """
+
+    value: str
+    reads: dict[str, str]
+    files: dict[str, str]
+
+
+class Plan:
+    """The units of a run beside what its work directory holds.
+
+    Attributes:
+      units: by name, each after those it reads.
+      done: manifests of the units found up to date so far, by name.
+    """
+
+    def __init__(self, root: pathlib.Path, units: Sequence[Unit]):
+        self.root = root
+        self.units = {unit.name: unit for unit in units}
+        self.done: dict[str, Manifest] = {}
+        self._hashes = Hashes(root / _MAKING / "hashes.json")
+
+    def owner(self, path: str) -> str:
+        """Returns the unit that a path below the work directory belongs to."""
+        for name in self.units:
+            if path == name or path.startswith(f"{name}/"):
+                return name
+        raise ValueError(f"{path} belongs to no unit of the run")
+
+    def missing(self, unit: Unit) -> list[str]:
+        """Returns the units that this one reads and that are not up to date."""
+        owners = dict.fromkeys(map(self.owner, unit.reads))
+        return [name for name in owners if name not in self.done]
+
+    def key(self, unit: Unit) -> Key:
+        """Returns the key of a unit of which all that it reads is up to date.
+
+        Raises:
+          ValueError: a file that it reads is missing.
+        """
+        reads = {}
+        for path in unit.reads:
+            owner = self.owner(path)
+            reads[path] = manifests.content_below(path, owner, self.done[owner])
+            if not reads[path]:
+                raise ValueError(f"{unit.name} reads {path}, which {owner} has not left")
+        files = {what: self._hashes.of_content(path) for what, path in unit.files.items()}
+        parts = {"settings": dict(unit.settings), "reads": reads, "files": files}
+        return Key(content_hash({"name": unit.name, **parts}), reads, files)
+
+    def check(self, unit: Unit) -> bool:
+        """Returns whether a unit is up to date, whole, and made from what is there now."""
+        folder = self.root / unit.name
+        manifest = manifests.read_manifest(folder)
+        if (
+            manifest is None
+            or self.missing(unit)
+            or manifest["key"] != self.key(unit).value
+            or manifests.damaged_outputs(folder, manifest, self._hashes)
+        ):
+            return False
+        self.done[unit.name] = manifest
+        return True
+
+    def survey(self) -> "Plan":
+        """Checks all units; returns itself."""
+        for unit in self.units.values():
+            self.check(unit)
+        return self
+
+    def make(self, unit: Unit) -> None:
+        """Runs a unit, or takes up what an interrupted run left of it, and puts it in its place."""
+        key = self.key(unit)
+        folder = _start(self.root, unit, key.value)
+        if (folder / STARTED).is_file():
+            started = _read_started(folder)
+            if "seconds" not in started:
+                started["seconds"] = _run_in(folder, unit)
+                # From here on the result is kept whatever happens: what follows takes seconds.
+                write_json(folder / STARTED, started)
+            names = [name for name in manifests.files_of(folder) if not manifests.is_note(name)]
+            manifest = {
+                "format": manifests.FORMAT,
+                "key": key.value,
+                "settings": dict(unit.settings),
+                "reads": key.reads,
+                "files": key.files,
+                "seconds": started["seconds"],
+                "versions": manifests.versions(),
+                "outputs": {
+                    name: {
+                        "size": (folder / name).stat().st_size,
+                        "sha256": self._hashes.of_file(folder / name),
+                    }
+                    for name in names
+                },
+            }
+            write_json(folder / MANIFEST, manifest)
+            shutil.rmtree(folder / RESUME, ignore_errors=True)
+            (folder / STARTED).unlink()
+        self._install(unit, folder)
+
+    def _install(self, unit: Unit, made: pathlib.Path) -> None:
+        """Puts a whole result in its place; the one that was there goes when the new one stands."""
+        final, old = self.root / unit.name, _replaced(self.root, unit)
+        check_own(final)
+        shutil.rmtree(old, ignore_errors=True)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        if final.exists():
+            old.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(final, old)
+        os.rename(made, final)
+        sync_folder(final.parent)
+        shutil.rmtree(old, ignore_errors=True)
+        self.done[unit.name] = read_json(final / MANIFEST)
+
+    def restore(self) -> None:
+        """Puts back the results that an interrupted run had taken from their place."""
+        for unit in self.units.values():
+            final, old = self.root / unit.name, _replaced(self.root, unit)
+            if old.is_dir() and not final.exists():
+                os.rename(old, final)
+            shutil.rmtree(old, ignore_errors=True)
+
+    def take(self, unit: Unit, shared: pathlib.Path) -> bool:
+        """Takes a unit that another run of the same key left; returns whether it was whole."""
+        key = self.key(unit).value
+        taken = self.root / _MAKING / ".taken" / unit.name
+        shutil.rmtree(taken, ignore_errors=True)
+        if not _copy_whole(shared / key, taken, key):
+            return False
+        shutil.rmtree(making_folder(self.root, unit.name), ignore_errors=True)
+        self._install(unit, taken)
+        return True
+
+    def publish(self, unit: Unit, shared: pathlib.Path) -> None:
+        """Leaves a unit for other runs, unless another one was first."""
+        key = self.done[unit.name]["key"]
+        shared.mkdir(parents=True, exist_ok=True)
+        for left in shared.glob(".*.partial"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
+                    shutil.rmtree(left, ignore_errors=True)
+        place = shared / key
+        if _is_whole(place, key):
+            return
+        own = f".{key}.{socket.gethostname()}.{os.getpid()}"
+        partial, damaged = shared / f"{own}.partial", shared / f"{own}.damaged.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        if not _copy_whole(self.root / unit.name, partial, key):
+            return
+        # A rename never replaces a folder that holds something.
+        with contextlib.suppress(OSError):
+            os.rename(partial, place)
+        if partial.exists() and not _is_whole(place, key):
+            with contextlib.suppress(OSError):
+                os.rename(place, damaged)
+                os.rename(partial, place)
+        for left in (partial, damaged):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def finish(self) -> None:
+        """Keeps the hashes of large files, and removes the folders that nothing is left in."""
+        self._hashes.save()
+        for folder in sorted((self.root / _MAKING).rglob("*/"), reverse=True):
+            with contextlib.suppress(OSError):  # it holds what a later run goes on from
+                folder.rmdir()
+
+
+def making_folder(root: pathlib.Path, name: str) -> pathlib.Path:
+    """Returns where a unit of a work directory is made, before it takes its place."""
+    return root / _MAKING / name
+
+
+def _replaced(root: pathlib.Path, unit: Unit) -> pathlib.Path:
+    return root / _MAKING / ".replaced" / unit.name
+
+
+def _read_started(folder: pathlib.Path) -> dict[str, Any]:
+    return read_json(folder / STARTED, {"key": str, "seconds?": float})
+
+
+def _start(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
+    """Returns the folder in which a unit is made: as it was left, if it can go on with this key."""
+    folder = making_folder(root, unit.name)
+    manifest = manifests.read_manifest(folder)
+    if manifest is not None and manifest["key"] == key:
+        return folder
+    if (folder / STARTED).is_file():
+        started = _read_started(folder)
+        if started["key"] == key and (unit.is_resumable or "seconds" in started):
+            return folder
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    write_json(folder / STARTED, {"key": key})
+    return folder
+
+
+def _run_in(folder: pathlib.Path, unit: Unit) -> float:
+    """Makes a unit's result durable in its folder; returns the seconds that it took."""
+    begin = time.monotonic()
+    try:
+        unit.run(folder)
+    except Exception:
+        if not unit.is_resumable:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    for left in folder.rglob(".*"):  # of a save that was killed
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    seconds = round(time.monotonic() - begin, 1)
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir() or path.is_file():
+            sync_folder(path)
+    return seconds
+
+
+def join_unit(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
+    """Returns the folder in which several processes make a unit together; removes nothing.
+
+    Raises:
+      ValueError: it is being made with another key.
+    """
+    folder = making_folder(root, unit.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Of processes that begin together each writes the same note: the partial ones of others, which
+    # are hidden, are no result.
+    is_new = not (folder / STARTED).is_file()
+    if is_new and all(path.name[0] == "." for path in folder.iterdir()):
+        write_json(folder / STARTED, {"key": key})
+    if not (folder / STARTED).is_file() or _read_started(folder)["key"] != key:
+        raise ValueError(
+            f"{folder} holds a result of other settings: run run.py, which makes it again"
+        )
+    return folder
+
+
+def reopen_unit(root: pathlib.Path, name: str) -> pathlib.Path:
+    """Takes a finished unit out of its place, so that the next run goes on making it."""
+    folder, made = root / name, making_folder(root, name)
+    manifest = manifests.read_manifest(folder)
+    if manifest is None:
+        return folder
+    shutil.rmtree(made, ignore_errors=True)
+    made.parent.mkdir(parents=True, exist_ok=True)
+    os.rename(folder, made)
+    write_json(made / STARTED, {"key": manifest["key"]})
+    (made / MANIFEST).unlink()
+    return made
+
+
+def check_own(folder: pathlib.Path) -> None:
+    """Raises a ValueError where a folder that is to be replaced holds what no run made."""
+    if not os.path.lexists(folder):
+        return
+    is_folder = folder.is_dir() and not folder.is_symlink()
+    outputs = manifests.listed_outputs(folder) if is_folder else None
+    if outputs is None:
+        raise ValueError(
+            f"{shown(str(folder), 160)} must be a folder that a run made, it has no manifest.json: "
+            "move it away, or choose another --workdir"
+        )
+    names = manifests.files_of(folder)
+    foreign = [name for name in names if name not in outputs and not manifests.is_note(name)]
+    if foreign:
+        raise ValueError(
+            f"{shown(str(folder), 120)} must hold only what the run made to be replaced, got "
+            f"{some_of(foreign, 3)}: move that away"
+        )
+
+
+def _is_whole(folder: pathlib.Path, key: str) -> bool:
+    try:
+        manifest = manifests.read_manifest(folder)
+        is_of_key = manifest is not None and manifest["key"] == key
+        return is_of_key and not manifests.damaged_outputs(folder, manifest or {}, Hashes())
+    except (OSError, ValueError):  # another process is replacing it
+        return False
+
+
+def _copy_whole(source: pathlib.Path, target: pathlib.Path, key: str) -> bool:
+    """Copies a finished unit, by hard links where they work; returns whether it came out whole.
+
+    Finished results are never written in place, only replaced, so that the two stay independent.
+    """
+
+    def link(old: str, new: str) -> str:
+        try:
+            os.link(old, new)
+        except OSError:  # another file system, or one without links
+            shutil.copy2(old, new)
+        return new
+
+    if not source.is_dir():
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # it may be replaced meanwhile; shutil.Error is one
+        shutil.copytree(source, target, copy_function=link)
+    if _is_whole(target, key):
+        return True
+    shutil.rmtree(target, ignore_errors=True)
+    return False
+
+
+def run_units(
+    root: pathlib.Path,
+    units: Sequence[Unit],
+    *,
+    stages: Sequence[str] = STAGES,
+    shared: pathlib.Path | None = None,
+    log: Callable[[str], None] = print,
+    on_start: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs the units of these stages that are not up to date, in order.
+
+    Args:
+      root: work directory.
+      units: all units, each after those it reads.
+      stages: stages to run; what they read must be up to date already or run here too.
+      shared: folder in which runs share units of the same name and key; what is there is taken
+        and not made, what is made here is left there.
+      log: receives a line per unit.
+      on_start: called when nothing is left to refuse, before the first unit runs.
+
+    Raises:
+      ValueError: an input of a unit is neither up to date nor about to be made, or the place of a
+        unit is taken by something that no run made.
+    """
+    plan = Plan(root, units)
+    plan.restore()
+    plan.survey()
+    asked = [unit for unit in units if unit.stage in stages]
+    for unit in asked:
+        for name in plan.missing(unit):
+            if plan.units[name].stage not in stages:
+                raise ValueError(_lacks(unit, plan.units[name]))
+        if unit.name not in plan.done:
+            check_own(root / unit.name)
+    for line in announcement(plan, asked):
+        log(line)
+    on_start()
+    # What is made may change what follows, so that everything is looked at again in turn.
+    plan.done.clear()
+    for unit in units:
+        is_done = plan.check(unit)
+        if unit.stage not in stages:
+            continue
+        number = 1 + asked.index(unit)
+        label = f"[{number:{len(str(len(asked)))}}/{len(asked)}] {unit.name}"
+        if is_done:
+            log(f"{label}: up to date")
+            continue
+        for name in plan.missing(unit):
+            raise ValueError(_lacks(unit, plan.units[name]))
+        place = shared if unit.is_shared else None
+        if place is not None and plan.take(unit, place):
+            log(f"{label}: taken from another run")
+            continue
+        log(f"{label} ...")
+        plan.make(unit)
+        log(f"{label}: done in {plan.done[unit.name]['seconds']:.1f} s")
+        if place is not None:
+            plan.publish(unit, place)
+    plan.finish()
+
+
+def _lacks(unit: Unit, missing: Unit) -> str:
+    return (
+        f"{unit.name} reads the result {missing.name}, which is missing or out of date: add "
+        f"{missing.stage} to --stages"
+    )
+
+
+def announcement(plan: Plan, asked: Sequence[Unit]) -> Iterator[str]:
+    """Yields a line for each finished unit that will or may be made again, and what it took."""
+    for unit in asked:
+        folder = plan.root / unit.name
+        if unit.name in plan.done or manifests.listed_outputs(folder) is None:
+            continue
+        manifest, waits = manifests.read_manifest(folder), plan.missing(unit)
+        took = f"took {manifest['seconds']:.1f} s" if manifest else "older version"
+        when = f", if {waits[0]} changes" if waits else ""
+        yield f"{'may' if waits else 'will'} be made again: {unit.name} ({took}{when})"
