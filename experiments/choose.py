@@ -7,8 +7,8 @@ The runs differ in learning rate (and seed) and were measured with
 --references.query_split=validation. For each algorithm and strategy the pair of learning rate and
 epoch is taken whose Euclidean distance to R = 1 and F = floor, averaged over seeds, is smallest.
 The floor is the backbone's own F: what is below it counts as at it, because a model that never
-learned the behavior says no less. Ties go to the smaller rate, then to the earlier epoch. Every
-strategy must have been tried at the same points.
+learned the behavior says no less. A point where a model was judged damaged is skipped. Ties go to
+the smaller rate, then to the earlier epoch. Every strategy must have been tried at the same points.
 
 --per=algorithm averages over strategies too, so that all share one pair; --floor=zero takes the
 paper's ideal point. experiments/suite.py --choose does all of this for a grid.
@@ -35,7 +35,7 @@ _OUTPUT = flags.DEFINE_string("output", "choice.json", "Where the choice goes.")
 
 def main() -> None:
     if not _RUNS.value:
-        raise ValueError("work directories wanted as --runs=DIR,DIR, none came")
+        raise ValueError("--runs must name work directories, got none: give --runs=DIR,DIR")
     runs = [pathlib.Path(run) for run in _RUNS.value]
     output = pathlib.Path(_OUTPUT.value)
     choices = choose_from_runs(runs, output, per=_PER.value, floor=_FLOOR.value)

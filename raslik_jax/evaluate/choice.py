@@ -3,15 +3,16 @@
 The rule sees validation queries only. It takes, of the grid that all strategies went through, the
 point of the smallest mean distance over seeds to R = 1 and F = floor. The floor is the backbone's
 own F, below which lies damage and not forgetting: what is below it counts as at it, so that a
-method is neither rewarded nor punished there, and R alone decides.
+method is neither rewarded nor punished there, and R alone decides. A point where the model of any
+seed was judged damaged is skipped.
 """
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from raslik_jax.evaluate.judgment import is_damaged
 from raslik_jax.files import check_shape
 from raslik_jax.messages import shown
 
@@ -23,6 +24,7 @@ _SHAPE = {
     "epoch": int,
     "distance": float,
     "at_edge": [str],
+    "skipped?": int,
 }
 PER = ("strategy", "algorithm")
 FLOORS = ("backbone", "zero")
@@ -40,6 +42,7 @@ class Candidate(NamedTuple):
       forget: F.
       retain: R.
       backbone_forget: F of the backbone on the same queries.
+      is_damaged: so it was judged; then it cannot be chosen.
     """
 
     strategy: str
@@ -50,6 +53,7 @@ class Candidate(NamedTuple):
     forget: float
     retain: float
     backbone_forget: float
+    is_damaged: bool = False
 
 
 class Choice(NamedTuple):
@@ -63,6 +67,7 @@ class Choice(NamedTuple):
       distance: mean over seeds (and strategies, per algorithm) at the chosen point.
       at_edge: ends of the grid that the point lies at, where a wider grid may hold a better one;
         a grid of one value has none.
+      skipped: points of the grid that were no candidates, as a model there was judged damaged.
     """
 
     strategy: str
@@ -71,6 +76,11 @@ class Choice(NamedTuple):
     epoch: int
     distance: float
     at_edge: tuple[str, ...]
+    skipped: int = 0
+
+
+# Learning rate and epoch.
+_Point = tuple[float, int]
 
 
 def distance(candidate: Candidate, *, floor: str = "backbone") -> float:
@@ -89,83 +99,82 @@ def choose(
     Args:
       candidates: of every strategy, algorithm, learning rate, epoch and seed, measured on
         validation queries.
-      per: "strategy": each strategy has a choice of its own. "algorithm": the distances are
-        averaged over strategies first, so that all share one choice.
-      floor: of F; "zero" is the paper's ideal point.
+      per: one of PER. "strategy": each strategy has a choice of its own. "algorithm": the distances
+        are averaged over strategies first, so that all share one choice, and no strategy may be
+        damaged there.
+      floor: one of FLOORS; "zero" is the paper's ideal point.
 
     Returns:
       In order of algorithm and strategy as they first come.
 
     Raises:
-      ValueError: an unknown per or floor, no candidates, one twice, or a strategy that was not
-        tried at a point or seed that another one was: then the rule would not be the same for both.
+      ValueError: no candidates, one twice, a strategy that was not tried at a point or seed that
+        another one was (then the rule would not be the same for both), or damaged models alone.
     """
-    if per not in PER or floor not in FLOORS:
-        raise ValueError(f"per of {PER} and floor of {FLOORS} wanted, came {per=} and {floor=}")
     if not candidates:
-        raise ValueError("validation results to choose from wanted, none came")
-    by_method: dict[tuple[str, str], dict[tuple[float, int], dict[int, float]]] = defaultdict(
-        lambda: defaultdict(dict)
-    )
+        raise ValueError("a choice must have validation results to choose from, got none")
+    by_method: dict[tuple[str, str], dict[tuple[_Point, int], float]] = {}
     for candidate in candidates:
-        point = candidate.learning_rate, candidate.epoch
-        by_seed = by_method[candidate.algorithm, candidate.strategy][point]
-        if candidate.seed in by_seed:
-            raise ValueError(f"{candidate} came twice: name each validation run once")
-        by_seed[candidate.seed] = distance(candidate, floor=floor)
-    grids = {
-        method: {(point, seed) for point, by_seed in points.items() for seed in by_seed}
-        for method, points in by_method.items()
-    }
-    mean = {
-        method: {point: math.fsum(d.values()) / len(d) for point, d in points.items()}
-        for method, points in by_method.items()
-    }
-    choices = []
-    for algorithm, group in itertools.groupby(
-        sorted(by_method, key=lambda method: _place(by_method, method)), key=lambda m: m[0]
-    ):
-        methods = list(group)
-        everything = set().union(*(grids[method] for method in methods))
-        points = sorted({point for point, _ in everything})
-        seeds = {seed for _, seed in everything}
-        for method in methods:
-            missing = sorted(set(itertools.product(points, seeds)) - grids[method])
-            if missing:
-                (rate, epoch), seed = missing[0]
-                raise ValueError(
-                    f"every strategy at every point and seed wanted, {method[1]} with {algorithm} "
-                    f"lacks {len(missing)}, such as learning rate {rate}, epoch {epoch}, seed "
-                    f"{seed}: finish the validation runs first"
-                )
-        shared = {
-            point: math.fsum(mean[method][point] for method in methods) / len(methods)
-            for point in points
+        own = by_method.setdefault((candidate.algorithm, candidate.strategy), {})
+        tried = (candidate.learning_rate, candidate.epoch), candidate.seed
+        if tried in own:
+            raise ValueError(f"each validation run must be named once, got {candidate} twice")
+        own[tried] = math.inf if candidate.is_damaged else distance(candidate, floor=floor)
+    choices: list[Choice] = []
+    for algorithm in dict.fromkeys(algorithm for algorithm, _ in by_method):
+        group = {name: own for (other, name), own in by_method.items() if other == algorithm}
+        tried_by_any = set().union(*group.values())
+        points = sorted({point for point, _ in tried_by_any})
+        seeds = sorted({seed for _, seed in tried_by_any})
+        for strategy, own in group.items():
+            _check_grid(own, points, seeds, f"{strategy} with {algorithm}")
+        means = {
+            strategy: {point: _mean([own[point, seed] for seed in seeds]) for point in points}
+            for strategy, own in group.items()
         }
-        for method in methods:
-            found = mean[method] if per == "strategy" else shared
-            best = min(points, key=lambda point: (found[point], point))
-            choices.append(Choice(method[1], algorithm, *best, found[best], _edges(best, points)))
+        shared = {point: _mean([mean[point] for mean in means.values()]) for point in points}
+        for strategy, mean in means.items():
+            choices.append(
+                _choose_point(strategy, algorithm, mean if per == "strategy" else shared)
+            )
     return tuple(choices)
 
 
-def _place(methods: Mapping[tuple[str, str], Any], method: tuple[str, str]) -> tuple[int, int]:
-    """Returns where a method's algorithm, and then it itself, first came."""
-    order = list(methods)
-    first = next(place for place, other in enumerate(order) if other[0] == method[0])
-    return first, order.index(method)
+def _mean(distances: Sequence[float]) -> float:
+    return math.fsum(distances) / len(distances)
 
 
-def _edges(point: tuple[float, int], points: Sequence[tuple[float, int]]) -> tuple[str, ...]:
-    rates, epochs = ({p[axis] for p in points} for axis in (0, 1))
-    found = []
-    if len(rates) > 1 and point[0] in (min(rates), max(rates)):
-        found.append(
-            "smallest learning rate" if point[0] == min(rates) else "largest learning rate"
+def _check_grid(
+    tried: Mapping[tuple[_Point, int], float],
+    points: Sequence[_Point],
+    seeds: Sequence[int],
+    method: str,
+) -> None:
+    missing = sorted(set(itertools.product(points, seeds)) - tried.keys())
+    if missing:
+        (rate, epoch), seed = missing[0]
+        raise ValueError(
+            f"every strategy must be tried at every point and seed, got {method} without "
+            f"{len(missing)}, such as learning rate {rate}, epoch {epoch}, seed {seed}: finish the "
+            "validation runs first"
         )
-    if len(epochs) > 1 and point[1] == max(epochs):
-        found.append("last epoch")
-    return tuple(found)
+
+
+def _choose_point(strategy: str, algorithm: str, distances: Mapping[_Point, float]) -> Choice:
+    best = min(distances, key=lambda point: (distances[point], point))
+    skipped = sum(math.isinf(value) for value in distances.values())
+    if skipped == len(distances):
+        raise ValueError(
+            f"a model must not be damaged to be chosen, got damage of {strategy} with {algorithm} "
+            f"at all {skipped} points of the grid: try lower learning rates or leave it out"
+        )
+    rates, epochs = ({point[axis] for point in distances} for axis in (0, 1))
+    edges = []
+    if len(rates) > 1 and best[0] in (min(rates), max(rates)):
+        edges.append("smallest learning rate" if best[0] == min(rates) else "largest learning rate")
+    if len(epochs) > 1 and best[1] == max(epochs):
+        edges.append("last epoch")
+    return Choice(strategy, algorithm, *best, distances[best], tuple(edges), skipped)
 
 
 def candidates_of(
@@ -204,6 +213,7 @@ def candidates_of(
             forget=entry["forget"]["mean"],
             retain=entry["retain"]["mean"],
             backbone_forget=metrics["backbone"]["forget"]["mean"],
+            is_damaged=is_damaged(entry),
         )
         for entry in metrics["methods"]
     )
@@ -216,7 +226,8 @@ def to_json(choices: Sequence[Choice], *, per: str, floor: str) -> dict[str, Any
             "per": per,
             "floor": floor,
             "text": "smallest mean distance over seeds to R = 1 and F = floor on validation "
-            "queries; ties to the smaller learning rate, then to the earlier epoch",
+            "queries, without points where a model is damaged; ties to the smaller learning rate, "
+            "then to the earlier epoch",
         },
         "choices": [choice._asdict() | {"at_edge": list(choice.at_edge)} for choice in choices],
     }
@@ -235,7 +246,7 @@ def from_json(value: Mapping[str, Any], *, origin: str) -> dict[tuple[str, str],
     check_shape(value, {"choices": [_SHAPE]}, origin)
     choices: dict[tuple[str, str], Choice] = {}
     for entry in value["choices"]:
-        found = Choice(**{name: entry[name] for name in Choice._fields})
+        found = Choice(**{name: entry[name] for name in Choice._fields if name in entry})
         found = found._replace(at_edge=tuple(found.at_edge))
         method = f"{shown(found.strategy)} with {shown(found.algorithm)}"
         if not 0 < found.learning_rate < math.inf or found.epoch < 1:
@@ -255,5 +266,6 @@ def describe(choices: Sequence[Choice]) -> str:
         f"{found.algorithm:<8} {found.strategy:<18} learning rate {found.learning_rate:<8.3g} "
         f"epoch {found.epoch}  distance {found.distance:.3f}"
         + (f"  at the edge of the grid: {', '.join(found.at_edge)}" if found.at_edge else "")
+        + (f"  damaged points skipped: {found.skipped}" if found.skipped else "")
         for found in choices
     )

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
-import scipy.stats
 from jaxtyping import Bool, Float, Int
 
 from raslik_jax.retrieve.selection import Selection, select_by_count
@@ -48,8 +47,8 @@ def measure_ranking(
       ids: break ties.
 
     Raises:
-      ValueError: NaN scores, unequal lengths, only one kind of label, or targets that are more
-        than half of the items, so that two sets of their number overlap.
+      ValueError: as `auroc`, or targets that are more than half of the items, so that two sets of
+        their number overlap.
     """
     count = int(is_target_N.sum())
     area = auroc(forget_N, is_target_N)
@@ -80,14 +79,17 @@ def mean_jaccard(sets: Sequence[Collection[Any]]) -> float:
       ValueError: fewer than two sets.
     """
     if len(sets) < 2:
-        raise ValueError(f"two sets or more wanted to compare, came {len(sets)}: run more seeds")
+        raise ValueError(f"sets to compare must be two or more, got {len(sets)}: run more seeds")
     pairs = [jaccard(one, other) for one, other in itertools.combinations(sets, 2)]
     return sum(pairs) / len(pairs)
 
 
 def rank_correlation(first_N: Float[np.ndarray, " N"], second_N: Float[np.ndarray, " N"]) -> float:
     """Returns Spearman's correlation, ties sharing their mean rank; NaN where all tie."""
-    return float(scipy.stats.spearmanr(first_N, second_N).statistic)
+    # Imported late: scipy.stats takes a second that no stage should pay.
+    from scipy import stats
+
+    return float(stats.spearmanr(first_N, second_N).statistic)
 
 
 def auroc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]) -> float:
@@ -110,7 +112,7 @@ def auroc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]
     """
     num_targets, num_others = _check_ranking(scores_N, is_target_N)
     if not num_others:
-        raise ValueError("items that are no target wanted, but all are: AUROC needs both kinds")
+        raise ValueError("labels must be of both kinds for AUROC, got targets alone: leave it out")
     count_G, targets_G = _tie_groups(scores_N, is_target_N)
     others_G = count_G - targets_G
     others_below_G = num_others - np.cumsum(others_G)
@@ -124,15 +126,11 @@ def auprc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]
     sum over thresholds of precision * (gain in recall); items with one score enter together, so
     no order among ties is favored. No interpolation, which would be too kind.
 
-    Args:
-      scores_N: higher is more target-like. NaN is refused.
-      is_target_N: the labels, at least one target.
-
     Returns:
       A value above 0 and up to 1; the base rate when all scores tie, 1 when all are targets.
 
     Raises:
-      ValueError: NaN scores, unequal lengths, or no target.
+      ValueError: as `auroc`, but all may be targets.
     """
     num_targets, _ = _check_ranking(scores_N, is_target_N)
     count_G, targets_G = _tie_groups(scores_N, is_target_N)
@@ -148,20 +146,12 @@ def precision_at(
     Items that tie across the cut are taken in random order, of which this is the exact mean; a
     selection that breaks ties by id has one of these orders.
 
-    Args:
-      scores_N: higher is more target-like. NaN is refused.
-      is_target_N: the labels, at least one target.
-      count: how many items are taken, from 1 to N.
-
-    Returns:
-      A value from 0 to 1; the base rate for count = N or when all scores tie.
-
     Raises:
-      ValueError: NaN scores, unequal lengths, no target, or a count out of range.
+      ValueError: as `auprc`, or a count that is not from 1 to N.
     """
     _check_ranking(scores_N, is_target_N)
     if not 1 <= count <= len(scores_N):
-        raise ValueError(f"a count from 1 to {len(scores_N)} wanted, came {count=}: ask for fewer")
+        raise ValueError(f"count must be from 1 to {len(scores_N)}, got {count}: ask for fewer")
     count_G, targets_G = _tie_groups(scores_N, is_target_N)
     before_G = np.cumsum(count_G) - count_G
     taken_G = np.clip(count - before_G, 0, count_G)
@@ -190,16 +180,12 @@ def join_records(
     for key, members in groups.items():
         entry: dict[str, Any] = dict(zip(by, key, strict=True)) | {"count": len(members)}
         for name in values:
-            known = [
-                record[name]
-                for record in members
-                if record.get(name) is not None and not math.isnan(record[name])
-            ]
-            entry[name] = (
-                {"mean": sum(known) / len(known), "low": min(known), "high": max(known)}
-                if known
-                else None
-            )
+            found = [member.get(name) for member in members]
+            known = [value for value in found if value is not None and not math.isnan(value)]
+            entry[name] = None
+            if known:
+                mean = sum(known) / len(known)
+                entry[name] = {"mean": mean, "low": min(known), "high": max(known)}
         joined.append(entry)
     return joined
 
@@ -216,20 +202,12 @@ def _tie_groups(
 def _check_ranking(
     scores_N: Float[np.ndarray, " scores"], is_target_N: Bool[np.ndarray, " labels"]
 ) -> tuple[int, int]:
-    if len(scores_N) != len(is_target_N):
+    """Returns the numbers of targets and of others."""
+    num_nan, num_targets = int(np.isnan(scores_N).sum()), int(is_target_N.sum())
+    if len(scores_N) != len(is_target_N) or num_nan or not num_targets:
         raise ValueError(
-            f"one label per score wanted, came {len(scores_N)} scores and {len(is_target_N)} "
-            "labels: pair them by id first"
-        )
-    if np.isnan(scores_N).any():
-        raise ValueError(
-            f"scores wanted, but {int(np.isnan(scores_N).sum())} of {len(scores_N)} are NaN: "
-            "check the sketches of those items"
-        )
-    num_targets = int(is_target_N.sum())
-    if not num_targets:
-        raise ValueError(
-            f"at least one target wanted among {len(scores_N)} labels, none came: "
-            "a ranking cannot be judged without"
+            f"a ranking must have one score and one label per item and a target, got "
+            f"{len(scores_N)} scores, {num_nan} of them NaN, and {len(is_target_N)} labels, "
+            f"{num_targets} of them targets: check the sketches and the labels"
         )
     return num_targets, len(is_target_N) - num_targets

@@ -29,7 +29,7 @@ Texts = Mapping[str, Mapping[str, str]]
 
 
 class ModelEntry(TypedDict):
-    """The metrics of one model by name (see `metrics.nest`), of which these are always there.
+    """One model: its metrics by name (see `metrics.nest`), of which these are always there.
 
     F, R and the distance are None where there are no queries to take them on, and so is Non-SF
     (`non_sf_`) where nothing marks the behavior.
@@ -47,16 +47,15 @@ class ModelEntry(TypedDict):
     diversity: NotRequired[dict[str, dict[str, float]]]
     perplexity: NotRequired[dict[str, IntervalEntry]]
     answer_perplexity: NotRequired[dict[str, IntervalEntry]]
-    judgment: NotRequired[judgment.JudgmentEntry]
     tofu: NotRequired[dict[str, Any]]
+    judgment: NotRequired[judgment.JudgmentEntry]
 
 
 class MethodEntry(ModelEntry):
     """A model unlearned with one strategy's sets by one algorithm, after one epoch.
 
     `pareto`, `tie`, `euclidean_min_max` and `mahalanobis` compare it with the other strategies of
-    the same algorithm and epoch (`mark_frontier`); a model that is judged damaged is not
-    Pareto-optimal. They are None without F or R.
+    the same algorithm and epoch (`mark_frontier`). They are None, or absent, without F or R.
     """
 
     strategy: str

@@ -16,7 +16,7 @@ from raslik_jax.train.algorithms import ALGORITHMS
 def choose_from_runs(
     runs: Sequence[pathlib.Path], output: pathlib.Path, *, per: str, floor: str
 ) -> tuple[choice.Choice, ...]:
-    """Writes the choice file of validation runs (--unlearn.choice) and returns the choices.
+    """Writes the choice file of validation runs, which --unlearn.choice reads; returns the choices.
 
     Args:
       runs: work directories that differ in learning rate and seed, measured on validation queries.
@@ -24,10 +24,20 @@ def choose_from_runs(
       per: see `choice.choose`; floor: likewise.
 
     Raises:
-      ValueError: output is a file that is no choice; a run without metrics, one measured on test
-        queries, one of other settings, or an incomplete grid.
+      ValueError: output is a file that is no choice; as `read_candidates` and `choice.choose`.
     """
     check_output(output)
+    choices = choice.choose(read_candidates(runs), per=per, floor=floor)
+    write_json(output, choice.to_json(choices, per=per, floor=floor))
+    return choices
+
+
+def read_candidates(runs: Sequence[pathlib.Path]) -> list[choice.Candidate]:
+    """Returns the models of validation runs, to choose from.
+
+    Raises:
+      ValueError: a run without metrics, one measured on test queries, or one of other settings.
+    """
     candidates: list[choice.Candidate] = []
     first: dict[str, Any] = {}
     for run in runs:
@@ -41,9 +51,7 @@ def choose_from_runs(
         rates = {name: settings["unlearn"][name]["learning_rate"] for name in names}
         candidates += choice.candidates_of(metrics, rates)
     # Runs that differ in the rate of one algorithm hold the same of the others.
-    choices = choice.choose(list(dict.fromkeys(candidates)), per=per, floor=floor)
-    write_json(output, choice.to_json(choices, per=per, floor=floor))
-    return choices
+    return list(dict.fromkeys(candidates))
 
 
 def check_output(output: pathlib.Path) -> None:

@@ -93,10 +93,31 @@ class ChoiceTest(parameterized.TestCase):
         del table["raslik", 1e-4, 2, 0]
         with self.assertRaisesRegex(ValueError, r"raslik .* learning rate 0.0001, epoch 2, seed 0"):
             choice.choose(_candidates(table))
-        with self.assertRaisesRegex(ValueError, "none came"):
+        with self.assertRaisesRegex(ValueError, "got none"):
             choice.choose([])
-        with self.assertRaisesRegex(ValueError, "came twice"):
+        with self.assertRaisesRegex(ValueError, "twice"):
             choice.choose(_candidates(_TABLE) * 2)
+
+    def test_damaged_models_are_not_chosen(self):
+        candidates = _candidates(_TABLE)
+
+        def damage(model):
+            return [c._replace(is_damaged=c[:4] == model) for c in candidates]
+
+        best = ("raslik", "ga_gdr", 1e-5, 2)
+        _, raslik = choice.choose(damage(best))
+        self.assertEqual((raslik.learning_rate, raslik.epoch, raslik.skipped), (1e-4, 1, 1))
+        self.assertIn("damaged points skipped: 1", choice.describe([raslik]))
+        # One choice for all is damaged where one strategy is.
+        for found in choice.choose(damage(best), per="algorithm"):
+            self.assertEqual((found.learning_rate, found.epoch, found.skipped), (1e-4, 1, 1))
+        # Damage of one seed is damage.
+        other = [c._replace(seed=1) for c in candidates]
+        _, raslik = choice.choose([*damage(best), *other])
+        self.assertEqual((raslik.learning_rate, raslik.epoch), (1e-4, 1))
+        everywhere = [c._replace(is_damaged=c.strategy == "raslik") for c in candidates]
+        with self.assertRaisesRegex(ValueError, "raslik with ga_gdr at all 4 points of the grid"):
+            choice.choose(everywhere)
 
     def test_reads_validation_runs_only(self):
         entry = {"forget": {"mean": 0.4}, "retain": {"mean": 0.9}}
@@ -112,6 +133,8 @@ class ChoiceTest(parameterized.TestCase):
             choice.candidates_of(metrics, rates),
             (choice.Candidate("raslik", "ga_klr", 3e-5, 2, 3, 0.4, 0.9, 0.3),),
         )
+        metrics["methods"][0]["judgment"] = {"verdict": "damaged"}
+        self.assertTrue(choice.candidates_of(metrics, rates)[0].is_damaged)
         with self.assertRaisesRegex(ValueError, "without --unlearn.choice"):
             choice.candidates_of(metrics | {"chosen": True}, rates)
         metrics["corpus"]["query_split"] = "test"

@@ -18,7 +18,7 @@ from raslik_jax.report import tables
 from raslik_jax.report.runs import read_metrics
 from raslik_jax.retrieve.selection import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
-from raslik_jax.run.choosing import choose_from_runs
+from raslik_jax.run.choosing import read_candidates
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _STORED = _REPOSITORY / "experiments" / "studies" / "smollm2"
@@ -62,16 +62,26 @@ def test_its_table_of_both_trainings_is_theirs():
     assert tables.render_markdown(tables.seeds_table(metrics)) in _TEXT
 
 
-def test_the_choice_follows_from_the_stored_validation_runs(folder, tmp_path):
-    runs = sorted(folder.glob("validation-*"))
-    made = choose_from_runs(runs, tmp_path / "choice.json", per="strategy", floor="backbone")
-    assert read_json(tmp_path / "choice.json") == read_json(folder / "choice.json")
+# Chosen at models that were judged damaged, which the rule skips since.
+_DAMAGED_CHOICES = {
+    "seed-0": {("oracle", "ga_gdr"), ("oracle", "ga_klr"), ("raslik", "ga_klr")},
+    "seed-1": {("random", "ga_klr"), ("oracle", "ga_klr")},
+}
+
+
+def test_the_choice_follows_from_the_stored_validation_runs(folder):
+    candidates = read_candidates(sorted(folder.glob("validation-*")))
+    made = choice.choose([candidate._replace(is_damaged=False) for candidate in candidates])
+    stored = choice.from_json(read_json(folder / "choice.json"), origin="choice.json")
+    assert {(found.strategy, found.algorithm): found for found in made} == stored
     assert choice.describe(made) in _TEXT
     measured = {
         (entry["strategy"], entry["algorithm"]): entry["epoch"]
         for entry in read_metrics(folder / "test")["methods"]
     }
     assert measured == {(found.strategy, found.algorithm): found.epoch for found in made}
+    damaged = {c[:4] for c in candidates if c.is_damaged}
+    assert {found[:2] for found in made if found[:4] in damaged} == _DAMAGED_CHOICES[folder.name]
 
 
 def test_validation_and_test_share_no_query_and_no_setting_differs(folder, corpus):

@@ -20,7 +20,7 @@ from raslik_jax.evaluate import judgment
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _RUN = (sys.executable, str(_REPOSITORY / "experiments" / "run.py"))
-_AUDITED = _REPOSITORY / "tests" / "audited_run.py"
+_AUDITED = _REPOSITORY / "tests" / "fixtures" / "audited_run.py"
 # Settings that a unit looks at and whose result does not depend on them, and why.
 _WITHOUT_EFFECT = {
     "corpus.data_dir": "counts by the content of its files",
