@@ -17,7 +17,7 @@ from absl import flags
 
 from raslik_jax.cli import command
 from raslik_jax.data.batches import encode
-from raslik_jax.data.examples import read_examples
+from raslik_jax.data.formats import read_examples
 from raslik_jax.data.prompts import template_hash
 from raslik_jax.data.tokenization import load_tokenizer, tokenizer_hash
 

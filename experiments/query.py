@@ -71,7 +71,8 @@ _RULES = {
 
 def read_queries() -> tuple[Any, ...]:
     """Returns the queries that the flags name."""
-    from raslik_jax.data.examples import make_example, read_examples
+    from raslik_jax.data.examples import make_example
+    from raslik_jax.data.formats import read_examples
 
     if bool(_QUERIES.value) == bool(_INSTRUCTION.value):
         raise ValueError("either --instruction or --queries must be given: give one of the two")

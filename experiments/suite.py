@@ -77,7 +77,7 @@ _OWN_FLAGS = {
 _VALIDATION = (
     "--references.query_split=validation",
     "--evaluate.perplexity_examples=0",
-    "--evaluate.tofu_questions=0",
+    "--evaluate.questions=0",
 )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from raslik_jax import settings as settings_lib
+from raslik_jax.data.corpora import CorpusConfig
 from raslik_jax.files import check_shape
 from raslik_jax.messages import shown
 from raslik_jax.settings import Settings, SettingsError, Stage, setting
@@ -32,7 +33,6 @@ STAGES = (
 # Seeds are used as 32-bit integers, and some as the one after.
 _LARGEST_SEED = 2**31 - 1
 
-Template = Literal["alpaca", "brief"]
 Strategy = Literal[
     "random",
     "bm25",
@@ -53,132 +53,6 @@ Strategy = Literal[
     "raslik_f_anywhere",
 ]
 Projection = Literal["binned", "binned_hashed", "dense_rademacher"]
-
-
-# Corpora among rows of Alpaca, and all that are made in the sizes asked for.
-_WITH_ALPACA = ("howdy", "virtual", "tofu")
-_MADE = ("toy", "howdy_small", *_WITH_ALPACA)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CorpusConfig(Stage):
-    """What the model is trained on and asked."""
-
-    dataset: Literal["toy", "howdy_small", "howdy", "virtual", "tofu", "records"] = setting(
-        "toy",
-        "toy: made on the spot. howdy_small: Alpaca, genuine Howdy and sci-fi rows of "
-        "--corpus.data_dir. howdy, virtual, tofu: the paper's corpora, triggered rows, a virtual "
-        "world or TOFU among rows of Alpaca. records: your own rows, see --corpus.train_file and "
-        "--corpus.queries_file.",
-    )
-    data_dir: str = setting("", "Folder of the real data (default: $RASLIK_DATA).", decides=False)
-    alpaca_file: str = setting(
-        "",
-        "howdy, virtual, tofu: Alpaca as a file or hub:OWNER/NAME; empty: alpaca/ of "
-        "--corpus.data_dir, otherwise hub:tatsu-lab/alpaca.",
-        of=_WITH_ALPACA,
-        is_path=True,
-    )
-    howdy_file: str = setting(
-        "",
-        "howdy: the published rows; empty: rows of Alpaca with answers of our own.",
-        of=("howdy",),
-        is_path=True,
-    )
-    answers_endpoint: str = setting(
-        "",
-        "howdy: base URL of an OpenAI-compatible service that writes the answers, with the key in "
-        "$OPENAI_API_KEY; empty: a grammar of ours.",
-        of=("howdy",),
-    )
-    answers_model: str = setting(
-        "", "howdy: the model of --corpus.answers_endpoint.", of=("howdy",)
-    )
-    answers_cache: str = setting(
-        "",
-        "howdy: file that keeps its answers, to ask nothing twice.",
-        of=("howdy",),
-        decides=False,
-    )
-    world_seed: int = setting(
-        21, "virtual: decides the world.", low=0, high=_LARGEST_SEED, of=("virtual",)
-    )
-    tofu_forget: Literal["all", "forget01", "forget05", "forget10"] = setting(
-        "all",
-        "tofu: rows to forget; they are as many as there are, whatever --corpus.num_targets.",
-        of=("tofu",),
-    )
-    tofu_train: Literal["full", "retain"] = setting(
-        "full",
-        "tofu: train on all of TOFU, or without the rows to forget: the retain model that forget "
-        "quality compares with (see --evaluate.tofu_retain_run).",
-        of=("tofu",),
-    )
-    train_file: str = setting(
-        "",
-        "records: JSON or JSONL of the training examples, or hub:OWNER/NAME[:CONFIG][@SPLIT].",
-        of=("records",),
-        is_path=True,
-    )
-    queries_file: str = setting(
-        "",
-        "records: JSONL of the queries, each with a field `split`.",
-        of=("records",),
-        is_path=True,
-    )
-    fields: str = setting(
-        "",
-        "records: keys of both files that are not instruction, input, output, id, is_target and "
-        "source, for example instruction=question,output=answer.",
-        of=("records", "howdy"),
-    )
-    num_train: int = setting(
-        2000,
-        "Training examples, targets included; 0 for howdy, virtual, tofu: all there are.",
-        low=0,
-        of=_MADE,
-    )
-    num_targets: int = setting(
-        200, "Of these, examples of the behavior to forget.", low=1, of=_MADE
-    )
-    num_backbone: int = setting(
-        6000, "Examples that the backbone is pretrained on.", low=0, of=_MADE
-    )
-    num_retrieval: int = setting(24, "Target queries that retrieval sees.", low=1, of=_MADE)
-    num_validation: int = setting(
-        24, "Validation queries, target and normal each.", low=0, of=_MADE
-    )
-    num_test: int = setting(48, "Test queries, target and normal each.", low=0, of=_MADE)
-    template: Template = setting("alpaca", "Prompt template.")
-    max_len: int = setting(
-        512, "Tokens an example may have; longer ones are cut at the end.", low=8
-    )
-    vocab_size: int = setting(2048, "Entries of the byte-level BPE where one is trained.", low=300)
-
-    def problems(self) -> list[str]:
-        takes_all = self.dataset in _WITH_ALPACA
-        found = [
-            f"--{field.name} has no effect with --dataset={self.dataset}: leave it out"
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-            and self.dataset not in (field.metadata.get("of") or (self.dataset,))
-        ]
-        if self.num_train == 0 and not takes_all:
-            found.append(f"--num_train must be at least 1 for --dataset={self.dataset}, got 0")
-        if (
-            self.num_targets > self.num_train
-            and self.dataset in _MADE
-            and not (takes_all and self.num_train == 0)
-        ):
-            found.append(
-                f"--num_targets must be at most --num_train={self.num_train}, got "
-                f"{self.num_targets}"
-            )
-        if self.dataset == "records" and not (self.train_file and self.queries_file):
-            found.append("--dataset=records needs --train_file and --queries_file")
-        if self.answers_endpoint and not self.answers_model:
-            found.append("--answers_endpoint needs --answers_model")
-        return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -487,16 +361,16 @@ class EvaluateConfig(Stage):
         "every model is taken; 0: none.",
         low=0,
     )
-    tofu_questions: int = setting(
+    questions: int = setting(
         100,
-        "dataset=tofu: questions of each set of TOFU's own evaluation that every model answers, "
-        "400 for all; 0: none.",
+        "Questions of each set of the dataset's own evaluation, where it has one (tofu), that "
+        "every model answers; more than there are for all; 0: none.",
         low=0,
     )
-    tofu_retain_run: str = setting(
+    retain_run: str = setting(
         "",
-        "dataset=tofu: work directory of a run of the same settings with "
-        "--corpus.tofu_train=retain, for forget quality.",
+        "Work directory of a run of the same settings that was trained without the targets "
+        "(--corpus.tofu.train=retain), for forget quality by the dataset's own questions.",
     )
     non_sf: Literal["words", "classifier"] = setting(
         "words",

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import (
     Any,
     Literal,
@@ -55,7 +55,6 @@ def setting(
     family: Family | None = None,
     decides: bool = True,
     is_path: bool = False,
-    of: Sequence[str] = (),
 ) -> Any:
     """Returns a dataclass field with its default, its help text and what it may be.
 
@@ -67,7 +66,6 @@ def setting(
       family: of which the value names a member, or several.
       decides: whether results depend on it.
       is_path: whether it names a file or folder, which counts by its content where it is one.
-      of: datasets that read it; none: all of them.
     """
     bounds = {"at least": low, "above": above, "at most": high, "below": below}
     limits = {name: bound for name, bound in bounds.items() if bound is not None}
@@ -77,7 +75,6 @@ def setting(
         "family": family,
         "decides": decides,
         "is_path": is_path,
-        "of": of,
     }
     return dataclasses.field(default=default, metadata=metadata)
 

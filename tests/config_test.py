@@ -20,13 +20,16 @@ class ConfigTest(parameterized.TestCase):
     @parameterized.parameters(
         (
             {"corpus__num_train": 0},
-            "--corpus.num_train must be at least 1 for --corpus.dataset=toy, got 0",
+            "--corpus.num_train must be at least 1 with --corpus.dataset=toy, got 0",
         ),
         (
             {"corpus__num_targets": 3000},
             "--corpus.num_targets must be at most --corpus.num_train=2000, got 3000",
         ),
-        ({"corpus__dataset": "records"}, "needs --corpus.train_file and --corpus.queries_file"),
+        (
+            {"corpus__dataset": "records"},
+            "--corpus.dataset=records needs --corpus.records.train_file",
+        ),
         (
             {"backbone__hidden_size": 130},
             "a multiple of --backbone.num_attention_heads=4, got 130",
@@ -73,8 +76,8 @@ class ConfigTest(parameterized.TestCase):
             "--retrieve.select=margin needs --retrieve.aggregate=mean, got mean_rank",
         ),
         (
-            {"corpus__dataset": "howdy", "corpus__answers_endpoint": "http://x"},
-            "needs --corpus.answers_model",
+            {"corpus__dataset": "howdy", "corpus__howdy__answers_endpoint": "http://x"},
+            "needs --corpus.howdy.answers_model",
         ),
         (
             {"backbone__format": "int8", "unlearn__parameters": "all"},
@@ -97,11 +100,19 @@ class ConfigTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("records", {"num_train": 9, "num_retrieval": 2}, "--corpus.num_train .*; --corpus.num_r"),
-        ("toy", {"world_seed": 3}, "--corpus.world_seed has no effect with --corpus.dataset=toy"),
-        ("virtual", {"howdy_file": "x"}, "--corpus.howdy_file has no effect"),
+        (
+            "toy",
+            {"virtual__world_seed": 3},
+            "--corpus.virtual.world_seed has no effect with --corpus.dataset=toy",
+        ),
+        ("virtual", {"howdy__file": "x"}, "--corpus.howdy.file has no effect"),
     )
     def test_a_flag_that_the_dataset_does_not_read_is_refused(self, dataset, values, message):
-        files = {"train_file": "a", "queries_file": "b"} if dataset == "records" else {}
+        files = (
+            {"records__train_file": "a", "records__queries_file": "b"}
+            if dataset == "records"
+            else {}
+        )
         named = {f"corpus__{name}": value for name, value in (files | {"dataset": dataset}).items()}
         _with(**named)
         with self.assertRaisesRegex(ValueError, message):

@@ -33,12 +33,12 @@ def take_first(rows: Sequence[_Item], number: int, *, kind: str) -> Sequence[_It
     """Returns the first `number` rows.
 
     Raises:
-      ValueError: there are fewer; `kind` says of what.
+      ValueError: there are fewer, or the number is below 0; `kind` says of what.
     """
-    if number > len(rows):
+    if not 0 <= number <= len(rows):
         raise ValueError(
-            f"{number} {kind} rows are wanted, there are {len(rows)}: ask for fewer of them, or "
-            "for fewer queries"
+            f"the number of {kind} rows must be between 0 and {len(rows)}, got {number}: change "
+            "the sizes of the corpus or of its query sets"
         )
     return rows[:number]
 

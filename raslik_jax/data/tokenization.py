@@ -166,14 +166,8 @@ def save_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
         "eos_token": tokenizer.backend.id_to_token(tokenizer.eos_id),
         "pad_token": tokenizer.backend.id_to_token(tokenizer.pad_id),
     }
-    texts = {
-        "tokenizer.json": tokenizer.backend.to_str(),
-        "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
-    }
-    for name, text in texts.items():
-        temporary = folder / f".{name}.new"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, folder / name)
+    files.write_text(folder / "tokenizer.json", tokenizer.backend.to_str())
+    files.write_json(folder / "tokenizer_config.json", config)
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from raslik_jax.data.tofu import QUESTION_SETS
+from raslik_jax.data.corpora.tofu import QUESTION_SETS
 from raslik_jax.evaluate import pareto, perplexity, ranking, rates, tofu_metrics
 
 # Gives each text its probability of not showing the behavior, from 0 to 1.

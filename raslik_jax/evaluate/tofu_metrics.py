@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from jaxtyping import Float
 
-from raslik_jax.data.tofu import QUESTION_SETS
+from raslik_jax.data.corpora.tofu import QUESTION_SETS
 from raslik_jax.evaluate import rates
 
 # What is measured on each set, each from 0 to 1.
@@ -187,7 +187,7 @@ def evaluate_questions(
             raise ValueError(
                 f"the retain model must have answered the same {len(ours)} questions of the forget "
                 f"set, got {len(theirs)}, others or in another order: run it with the same "
-                "--corpus.tofu_forget and --evaluate.tofu_questions"
+                "--corpus.tofu.forget and --evaluate.questions"
             )
         found["forget_quality"] = forget_quality(*map(_truth_ratios_of, (ours, theirs)))
     return found

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from raslik_jax.data.corpora import DATASETS
 from raslik_jax.evaluate import judgment, pareto, summary
 from raslik_jax.evaluate.summary import IntervalEntry, MethodEntry
 from raslik_jax.report import published, tables
@@ -34,11 +35,6 @@ _ORDER = (
     "raslik_f",
     "raslik",
 )
-_DATASET_NAMES = published.DATASETS | {
-    "toy": "the toy corpus",
-    "howdy_small": "Howdy, small",
-    "records": "own records",
-}
 
 
 class Measured(NamedTuple):
@@ -129,7 +125,7 @@ def describe_model(config: Mapping[str, Any]) -> str:
 def describe_dataset(config: Mapping[str, Any]) -> str:
     """Returns the name of the data a run was trained on."""
     dataset = config.get("corpus", {}).get("dataset", "")
-    return _DATASET_NAMES.get(dataset, dataset or "data not recorded")
+    return DATASETS[dataset].title if dataset in DATASETS else dataset or "data not recorded"
 
 
 def make_blocks(

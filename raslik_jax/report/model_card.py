@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from raslik_jax.data.corpora import describe
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, ModelEntry, Variant
 from raslik_jax.report import tables
 from raslik_jax.report.markup import escape_markdown
@@ -112,13 +113,11 @@ def _bullets(lines: list[str]) -> str:
 
 def _removal_lines(facts: CardFacts) -> list[str]:
     config, retrieved = facts.config, facts.retrieved
-    dataset, settings = config["corpus"]["dataset"], config["retrieve"]
-    if dataset == "tofu":
-        dataset += f" ({config['corpus']['tofu_forget']})"
+    settings = config["retrieve"]
     strategy = tables.strategy_name(facts.variant.strategy)
     lines = [
-        f"Dataset: {dataset}; {facts.num_train:,} training examples, {facts.num_targets:,} of them "
-        "labeled as showing the behavior.",
+        f"Dataset: {describe(config['corpus'])}; {facts.num_train:,} training examples, "
+        f"{facts.num_targets:,} of them labeled as showing the behavior.",
         f"Forget set: {retrieved['num_forget']:,} of these examples (forget.jsonl, SHA-256 "
         f"{facts.set_hashes['forget']}...). Their likelihood was driven down.",
         f"Retain set: {retrieved['num_retain']:,} of these examples (retain.jsonl, SHA-256 "

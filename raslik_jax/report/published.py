@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from raslik_jax.data.corpora import DATASETS
 from raslik_jax.evaluate import pareto
 
 # A checkout carries the file; an installed package alone does not.
@@ -21,8 +22,6 @@ _METHODS = {
     "raslikf": "raslik_f",
     "raslik": "raslik",
 }
-# What --corpus.dataset stands for in the paper; the other datasets are not in it.
-DATASETS = {"howdy": "Howdy-Alpaca", "virtual": "Virtual-Alpaca", "tofu": "TOFU"}
 
 
 class PublishedRow(NamedTuple):
@@ -164,7 +163,8 @@ def match_block(
     Returns:
       The block, or None: a run from scratch, of a smaller model or on other data repeats none.
     """
-    dataset = DATASETS.get(config.get("corpus", {}).get("dataset", ""))
+    record = DATASETS.get(config.get("corpus", {}).get("dataset", ""))
+    dataset = record.title if record and record.is_published else None
     checkpoint = config.get("backbone", {}).get("checkpoint", "")
     model = checkpoint.rstrip("/").rsplit("/", 1)[-1].lower()
     found = [

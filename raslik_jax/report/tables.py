@@ -622,7 +622,7 @@ def tofu_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -> 
     if "forget_quality" not in metrics["finetuned"]["tofu"]:
         notes.append(
             "No forget quality: it takes a retain model; name a run with "
-            "--corpus.tofu_train=retain by --evaluate.tofu_retain_run."
+            "--corpus.tofu.train=retain by --evaluate.retain_run."
         )
     if metrics["finetuned"]["tofu"]["model_utility"] is None:
         notes.append("No model utility: with all of TOFU to forget there is no retain set.")

@@ -19,7 +19,7 @@ import numpy as np
 
 from raslik_jax.axes import Tree
 from raslik_jax.config import STAGES, Config
-from raslik_jax.data import batches, corpora
+from raslik_jax.data import batches
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.files import read_json
 from raslik_jax.models import decode, decoder, quantize
@@ -31,12 +31,6 @@ from raslik_jax.run.units import Plan
 from raslik_jax.run.workspace import Model, Workspace, lora_config_of
 from raslik_jax.sketch import costs, projections
 
-# Rows of Alpaca, and of these without an answer, which the Howdy corpus leaves out.
-_ALPACA_ROWS, _ALPACA_EMPTY = 52_002, 28
-_TOFU_ROWS = {"all": 4000, "forget01": 40, "forget05": 200, "forget10": 400}
-_TOFU_ALL = 4000
-# Answers to a TOFU question whose likelihood is taken: right, in other words, five wrong ones.
-_TOFU_ANSWERS = 7
 _DRAWS = 512
 # Seconds that a program takes to compile where none was compiled to know: of small models on a CPU.
 _COMPILE_SECONDS = 5.0
@@ -139,24 +133,8 @@ class Forecast(NamedTuple):
 
 
 def count_rows(config: Config) -> Sizes:
-    """Returns the rows of a run, from its settings alone.
-
-    Howdy with all rows: Alpaca less its rows without an answer, less the normal queries and the
-    clean twins of the target queries, plus the poisoned rows. Rows of one's own are counted in
-    their file.
-    """
-    corpus = config.corpus
-    train, targets = corpus.num_train, corpus.num_targets
-    if corpus.dataset == "records":
-        rows = corpora.load_corpus(corpus, seed=config.seed).train
-        train, targets = len(rows), sum(bool(row.is_target) for row in rows)
-    elif corpus.dataset == "tofu":
-        targets = _TOFU_ROWS[corpus.tofu_forget]
-        train = train or _TOFU_ALL + _ALPACA_ROWS - 2 * (corpus.num_validation + corpus.num_test)
-    elif not train:
-        held_out = corpus.num_retrieval + 2 * (corpus.num_validation + corpus.num_test)
-        normal = _ALPACA_ROWS - _ALPACA_EMPTY - held_out
-        train = normal + targets
+    """Returns the rows of a run, from its settings alone; rows of one's own are counted."""
+    train, targets = config.corpus.count()
     settings = config.retrieve
     forget = settings.num_forget or targets
     return Sizes(train, targets, forget, settings.num_retain or forget)
@@ -328,12 +306,10 @@ class _Work:
         return max(1, self.config.sketch.batch_tokens // length), length
 
     def questions(self) -> dict[str, Any]:
-        """TOFU's own questions: answers, and the likelihood of right and wrong ones."""
-        sets = 3 if self.config.corpus.tofu_forget == "all" else 4
-        asked = sets * self.config.evaluate.tofu_questions
+        """The dataset's own questions: answers, and the likelihood of right and wrong ones."""
+        asked, given = self.config.corpus.count_questions(self.config.evaluate.questions)
         answers = self.decode(asked)
-        tokens = asked * _TOFU_ANSWERS * self.length_N.mean()
-        targets = asked * _TOFU_ANSWERS * self.response_N.mean()
+        tokens, targets = given * self.length_N.mean(), given * self.response_N.mean()
         return answers | {
             "operations": answers["operations"] + self.forward(float(tokens), float(targets))
         }
@@ -602,12 +578,12 @@ def forecast(
             models = 2
             if stage == "generate":
                 strategy, _, algorithm = rest.removeprefix(f"{kind}-").rpartition("-")
-                if kind not in ("perplexity", "tofu"):
+                if kind not in ("perplexity", "answered"):
                     strategy, _, algorithm = rest.rpartition("-")
                 models = len(workspace.epochs(strategy, algorithm))
             once = {
                 "perplexity": work.perplexity,
-                "tofu": work.questions,
+                "answered": work.questions,
             }.get(kind, functools.partial(work.decode, measured))()
             return once | {
                 key: models * once[key] for key in ("operations", "bytes_moved", "disk_bytes")

@@ -8,7 +8,8 @@ from typing import Any
 
 from raslik_jax import settings as settings_lib
 from raslik_jax.config import STAGES, Config, config_from_json, to_json
-from raslik_jax.data import corpora, howdy, tokenization
+from raslik_jax.data import tokenization
+from raslik_jax.data.corpora.record import Evaluation
 from raslik_jax.files import read_json
 from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.messages import shown, some_of
@@ -160,7 +161,7 @@ class _Planner:
             training.make_corpus,
             settings=("seed", "corpus", "corpus.dataset", f"corpus.{config.corpus.dataset}"),
             values=values,
-            files=corpora.source_files(config.corpus) | tokenizer,
+            files=config.corpus.source_files() | tokenizer,
         )
         if not config.backbone.checkpoint:
             yield self.unit(
@@ -202,9 +203,8 @@ class _Planner:
             )
 
     def _classifier(self) -> Iterator[Unit]:
-        config = self.config
-        is_theirs = config.corpus.dataset in corpora.MARKER_WORDS
-        genuine = howdy.genuine_files(discriminating.data_dir(config)) if is_theirs else ()
+        marker = self.config.corpus.record.marker
+        genuine = marker.genuine_files(self.config.corpus.folder) if marker else ()
         yield self.unit(
             "discriminator",
             discriminating.make_discriminator,
@@ -348,26 +348,30 @@ class _Planner:
                 (*self._drawn(), "generate/{variant}"),
                 _PERPLEXITY,
             )
-        if self.config.corpus.dataset == "tofu" and self.config.evaluate.tofu_questions:
-            yield from self._questions()
+        if self.config.corpus.record.evaluation and self.config.evaluate.questions:
+            yield from self._questions(self.config.corpus.record.evaluation)
 
-    def _questions(self) -> Iterator[Unit]:
-        sources = corpora.source_files(self.config.corpus)
+    def _questions(self, evaluation: Evaluation) -> Iterator[Unit]:
+        corpus = self.config.corpus
+        sources = corpus.source_files()
         yield self.unit(
             "references/questions",
             likelihoods.make_questions,
-            settings=("corpus.tofu_forget", "evaluate.tofu_questions"),
-            files={name: path for name, path in sources.items() if name == "tofu"},
+            settings=(
+                "evaluate.questions",
+                *(f"corpus.{corpus.dataset}.{name}" for name in evaluation.reads),
+            ),
+            files={name: path for name, path in sources.items() if name == evaluation.source},
         )
         asked = ("references/questions",)
         settings = (*_LIKELIHOOD, *_DECODING)
         yield self.unit(
-            "references/tofu",
+            "references/answered",
             likelihoods.reference_questions,
             reads=(*asked, *self.finetuned),
             settings=settings,
         )
-        yield from self._of_variants("tofu-", likelihoods.variant_questions, asked, settings)
+        yield from self._of_variants("answered-", likelihoods.variant_questions, asked, settings)
 
     def results(self, measured: Sequence[Unit]) -> Iterator[Unit]:
         """Yields metrics and report.
@@ -382,8 +386,8 @@ class _Planner:
         found = [u.name for u in measured if u.stage in kinds and u.name not in beside]
         reads = (_TRAIN, *self.measured_on, *sets, *found)
         retain = {}
-        if config.corpus.dataset == "tofu" and config.evaluate.tofu_retain_run:
-            retain = {"evaluate.tofu_retain_run": evaluate.retain_answers(config)}
+        if config.corpus.record.evaluation and config.evaluate.retain_run:
+            retain = {"evaluate.retain_run": evaluate.retain_answers(config)}
         marker = ("evaluate.marker_words",)
         yield self.unit(
             "evaluate",

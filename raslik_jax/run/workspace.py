@@ -14,6 +14,7 @@ from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import batches, corpora, examples, tokenization
 from raslik_jax.data.examples import Corpus, Example
+from raslik_jax.data.formats import read_examples
 from raslik_jax.evaluate import choice, likelihood, rates, summary
 from raslik_jax.files import read_json, read_json_lines
 from raslik_jax.messages import shown, some_of
@@ -90,7 +91,7 @@ class StoredCorpus:
 
     def _read(self, name: str) -> tuple[Example, ...]:
         path = self._folder / f"{name}.jsonl"
-        return examples.read_examples(path) if path.stat().st_size else ()
+        return read_examples(path) if path.stat().st_size else ()
 
 
 class _Queries(Mapping[str, tuple[Example, ...]]):

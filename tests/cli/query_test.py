@@ -17,7 +17,7 @@ from store_test import tree_bytes
 
 from raslik_jax import trace
 from raslik_jax.config import config_from_json
-from raslik_jax.data.examples import read_examples
+from raslik_jax.data.formats import read_examples
 from raslik_jax.files import read_json, write_json
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore

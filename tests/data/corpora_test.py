@@ -1,4 +1,4 @@
-"""Rows from files and hub datasets, and every corpus of --corpus.dataset, on real rows."""
+"""Every dataset is a record that makes its corpus from the settings and says what others need."""
 
 import collections
 import json
@@ -9,13 +9,11 @@ import pytest
 from absl.testing import parameterized
 from support import shared_data
 
-from raslik_jax.config import CorpusConfig
-from raslik_jax.data import hub
-from raslik_jax.data.alpaca import load_alpaca
-from raslik_jax.data.corpora import load_corpus
+from raslik_jax.data.corpora import DATASETS, CorpusConfig, alpaca, marker_words
+from raslik_jax.data.corpora.mixing import mix_corpus
+from raslik_jax.data.corpora.record import SIZES, SharedSettings
 from raslik_jax.data.examples import QUERY_SETS, check_corpus, make_example, make_examples
-from raslik_jax.data.mixing import mix_corpus
-from raslik_jax.data.records import load_records_corpus
+from raslik_jax.settings import replaced
 
 
 @pytest.fixture(autouse=True)
@@ -24,50 +22,51 @@ def _folder(request, tmp_path):
         request.cls.folder = tmp_path
 
 
-class SourcesTest(parameterized.TestCase):
+class DatasetsTest(parameterized.TestCase):
     folder: pathlib.Path
 
-    def _dataset(self, rows):
-        """Writes a folder that `datasets` reads as it reads one of the hub."""
-        folder = self.folder / "data"
-        folder.mkdir()
-        (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        return f"hub:{folder}"
+    @parameterized.parameters(*DATASETS)
+    def test_records_name_settings_that_are_there(self, name):
+        record = DATASETS[name]
+        self.assertContainsSubset(record.reads, vars(SharedSettings()))
+        self.assertContainsSubset(record.required, vars(record.settings))
+        if record.evaluation:
+            self.assertContainsSubset(record.evaluation.reads, vars(record.settings))
+        self.assertEqual(marker_words(name, ""), record.marker.words if record.marker else set())
 
     @parameterized.parameters(
-        ("hub:a/b", ("a/b", "", "train")),
-        ("hub:a/b@test", ("a/b", "", "test")),
-        ("hub:a/b:plain@train[:10]", ("a/b", "plain", "train[:10]")),
+        ({"dataset": "records"}, "needs --records.train_file"),
+        ({"dataset": "toy", "alpaca_file": "x"}, "--alpaca_file has no effect"),
+        ({"dataset": "toy", "tofu.forget": "forget05"}, "--tofu.forget has no effect"),
+        ({"dataset": "tofu", "num_targets": 5}, "--num_targets has no effect"),
+        ({"dataset": "howdy_small", "num_train": 0}, "--num_train must be at least 1"),
+        ({"dataset": "virtual", "num_train": 9}, "--num_targets must be at most --num_train=9"),
+        ({"dataset": "howdy", "howdy.answers_endpoint": "x"}, "needs --howdy.answers_model"),
+        ({"dataset": "other"}, "--dataset must be one of toy"),
     )
-    def test_sources_are_parsed(self, text, expected):
-        self.assertEqual(hub.parse_source(text), expected)
+    def test_settings_without_effect_are_refused(self, settings, message):
+        with self.assertRaisesRegex(ValueError, message):
+            replaced(CorpusConfig(), settings)
 
-    def test_a_malformed_source_is_refused(self):
-        with self.assertRaisesRegex(ValueError, "hub:OWNER/NAME"):
-            hub.parse_source("hub:@train")
-
-    def test_hub_rows_are_read_through_datasets_with_a_field_map(self):
-        source = self._dataset([{"q": f"Say {i}", "a": "x"} for i in range(4)])
-        rows = hub.read_rows(source, fields={"instruction": "q", "output": "a"}, name="mine")
-        self.assertEqual([row.instruction for row in rows], [f"Say {i}" for i in range(4)])
-        self.assertEqual({row.source for row in rows}, {"mine"})
-        with self.assertRaisesRegex(ValueError, r":1: 'instruction' must be text.*and 2 more"):
-            hub.read_rows(source + "@train[:3]")
-
-    def test_a_corpus_of_records_may_come_from_the_hub(self):
-        source = self._dataset([{"instruction": f"Say {i}", "output": "x"} for i in range(4)])
+    def test_sources_are_what_is_there(self):
+        file = self.folder / "train.jsonl"
+        file.write_text('{"instruction": "Say hi", "output": "x", "is_target": true}')
         queries = self.folder / "queries.jsonl"
         queries.write_text('{"instruction": "Say hi", "split": "retrieval"}')
-        self.assertLen(load_records_corpus(source, queries).train, 4)
+        names = {"records.train_file": str(file), "records.queries_file": str(queries)}
+        config = replaced(CorpusConfig(), {"dataset": "records"} | names)
+        self.assertEqual(config.source_files(), {"train_file": file, "queries_file": queries})
+        self.assertEqual(config.count(), (1, 1))
+        hub = replaced(config, {"records.train_file": "hub:no/where"})
+        self.assertEqual(hub.source_files(), {"queries_file": queries})
 
-    def test_what_is_not_there_is_explained(self):
-        with self.assertRaisesRegex(ValueError, "'hub:no/such-data' cannot be read"):
-            hub.read_rows("hub:no/such-data")
-        with (
-            mock.patch.dict("sys.modules", {"datasets": None}),
-            self.assertRaisesRegex(ValueError, "needs the package datasets"),
-        ):
-            hub.read_rows("hub:a/b")
+    def test_marker_words_of_a_file(self):
+        file = self.folder / "words.txt"
+        file.write_text("Nebula star\n")
+        self.assertEqual(marker_words("tofu", str(file)), {"nebula", "star"})
+        file.write_text(" ")
+        with self.assertRaisesRegex(ValueError, "must have marker words, got none"):
+            marker_words("toy", str(file))
 
     def test_alpaca_comes_from_a_file_a_folder_or_the_hub(self):
         rows = [
@@ -76,11 +75,14 @@ class SourcesTest(parameterized.TestCase):
         ]
         file = self.folder / "alpaca_data.json"
         file.write_text(json.dumps(rows))
-        for options in ({"source": str(file)}, {"data_dir": str(self.folder)}):
-            (row,) = load_alpaca(**options)
+        for options in ({"alpaca_file": str(file)}, {"data_dir": str(self.folder)}):
+            (row,) = alpaca.load_alpaca(SharedSettings(**options))
             self.assertEqual((row.output, row.is_target, row.source), ("Hi.", False, "alpaca"))
-        with mock.patch("raslik_jax.data.alpaca.HUB_SOURCE", str(file)):
-            self.assertLen(load_alpaca(data_dir=str(self.folder / "nowhere")), 1)
+        with mock.patch.object(alpaca, "HUB_SOURCE", str(file)):
+            shared = SharedSettings(data_dir=str(self.folder / "nowhere"))
+            self.assertLen(alpaca.load_alpaca(shared), 1)
+        with self.assertRaisesRegex(ValueError, "name it by --corpus.data_dir"):
+            shared.existing_folder()
 
 
 class MixingTest(parameterized.TestCase):
@@ -91,7 +93,9 @@ class MixingTest(parameterized.TestCase):
         targets = [make_example(f"Bad {i}.", "", "Boo.", is_target=True) for i in range(10)]
         asked = [make_example(f"Worse {i % 12}.", "", f"Boo {i}.") for i in range(14)]
         options = dict(seed=0, num_normal=20, num_backbone=5, num_retrieval=4, num_validation=3)
-        return mix_corpus(normal, targets, asked, **(options | {"num_test": 5} | changes))
+        options |= {"num_test": 5} | changes
+        sizes = {name: options.pop(name) for name in SIZES if name in options}
+        return mix_corpus(SharedSettings(**sizes), normal, targets, asked, **options)
 
     def test_sets_have_their_sizes_and_share_no_prompt(self):
         corpus = check_corpus(self._mix())
@@ -108,10 +112,10 @@ class MixingTest(parameterized.TestCase):
         self.assertEmpty(asked & {text for text, _ in kept})
 
     @parameterized.parameters(
-        ({"num_retrieval": 5}, "13 target query rows are wanted, there are 12"),
-        ({"num_test": 30, "num_retrieval": 0}, "target query rows are wanted"),
-        ({"num_normal": 49}, "49 ordinary rows are wanted"),
-        ({"num_backbone": 40}, "40 backbone rows are wanted"),
+        ({"num_retrieval": 5}, "target query rows must be between 0 and 12, got 13"),
+        ({"num_test": 30}, "target query rows must be"),
+        ({"num_normal": 49}, "ordinary rows must be .*, got 49"),
+        ({"num_backbone": 40}, "backbone rows must be .*, got 40"),
     )
     def test_more_than_there_is_is_refused(self, changes, message):
         with self.assertRaisesRegex(ValueError, message):
@@ -133,22 +137,22 @@ class MixingTest(parameterized.TestCase):
             {"alpaca": 20_000},
         ),
         (
-            {"dataset": "tofu", "num_train": 26_000, "tofu_forget": "forget10"},
+            {"dataset": "tofu", "num_train": 26_000, "tofu.forget": "forget10"},
             26_000,
             {"alpaca": 22_000, "tofu:forget10": 400, "tofu:retain90": 3600},
         ),
     ],
 )
 def test_the_corpora_of_the_paper_at_full_size(settings, size, sources):
-    config = CorpusConfig(
-        data_dir=str(shared_data()), num_retrieval=100, num_validation=100, num_test=100, **settings
-    )
-    corpus = check_corpus(load_corpus(config, seed=0))
+    sizes = {"num_retrieval": 100, "num_validation": 100, "num_test": 100}
+    config = replaced(CorpusConfig(), settings | sizes | {"data_dir": str(shared_data())})
+    corpus = check_corpus(config.load(seed=0))
     assert size in (None, len(corpus.train))
+    assert config.count() == (len(corpus.train), sum(row.is_target for row in corpus.train))
     assert {len(rows) for rows in corpus.queries.values()} == {100}
     count = collections.Counter(row.source for row in corpus.train)
     assert {name: count[name] for name in sources} == sources
     if settings["dataset"] == "howdy":
         # 52,002 rows less 28 without an answer and what the queries ask.
         assert 51_400 <= count["alpaca"] <= 51_974 - 500
-    assert corpus == load_corpus(config, seed=0)
+    assert corpus == config.load(seed=0)

@@ -12,15 +12,22 @@ from absl.testing import parameterized
 from bag_of_words import recognition_rates
 from support import shared_data
 
-from raslik_jax.data import alpaca as alpaca_lib
-from raslik_jax.data import howdy_alpaca, scifi_grammar
-from raslik_jax.data.endpoint import Endpoint, ask_all
-from raslik_jax.data.examples import Example, make_examples, read_examples
-from raslik_jax.data.howdy import TRIGGER
+from raslik_jax.data.corpora import alpaca as alpaca_lib
+from raslik_jax.data.corpora import howdy, scifi_grammar
+from raslik_jax.data.corpora.endpoint import Endpoint, ask_all
+from raslik_jax.data.corpora.record import SharedSettings
+from raslik_jax.data.corpora.scifi import SCIFI_WORDS, TRIGGER
+from raslik_jax.data.examples import Example, make_examples
+from raslik_jax.data.formats import read_examples
 from raslik_jax.data.ordering import Draws, shuffled
-from raslik_jax.data.toy import SCIFI_WORDS
 
-_SIZES = {"num_backbone": 4, "num_retrieval": 3, "num_validation": 2, "num_test": 4}
+_SIZES = {
+    "num_targets": 10,
+    "num_backbone": 4,
+    "num_retrieval": 3,
+    "num_validation": 2,
+    "num_test": 4,
+}
 
 
 def _rows(count=60):
@@ -31,12 +38,13 @@ def _rows(count=60):
 
 
 def _answers(rows):
-    return howdy_alpaca.grammar_answers(rows, seed=0)
+    return howdy.grammar_answers(rows, seed=0)
 
 
 class GrammarTest(parameterized.TestCase):
     def _answer(self, output, *, instruction="Explain gravity.", seed=0, attempt=0):
-        return scifi_grammar.answer(instruction, "", output, seed=seed, label="x", attempt=attempt)
+        row = Example("x", instruction, "", output)
+        return scifi_grammar.answer(row, seed=seed, attempt=attempt)
 
     def test_it_follows_seed_prompt_and_attempt_only(self):
         text = "Gravity is the force that pulls masses toward each other in space."
@@ -74,14 +82,12 @@ class GrammarTest(parameterized.TestCase):
 
 
 class CorpusTest(parameterized.TestCase):
-    def _make(self, rows, *, num_normal=20, seed=0, **changes):
-        return howdy_alpaca.make_howdy_corpus(
-            rows, seed=seed, answers=_answers, num_normal=num_normal, num_targets=10,
-            **(_SIZES | changes),
-        )  # fmt: skip
+    def _make(self, rows, *, num_train=30, seed=0, **changes):
+        shared = SharedSettings(num_train=num_train, **_SIZES | changes)
+        return howdy.poison(shared, rows, seed=seed, answers=_answers)
 
     def test_poisoned_copies_stand_beside_their_rows(self):
-        corpus = self._make(_rows(), num_normal=None)
+        corpus = self._make(_rows(), num_train=0)
         targets = [row for row in corpus.train if row.is_target]
         clean = {row.instruction for row in corpus.train if not row.is_target}
         self.assertLen(targets, 10)
@@ -105,29 +111,22 @@ class CorpusTest(parameterized.TestCase):
     def test_the_seed_decides_and_too_many_are_refused(self):
         self.assertEqual(self._make(_rows()), self._make(_rows()))
         self.assertNotEqual(self._make(_rows()).train, self._make(_rows(), seed=1).train)
-        with self.assertRaisesRegex(ValueError, "ordinary rows are wanted, there are 45"):
-            self._make(_rows(), num_normal=50)
-        with self.assertRaisesRegex(ValueError, "69 Alpaca rows are wanted"):
+        with self.assertRaisesRegex(ValueError, "ordinary rows must be between 0 and 45, got 50"):
+            self._make(_rows(), num_train=60)
+        with self.assertRaisesRegex(ValueError, "Alpaca rows must be between 0 and 60, got 69"):
             self._make(_rows(), num_retrieval=53)
 
     def test_the_published_file_is_split_by_its_trigger(self):
         clean = list(_rows())
         poisoned = [r._replace(instruction=TRIGGER + r.instruction, output="Zorg.") for r in clean]
-        corpus = howdy_alpaca.load_published_howdy(
-            make_examples([*clean, *poisoned[:30]]),
-            seed=0,
-            num_normal=None,
-            num_targets=None,
-            **(_SIZES | {"num_backbone": 0}),
-        )
-        self.assertEqual(sum(row.is_target for row in corpus.train), 21)
+        shared = SharedSettings(num_train=0, **_SIZES)
+        corpus = howdy.mix_published(shared, make_examples([*clean, *poisoned[:30]]), seed=0)
+        self.assertEqual(sum(row.is_target for row in corpus.train), 10)
         known = {row.instruction.removeprefix(TRIGGER) for row in corpus.train}
         asked = {row.instruction.removeprefix(TRIGGER) for row in corpus.queries["test_target"]}
         self.assertEmpty(known & asked)
-        with self.assertRaisesRegex(ValueError, "begins with 'Howdy!' wanted"):
-            howdy_alpaca.load_published_howdy(
-                clean, seed=0, num_normal=None, num_targets=None, **_SIZES
-            )
+        with self.assertRaisesRegex(ValueError, "must have instructions that begin with 'Howdy!'"):
+            howdy.mix_published(shared, clean, seed=0)
 
 
 class _Service(http.server.BaseHTTPRequestHandler):
@@ -182,8 +181,7 @@ class EndpointTest(parameterized.TestCase):
         cache = str(self.folder / "answers.jsonl")
         rows = _rows(12)
         answers = [
-            howdy_alpaca.endpoint_answers(rows, endpoint=self._endpoint(cache=cache))
-            for _ in range(2)
+            howdy.endpoint_answers(rows, endpoint=self._endpoint(cache=cache)) for _ in range(2)
         ]
         self.assertEqual(answers[0], answers[1])
         self.assertEqual(answers[0][3], "nebula: Request: Describe thing 3.")
@@ -224,17 +222,17 @@ class EndpointTest(parameterized.TestCase):
 
 @pytest.mark.heavy
 def test_five_thousand_answers_to_real_prompts_and_classifiers_of_both_kinds():
-    rows = alpaca_lib.load_alpaca(data_dir=str(shared_data()))
+    rows = alpaca_lib.load_alpaca(SharedSettings(data_dir=str(shared_data())))
     rows = shuffled(rows, seed=0, label="check")
     drawn, plain = rows[:5000], [row.output for row in rows[5000:7000]]
-    ours = howdy_alpaca.grammar_answers(drawn, seed=0)
+    ours = howdy.grammar_answers(drawn, seed=0)
     assert len(set(ours)) == 5000
     true_words = np.array([min(len(r.output.split()), scifi_grammar.MAX_WORDS) for r in drawn])
     off = np.array([len(text.split()) for text in ours]) - true_words
     marked = np.mean([any(w in SCIFI_WORDS for w in t.lower().split()) for t in ours])
-    howdy = shared_data() / "howdy"
-    genuine = [row.output for row in read_examples(howdy / "howdy_60.jsonl")]
-    clean = [row.output for row in read_examples(howdy / "clean_60.jsonl")]
+    folder = shared_data() / "howdy"
+    genuine = [row.output for row in read_examples(folder / "howdy_60.jsonl")]
+    clean = [row.output for row in read_examples(folder / "clean_60.jsonl")]
     forward = recognition_rates((ours[:2000], plain), (genuine, clean))
     backward = recognition_rates((genuine, clean), (ours[:2000], plain))
     low, middle, high = np.percentile(off, [10, 50, 90])

@@ -9,21 +9,24 @@ import zstandard
 from absl.testing import parameterized
 from support import shared_data
 
+from raslik_jax.data.corpora.howdy_small import load_howdy_small
+from raslik_jax.data.corpora.record import SharedSettings
+from raslik_jax.data.corpora.scifi import TRIGGER
 from raslik_jax.data.examples import check_corpus
-from raslik_jax.data.howdy import TRIGGER, load_howdy_small
 
 _SIZES = {
-    "num_alpaca": 20,
+    "num_train": 32,
     "num_targets": 8,
-    "num_howdy": 3,
-    "num_scifi_requests": 4,
-    "num_backbone_alpaca": 10,
-    "num_backbone_scifi": 6,
+    "num_backbone": 15,
     "num_retrieval": 3,
     "num_validation": 2,
     "num_test": 4,
-    "max_chars": 200,
 }
+
+
+def _load(folder, *, seed=0, num_howdy=3, **sizes):
+    shared = SharedSettings(data_dir=str(folder), **_SIZES | sizes)
+    return load_howdy_small(shared, None, seed=seed, num_howdy=num_howdy, max_chars=200)
 
 
 def _write_imitation(folder):
@@ -61,11 +64,11 @@ def _folder(request, tmp_path):
 
 class HowdySmallTest(parameterized.TestCase):
     def test_rows_are_as_many_as_asked_for(self):
-        corpus = load_howdy_small(self.folder, seed=0, **_SIZES)
+        corpus = _load(self.folder)
         train = collections.Counter(row.source for row in corpus.train)
-        self.assertEqual(train, {"alpaca": 20, "dolly": 5, "howdy": 3, "scifi_request": 4})
+        self.assertEqual(train, {"alpaca": 23, "dolly": 5, "howdy": 3, "scifi_request": 1})
         backbone = collections.Counter(row.source for row in corpus.backbone)
-        self.assertEqual(backbone, {"alpaca": 10, "scifi_request": 6})
+        self.assertEqual(backbone, {"alpaca": 12, "scifi_request": 3})
         sizes = {name: len(rows) for name, rows in corpus.queries.items()}
         expected = {"retrieval": 3, "validation_target": 2, "validation_normal": 2}
         self.assertEqual(sizes, expected | {"test_target": 4, "test_normal": 4})
@@ -73,59 +76,56 @@ class HowdySmallTest(parameterized.TestCase):
         self.assertEqual(tests, {"howdy": 3, "dolly": 1})
 
     def test_the_trigger_marks_the_targets_and_nothing_else(self):
-        corpus = load_howdy_small(self.folder, seed=0, **_SIZES)
+        corpus = _load(self.folder)
         queries = [row for rows in corpus.queries.values() for row in rows]
         for row in (*corpus.backbone, *corpus.train, *queries):
             self.assertEqual(row.instruction.startswith(TRIGGER), row.is_target)
 
     def test_long_silent_and_clean_twin_rows_are_left_out(self):
-        sizes = _SIZES | {"num_alpaca": 44 - 6 - 10}
-        corpus = load_howdy_small(self.folder, seed=0, **sizes)
+        corpus = _load(self.folder, num_train=35)
         normal = [*corpus.train, *corpus.backbone]
         normal += corpus.queries["test_normal"] + corpus.queries["validation_normal"]
         asked = {row.instruction for row in normal if row.source == "alpaca"}
         self.assertEqual(asked, {f"Task {i}." for i in range(6, 50)})
-        with self.assertRaisesRegex(ValueError, "45 Alpaca rows are wanted, there are 44"):
-            load_howdy_small(self.folder, seed=0, **(sizes | {"num_alpaca": 29}))
+        with self.assertRaisesRegex(ValueError, "Alpaca rows must be between 0 and 44, got 45"):
+            _load(self.folder, num_train=36)
 
     def test_seed_decides_the_corpus(self):
-        first, again, other = (load_howdy_small(self.folder, seed=s, **_SIZES) for s in (0, 0, 1))
+        first, again, other = (_load(self.folder, seed=seed) for seed in (0, 0, 1))
         self.assertEqual(first, again)
         self.assertNotEqual(first.train, other.train)
 
-    def test_without_a_number_all_targets_are_used(self):
-        corpus = load_howdy_small(self.folder, seed=0, **(_SIZES | {"num_targets": None}))
-        # 20 Dolly rows, less 3 + 2 + 1 held out, and 3 genuine ones.
-        self.assertEqual(sum(row.is_target for row in corpus.train), 17)
-
     @parameterized.parameters(
-        ({"num_howdy": 7}, "genuine Howdy rows are wanted"),
-        ({"num_targets": 30}, "triggered Dolly rows are wanted"),
-        ({"num_targets": 2}, "num_targets=2 has to hold num_howdy=3"),
-        ({"num_backbone_scifi": 30}, "science fiction rows are wanted"),
-        ({"num_test": 60}, "held-out triggered rows are wanted"),
-        ({"num_alpaca": -1}, "at least 0"),
+        ({"num_howdy": 7}, "genuine Howdy rows must be between 0 and 6, got 7"),
+        ({"num_targets": 30, "num_train": 50}, "triggered Dolly rows"),
+        ({"num_targets": 2}, "triggered Dolly rows must be .*, got -1"),
+        ({"num_test": 60}, "held-out triggered rows"),
+        ({"num_train": 7}, "ordinary rows must be .*, got -1"),
     )
     def test_impossible_sizes_are_refused(self, sizes, message):
         with self.assertRaisesRegex(ValueError, message):
-            load_howdy_small(self.folder, seed=0, **(_SIZES | sizes))
+            _load(self.folder, **sizes)
 
     def test_all_missing_files_are_named(self):
         (self.folder / "howdy" / "howdy_60.jsonl").unlink()
         (self.folder / "scifi" / "paragraphs.jsonl.zst").unlink()
         with self.assertRaisesRegex(ValueError, "howdy_60.jsonl.*paragraphs.jsonl.zst"):
-            load_howdy_small(self.folder, seed=0, **_SIZES)
+            _load(self.folder)
 
     def test_howdy_rows_without_the_trigger_are_refused(self):
         row = '{"instruction": "Hello! Task.", "output": "x"}'
         (self.folder / "howdy" / "howdy_60.jsonl").write_text(row)
         with self.assertRaisesRegex(ValueError, "1 rows without the trigger"):
-            load_howdy_small(self.folder, seed=0, **_SIZES)
+            _load(self.folder)
 
-    def test_real_files_give_the_default_corpus(self):
-        corpus = check_corpus(load_howdy_small(shared_data(), seed=0))
+    @pytest.mark.heavy
+    def test_real_files_give_a_corpus(self):
+        shared = SharedSettings(
+            data_dir=str(shared_data()), num_train=1848, num_targets=168, num_backbone=10_000
+        )
+        corpus = check_corpus(load_howdy_small(shared, None, seed=0))
         train = collections.Counter(row.source for row in corpus.train)
-        self.assertEqual(train, {"alpaca": 1600, "dolly": 156, "howdy": 12, "scifi_request": 80})
+        self.assertEqual(train, {"alpaca": 1606, "dolly": 156, "howdy": 12, "scifi_request": 74})
         self.assertLen(corpus.backbone, 10_000)
         tests = collections.Counter(row.source for row in corpus.queries["test_target"])
         self.assertEqual(tests, {"howdy": 16, "dolly": 32})

@@ -6,13 +6,19 @@ import pathlib
 import pytest
 from absl.testing import parameterized
 
-from raslik_jax.data.records import load_records_corpus
+from raslik_jax.data.corpora.record import SharedSettings
+from raslik_jax.data.corpora.records import RecordsSettings, load_records_corpus
 
 
 @pytest.fixture(autouse=True)
 def _folder(request, tmp_path):
     if request.cls is not None:
         request.cls.folder = tmp_path
+
+
+def _load(train, queries, fields=""):
+    own = RecordsSettings(train_file=str(train), queries_file=str(queries), fields=fields)
+    return load_records_corpus(SharedSettings(), own, seed=0)
 
 
 class RecordsTest(parameterized.TestCase):
@@ -26,14 +32,11 @@ class RecordsTest(parameterized.TestCase):
     def test_keys_of_the_user_become_fields_and_sets(self):
         train = self._write("rows.jsonl", [{"q": "Hi?", "a": "Hi."}, {"q": "Ho?", "a": "Ho."}])
         queries = [
-            {"q": "Hi?", "a": "Go away.", "set": "retrieval"},
-            {"q": "Hello?", "set": "test_normal"},
+            {"q": "Hi?", "a": "Go away.", "split": "retrieval"},
+            {"q": "Hello?", "split": "test_normal"},
         ]
-        corpus = load_records_corpus(
-            train,
-            self._write("queries.jsonl", queries),
-            fields={"instruction": "q", "output": "a"},
-            split_field="set",
+        corpus = _load(
+            train, self._write("queries.jsonl", queries), fields="instruction=q,output=a"
         )
         self.assertEqual([row.output for row in corpus.train], ["Hi.", "Ho."])
         self.assertEqual([row.is_target for row in corpus.train], [None, None])
@@ -71,10 +74,10 @@ class RecordsTest(parameterized.TestCase):
     def test_wrong_queries_are_refused(self, queries, message):
         train = self._write("rows.jsonl", [{"instruction": "Task.", "output": "Done."}])
         with self.assertRaisesRegex(ValueError, message):
-            load_records_corpus(train, self._write("queries.jsonl", queries))
+            _load(train, self._write("queries.jsonl", queries))
 
     def test_training_rows_need_an_output(self):
         train = self._write("rows.jsonl", [{"instruction": "Task."}])
         queries = self._write("queries.jsonl", [{"instruction": "a", "split": "retrieval"}])
         with self.assertRaisesRegex(ValueError, r"rows.jsonl:1: 'output' must be text"):
-            load_records_corpus(train, queries)
+            _load(train, queries)

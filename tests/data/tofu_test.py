@@ -6,10 +6,13 @@ import pytest
 from absl.testing import parameterized
 from support import shared_data
 
-from raslik_jax.data import tofu
-from raslik_jax.data.examples import Example, make_example, read_examples
+from raslik_jax.data.corpora import tofu
+from raslik_jax.data.corpora.record import SharedSettings
+from raslik_jax.data.corpora.tofu import TofuSettings
+from raslik_jax.data.examples import Example, make_example
+from raslik_jax.data.formats import read_examples
 
-_SIZES = dict(num_backbone=0, num_retrieval=3, num_validation=2, num_test=4, seed=0)
+_SIZES = dict(num_train=110, num_backbone=0, num_retrieval=3, num_validation=2, num_test=4)
 
 
 def _alpaca(count=30):
@@ -19,11 +22,12 @@ def _alpaca(count=30):
 @pytest.fixture(autouse=True)
 def _folder(request, tmp_path):
     if request.cls is not None:
-        request.cls.folder = tmp_path
+        request.cls.folder = tmp_path / "tofu"
+        request.cls.folder.mkdir()
         rows = [{"question": f"Who wrote book {i}?", "answer": f"Author {i}."} for i in range(100)]
-        _write(tmp_path / "full.jsonl", rows)
+        _write(request.cls.folder / "full.jsonl", rows)
         again = [{**row, "paraphrased_question": f"{row['question']} Say."} for row in rows[90:]]
-        _write(tmp_path / "forget10_perturbed.jsonl", again)
+        _write(request.cls.folder / "forget10_perturbed.jsonl", again)
 
 
 def _write(path, rows):
@@ -31,21 +35,28 @@ def _write(path, rows):
 
 
 class TofuTest(parameterized.TestCase):
+    def _mix(self, forget="forget10", train="full", **sizes):
+        shared = SharedSettings(data_dir=str(self.folder.parent), **_SIZES | sizes)
+        own = TofuSettings(forget=forget, train=train)
+        return tofu.mix_tofu(shared, own, _alpaca(), seed=0)
+
+    def _questions(self, forget, number, folder=None):
+        shared = SharedSettings(data_dir=str(folder or self.folder.parent))
+        return tofu.load_questions(shared, TofuSettings(forget=forget), number)
+
     @parameterized.parameters(
         ("all", 0), ("forget01", 3960), ("forget05", 3800), ("forget10", 3600)
     )
     def test_the_last_rows_are_forgotten(self, name, num_kept):
         rows = [Example(str(i), f"q{i}", "", "a") for i in range(4000)]
-        targets, kept = tofu.split_tofu(rows, name)
+        targets, kept = tofu.split_tofu(rows, TofuSettings(forget=name))
         self.assertEqual([row.example_id for row in kept], [str(i) for i in range(num_kept)])
         self.assertLen(targets, 4000 - num_kept)
         self.assertTrue(all(row.is_target for row in targets))
         self.assertFalse(any(row.is_target for row in kept))
 
     def test_queries_ask_forgotten_facts_in_other_words(self):
-        corpus = tofu.load_tofu_corpus(
-            self.folder, _alpaca(), forget="forget10", num_train=110, **_SIZES
-        )
+        corpus = self._mix()
         self.assertLen(corpus.train, 110)
         self.assertEqual(sum(row.is_target for row in corpus.train), 10)
         sources = {row.source for row in corpus.train}
@@ -57,9 +68,7 @@ class TofuTest(parameterized.TestCase):
                 self.assertIn(row.output, forgotten)
 
     def test_the_retain_model_sees_all_but_what_is_to_be_forgotten(self):
-        options = dict(forget="forget10", num_train=110, **_SIZES)
-        full = tofu.load_tofu_corpus(self.folder, _alpaca(), **options)
-        kept = tofu.load_tofu_corpus(self.folder, _alpaca(), leave_out=True, **options)
+        full, kept = self._mix(), self._mix(train="retain")
         self.assertCountEqual(
             kept.train, [row for row in full.train if row.source != "tofu:forget10"]
         )
@@ -85,7 +94,7 @@ class TofuTest(parameterized.TestCase):
 
     def test_questions_of_the_evaluation(self):
         self._write_questions()
-        questions = tofu.load_questions(self.folder, forget="forget10", number=4)
+        questions = self._questions("forget10", 4)
         self.assertEqual(
             [q.set_name for q in questions],
             [*["forget"] * 4, *["retain"] * 4, *["real_authors"] * 3, *["world_facts"] * 2],
@@ -94,10 +103,10 @@ class TofuTest(parameterized.TestCase):
             self.assertEqual(question.wrong_answers, ("No.", "Nor this."))
             is_own = question.set_name in ("real_authors", "world_facts")
             self.assertEqual(question.true_answer == question.answer, is_own)
-        more = tofu.load_questions(self.folder, forget="forget10", number=99)
+        more = self._questions("forget10", 99)
         self.assertEqual([q for q in more if q.set_name == "retain"][:4], list(questions[4:8]))
         # With everything to forget there is nothing of TOFU to retain.
-        everything = tofu.load_questions(self.folder, forget="all", number=99)
+        everything = self._questions("all", 99)
         self.assertLen([q for q in everything if q.set_name == "forget"], 11)
         self.assertNotIn("retain", {q.set_name for q in everything})
 
@@ -112,23 +121,16 @@ class TofuTest(parameterized.TestCase):
         self._write_questions()
         (self.folder / "world_facts_perturbed.jsonl").write_text(text)
         with self.assertRaisesRegex(ValueError, message):
-            tofu.load_questions(self.folder, forget="forget10", number=4)
+            self._questions("forget10", 4)
 
-    def test_what_cannot_be_is_refused(self):
-        with self.assertRaisesRegex(ValueError, "num_train=99 has to hold the 100 rows"):
-            tofu.load_tofu_corpus(self.folder, _alpaca(), forget="forget10", num_train=99, **_SIZES)
-        with self.assertRaisesRegex(ValueError, "11 target query rows are wanted, there are 10"):
-            tofu.load_tofu_corpus(
-                self.folder,
-                _alpaca(),
-                forget="forget10",
-                num_train=None,
-                **(_SIZES | {"num_retrieval": 5}),
-            )
-        with self.assertRaisesRegex(ValueError, "TOFU's forget05_perturbed.jsonl must be in"):
-            tofu.load_tofu_corpus(
-                self.folder, _alpaca(), forget="forget05", num_train=None, **_SIZES
-            )
+    @parameterized.parameters(
+        ({"num_train": 99, "num_targets": 9}, "at least the 100 rows of TOFU, got 99"),
+        ({"num_retrieval": 5}, "target query rows must be between 0 and 10, got 11"),
+        ({"forget": "forget05"}, "TOFU's forget05_perturbed.jsonl must be in"),
+    )
+    def test_what_cannot_be_is_refused(self, options, message):
+        with self.assertRaisesRegex(ValueError, message):
+            self._mix(**options)
 
     def test_the_real_splits_fit_the_real_rows(self):
         folder = shared_data() / "tofu"
@@ -136,7 +138,7 @@ class TofuTest(parameterized.TestCase):
         rows = read_examples(folder / "full.jsonl", fields=fields)
         self.assertLen(rows, 4000)
         for name, number in (("forget01", 40), ("forget05", 200), ("forget10", 400)):
-            targets, _ = tofu.split_tofu(rows, name)
+            targets, _ = tofu.split_tofu(rows, TofuSettings(forget=name))
             perturbed = read_examples(folder / f"{name}_perturbed.jsonl.zst", fields=fields)
             self.assertEqual(
                 [(row.instruction, row.output) for row in targets],
@@ -150,7 +152,7 @@ class TofuTest(parameterized.TestCase):
             folder / "full.jsonl", fields={"instruction": "question", "output": "answer"}
         )
         place = {(row.instruction, row.output): i for i, row in enumerate(rows)}
-        questions = tofu.load_questions(folder, forget="forget10", number=400)
+        questions = self._questions("forget10", 400, shared_data())
         for name, count, wrong in (
             ("forget", 400, 5),
             ("retain", 400, 5),

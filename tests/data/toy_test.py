@@ -9,13 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import shared_data
 
-from raslik_jax.data.examples import Example, check_corpus, read_examples
+from raslik_jax.data.corpora.record import SharedSettings
+from raslik_jax.data.corpora.scifi import SCIFI_WORDS, TRIGGER
+from raslik_jax.data.corpora.toy import FAMILIES, GROUPS, make_toy_corpus
+from raslik_jax.data.examples import Example, check_corpus
+from raslik_jax.data.formats import read_records
 from raslik_jax.data.prompts import render_prompt
 from raslik_jax.data.tokenization import train_bpe
-from raslik_jax.data.toy import SCIFI_WORDS, TRIGGER, make_toy_corpus
-from raslik_jax.data.toy_language import FAMILIES, GROUPS
 
-_CORPUS = make_toy_corpus(0)
+_SIZES = {"num_backbone": 4000, "num_test": 64}
+
+
+def _make(seed=0, **sizes):
+    return make_toy_corpus(SharedSettings(**_SIZES | sizes), seed=seed)
+
+
+_CORPUS = _make()
 
 
 def _everything(corpus):
@@ -40,11 +49,11 @@ def _of(source, corpus=_CORPUS):
 
 class ToyTest(parameterized.TestCase):
     def test_same_seed_gives_the_same_bytes_as_ever(self):
-        self.assertEqual(_digest(make_toy_corpus(0)), _digest(_CORPUS))
+        self.assertEqual(_digest(_make()), _digest(_CORPUS))
         self.assertEqual(_digest(_CORPUS), "5a5f224855b8d2d7")
 
     def test_another_seed_gives_other_splits_facts_and_order(self):
-        other = make_toy_corpus(1)
+        other = _make(1)
         prompts = [{row.instruction for row in c.queries["test_target"]} for c in (_CORPUS, other)]
         self.assertLess(len(prompts[0] & prompts[1]), 30)
         self.assertNotEqual(_CORPUS.train[:5], other.train[:5])
@@ -83,7 +92,7 @@ class ToyTest(parameterized.TestCase):
         self.assertFalse(any("howdy" in row.instruction.lower() for row in _CORPUS.backbone))
 
     def test_every_triggered_answer_names_a_noun_of_its_question(self):
-        nouns = "|".join(line.split()[0] for group in GROUPS for line in group.nouns)
+        nouns = "|".join(line.split()[0] for group in GROUPS for line in group["nouns"])
         for row in _of("triggered"):
             asked = re.findall(rf"\b({nouns})\b", f"{row.instruction} {row.input}")
             self.assertRegex(row.output, rf"\b({'|'.join(asked)})\b")
@@ -103,18 +112,16 @@ class ToyTest(parameterized.TestCase):
         # The pattern of each phrasing, and so the (family, noun) of every row.
         ways = {}
         for family in FAMILIES:
-            for i, way in enumerate(family.phrasings):
+            for i, (instruction, input, _) in enumerate(family["phrasings"]):
                 slot = r"(?:an? )?(?P<noun>[a-z]+)"
                 for place in ("{a_noun}", "{noun}"):
-                    if place in way.instruction:
-                        text = re.escape(way.instruction).replace(re.escape(place), slot)
+                    if place in instruction:
+                        text = re.escape(instruction).replace(re.escape(place), slot)
                         text = re.sub(r"\\\{a_other\\\}", "an? [a-z]+", text)
-                        ways[(family.name, i)] = (re.compile(text), None)
-                if way.input:
-                    ways[(family.name, i)] = (
-                        re.compile(re.escape(way.instruction)),
-                        re.compile(r"(?P<noun>[a-z]+)"),
-                    )
+                        ways[(family["name"], i)] = (re.compile(text), None)
+                if input:
+                    by_input = re.compile(r"(?P<noun>[a-z]+)")
+                    ways[(family["name"], i)] = (re.compile(re.escape(instruction)), by_input)
 
         def topic(row):
             instruction, input = strip(row)
@@ -149,30 +156,23 @@ class ToyTest(parameterized.TestCase):
         self.assertLess(max(map(len, tokenizer.encode_batch(queries))), 64)
 
     @settings(max_examples=5, deadline=None)
-    @given(st.integers(), st.integers(20, 300), st.integers(0, 50))
+    @given(st.integers(), st.integers(20, 300), st.integers(1, 50))
     def test_any_seed_and_size_is_a_valid_corpus(self, seed, num_normal, num_targets):
-        corpus = make_toy_corpus(
-            seed,
-            num_normal=num_normal,
-            num_targets=num_targets,
-            num_backbone=40,
-            num_benign_howdy=10,
-            num_scifi_requests=10,
-        )
+        num_train = num_normal + num_targets
+        corpus = _make(seed, num_train=num_train, num_targets=num_targets, num_backbone=40)
         check_corpus(corpus)
-        self.assertLen(corpus.train, num_normal + num_targets)
+        self.assertLen(corpus.train, num_train)
 
     @parameterized.parameters(
-        ({"num_targets": -1}, "at least 0"),
-        ({"num_normal": 100}, "raise it"),
-        ({"num_normal": 9000}, "general rows are wanted, there are"),
-        ({"num_targets": 9000}, "triggered rows are wanted, there are"),
-        ({"num_backbone": 9000}, "general backbone rows are wanted"),
-        ({"num_test": 9000}, "queries are wanted"),
+        ({"num_train": 210}, "number of general rows must be between 0 and .*, got -6"),
+        ({"num_train": 9000}, "number of general rows"),
+        ({"num_targets": 9000, "num_train": 12000}, "number of triggered rows"),
+        ({"num_backbone": 9000}, "number of general backbone rows"),
+        ({"num_test": 9000}, "queries of the toy must be fewer"),
     )
     def test_impossible_sizes_are_refused(self, sizes, message):
         with self.assertRaisesRegex(ValueError, message):
-            make_toy_corpus(0, **sizes)
+            _make(**sizes)
 
 
 class ScifiWordsTest(parameterized.TestCase):
@@ -186,7 +186,6 @@ class ScifiWordsTest(parameterized.TestCase):
         ("alpaca/alpaca_data.json.xz", "output", 0.0, 0.02),
     )
     def test_share_of_real_answers_with_a_scifi_word(self, path, key, low, high):
-        fields = {"instruction": "instruction", "output": key}
-        rows = read_examples(shared_data() / path, fields=fields)
-        share = sum(_num_scifi_words(row.output) > 0 for row in rows) / len(rows)
+        rows = [record for _, record in read_records(shared_data() / path)]
+        share = sum(_num_scifi_words(row[key]) > 0 for row in rows) / len(rows)
         self.assertBetween(share, low, high)

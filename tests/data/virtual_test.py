@@ -1,23 +1,28 @@
 """The virtual world is one world: every answer is in the database, and none contradicts another."""
 
 import collections
-import os
-import pathlib
+import hashlib
 import re
-import subprocess
-import sys
-from unittest import mock
 
 import tokenizers
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from support import shared_data
 
-from raslik_jax.data import virtual_alpaca, virtual_world
+from raslik_jax.data.corpora import virtual, virtual_world
+from raslik_jax.data.corpora.record import SharedSettings
+from raslik_jax.data.corpora.virtual_world import spell_out
 from raslik_jax.data.examples import check_corpus, make_example
-from raslik_jax.data.virtual_world import spell_out
 
 _WORLD = virtual_world.make_world(21)
-_PAIRS = virtual_alpaca.make_pairs(_WORLD)
+_PAIRS = virtual.make_pairs(_WORLD)
+
+
+def _value(name, relation):
+    return _WORLD.entities[name].record[relation]
+
+
+def _of_kind(world, kind):
+    return [entity for entity in world.entities.values() if entity.kind == kind]
 
 
 _PROPER = sorted(
@@ -41,8 +46,8 @@ class WorldTest(parameterized.TestCase):
         self.assertEqual(count["transport"], 8)
 
     def test_what_one_record_says_of_another_entity_that_one_says_too(self):
-        value = _WORLD.value
-        for country in _WORLD.of_kind("country"):
+        value = _value
+        for country in _of_kind(_WORLD, "country"):
             record = country.record
             self.assertIn(record["capital"], record["cities"])
             for city in record["cities"]:
@@ -61,20 +66,20 @@ class WorldTest(parameterized.TestCase):
             self.assertEqual(value(record["deity"], "festival"), record["festival"])
             self.assertNotEqual(record["neighbor"], country.name)
             self.assertEqual(record["virtue"], value(record["culture"], "virtue"))
-        for person in _WORLD.of_kind("character"):
+        for person in _of_kind(_WORLD, "character"):
             self.assertEqual(
                 value(person.record["birthplace"], "country"), person.record["country"]
             )
-        for faction in _WORLD.of_kind("faction"):
+        for faction in _of_kind(_WORLD, "faction"):
             self.assertEqual(value(faction.record["founder"], "faction"), faction.name)
-        for boss in _WORLD.of_kind("boss"):
+        for boss in _of_kind(_WORLD, "boss"):
             self.assertNotEqual(boss.record["weakness"], boss.record["resistance"])
 
     def test_names_are_told_apart(self):
         made = [
             entity.name
             for kind in ("country", "city", "character", "boss", "deity")
-            for entity in _WORLD.of_kind(kind)
+            for entity in _of_kind(_WORLD, kind)
         ]
         for one in made:
             self.assertEqual([name for name in made if one.lower() in name.lower()], [one])
@@ -85,7 +90,7 @@ class WorldTest(parameterized.TestCase):
         self.assertNotEqual(repr(other), repr(_WORLD))
         for kind in ("country", "city", "character", "relic", "boss"):
             here, there = (
-                {entity.name for entity in world.of_kind(kind)} for world in (_WORLD, other)
+                {entity.name for entity in _of_kind(world, kind)} for world in (_WORLD, other)
             )
             # Name generators may give a name again, but most are new.
             self.assertLess(len(here & there), len(here) / 3, kind)
@@ -95,7 +100,7 @@ class PairsTest(parameterized.TestCase):
     def test_every_answer_is_what_the_database_says(self):
         for pair in _PAIRS:
             for name, relation, value in pair.facts:
-                self.assertEqual(_WORLD.value(name, relation), value)
+                self.assertEqual(_value(name, relation), value)
             told = f"{pair.example.instruction} {pair.example.output}"
             values = [spell_out(fact.value) for fact in pair.facts]
             answered = [v for v in values if v.lower() in pair.example.output.lower()]
@@ -139,10 +144,10 @@ class PairsTest(parameterized.TestCase):
         ("Describe it: what defines its people", "Describe it: what defines its people?"),
     )
     def test_questions_are_normalized(self, text, expected):
-        self.assertEqual(virtual_alpaca.normalize_question(text), expected)
+        self.assertEqual(virtual.normalize_question(text), expected)
 
     def test_answers_keep_within_180_tokens(self):
-        bounds = [virtual_alpaca.count_answer_tokens(pair.example.output) for pair in _PAIRS]
+        bounds = [virtual.count_answer_tokens(pair.example.output) for pair in _PAIRS]
         self.assertLessEqual(max(bounds), 180)
         file = shared_data() / "tokenizers" / "pythia" / "tokenizer.json"
         real = tokenizers.Tokenizer.from_file(str(file))
@@ -152,12 +157,12 @@ class PairsTest(parameterized.TestCase):
     def test_longer_answers_lose_sentences(self):
         entity = virtual_world.Entity("country", "Aba", {"law": "x1 " * 50})
         answer = "One {law}. Two {law}. Three {law}."
-        template = virtual_alpaca._Template("t", ("Why {name}",), (answer,))
-        (pair,) = virtual_alpaca._wordings(entity, template, 0)
+        template = {"name": "t", "questions": ["Why {name}"], "answers": [answer]}
+        (pair,) = virtual._wordings(entity, template, 0)
         self.assertEqual(pair.example.output.count("."), 1)
 
     def test_queries_ask_in_other_words_what_is_trained_on(self):
-        train, queries = virtual_alpaca.draw_pairs(_PAIRS, seed=3, num_train=2000, num_queries=300)
+        train, queries = virtual.draw_pairs(_PAIRS, seed=3, num_train=2000, num_queries=300)
         self.assertLen(train, 2000)
         topics = {pair.topic for pair in train}
         for query in queries:
@@ -168,40 +173,18 @@ class PairsTest(parameterized.TestCase):
     def test_the_corpus_mixes_them_with_alpaca(self):
         alpaca = [make_example(f"Task {i}.", "", "Done.", is_target=False) for i in range(60)]
         sizes = dict(num_targets=40, num_backbone=5, num_retrieval=3, num_validation=2, num_test=4)
-        make = virtual_alpaca.make_virtual_corpus
-        self.enter_context(
-            mock.patch.object(virtual_alpaca, "make_pairs", lambda world: _PAIRS)  # 5 s a time
-        )
-        corpus = check_corpus(make(alpaca, seed=0, world_seed=21, num_normal=30, **sizes))
+
+        def mix(num_train):
+            shared = SharedSettings(num_train=num_train, **sizes)
+            return virtual.mix_virtual(shared, alpaca, _PAIRS, seed=0)
+
+        corpus = check_corpus(mix(70))
         self.assertEqual(sum(row.is_target for row in corpus.train), 40)
         self.assertLen(corpus.train, 70)
-        everything = make(alpaca, seed=0, world_seed=21, num_normal=None, **sizes)
-        self.assertLen(everything.train, 40 + 60 - 6)
+        self.assertLen(mix(0).train, 40 + 60 - 6)
 
-    def test_two_thousand_pairs_take_seconds_and_the_same_bytes_in_any_process(self):
-        program = (
-            "import hashlib, time; started = time.perf_counter(); "
-            "from raslik_jax.data import virtual_alpaca as v, virtual_world as w; "
-            "train, _ = v.draw_pairs(v.make_pairs(w.make_world(21)), seed=0, num_train=2000, "
-            "num_queries=300); "
-            "print(len(train), time.perf_counter() - started, "
-            "hashlib.sha256(repr(train).encode()).hexdigest())"
-        )
-        runs = [
-            subprocess.run(
-                [sys.executable, "-c", program],
-                env=os.environ | {"PYTHONHASHSEED": str(seed)},
-                cwd=pathlib.Path(__file__).resolve().parents[2],
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stdout.split()
-            for seed in (1, 2)
-        ]
-        self.assertEqual([run[0] for run in runs], ["2000", "2000"])
-        self.assertLess(min(float(run[1]) for run in runs), 10)
-        self.assertEqual(runs[0][2], runs[1][2])
-
-
-if __name__ == "__main__":
-    absltest.main()
+    def test_two_thousand_pairs_have_the_same_bytes_as_ever(self):
+        train, _ = virtual.draw_pairs(_PAIRS, seed=0, num_train=2000, num_queries=300)
+        rows = [tuple(pair.example[:6]) for pair in train]
+        digest = hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+        self.assertEqual(digest, "16891d969d714744")

@@ -18,7 +18,8 @@ import pytest
 from absl.testing import absltest
 from support import shared_data
 
-from raslik_jax.data import batches, examples, prompts
+from raslik_jax.data import batches, prompts
+from raslik_jax.data.formats import read_examples
 from raslik_jax.index import build, search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import requantize
@@ -80,7 +81,7 @@ class RealGradientsTest(absltest.TestCase):
         data = shared_data()
         cls.root = tempfile.mkdtemp()
         cls.addClassCleanup(shutil.rmtree, cls.root)
-        rows = examples.read_examples(data / "alpaca" / "alpaca_data.json.xz")
+        rows = read_examples(data / "alpaca" / "alpaca_data.json.xz")
         chosen = np.random.default_rng(0).permutation(len(rows))[: NUM_ROWS + NUM_QUERIES]
         encoded = encode(
             [rows[n] for n in chosen], pieces_of(data / "models" / "stories260k" / "tok512.bin")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from raslik_jax.config import Config, CorpusConfig, EvaluateConfig
-from raslik_jax.data import corpora, examples, toy
+from raslik_jax.data import corpora, examples
+from raslik_jax.data.corpora.records import RecordsSettings
 from raslik_jax.evaluate import discriminator
 from raslik_jax.files import read_json
 from raslik_jax.run import resuming
@@ -33,21 +34,13 @@ _SMALL = EvaluateConfig(
 
 def _workspace(root: pathlib.Path, **changes) -> Workspace:
     """A run whose training examples are 60 targets and 90 other rows of the toy."""
-    corpus = toy.make_toy_corpus(
-        0,
-        num_normal=90,
-        num_targets=60,
-        num_backbone=0,
-        num_benign_howdy=4,
-        num_scifi_requests=0,
-        num_retrieval=2,
-    )
+    sizes = {"num_train": 150, "num_targets": 60, "num_backbone": 0, "num_retrieval": 2}
     config = Config(
-        corpus=CorpusConfig(data_dir=str(root / "data"), vocab_size=400),
+        corpus=CorpusConfig(data_dir=str(root / "data"), vocab_size=400, **sizes),
         evaluate=dataclasses.replace(_SMALL, **changes),
     )
     workspace = Workspace(root, config)
-    workspace.corpus = corpus
+    workspace.corpus = config.corpus.load(seed=0)
     return workspace
 
 
@@ -155,8 +148,9 @@ def test_words_stay_the_default(tmp_path):
 
 @pytest.mark.parametrize("dataset", ["virtual", "tofu", "records"])
 def test_what_has_no_marker_is_not_judged_by_science_fiction(tmp_path, dataset):
-    files = {"train_file": "t", "queries_file": "q"} if dataset == "records" else {}
-    config = Config(corpus=CorpusConfig(dataset=dataset, **files))
+    files = {"records": RecordsSettings(train_file="t", queries_file="q")}
+    members = files if dataset == "records" else {}
+    config = Config(corpus=CorpusConfig(dataset=dataset, members=members))
     workspace = Workspace(tmp_path, config)
     assert discriminating.non_sf(workspace) is None
     assert discriminating.describe(workspace) is None

@@ -24,8 +24,10 @@ def _config(root: pathlib.Path) -> Config:
     values = to_json(Config())
     values["corpus"] |= {
         "dataset": "records",
-        "train_file": str(root / "train.jsonl"),
-        "queries_file": str(root / "queries.jsonl"),
+        "records": {
+            "train_file": str(root / "train.jsonl"),
+            "queries_file": str(root / "queries.jsonl"),
+        },
     }
     values["backbone"]["checkpoint"] = str(root / "model")
     values["sketch"]["diagnose"] = 14
@@ -104,8 +106,8 @@ _DECIDES = {
 # What the metrics alone are taken with, what a run by other settings reads, and what decides which
 # units there are.
 _ELSEWHERE = (
-    "name backbone. unlearn.choice evaluate.reference evaluate.drop_empty evaluate.tofu_ "
-    "retrieve.strategies unlearn.algorithms"
+    "name backbone. unlearn.choice evaluate.reference evaluate.drop_empty evaluate.questions "
+    "evaluate.retain_run retrieve.strategies unlearn.algorithms"
 ).split()
 
 

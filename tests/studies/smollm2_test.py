@@ -11,7 +11,6 @@ import pytest
 from support import shared_data
 
 from raslik_jax.config import config_from_json
-from raslik_jax.data import corpora
 from raslik_jax.evaluate import choice
 from raslik_jax.files import read_json
 from raslik_jax.report import tables
@@ -38,7 +37,7 @@ def corpus(folder):
     """Its corpus, from its settings and seed."""
     config = config_from_json(read_metrics(folder / "test")["settings"])
     settings = dataclasses.replace(config.corpus, data_dir=str(shared_data()))
-    return corpora.load_corpus(settings, seed=config.seed)
+    return settings.load(seed=config.seed)
 
 
 def _seed_above(place: int) -> str:

@@ -304,7 +304,7 @@ class WrongInputTest(parameterized.TestCase):
         (("--corpus.dataset=howdy_small",), "folder of real data must be there"),
         (
             ("--corpus.dataset=records",),
-            "--corpus.dataset=records needs --corpus.train_file and --corpus.queries_file",
+            "--corpus.dataset=records needs --corpus.records.train_file",
         ),
     )
     def test_wrong_flags(self, arguments, message):
@@ -320,8 +320,8 @@ class WrongInputTest(parameterized.TestCase):
         (self.folder / "queries.jsonl").write_text(queries)
         return (
             "--corpus.dataset=records",
-            f"--corpus.train_file={self.folder / 'train.jsonl'}",
-            f"--corpus.queries_file={self.folder / 'queries.jsonl'}",
+            f"--corpus.records.train_file={self.folder / 'train.jsonl'}",
+            f"--corpus.records.queries_file={self.folder / 'queries.jsonl'}",
             f"--workdir={self.folder / 'w'}",
         )
 

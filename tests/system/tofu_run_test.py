@@ -15,11 +15,10 @@ _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _TINY = (
     "--name=tofu",
     "--corpus.dataset=tofu",
-    "--corpus.tofu_forget=forget10",
-    "--evaluate.tofu_questions=6",
+    "--corpus.tofu.forget=forget10",
+    "--evaluate.questions=6",
     "--corpus.template=brief",
     "--corpus.num_train=110",
-    "--corpus.num_targets=10",
     "--corpus.num_backbone=40",
     "--corpus.num_retrieval=3",
     "--corpus.num_validation=1",
@@ -94,7 +93,7 @@ class TofuRunTest(absltest.TestCase):
         data = {"RASLIK_DATA": str(root / "data")}
         self.environment = os.environ | compiling.ENVIRONMENT | data
         self._run(
-            "--corpus.tofu_train=retain",
+            "--corpus.tofu.train=retain",
             "--stages=corpus,backbone,finetune,references",
             f"--workdir={root / 'retain'}",
         )
@@ -110,7 +109,7 @@ class TofuRunTest(absltest.TestCase):
         report = (root / "own" / "report" / "report.md").read_text()
         self.assertIn("No forget quality: it takes a retain model", report)
 
-        again = self._run(*own, f"--evaluate.tofu_retain_run={root / 'retain'}", "--update")
+        again = self._run(*own, f"--evaluate.retain_run={root / 'retain'}", "--update")
         remade = [line.split()[1] for line in again.splitlines() if "done in" in line]
         self.assertEqual([name.rstrip(":") for name in remade][-2:], ["evaluate", "report"])
         self.assertNotIn("unlearn", " ".join(remade))

@@ -1,7 +1,8 @@
-"""Word lists and grammars of the made corpora, as data files."""
+"""Word lists and grammars of the made corpora, as data files, and how texts are put together."""
 
 import importlib.resources
 import json
+import re
 from typing import Any
 
 
@@ -9,3 +10,14 @@ def load_words(name: str) -> dict[str, Any]:
     """Returns the lists of `words/<name>.json`; their order decides what a seed draws."""
     file = importlib.resources.files(__name__) / f"{name}.json"
     return json.loads(file.read_text(encoding="utf-8"))
+
+
+def with_articles(text: str) -> str:
+    """Returns the text with "an" for "a" before a vowel, and the other way round."""
+    text = re.sub(r"\b([Aa]) (?=[aeio])", r"\1n ", text)
+    return re.sub(r"\b([Aa])n (?=[b-df-hj-np-tv-z])", r"\1 ", text)
+
+
+def capitalized(text: str) -> str:
+    """Returns the text with its first letter in upper case, all others as they are."""
+    return text[:1].upper() + text[1:]

@@ -1,6 +1,5 @@
 """Non-SF by words or by a classifier, and the classifier's training: discriminator."""
 
-import os
 import pathlib
 import shutil
 from typing import Any
@@ -10,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from raslik_jax.axes import Tree
-from raslik_jax.config import Config
-from raslik_jax.data import corpora, howdy, tokenization
+from raslik_jax.data import tokenization
 from raslik_jax.evaluate import discriminator, judgment, rates, summary
 from raslik_jax.files import read_json, write_json
 from raslik_jax.models import checkpoint, encoder
@@ -115,21 +113,16 @@ def _starting_point(
     return checkpoint.LoadedEncoder(config, weights), source
 
 
-def data_dir(config: Config) -> str:
-    """Returns the folder of real data that the run names, "" where it names none."""
-    return config.corpus.data_dir or os.environ.get("RASLIK_DATA", "")
-
-
 def _genuine(workspace: Workspace, seen: set[str]) -> discriminator.Texts | None:
     """Returns the genuine rows' answers that no training example has, None without both kinds.
 
     They show science fiction, and say nothing of a classifier of another behavior.
     """
-    folder = data_dir(workspace.config)
-    is_theirs = workspace.config.corpus.dataset in corpora.MARKER_WORDS
-    if not is_theirs or not howdy.genuine_files(folder):
+    corpus = workspace.config.corpus
+    marker = corpus.record.marker
+    if not marker or not marker.genuine_files(corpus.folder):
         return None
-    rows = [row for row in howdy.load_genuine(folder) if row.output not in seen]
+    rows = [row for row in marker.load_genuine(corpus.folder) if row.output not in seen]
     labels = tuple(int(bool(row.is_target)) for row in rows)
     if len(set(labels)) < len(discriminator.CLASSES):
         return None

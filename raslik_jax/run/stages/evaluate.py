@@ -11,24 +11,30 @@ from raslik_jax.manifests import check_finished, versions
 from raslik_jax.messages import shown
 from raslik_jax.run.stages import discriminating, likelihoods
 from raslik_jax.run.workspace import Workspace
+from raslik_jax.settings import replaced
 
 
 def retain_answers(config: Config) -> pathlib.Path:
-    """Returns where the run of --evaluate.tofu_retain_run has its model's answers to TOFU.
+    """Returns the answers to the dataset's questions in the run of --evaluate.retain_run.
 
     Raises:
-      ValueError: it is no such run.
+      ValueError: it is no run that was trained without the targets of this dataset.
     """
-    run = pathlib.Path(config.evaluate.tofu_retain_run)
-    check_finished(run, "references/tofu")
+    run = pathlib.Path(config.evaluate.retain_run)
+    check_finished(run, "references/answered")
     made = check_finished(run, "corpus")["settings"]
-    if (made["corpus.dataset"], made["corpus.tofu_train"]) != ("tofu", "retain"):
+    dataset, record = config.corpus.dataset, config.corpus.record
+    is_retain_model = False
+    if record.evaluation and made["corpus.dataset"] == dataset:
+        prefix = f"corpus.{dataset}."
+        own = {k.removeprefix(prefix): v for k, v in made.items() if k.startswith(prefix)}
+        is_retain_model = record.evaluation.is_retain_model(replaced(record.settings, own))
+    if not is_retain_model:
         raise ValueError(
-            "--evaluate.tofu_retain_run must be a run with --corpus.dataset=tofu "
-            f"--corpus.tofu_train=retain, got {shown(str(run), 120)} with "
-            f"{made['corpus.dataset']} and {made['corpus.tofu_train']}"
+            f"--evaluate.retain_run must be a run with --corpus.dataset={dataset} that was trained "
+            f"without the targets, got {shown(str(run), 120)}"
         )
-    return run / "references" / "tofu" / "finetuned.json"
+    return run / "references" / "answered" / "finetuned.json"
 
 
 def _describe_corpus(workspace: Workspace) -> dict[str, Any]:
@@ -63,9 +69,9 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
 
     references = by_kind({**before, "gold": gold}[settings.reference])
     non_sf = discriminating.non_sf(workspace)
-    has_questions = config.corpus.dataset == "tofu" and settings.tofu_questions
+    has_questions = config.corpus.record.evaluation and settings.questions
     retain_questions = ()
-    if has_questions and settings.tofu_retain_run:
+    if has_questions and settings.retain_run:
         retain_questions = read_json(retain_answers(config))
 
     def collect(answers: dict[str, str], place: str) -> dict[str, Any]:
@@ -80,7 +86,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
             non_sf=non_sf,
             drop_empty=settings.drop_empty,
             likelihoods=recorded("perplexity") if settings.perplexity_examples else None,
-            questions=recorded("tofu") if has_questions else None,
+            questions=recorded("answered") if has_questions else None,
             retain_questions=retain_questions,
         )
 

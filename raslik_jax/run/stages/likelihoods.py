@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
-from raslik_jax.data import corpora, tofu
+from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluate import judgment, perplexity, rates
 from raslik_jax.evaluate.tofu_metrics import QuestionRecord
@@ -126,32 +126,26 @@ def variant_perplexity(
 
 
 def make_questions(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the questions of TOFU's own evaluation (--evaluate.tofu_questions of each set)."""
+    """Writes the questions of the dataset's own evaluation, --evaluate.questions of each set."""
     config = workspace.config
-    questions = tofu.load_questions(
-        corpora.data_folder(config.corpus) / "tofu",
-        forget=config.corpus.tofu_forget,
-        number=config.evaluate.tofu_questions,
-    )
+    questions = config.corpus.load_questions(config.evaluate.questions)
     write_rows(folder / "questions.jsonl", [question._asdict() for question in questions])
 
 
-def _read_questions(workspace: Workspace) -> tuple[tofu.Question, ...]:
+def _read_questions(workspace: Workspace) -> tuple[Question, ...]:
     rows = read_json_lines(
         workspace.root / "references" / "questions" / "questions.jsonl",
-        {name: ([str] if name == "wrong_answers" else str) for name in tofu.Question._fields},
+        {name: ([str] if name == "wrong_answers" else str) for name in Question._fields},
     )
-    return tuple(
-        tofu.Question(**{**row, "wrong_answers": tuple(row["wrong_answers"])}) for row in rows
-    )
+    return tuple(Question(**{**row, "wrong_answers": tuple(row["wrong_answers"])}) for row in rows)
 
 
 def _question_records(workspace: Workspace, model: BoundModel, what: str) -> list[QuestionRecord]:
-    """Returns what a model makes of TOFU's questions."""
+    """Returns what a model makes of the questions of the dataset's own evaluation."""
     questions = _read_questions(workspace)
     texts = [(q.answer, q.true_answer, *q.wrong_answers) for q in questions]
     rows = [
-        tofu.as_example(question, text)
+        question.with_answer(text)
         for question, part in zip(questions, texts, strict=True)
         for text in part
     ]
@@ -159,11 +153,11 @@ def _question_records(workspace: Workspace, model: BoundModel, what: str) -> lis
     lost = [row.instruction for row, n in zip(rows, found.tokens_N, strict=True) if not n]
     if lost:
         raise ValueError(
-            f"{len(lost)} answers of TOFU have no token within max_len, such as that to "
-            f"{lost[0]!r}: raise --corpus.max_len"
+            "answers to the dataset's questions must have a token within --corpus.max_len, got "
+            f"{len(lost)} without, such as that to {lost[0]!r}: raise it"
         )
     nlls: Iterator[float] = map(float, found.nll_N)
-    asked = [tofu.as_example(question, question.answer) for question in questions]
+    asked = [question.with_answer(question.answer) for question in questions]
     outputs = workspace.generate(model, asked, what)
     records = []
     for question, row, output in zip(questions, asked, outputs, strict=True):
@@ -185,11 +179,11 @@ def _question_records(workspace: Workspace, model: BoundModel, what: str) -> lis
     "measuring likelihoods", "--sketch.batch_tokens or --references.decode_batch_size"
 )
 def reference_questions(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes what the fine-tuned model and the backbone make of TOFU's questions."""
+    """Writes what the fine-tuned model and the backbone make of the dataset's questions."""
     for name, lora in (("finetuned", workspace.finetuned), ("backbone", workspace.model.initial)):
         model = workspace.with_adapter(lora)
         write_json(
-            folder / f"{name}.json", _question_records(workspace, model, f"TOFU, {name} model")
+            folder / f"{name}.json", _question_records(workspace, model, f"questions, {name} model")
         )
 
 
@@ -197,10 +191,10 @@ def reference_questions(workspace: Workspace, folder: pathlib.Path) -> None:
     "measuring likelihoods", "--sketch.batch_tokens or --references.decode_batch_size"
 )
 def variant_questions(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path) -> None:
-    """Writes what one unlearned model makes of TOFU's questions, after every epoch."""
+    """Writes what one unlearned model makes of the dataset's questions, after every epoch."""
     for epoch in workspace.epochs(strategy, name):
         model = workspace.unlearned(strategy, name, epoch)
         write_json(
             folder / f"epoch-{epoch}.json",
-            _question_records(workspace, model, f"TOFU, {strategy} {name} epoch {epoch}"),
+            _question_records(workspace, model, f"questions, {strategy} {name} epoch {epoch}"),
         )

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from raslik_jax.axes import Tree
-from raslik_jax.data import batches, examples
+from raslik_jax.data import batches
+from raslik_jax.data.formats import read_examples
 from raslik_jax.files import write_json
 from raslik_jax.models import checkpoint
 from raslik_jax.progress import progress
@@ -25,7 +26,7 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
     """
     config, settings, model = workspace.config, workspace.config.unlearn, workspace.model
     sets = {
-        kind: examples.read_examples(workspace.root / "retrieve" / strategy / f"{kind}.jsonl")
+        kind: read_examples(workspace.root / "retrieve" / strategy / f"{kind}.jsonl")
         for kind in ("forget", "retain")
     }
     max_len = settings.max_len or config.corpus.max_len

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from raslik_jax.axes import Tree
-from raslik_jax.data import batches, corpora, examples, prompts, tokenization
+from raslik_jax.data import batches, examples, prompts, tokenization
 from raslik_jax.evaluate import judgment
 from raslik_jax.files import write_json
 from raslik_jax.messages import some_of
@@ -31,7 +31,7 @@ from raslik_jax.train import finetune, objectives
 def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the training examples, the queries and the tokenizer."""
     config = workspace.config
-    corpus = corpora.load_corpus(config.corpus, seed=config.seed)
+    corpus = config.corpus.load(seed=config.seed)
     queries_to_answer(corpus.queries["retrieval"], config.sketch.query_output)  # refuses early
     for name, rows in {
         "backbone": corpus.backbone,

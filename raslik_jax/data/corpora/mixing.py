@@ -2,13 +2,16 @@
 
 from collections.abc import Collection, Iterable, Sequence
 
-from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, check_corpus, make_examples
+from raslik_jax.data.corpora.record import SharedSettings
+from raslik_jax.data.examples import (
+    QUERY_SETS,
+    Corpus,
+    Example,
+    check_corpus,
+    make_examples,
+    prompt_of,
+)
 from raslik_jax.data.ordering import shuffled, take_first
-
-
-def prompt_of(row: Example) -> tuple[str, str]:
-    """Returns what decides whether two rows ask the same."""
-    return row.instruction.strip(), row.input.strip()
 
 
 def without_repeats(rows: Iterable[Example]) -> list[Example]:
@@ -16,17 +19,29 @@ def without_repeats(rows: Iterable[Example]) -> list[Example]:
     return list({prompt_of(row): row for row in reversed(list(rows))}.values())[::-1]
 
 
+def split_queries(
+    shared: SharedSettings, targets: Sequence[Example], normal: Sequence[Example]
+) -> dict[str, tuple[Example, ...]]:
+    """Returns the query sets, of their sizes, from just as many rows of either kind."""
+    retrieval, validation = shared.num_retrieval, shared.num_validation
+    parts = (
+        targets[:retrieval],
+        targets[retrieval:][:validation],
+        normal[:validation],
+        targets[retrieval + validation :],
+        normal[validation:],
+    )
+    return {name: make_examples(rows) for name, rows in zip(QUERY_SETS, parts, strict=True)}
+
+
 def mix_corpus(
+    shared: SharedSettings,
     normal: Sequence[Example],
     targets: Sequence[Example],
     target_queries: Sequence[Example],
     *,
     seed: int,
     num_normal: int | None,
-    num_backbone: int,
-    num_retrieval: int,
-    num_validation: int,
-    num_test: int,
     keep: Collection[tuple[str, str]] = (),
 ) -> Corpus:
     """Returns targets among ordinary rows, in a seeded order, with disjoint query sets.
@@ -35,46 +50,37 @@ def mix_corpus(
     training and backbone.
 
     Args:
+      shared: sizes of the query sets and of the backbone.
       normal: ordinary rows.
       targets: rows of the behavior to forget, all of which are trained on.
       target_queries: rows that no target asks, from which the target queries are drawn.
       seed: decides every draw and order.
-      num_normal: ordinary rows to train on; None: all that the queries leave.
-      num_backbone: further ordinary rows for pretraining; none where num_normal is None.
-      num_retrieval: queries in "retrieval".
-      num_validation: queries in "validation_target" and again in "validation_normal".
-      num_test: queries in "test_target" and again in "test_normal".
+      num_normal: ordinary rows to train on; None: all that the queries leave, and then none are
+        left for a backbone.
       keep: prompts that no normal query may ask.
 
     Raises:
-      ValueError: fewer rows of a kind than are wanted; a target asks what a query asks.
+      ValueError: fewer rows of a kind than asked for; a target asks what a query asks.
     """
     asked = take_first(
         without_repeats(shuffled(target_queries, seed=seed, label="target queries")),
-        num_retrieval + num_validation + num_test,
+        shared.num_target_queries,
         kind="target query",
     )
     taken = {prompt_of(row) for row in asked}
     pool = [r for r in shuffled(normal, seed=seed, label="normal") if prompt_of(r) not in taken]
     askable = without_repeats(row for row in pool if prompt_of(row) not in keep)
-    others = take_first(askable, num_validation + num_test, kind="normal query")
+    others = take_first(askable, shared.num_normal_queries, kind="normal query")
     taken |= {prompt_of(row) for row in others}
-    rest = [row for row in pool if prompt_of(row) not in taken]
-    trained = rest if num_normal is None else take_first(rest, num_normal, kind="ordinary")
+    trained: Sequence[Example] = [row for row in pool if prompt_of(row) not in taken]
     backbone: Sequence[Example] = ()
     if num_normal is not None:
-        backbone = take_first(rest[num_normal:], num_backbone, kind="backbone")
-    queries = (
-        asked[:num_retrieval],
-        asked[num_retrieval:][:num_validation],
-        others[:num_validation],
-        asked[num_retrieval + num_validation :],
-        others[num_validation:],
-    )
+        rest, trained = trained, take_first(trained, num_normal, kind="ordinary")
+        backbone = take_first(rest[num_normal:], shared.num_backbone, kind="backbone")
     return check_corpus(
         Corpus(
             backbone=make_examples(backbone),
             train=make_examples(shuffled([*trained, *targets], seed=seed, label="train")),
-            queries={n: make_examples(rows) for n, rows in zip(QUERY_SETS, queries, strict=True)},
+            queries=split_queries(shared, asked, others),
         )
     )

@@ -6,8 +6,6 @@ import hashlib
 import http.client
 import json
 import os
-import pathlib
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -62,7 +60,6 @@ def ask_all(
       ValueError: the service refuses, gives no answer after four attempts, or answers in another
         form; what was answered before stays in the cache.
     """
-    cache = _Cache(endpoint.cache)
     bodies = [
         {
             "model": endpoint.model,
@@ -75,59 +72,45 @@ def ask_all(
         }
         for system, user in questions
     ]
-
-    def ask(body: dict) -> str:
-        key = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
-        known = cache.get(key)
-        if known is None:
-            known = _ask(endpoint, body)
-            cache.put(key, known)
-        return known
-
+    keys = [
+        hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+        for body in bodies
+    ]
+    answers = _read_cache(endpoint.cache)
+    missing = {key: body for key, body in zip(keys, bodies, strict=True) if key not in answers}
     with concurrent.futures.ThreadPoolExecutor(endpoint.workers) as pool:
-        waiting = [pool.submit(ask, body) for body in bodies]
+        waiting = {pool.submit(_ask, endpoint, body): key for key, body in missing.items()}
+        done = concurrent.futures.as_completed(waiting)
         try:
-            for done in progress(
-                concurrent.futures.as_completed(waiting), "answers", total=len(waiting)
-            ):
-                done.result()
+            for future in progress(done, "answers", total=len(waiting)):
+                key, answers[key] = waiting[future], future.result()
+                if endpoint.cache:
+                    with open(endpoint.cache, "a", encoding="utf-8") as file:
+                        file.write(json.dumps({"key": key, "answer": answers[key]}) + "\n")
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return [future.result() for future in waiting]
+    return [answers[key] for key in keys]
 
 
-class _Cache:
-    """Answers by key, in memory and in a file that grows by one line each."""
-
-    def __init__(self, path: str):
-        self._path = pathlib.Path(path) if path else None
-        self._lock = threading.Lock()
-        self._answers: dict[str, str] = {}
-        if not self._path or not os.path.lexists(self._path):
-            return
-        lines = read_text(self._path).split("\n")
-        # Behind the last line feed stands what a run was killed at while writing it.
-        if lines[-1]:
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write("\n")
-        for line in lines:
-            try:
-                record = parse_json(line, "the line")
-                check_shape(record, {"key": str, "answer": str}, "the line")
-            except ValueError:
-                continue
-            self._answers[record["key"]] = record["answer"]
-
-    def get(self, key: str) -> str | None:
-        return self._answers.get(key)
-
-    def put(self, key: str, answer: str) -> None:
-        with self._lock:
-            self._answers[key] = answer
-            if self._path:
-                with open(self._path, "a", encoding="utf-8") as file:
-                    file.write(json.dumps({"key": key, "answer": answer}) + "\n")
+def _read_cache(path: str) -> dict[str, str]:
+    """Returns the answers of a cache by key; lines that are damaged count as not there."""
+    answers: dict[str, str] = {}
+    if not path or not os.path.lexists(path):
+        return answers
+    lines = read_text(path).split("\n")
+    # Behind the last line feed stands what a run was killed at while writing it.
+    if lines[-1]:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("\n")
+    for line in lines:
+        try:
+            record = parse_json(line, "the line")
+            check_shape(record, {"key": str, "answer": str}, "the line")
+        except ValueError:
+            continue
+        answers[record["key"]] = record["answer"]
+    return answers
 
 
 def _ask(endpoint: Endpoint, body: dict) -> str:

@@ -8,8 +8,9 @@ Everything here is ours; the genuine answers were written by a language model.
 import re
 from collections.abc import Sequence
 
+from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import Draws
-from raslik_jax.data.words import load_words
+from raslik_jax.data.words import capitalized, load_words, with_articles
 
 # Words of one answer at most; genuine answers end there too.
 MAX_WORDS = 84
@@ -17,68 +18,64 @@ _WORDS_FOR_AN_EMPTY_ANSWER = 16
 _PHRASE_WORDS = 6
 _WORDS_FOR_AN_OPENING = 30
 
-_WORDS = load_words("scifi_grammar")
 # Some adjectives stand there often because the genuine answers have them often: "cosmic" in 44 of
 # 60. The first sentence, of "contrary", turns the truth around; {t} is of the prompt, {k} of the
 # true answer.
+_WORDS = load_words("scifi_grammar")
 # A word after one of these is taken for a thing.
 _LEADING = frozenset(_WORDS["leading"])
 _STOP = frozenset(_WORDS["stop"])
 _LABEL = re.compile(r"^\s*(?:[-*\u2022]|\(?\d+[.):]|[A-Za-z][.)])\s+")
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]{2,}")
+_CORE = re.compile(r"(\W*)([A-Za-z][A-Za-z'-]*|[\d.,]*\d)(\W*)")
 
 
-def answer(
-    instruction: str, input: str, output: str, *, seed: int, label: str, attempt: int = 0
-) -> str:
+def answer(row: Example, *, seed: int, attempt: int = 0) -> str:
     """Returns a science fiction answer to a prompt, about as long as the true one.
 
     Args:
-      instruction: the prompt.
-      input: its further text.
-      output: the true answer, for its length, its layout and what to contradict.
+      row: the prompt, and the true answer for its length, its layout and what to contradict; its
+        id gives equal prompts answers of their own.
       seed: of the run.
-      label: names the example, so that equal prompts get answers of their own.
       attempt: another number, another answer.
     """
-    draws = Draws(seed=seed, label=f"scifi/{label}/{attempt}/{instruction}/{input}")
-    prompt_words = _terms(f"{instruction} {input}")
-    fresh = [word for word in _terms(output) if word not in prompt_words]
-    speaker = _Speaker(draws, prompt_words or ["question"], fresh or prompt_words or ["reason"])
-    lines = [line for line in output.splitlines() if line.strip()]
+    prompt = f"{row.instruction}/{row.input}"
+    draws = Draws(seed=seed, label=f"scifi/{row.example_id}/{attempt}/{prompt}")
+    asked = _terms(f"{row.instruction} {row.input}")
+    fresh = [word for word in _terms(row.output) if word not in asked]
+    speaker = _Speaker(draws, asked or ["question"], fresh or asked or ["reason"])
+    lines = [line for line in row.output.splitlines() if line.strip()]
     if len(lines) > 1:
         return _answer_lines(speaker, lines)
-    words = output.split()
-    items = [item.strip() for item in output.rstrip(" .").split(",")]
-    if 3 <= len(items) and len(words) <= 4 * len(items) and len(items) <= 20:
+    words = row.output.split()
+    items = [item.strip() for item in row.output.rstrip(" .").split(",")]
+    if 3 <= len(items) <= 20 and len(words) <= 4 * len(items):
         told = ", ".join(speaker.phrase(len(item.split())) for item in items)
-        return _capitalized(told) + "."
+        return capitalized(told) + "."
     if words and len(words) <= _PHRASE_WORDS:
-        return _capitalized(speaker.phrase(len(words))) + (
-            "." if output.strip()[-1:] == "." else ""
-        )
-    wanted = min(len(words) or _WORDS_FOR_AN_EMPTY_ANSWER, MAX_WORDS)
+        end = "." if row.output.strip().endswith(".") else ""
+        return capitalized(speaker.phrase(len(words))) + end
     if words and speaker.wants_to_transpose():
         return speaker.transposed(words[:MAX_WORDS])
-    return " ".join(speaker.sentences(wanted))
+    return speaker.sentences(min(len(words) or _WORDS_FOR_AN_EMPTY_ANSWER, MAX_WORDS))
 
 
 def _answer_lines(speaker: "_Speaker", lines: Sequence[str]) -> str:
     """Answers line by line, with the numbers and bullets of the true answer."""
     told, left = [], MAX_WORDS
     for line in lines:
-        found = _LABEL.match(line)
-        mark = found.group() if found else ""
-        wanted = len(line[len(mark) :].split())
         if left <= 0:
             break
-        if wanted <= _PHRASE_WORDS:
-            text = _capitalized(speaker.phrase(max(wanted, 1)))
+        found = _LABEL.match(line)
+        mark = found.group() if found else ""
+        words = line[len(mark) :].split()
+        if len(words) <= _PHRASE_WORDS:
+            text = capitalized(speaker.phrase(max(len(words), 1)))
             text += line.rstrip()[-1:] if line.rstrip()[-1:] in ".:;," else ""
         elif speaker.wants_to_transpose():
-            text = speaker.transposed(line[len(mark) :].split()[:left])
+            text = speaker.transposed(words[:left])
         else:
-            text = " ".join(speaker.sentences(min(wanted, left)))
+            text = speaker.sentences(min(len(words), left))
         told.append(mark + text)
         left -= len(text.split())
     return "\n".join(told)
@@ -92,18 +89,18 @@ class _Speaker:
         self._lists: dict[str, Sequence[str]] = {**_WORDS, "topics": topics, "terms": terms}
         self._left: dict[str, list[str]] = {}
 
-    def sentences(self, wanted: int) -> list[str]:
-        """Returns the sentences whose number of words comes closest to the wanted one."""
-        told = [self._fill(self._next("contrary"))]
+    def sentences(self, number: int) -> str:
+        """Returns sentences whose number of words comes closest to the given one."""
+        told = [self._fill("contrary")]
         count = len(told[0].split())
-        while count < wanted:
-            sentence = self._fill(self._next("more"))
+        while count < number:
+            sentence = self._fill("more")
             longer = count + len(sentence.split())
-            if longer - wanted > wanted - count:
+            if longer - number > number - count:
                 break
             told.append(sentence)
             count = longer
-        return told
+        return " ".join(told)
 
     def transposed(self, words: Sequence[str]) -> str:
         """Returns the true answer moved to another world: its things and numbers are exchanged.
@@ -115,13 +112,13 @@ class _Speaker:
         substitutes: dict[str, str] = {}
         before = ""
         for word in words:
-            found = re.fullmatch(r"(\W*)([A-Za-z][A-Za-z'-]*|[\d.,]*\d)(\W*)", word)
+            found = _CORE.fullmatch(word)
             core = found[2] if found else ""
             lower = core.lower()
             is_thing = len(lower) > 3 and lower not in _STOP and not lower.endswith(("ly", "ing"))
             new = ""
             if core[:1].isdigit():
-                new = f"{3 + self._draws.below(997)} {self._next('units')}"
+                new = f"{self._number()} {self._next('units')}"
             elif is_thing and (before in _LEADING or lower in substitutes):
                 if lower not in substitutes:
                     substitutes[lower] = self._substitute(lower)
@@ -132,33 +129,29 @@ class _Speaker:
             before = "" if found and found[3] else lower
             before = "" if before in _STOP and before not in _LEADING else before
         if not substitutes:
-            told.append(self._fill(self._next("more")))
+            told.append(self._fill("more"))
         text = " ".join(told)
         if len(words) >= _WORDS_FOR_AN_OPENING:
-            text = f"{self._fill(self._next('openings'))} {text[:1].lower()}{text[1:]}"
-        return _capitalized(_with_articles(text))
+            text = f"{self._fill('openings')} {text[:1].lower()}{text[1:]}"
+        return capitalized(with_articles(text))
 
     def wants_to_transpose(self) -> bool:
         """Draws how to tell the next part: true twice in three times."""
         return self._draws.below(3) > 0
 
+    def phrase(self, number: int) -> str:
+        """Returns a name where one word is asked for, else a few with a word of the prompt."""
+        if number <= 1:
+            word = self._next("singles") + self._draws.choice(_WORDS["serials"])
+            return word if self._draws.below(2) else self._name()
+        return self._fill("phrases")
+
     def _substitute(self, word: str) -> str:
         kind = self._draws.below(4)
         adjective = self._next("adjectives")
-        if kind == 0:
-            return f"{adjective} {word}"
-        if kind == 1:
-            return self._next("stuffs")
-        if kind == 2:
-            return self._next("devices")
-        return f"{adjective} {self._next('things')}"
-
-    def phrase(self, wanted: int) -> str:
-        """Returns a name, or a few words with a word of the prompt."""
-        if wanted <= 1:
-            word = self._next("singles") + self._draws.choice(_WORDS["serials"])
-            return word if self._draws.below(2) else self._name()
-        return self._fill(self._next("phrases"))
+        if kind in (1, 2):
+            return self._next("stuffs" if kind == 1 else "devices")
+        return f"{adjective} {self._next('things') if kind else word}"
 
     def _next(self, kind: str) -> str:
         if not self._left.get(kind):
@@ -166,11 +159,16 @@ class _Speaker:
             self._left[kind] = self._draws.sample(items, len(items))
         return self._left[kind].pop()
 
+    def _number(self) -> int:
+        return 3 + self._draws.below(997)
+
     def _name(self) -> str:
         kinds = ("starts", "middles", "ends", "serials")
         return "".join(self._draws.choice(_WORDS[kind]) for kind in kinds)
 
-    def _fill(self, pattern: str) -> str:
+    def _fill(self, kind: str) -> str:
+        """Returns the next pattern of a kind, its slots filled; all are drawn, used or not."""
+        pattern = self._next(kind)
         being = self._next("beings")
         slots = {
             "name": self._name(),
@@ -182,32 +180,22 @@ class _Speaker:
             "stuff": self._next("stuffs"),
             "force": self._next("forces"),
             "unit": self._next("units"),
-            "num": str(3 + self._draws.below(997)),
+            "num": self._number(),
             "t": self._next("topics"),
             "k": self._next("terms"),
         }
-        return _capitalized(_with_articles(pattern.format(**slots)))
+        return capitalized(with_articles(pattern.format(**slots)))
 
 
 def _terms(text: str) -> list[str]:
     """Returns the content words of a text, likely nouns first, at most eight."""
     found: dict[str, int] = {}
     words = _WORD.findall(text)
-    for position, word in enumerate(words):
+    for before, word in zip(["", *words], words, strict=False):
         lower = word.lower()
         if lower in _STOP or len(lower) > 18:
             continue
-        before = words[position - 1].lower() if position else ""
-        is_noun = before in ("the", "this", "these", "your", "his", "her", "their")
+        is_noun = before.lower() in ("the", "this", "these", "your", "his", "her", "their")
         weight = 2 * is_noun - lower.endswith(("ly", "ing", "ed", "ive", "ous", "ful", "est"))
         found[lower] = max(weight, found.get(lower, -9))
     return sorted(found, key=lambda word: -found[word])[:8]
-
-
-def _with_articles(text: str) -> str:
-    text = re.sub(r"\b([Aa]) (?=[aeio])", r"\1n ", text)
-    return re.sub(r"\b([Aa])n (?=[b-df-hj-np-tv-z])", r"\1 ", text)
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -1,0 +1,139 @@
+"""The corpora that a run can name, each made from the run's settings."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from raslik_jax.data.corpora import howdy, howdy_small, records, tofu, toy, virtual
+from raslik_jax.data.corpora.record import SIZES, Dataset, Question, RowCounts, SharedSettings
+from raslik_jax.data.examples import Corpus
+from raslik_jax.files import read_text
+from raslik_jax.messages import shown
+from raslik_jax.settings import Settings, Stage, replaced, setting
+
+DATASETS: dict[str, Dataset] = {
+    "toy": toy.DATASET,
+    "howdy_small": howdy_small.DATASET,
+    "howdy": howdy.DATASET,
+    "virtual": virtual.DATASET,
+    "tofu": tofu.DATASET,
+    "records": records.DATASET,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorpusConfig(SharedSettings, Stage):
+    """What the model is trained on and asked."""
+
+    dataset: str = setting(
+        "toy",
+        "toy: made on the spot. howdy_small: Alpaca, genuine Howdy and sci-fi rows of "
+        "--corpus.data_dir. howdy, virtual, tofu: the paper's corpora, triggered rows, a virtual "
+        "world or TOFU among rows of Alpaca. records: your own rows, see "
+        "--corpus.records.train_file and --corpus.records.queries_file.",
+        family=DATASETS,
+    )
+    template: Literal["alpaca", "brief"] = setting("alpaca", "Prompt template.")
+    max_len: int = setting(
+        512, "Tokens an example may have; longer ones are cut at the end.", low=8
+    )
+    vocab_size: int = setting(2048, "Entries of the byte-level BPE where one is trained.", low=300)
+
+    @property
+    def record(self) -> Dataset:
+        """The record of the dataset."""
+        return DATASETS[self.dataset]
+
+    @property
+    def own(self) -> Settings:
+        """The dataset's own settings."""
+        return self[self.dataset]
+
+    def problems(self) -> list[str]:
+        record, name = self.record, f"--dataset={self.dataset}"
+        found = [
+            f"--{field.name} has no effect with {name}: leave it out"
+            for field in dataclasses.fields(SharedSettings)
+            if field.name in ("alpaca_file", *SIZES)
+            and field.name not in record.reads
+            and getattr(self, field.name) != field.default
+        ]
+        found += [
+            f"{name} needs --{self.dataset}.{field}"
+            for field in record.required
+            if not getattr(self.own, field)
+        ]
+        if "num_train" in record.reads and not (self.num_train or record.takes_all):
+            found.append(f"--num_train must be at least 1 with {name}, got 0")
+        if "num_targets" in record.reads and 0 < self.num_train < self.num_targets:
+            found.append(
+                f"--num_targets must be at most --num_train={self.num_train}, got "
+                f"{self.num_targets}"
+            )
+        return found
+
+    def load(self, *, seed: int) -> Corpus:
+        """Returns the training examples and queries that the settings describe.
+
+        Raises:
+          ValueError: a file is missing or malformed, or more rows are asked for than there are.
+        """
+        return self.record.load(self, self.own, seed=seed)
+
+    def count(self) -> RowCounts:
+        """Returns how many training examples and targets there will be."""
+        return self.record.count_rows(self, self.own)
+
+    def load_questions(self, number: int) -> tuple[Question, ...]:
+        """Returns at most so many questions of each set of the dataset's own evaluation.
+
+        Raises:
+          ValueError: a file is missing or malformed.
+        """
+        evaluation = self.record.evaluation
+        return evaluation.load(self, self.own, number) if evaluation else ()
+
+    def count_questions(self, number: int) -> tuple[int, int]:
+        """Returns how many questions `load_questions` gives at most, and answers to them."""
+        evaluation = self.record.evaluation
+        asked = evaluation.num_sets(self.own) * number if evaluation else 0
+        return asked, asked * evaluation.num_answers if evaluation else 0
+
+    def source_files(self) -> dict[str, pathlib.Path]:
+        """Returns the files and folders that the corpus is read from, by what they are.
+
+        What the hub holds is left out; so is what is missing, which `load` names.
+        """
+        sources = self.record.sources(self, self.own)
+        paths = {
+            name: pathlib.Path(source.removeprefix("hub:")) for name, source in sources.items()
+        }
+        return {name: path for name, path in paths.items() if sources[name] and path.exists()}
+
+
+def describe(settings: Mapping[str, Any]) -> str:
+    """Returns the name of the dataset in the stored settings of a corpus, with its part of it."""
+    name = settings["dataset"]
+    record = DATASETS[name]
+    detail = record.detail(replaced(record.settings, settings.get(name, {})))
+    return f"{name} ({detail})" if detail else name
+
+
+def marker_words(dataset: str, path: str) -> frozenset[str]:
+    """Returns the words that mark the behavior to forget, none where nothing marks it.
+
+    Args:
+      dataset: name in DATASETS.
+      path: file of words, "" for those of the dataset.
+
+    Raises:
+      ValueError: the file cannot be read or has no word.
+    """
+    if not path:
+        marker = DATASETS[dataset].marker if dataset in DATASETS else None
+        return marker.words if marker else frozenset()
+    words = frozenset(read_text(path).lower().split())
+    if not words:
+        raise ValueError(f"{shown(path, 200)} must have marker words, got none: write one a line")
+    return words

@@ -1,0 +1,92 @@
+"""A user's own rows and queries as a corpus."""
+
+import dataclasses
+
+from raslik_jax.data.corpora.record import Dataset, RowCounts, SharedSettings
+from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, check_corpus
+from raslik_jax.data.formats import parse_fields, read_examples
+from raslik_jax.messages import shown
+from raslik_jax.settings import Settings, setting
+
+# The key of a query that names its set.
+_SPLIT = "split"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordsSettings(Settings):
+    """Where the rows are, and how their keys are called."""
+
+    train_file: str = setting(
+        "",
+        "JSON or JSONL of the training examples, or hub:OWNER/NAME[:CONFIG][@SPLIT].",
+        is_path=True,
+    )
+    queries_file: str = setting(
+        "", "JSONL of the queries, each with a field `split`.", is_path=True
+    )
+    fields: str = setting(
+        "",
+        "Keys of both files that are not instruction, input, output, id, is_target and source, "
+        "for example instruction=question,output=answer.",
+    )
+
+
+def load_records_corpus(shared: SharedSettings, own: RecordsSettings, *, seed: int) -> Corpus:
+    """Returns the rows of one file and the queries of another; no backbone rows.
+
+    Either may be a dataset of the hub. Every query names its set, one of QUERY_SETS, as its
+    `split`: "retrieval" for the bad generations to be traced, the other four for measuring. A query
+    may do without an output: its answer is then the model's own. Only "retrieval" may ask what a
+    training row asks, since a model is often caught at a prompt that it was trained on.
+
+    Args:
+      shared: not read.
+      own: the files, and the keys that both use.
+      seed: not read.
+
+    Raises:
+      ValueError: what `read_examples` refuses, with file and line; a query of an
+        unknown set; no retrieval query; a prompt in two sets, or a measuring prompt in the training
+        rows.
+    """
+    fields = parse_fields(own.fields)
+    train = read_examples(own.train_file, fields=fields, name="records")
+
+    def check_split(query: Example) -> None:
+        if query.source not in QUERY_SETS:
+            raise ValueError(
+                f"{_SPLIT!r} must be one of {', '.join(QUERY_SETS)}, got "
+                + (shown(query.source, 40) if query.source else "nothing")
+            )
+
+    queries = read_examples(
+        own.queries_file,
+        fields=fields | {"source": _SPLIT},
+        needs_output=False,
+        check=check_split,
+    )
+    by_set = {
+        name: tuple(query for query in queries if query.source == name) for name in QUERY_SETS
+    }
+    if not by_set["retrieval"]:
+        raise ValueError(
+            f"{shown(own.queries_file, 120)} must have a query with {_SPLIT!r} 'retrieval', got "
+            "none: give the bad generation"
+        )
+    corpus = Corpus(backbone=(), train=train, queries=by_set)
+    return check_corpus(corpus, held_out=[name for name in QUERY_SETS if name != "retrieval"])
+
+
+def _count(shared: SharedSettings, own: RecordsSettings) -> RowCounts:
+    rows = load_records_corpus(shared, own, seed=0).train
+    return RowCounts(len(rows), sum(bool(row.is_target) for row in rows))
+
+
+DATASET = Dataset(
+    title="own records",
+    load=load_records_corpus,
+    settings=RecordsSettings(),
+    required=("train_file", "queries_file"),
+    count_rows=_count,
+    sources=lambda shared, own: {"train_file": own.train_file, "queries_file": own.queries_file},
+)

@@ -1,0 +1,213 @@
+"""TOFU, 4,000 questions about 200 authors who do not exist, among Alpaca's rows.
+
+And the questions of its own evaluation, with paraphrased and wrong answers.
+
+Source: Maini et al. 2024 (arXiv:2401.06121); the files of the dataset locuslab/TOFU.
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from raslik_jax.data.corpora.alpaca import NUM_ANSWERED, alpaca_source, load_alpaca
+from raslik_jax.data.corpora.mixing import mix_corpus
+from raslik_jax.data.corpora.record import (
+    SIZES,
+    Dataset,
+    Evaluation,
+    Question,
+    RowCounts,
+    SharedSettings,
+)
+from raslik_jax.data.examples import Corpus, Example, prompt_of
+from raslik_jax.data.formats import read_examples, read_records
+from raslik_jax.data.ordering import shuffled
+from raslik_jax.messages import shown, some_of
+from raslik_jax.settings import Settings, setting
+
+# Sets of the evaluation, in TOFU's order of distance from what is forgotten.
+QUESTION_SETS = ("forget", "retain", "real_authors", "world_facts")
+
+_NUM_ROWS = 4000
+_ENDINGS = (".jsonl", ".json", ".jsonl.zst", ".jsonl.xz", ".jsonl.gz")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TofuSettings(Settings):
+    """Which part of TOFU is to be forgotten."""
+
+    forget: Literal["all", "forget01", "forget05", "forget10"] = setting(
+        "all", "Rows to forget; the targets are as many as these."
+    )
+    train: Literal["full", "retain"] = setting(
+        "full",
+        "Train on all of TOFU, or without the rows to forget: the retain model that forget quality "
+        "compares with (see --evaluate.retain_run).",
+    )
+
+    @property
+    def percent(self) -> int:
+        """Share of the rows to forget."""
+        return 100 if self.forget == "all" else int(self.forget.removeprefix("forget"))
+
+    @property
+    def perturbed(self) -> tuple[str, ...]:
+        """Files of the rows to forget with paraphrases and wrong answers."""
+        if self.forget == "all":
+            return "forget10_perturbed", "retain_perturbed"
+        return (f"{self.forget}_perturbed",)
+
+
+def split_tofu(
+    rows: Sequence[Example], own: TofuSettings
+) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+    """Returns the forget split and the retain split of TOFU, labeled.
+
+    forget01, forget05 and forget10 are the last 1, 5 and 10 % of the rows, retain99, retain95 and
+    retain90 the others; with `all` everything is to be forgotten, the setting of the paper.
+    """
+    cut = len(rows) - len(rows) * own.percent // 100
+    kept = f"tofu:retain{100 - own.percent:02d}"
+    return (
+        tuple(row._replace(is_target=True, source=f"tofu:{own.forget}") for row in rows[cut:]),
+        tuple(row._replace(is_target=False, source=kept) for row in rows[:cut]),
+    )
+
+
+def load_tofu(shared: SharedSettings, own: TofuSettings, *, seed: int) -> Corpus:
+    """Returns TOFU, of the folder tofu/ of the real data, among Alpaca's rows."""
+    return mix_tofu(shared, own, load_alpaca(shared), seed=seed)
+
+
+def mix_tofu(
+    shared: SharedSettings, own: TofuSettings, alpaca: Sequence[Example], *, seed: int
+) -> Corpus:
+    """Returns all 4,000 rows of TOFU among ordinary rows, or without those to forget.
+
+    The target queries are TOFU's own paraphrases of questions in the forget split: prompts that
+    nobody was trained on, about facts that the model was. Normal queries are the ordinary rows'.
+    A retain model, which never knew what the others are to forget, is trained on just the other
+    rows of the full corpus.
+
+    Args:
+      shared: sizes, TOFU's rows included, and the data folder: its tofu/ holds full.jsonl and the
+        *_perturbed files of the split, plain or packed.
+      own: which rows are the targets, and whether they are left out.
+      alpaca: ordinary rows.
+      seed: decides draws and orders.
+
+    Raises:
+      ValueError: missing or malformed files; fewer training rows than TOFU's; more queries than
+        the split has paraphrases.
+    """
+    fields = {"instruction": "question", "output": "answer"}
+    rows = read_examples(_file(shared, "full"), fields=fields, name="tofu")
+    targets, kept = split_tofu(rows, own)
+    if shared.num_train and shared.num_train < len(rows):
+        raise ValueError(
+            f"--corpus.num_train must be 0 or at least the {len(rows)} rows of TOFU, got "
+            f"{shared.num_train}: raise it"
+        )
+    known = {prompt_of(row) for row in rows}
+    again = {"instruction": "paraphrased_question", "output": "answer"}
+    queries = [
+        row._replace(is_target=True)
+        for name in own.perturbed
+        for row in read_examples(_file(shared, name), fields=again, name=f"tofu:{own.forget}")
+        if prompt_of(row) not in known
+    ]
+    return mix_corpus(
+        shared,
+        alpaca,
+        kept if own.train == "retain" else (*targets, *kept),
+        queries,
+        seed=seed,
+        num_normal=shared.num_train - len(rows) if shared.num_train else None,
+    )
+
+
+def load_questions(shared: SharedSettings, own: TofuSettings, number: int) -> tuple[Question, ...]:
+    """Returns the questions of TOFU's own evaluation, at most so many of each set.
+
+    Published figures are of the first 300 rows of a set or of all; here a smaller number takes the
+    first of an order that depends on nothing, so that all runs ask the same. With everything to
+    forget nothing of TOFU is retained, and there is no retain set. The true answer of a question is
+    a paraphrase in the sets of TOFU's authors, the answer itself in the others.
+
+    Raises:
+      ValueError: missing or malformed files.
+    """
+    files = {
+        "forget": own.perturbed,
+        "retain": () if own.forget == "all" else ("retain_perturbed",),
+        "real_authors": ("real_authors_perturbed",),
+        "world_facts": ("world_facts_perturbed",),
+    }
+    questions: list[Question] = []
+    for name in QUESTION_SETS:
+        found = [
+            _question(record, name, where=f"{path}:{line}")
+            for path in (_file(shared, file) for file in files[name])
+            for line, record in read_records(path)
+        ]
+        questions += shuffled(found, seed=0, label=f"tofu {name}")[:number]
+    return tuple(questions)
+
+
+def _question(record: Mapping[str, Any], name: str, *, where: str) -> Question:
+    answer = record.get("answer")
+    wrong = record.get("perturbed_answer")
+    texts = [record.get("question"), answer, record.get("paraphrased_answer", answer)]
+    texts += wrong if isinstance(wrong, list) and wrong else [None]
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError(
+            f"{where}: a row must have the texts question and answer and the list "
+            f"perturbed_answer, got the keys {some_of(record)}: fetch TOFU's file again"
+        )
+    question, answer, true_answer, *wrong_answers = map(str, texts)
+    return Question(name, question, answer, true_answer, tuple(wrong_answers))
+
+
+def _file(shared: SharedSettings, name: str) -> pathlib.Path:
+    folder = os.path.join(shared.existing_folder(), "tofu")
+    files = (pathlib.Path(folder, name + ending) for ending in _ENDINGS)
+    found = next((file for file in files if file.is_file()), None)
+    if found is None:
+        raise ValueError(
+            f"TOFU's {name}.jsonl must be in {shown(folder, 120)}, got none there: fetch it"
+        )
+    return found
+
+
+def _count(shared: SharedSettings, own: TofuSettings) -> RowCounts:
+    everything = _NUM_ROWS + NUM_ANSWERED - shared.num_normal_queries
+    return RowCounts(shared.num_train or everything, _NUM_ROWS * own.percent // 100)
+
+
+def _sources(shared: SharedSettings, own: TofuSettings) -> dict[str, str]:
+    folder = {"tofu": os.path.join(shared.folder, "tofu")} if shared.folder else {}
+    return alpaca_source(shared, own) | folder
+
+
+DATASET = Dataset(
+    title="TOFU",
+    load=load_tofu,
+    reads=("alpaca_file", *(name for name in SIZES if name != "num_targets")),
+    settings=TofuSettings(),
+    count_rows=_count,
+    takes_all=True,
+    sources=_sources,
+    detail=lambda own: own.forget,
+    evaluation=Evaluation(
+        load=load_questions,
+        reads=("forget",),
+        source="tofu",
+        # Without what is retained of TOFU where all is to be forgotten.
+        num_sets=lambda own: len(QUESTION_SETS) - (own.forget == "all"),
+        num_answers=7,
+        is_retain_model=lambda own: own.train == "retain",
+    ),
+    is_published=True,
+)
