@@ -184,7 +184,7 @@ def option(
 def define_options(options: type, flag_values: flags.FlagValues = flags.FLAGS) -> Callable[[], Any]:
     """Defines a flag for each field of a dataclass, and returns what reads them into one of it.
 
-    A field is a bool, int, float, str, a Literal of names, or a tuple of one of these.
+    A field is a bool, int, float, str, a Literal of names, or a tuple of one of these; or None.
     """
     hints = get_type_hints(options)
     fields = dataclasses.fields(options)
@@ -201,6 +201,8 @@ def define_options(options: type, flag_values: flags.FlagValues = flags.FLAGS) -
 def _define_option(field: Any, hint: Any, flag_values: flags.FlagValues) -> None:
     name, low, default = field.name, field.metadata["low"], field.default
     arguments: dict[str, Any] = {"help": field.metadata["help"], "flag_values": flag_values}
+    if type(None) in get_args(hint):
+        hint = get_args(hint)[0]
     item = get_args(hint)[0] if get_origin(hint) is tuple else hint
     names = get_args(item) or field.metadata["of"]
     if item is not hint and (names or item is not str):

@@ -151,7 +151,7 @@ class CheckCorpusTest(parameterized.TestCase):
             )
 
     def test_problems_of_all_kinds_come_in_one_error(self):
-        with self.assertRaisesRegex(ValueError, "finetune_max_len=8.*no rows to pretrain.*30 and"):
+        with self.assertRaisesRegex(ValueError, "finetune.max_len=8.*no rows to pretrain.*30 and"):
             self.check(
                 _CORPUS._replace(backbone=()),
                 finetune=FinetuneConfig(max_len=8),

@@ -1,0 +1,134 @@
+"""From one bad generation to an unlearned model and a report.
+
+Finds the training examples that taught a behavior and those that pull the other way (RASLIK and
+its baselines), forgets the first set while training on the second, and measures what was
+forgotten and what was kept.
+
+  raslik run --flagfile=experiments/flags/quickstart.flags
+
+Every stage leaves its results and a manifest in --workdir, and is not run again while they are up
+to date. Put the flag file first: later flags win over earlier ones.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any, NoReturn
+
+from absl import flags, logging
+
+from raslik_jax import files, manifests, settings
+from raslik_jax.cli import command, setting_flags
+from raslik_jax.cli.command import option
+from raslik_jax.config import STAGES, Config
+from raslik_jax.messages import shown
+from raslik_jax.run.workdir import open_workdir
+
+flags.disclaim_key_flags()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to go about a run: no part of what decides its results."""
+
+    workdir: str = option("", "Where results go (default: runs/<name>).")
+    stages: tuple[str, ...] = option(STAGES, "Stages to run.", of=STAGES)
+    update: bool = option(
+        False, "Take over a work directory of other settings; make again what changed."
+    )
+    verify: bool = option(
+        False, "Read every result in --workdir and name what is damaged; run nothing."
+    )
+    shared_units: str = option(
+        "", "Folder in which runs share finished units of the same settings; empty: none is shared."
+    )
+    dry_run: bool = option(
+        False, "Print the plan: stages, sizes, memory, operations, time; run nothing."
+    )
+    flops_per_second: float | None = option(
+        None, "--dry_run: operations a second (default: measured on this device).", low=1.0
+    )
+    bytes_per_second: float | None = option(
+        None,
+        "--dry_run: bytes of device memory a second (default: measured on this device).",
+        low=1.0,
+    )
+    compile: bool = option(
+        True,
+        "--dry_run: compile the largest programs for this device, a minute or so, for XLA's own "
+        "figure of their memory; without it a bound by formula is shown.",
+    )
+
+
+def main() -> NoReturn:
+    """Runs the command."""
+    setting_flags.define()
+    command.start(run, Options, when_stopped="stopped; the same command goes on from here")
+
+
+def run(options: Options) -> int:
+    """Runs, plans or verifies; returns the exit status."""
+    config = setting_flags.read_config()
+    workdir = pathlib.Path(options.workdir or f"runs/{config.name}")
+    logging.set_verbosity(logging.WARNING)
+    if options.verify:
+        return _verify(workdir)
+    if options.dry_run:
+        _print_plan(config, workdir, options)
+        return 0
+    # Evaluation and, without marker words, likelihoods before unlearning take ROUGE.
+    if {"references", "evaluate"} & set(options.stages):
+        command.require("rouge_score")
+    if "report" in options.stages:
+        command.require("matplotlib")
+    with open_workdir(workdir, config, update=options.update) as record:
+        from raslik_jax.run import plan  # it takes jax with it, and --help should not
+
+        def on_start() -> None:
+            record()
+            _write_run_flags(workdir)
+
+        shared = pathlib.Path(options.shared_units) if options.shared_units else None
+        plan.run(config, workdir, stages=options.stages, shared=shared, on_start=on_start)
+    return 0
+
+
+def _write_run_flags(workdir: pathlib.Path) -> None:
+    """Writes run.flags, which repeats this run as it is: `raslik run --flagfile=.../run.flags`."""
+    lines = [flags.FLAGS[leaf.name].serialize() for leaf in settings.leaves(Config())]
+    lines = sorted([*filter(None, lines), f"--workdir={workdir}"])
+    files.write_text(workdir / "run.flags", "\n".join(lines) + "\n")
+
+
+def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None:
+    """Prints what a run will do and take; writes nothing."""
+    from raslik_jax.report import tables  # for the same reason, here
+    from raslik_jax.run import forecast, programs
+
+    found = forecast.forecast(config, workdir, stages=options.stages, compiles=options.compile)
+    rates: dict[str, Any] = {
+        "flops_per_second": options.flops_per_second,
+        "bytes_per_second": options.bytes_per_second,
+    }
+    if None in rates.values():
+        inputs, outputs = found.width
+        measured = programs.measure_rates(
+            inputs=inputs, outputs=outputs, dtype=config.backbone.dtype
+        )
+        rates["flops_per_second"] = rates["flops_per_second"] or measured.operations
+        rates["bytes_per_second"] = rates["bytes_per_second"] or measured.bytes_moved
+        rates["origin"] = f"measured on this device ({measured.device}) where not given"
+    print(f"{config.name}, seed {config.seed}, in {workdir}\n")
+    for table in (forecast.sizes_table(found), forecast.steps_table(found, **rates)):
+        print(tables.render_terminal(table) + "\n")
+
+
+def _verify(workdir: pathlib.Path) -> int:
+    """Reads all results of a work directory, names what is damaged; returns the exit status."""
+    if not (workdir / "config.json").is_file():
+        raise ValueError(
+            f"--workdir must be the work directory of a run, {shown(str(workdir), 160)} has no "
+            "config.json: correct the path"
+        )
+    found = manifests.verify(workdir)
+    print("\n".join(found) or f"{workdir}: all results are as they were made")
+    return int(bool(found))
