@@ -16,7 +16,7 @@ import pathlib
 from absl import flags
 
 from raslik_jax.cli import command
-from raslik_jax.data.batches import encode
+from raslik_jax.data.encoding import encode
 from raslik_jax.data.formats import read_examples
 from raslik_jax.data.prompts import template_hash
 from raslik_jax.data.tokenization import load_tokenizer, tokenizer_hash
@@ -31,7 +31,7 @@ _OUTPUT = flags.DEFINE_string(
 def count_lengths(alpaca: str, tokenizer_path: str) -> str:
     """Returns the text of the file: provenance, then [tokens, response tokens, rows] by length."""
     tokenizer = load_tokenizer(tokenizer_path)
-    encoded = encode(read_examples(alpaca), tokenizer, max_len=1_000_000, template="alpaca")
+    encoded = encode(read_examples(alpaca), tokenizer, template="alpaca")
     pairs = zip(encoded.lengths_N.tolist(), encoded.num_targets_N.tolist(), strict=True)
     counts = collections.Counter(pairs)
     lines: dict[int, list[list[int]]] = {}

@@ -13,7 +13,7 @@ from raslik_jax.data.corpora import CorpusConfig
 from raslik_jax.files import check_shape
 from raslik_jax.messages import shown
 from raslik_jax.settings import Settings, SettingsError, Stage, setting
-from raslik_jax.train.algorithms import ALGORITHMS
+from raslik_jax.train.objectives import OBJECTIVES
 
 STAGES = (
     "corpus",
@@ -296,7 +296,7 @@ class UnlearnConfig(Stage):
     """Forgetting the one set while training on the other."""
 
     algorithms: tuple[str, ...] = setting(
-        ("ga_gdr", "ga_klr"), "Unlearning algorithms.", family=ALGORITHMS
+        ("ga_gdr", "ga_klr"), "Unlearning algorithms.", family=OBJECTIVES
     )
     epochs: int = setting(5, "Passes over the larger of the two sets.", low=1)
     batch_size: int = setting(8, "Examples a step, of each set.", low=1)

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from raslik_jax.config import config_from_json
-from raslik_jax.data import batches, prompts, tokenization
+from raslik_jax.data import batches, encoding, prompts, tokenization
 from raslik_jax.data.examples import Example, drop_unanswered, make_example
 from raslik_jax.files import check_shape, read_json
 from raslik_jax.index import search
@@ -189,19 +189,15 @@ class Tracer:
         """
         config = self.workspace.config
         encoded = self.workspace.encode(queries, "queries", targets=config.sketch.targets)
-        batches.require_answers(encoded, "the queries", max_len=config.corpus.max_len)
-        query_QK = np.zeros((len(queries), self.store.size), np.float32)
-        for plan in batches.plan_batches(
+        encoding.require_answers(encoded, "the queries", max_len=config.corpus.max_len)
+        plans = batches.plan_batches(
             encoded.lengths_N,
             encoded.num_targets_N,
             ids=encoded.ids,
             num_buckets=1,
             batch_tokens=config.sketch.batch_tokens,
-        ):
-            is_real = plan.rows != batches.DUMMY_ROW
-            units = np.asarray(self._sketch(encoded, plan).unit_BK)
-            query_QK[plan.rows[is_real]] = units[is_real]
-        return query_QK
+        )
+        return batches.map_rows(lambda batch: self._sketch(batch).unit_BK, encoded, plans)
 
     def trace(
         self,

@@ -32,6 +32,7 @@ import numpy as np
 from experiments.bench import harness
 from experiments.bench.harness import Cost, Line, say
 from raslik_jax.cli.command import option
+from raslik_jax.data.batches import next_rung
 from raslik_jax.models import decode, decoder
 
 
@@ -92,7 +93,7 @@ def measure(options: Options) -> Iterator[Line]:
     sample = np.unique(np.linspace(0, len(prompts) - 1, options.alone).astype(int))
     say("compiling every shape")
     work = [*((rows, size) for rows in batches), *(([prompts[i]], 1) for i in sample)]
-    shapes = {(decode.bucket_length(max(map(len, rows))), count): rows for rows, count in work}
+    shapes = {(next_rung(max(map(len, rows))), count): rows for rows, count in work}
     for (_, count), rows in shapes.items():
         decode_all(rows, count)
 

@@ -138,7 +138,9 @@ class Bench:
         )
         encoded = self.workspace.encode([self.query], targets=self.config.sketch.targets)
         plan = batches.plan_rows(encoded, np.array([0]))
-        made, seconds = self.timed(lambda: np.asarray(sketch(encoded, plan).unit_BK))
+        made, seconds = self.timed(
+            lambda: np.asarray(sketch(batches.make_batch(encoded, plan)).unit_BK)
+        )
         return sketch, made, seconds
 
     def raslik(self) -> Line:
@@ -163,7 +165,9 @@ class Bench:
         )
         gradient, query_QP, asked = self.gradient(whole)
         sketch = self.config.sketch
-        encoded = self.workspace.encode(self.rows, targets=sketch.targets)
+        encoded = self.workspace.cut(
+            self.workspace.train_rows, "training examples", targets=sketch.targets
+        )
         plans = batches.plan_batches(
             encoded.lengths_N,
             encoded.num_targets_N,
@@ -180,7 +184,9 @@ class Bench:
 
         def scores() -> list[np.ndarray]:
             return [
-                np.asarray(score(gradient(encoded, part).unit_BK, query_on_device))
+                np.asarray(
+                    score(gradient(batches.make_batch(encoded, part)).unit_BK, query_on_device)
+                )
                 for part in sample
             ]
 

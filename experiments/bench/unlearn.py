@@ -36,24 +36,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from experiments.bench import harness
 from experiments.bench.harness import Line
 from raslik_jax.cli.command import option
+from raslik_jax.data.batches import Batch
 from raslik_jax.models import decoder as decoders
 from raslik_jax.sketch import costs
-from raslik_jax.train import finetune, objectives, steps
-from raslik_jax.train.accumulation import value_and_grad
+from raslik_jax.train import loop, losses, steps
+from raslik_jax.train.objectives import OBJECTIVES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(harness.ModelOptions):
     """Options of the benchmark."""
 
-    algorithms: tuple[str, ...] = option(
-        ("ga_gdr", "ga_klr"), "What to measure.", of=steps.ALGORITHMS
-    )
+    algorithms: tuple[str, ...] = option(("ga_gdr", "ga_klr"), "What to measure.", of=OBJECTIVES)
     batch_size: int = option(4, "Examples of each set.", low=1)
     micro_batch_size: int = option(0, "Of these held at a time; 0: all.", low=0)
     length: int = option(64, "Tokens of an example.", low=8)
@@ -90,32 +88,31 @@ def measure(options: Options) -> Iterator[Line]:
     size = options.batch_size, options.length
     random = np.random.default_rng(options.seed)
 
-    def draw() -> objectives.TokenBatch:
+    def draw() -> Batch:
         tokens_BL = random.integers(0, model.config.vocab_size, size).astype(np.int32)
         mask_BL = np.broadcast_to(np.arange(options.length) >= options.length - targets, size)
-        return objectives.TokenBatch(jnp.asarray(tokens_BL), jnp.asarray(mask_BL))
+        return Batch(jnp.asarray(tokens_BL), jnp.asarray(mask_BL), targets)
 
     forget, retain = draw(), draw()
     # The rate is of no account to the time.
-    tx = finetune.adamw(1e-5, weight_decay=0.0, clip=1.0)
+    tx = loop.adamw(1e-5)
     frozen = steps.Frozen(model.base, reference=jax.tree.map(lambda leaf: 1.1 * leaf, model.lora))
+    both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), forget, retain)
+    plain = steps.supervised(decoder, tx, micro_batch=2 * options.micro_batch_size)
     calls: dict[str, Callable[[], Any]] = {
-        "lora": plain_step(options, decoder, tx, model, (forget, retain), targets)
+        "lora": functools.partial(jax.jit(plain.step), plain.init(model.lora), model.base, both)
     }
     for name in options.algorithms:
-        algorithm = steps.ALGORITHMS[name](
-            decoder, tx, steps.Options(micro_batch=options.micro_batch_size)
+        algorithm = steps.unlearning(
+            OBJECTIVES[name], decoder, tx, steps.Options(micro_batch=options.micro_batch_size)
         )
         calls[name] = functools.partial(
-            jax.jit(algorithm.step, static_argnames=("forget_targets", "retain_targets")),
+            jax.jit(algorithm.step),
             algorithm.init(model.lora),
             frozen,
-            forget,
-            retain if algorithm.reads_retain else None,
-            forget_targets=targets,
-            retain_targets=targets,
+            (forget, retain if OBJECTIVES[name].retain else None),
         )
-    nll = jax.jit(functools.partial(objectives.nll, decoder, num_targets=targets))
+    nll = jax.jit(functools.partial(losses.nll, decoder))
     expected = float(nll(model.lora, model.base, forget))
     for name in options.algorithms:
         loss = float(calls[name]()[1].forget_nll)
@@ -157,37 +154,8 @@ def measure(options: Options) -> Iterator[Line]:
 
 def operations_of(algorithm: str) -> float:
     """Returns the passes over one set with gradients; one of the reference is half."""
-    passes = 1 + (algorithm not in ("ga", "npo"))
-    forward = algorithm.startswith("npo") + algorithm.endswith("klr")
-    return passes + 0.5 * forward
-
-
-def plain_step(
-    options: Options,
-    decoder: decoders.Decoder,
-    tx: optax.GradientTransformation,
-    model: harness.Model,
-    parts: tuple[objectives.TokenBatch, objectives.TokenBatch],
-    targets: int,
-) -> Callable[[], Any]:
-    """Returns a step of ordinary training on both batches together."""
-    both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
-
-    @jax.jit
-    def train(state: finetune.TrainState, base: Any, batch: objectives.TokenBatch) -> Any:
-        def loss(params: Any, part: objectives.TokenBatch) -> tuple[jax.Array, None]:
-            nll_B = objectives.nll_by_example(decoder, params, base, part, num_targets=targets)
-            total = jnp.asarray(float(2 * options.batch_size))
-            return objectives.weighted_mean(nll_B, part, total=total), None
-
-        (value, _), grads = value_and_grad(
-            loss, state.params, batch, micro_batch=2 * options.micro_batch_size
-        )
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        return finetune.TrainState(params, opt_state, state.step + 1), value
-
-    return functools.partial(train, finetune.start_fit(model.lora, tx).state, model.base, both)
+    objective = OBJECTIVES[algorithm]
+    return 1 + (objective.retain is not None) + 0.5 * len(objective.reads_reference)
 
 
 if __name__ == "__main__":

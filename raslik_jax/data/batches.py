@@ -1,117 +1,57 @@
-"""Ragged token rows into rectangular batches: encoding, length buckets, training order.
+"""Ragged token rows into rectangular batches, and what is computed of them back into rows.
 
-NumPy only. Two rules hold everywhere: the composition of a batch follows from the corpus and the
-settings alone, never from what is left to do; and all batches of a bucket have one shape, so that
-each bucket compiles once.
+Two rules hold everywhere: the composition of a batch follows from the corpus and the settings
+alone, never from what is left to do; and shapes are few, because each is compiled once. There are
+two ways to shapes: `plan_batches` finds the cheapest buckets of a corpus that is run once,
+`plan_rows` and those built on it take the next rung of a ladder.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
-from jaxtyping import Bool, Int, Int32
+from jaxtyping import Array, Bool, Int
 
-from raslik_jax.data.examples import Example
+from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.ordering import shuffled
-from raslik_jax.data.prompts import render_prompt
-from raslik_jax.data.tokenization import Tokenizer
-from raslik_jax.messages import some_of
+from raslik_jax.progress import progress
 
 DUMMY_ROW = -1
 
 
-class Batch(NamedTuple):
-    """A rectangle of tokens, padded on the right.
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("tokens_BL", "target_mask_BL", "row_B"),
+    meta_fields=("num_targets",),
+)
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A rectangle of tokens, on the host or the device; a tree whose `num_targets` is static.
 
     Attributes:
       tokens_BL: int32 ids; pads hold the tokenizer's pad id.
       target_mask_BL: True where the token's own prediction counts in the loss: the response and
         EOS. Prompt and pads never count. A dummy row has none.
-      length_B: int32 tokens of each row without pads; 0 for a dummy row.
+      num_targets: T, at least the target tokens of any row.
+      row_B: position of each row in the corpus, DUMMY_ROW for none, where anyone needs it.
     """
 
-    tokens_BL: np.ndarray
-    target_mask_BL: np.ndarray
-    length_B: np.ndarray
+    tokens_BL: Any
+    target_mask_BL: Any
+    num_targets: int
+    row_B: Any = None
 
 
-class Encoded(NamedTuple):
-    """Token rows of unequal length.
+def real_tokens(batch: Batch) -> Bool[Array, "B L"]:
+    """Returns which tokens an encoder reads, of a batch of `encode_rows` inside a jit.
 
-    Attributes:
-      ids: the example ids, in corpus order.
-      tokens: for each example its int32 ids: prompt, response, EOS.
-      start_N: position of the first token that counts in the loss.
-      whole_N: tokens of each example before any was cut at the right end.
-      pad_id: fills up the rectangles.
+    A dummy row has one too, or its softmax is of nothing.
     """
-
-    ids: tuple[str, ...]
-    tokens: tuple[np.ndarray, ...]
-    start_N: np.ndarray
-    whole_N: np.ndarray
-    pad_id: int
-
-    @property
-    def lengths_N(self) -> Int[np.ndarray, " N"]:
-        """Tokens of each example."""
-        return np.array([len(row) for row in self.tokens], np.int64)
-
-    @property
-    def num_targets_N(self) -> Int[np.ndarray, " N"]:
-        """Tokens of each example that count in the loss."""
-        return np.maximum(self.lengths_N - self.start_N, 0)
-
-    def with_answers(self) -> "Encoded":
-        """Returns the examples of which something is left that counts in the loss."""
-        kept = np.flatnonzero(self.num_targets_N)
-        if len(kept) == len(self.ids):
-            return self
-        return Encoded(
-            ids=tuple(self.ids[row] for row in kept),
-            tokens=tuple(self.tokens[row] for row in kept),
-            start_N=self.start_N[kept],
-            whole_N=self.whole_N[kept],
-            pad_id=self.pad_id,
-        )
-
-
-def require_answers(encoded: Encoded, what: str, *, max_len: int) -> None:
-    """Raises a ValueError that names the examples whose prompt leaves no room for their answer.
-
-    Args:
-      encoded: of `encode`.
-      what: what the examples are, in the plural, for the message.
-      max_len: that they were encoded with.
-    """
-    lost = np.flatnonzero(encoded.num_targets_N == 0)
-    if len(lost):
-        longest = int(encoded.start_N[lost].max())
-        raise ValueError(
-            f"{what} must have room for their answers in max_len={max_len} tokens, the prompts of "
-            f"{some_of((encoded.ids[row] for row in lost), 3)} have up to {longest}: shorten them, "
-            "or use a run with a larger --corpus.max_len"
-        )
-
-
-def describe_cuts(encoded: Encoded, what: str, *, max_len: int) -> str:
-    """Returns a sentence about the examples that were cut at max_len, empty where none was.
-
-    Args:
-      encoded: of `encode`.
-      what: what the examples are, in the plural.
-      max_len: that they were encoded with.
-    """
-    cut = np.flatnonzero(encoded.whole_N > encoded.lengths_N)
-    lost = np.flatnonzero(encoded.num_targets_N == 0)
-    if not len(cut):
-        return ""
-    names = some_of((encoded.ids[row] for row in cut), 3)
-    line = f"{len(cut):,} of {len(encoded.ids):,} {what} are cut at {max_len} tokens ({names})"
-    if len(lost):
-        names = some_of((encoded.ids[row] for row in lost), 3)
-        line += f", {len(lost):,} of them lose their whole answer and are left out ({names})"
-    return line
+    return batch.target_mask_BL.at[:, 0].set(True)
 
 
 class BatchPlan(NamedTuple):
@@ -126,77 +66,6 @@ class BatchPlan(NamedTuple):
     rows: np.ndarray
     length: int
     num_targets: int
-
-
-def encode(
-    examples: Sequence[Example],
-    tokenizer: Tokenizer,
-    *,
-    max_len: int,
-    template: str,
-    targets: str = "response",
-) -> Encoded:
-    """Returns each example as prompt, response and EOS ids.
-
-    Prompt and response are tokenized apart, so that training sees exactly the prompt ids that
-    decoding starts from. What is longer than max_len loses its right end, EOS included.
-
-    Args:
-      examples: the rows.
-      tokenizer: text to ids.
-      max_len: tokens at most, prompt included.
-      template: a name in `prompts.TEMPLATES`.
-      targets: what counts in the loss: "response" (with EOS), or "all" tokens but the first, which
-        nothing predicts. Where the prompt leaves no room for an answer, nothing counts in either.
-
-    Raises:
-      ValueError: an unknown template or targets, or max_len below 2.
-    """
-    if targets not in ("response", "all"):
-        raise ValueError(f"targets must be 'response' or 'all', got {targets!r}")
-    if max_len < 2:
-        raise ValueError(f"{max_len=} has no room for a prompt and an answer: give at least 2")
-    prompts = tokenizer.encode_prompts([render_prompt(row, template) for row in examples])
-    outputs = tokenizer.encode_batch([row.output for row in examples])
-    whole = [
-        prompt + output + [tokenizer.eos_id]
-        for prompt, output in zip(prompts, outputs, strict=True)
-    ]
-    start_N = np.array(
-        [
-            len(prompt) if targets == "response" or len(prompt) >= max_len else 1
-            for prompt in prompts
-        ],
-        np.int64,
-    )
-    return Encoded(
-        ids=tuple(row.example_id for row in examples),
-        tokens=tuple(np.array(row[:max_len], np.int32) for row in whole),
-        start_N=start_N,
-        whole_N=np.array([len(row) for row in whole], np.int64),
-        pad_id=tokenizer.pad_id,
-    )
-
-
-def encode_prompts(
-    examples: Sequence[Example], tokenizer: Tokenizer, *, max_len: int, template: str
-) -> list[list[int]]:
-    """Returns the ids that decoding starts from, the same ones that `encode` puts in front.
-
-    Raises:
-      ValueError: an unknown template, or prompts longer than max_len: cutting one would drop the
-        place where the answer begins.
-    """
-    prompts = tokenizer.encode_prompts([render_prompt(row, template) for row in examples])
-    long = [
-        row.example_id for row, ids in zip(examples, prompts, strict=True) if len(ids) > max_len
-    ]
-    if long:
-        raise ValueError(
-            f"prompts must have at most {max_len} tokens, {len(long)} have more ({some_of(long)}): "
-            "leave them out or raise --corpus.max_len"
-        )
-    return prompts
 
 
 def plan_batches(
@@ -258,12 +127,8 @@ def plan_batches(
         start += size
         num_batches = -(-size // (batch_tokens // edge))
         batch_size = -(-size // num_batches)
-        slots = np.full(num_batches * batch_size, DUMMY_ROW, np.int64)
-        slots[:size] = members
         num_targets = int(round_up(targets_N[members], multiple).max())
-        plans.extend(
-            BatchPlan(rows, edge, num_targets) for rows in slots.reshape(num_batches, batch_size)
-        )
+        plans.extend(BatchPlan(rows, edge, num_targets) for rows in _chunks(members, batch_size))
     return tuple(plans)
 
 
@@ -279,11 +144,17 @@ def padding_waste(plans: Sequence[BatchPlan], lengths_N: Int[np.ndarray, " N"]) 
     return 1.0 - float(lengths_N[sketching_order(plans)].sum()) / computed
 
 
+def next_rung(count: int) -> int:
+    """Returns the least of 2^k and 3 * 2^(k - 1) that holds so many, from 16 up."""
+    power = 1 << max(count - 1, 15).bit_length()
+    return power if count > power // 4 * 3 else max(power // 4 * 3, 16)
+
+
 def plan_rows(encoded: Encoded, rows: Int[np.ndarray, " B"]) -> BatchPlan:
     """Returns a batch of these rows in the next shape of a short ladder.
 
-    For training, where batches are drawn at random and every shape costs a compilation: L is the
-    next of 16, 24, 32, 48, 64, 96, ..., at most a half more than needed, and T is L or half of it.
+    L is the next of 16, 24, 32, 48, 64, 96, ..., at most a half more than needed, and T is L or
+    half of it.
 
     Args:
       encoded: the corpus.
@@ -292,19 +163,43 @@ def plan_rows(encoded: Encoded, rows: Int[np.ndarray, " B"]) -> BatchPlan:
     # Not encoded.lengths_N, which counts the whole corpus at every call.
     real = rows[rows != DUMMY_ROW]
     length_B = np.array([len(encoded.tokens[row]) for row in real.tolist()], np.int64)
-    length = next_rung(int(length_B.max()))
+    length = min(next_rung(int(length_B.max())), encoded.limit)
     num_targets = int((length_B - encoded.start_N[real]).max())
     return BatchPlan(rows, length, length // 2 if num_targets <= length // 2 else length)
 
 
-def next_rung(count: int) -> int:
-    """Returns the least of 2^k and 3 * 2^(k - 1) that holds so many, from 16 up."""
-    power = 1 << max(count - 1, 15).bit_length()
-    return power if count > power // 4 * 3 else max(power // 4 * 3, 16)
+def plan_one_shape(encoded: Encoded, *, batch_tokens: int) -> tuple[BatchPlan, ...]:
+    """Returns batches in corpus order, all of the shape that the longest row needs.
+
+    Sets of other answers to the same queries mostly share that shape.
+    """
+    num_rows = len(encoded.ids)
+    whole = plan_rows(encoded, np.arange(num_rows))
+    num_batches = -(-num_rows // max(1, batch_tokens // whole.length))
+    lines = _chunks(np.arange(num_rows), -(-num_rows // num_batches))
+    return tuple(whole._replace(rows=rows) for rows in lines)
 
 
-def make_batch(encoded: Encoded, plan: BatchPlan) -> Batch:
+def plan_by_length(encoded: Encoded, *, batch_size: int) -> tuple[BatchPlan, ...]:
+    """Returns batches of neighbors in length, each in the next shape of the ladder."""
+    order = np.argsort(encoded.lengths_N, kind="stable")
+    return tuple(plan_rows(encoded, rows) for rows in _chunks(order, batch_size))
+
+
+def _chunks(rows: Int[np.ndarray, " N"], size: int) -> Int[np.ndarray, "M B"]:
+    """Returns rows in lines of one size; the last line ends with DUMMY_ROW."""
+    slots = np.full(-(-len(rows) // size) * size, DUMMY_ROW, np.int64)
+    slots[: len(rows)] = rows
+    return slots.reshape(-1, size)
+
+
+def make_batch(encoded: Encoded, plan: BatchPlan, *, left: bool = False) -> Batch:
     """Returns the rectangle of a plan.
+
+    Args:
+      encoded: the corpus.
+      plan: the rows and their shape.
+      left: pads stand on the left, as decoding has it.
 
     Raises:
       ValueError: a row that is longer than the plan, which was then made for another corpus.
@@ -312,20 +207,107 @@ def make_batch(encoded: Encoded, plan: BatchPlan) -> Batch:
     shape = len(plan.rows), plan.length
     tokens_BL = np.full(shape, encoded.pad_id, np.int32)
     target_mask_BL = np.zeros(shape, np.bool_)
-    length_B = np.zeros(len(plan.rows), np.int32)
     for slot, row in enumerate(plan.rows.tolist()):
         if row == DUMMY_ROW:
             continue
         tokens = encoded.tokens[row]
         if len(tokens) > plan.length:
             raise ValueError(
-                f"{encoded.ids[row]} has {len(tokens)} tokens, the plan holds {plan.length}: plan "
-                "the batches of this corpus"
+                f"{encoded.ids[row]} must have at most the {plan.length} tokens of its plan, got "
+                f"{len(tokens)}: plan the batches of this corpus"
             )
-        tokens_BL[slot, : len(tokens)] = tokens
-        target_mask_BL[slot, encoded.start_N[row] : len(tokens)] = True
-        length_B[slot] = len(tokens)
-    return _checked(tokens_BL, target_mask_BL, length_B)
+        first = plan.length - len(tokens) if left else 0
+        tokens_BL[slot, first : first + len(tokens)] = tokens
+        target_mask_BL[slot, first + encoded.start_N[row] : first + len(tokens)] = True
+    return Batch(tokens_BL, target_mask_BL, plan.num_targets, plan.rows.astype(np.int32))
+
+
+def each_batch(
+    function: Callable[[Batch], Any],
+    encoded: Encoded,
+    plans: Iterable[BatchPlan],
+    *,
+    left: bool = False,
+) -> Iterator[tuple[Int[np.ndarray, " M"], Any]]:
+    """Yields corpus positions and results of the real rows of each batch, as NumPy arrays.
+
+    The next batch is under way before one is waited for.
+
+    Args:
+      function: from a batch to an array, or a tree of arrays, with one entry for each of its rows.
+      encoded: the corpus.
+      plans: the batches.
+      left: as in `make_batch`.
+    """
+
+    def real(rows: np.ndarray, found: Any) -> tuple[np.ndarray, Any]:
+        slots = np.flatnonzero(rows != DUMMY_ROW)
+        return rows[slots], jax.tree.map(lambda leaf: np.asarray(leaf)[slots], found)
+
+    running: tuple[np.ndarray, Any] | None = None
+    for plan in plans:
+        started = plan.rows, function(make_batch(encoded, plan, left=left))
+        if running is not None:
+            yield real(*running)
+        running = started
+    if running is not None:
+        yield real(*running)
+
+
+def map_rows(
+    function: Callable[[Batch], Any],
+    encoded: Encoded,
+    plans: Sequence[BatchPlan],
+    *,
+    left: bool = False,
+    bar: str = "",
+) -> Any:
+    """Returns what a function makes of every row, [N, ...], in the order of the corpus.
+
+    Args:
+      function: as in `each_batch`.
+      encoded: the corpus.
+      plans: batches that hold every row once.
+      left: as in `make_batch`.
+      bar: text before a progress bar; empty for silence.
+    """
+    result: Any = None
+    with progress(None, bar, total=len(encoded.ids), unit="row") as counter:
+        for rows, found in each_batch(function, encoded, plans, left=left):
+            if result is None:
+                result = jax.tree.map(
+                    lambda part: np.zeros((len(encoded.ids), *part.shape[1:]), part.dtype), found
+                )
+            for whole, part in zip(jax.tree.leaves(result), jax.tree.leaves(found), strict=True):
+                whole[rows] = part
+            counter.update(len(rows))
+    return result
+
+
+def num_steps_of(num_examples: int, *, batch_size: int, num_epochs: int = 1) -> int:
+    """Returns the optimizer steps of so many epochs; the last batch of each may be short."""
+    return num_epochs * -(-num_examples // batch_size)
+
+
+def epoch_batches(
+    encoded: Encoded, *, batch_size: int, seed: int, start: int = 0, is_fixed: bool = False
+) -> Iterator[Batch]:
+    """Yields every example once an epoch, in an order that seed and epoch decide, without end.
+
+    Args:
+      encoded: the corpus.
+      batch_size: examples of a batch; the last one of an epoch is filled up with dummy rows.
+      seed: of the run.
+      start: batches to leave out at the beginning: those that were done before.
+      is_fixed: all batches have the shape that the longest example needs, not each its own.
+    """
+    whole = plan_rows(encoded, np.arange(len(encoded.ids)))
+    per_epoch = num_steps_of(len(encoded.ids), batch_size=batch_size)
+    for epoch in itertools.count(start // per_epoch):
+        lines = training_batches(len(encoded.ids), batch_size, seed=seed, epoch=epoch)
+        for rows in lines[start % per_epoch if epoch == start // per_epoch else 0 :]:
+            plan = whole._replace(rows=rows) if is_fixed else plan_rows(encoded, rows)
+            yield make_batch(encoded, plan)
 
 
 def training_batches(
@@ -348,17 +330,7 @@ def training_batches(
     if min(num_examples, batch_size) < 1:
         raise ValueError(f"{num_examples=} and {batch_size=} have to be at least 1")
     order = shuffled(range(num_examples), seed=seed, label=f"training epoch {epoch}")
-    slots = np.full(-(-num_examples // batch_size) * batch_size, DUMMY_ROW, np.int64)
-    slots[:num_examples] = order
-    return slots.reshape(-1, batch_size)
-
-
-def _checked(
-    tokens_BL: Int32[np.ndarray, "B L"],
-    target_mask_BL: Bool[np.ndarray, "B L"],
-    length_B: Int32[np.ndarray, " B"],
-) -> Batch:
-    return Batch(tokens_BL, target_mask_BL, length_B)
+    return _chunks(np.array(order, np.int64), batch_size)
 
 
 def round_up(counts_N: Int[np.ndarray, " N"], multiple: int) -> Int[np.ndarray, " N"]:

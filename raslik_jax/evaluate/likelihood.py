@@ -1,22 +1,16 @@
 """How likely a model finds answers that somebody else wrote."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from raslik_jax.axes import Tree
-from raslik_jax.data.batches import (
-    DUMMY_ROW,
-    BatchPlan,
-    Encoded,
-    make_batch,
-    next_rung,
-    plan_batches,
-)
+from raslik_jax.data.batches import Batch, map_rows, plan_batches, plan_one_shape
+from raslik_jax.data.encoding import Encoded
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.sketch.loss import example_loss
 
@@ -56,67 +50,30 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Measure:
       ValueError: an answer longer than batch_tokens, or a likelihood that is not a number.
     """
 
-    def of_batch(
-        lora: Tree, base: Tree, tokens_BL: Array, target_mask_BL: Array, *, num_targets: int
-    ) -> Array:
-        def of_example(tokens_L: Array, target_mask_L: Array) -> Array:
-            return example_loss(
-                decoder, lora, base, tokens_L, target_mask_L, num_targets=num_targets
-            )
-
-        return jax.vmap(of_example)(tokens_BL, target_mask_BL)
-
-    compiled = jax.jit(of_batch, static_argnames="num_targets")
+    @jax.jit
+    def of_batch(lora: Tree, base: Tree, batch: Batch) -> Array:
+        loss = functools.partial(example_loss, decoder, lora, base, num_targets=batch.num_targets)
+        return jax.vmap(loss)(batch.tokens_BL, batch.target_mask_BL)
 
     def measure(lora: Tree, base: Tree, encoded: Encoded, *, on_ladder: bool = False) -> Likelihood:
-        plans = (
-            plan_on_ladder(encoded, batch_tokens)
-            if on_ladder
-            else plan_batches(
+        if on_ladder:
+            plans = plan_one_shape(encoded, batch_tokens=batch_tokens)
+        else:
+            plans = plan_batches(
                 encoded.lengths_N,
                 encoded.num_targets_N,
                 ids=[str(row) for row in range(len(encoded.ids))],
                 num_buckets=_SHAPES,
                 batch_tokens=batch_tokens,
             )
-        )
-        nll_N = np.zeros(len(encoded.ids))
-        # All batches are under way before the first is waited for.
-        running = []
-        for plan in plans:
-            batch = make_batch(encoded, plan)
-            nll_B = compiled(
-                lora,
-                base,
-                jnp.asarray(batch.tokens_BL),
-                jnp.asarray(batch.target_mask_BL),
-                num_targets=plan.num_targets,
-            )
-            running.append((plan.rows, nll_B))
-        for rows, nll_B in running:
-            is_real = rows != DUMMY_ROW
-            nll_N[rows[is_real]] = np.asarray(nll_B)[is_real]
+        nll_N = map_rows(functools.partial(of_batch, lora, base), encoded, plans)
         bad = np.flatnonzero(~np.isfinite(nll_N))
         if len(bad):
             raise ValueError(
-                f"finite likelihoods wanted, {len(bad)} of {len(nll_N)} are not, such as that of "
-                f"{encoded.ids[bad[0]]}: the model's weights have overflown, unlearn at a lower "
-                "learning rate"
+                f"likelihoods must be finite, got {len(bad)} of {len(nll_N)} that are not, such as "
+                f"that of {encoded.ids[bad[0]]}: the model's weights have overflown, unlearn at a "
+                "lower learning rate"
             )
-        return Likelihood(nll_N, encoded.num_targets_N)
+        return Likelihood(nll_N.astype(np.float64), encoded.num_targets_N)
 
     return measure
-
-
-def plan_on_ladder(encoded: Encoded, batch_tokens: int) -> tuple[BatchPlan, ...]:
-    """Returns batches of one shape, which depends on the longest row by a rung of the ladder."""
-    length = next_rung(int(encoded.lengths_N.max()))
-    num_targets = min(next_rung(int(encoded.num_targets_N.max())), length)
-    num_rows = len(encoded.ids)
-    num_batches = -(-num_rows // max(1, batch_tokens // length))
-    batch_size = -(-num_rows // num_batches)
-    slots = np.full(num_batches * batch_size, DUMMY_ROW, np.int64)
-    slots[:num_rows] = np.arange(num_rows)
-    return tuple(
-        BatchPlan(rows, length, num_targets) for rows in slots.reshape(num_batches, batch_size)
-    )

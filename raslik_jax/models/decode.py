@@ -1,4 +1,4 @@
-"""Text generation with a key-value cache, in batches of one static shape per bucket.
+"""Text generation with a key-value cache, in batches of few static shapes.
 
 Prompts are padded on the left, so that every row writes its next token into the same slot of the
 cache: one vectorized update at an index that is not batched. The cache has room for the prompt and
@@ -15,9 +15,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from raslik_jax.axes import Tree
+from raslik_jax.data.batches import Batch, map_rows, plan_by_length
+from raslik_jax.data.encoding import encode_rows
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.models.layers import KeyValues
-from raslik_jax.progress import progress as progress_bar
 
 
 class _Loop(NamedTuple):
@@ -76,11 +77,10 @@ def _pick(
 def _generate_batch(
     lora: Tree,
     base: Tree,
-    tokens_BL: Int[jax.Array, "B L"],
-    mask_BL: Bool[jax.Array, "B L"],
+    prompts: Batch,
     end_ids: Int[jax.Array, " ends"],
     pad_id: Int[jax.Array, ""],
-    key_B: Any,
+    key: jax.Array,
     temperature: Float[jax.Array, ""],
     top_p: Float[jax.Array, ""],
     *,
@@ -90,7 +90,10 @@ def _generate_batch(
     nucleus: bool,
 ) -> Int[jax.Array, "B T"]:
     """Returns the new tokens of every row; `pad_id` follows a row's end token."""
+    tokens_BL, mask_BL = jnp.asarray(prompts.tokens_BL), jnp.asarray(prompts.target_mask_BL)
     num_rows, length = tokens_BL.shape
+    row_B = jnp.asarray(prompts.row_B, jnp.uint32)
+    key_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, row_B) if sampled else None
     pick = functools.partial(_pick, sampled=sampled, nucleus=nucleus)
 
     # The last new token is never read back, so it needs no slot.
@@ -154,17 +157,6 @@ def _generate_batch(
     return jax.lax.while_loop(not_done, advance, start).tokens_BT
 
 
-def bucket_length(length: int) -> int:
-    """Returns the padded length of a prompt: a multiple of 16, coarser from 64 tokens on.
-
-    The step is a quarter of the power of two below, at least 16; so padding is less than a
-    quarter of the prompt or 16 tokens, and few shapes are compiled: 16, 32, 48, 64, 80, 96, 112,
-    128, 160, 192, 224, 256, 320, ...
-    """
-    step = max(16, 2 ** ((length - 1).bit_length() - 3)) if length > 1 else 16
-    return -(-length // step) * step
-
-
 def _check(
     prompts: Sequence[Sequence[int]],
     *,
@@ -217,7 +209,7 @@ def generate(
     temperature: float = 0.0,
     top_p: float = 1.0,
     key: jax.Array | None = None,
-    progress: str | None = None,
+    bar: str = "",
 ) -> list[list[int]]:
     """Returns the continuation of every prompt, in the order given.
 
@@ -232,13 +224,13 @@ def generate(
       max_new_tokens: The most tokens to generate for a prompt.
       eos_id: The token, or tokens, that end a continuation; None to generate all tokens always.
       pad_id: Fills the padding; any id of the vocabulary, its embedding is never seen.
-      batch_size: Rows decoded together. The program is compiled once for each (rows, bucket of the
-        longest prompt, max_new_tokens); with fewer prompts than this, the rows are the next power
-        of two.
+      batch_size: Rows decoded together. The program is compiled once for each (rows, padded length
+        of the longest prompt, max_new_tokens); with fewer prompts than this, the rows are the next
+        power of two.
       temperature: 0 decodes greedily (ties to the smaller id); otherwise logits are divided by it.
       top_p: Sampling is restricted to the nucleus of this probability, in (0, 1].
       key: A random key, needed when temperature > 0.
-      progress: Shows a progress bar with this description; None for silence.
+      bar: Text before the progress bar; empty for silence.
 
     Returns:
       The new tokens only; an end token is cut off, so a list may be empty.
@@ -265,40 +257,24 @@ def generate(
     # none, are no other program.
     end_ids = np.asarray(ends + [-1] * (8 - len(ends) % 8), np.int32)
     num_rows = min(batch_size, 1 << (len(prompts) - 1).bit_length())
+    encoded = encode_rows(prompts, pad_id=pad_id)
 
-    # Neighbors in length share a batch, so that little of it is padding.
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    outputs: list[list[int]] = [[] for _ in prompts]
-    with progress_bar(None, progress or "", total=len(prompts), unit="prompt") as bar:
-        for start in range(0, len(order), num_rows):
-            rows = order[start : start + num_rows]
-            length = bucket_length(max(len(prompts[index]) for index in rows))
-            tokens_BL = np.full((num_rows, length), pad_id, np.int32)
-            mask_BL = np.zeros((num_rows, length), bool)
-            for row, index in enumerate(rows):
-                tokens_BL[row, length - len(prompts[index]) :] = prompts[index]
-                mask_BL[row, length - len(prompts[index]) :] = True
-            numbers_B = np.asarray(rows + [0] * (num_rows - len(rows)), np.uint32)
-            key_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
-                jax.random.key(0) if key is None else key, numbers_B
-            )
-            tokens_BT = _generate_batch(
-                lora,
-                base,
-                jnp.asarray(tokens_BL),
-                jnp.asarray(mask_BL),
-                jnp.asarray(end_ids),
-                jnp.int32(pad_id),
-                key_B,
-                jnp.float32(max(temperature, 1e-6)),
-                jnp.float32(top_p),
-                decoder=decoder,
-                max_new_tokens=max_new_tokens,
-                sampled=temperature > 0.0,
-                nucleus=top_p < 1.0,
-            )
-            for row, new in zip(rows, np.asarray(tokens_BT).tolist(), strict=False):
-                cut = next((i for i, token in enumerate(new) if token in ends), len(new))
-                outputs[row] = new[:cut]
-            bar.update(len(rows))
-    return outputs
+    def new_tokens(batch: Batch) -> jax.Array:
+        return _generate_batch(
+            lora,
+            base,
+            batch,
+            jnp.asarray(end_ids),
+            jnp.int32(pad_id),
+            jax.random.key(0) if key is None else key,
+            jnp.float32(max(temperature, 1e-6)),
+            jnp.float32(top_p),
+            decoder=decoder,
+            max_new_tokens=max_new_tokens,
+            sampled=temperature > 0.0,
+            nucleus=top_p < 1.0,
+        )
+
+    plans = plan_by_length(encoded, batch_size=num_rows)
+    rows = map_rows(new_tokens, encoded, plans, left=True, bar=bar).tolist()
+    return [new[: next((i for i, t in enumerate(new) if t in ends), len(new))] for new in rows]

@@ -6,18 +6,17 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from raslik_jax.config import Config
-from raslik_jax.data import batches, corpora
+from raslik_jax.data import corpora
+from raslik_jax.data.batches import num_steps_of
+from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Corpus, Example
-from raslik_jax.data.tokenization import Tokenizer
 from raslik_jax.messages import listed_problems, shown, some_of
 from raslik_jax.models import checkpoint, decoder, gpt_neox, presets
 from raslik_jax.retrieve import selection, strategies
 from raslik_jax.run.workspace import StoredCorpus, lora_config_of
-from raslik_jax.train import finetune
 
 # Those that retrieve, and those that need what was retrieved.
 _RETRIEVING = frozenset({"retrieve", "unlearn", "generate", "evaluate", "report"})
-_NO_LIMIT = 2**30
 
 
 def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
@@ -93,24 +92,20 @@ def is_measurable(config: Config, corpus: Corpus | StoredCorpus) -> bool:
 
 
 def check_corpus(
-    config: Config, corpus: Corpus | StoredCorpus, tokenizer: Tokenizer, *, stages: Sequence[str]
+    config: Config, corpus: Corpus | StoredCorpus, whole: Encoded, *, stages: Sequence[str]
 ) -> None:
     """Refuses what the corpus shows of a run's later stages to be impossible or void.
 
     Args:
       config: settings of the run.
       corpus: its examples and queries.
-      tokenizer: of its model.
+      whole: the training examples as whole rows of token ids.
       stages: those that run.
 
     Raises:
       ValueError: all problems in one error: rows without room for an answer, too few rows for two
         steps or for the sets, strategies or a classifier without labels.
     """
-
-    whole = batches.encode(
-        corpus.train, tokenizer, max_len=_NO_LIMIT, template=config.corpus.template
-    )
     problems = list(_row_problems(config, corpus.train, whole.start_N, stages))
     if "backbone" in stages and not config.backbone.checkpoint and not corpus.backbone:
         problems.append(
@@ -156,7 +151,7 @@ def _row_problems(
 
 def _finetune_problems(config: Config, corpus: Corpus | StoredCorpus) -> Iterator[str]:
     settings = config.finetune
-    num_steps = finetune.num_steps_of(
+    num_steps = num_steps_of(
         len(corpus.train),
         batch_size=settings.batch_size,
         num_epochs=settings.epochs,

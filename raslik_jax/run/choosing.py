@@ -10,7 +10,7 @@ from raslik_jax.files import read_json, write_json
 from raslik_jax.messages import one_line, shown
 from raslik_jax.report.runs import read_metrics
 from raslik_jax.run.workdir import differing_fields
-from raslik_jax.train.algorithms import ALGORITHMS
+from raslik_jax.train.objectives import OBJECTIVES
 
 
 def choose_from_runs(
@@ -79,7 +79,7 @@ def check_alike(first: Mapping[str, Any], other: Mapping[str, Any], *, run: str)
       ValueError: they differ in more than the name, the seed and unlearning's learning rates.
     """
     lines = differing_fields(dict(first), dict(other))
-    free = ("name:", "seed:", *(f"unlearn.{name}.learning_rate:" for name in ALGORITHMS))
+    free = ("name:", "seed:", *(f"unlearn.{name}.learning_rate:" for name in OBJECTIVES))
     wrong = [line for line in lines if not line.startswith(free)]
     if wrong:
         raise ValueError(

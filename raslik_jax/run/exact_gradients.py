@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from raslik_jax.axes import Tree
-from raslik_jax.data import batches, prompts, tokenization
+from raslik_jax.data import batches, encoding, prompts, tokenization
 from raslik_jax.data.examples import Example
 from raslik_jax.files import read_json, write_json
 from raslik_jax.manifests import check_finished, content_hash
@@ -167,7 +167,7 @@ def tensor_slices(what: GradientPass, lora: Tree, width: int) -> list[slice]:
 
 
 def _plan(
-    encoded: batches.Encoded, *, batch_tokens: int, num_buckets: int
+    encoded: encoding.Encoded, *, batch_tokens: int, num_buckets: int
 ) -> list[batches.BatchPlan]:
     """Returns the batches of a pass, in few shapes that runs of other seeds have too.
 
@@ -392,7 +392,7 @@ class GradientMaker:
     def _unit_batches(
         self,
         plans: Iterable[batches.BatchPlan],
-        encoded: batches.Encoded,
+        encoded: encoding.Encoded,
         what: GradientPass,
         lora: Tree,
         first: int,
@@ -427,7 +427,7 @@ class GradientMaker:
         return _DTYPES[self.dtype]
 
     @functools.cache  # noqa: B019  one maker lives as long as its run
-    def _encode(self, tokens: str) -> batches.Encoded:
+    def _encode(self, tokens: Any) -> encoding.Encoded:
         return self.workspace.encode(self.rows.examples, targets=tokens)
 
     def _key(self, what: GradientPass) -> str:
@@ -457,7 +457,7 @@ class GradientMaker:
         made: np.memmap,
         plans: Sequence[batches.BatchPlan],
         done: int,
-        encoded: batches.Encoded,
+        encoded: encoding.Encoded,
         what: GradientPass,
         lora: Tree,
     ) -> Iterator[int]:

@@ -22,7 +22,7 @@ from raslik_jax.config import STAGES, Config
 from raslik_jax.data import batches
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.files import read_json
-from raslik_jax.models import decode, decoder, quantize
+from raslik_jax.models import decoder, quantize
 from raslik_jax.report.tables import Column, Table
 from raslik_jax.run import programs
 from raslik_jax.run.checking import model_of
@@ -282,7 +282,7 @@ class _Work:
     @property
     def longest_prompt(self) -> int:
         """Tokens that a batch of the longest prompts is padded to."""
-        return decode.bucket_length(int((self.length_N - self.response_N).max()))
+        return batches.next_rung(int((self.length_N - self.response_N).max()))
 
     def perplexity(self) -> dict[str, Any]:
         """The likelihood of some rows of four sets."""

@@ -8,20 +8,23 @@ from typing import Any
 
 from raslik_jax import settings as settings_lib
 from raslik_jax.config import STAGES, Config, config_from_json, to_json
-from raslik_jax.data import tokenization
+from raslik_jax.data import encoding
 from raslik_jax.data.corpora.record import Evaluation
 from raslik_jax.files import read_json
 from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.messages import shown, some_of
 from raslik_jax.run import checking
 from raslik_jax.run.stages import (
-    discriminating,
+    backbone,
+    corpus,
+    discriminator,
     evaluate,
-    likelihoods,
-    measuring,
+    finetune,
+    generate,
+    references,
     reporting,
     retrieving,
-    training,
+    unlearn,
 )
 from raslik_jax.run.units import Plan, Unit, announcement, run_units
 from raslik_jax.run.workspace import StoredCorpus, Workspace
@@ -29,7 +32,7 @@ from raslik_jax.sketch.projections import SKETCH_FORMAT
 
 # Files of a checkpoint that its tokenizer is read from, and not its weights.
 _TOKENIZER_SUFFIXES = (".json", ".txt", ".jinja", ".model")
-_TRAIN, _TOKENIZER = "corpus/train.jsonl", "corpus/tokenizer"
+_TRAIN, _ROWS, _TOKENIZER = "corpus/train.jsonl", "corpus/train.npz", "corpus/tokenizer"
 
 # Settings by what they decide; a stage's name stands for all of it, see `pick`.
 _TEXT = ("corpus.template", "corpus.max_len")
@@ -122,7 +125,7 @@ class _Planner:
         self,
         name: str,
         make: Callable[..., None],
-        *arguments: str,
+        *arguments: Any,
         reads: Sequence[str] = (),
         settings: Sequence[str] = (),
         values: Mapping[str, Any] = {},
@@ -158,7 +161,7 @@ class _Planner:
         }
         yield self.unit(
             "corpus",
-            training.make_corpus,
+            corpus.make_corpus,
             settings=("seed", "corpus", "corpus.dataset", f"corpus.{config.corpus.dataset}"),
             values=values,
             files=config.corpus.source_files() | tokenizer,
@@ -166,20 +169,20 @@ class _Planner:
         if not config.backbone.checkpoint:
             yield self.unit(
                 "backbone",
-                training.make_backbone,
-                reads=("corpus/backbone.jsonl", _TOKENIZER),
+                backbone.make_backbone,
+                reads=("corpus/backbone.npz", _TOKENIZER),
                 settings=("seed", *_TEXT, *_SCRATCH),
             )
         yield self.unit(
             "finetune",
-            training.make_adapter,
-            reads=(_TRAIN, *self.model),
+            finetune.make_adapter,
+            reads=(_TRAIN, _ROWS, *self.model),
             settings=(*_TEXT, *_MODEL, "finetune"),
             is_resumable=True,
         )
         yield self.unit(
             "references/retrieval",
-            training.make_retrieval_answers,
+            references.make_retrieval_answers,
             reads=("corpus/retrieval.jsonl", *self.finetuned),
             settings=(*_DECODING, "sketch.query_output"),
         )
@@ -188,7 +191,7 @@ class _Planner:
         """Yields what is measured before anything is traced: is there a behavior to trace?"""
         yield self.unit(
             "references/evaluation",
-            training.make_references,
+            references.make_references,
             reads=(*self.measured_on, *self.finetuned),
             settings=(*_DECODING, "references.query_split", "evaluate.marker_words"),
         )
@@ -197,7 +200,7 @@ class _Planner:
         if self.config.evaluate.perplexity_examples:
             yield self.unit(
                 "references/perplexity",
-                likelihoods.reference_perplexity,
+                references.make_perplexities,
                 reads=(*self._drawn(), "references/evaluation", *self.finetuned),
                 settings=_PERPLEXITY,
             )
@@ -207,7 +210,7 @@ class _Planner:
         genuine = marker.genuine_files(self.config.corpus.folder) if marker else ()
         yield self.unit(
             "discriminator",
-            discriminating.make_discriminator,
+            discriminator.make_discriminator,
             reads=(_TRAIN,),
             settings=("seed", "corpus.vocab_size", *_CLASSIFIER),
             files={path.name: path for path in genuine},
@@ -215,7 +218,7 @@ class _Planner:
         )
         yield self.unit(
             "references/non_sf",
-            discriminating.measure_before,
+            discriminator.measure_before,
             reads=(*self.measured_on, "references/evaluation", "discriminator"),
             settings=(
                 *("seed", "references.query_split"),
@@ -244,7 +247,7 @@ class _Planner:
             yield self.unit(
                 "retrieve/diagnosis",
                 retrieving.make_diagnosis,
-                reads=(_TRAIN, *self.sketched),
+                reads=(_ROWS, *self.sketched),
                 settings=(*_SKETCH, "sketch.diagnose"),
                 values=_FORMATS,
             )
@@ -253,7 +256,7 @@ class _Planner:
         yield self.unit(
             "sketch",
             retrieving.make_index,
-            reads=(_TRAIN, *self.sketched),
+            reads=(_TRAIN, _ROWS, *self.sketched),
             settings=(*_SKETCH, "sketch.dtype", "sketch.chunk_rows"),
             values=_FORMATS,
             is_resumable=True,
@@ -289,7 +292,7 @@ class _Planner:
         yield self.unit(
             "retrieve/exact_kernel",
             retrieving.make_exact_scores,
-            reads=(_TRAIN, *self.queries, *self.sketched),
+            reads=(_TRAIN, _ROWS, *self.queries, *self.sketched),
             settings=(*_GRADIENT, *_KERNEL),
         )
 
@@ -309,9 +312,9 @@ class _Planner:
             rate = self.workspace.learning_rate(strategy, algorithm)
             yield self.unit(
                 f"unlearn/{strategy}-{algorithm}",
-                measuring.unlearn,
+                unlearn.unlearn,
                 *(strategy, algorithm),
-                reads=(f"retrieve/{strategy}", *self.finetuned),
+                reads=(f"retrieve/{strategy}", _ROWS, *self.finetuned),
                 settings=(*_TEXT, *_MODEL, "unlearn", f"unlearn.{algorithm}"),
                 values={f"unlearn.{algorithm}.learning_rate": rate},
                 is_resumable=True,
@@ -327,7 +330,7 @@ class _Planner:
             yield self.unit(
                 f"generate/{kind}{variant}",
                 make,
-                *(strategy, algorithm),
+                generate.Variant(strategy, algorithm),
                 reads=(
                     *(path.format(variant=variant) for path in reads),
                     *self.model,
@@ -339,12 +342,14 @@ class _Planner:
     def answers(self) -> Iterator[Unit]:
         """Yields the answers of every unlearned model, and how likely it finds given ones."""
         split = "references.query_split"
-        yield from self._of_variants("", measuring.generate, self.measured_on, (*_DECODING, split))
+        yield from self._of_variants(
+            "", generate.write_answers, self.measured_on, (*_DECODING, split)
+        )
         # They stand beside the answers: asking for another measure makes neither again.
         if self.config.evaluate.perplexity_examples:
             yield from self._of_variants(
                 "perplexity-",
-                likelihoods.variant_perplexity,
+                generate.write_perplexities,
                 (*self._drawn(), "generate/{variant}"),
                 _PERPLEXITY,
             )
@@ -356,7 +361,7 @@ class _Planner:
         sources = corpus.source_files()
         yield self.unit(
             "references/questions",
-            likelihoods.make_questions,
+            references.make_questions,
             settings=(
                 "evaluate.questions",
                 *(f"corpus.{corpus.dataset}.{name}" for name in evaluation.reads),
@@ -367,11 +372,12 @@ class _Planner:
         settings = (*_LIKELIHOOD, *_DECODING)
         yield self.unit(
             "references/answered",
-            likelihoods.reference_questions,
+            generate.write_questions,
+            None,
             reads=(*asked, *self.finetuned),
             settings=settings,
         )
-        yield from self._of_variants("answered-", likelihoods.variant_questions, asked, settings)
+        yield from self._of_variants("answered-", generate.write_questions, asked, settings)
 
     def results(self, measured: Sequence[Unit]) -> Iterator[Unit]:
         """Yields metrics and report.
@@ -491,11 +497,11 @@ def run(
             for line in announcement(plan, making[1:]):
                 print(line)
         checked = functools.partial(_make_checked_corpus, workspace, stages)
-        corpus = units[0]._replace(run=checked)
-        run_units(workdir, (corpus, *units[1:]), stages=("corpus",), shared=shared)
+        first = units[0]._replace(run=checked)
+        run_units(workdir, (first, *units[1:]), stages=("corpus",), shared=shared)
         stages = [stage for stage in stages if stage != "corpus"]
     if Plan(workdir, units).check(units[0]):
-        checking.check_corpus(config, workspace.corpus, workspace.tokenizer, stages=stages)
+        checking.check_corpus(config, workspace.corpus, workspace.train_rows, stages=stages)
         if not checking.is_measurable(config, workspace.corpus):
             units = _without_measures(units, workspace, stages)
     run_units(workdir, units, stages=stages, shared=shared, on_start=on_start)
@@ -507,9 +513,9 @@ def run(
 
 def _make_checked_corpus(workspace: Workspace, stages: Sequence[str], folder: pathlib.Path) -> None:
     """Makes the corpus; one that later stages cannot take replaces nothing."""
-    training.make_corpus(workspace, folder)
-    tokenizer = tokenization.load_tokenizer(folder / "tokenizer")
-    checking.check_corpus(workspace.config, StoredCorpus(folder), tokenizer, stages=stages)
+    corpus.make_corpus(workspace, folder)
+    whole = encoding.load_encoded(folder / "train.npz")
+    checking.check_corpus(workspace.config, StoredCorpus(folder), whole, stages=stages)
 
 
 def _without_measures(

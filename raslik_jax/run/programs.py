@@ -5,19 +5,19 @@ says how long that takes. Nothing is run and no weight is allocated.
 """
 
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from raslik_jax.axes import Tree
+from raslik_jax.data.batches import Batch
 from raslik_jax.models import decode, decoder
-from raslik_jax.run.stages import training
+from raslik_jax.run.stages import backbone, finetune
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import costs
-from raslik_jax.train import finetune, steps
-from raslik_jax.train.objectives import TokenBatch
+from raslik_jax.train import loop, steps
+from raslik_jax.train.objectives import OBJECTIVES
 
 
 class Program(NamedTuple):
@@ -39,14 +39,16 @@ class Shape(NamedTuple):
     length: int
     targets: int
 
-    def tokens(self) -> TokenBatch:
+    def tokens(self) -> Batch:
         """Returns a batch of this shape without values."""
         size = (self.batch, self.length)
         shapes: Any = (
             jax.ShapeDtypeStruct(size, jnp.int32),
             jax.ShapeDtypeStruct(size, jnp.bool_),
+            self.targets,
+            jax.ShapeDtypeStruct((self.batch,), jnp.int32),
         )
-        return TokenBatch(*shapes)
+        return Batch(*shapes)
 
 
 class Rates(NamedTuple):
@@ -106,70 +108,48 @@ def _compile(step: Any, *args: Any, **static: Any) -> Program:
 def pretraining(workspace: Workspace, shape: Shape) -> Program:
     """Returns the program of one step of a backbone's training."""
     graphdef, _, base = decoder.abstract(workspace.model.decoder.config, None)
-    tx = finetune.adamw(1e-3, weight_decay=0.1, clip=1.0)
-    step = finetune.training_step(
-        training.backbone_losses(decoder.bind(graphdef)),
-        tx,
-        mean="examples",
-        micro_batch=0,
-        dropout_key=None,
-    )
-    state = jax.eval_shape(lambda params: finetune.start_fit(params, tx).state, base)
-    return _compile(step, state, {}, shape.tokens(), num_targets=shape.targets)
+    algorithm = backbone.pretraining(workspace.config, decoder.bind(graphdef))
+    return _compile_step(algorithm, base, {}, shape.tokens())
 
 
 def finetuning(workspace: Workspace, shape: Shape) -> Program:
     """Returns the program of one step of fine-tuning."""
-    settings, model = workspace.config.finetune, workspace.model
-    tx = finetune.adamw(
-        settings.learning_rate,
-        weight_decay=settings.weight_decay,
-        clip=settings.clip,
-    )
-    step = finetune.training_step(
-        training.adapter_losses(model.decoder_for(remat=settings.remat)),
-        tx,
-        mean=settings.mean,
-        micro_batch=settings.micro_batch_size,
-        dropout_key=jax.random.key(0) if settings.lora_dropout else None,
-    )
-    state = jax.eval_shape(lambda params: finetune.start_fit(params, tx).state, model.initial)
-    return _compile(step, state, model.base, shape.tokens(), num_targets=shape.targets)
+    model = workspace.model
+    algorithm = finetune.finetuning(workspace, num_steps=1)
+    return _compile_step(algorithm, model.initial, model.base, shape.tokens())
 
 
 def unlearning(workspace: Workspace, shape: Shape, name: str) -> Program:
     """Returns the program of one step of an algorithm, on an adapter or on all weights."""
     model = workspace.model
-    algorithm, step = workspace.unlearning_step(name, 1e-5)
     params: Tree = model.initial
     if workspace.config.unlearn.parameters == "all":
         params = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), model.base
         )
-    return _compile(
-        step,
-        jax.eval_shape(algorithm.init, params),
-        steps.Frozen(base=model.base, reference=model.initial),
-        shape.tokens(),
-        shape.tokens() if algorithm.reads_retain else None,
-        forget_targets=shape.targets,
-        retain_targets=shape.targets if algorithm.reads_retain else 0,
-    )
+    frozen = steps.Frozen(base=model.base, reference=model.initial)
+    retain = shape.tokens() if OBJECTIVES[name].retain else None
+    algorithm = workspace.unlearning(name, 1e-5)
+    return _compile_step(algorithm, params, frozen, (shape.tokens(), retain))
+
+
+def _compile_step(algorithm: loop.Algorithm, params: Tree, frozen: Tree, batch: Any) -> Program:
+    state = jax.eval_shape(algorithm.init, params)
+    return _compile(jax.jit(algorithm.step), state, frozen, batch)
 
 
 def decoding(workspace: Workspace, *, rows: int, length: int) -> Program:
     """Returns the program that answers a batch of prompts greedily."""
     model = workspace.model
-    keys: Callable[[], jax.Array] = lambda: jax.random.split(jax.random.key(0), rows)  # noqa: E731
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     return _compile(
         decode._generate_batch,
         model.initial,
         model.base,
-        *Shape(rows, length, 0).tokens(),
+        Shape(rows, length, length).tokens(),
         jax.ShapeDtypeStruct((8,), jnp.int32),
         jax.ShapeDtypeStruct((), jnp.int32),
-        jax.eval_shape(keys),
+        jax.eval_shape(lambda: jax.random.key(0)),
         scalar,
         scalar,
         decoder=model.decoder,

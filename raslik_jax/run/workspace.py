@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
-from raslik_jax.data import batches, corpora, examples, tokenization
+from raslik_jax.data import corpora, encoding, examples, tokenization
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.formats import read_examples
 from raslik_jax.evaluate import choice, likelihood, rates, summary
@@ -21,8 +21,9 @@ from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, decode
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
-from raslik_jax.train import finetune, steps
-from raslik_jax.train.objectives import BoundModel
+from raslik_jax.train import loop, steps
+from raslik_jax.train.losses import BoundModel
+from raslik_jax.train.objectives import OBJECTIVES
 
 
 class Model(NamedTuple):
@@ -182,32 +183,47 @@ class Workspace:
         """The adapter before unlearning."""
         return self.adapter("finetune", "adapter")
 
+    @functools.cached_property
+    def train_rows(self) -> encoding.Encoded:
+        """The training examples as whole rows of token ids; see `cut`."""
+        return encoding.load_encoded(self.root / "corpus" / "train.npz")
+
+    @functools.cached_property
+    def backbone_rows(self) -> encoding.Encoded:
+        """The examples that the backbone is pretrained on, likewise."""
+        return encoding.load_encoded(self.root / "corpus" / "backbone.npz")
+
+    def cut(
+        self,
+        whole: encoding.Encoded,
+        what: str,
+        *,
+        targets: encoding.Targets = "response",
+        max_len: int = 0,
+    ) -> encoding.Encoded:
+        """Returns rows of at most max_len tokens, and says how many of them are cut.
+
+        Args:
+          whole: the rows.
+          what: what they are, in the plural.
+          targets: as in `Encoded.cut`.
+          max_len: tokens at most; 0 for --corpus.max_len.
+        """
+        max_len = max_len or self.config.corpus.max_len
+        encoded = whole.cut(max_len, targets=targets)
+        self.tell(encoding.describe_cuts(encoded, what, max_len=max_len))
+        return encoded
+
     def encode(
         self,
         rows: Sequence[Example],
         what: str = "examples",
         *,
-        targets: str = "response",
-        max_len: int = 0,
-    ) -> batches.Encoded:
-        """Returns the examples as token ids, and says how many of them are cut.
-
-        Args:
-          rows: the examples.
-          what: what they are, in the plural.
-          targets: as in `batches.encode`.
-          max_len: tokens at most; 0 for --corpus.max_len.
-        """
-        max_len = max_len or self.config.corpus.max_len
-        encoded = batches.encode(
-            rows,
-            self.tokenizer,
-            max_len=max_len,
-            template=self.config.corpus.template,
-            targets=targets,
-        )
-        self.tell(batches.describe_cuts(encoded, what, max_len=max_len))
-        return encoded
+        targets: encoding.Targets = "response",
+    ) -> encoding.Encoded:
+        """Returns examples that are no training examples as token ids; else as `cut`."""
+        whole = encoding.encode(rows, self.tokenizer, template=self.config.corpus.template)
+        return self.cut(whole, what, targets=targets)
 
     def answers(self, *parts: str) -> dict[str, str]:
         """Returns decoded outputs by query id; asking for an id without one is a ValueError."""
@@ -279,7 +295,7 @@ class Workspace:
         tokenizer = self.tokenizer
         outputs = decode.generate(
             *model,
-            batches.encode_prompts(
+            encoding.encode_prompts(
                 rows,
                 tokenizer,
                 max_len=self.config.corpus.max_len,
@@ -289,7 +305,7 @@ class Workspace:
             eos_id=self.end_ids,
             pad_id=tokenizer.pad_id,
             batch_size=self.config.references.decode_batch_size,
-            progress=what,
+            bar=what,
         )
         return [tokenizer.decode(tokens).strip() for tokens in outputs]
 
@@ -329,7 +345,7 @@ class Workspace:
         return (chosen.epoch,) if chosen else tuple(range(1, last + 1))
 
     def likelihood_of(
-        self, model: BoundModel, encoded: batches.Encoded, *, on_ladder: bool = False
+        self, model: BoundModel, encoded: encoding.Encoded, *, on_ladder: bool = False
     ) -> likelihood.Likelihood:
         """Returns how likely a model finds encoded answers."""
         return self._measure(model.decoder)(model.lora, model.base, encoded, on_ladder=on_ladder)
@@ -340,32 +356,20 @@ class Workspace:
         return likelihood.answer_likelihood(decoder, batch_tokens=self.config.sketch.batch_tokens)
 
     @functools.cache  # noqa: B019  one workspace lives as long as its run
-    def unlearning_step(
-        self, name: str, learning_rate: float
-    ) -> tuple[steps.Algorithm, Callable[..., Any]]:
-        """Returns an algorithm and its jitted step, compiled once for all strategies."""
-        settings, own = self.config.unlearn, self.config.unlearn[name]
-        tx = finetune.adamw(
-            learning_rate,
-            weight_decay=settings.weight_decay,
-            clip=settings.clip,
-        )
+    def unlearning(self, name: str, learning_rate: float) -> loop.Algorithm:
+        """Returns an objective's algorithm, one for all strategies: its step compiles once."""
+        settings, objective = self.config.unlearn, OBJECTIVES[name]
+        tx = loop.adamw(learning_rate, weight_decay=settings.weight_decay, clip=settings.clip)
         is_whole = settings.parameters == "all"
         options = steps.Options(
-            forget_weight=getattr(own, "forget_weight", settings.forget_weight),
+            forget_weight=settings.forget_weight,
             retain_weight=settings.retain_weight,
             mean=settings.mean,
             micro_batch=settings.micro_batch_size,
-            kl_direction=getattr(own, "kl_direction", "reverse"),
-            npo_beta=getattr(own, "beta", 0.1),
-            simnpo_beta=getattr(own, "beta", 4.5),
-            simnpo_delta=getattr(own, "delta", 0.0),
-            whole=(self.model.whole_decoder(remat=settings.remat) if is_whole else None),
+            whole=self.model.whole_decoder(remat=settings.remat) if is_whole else None,
         )
         bound = self.model.decoder_for(remat=settings.remat)
-        algorithm = steps.ALGORITHMS[name](bound, tx, options)
-        static = ("forget_targets", "retain_targets")
-        return algorithm, jax.jit(algorithm.step, static_argnames=static)
+        return steps.unlearning(objective, bound, tx, options, settings[name])
 
 
 def queries_to_answer(queries: Sequence[Example], query_output: str) -> tuple[Example, ...]:

@@ -1,115 +1,115 @@
-"""Losses of unlearning on a forget batch and a retain batch, one value per example.
+"""The family of unlearning objectives: what a step minimizes on the forget and the retain set.
 
-By default every mean is over examples of each example's token mean, as Eq. (1) of the paper has it,
-so that the first gradient of GA_GDR over the whole sets is the paper's update direction Delta.
+An objective is a forget term and a retain term, each a function of what the model makes of a batch
+(`steps.Rows`) and of the objective's own settings that returns one value per example, to be
+minimized. To add one, add a record to OBJECTIVES; nothing else in the package names a member. The
+module lists members, settings and titles without loading jax.
 """
 
-from typing import Literal, NamedTuple
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from raslik_jax.lazy import Array, jax
+from raslik_jax.settings import Settings, setting
 
-from raslik_jax.axes import Tree
-from raslik_jax.models.decoder import Decoder
-from raslik_jax.sketch.loss import mean_over_targets, target_logits, token_nll
+if TYPE_CHECKING:
+    from raslik_jax.train.steps import Rows
 
 Mean = Literal["examples", "tokens"]
 Direction = Literal["reverse", "forward"]
+Set = Literal["forget", "retain"]
+Term = Callable[["Rows", Any], Array]
 
 
-class TokenBatch(NamedTuple):
-    """A batch of encoded examples on the device.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ObjectiveSettings(Settings):
+    """What every objective can be told."""
 
-    Attributes:
-      tokens_BL: token ids, padded on the right.
-      target_mask_BL: True where a token's loss counts; a row without any is a dummy.
-    """
-
-    tokens_BL: Int[Array, "B L"]
-    target_mask_BL: Bool[Array, "B L"]
+    learning_rate: float = setting(1e-5, "Constant learning rate.", above=0)
 
 
-def row_weights(batch: TokenBatch, mean: Mean) -> Float[Array, " B"]:
-    """Returns what each row counts in a mean: 1, or its number of targets; a dummy row 0."""
-    if mean == "tokens":
-        return jnp.sum(batch.target_mask_BL, axis=-1).astype(jnp.float32)
-    return jnp.any(batch.target_mask_BL, axis=-1).astype(jnp.float32)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KLSettings(ObjectiveSettings):
+    """Settings of a KL to the model before unlearning."""
 
-
-def weighted_mean(
-    value_B: Float[Array, " B"],
-    batch: TokenBatch,
-    *,
-    mean: Mean = "examples",
-    total: Float[Array, ""] | None = None,
-) -> Float[Array, ""]:
-    """Returns the mean of one value per row; dummy rows do not count.
-
-    Args:
-      value_B: of each row, itself a mean over tokens.
-      batch: the rows.
-      mean: over examples, or over all tokens of the batch.
-      total: sum of the `row_weights` that the mean is taken over, where these rows are a part of a
-        larger batch; the sum of the results over all parts is then the larger batch's mean.
-    """
-    weight_B = row_weights(batch, mean)
-    if total is None:
-        total = jnp.sum(weight_B)
-    return jnp.sum(jnp.where(weight_B > 0, weight_B * value_B, 0.0)) / jnp.maximum(total, 1.0)
-
-
-def nll_by_example(
-    decoder: Decoder,
-    lora: Tree,
-    base: Tree,
-    batch: TokenBatch,
-    *,
-    num_targets: int,
-    dropout_keys: jax.Array | None = None,
-) -> Float[Array, " B"]:
-    """Returns each example's mean token negative log likelihood, in nats; 0 for a dummy row.
-
-    Args:
-      decoder: the model's pure functions.
-      lora: adapter, `{}` for none.
-      base: base weights.
-      batch: the examples.
-      num_targets: rows of the head, at least the most targets of any row; static.
-      dropout_keys: one key per example; None turns the adapter's dropout off.
-    """
-
-    def of_example(tokens_L: Array, target_mask_L: Array, key: jax.Array | None) -> Array:
-        target = target_logits(
-            decoder,
-            lora,
-            base,
-            tokens_L,
-            target_mask_L,
-            num_targets=num_targets,
-            dropout_key=key,
-        )
-        return mean_over_targets(token_nll(target), target.is_counted_T)
-
-    return jax.vmap(of_example, in_axes=(0, 0, None if dropout_keys is None else 0))(
-        batch.tokens_BL, batch.target_mask_BL, dropout_keys
+    kl_direction: Direction = setting(
+        "reverse", "reverse: KL(unlearned || reference), the paper's. forward: the other way round."
     )
 
 
-def nll(
-    decoder: Decoder, lora: Tree, base: Tree, batch: TokenBatch, *, num_targets: int
-) -> Float[Array, ""]:
-    """Returns the mean over examples of the mean token negative log likelihood, in nats."""
-    return weighted_mean(nll_by_example(decoder, lora, base, batch, num_targets=num_targets), batch)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NPOSettings(ObjectiveSettings):
+    """Settings of negative preference optimization."""
+
+    beta: float = setting(0.1, "Inverse temperature; toward 0 it becomes gradient ascent.", above=0)
 
 
-def npo_by_example(
-    nll_B: Float[Array, " B"],
-    reference_nll_B: Float[Array, " B"],
-    batch: TokenBatch,
-    *,
-    beta: float,
-) -> Float[Array, " B"]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NPOKLSettings(NPOSettings, KLSettings):
+    """Settings of negative preference optimization with a KL."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SimNPOSettings(ObjectiveSettings):
+    """Settings of SimNPO."""
+
+    beta: float = setting(4.5, "Inverse temperature.", above=0)
+    delta: float = setting(0.0, "Margin that the mean token loss is held against, nats.", low=0)
+    forget_weight: float = setting(
+        0.125, "Factor of the forget term as published, times the one of all objectives.", above=0
+    )
+
+
+class Objective(NamedTuple):
+    """An unlearning objective.
+
+    Attributes:
+      title: name in tables and figures.
+      forget: term of the forget set.
+      retain: term of the retain set; None where it is not read.
+      reads_reference: sets whose term reads the model before unlearning, at the cost of a forward
+        pass.
+      forget_mean: what the mean of the forget term is over; None as the run has it.
+      settings: its own settings, with their defaults; the learning rate is among them.
+    """
+
+    title: str
+    forget: Term
+    retain: Term | None = None
+    reads_reference: tuple[Set, ...] = ()
+    forget_mean: Mean | None = None
+    settings: ObjectiveSettings = ObjectiveSettings()
+
+
+def ascend(rows: "Rows", settings: ObjectiveSettings) -> Array:
+    """Returns the negated nll: gradient ascent.
+
+    Source: Jang et al. 2022 (arXiv:2210.01504).
+    """
+    del settings
+    return -rows.nll_B
+
+
+def descend(rows: "Rows", settings: ObjectiveSettings) -> Array:
+    """Returns the nll.
+
+    With `ascend` and over whole sets, the first gradient is (mean over R) - (mean over F) of g_x,
+    the paper's Delta of Eq. (1).
+    """
+    del settings
+    return rows.nll_B
+
+
+def stay(rows: "Rows", settings: KLSettings) -> Array:
+    """Returns the KL to the model before unlearning, a true one over target positions.
+
+    Value and gradient are zero at the reference, whatever is added to a row of logits.
+    """
+    return rows.kl_B(settings.kl_direction)
+
+
+def prefer_not(rows: "Rows", settings: NPOSettings) -> Array:
     """Returns the loss of negative preference optimization of each example.
 
     -(2 / beta) log sigmoid(beta (s - s_ref)) with s the *summed* token negative log likelihood, so
@@ -117,20 +117,12 @@ def npo_by_example(
     (2 / beta) log 2 and its gradient is that of -s; as beta goes to 0 it becomes gradient ascent.
 
     Source: Zhang et al. 2024 (arXiv:2404.05868).
-
-    Args:
-      nll_B: each example's mean token negative log likelihood, as `nll_by_example` gives it.
-      reference_nll_B: the same of the model before unlearning.
-      batch: the examples, for their numbers of targets.
-      beta: inverse temperature, above 0.
     """
-    excess_B = row_weights(batch, "tokens") * (nll_B - reference_nll_B)
-    return 2.0 / beta * jax.nn.softplus(-beta * excess_B)
+    excess_B = rows.num_targets_B * (rows.nll_B - rows.reference_nll_B)
+    return 2.0 / settings.beta * jax.nn.softplus(-settings.beta * excess_B)
 
 
-def simnpo_by_example(
-    nll_B: Float[Array, " B"], *, beta: float, delta: float
-) -> Float[Array, " B"]:
+def prefer_not_by_mean(rows: "Rows", settings: SimNPOSettings) -> Array:
     """Returns the loss of SimNPO of each example, which needs no reference.
 
     -(2 / beta) log sigmoid(beta (s / n - delta)) with s / n the *mean* token negative log
@@ -138,65 +130,42 @@ def simnpo_by_example(
 
     Source: Fan et al. 2024 (arXiv:2410.07163), with the margin inside the bracket as
     open-unlearning has it; the two agree at the published margin of 0.
-
-    Args:
-      nll_B: each example's mean token negative log likelihood.
-      beta: inverse temperature, above 0.
-      delta: margin, nats a token.
     """
-    return 2.0 / beta * jax.nn.softplus(-beta * (nll_B - delta))
+    loss_B = jax.nn.softplus(-settings.beta * (rows.nll_B - settings.delta))
+    return settings.forget_weight * (2.0 / settings.beta * loss_B)
 
 
-def kl_divergence(
-    log_p_TV: Float[Array, "T V"], log_q_TV: Float[Array, "T V"]
-) -> Float[Array, " T"]:
-    """Returns KL(p || q) of each row, in nats, from log probabilities.
-
-    It is zero with zero gradient at p = q, unlike the sum over raw logits that MUSE's code takes.
-    """
-    return jnp.sum(jnp.exp(log_p_TV) * (log_p_TV - log_q_TV), axis=-1)
-
-
-class BoundModel(NamedTuple):
-    """A decoder with what it runs on: an adapter, `{}` for none, and base weights."""
-
-    decoder: Decoder
-    lora: Tree
-    base: Tree
-
-
-def kl_by_example(
-    model: BoundModel,
-    reference: BoundModel,
-    batch: TokenBatch,
-    *,
-    num_targets: int,
-    direction: Direction,
-) -> Float[Array, " B"]:
-    """Returns each example's mean token KL between the model and its reference; 0 for a dummy.
-
-    The reference runs forward only: nothing of it is differentiated.
-
-    Args:
-      model: what is being unlearned.
-      reference: the model before; where both share a base it is one and the same array.
-      batch: retain examples; only their target positions count, pads never do.
-      num_targets: rows of the head, at least the most targets of any row; static.
-      direction: `reverse` is KL(unlearned || reference), as the paper writes it; `forward` is
-        KL(reference || unlearned), as TOFU and open-unlearning have it.
-    """
-
-    def of_example(tokens_L: Array, target_mask_L: Array) -> Array:
-        now, then = (
-            target_logits(*bound, tokens_L, target_mask_L, num_targets=num_targets)
-            for bound in (model, reference)
-        )
-        log_now_TV = jax.nn.log_softmax(now.logits_TV)
-        log_then_TV = jax.lax.stop_gradient(jax.nn.log_softmax(then.logits_TV))
-        if direction == "reverse":
-            value_T = kl_divergence(log_now_TV, log_then_TV)
-        else:
-            value_T = kl_divergence(log_then_TV, log_now_TV)
-        return mean_over_targets(value_T, now.is_counted_T)
-
-    return jax.vmap(of_example)(batch.tokens_BL, batch.target_mask_BL)
+# The published losses of NPO and SimNPO are means over sequences, whatever other means are over.
+OBJECTIVES: dict[str, Objective] = {
+    "ga": Objective("GA", ascend),
+    "ga_gdr": Objective("GA_GDR", ascend, descend),
+    "ga_klr": Objective(
+        "GA_KLR", ascend, stay, reads_reference=("retain",), settings=KLSettings(learning_rate=3e-5)
+    ),
+    "npo": Objective(
+        "NPO",
+        prefer_not,
+        reads_reference=("forget",),
+        forget_mean="examples",
+        settings=NPOSettings(),
+    ),
+    "npo_gdr": Objective(
+        "NPO_GDR",
+        prefer_not,
+        descend,
+        reads_reference=("forget",),
+        forget_mean="examples",
+        settings=NPOSettings(),
+    ),
+    "npo_klr": Objective(
+        "NPO_KLR",
+        prefer_not,
+        stay,
+        reads_reference=("forget", "retain"),
+        forget_mean="examples",
+        settings=NPOKLSettings(learning_rate=3e-5),
+    ),
+    "simnpo": Objective(
+        "SimNPO", prefer_not_by_mean, descend, forget_mean="examples", settings=SimNPOSettings()
+    ),
+}

@@ -13,85 +13,15 @@ from support import shared_data
 from experiments.make_alpaca_lengths import count_lengths
 from raslik_jax.data import alpaca_lengths
 from raslik_jax.data import batches as bt
-from raslik_jax.data.examples import make_example, make_examples
-from raslik_jax.data.prompts import render_prompt
-from raslik_jax.data.tokenization import train_bpe
+from raslik_jax.data.encoding import Encoded, encode_rows
 
-_EXAMPLES = make_examples(
-    [
-        make_example("Name a pet.", "", "A cat."),
-        make_example("Say nothing.", "", ""),
-        make_example("Copy.", "one two", "one two, three four five six"),
-    ]
-)
-_TOKENIZER = train_bpe([render_prompt(row, "brief") for row in _EXAMPLES], vocab_size=300)
+_LENGTHS_OF_ROWS = (9, 4, 14)
 
 
-def _encode(**changes):
-    options = {"max_len": 1000, "template": "brief"} | changes
-    return bt.encode(_EXAMPLES, _TOKENIZER, **options)
-
-
-class EncodeTest(parameterized.TestCase):
-    def test_tokens_are_prompt_response_and_eos(self):
-        encoded = _encode()
-        prompts = bt.encode_prompts(_EXAMPLES, _TOKENIZER, max_len=1000, template="brief")
-        for row, tokens, prompt in zip(_EXAMPLES, encoded.tokens, prompts, strict=True):
-            self.assertEqual(tokens.dtype, np.int32)
-            self.assertEqual(tokens[: len(prompt)].tolist(), prompt)
-            self.assertEqual(_TOKENIZER.decode(prompt), render_prompt(row, "brief"))
-            self.assertEqual(_TOKENIZER.decode(tokens[len(prompt) :].tolist()), row.output)
-            self.assertEqual(tokens[-1], _TOKENIZER.eos_id)
-        self.assertEqual(encoded.ids, tuple(row.example_id for row in _EXAMPLES))
-        self.assertEqual(encoded.start_N.tolist(), [len(prompt) for prompt in prompts])
-        self.assertEqual(encoded.num_targets_N[1], 1)  # an empty answer still ends
-        self.assertEqual(encoded.whole_N.tolist(), encoded.lengths_N.tolist())
-        self.assertEqual(bt.describe_cuts(encoded, "rows", max_len=1000), "")
-        self.assertIs(encoded.with_answers(), encoded)
-
-    def test_long_rows_lose_their_right_end_and_are_counted(self):
-        whole = _encode()
-        longest = int(whole.lengths_N.max())
-        cut = _encode(max_len=longest - 2)
-        told = bt.describe_cuts(cut, "rows", max_len=longest - 2)
-        self.assertEqual(
-            told, f"1 of 3 rows are cut at {longest - 2} tokens ({_EXAMPLES[2].example_id!r})"
-        )
-        self.assertEqual(cut.tokens[2].tolist(), whole.tokens[2][:-2].tolist())
-        self.assertEqual(cut.num_targets_N[2], whole.num_targets_N[2] - 2)
-        gone = _encode(max_len=3)
-        self.assertEqual(gone.num_targets_N.tolist(), [0, 0, 0])
-
-    @parameterized.parameters("response", "all")
-    def test_a_row_whose_answer_is_cut_away_is_told_and_left_out(self, targets):
-        room = int(_encode().start_N[2])  # the prompt of the longest one, and nothing behind it
-        encoded = _encode(max_len=room, targets=targets)
-        self.assertEqual(encoded.num_targets_N[2], 0)
-        told = bt.describe_cuts(encoded, "rows", max_len=room)
-        name = _EXAMPLES[2].example_id
-        self.assertIn(f"1 of them lose their whole answer and are left out ({name!r})", told)
-        kept = encoded.with_answers()
-        self.assertEqual(kept.ids, tuple(row.example_id for row in _EXAMPLES[:2]))
-        self.assertLen({len(kept.tokens), len(kept.start_N), len(kept.whole_N)}, 1)
-        with self.assertRaisesRegex(ValueError, f"the prompts of '{name}' have up to {room}"):
-            bt.require_answers(encoded, "queries", max_len=room)
-
-    def test_all_targets_leave_out_only_the_first_token(self):
-        encoded = _encode(targets="all")
-        np.testing.assert_array_equal(encoded.num_targets_N, encoded.lengths_N - 1)
-
-    @parameterized.parameters(
-        ({"targets": "answer"}, "got 'answer'"),
-        ({"max_len": 1}, "max_len=1"),
-        ({"template": "long"}, "got 'long'"),
-    )
-    def test_wrong_settings_are_refused(self, changes, message):
-        with self.assertRaisesRegex(ValueError, message):
-            _encode(**changes)
-
-    def test_prompts_are_never_cut(self):
-        with self.assertRaisesRegex(ValueError, "must have at most 3 tokens, 3 have more"):
-            bt.encode_prompts(_EXAMPLES, _TOKENIZER, max_len=3, template="brief")
+def _encode():
+    """Returns rows of numbers from 1 up, of which the first 3 are prompt."""
+    rows = encode_rows([range(1, 1 + n) for n in _LENGTHS_OF_ROWS], pad_id=0)
+    return rows._replace(start_N=np.full(3, 3))
 
 
 class MakeBatchTest(parameterized.TestCase):
@@ -101,22 +31,50 @@ class MakeBatchTest(parameterized.TestCase):
         self.assertEqual(batch.tokens_BL.shape[1] % 8, 0)
         for slot, row in ((0, 2), (2, 0)):
             length, start = len(encoded.tokens[row]), encoded.start_N[row]
-            self.assertEqual(batch.length_B[slot], length)
             np.testing.assert_array_equal(batch.tokens_BL[slot, :length], encoded.tokens[row])
             self.assertTrue((batch.tokens_BL[slot, length:] == encoded.pad_id).all())
             np.testing.assert_array_equal(
                 np.flatnonzero(batch.target_mask_BL[slot]), np.arange(start, length)
             )
-        self.assertEqual(batch.length_B[1], 0)
+        self.assertEqual(batch.row_B.tolist(), [2, -1, 0])
         self.assertFalse(batch.target_mask_BL[1].any())
         self.assertTrue((batch.tokens_BL[1] == encoded.pad_id).all())
-        self.assertEqual((batch.tokens_BL.dtype, batch.length_B.dtype), (np.int32, np.int32))
+        self.assertEqual((batch.tokens_BL.dtype, batch.row_B.dtype), (np.int32, np.int32))
+
+    def test_pads_may_stand_on_the_left(self):
+        encoded = _encode()
+        batch = bt.make_batch(encoded, bt.plan_rows(encoded, np.array([1, -1])), left=True)
+        self.assertEqual(batch.tokens_BL[0].tolist(), [0] * 12 + [1, 2, 3, 4])
+        self.assertEqual(np.flatnonzero(batch.target_mask_BL[0]).tolist(), [15])
+
+    @parameterized.parameters(1, 2, 5)
+    def test_results_of_batches_come_back_in_the_order_of_the_rows(self, batch_size):
+        encoded = _encode()
+        plans = {
+            "by length": bt.plan_by_length(encoded, batch_size=batch_size),
+            "one shape": bt.plan_one_shape(encoded, batch_tokens=16 * batch_size),
+        }
+
+        def function(batch):
+            return batch.tokens_BL.sum(1), {"row": batch.row_B[:, None]}
+
+        for part in plans.values():
+            sums_N, found = bt.map_rows(function, encoded, part)
+            self.assertEqual(sums_N.tolist(), [n * (n + 1) // 2 for n in _LENGTHS_OF_ROWS])
+            self.assertEqual(found["row"].tolist(), [[0], [1], [2]])
+        self.assertLen({plan[1:] for plan in plans["one shape"]}, 1)
+
+    def test_a_shape_never_exceeds_what_the_model_takes(self):
+        encoded = encode_rows([[1] * 17], pad_id=0, limit=20)
+        self.assertEqual(bt.plan_rows(encoded, np.array([0])).length, 20)
+        with self.assertRaisesRegex(ValueError, "must have 1 to 20 tokens, got 21 to 21"):
+            encode_rows([[1] * 21], pad_id=0, limit=20)
 
     def test_a_training_shape_holds_its_rows_and_stands_on_the_ladder(self):
         shapes = set()
         for length in range(2, 300):
             for start in {1, length // 2, length - 1}:
-                encoded = bt.Encoded(
+                encoded = Encoded(
                     ids=("a",),
                     tokens=(np.zeros(length, np.int32),),
                     start_N=np.array([start]),
@@ -134,7 +92,7 @@ class MakeBatchTest(parameterized.TestCase):
 
     def test_a_plan_of_another_corpus_is_refused(self):
         plan = bt.BatchPlan(np.array([2]), 8, 8)
-        with self.assertRaisesRegex(ValueError, "the plan holds 8"):
+        with self.assertRaisesRegex(ValueError, "at most the 8 tokens of its plan, got 14"):
             bt.make_batch(_encode(), plan)
 
 
@@ -257,7 +215,21 @@ class TrainingBatchesTest(parameterized.TestCase):
         self.assertNotEqual(order(0, 0), order(0, 1))
         self.assertNotEqual(order(0, 0), order(1, 0))
 
-    @parameterized.parameters((0, 1), (1, 0))
-    def test_counts_below_1_are_refused(self, num_examples, batch_size):
-        with self.assertRaisesRegex(ValueError, "at least 1"):
-            bt.training_batches(num_examples, batch_size, seed=0, epoch=0)
+    @parameterized.parameters(False, True)
+    def test_batches_go_on_where_they_stopped(self, is_fixed):
+        encoded = _encode()
+
+        def first(count, start=0):
+            stream = bt.epoch_batches(encoded, batch_size=2, seed=0, start=start, is_fixed=is_fixed)
+            return [next(stream) for _ in range(count)]
+
+        whole = first(7)
+        for start in (1, 2, 5):
+            for got, expected in zip(first(7 - start, start), whole[start:], strict=True):
+                np.testing.assert_array_equal(got.tokens_BL, expected.tokens_BL)
+                np.testing.assert_array_equal(got.row_B, expected.row_B)
+        for epoch in range(3):
+            rows = np.concatenate([batch.row_B for batch in whole[2 * epoch : 2 * epoch + 2]])
+            self.assertCountEqual(rows.tolist(), [0, 1, 2, -1])
+        if is_fixed:
+            self.assertLen({batch.tokens_BL.shape for batch in whole}, 1)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import shared_data
 
-from raslik_jax.data import batches
+from raslik_jax.data import encoding
 from raslik_jax.data import tokenization as tk
 from raslik_jax.data.examples import make_example
 
@@ -106,9 +106,8 @@ class FilesTest(parameterized.TestCase):
         plain = read._replace(prompt_prefix=())
         self.assertEqual(tk.tokenizer_hash(read) != tk.tokenizer_hash(plain), has_bos)
         row = make_example("Say.", "", "cat")
-        options = {"max_len": 99, "template": "brief"}
-        encoded = batches.encode([row], read, **options)
-        (prompt,) = batches.encode_prompts([row], read, **options)
+        encoded = encoding.encode([row], read, template="brief")
+        (prompt,) = encoding.encode_prompts([row], read, max_len=99, template="brief")
         self.assertEqual(encoded.tokens[0][: len(prompt)].tolist(), prompt)
         self.assertEqual(prompt[0] == bos, has_bos)
         self.assertEqual(encoded.start_N.tolist(), [len(prompt)])

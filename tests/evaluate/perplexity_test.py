@@ -5,7 +5,8 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from support import tiny_model
 
-from raslik_jax.data.batches import Encoded
+from raslik_jax.data.batches import plan_one_shape
+from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import make_example
 from raslik_jax.evaluate import likelihood, perplexity
 
@@ -51,13 +52,13 @@ class LikelihoodTest(absltest.TestCase):
             for row, (_, tokens) in enumerate(shapes):
                 expected = _slow_nll(encoded.tokens[row], encoded.start_N[row]) if tokens else 0.0
                 self.assertAlmostEqual(found.nll_N[row], expected, delta=2e-6 * expected)
-            plans = likelihood.plan_on_ladder(encoded, 64)
+            plans = plan_one_shape(encoded, batch_tokens=64)
             self.assertEqual({(len(p.rows), p.length, p.num_targets) for p in plans}, {(3, 16, 16)})
 
     def test_a_model_that_has_overflown_is_refused(self):
         measure = likelihood.answer_likelihood(_MODEL.decoder, batch_tokens=64)
         base = {**_MODEL.base, "head": {"kernel": _MODEL.base["head"]["kernel"] * np.nan}}
-        with self.assertRaisesRegex(ValueError, "2 of 2 are not, such as that of row 0"):
+        with self.assertRaisesRegex(ValueError, "got 2 of 2 that are not, such as that of row 0"):
             measure(_MODEL.lora, base, _encoded([(3, 5), (2, 2)]))
 
 

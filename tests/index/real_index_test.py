@@ -27,7 +27,7 @@ from raslik_jax.models import checkpoint, decoder
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.sketch import gradients, projections
 from raslik_jax.sketch.loss import example_loss
-from raslik_jax.train import finetune, objectives
+from raslik_jax.train import loop, steps
 
 NUM_ROWS, NUM_QUERIES, NUM_TUNE = int(os.environ.get("RASLIK_REAL_ROWS", "2000")), 8, 2_000
 ENDS = NUM_ROWS // 10
@@ -102,15 +102,6 @@ class RealGradientsTest(absltest.TestCase):
             start_N=encoded.start_N[NUM_ROWS:],
         )  # fmt: skip
 
-        def losses(lora, base, batch, *, num_targets, dropout_keys):
-            del dropout_keys
-            return objectives.nll_by_example(bound, lora, base, batch, num_targets=num_targets)
-
-        def tuning_batch(plan):
-            made = batches.make_batch(train, plan)
-            arrays = (jnp.asarray(made.tokens_BL), jnp.asarray(made.target_mask_BL))
-            return finetune.DeviceBatch(objectives.TokenBatch(*arrays), plan.num_targets)
-
         plans = batches.plan_batches(
             train.lengths_N, train.num_targets_N, ids=train.ids, num_buckets=2, batch_tokens=4096
         )
@@ -118,11 +109,13 @@ class RealGradientsTest(absltest.TestCase):
         # A few steps, so that factor B is no longer zero and both factors have gradients.
         tx = optax.adamw(1e-3)
         with jax.numpy_dtype_promotion("standard"):
-            lora = finetune.fit(
-                losses, finetune.start_fit(model.lora, tx), model.base,
-                iter([tuning_batch(plans[n]) for n in order]),
-                tx=tx,
-            ).state.params  # fmt: skip
+            lora = loop.fit(
+                steps.supervised(bound, tx),
+                model.lora,
+                model.base,
+                lambda start: (batches.make_batch(train, plans[n]) for n in order),
+                num_steps=len(order),
+            ).state.params
         projection = projections.init_projection(0, "binned", projections.count_params(lora), SIZE)
 
         @functools.partial(jax.jit, static_argnames="num_targets")

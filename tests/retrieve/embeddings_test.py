@@ -35,7 +35,7 @@ class EmbedTextsTest(absltest.TestCase):
         mask_BL = np.arange(width) < np.array([len(ids) for ids in self.tokens])[:, None]
         embed = jax.jit(self.encoder.embed)
         alone = [embed(self.weights, *row) for row in zip(tokens_BL, mask_BL, strict=True)]
-        vector_NE = embed_texts(self.encoder, self.weights, self.tokens, batch_tokens=40)
+        vector_NE = embed_texts(self.encoder, self.weights, self.tokens, batch_size=3)
         np.testing.assert_allclose(vector_NE, np.stack(alone), atol=1e-5)
         np.testing.assert_allclose(np.linalg.norm(vector_NE, axis=1), 1.0, atol=1e-5)
 

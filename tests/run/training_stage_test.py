@@ -13,15 +13,16 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from raslik_jax import config as config_lib
+from raslik_jax.data.encoding import encode
 from raslik_jax.data.examples import Corpus, Example, write_examples
 from raslik_jax.data.tokenization import train_bpe
 from raslik_jax.models import checkpoint, decoder, gpt_neox, quantize
 from raslik_jax.models.lora import LoRAConfig
-from raslik_jax.run import resuming
-from raslik_jax.run.stages import measuring, training
+from raslik_jax.run.stages import finetune as finetune_stage
+from raslik_jax.run.stages import unlearn as unlearn_stage
 from raslik_jax.run.workspace import Model, Workspace
-from raslik_jax.train import steps
-from raslik_jax.train.algorithms import ALGORITHMS
+from raslik_jax.train import loop, resuming, steps
+from raslik_jax.train.objectives import OBJECTIVES
 
 _ROWS = tuple(
     Example(f"{n:03d}", f"Say {word} {n % 3} times", "", f"{word} " * (1 + n % 3))._replace(
@@ -47,7 +48,7 @@ _UNLEARN = config_lib.UnlearnConfig(
     micro_batch_size=2,
     fixed_padding=True,
     members={
-        name: dataclasses.replace(ALGORITHMS[name].settings, learning_rate=1e-2)
+        name: dataclasses.replace(OBJECTIVES[name].settings, learning_rate=1e-2)
         for name in ("ga_gdr", "npo_klr")
     },
 )
@@ -82,6 +83,7 @@ def _workspace(root, *, base_format="plain", finetune=_FINETUNE, unlearn=_UNLEAR
     workspace.__dict__.update(
         corpus=Corpus(backbone=(), train=_ROWS, queries=queries),
         tokenizer=tokenizer,
+        train_rows=encode(_ROWS, tokenizer, template="brief"),
         model=Model(decoder.bind(graphdef), base, lora, lora_config, graphdef),
         finetuned=jax.tree.map(lambda leaf: leaf + 0.1, lora),
     )
@@ -145,14 +147,14 @@ class TrainingStageTest(parameterized.TestCase):
         return folders, saved
 
     def test_fine_tuning_goes_on_with_the_same_bytes(self):
-        (whole, killed), saved = self.run_and_kill(training.make_adapter, 2)
+        (whole, killed), saved = self.run_and_kill(finetune_stage.make_adapter, 2)
         self.assertEqual(saved, [3, 6])
         self.assertEqual(_bytes(killed), _bytes(whole))
         self.assertLen(json.loads((whole / "losses.json").read_text()), 9)
 
     def test_unlearning_goes_on_with_the_same_bytes(self):
         def stage(workspace, folder):
-            measuring.unlearn(workspace, "raslik", "npo_klr", folder)
+            unlearn_stage.unlearn(workspace, "raslik", "npo_klr", folder)
 
         (whole, killed), saved = self.run_and_kill(stage, 2, damage=True)
         # Three steps of four examples see all eleven of the retain set.
@@ -164,21 +166,20 @@ class TrainingStageTest(parameterized.TestCase):
 
     @parameterized.parameters((6, "weights"), (5, "grad_norm"))
     def test_unlearning_that_diverges_leaves_the_epochs_before(self, last, what):
-        def step(state, frozen, forget, retain, **targets):
-            number = int(state.step) + 1
-            params = jax.tree.map(
-                lambda leaf: leaf * (jnp.inf if number == last else 1.0), state.params
-            )
-            info = steps.Info(*map(jnp.float32, (1, 1, 1, jnp.inf if number == 5 == last else 1)))
-            return steps.State(params, (), jnp.int32(number)), info
+        def step(state, frozen, batch):
+            number = state.step + 1
+            grown = jnp.where(number == last, jnp.inf, 1.0)
+            params = jax.tree.map(lambda leaf: leaf * grown, state.params)
+            norm = jnp.where((number == 5) & (last == 5), jnp.inf, 1.0)
+            ones = jnp.ones(3)
+            return loop.State(params, (), number), steps.Info(*ones, norm)
 
-        algorithm = steps.Algorithm(
-            init=lambda params: steps.State(params, (), jnp.int32(0)), step=step, reads_retain=True
-        )
+        def init(params):
+            return loop.State(params, (), jnp.int32(0))
+
+        algorithm = loop.Algorithm(init, step, steps.Info._fields)
         self.enter_context(
-            absltest.mock.patch.object(
-                Workspace, "unlearning_step", lambda *names: (algorithm, step)
-            )
+            absltest.mock.patch.object(Workspace, "unlearning", lambda *names: algorithm)
         )
         folder = self.root / "unlearn"
         folder.mkdir()
@@ -186,7 +187,7 @@ class TrainingStageTest(parameterized.TestCase):
             ValueError,
             f"unlearning .* diverged: .*{what}.* step {last}.*--unlearn.ga_gdr.learning_rate",
         ):
-            measuring.unlearn(_workspace(self.root), "raslik", "ga_gdr", folder)
+            unlearn_stage.unlearn(_workspace(self.root), "raslik", "ga_gdr", folder)
         self.assertEqual(sorted(path.name for path in folder.iterdir()), ["epoch-1", "resume"])
         self.assertEqual([path.name for path in (folder / "resume").iterdir()], ["3"])
 
@@ -196,7 +197,7 @@ class TrainingStageTest(parameterized.TestCase):
         workspace = _workspace(self.root, unlearn=settings)
         folder = self.root / "unlearn" / "raslik-ga_gdr"
         folder.mkdir(parents=True)
-        measuring.unlearn(workspace, "raslik", "ga_gdr", folder)
+        unlearn_stage.unlearn(workspace, "raslik", "ga_gdr", folder)
         model = workspace.unlearned("raslik", "ga_gdr", 1)
         self.assertEqual(model.lora, {})
         before = checkpoint.merge(
@@ -213,8 +214,8 @@ class TrainingStageTest(parameterized.TestCase):
         once = dataclasses.replace(_UNLEARN, epochs=1, remat=True)
         workspace = _workspace(self.root, base_format=base_format, finetune=quick, unlearn=once)
         for name, stage in (
-            ("finetune", training.make_adapter),
-            ("unlearn", lambda w, f: measuring.unlearn(w, "raslik", "ga_gdr", f)),
+            ("finetune", finetune_stage.make_adapter),
+            ("unlearn", lambda w, f: unlearn_stage.unlearn(w, "raslik", "ga_gdr", f)),
         ):
             (self.root / name).mkdir()
             stage(workspace, self.root / name)

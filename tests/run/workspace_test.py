@@ -7,12 +7,14 @@ import json
 import pathlib
 import tempfile
 
+import linear_decoder
 from absl.testing import parameterized
 
 from raslik_jax.config import Config, SketchConfig
 from raslik_jax.data import examples
-from raslik_jax.run.stages import training
+from raslik_jax.run.stages import references
 from raslik_jax.run.workspace import Workspace
+from raslik_jax.train.losses import BoundModel
 
 
 def _query(name, output):
@@ -48,13 +50,13 @@ class RetrievalQueriesTest(parameterized.TestCase):
     def test_only_queries_without_an_output_are_decoded(self):
         workspace = self._workspace("given", {"a": "bad", "b": ""})
         workspace.finetuned = {}
-        workspace.with_adapter = lambda lora: lora
+        workspace.with_adapter = lambda lora: BoundModel(linear_decoder.ADAPTED, lora, {})
         workspace.generate = lambda model, rows, what: [f"to {row.example_id}" for row in rows]
-        training.make_retrieval_answers(workspace, workspace.root)
+        references.make_retrieval_answers(workspace, workspace.root)
         text = (workspace.root / "finetuned.jsonl").read_text()
         self.assertEqual(json.loads(text), {"id": "b", "output": "to b"})
         given = self._workspace("given", {"a": "bad"})  # has no model at all
-        training.make_retrieval_answers(given, given.root)
+        references.make_retrieval_answers(given, given.root)
         self.assertEqual((given.root / "finetuned.jsonl").read_text(), "")
 
     def test_queries_with_an_empty_answer_are_left_out_and_told_once(self):

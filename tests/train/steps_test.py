@@ -1,7 +1,6 @@
 """Unlearning steps: every algorithm against NumPy, Eq. (1), and what holds for all of them."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,54 +8,45 @@ import linear_decoder
 import numpy as np
 import optax
 from absl.testing import absltest, parameterized
-from support import tiny_model, token_rows
+from support import padded, tiny_model, token_rows
 
-from raslik_jax.train import objectives, steps
+from raslik_jax.train import losses, steps
+from raslik_jax.train.objectives import OBJECTIVES, KLSettings, Objective, ObjectiveSettings
 
 _MODEL = tiny_model()
-_NUM_TARGETS = 8
-_ALGORITHMS = {
-    "ga_gdr": (steps.ga_gdr, steps.Options()),
-    "ga_klr": (steps.ga_klr, steps.Options()),
-    "ga_klr_forward": (steps.ga_klr, steps.Options(kl_direction="forward")),
-}
-
-
-def _batch(seed, shapes):
-    rows = token_rows(seed, shapes)
-    return objectives.TokenBatch(jnp.asarray(rows.tokens_BL), jnp.asarray(rows.target_mask_BL))
-
-
-_FORGET, _RETAIN = _batch(0, [(4, 5), (6, 3)]), _batch(1, [(3, 6), (5, 4), (4, 4)])
+_FORGET = token_rows(0, [(4, 5), (6, 3)]).batch(8)
+_RETAIN = token_rows(1, [(3, 6), (5, 4), (4, 4)]).batch(8)
 _FROZEN = steps.Frozen(base=_MODEL.base, reference=_MODEL.lora)
+_FORWARD = KLSettings(kl_direction="forward")
 
 
 @jax.jit
 def _nll(lora, batch):
-    return objectives.nll(_MODEL.decoder, lora, _MODEL.base, batch, num_targets=_NUM_TARGETS)
+    return losses.nll(_MODEL.decoder, lora, _MODEL.base, batch)
+
+
+def _algorithm(name, tx, options=steps.Options(), settings=None):  # noqa: B008
+    return steps.unlearning(OBJECTIVES[name], _MODEL.decoder, tx, options, settings)
 
 
 def _run(algorithm, num_steps, frozen=_FROZEN):
-    step = jax.jit(
-        functools.partial(algorithm.step, forget_targets=_NUM_TARGETS, retain_targets=_NUM_TARGETS)
-    )
-    state, infos = algorithm.init(_MODEL.lora), []
+    step, state, infos = jax.jit(algorithm.step), algorithm.init(_MODEL.lora), []
     # Optax's AdamW raises float32 to an integer power, which strict promotion refuses.
     with jax.numpy_dtype_promotion("standard"):
         for _ in range(num_steps):
-            state, info = step(state, frozen, _FORGET, _RETAIN)
+            state, info = step(state, frozen, (_FORGET, _RETAIN))
             infos.append(info)
     return state, infos
 
 
 class StepsTest(parameterized.TestCase):
     def test_the_first_step_of_ga_gdr_descends_delta_of_eq_1(self):
-        state, _ = _run(steps.ga_gdr(_MODEL.decoder, optax.sgd(1.0)), 1)
+        state, _ = _run(_algorithm("ga_gdr", optax.sgd(1.0)), 1)
         of_example = jax.jit(jax.grad(_nll))
 
         def mean_gradient(batch):
             rows = [
-                of_example(_MODEL.lora, objectives.TokenBatch(*(leaf[i : i + 1] for leaf in batch)))
+                of_example(_MODEL.lora, jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], batch))
                 for i in range(batch.tokens_BL.shape[0])
             ]
             return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *rows)
@@ -66,12 +56,10 @@ class StepsTest(parameterized.TestCase):
         for got, expected in zip(jax.tree.leaves(moved), jax.tree.leaves(delta), strict=True):
             np.testing.assert_allclose(got, expected, atol=2e-5)
 
-    @parameterized.named_parameters((name, name) for name in _ALGORITHMS)
-    def test_forgets_the_one_set_and_not_the_other(self, name):
-        make, options = _ALGORITHMS[name]
-        options = dataclasses.replace(options, retain_weight=4.0)
-        algorithm = make(_MODEL.decoder, optax.adamw(1e-2), options)
-        state, infos = _run(algorithm, 20)
+    @parameterized.parameters(("ga_gdr", None), ("ga_klr", None), ("ga_klr", _FORWARD))
+    def test_forgets_the_one_set_and_not_the_other(self, name, settings):
+        options = steps.Options(retain_weight=4.0)
+        state, infos = _run(_algorithm(name, optax.adamw(1e-2), options, settings), 20)
         self.assertEqual(int(state.step), 20)
         forgotten = _nll(state.params, _FORGET) - _nll(_MODEL.lora, _FORGET)
         kept = _nll(state.params, _RETAIN) - _nll(_MODEL.lora, _RETAIN)
@@ -84,65 +72,94 @@ class StepsTest(parameterized.TestCase):
 
     def test_the_first_step_of_ga_klr_is_pure_ascent(self):
         """The KL's gradient is zero at the reference, so only the forget set moves anything."""
-        state, infos = _run(steps.ga_klr(_MODEL.decoder, optax.sgd(1.0)), 1)
+        state, infos = _run(_algorithm("ga_klr", optax.sgd(1.0)), 1)
         grads = jax.jit(jax.grad(_nll))(_MODEL.lora, _FORGET)
         expected = jax.tree.map(jnp.add, _MODEL.lora, grads)
         for got, want in zip(jax.tree.leaves(state.params), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(got, want, atol=2e-5)
         self.assertLess(abs(float(infos[0].retain_term)), 1e-6)
 
-    @parameterized.named_parameters((name, name) for name in _ALGORITHMS)
-    def test_the_frozen_weights_are_arguments(self, name):
+    def test_the_frozen_weights_are_arguments(self):
         """Another base through the same jitted step gives another loss."""
-        make, options = _ALGORITHMS[name]
-        algorithm = make(_MODEL.decoder, optax.sgd(1e-3), options)
-        step = jax.jit(
-            functools.partial(
-                algorithm.step, forget_targets=_NUM_TARGETS, retain_targets=_NUM_TARGETS
-            )
-        )
-        state = algorithm.init(_MODEL.lora)
-        losses = [
-            float(step(state, steps.Frozen(base, _MODEL.lora), _FORGET, _RETAIN)[1].forget_nll)
+        algorithm = _algorithm("ga_klr", optax.sgd(1e-3))
+        step, state = jax.jit(algorithm.step), algorithm.init(_MODEL.lora)
+        found = [
+            step(state, steps.Frozen(base, _MODEL.lora), (_FORGET, _RETAIN))[1].forget_nll
             for base in (_MODEL.base, tiny_model(seed=5).base)
         ]
-        self.assertGreater(abs(losses[0] - losses[1]), 1e-3)
+        self.assertGreater(abs(float(found[0] - found[1])), 1e-3)
         self.assertEqual(step._cache_size(), 1)
+
+    def test_an_objective_may_read_hidden_states(self):
+        """Representations are steered: the forget set's away from where they are, others stay."""
+
+        def squares(rows, other_BLE):
+            square_BL = jnp.sum((rows.hidden_BLE - other_BLE) ** 2, axis=-1)
+            return jnp.sum(square_BL * rows.batch.target_mask_BL, axis=-1) / rows.num_targets_B
+
+        toward_E = jnp.linspace(-2.0, 2.0, 16)
+        rmu = Objective(
+            "RMU",
+            lambda rows, settings: squares(rows, toward_E[None, None]),
+            lambda rows, settings: squares(rows, rows.reference_hidden_BLE),
+            reads_reference=("retain",),
+            settings=ObjectiveSettings(learning_rate=1e-3),
+        )
+        algorithm = steps.unlearning(rmu, _MODEL.decoder, optax.adamw(1e-2), steps.Options())
+        _, infos = _run(algorithm, 6)
+        self.assertLess(float(infos[0].retain_term), 1e-9)
+        self.assertLess(float(infos[-1].loss), float(infos[0].loss))
 
 
 _LORA, _BASE = linear_decoder.random_weights()
 _MOVED = {"w": _LORA["w"] + 0.3 * linear_decoder.random_weights(1)[0]["w"]}
 # Rows of unlike length and a dummy row, so that every kind of mean differs.
-_UNEVEN = (
-    _batch(2, [(3, 6), (5, 2), (1, 1), (4, 0)]),
-    _batch(3, [(2, 3), (1, 7), (5, 4), (3, 1)]),
+_UNEVEN = tuple(
+    token_rows(seed, shapes, vocab_size=linear_decoder.V).batch(9)
+    for seed, shapes in (
+        (2, [(3, 6), (5, 2), (1, 1), (4, 0)]),
+        (3, [(2, 3), (1, 7), (5, 4), (3, 1)]),
+    )
 )
-_UNEVEN = tuple(batch._replace(tokens_BL=batch.tokens_BL % linear_decoder.V) for batch in _UNEVEN)
-_OPTIONS = steps.Options(
-    forget_weight=0.7, retain_weight=1.3, npo_beta=0.4, simnpo_beta=2.0, simnpo_delta=0.2
-)
+_OPTIONS = steps.Options(forget_weight=0.7, retain_weight=1.3)
+_CHANGED = {"beta": 0.4, "delta": 0.2, "forget_weight": 1.0}
 
 
-def _linear_step(name, options=_OPTIONS, *, batches=_UNEVEN, base=_BASE, decoder=None, params=None):
-    """Returns the parameters and Info after one step of size 1 from _MOVED."""
-    algorithm = steps.ALGORITHMS[name](decoder or linear_decoder.ADAPTED, optax.sgd(1.0), options)
+def _settings(name, **changes):
+    """Returns an objective's settings with those of the tests, as far as it has them."""
+    own = OBJECTIVES[name].settings
+    known = {field.name for field in dataclasses.fields(own)}
+    given = {key: value for key, value in (_CHANGED | changes).items() if key in known}
+    return dataclasses.replace(own, **given)
+
+
+def _linear_algorithm(name, options, *, tx=None, decoder=None, **changes):
+    return steps.unlearning(
+        OBJECTIVES[name],
+        decoder or linear_decoder.ADAPTED,
+        tx or optax.sgd(1.0),
+        options,
+        _settings(name, **changes),
+    )
+
+
+def _parts(name, batches):
     forget, retain = batches
-    state, info = jax.jit(
-        functools.partial(
-            algorithm.step,
-            forget_targets=forget.tokens_BL.shape[1],
-            retain_targets=retain.tokens_BL.shape[1],
-        )
-    )(
+    return forget, retain if OBJECTIVES[name].retain else None
+
+
+def _linear_step(name, options=_OPTIONS, *, batches=_UNEVEN, base=_BASE, params=None, **changes):
+    """Returns the parameters and Info after one step of size 1 from _MOVED."""
+    algorithm = _linear_algorithm(name, options, **changes)
+    state, info = jax.jit(algorithm.step)(
         algorithm.init(params or _MOVED),
         steps.Frozen(base=base, reference=_LORA),
-        forget,
-        retain if algorithm.reads_retain else None,
+        _parts(name, batches),
     )
     return state.params, info
 
 
-def _numpy_step(name, options):
+def _numpy_step(name, options, direction="reverse"):
     """Returns w after the same step, by hand in float64."""
     forget, retain = _UNEVEN
     count_B = np.asarray(forget.target_mask_BL).sum(1)
@@ -158,7 +175,7 @@ def _numpy_step(name, options):
         grad = mean(-np.ones(4), nll.grad_BEE, forget, options.mean)
     else:
         if name == "simnpo":
-            slope_B = -2 / (1 + np.exp(2.0 * (nll.value_B - 0.2)))
+            slope_B = -2 / (1 + np.exp(0.4 * (nll.value_B - 0.2)))
         else:
             excess_B = count_B * (nll.value_B - reference_B)
             slope_B = -2 * count_B / (1 + np.exp(0.4 * excess_B))
@@ -168,14 +185,12 @@ def _numpy_step(name, options):
         kept = linear_decoder.nll_values(_MOVED["w"], _BASE, retain)
         grad += options.retain_weight * mean(np.ones(4), kept.grad_BEE, retain, options.mean)
     if name.endswith("klr"):
-        kept = linear_decoder.kl_values(
-            _MOVED["w"], _LORA["w"], _BASE, retain, direction=options.kl_direction
-        )
+        kept = linear_decoder.kl_values(_MOVED["w"], _LORA["w"], _BASE, retain, direction=direction)
         grad += options.retain_weight * mean(np.ones(4), kept.grad_BEE, retain, options.mean)
     return np.asarray(_MOVED["w"], np.float64) - grad
 
 
-_CASES = [(name, name, "reverse", "examples") for name in steps.ALGORITHMS] + [
+_CASES = [(name, name, "reverse", "examples") for name in OBJECTIVES] + [
     ("ga_klr_forward", "ga_klr", "forward", "tokens"),
     ("npo_gdr_tokens", "npo_gdr", "reverse", "tokens"),
 ]
@@ -184,9 +199,9 @@ _CASES = [(name, name, "reverse", "examples") for name in steps.ALGORITHMS] + [
 class AgainstNumpyTest(parameterized.TestCase):
     @parameterized.named_parameters(*_CASES)
     def test_a_step_equals_the_one_by_hand(self, name, direction, mean):
-        options = dataclasses.replace(_OPTIONS, kl_direction=direction, mean=mean)
-        params, info = _linear_step(name, options)
-        expected = _numpy_step(name, options)
+        options = dataclasses.replace(_OPTIONS, mean=mean)
+        params, info = _linear_step(name, options, kl_direction=direction)
+        expected = _numpy_step(name, options, direction)
         np.testing.assert_allclose(params["w"], expected, rtol=1e-4, atol=1e-5)
         step_norm = np.linalg.norm(np.asarray(_MOVED["w"]) - expected)
         np.testing.assert_allclose(info.grad_norm, step_norm, rtol=1e-4)
@@ -202,18 +217,15 @@ class AgainstNumpyTest(parameterized.TestCase):
     @parameterized.parameters("ga_klr", "npo_gdr", "simnpo")
     def test_neither_pads_nor_a_constant_on_all_logits_change_a_step(self, name):
         expected, _ = _linear_step(name)
-        padded = tuple(
-            objectives.TokenBatch(*(jnp.pad(leaf, ((0, 1), (0, 5))) for leaf in batch))
-            for batch in _UNEVEN
-        )
-        got, _ = _linear_step(name, batches=padded, base=_BASE | {"constant": jnp.full((), 10.0)})
+        wide = tuple(padded(batch, rows=1, columns=5) for batch in _UNEVEN)
+        got, _ = _linear_step(name, batches=wide, base=_BASE | {"constant": jnp.full((), 10.0)})
         np.testing.assert_allclose(got["w"], expected["w"], rtol=1e-4, atol=2e-5)
 
     @parameterized.parameters("ga_klr", "npo_klr")
     def test_the_reference_is_a_fixed_point_of_the_retain_term(self, name):
         direction = "forward" if name == "npo_klr" else "reverse"
-        options = dataclasses.replace(_OPTIONS, forget_weight=0.0, kl_direction=direction)
-        params, info = _linear_step(name, options, params=_LORA)
+        options = dataclasses.replace(_OPTIONS, forget_weight=0.0)
+        params, info = _linear_step(name, options, params=_LORA, kl_direction=direction)
         np.testing.assert_allclose(params["w"], _LORA["w"], atol=1e-6)
         self.assertLess(abs(float(info.retain_term)), 1e-6)
 
@@ -247,27 +259,14 @@ class AgainstNumpyTest(parameterized.TestCase):
         decoder = linear_decoder.ADAPTED._replace(hidden=hidden)
         # Clipping, a schedule and AdamW: whatever state they carry keeps its types.
         tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.constant_schedule(1e-2)))
-        algorithm = steps.ALGORITHMS[name](
-            decoder, tx, dataclasses.replace(_OPTIONS, micro_batch=2)
-        )
-        step = jax.jit(algorithm.step, static_argnames=("forget_targets", "retain_targets"))
-        state = algorithm.init(_MOVED)
-        frozen = steps.Frozen(base=_BASE, reference=_LORA)
+        options = dataclasses.replace(_OPTIONS, micro_batch=2)
+        algorithm = _linear_algorithm(name, options, tx=tx, decoder=decoder)
+        step, state = jax.jit(algorithm.step), algorithm.init(_MOVED)
         counts = []
         for width in (0, 0, 0, 4, 0, 4):
-            forget, retain = (
-                objectives.TokenBatch(*(jnp.pad(leaf, ((0, 0), (0, width))) for leaf in batch))
-                for batch in _UNEVEN
-            )
+            wide = tuple(padded(batch, columns=width) for batch in _UNEVEN)
             with jax.numpy_dtype_promotion("standard"):
-                state, _ = step(
-                    state,
-                    frozen,
-                    forget,
-                    retain if algorithm.reads_retain else None,
-                    forget_targets=7,
-                    retain_targets=7,
-                )
+                state, _ = step(state, steps.Frozen(_BASE, _LORA), _parts(name, wide))
             counts.append((step._cache_size(), len(traces)))
         self.assertEqual([size for size, _ in counts], [1, 1, 1, 2, 2, 2])
         self.assertEqual(counts[0], counts[2])

@@ -9,7 +9,8 @@ from raslik_jax.evaluate.metrics import measure, nest
 from raslik_jax.files import read_json, write_json
 from raslik_jax.manifests import check_finished, versions
 from raslik_jax.messages import shown
-from raslik_jax.run.stages import discriminating, likelihoods
+from raslik_jax.run.stages import discriminator
+from raslik_jax.run.stages.references import rouge_to_labels
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import replaced
 
@@ -68,7 +69,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
         }
 
     references = by_kind({**before, "gold": gold}[settings.reference])
-    non_sf = discriminating.non_sf(workspace)
+    non_sf = discriminator.non_sf(workspace)
     has_questions = config.corpus.record.evaluation and settings.questions
     retain_questions = ()
     if has_questions and settings.retain_run:
@@ -109,7 +110,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
         "corpus": _describe_corpus(workspace),
         "reference": settings.reference,
         "chosen": is_chosen,
-        "non_sf": discriminating.describe(workspace),
+        "non_sf": discriminator.describe(workspace),
         **{
             name: nest(measure(collect(answers, f"references/{{}}/{name}"), **bootstrap))
             for name, answers in before.items()
@@ -120,5 +121,5 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
         },
         "methods": summary.measure_methods(evidence, across_epochs=is_chosen, **bootstrap),
     }
-    summary.judge_metrics(metrics, rouge=likelihoods.rouge_to_labels(workspace))
+    summary.judge_metrics(metrics, rouge=rouge_to_labels(workspace))
     write_json(folder / "metrics.json", metrics)

@@ -19,7 +19,7 @@ from jaxtyping import Float, Float32, Int
 from raslik_jax import files
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config, RetrieveConfig
-from raslik_jax.data import batches, examples, prompts, tokenization
+from raslik_jax.data import batches, encoding, examples, prompts, tokenization
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluate.metrics import measure, nest
 from raslik_jax.files import write_json
@@ -45,48 +45,34 @@ from raslik_jax.sketch.loss import example_loss
 
 def sketch_function(
     workspace: Workspace, projection: projections.Projection, adapters: tuple[Tree, ...]
-) -> Callable[[batches.Encoded, batches.BatchPlan], gradients.Sketches]:
-    """Returns a function that sketches one planned batch, compiled once per shape."""
+) -> Callable[[batches.Batch], gradients.Sketches]:
+    """Returns a function that sketches a batch, compiled once per shape."""
     settings, model = workspace.config.sketch, workspace.sketch_model
 
-    @functools.partial(jax.jit, static_argnames="num_targets")
+    @jax.jit
     def sketch(
         projection: projections.Projection,
         adapters: tuple[Tree, ...],
         base: Tree,
-        tokens_BL: jax.Array,
-        target_mask_BL: jax.Array,
-        *,
-        num_targets: int,
+        batch: batches.Batch,
     ) -> gradients.Sketches:
         loss = functools.partial(
-            example_loss, model.decoder, num_targets=num_targets, loss=settings.loss
+            example_loss, model.decoder, num_targets=batch.num_targets, loss=settings.loss
         )
         return gradients.sketch_gradients(
             loss,
             projection,
             adapters,
             base,
-            tokens_BL,
-            target_mask_BL,
+            batch.tokens_BL,
+            batch.target_mask_BL,
             normalize=settings.normalize,
         )
 
-    def run(encoded: batches.Encoded, plan: batches.BatchPlan) -> gradients.Sketches:
-        batch = batches.make_batch(encoded, plan)
-        return sketch(
-            projection,
-            adapters,
-            model.base,
-            jnp.asarray(batch.tokens_BL),
-            jnp.asarray(batch.target_mask_BL),
-            num_targets=plan.num_targets,
-        )
-
-    return run
+    return functools.partial(sketch, projection, adapters, model.base)
 
 
-def _plan(config: Config, encoded: batches.Encoded) -> tuple[batches.BatchPlan, ...]:
+def _plan(config: Config, encoded: encoding.Encoded) -> tuple[batches.BatchPlan, ...]:
     return batches.plan_batches(
         encoded.lengths_N,
         encoded.num_targets_N,
@@ -121,18 +107,14 @@ def make_projection(workspace: Workspace, num_adapters: int) -> projections.Proj
 
 def sketch_queries(
     workspace: Workspace,
-    sketch: Callable[[batches.Encoded, batches.BatchPlan], gradients.Sketches],
-    size: int,
+    sketch: Callable[[batches.Batch], gradients.Sketches],
 ) -> np.ndarray:
     """Returns the unit sketches of the retrieval queries, [Q, K]."""
     config, queries = workspace.config, workspace.retrieval_queries()
     encoded = workspace.encode(queries, "retrieval queries", targets=config.sketch.targets)
-    batches.require_answers(encoded, "the retrieval queries", max_len=config.corpus.max_len)
-    query_QK = np.zeros((len(queries), size), np.float32)
-    for plan in _plan(config, encoded):
-        is_real = plan.rows != batches.DUMMY_ROW
-        query_QK[plan.rows[is_real]] = np.asarray(sketch(encoded, plan).unit_BK)[is_real]
-    return query_QK
+    encoding.require_answers(encoded, "the retrieval queries", max_len=config.corpus.max_len)
+    plans = _plan(config, encoded)
+    return batches.map_rows(lambda batch: sketch(batch).unit_BK, encoded, plans)
 
 
 class IndexWork(NamedTuple):
@@ -148,8 +130,8 @@ class IndexWork(NamedTuple):
 
     store: SketchStore
     plans: tuple[batches.BatchPlan, ...]
-    sketch: Callable[[batches.Encoded, batches.BatchPlan], gradients.Sketches]
-    encoded: batches.Encoded
+    sketch: Callable[[batches.Batch], gradients.Sketches]
+    encoded: encoding.Encoded
     num_params: int
 
 
@@ -173,9 +155,7 @@ def open_index(workspace: Workspace, folder: pathlib.Path) -> IndexWork:
         print(f"    sketch_size {settings.size} exceeds the {num_params} LoRA parameters")
     sketch = sketch_function(workspace, projection, adapters)
 
-    encoded = workspace.encode(
-        workspace.corpus.train, "training examples", targets=settings.targets
-    )
+    encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
     plans = _plan(config, encoded)
     order = batches.sketching_order(plans)
     store = SketchStore.create(
@@ -212,7 +192,7 @@ def fill_index(work: IndexWork) -> int:
         made = build.fill_store(
             store,
             work.plans,
-            functools.partial(work.sketch, work.encoded),
+            lambda plan: work.sketch(batches.make_batch(work.encoded, plan)),
             chunks=claimed_chunks(store, worker=f"{socket.gethostname()}-{os.getpid()}"),
             count=bar.update,
         )
@@ -234,7 +214,7 @@ def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
     adapters = sketched_adapters(workspace)
     projection = make_projection(workspace, len(adapters))
     sketch = sketch_function(workspace, projection, adapters)
-    query_QK = sketch_queries(workspace, sketch, projection.spec.size)
+    query_QK = sketch_queries(workspace, sketch)
     np.save(folder / "queries.npy", query_QK, allow_pickle=False)
 
 
@@ -243,9 +223,7 @@ def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
     settings, model = workspace.config.sketch, workspace.sketch_model
     adapters = sketched_adapters(workspace)
     projection = make_projection(workspace, len(adapters))
-    encoded = workspace.encode(
-        workspace.corpus.train, "training examples", targets=settings.targets
-    )
+    encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
     last = len(encoded.ids) - 1
     rows = np.unique(np.linspace(0, last, settings.diagnose).astype(np.int64))
     plan = batches.plan_rows(encoded, rows)
@@ -417,7 +395,7 @@ def make_embeddings(
         "queries": [strategies_lib.query_text(row, settings.query_text) for row in rows],
     }
     for name, part in texts.items():
-        vector_NE = embed_texts(bound, model.weights, encode(part), progress=f"vectors of {name}")
+        vector_NE = embed_texts(bound, model.weights, encode(part), bar=f"vectors of {name}")
         np.save(folder / f"{name}.npy", vector_NE, allow_pickle=False)
 
 
@@ -434,32 +412,29 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     sketch = sketch_function(
         workspace, projections.init_projection(config.seed, "binned", size, size), adapters
     )
-    query_QK = sketch_queries(workspace, sketch, size)
-    encoded = workspace.encode(
-        workspace.corpus.train, "training examples", targets=config.sketch.targets
+    query_QK = sketch_queries(workspace, sketch)
+    encoded = workspace.cut(
+        workspace.train_rows, "training examples", targets=config.sketch.targets
     )
     plans = _plan(config, encoded)
     mean_K = None
     if settings.center:
         total_K = np.zeros(size)
-        for plan in progress(plans, "mean gradient", unit="batch"):
-            unit_BK = np.asarray(sketch(encoded, plan).unit_BK)
-            total_K += unit_BK[plan.rows != batches.DUMMY_ROW].sum(axis=0, dtype=np.float64)
+        for _, found in batches.each_batch(sketch, encoded, progress(plans, "mean gradient")):
+            total_K += found.unit_BK.sum(axis=0, dtype=np.float64)
         mean_K = total_K / len(workspace.corpus.train)
     queries = search.center_queries(query_QK, mean_K)
     ids = [row.example_id for row in workspace.retrieval_queries()]
     selection_lib.check_agreement(query_QK, ids, mean_K)
     columns = jax.device_put(search.to_columns(queries, aggregate=settings.aggregate))
-    has_gradient_N = np.zeros(len(workspace.corpus.train), bool)
-    score_NG = np.zeros((len(has_gradient_N), columns.offset_G.shape[0]), np.float32)
-    for plan in progress(plans, "exact kernel", unit="batch"):
-        is_real = plan.rows != batches.DUMMY_ROW
-        sketches = sketch(encoded, plan)
-        score_BG = np.asarray(search.row_cosines(sketches.unit_BK, columns))
-        has_gradient_N[plan.rows[is_real]] = np.asarray(sketches.norm_B)[is_real] > 0
-        score_NG[plan.rows[is_real]] = score_BG[is_real]
-    scores = search.both_ends(score_NG, has_gradient_N, settings.aggregate)
-    np.save(folder / "influence.npy", scores.forget_N, allow_pickle=False)
+
+    def scores(batch: batches.Batch) -> tuple[jax.Array, jax.Array]:
+        sketches = sketch(batch)
+        return search.row_cosines(sketches.unit_BK, columns), sketches.norm_B
+
+    score_NG, norm_N = batches.map_rows(scores, encoded, plans, bar="exact kernel")
+    found = search.both_ends(score_NG, norm_N > 0, settings.aggregate)
+    np.save(folder / "influence.npy", found.forget_N, allow_pickle=False)
 
 
 def read_influence(workspace: Workspace, unit: str = "influence") -> Float[np.ndarray, " N"]:

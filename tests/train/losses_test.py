@@ -1,4 +1,4 @@
-"""Unlearning losses against NumPy, and what must hold at the reference."""
+"""Losses against NumPy, and what must hold at the reference."""
 
 import functools
 
@@ -6,19 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
-from support import tiny_model, token_rows
+from support import padded, tiny_model, token_rows
 
-from raslik_jax.train import objectives
+from raslik_jax.train import losses
 
 _MODEL = tiny_model()
 _OTHER = jax.tree.map(lambda leaf: leaf * 1.3, _MODEL.lora)
 _SHAPES = [(4, 5), (6, 3), (2, 7)]
-_NUM_TARGETS = 8
 
 
 def _batch(shapes, *, seed=0, length=0):
-    rows = token_rows(seed, shapes, length=length)
-    return objectives.TokenBatch(jnp.asarray(rows.tokens_BL), jnp.asarray(rows.target_mask_BL))
+    return token_rows(seed, shapes, length=length).batch(8)
 
 
 def _log_softmax(logits_V):
@@ -40,37 +38,32 @@ def _log_probabilities(lora, tokens_L):
 
 @jax.jit
 def _nll(lora, batch):
-    return objectives.nll(_MODEL.decoder, lora, _MODEL.base, batch, num_targets=_NUM_TARGETS)
+    return losses.nll(_MODEL.decoder, lora, _MODEL.base, batch)
 
 
 @functools.partial(jax.jit, static_argnames="direction")
 def _kl(lora, reference, batch, direction="reverse"):
-    kl_B = objectives.kl_by_example(
-        objectives.BoundModel(_MODEL.decoder, lora, _MODEL.base),
-        objectives.BoundModel(_MODEL.decoder, reference, _MODEL.base),
+    kl_B = losses.kl_by_example(
+        losses.BoundModel(_MODEL.decoder, lora, _MODEL.base),
+        losses.BoundModel(_MODEL.decoder, reference, _MODEL.base),
         batch,
-        num_targets=_NUM_TARGETS,
         direction=direction,
     )
-    return objectives.weighted_mean(kl_B, batch)
+    return losses.weighted_mean(kl_B, batch)
 
 
-class ObjectivesTest(parameterized.TestCase):
+class LossesTest(parameterized.TestCase):
     def test_nll_is_the_mean_over_examples_of_token_means(self):
         batch = _batch(_SHAPES)
         means = []
-        for tokens_L, mask_L in zip(*map(np.asarray, batch), strict=True):
+        for tokens_L, mask_L in zip(*map(np.asarray, jax.tree.leaves(batch)), strict=True):
             log_p_LV = _log_probabilities(_MODEL.lora, jnp.asarray(tokens_L))
             means.append(np.mean([-log_p_LV[t - 1, tokens_L[t]] for t in np.flatnonzero(mask_L)]))
         np.testing.assert_allclose(_nll(_MODEL.lora, batch), np.mean(means), rtol=2e-6)
 
     def test_dummy_rows_and_pads_do_not_count(self):
         expected = _nll(_MODEL.lora, _batch(_SHAPES))
-        padded = _batch(_SHAPES, length=20)
-        dummy = objectives.TokenBatch(
-            jnp.concatenate([padded.tokens_BL, padded.tokens_BL[:1]]),
-            jnp.concatenate([padded.target_mask_BL, jnp.zeros_like(padded.target_mask_BL[:1])]),
-        )
+        dummy = padded(_batch(_SHAPES), rows=1, columns=9)
         np.testing.assert_allclose(_nll(_MODEL.lora, dummy), expected, rtol=1e-6)
 
     def test_dropout_needs_a_key_and_differs_by_key(self):
@@ -79,15 +72,14 @@ class ObjectivesTest(parameterized.TestCase):
 
         @jax.jit
         def value(key):
-            nll_B = objectives.nll_by_example(
+            nll_B = losses.nll_by_example(
                 model.decoder,
                 model.lora,
                 model.base,
                 batch,
-                num_targets=_NUM_TARGETS,
                 dropout_keys=None if key is None else jax.random.split(key, len(_SHAPES)),
             )
-            return objectives.weighted_mean(nll_B, batch)
+            return losses.weighted_mean(nll_B, batch)
 
         keys = (None, jax.random.key(1), jax.random.key(2), jax.random.key(1))
         none, first, second, again = (float(value(key)) for key in keys)
@@ -98,51 +90,29 @@ class ObjectivesTest(parameterized.TestCase):
         """Written out: rows of 5, 3 and 0 counted tokens."""
         batch = _batch([(4, 5), (6, 3), (4, 0)])
         value_B = jnp.asarray([1.0, 4.0, 100.0])
-        means = [objectives.weighted_mean(value_B, batch, mean=m) for m in ("examples", "tokens")]
+        means = [losses.weighted_mean(value_B, batch, mean=m) for m in ("examples", "tokens")]
         np.testing.assert_allclose(means, [2.5, (5 * 1 + 3 * 4) / 8], rtol=1e-6)
         empty = _batch([(4, 0)], length=9)
-        self.assertEqual(float(objectives.weighted_mean(value_B[:1], empty)), 0.0)
+        self.assertEqual(float(losses.weighted_mean(value_B[:1], empty)), 0.0)
 
     def test_the_means_of_parts_add_up_to_the_whole(self):
         batch = _batch([(4, 5), (6, 3), (4, 0), (2, 1)])
         value_B = jnp.asarray([1.0, 4.0, 100.0, 7.0])
         parts = [jax.tree.map(lambda leaf, s=s: leaf[s], batch) for s in (slice(2), slice(2, 4))]
         for mean in ("examples", "tokens"):
-            total = jnp.sum(objectives.row_weights(batch, mean))
+            total = jnp.sum(losses.row_weights(batch, mean))
             added = sum(
-                objectives.weighted_mean(value_B[s], part, mean=mean, total=total)
+                losses.weighted_mean(value_B[s], part, mean=mean, total=total)
                 for s, part in zip((slice(2), slice(2, 4)), parts, strict=True)
             )
-            whole = objectives.weighted_mean(value_B, batch, mean=mean)
+            whole = losses.weighted_mean(value_B, batch, mean=mean)
             np.testing.assert_allclose(added, whole, rtol=1e-6)
-
-    def test_npo_at_the_reference_and_toward_ascent(self):
-        batch = _batch(_SHAPES)
-        nll_B, reference_B = jnp.asarray([2.0, 0.5, 1.0]), jnp.asarray([1.0, 0.5, 3.0])
-        value_B = objectives.npo_by_example(nll_B, reference_B, batch, beta=0.5)
-        # s - s_ref = 5, 0, -14: sums over 5, 3 and 7 tokens.
-        excess_B = np.array([5.0, 0.0, -14.0])
-        expected_B = -2 / 0.5 * np.log(1 / (1 + np.exp(-0.5 * excess_B)))
-        np.testing.assert_allclose(value_B, expected_B, rtol=1e-5)
-
-        def slope_B(beta):
-            return jax.grad(
-                lambda x: jnp.sum(objectives.npo_by_example(x, reference_B, batch, beta=beta))
-            )(nll_B)
-
-        np.testing.assert_allclose(slope_B(1e-6), [-5.0, -3.0, -7.0], rtol=1e-4)
-        np.testing.assert_allclose(slope_B(0.5)[1], -3.0, rtol=1e-6)
-
-    def test_simnpo_is_that_of_mean_token_losses(self):
-        value_B = objectives.simnpo_by_example(jnp.asarray([0.1, 2.0]), beta=4.5, delta=0.3)
-        margin_B = 4.5 * (np.array([0.1, 2.0]) - 0.3)
-        np.testing.assert_allclose(value_B, 2 / 4.5 * np.log1p(np.exp(-margin_B)), rtol=1e-5)
 
     @parameterized.parameters("reverse", "forward")
     def test_kl_equals_numpy(self, direction):
         batch = _batch(_SHAPES)
         means = []
-        for tokens_L, mask_L in zip(*map(np.asarray, batch), strict=True):
+        for tokens_L, mask_L in zip(*map(np.asarray, jax.tree.leaves(batch)), strict=True):
             now, then = (
                 _log_probabilities(lora, jnp.asarray(tokens_L)) for lora in (_OTHER, _MODEL.lora)
             )
@@ -170,7 +140,7 @@ class ObjectivesTest(parameterized.TestCase):
         logits_TV = generator.normal(size=(3, 11)).astype(np.float32)
         other_TV = generator.normal(size=(3, 11)).astype(np.float32)
         values = [
-            objectives.kl_divergence(
+            losses.kl_divergence(
                 jax.nn.log_softmax(logits_TV + shift), jax.nn.log_softmax(other_TV)
             )
             for shift in (0.0, 10.0)

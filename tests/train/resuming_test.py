@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from raslik_jax.run import resuming
+from raslik_jax.train import resuming
 
 
 def _tree(step):

@@ -4,33 +4,30 @@ A BERT-like encoder with a classification head learns to tell answers of the beh
 from the others; Non-SF of an answer is the probability it gives to the others. Training follows
 the paper: AdamW behind clipping at 1, a rate that falls linearly to zero, no weight decay, all
 weights (appendix "Non-SF Discriminator"; what it does not name is the default of transformers'
-`Trainer`, which it used). Texts are padded to the next of a few lengths instead of all to the
+`Trainer`, which it used). Texts are padded to the next rung of the ladder instead of all to the
 longest: masks are exact, so this changes the time and nothing else.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from raslik_jax.axes import Tree
-from raslik_jax.data.batches import DUMMY_ROW, training_batches
+from raslik_jax.data.batches import Batch, map_rows, plan_by_length, real_tokens
+from raslik_jax.data.encoding import encode_rows
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.evaluate import judgment
 from raslik_jax.models.encoder import Encoder
-from raslik_jax.progress import progress as progress_bar
-from raslik_jax.train import finetune
+from raslik_jax.train import loop, losses
 
 # Class 0 is what Non-SF is the probability of, class 1 the behavior to forget.
 CLASSES = ("non-sf", "sci-fi")
 NON_SF = 0
-# Padded lengths: each is compiled once.
-_LENGTHS = (16, 32, 64, 128, 256)
-
 Predictor = Callable[[Sequence[Sequence[int]]], Float[np.ndarray, "N C"]]
 
 
@@ -39,33 +36,6 @@ class Texts(NamedTuple):
 
     texts: tuple[str, ...]
     labels: tuple[int, ...]
-
-
-class TextBatch(NamedTuple):
-    """Padded token ids; a row whose `is_real_B` is False is there for the shape only."""
-
-    tokens_BL: Int[Array, "B L"]
-    mask_BL: Bool[Array, "B L"]
-    label_B: Int[Array, " B"]
-    is_real_B: Bool[Array, " B"]
-
-
-class TrainState(NamedTuple):
-    """Weights, optimizer state and the number of steps taken."""
-
-    weights: Tree
-    opt_state: optax.OptState
-    step: Array
-
-
-Step = Callable[[TrainState, TextBatch], tuple[TrainState, Array]]
-
-
-class Progress(NamedTuple):
-    """How far a training has come: its state and the loss of every step, in nats a text."""
-
-    state: TrainState
-    losses: Float[np.ndarray, " S"]
 
 
 def label_texts(texts: Sequence[str], is_target: Sequence[bool | None]) -> Texts:
@@ -115,10 +85,12 @@ def split_texts(texts: Texts, *, held_out: float, limit: int = 0, seed: int) -> 
     return train, held
 
 
-def make_step(
+def classifying(
     encoder: Encoder, tx: optax.GradientTransformation, *, dropout_key: jax.Array
-) -> Step:
-    """Returns a step down the mean cross-entropy of a batch's real rows, all weights moving.
+) -> loop.Algorithm:
+    """Returns the algorithm that minimizes the mean cross-entropy of a batch, all weights moving.
+
+    What it reads beside are the labels of all texts.
 
     Args:
       encoder: bound, with a classification head.
@@ -126,94 +98,25 @@ def make_step(
       dropout_key: of the encoder's own dropout rates; folded with the number of the step.
     """
 
-    def loss_fn(weights: Tree, batch: TextBatch, key: jax.Array) -> Array:
-        keys_B = jax.random.split(key, batch.tokens_BL.shape[0])
-        logits_BC = jax.vmap(encoder.classify, in_axes=(None, 0, 0, 0))(
-            weights, batch.tokens_BL, batch.mask_BL, keys_B
-        )
-        nll_B = optax.softmax_cross_entropy_with_integer_labels(logits_BC, batch.label_B)
-        real_B = batch.is_real_B.astype(jnp.float32)
-        return jnp.sum(nll_B * real_B) / jnp.sum(real_B)
+    def prepare(label_N: Array, batch: Batch, step: Array) -> Any:
+        key = jax.random.fold_in(dropout_key, step)
+        parts = batch, jax.random.split(key, batch.tokens_BL.shape[0])
 
-    def step(state: TrainState, batch: TextBatch) -> tuple[TrainState, Array]:
-        key = jax.random.fold_in(dropout_key, state.step)
-        loss, grads = jax.value_and_grad(loss_fn)(state.weights, batch, key)
-        updates, opt_state = tx.update(grads, state.opt_state, state.weights)
-        weights = optax.apply_updates(state.weights, updates)
-        return TrainState(weights, opt_state, state.step + 1), loss
+        def of_part(weights: Tree, part: tuple[Batch, Array]) -> tuple[Array, None]:
+            rows, keys_B = part
+            logits_BC = jax.vmap(encoder.classify, in_axes=(None, 0, 0, 0))(
+                weights, rows.tokens_BL, real_tokens(rows), keys_B
+            )
+            nll_B = optax.softmax_cross_entropy_with_integer_labels(logits_BC, label_N[rows.row_B])
+            return losses.weighted_mean(nll_B, rows), None
 
-    return step
+        return of_part, parts
 
-
-def make_optimizer(
-    learning_rate: float, *, num_texts: int, batch_size: int, num_epochs: int
-) -> optax.GradientTransformation:
-    """Returns AdamW as the paper has it; its rate falls from here to zero over all steps."""
-    num_steps = finetune.num_steps_of(num_texts, batch_size=batch_size, num_epochs=num_epochs)
-    rate = finetune.learning_rate(learning_rate, num_steps, schedule="linear", warmup=0.0)
-    return finetune.adamw(rate, weight_decay=0.0, clip=1.0)
-
-
-def start_fit(weights: Tree, tx: optax.GradientTransformation) -> Progress:
-    """Returns a training that has not taken a step yet."""
-    return Progress(TrainState(weights, tx.init(weights), jnp.zeros((), jnp.int32)), np.zeros(0))
-
-
-def fit(
-    encoder: Encoder,
-    start: Progress,
-    tokens: Sequence[Sequence[int]],
-    labels: Sequence[int],
-    *,
-    tx: optax.GradientTransformation,
-    batch_size: int,
-    num_epochs: int,
-    seed: int,
-    after_epoch: Callable[[Progress], None] | None = None,
-    progress: str = "",
-) -> Progress:
-    """Returns a classifier after so many epochs over the texts.
-
-    Args:
-      encoder: bound, with a classification head.
-      start: from `start_fit`, or what an earlier training of the same settings gave to
-        `after_epoch`; the result is then that of an undisturbed training.
-      tokens: ids of each text, with the encoder's special tokens.
-      labels: their classes.
-      tx: from `make_optimizer`.
-      batch_size: texts a step; the last step of an epoch may have fewer.
-      num_epochs: passes over the texts in all, each in an order that seed and epoch decide.
-      seed: of the orders and of dropout.
-      after_epoch: is given the progress after every epoch.
-      progress: text before the progress bar; empty for silence.
-
-    Raises:
-      ValueError: a loss or a weight is not finite, or a text is longer than the encoder takes.
-    """
-    per_epoch = finetune.num_steps_of(len(tokens), batch_size=batch_size, num_epochs=1)
-    done = len(start.losses)
-    step = jax.jit(make_step(encoder, tx, dropout_key=jax.random.key(seed)))
-    state, losses = start.state, list(start.losses)
-    bar = progress_bar(None, progress, total=per_epoch * num_epochs - done)
-    for epoch in range(done // per_epoch, num_epochs):
-        values: list[Array] = []
-        for rows in training_batches(len(tokens), batch_size, seed=seed, epoch=epoch):
-            state, value = step(state, _pad(encoder, tokens, rows, labels))
-            values.append(value)
-            bar.update(1)
-        found, flag = [float(value) for value in values], "--evaluate.classifier_learning_rate"
-        name = "the classifier's training"
-        finetune.check_finite(np.asarray(found), what=name, step=len(losses) + 1, rate_flag=flag)
-        losses += found
-        finetune.check_weights(state.weights, what=name, step=len(losses), rate_flag=flag)
-        if after_epoch is not None:
-            after_epoch(Progress(state, np.asarray(losses)))
-    bar.close()
-    return Progress(state, np.asarray(losses))
+    return loop.make_algorithm(prepare, tx)
 
 
 def make_predictor(
-    encoder: Encoder, weights: Tree, *, batch_size: int = 32, progress: str = ""
+    encoder: Encoder, weights: Tree, *, batch_size: int = 32, bar: str = ""
 ) -> Predictor:
     """Returns the function from token ids of texts to the probability of each class.
 
@@ -223,59 +126,24 @@ def make_predictor(
       encoder: bound, with a classification head.
       weights: its weights.
       batch_size: texts at a time.
-      progress: text before the progress bar; empty for silence.
+      bar: text before the progress bar; empty for silence.
     """
+    config = encoder.config
 
     @jax.jit
-    def probabilities(weights: Tree, batch: TextBatch) -> Float[Array, "B C"]:
+    def probabilities(weights: Tree, batch: Batch) -> Float[Array, "B C"]:
         classify = jax.vmap(encoder.classify, in_axes=(None, 0, 0))
-        return jax.nn.softmax(classify(weights, batch.tokens_BL, batch.mask_BL))
+        return jax.nn.softmax(classify(weights, batch.tokens_BL, real_tokens(batch)))
 
     def predict(tokens: Sequence[Sequence[int]]) -> Float[np.ndarray, "N C"]:
-        probability_NC = np.zeros((len(tokens), encoder.config.num_labels))
-        # Neighbors in length share a batch, so that little is padded.
-        order = np.argsort([len(ids) for ids in tokens], kind="stable")
-        bar = progress_bar(None, progress, total=len(tokens), unit="text")
-        for start in range(0, len(tokens), batch_size):
-            rows = np.full(batch_size, DUMMY_ROW, np.int64)
-            part = order[start : start + batch_size]
-            rows[: len(part)] = part
-            batch = _pad(encoder, tokens, rows, [0] * len(tokens))
-            probability_NC[part] = np.asarray(probabilities(weights, batch))[: len(part)]
-            bar.update(len(part))
-        bar.close()
-        return probability_NC
+        if not tokens:
+            return np.zeros((0, config.num_labels))
+        encoded = encode_rows(tokens, pad_id=config.pad_token_id, limit=config.max_length)
+        plans = plan_by_length(encoded, batch_size=batch_size)
+        found_NC = map_rows(functools.partial(probabilities, weights), encoded, plans, bar=bar)
+        return found_NC.astype(np.float64)
 
     return predict
-
-
-def _pad(
-    encoder: Encoder, tokens: Sequence[Sequence[int]], rows: np.ndarray, labels: Sequence[int]
-) -> TextBatch:
-    """Returns these texts at the least padded length that holds all of them."""
-    limit = encoder.config.max_length
-    longest = max(len(tokens[row]) for row in rows if row != DUMMY_ROW)
-    if longest > limit:
-        raise ValueError(
-            f"texts of at most {limit} tokens wanted, came one of {longest}: cut them when "
-            "tokenizing"
-        )
-    width = min(next((edge for edge in _LENGTHS if edge >= longest), limit), limit)
-    tokens_BL = np.full((len(rows), width), encoder.config.pad_token_id, np.int32)
-    mask_BL = np.zeros((len(rows), width), bool)
-    mask_BL[:, 0] = True  # a dummy row has a token too, or its softmax is of nothing
-    label_B = np.zeros(len(rows), np.int32)
-    for place, row in enumerate(rows):
-        if row != DUMMY_ROW:
-            tokens_BL[place, : len(tokens[row])] = tokens[row]
-            mask_BL[place, : len(tokens[row])] = True
-            label_B[place] = labels[row]
-    return TextBatch(
-        jnp.asarray(tokens_BL),
-        jnp.asarray(mask_BL),
-        jnp.asarray(label_B),
-        jnp.asarray(rows != DUMMY_ROW),
-    )
 
 
 def macro_f1(labels: Sequence[int], predicted: Sequence[int]) -> float:

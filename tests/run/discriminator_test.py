@@ -13,11 +13,11 @@ import pytest
 from raslik_jax.config import Config, CorpusConfig, EvaluateConfig
 from raslik_jax.data import corpora, examples
 from raslik_jax.data.corpora.records import RecordsSettings
-from raslik_jax.evaluate import discriminator
+from raslik_jax.evaluate import classifier
 from raslik_jax.files import read_json
-from raslik_jax.run import resuming
-from raslik_jax.run.stages import discriminating
+from raslik_jax.run.stages import discriminator
 from raslik_jax.run.workspace import Workspace, write_rows
+from raslik_jax.train import resuming
 
 _SMALL = EvaluateConfig(
     non_sf="classifier",
@@ -49,7 +49,7 @@ def _make(workspace: Workspace) -> pathlib.Path:
     folder.mkdir(exist_ok=True)
     # AdamW raises a float to an integer power, which strict promotion forbids.
     with jax.numpy_dtype_promotion("standard"):
-        discriminating.make_discriminator(workspace, folder)
+        discriminator.make_discriminator(workspace, folder)
     return folder
 
 
@@ -96,20 +96,20 @@ def test_a_small_one_from_scratch_tells_the_toys_answers_apart(tmp_path):
     assert metrics["held_out"]["macro_f1"] > 0.9
     # Answers that a training example has do not count as genuine rows.
     assert metrics["genuine"]["texts"] == {"non-sf": 2, "sci-fi": 1}
-    distinct = discriminator.label_texts(
+    distinct = classifier.label_texts(
         [row.output for row in train], [row.is_target for row in train]
     )
-    for label, name in enumerate(discriminator.CLASSES):
+    for label, name in enumerate(classifier.CLASSES):
         parts = metrics["trained_on"][name], metrics["held_out"]["texts"][name]
         assert sum(parts) == distinct.labels.count(label)
     # What evaluation reads back from the folder says the same, one text or several at a time.
-    measure = discriminating.non_sf(workspace)
+    measure = discriminator.non_sf(workspace)
     texts = [seen[0], seen[1], ""]
     non_sf_Q = measure(texts)
     assert non_sf_Q[0] < 0.5 < non_sf_Q[1]
     assert ((0 <= non_sf_Q) & (non_sf_Q <= 1)).all()
     np.testing.assert_allclose(measure(texts[1:]), non_sf_Q[1:], atol=1e-6)
-    assert discriminating.describe(workspace) == {"by": "classifier", **metrics}
+    assert discriminator.describe(workspace) == {"by": "classifier", **metrics}
 
 
 def test_non_sf_before_unlearning_is_the_mean_of_the_classifiers_probabilities(tmp_path):
@@ -128,8 +128,8 @@ def test_non_sf_before_unlearning_is_the_mean_of_the_classifiers_probabilities(t
     probability = lambda texts: np.array(  # noqa: E731
         [0.25 * text.startswith("backbone") + len(text) / 1000 for text in texts]
     )
-    with mock.patch.object(discriminating, "non_sf_by_classifier", return_value=probability):
-        discriminating.measure_before(workspace, tmp_path)
+    with mock.patch.object(discriminator, "non_sf_by_classifier", return_value=probability):
+        discriminator.measure_before(workspace, tmp_path)
     found = read_json(tmp_path / "metrics.json")
     for name in ("finetuned", "backbone"):
         for part, rows in (("target", target), ("normal", normal)):
@@ -141,9 +141,9 @@ def test_non_sf_before_unlearning_is_the_mean_of_the_classifiers_probabilities(t
 
 def test_words_stay_the_default(tmp_path):
     workspace = Workspace(tmp_path, Config())
-    measure = discriminating.non_sf(workspace)
+    measure = discriminator.non_sf(workspace)
     np.testing.assert_array_equal(measure(["An android.", "A kettle.", ""]), [0.0, 1.0, 1.0])
-    assert discriminating.describe(workspace) == {"by": "words"}
+    assert discriminator.describe(workspace) == {"by": "words"}
 
 
 @pytest.mark.parametrize("dataset", ["virtual", "tofu", "records"])
@@ -152,13 +152,13 @@ def test_what_has_no_marker_is_not_judged_by_science_fiction(tmp_path, dataset):
     members = files if dataset == "records" else {}
     config = Config(corpus=CorpusConfig(dataset=dataset, members=members))
     workspace = Workspace(tmp_path, config)
-    assert discriminating.non_sf(workspace) is None
-    assert discriminating.describe(workspace) is None
+    assert discriminator.non_sf(workspace) is None
+    assert discriminator.describe(workspace) is None
     assert not corpora.marker_words(dataset, "")
     words = tmp_path / "words.txt"
     words.write_text("Zorb", encoding="utf-8")
     named = dataclasses.replace(config, evaluate=EvaluateConfig(marker_words=str(words)))
-    measure = discriminating.non_sf(Workspace(tmp_path, named))
+    measure = discriminator.non_sf(Workspace(tmp_path, named))
     np.testing.assert_array_equal(measure(["a zorb", "an android"]), [0.0, 1.0])
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from raslik_jax.axes import Tree
-from raslik_jax.data import tokenization
-from raslik_jax.evaluate import discriminator, judgment, rates, summary
+from raslik_jax.data import batches, encoding, tokenization
+from raslik_jax.evaluate import classifier, judgment, rates, summary
 from raslik_jax.files import read_json, write_json
 from raslik_jax.models import checkpoint, encoder
-from raslik_jax.run import memory, resuming
+from raslik_jax.run import memory
 from raslik_jax.run.workspace import Workspace, non_sf_by_words
+from raslik_jax.train import loop
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -26,8 +26,8 @@ def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
     """Trains the classifier on answers of the training examples, saves and measures it."""
     settings, seed = workspace.config.evaluate, workspace.config.seed
     rows = workspace.corpus.train
-    texts = discriminator.label_texts([row.output for row in rows], [row.is_target for row in rows])
-    train, held_out = discriminator.split_texts(
+    texts = classifier.label_texts([row.output for row in rows], [row.is_target for row in rows])
+    train, held_out = classifier.split_texts(
         texts,
         held_out=settings.classifier_held_out,
         limit=settings.classifier_examples,
@@ -37,48 +37,46 @@ def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
     bound = encoder.bind_encoder(model.config)
     max_len = min(settings.classifier_max_len, model.config.max_length)
     encode = tokenization.load_sentence_tokenizer(source, max_len=max_len)
-    passes = {
-        "batch_size": settings.classifier_batch_size,
-        "num_epochs": settings.classifier_epochs,
-    }
-    tx = discriminator.make_optimizer(
-        settings.classifier_learning_rate, num_texts=len(train.texts), **passes
+    batch_size, num_epochs = settings.classifier_batch_size, settings.classifier_epochs
+    passes = {"batch_size": batch_size, "num_epochs": num_epochs}
+    num_steps = batches.num_steps_of(len(train.texts), **passes)
+    rate = loop.make_schedule(
+        settings.classifier_learning_rate, num_steps, kind="linear", warmup=0.0
     )
-    start = discriminator.start_fit(model.weights, tx)
-    saved = resuming.load_progress(folder, lambda step: start._replace(losses=np.zeros(step)))
-    if saved is not None:
-        done, start = saved
-        print(f"    goes on after step {done:,}")
-    fitted = discriminator.fit(
-        bound,
-        start,
-        encode(train.texts),
-        train.labels,
-        tx=tx,
-        seed=seed,
-        after_epoch=lambda at: resuming.save_progress(folder, len(at.losses), at),
-        progress="discriminator",
-        **passes,
+    encoded = encoding.encode_rows(
+        encode(train.texts), pad_id=model.config.pad_token_id, limit=model.config.max_length
     )
-    weights = fitted.state.weights
+    fitted = loop.fit(
+        classifier.classifying(bound, loop.adamw(rate), dropout_key=jax.random.key(seed)),
+        model.weights,
+        jnp.asarray(train.labels),
+        lambda start: batches.epoch_batches(encoded, batch_size=batch_size, seed=seed, start=start),
+        num_steps=num_steps,
+        what="the classifier's training",
+        rate_flag="--evaluate.classifier_learning_rate",
+        bar="discriminator",
+        folder=folder,
+        save_every=num_steps // num_epochs,
+    )
+    weights = fitted.state.params
     # An interrupted run may have come as far as this.
     shutil.rmtree(folder / "model", ignore_errors=True)
     checkpoint.save_encoder(folder / "model", bound.config, weights)
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copy(source / name, folder / "model" / name)
-    predict = discriminator.make_predictor(bound, weights, progress="held-out answers")
+    predict = classifier.make_predictor(bound, weights, bar="held-out answers")
     genuine = _genuine(workspace, {row.output for row in rows})
     metrics: dict[str, Any] = {
-        "classes": list(discriminator.CLASSES),
+        "classes": list(classifier.CLASSES),
         "max_len": max_len,
         "trained_on": {
-            name: train.labels.count(label) for label, name in enumerate(discriminator.CLASSES)
+            name: train.labels.count(label) for label, name in enumerate(classifier.CLASSES)
         },
-        "held_out": discriminator.measure(predict, encode, held_out),
-        "genuine": discriminator.measure(predict, encode, genuine) if genuine else None,
+        "held_out": classifier.measure(predict, encode, held_out),
+        "genuine": classifier.measure(predict, encode, genuine) if genuine else None,
     }
-    write_json(folder / "losses.json", list(fitted.losses))
+    write_json(folder / "losses.json", fitted.losses)
     write_json(folder / "metrics.json", metrics)
     for part in ("held_out", "genuine"):
         if metrics[part]:
@@ -86,11 +84,11 @@ def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 def _starting_point(
-    workspace: Workspace, folder: pathlib.Path, train: discriminator.Texts
+    workspace: Workspace, folder: pathlib.Path, train: classifier.Texts
 ) -> tuple[checkpoint.LoadedEncoder, pathlib.Path]:
     """Returns the encoder to train, with a head, and the folder of its tokenizer."""
     settings, key = workspace.config.evaluate, jax.random.key(workspace.config.seed)
-    num_labels = len(discriminator.CLASSES)
+    num_labels = len(classifier.CLASSES)
     if settings.classifier_checkpoint:
         source = checkpoint.resolve_folder(settings.classifier_checkpoint, auto="AutoModel")
         loaded = checkpoint.load_encoder(source, dtype=jnp.float32, num_labels=num_labels, key=key)
@@ -113,7 +111,7 @@ def _starting_point(
     return checkpoint.LoadedEncoder(config, weights), source
 
 
-def _genuine(workspace: Workspace, seen: set[str]) -> discriminator.Texts | None:
+def _genuine(workspace: Workspace, seen: set[str]) -> classifier.Texts | None:
     """Returns the genuine rows' answers that no training example has, None without both kinds.
 
     They show science fiction, and say nothing of a classifier of another behavior.
@@ -124,9 +122,9 @@ def _genuine(workspace: Workspace, seen: set[str]) -> discriminator.Texts | None
         return None
     rows = [row for row in marker.load_genuine(corpus.folder) if row.output not in seen]
     labels = tuple(int(bool(row.is_target)) for row in rows)
-    if len(set(labels)) < len(discriminator.CLASSES):
+    if len(set(labels)) < len(classifier.CLASSES):
         return None
-    return discriminator.Texts(tuple(row.output for row in rows), labels)
+    return classifier.Texts(tuple(row.output for row in rows), labels)
 
 
 def non_sf(workspace: Workspace) -> summary.NonSf | None:
@@ -142,8 +140,8 @@ def non_sf_by_classifier(workspace: Workspace) -> summary.NonSf:
     model = checkpoint.load_encoder(folder / "model", dtype=jnp.float32)
     max_len = read_json(folder / "metrics.json")["max_len"]
     encode = tokenization.load_sentence_tokenizer(folder / "model", max_len=max_len)
-    predict = discriminator.make_predictor(encoder.bind_encoder(model.config), model.weights)
-    return lambda texts: predict(encode(texts))[:, discriminator.NON_SF]
+    predict = classifier.make_predictor(encoder.bind_encoder(model.config), model.weights)
+    return lambda texts: predict(encode(texts))[:, classifier.NON_SF]
 
 
 def measure_before(workspace: Workspace, folder: pathlib.Path) -> None:

@@ -1,0 +1,93 @@
+"""Fine-tuning of a LoRA adapter on the training examples."""
+
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+
+from raslik_jax.axes import Tree
+from raslik_jax.data import batches, encoding
+from raslik_jax.files import write_json
+from raslik_jax.models import checkpoint
+from raslik_jax.run import memory
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.train import loop, steps
+
+
+def finetuning(workspace: Workspace, *, num_steps: int) -> loop.Algorithm:
+    """Returns the algorithm that fits an adapter to the training examples."""
+    config, settings = workspace.config, workspace.config.finetune
+    rate = loop.make_schedule(
+        settings.learning_rate,
+        num_steps,
+        kind=settings.schedule,
+        warmup=settings.warmup,
+    )
+    return steps.supervised(
+        workspace.model.decoder_for(remat=settings.remat),
+        loop.adamw(rate, weight_decay=settings.weight_decay, clip=settings.clip),
+        mean=settings.mean,
+        micro_batch=settings.micro_batch_size,
+        dropout_key=jax.random.key(config.seed + 1) if settings.lora_dropout else None,
+    )
+
+
+@memory.explained("fine-tuning", "--finetune.micro_batch_size or --finetune.max_len")
+def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Fine-tunes a LoRA adapter on the training examples, keeping some along the way.
+
+    A run that was killed goes on from the last checkpoint, with the same result.
+    """
+    config, settings, model = workspace.config, workspace.config.finetune, workspace.model
+    max_len = settings.max_len or config.corpus.max_len
+    whole = workspace.cut(workspace.train_rows, "training examples", max_len=max_len)
+    is_target_N = np.array([row.is_target is True for row in workspace.corpus.train], bool)
+    encoding.require_answers(
+        whole.take(np.flatnonzero(is_target_N)), "labeled targets", max_len=max_len
+    )
+    encoded = whole.with_answers()
+    batch_size, num_epochs = settings.batch_size, settings.epochs
+    num_steps = batches.num_steps_of(len(encoded.ids), batch_size=batch_size, num_epochs=num_epochs)
+
+    def write(name: str, lora: Tree) -> None:
+        # An interrupted run may have come as far as this.
+        shutil.rmtree(folder / name, ignore_errors=True)
+        checkpoint.save_adapter(
+            folder / name, lora, model.lora_config, model.decoder.config, base=model.identity
+        )
+
+    points = min(settings.trajectory_points, num_steps)
+    keep = {num_steps * (point + 1) // points: f"trajectory-{point}" for point in range(points)}
+    write("initial", model.initial)
+    fitted = loop.fit(
+        finetuning(workspace, num_steps=num_steps),
+        model.initial,
+        model.base,
+        lambda start: batches.epoch_batches(
+            encoded,
+            batch_size=batch_size,
+            seed=config.seed,
+            start=start,
+            is_fixed=settings.fixed_padding,
+        ),
+        num_steps=num_steps,
+        what="fine-tuning",
+        rate_flag=f"--finetune.learning_rate (it is {settings.learning_rate})",
+        bar="fine-tune",
+        folder=folder,
+        save_every=settings.checkpoint_steps or num_steps // num_epochs,
+        after={
+            step: lambda lora, name=name: write(name, lora)  # type: ignore[misc]
+            for step, name in keep.items()
+        },
+    )
+    write("adapter", fitted.state.params)
+    write_losses(folder, fitted)
+
+
+def write_losses(folder: pathlib.Path, fitted: loop.Progress) -> None:
+    """Writes the loss of every step and prints the first and the last ones."""
+    write_json(folder / "losses.json", fitted.losses)
+    last = np.mean(fitted.losses[-20:])
+    print(f"    loss {fitted.losses[0]:.3f} -> {last:.3f} nats a token")

@@ -1,0 +1,184 @@
+"""What models say, and what they think of given answers: every epoch's model, or those before.
+
+Each function takes a variant, of which every epoch is measured, or None for the fine-tuned model
+and the backbone.
+"""
+
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from raslik_jax.data.corpora.record import Question
+from raslik_jax.data.examples import Example
+from raslik_jax.evaluate import perplexity
+from raslik_jax.evaluate.tofu_metrics import QuestionRecord
+from raslik_jax.files import read_json_lines, write_json
+from raslik_jax.run import memory
+from raslik_jax.run.workspace import Workspace, read_answers, write_rows
+from raslik_jax.train.losses import BoundModel
+
+
+class Variant(NamedTuple):
+    """A strategy's sets, unlearned by an algorithm."""
+
+    strategy: str
+    algorithm: str
+
+
+class _Measured(NamedTuple):
+    """A model that is measured: the stem of its files, what it is, and where its answers are."""
+
+    stem: str
+    what: str
+    answers: pathlib.Path
+    model: BoundModel
+
+
+def _models(workspace: Workspace, variant: Variant | None) -> Iterator[_Measured]:
+    """Yields a variant's model after every epoch, or the fine-tuned model and the backbone."""
+    if variant is None:
+        folder = workspace.root / "references" / "evaluation"
+        adapters = {"finetuned": workspace.finetuned, "backbone": workspace.model.initial}
+        for name, lora in adapters.items():
+            path = folder / f"{name}.jsonl"
+            yield _Measured(name, f"the {name} model", path, workspace.with_adapter(lora))
+        return
+    folder = workspace.root / "generate" / "-".join(variant)
+    for epoch in workspace.epochs(*variant):
+        model = workspace.unlearned(*variant, epoch)
+        stem = f"epoch-{epoch}"
+        yield _Measured(stem, f"{' '.join(variant)} epoch {epoch}", folder / f"{stem}.jsonl", model)
+
+
+@memory.explained("decoding", "--references.decode_batch_size or --references.max_new_tokens")
+def write_answers(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
+    """Writes the greedy answers of every model to the queries."""
+    target, normal = workspace.evaluation_queries()
+    for stem, what, _, model in _models(workspace, variant):
+        path = folder / f"{stem}.jsonl"
+        write_answers_of(workspace, model, (*target, *normal), path, f"answers of {what}")
+
+
+def write_answers_of(
+    workspace: Workspace,
+    model: BoundModel | None,
+    rows: Sequence[Example],
+    path: pathlib.Path,
+    what: str,
+) -> None:
+    """Writes a model's greedy answers to some rows; without rows no model is needed."""
+    outputs = workspace.generate(model, rows, what) if model is not None else []
+    answers = zip(rows, outputs, strict=True)
+    write_rows(path, [{"id": row.example_id, "output": text} for row, text in answers])
+
+
+@memory.explained(
+    "measuring likelihoods", "--sketch.batch_tokens or --references.decode_batch_size"
+)
+def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
+    """Writes how likely every model finds the sets, and the backbone its answers.
+
+    Text that says nothing is unlikely under any language model, whatever its words: the backbone is
+    the judge, as it was neither fine-tuned nor unlearned.
+    """
+    config = workspace.config
+    target, normal = workspace.evaluation_queries()
+    drawn = perplexity.draw_sets(
+        workspace.corpus.train,
+        target,
+        normal,
+        workspace.retrieval_queries(),
+        number=config.evaluate.perplexity_examples,
+        seed=config.seed,
+    )
+    sets = dict(zip(perplexity.SETS, drawn, strict=True))
+    backbone = workspace.with_adapter(workspace.model.initial)
+    for stem, _, path, model in _models(workspace, variant):
+        answers = read_answers(path)
+        said = {
+            kind: tuple(row._replace(output=answers[row.example_id]) for row in rows)
+            for kind, rows in (("target", target), ("normal", normal))
+        }
+        own = _likelihoods(workspace, backbone, said, "answers of models", on_ladder=True)
+        records = {
+            "sets": _likelihoods(workspace, model, sets, "answers to measure"),
+            # A blank answer is counted as empty, not as a likely one.
+            "answers": {
+                kind: [r for r, row in zip(own[kind], rows, strict=True) if row.output.strip()]
+                for kind, rows in said.items()
+            },
+        }
+        write_json(folder / f"{stem}.json", records)
+
+
+def _likelihoods(
+    workspace: Workspace,
+    model: BoundModel,
+    parts: Mapping[str, Sequence[Example]],
+    what: str,
+    *,
+    on_ladder: bool = False,
+) -> dict[str, list[perplexity.AnswerRecord]]:
+    """Returns a record of each row's answer, by part."""
+    rows = [row for part in parts.values() for row in part]
+    if not rows:
+        return {name: [] for name in parts}
+    found = workspace.likelihood_of(model, workspace.encode(rows, what), on_ladder=on_ladder)
+    records = iter(
+        perplexity.AnswerRecord(id=row.example_id, nll=float(nll), tokens=int(tokens))
+        for row, nll, tokens in zip(rows, found.nll_N, found.tokens_N, strict=True)
+    )
+    return {name: [next(records) for _ in part] for name, part in parts.items()}
+
+
+@memory.explained(
+    "measuring likelihoods", "--sketch.batch_tokens or --references.decode_batch_size"
+)
+def write_questions(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
+    """Writes what every model makes of the dataset's questions."""
+    path = workspace.root / "references" / "questions" / "questions.jsonl"
+    shape = {name: ([str] if name == "wrong_answers" else str) for name in Question._fields}
+    questions = [
+        Question(**{**row, "wrong_answers": tuple(row["wrong_answers"])})
+        for row in read_json_lines(path, shape)
+    ]
+    for stem, what, _, model in _models(workspace, variant):
+        write_json(
+            folder / f"{stem}.json",
+            _question_records(workspace, questions, model, f"questions, {what}"),
+        )
+
+
+def _question_records(
+    workspace: Workspace, questions: Sequence[Question], model: BoundModel, what: str
+) -> list[QuestionRecord]:
+    """Returns what a model makes of the dataset's questions."""
+    texts = [(q.answer, q.true_answer, *q.wrong_answers) for q in questions]
+    rows = [
+        question.with_answer(text)
+        for question, part in zip(questions, texts, strict=True)
+        for text in part
+    ]
+    found = workspace.likelihood_of(model, workspace.encode(rows, "answers to measure"))
+    lost = [row.instruction for row, n in zip(rows, found.tokens_N, strict=True) if not n]
+    if lost:
+        raise ValueError(
+            "answers to the dataset's questions must have a token within --corpus.max_len, got "
+            f"{len(lost)} without, such as that to {lost[0]!r}: raise it"
+        )
+    nlls = iter(found.nll_N.tolist())
+    asked = [question.with_answer(question.answer) for question in questions]
+    return [
+        QuestionRecord(
+            id=row.example_id,
+            set_name=question.set_name,
+            answer_nll=next(nlls),
+            true_nll=next(nlls),
+            wrong_nll=[next(nlls) for _ in question.wrong_answers],
+            answer=question.answer,
+            output=output,
+        )
+        for question, row, output in zip(
+            questions, asked, workspace.generate(model, asked, what), strict=True
+        )
+    ]

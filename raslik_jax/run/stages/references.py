@@ -1,0 +1,87 @@
+"""What the fine-tuned model and the backbone say, before anything is unlearned."""
+
+import pathlib
+
+from raslik_jax.evaluate import judgment, perplexity, rates
+from raslik_jax.files import read_json
+from raslik_jax.run import memory
+from raslik_jax.run.stages import generate
+from raslik_jax.run.workspace import (
+    Workspace,
+    non_sf_by_words,
+    queries_to_answer,
+    read_answers,
+    write_rows,
+)
+
+
+@memory.explained("decoding", "--references.decode_batch_size or --references.max_new_tokens")
+def make_retrieval_answers(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the greedy answers of the fine-tuned model to queries that no output was given for."""
+    queries = workspace.corpus.queries["retrieval"]
+    rows = queries_to_answer(queries, workspace.config.sketch.query_output)
+    model = workspace.with_adapter(workspace.finetuned) if rows else None
+    generate.write_answers_of(workspace, model, rows, folder / "finetuned.jsonl", "queries")
+    print(f"    {len(rows):,} of {len(queries):,} queries answered by the model, the others given")
+
+
+@memory.explained("decoding", "--references.decode_batch_size or --references.max_new_tokens")
+def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the greedy answers of both models to the queries that are measured on."""
+    generate.write_answers(workspace, None, folder)
+    target, _ = workspace.evaluation_queries()
+    measure = non_sf_by_words(workspace.config)
+    if measure is None or not target:
+        return
+    shares = [
+        1 - float(measure([answers[row.example_id] for row in target]).mean())
+        for name in ("finetuned", "backbone")
+        for answers in [read_answers(folder / f"{name}.jsonl")]
+    ]
+    behavior = judgment.find_behavior("words", finetuned=shares[0], backbone=shares[1])
+    print(f"    {judgment.describe_behavior(behavior)}")
+
+
+@memory.explained(
+    "measuring likelihoods", "--sketch.batch_tokens or --references.decode_batch_size"
+)
+def make_perplexities(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the likelihoods for both models, and says what they show of the behavior."""
+    generate.write_perplexities(workspace, None, folder)
+    if workspace.has_marker:
+        return
+    found, other = (
+        perplexity.perplexity(
+            read_json(folder / f"{name}.json")["sets"]["behavior"], seed=0, resamples=1
+        )
+        for name in ("finetuned", "backbone")
+    )
+    if found and other:
+        behavior = judgment.find_behavior(
+            "likelihood",
+            finetuned=found.mean,
+            backbone=other.mean,
+            rouge=rouge_to_labels(workspace),
+        )
+        print(f"    {judgment.describe_behavior(behavior)}")
+
+
+def rouge_to_labels(workspace: Workspace) -> tuple[float, float] | None:
+    """Returns ROUGE-L of the fine-tuned model's and the backbone's answers to labeled answers.
+
+    On the target queries that have one; None where none has.
+    """
+    target, _ = workspace.evaluation_queries()
+    labeled = {row.example_id: row.output for row in target}
+    own, other = (
+        rates.mean_rouge(workspace.answers("references", "evaluation", f"{name}.jsonl"), labeled)
+        for name in ("finetuned", "backbone")
+    )
+    return None if own is None or other is None else (own, other)
+
+
+def make_questions(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the questions of the dataset's own evaluation, --evaluate.questions of each set."""
+    config = workspace.config
+    questions = config.corpus.load_questions(config.evaluate.questions)
+    write_rows(folder / "questions.jsonl", [question._asdict() for question in questions])

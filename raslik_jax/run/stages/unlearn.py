@@ -1,0 +1,100 @@
+"""Unlearning: a strategy's sets, an objective, a model after every epoch."""
+
+import functools
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from raslik_jax.axes import Tree
+from raslik_jax.data import batches, encoding
+from raslik_jax.data.formats import read_examples
+from raslik_jax.files import write_json
+from raslik_jax.models import checkpoint
+from raslik_jax.run import memory
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.train import loop, steps
+from raslik_jax.train.objectives import OBJECTIVES
+
+
+@memory.explained("unlearning", "--unlearn.micro_batch_size or --unlearn.max_len")
+def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path) -> None:
+    """Unlearns one strategy's sets by one objective, and saves the model of every epoch.
+
+    A run that was killed goes on after its last finished epoch, with the same result.
+    """
+    config, settings, model = workspace.config, workspace.config.unlearn, workspace.model
+    forget, retain = (_rows(workspace, strategy, kind) for kind in ("forget", "retain"))
+    batch_size = settings.batch_size
+    per_epoch = max(
+        batches.num_steps_of(len(rows.ids), batch_size=batch_size) for rows in (forget, retain)
+    )
+    rate = workspace.learning_rate(strategy, name)
+    params = workspace.finetuned
+    if settings.parameters == "all":
+        merged = checkpoint.merge(params, model.base, model.lora_config)
+        # Copies also where the base is float32: nothing of it may be donated or changed.
+        params = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), merged)
+
+    def stream(start: int) -> Iterator[tuple[batches.Batch, batches.Batch | None]]:
+        """Yields a batch of each set; the smaller set comes round again within an epoch."""
+        forgotten, kept = (
+            batches.epoch_batches(
+                rows,
+                batch_size=batch_size,
+                seed=config.seed + offset,  # each set in an order of its own
+                start=start,
+                is_fixed=settings.fixed_padding,
+            )
+            for offset, rows in enumerate((forget, retain))
+        )
+        reads_retain = OBJECTIVES[name].retain is not None
+        for batch in forgotten:
+            yield batch, next(kept) if reads_retain else None
+
+    fitted = loop.fit(
+        workspace.unlearning(name, rate),
+        params,
+        steps.Frozen(base=model.base, reference=workspace.finetuned),
+        stream,
+        num_steps=per_epoch * settings.epochs,
+        what=f"unlearning of {strategy}'s sets by {name}",
+        rate_flag=f"--unlearn.{name}.learning_rate, or the rate of --unlearn.choice (it is {rate})",
+        bar=f"{strategy} {name}",
+        folder=folder,
+        save_every=per_epoch,
+        after={
+            per_epoch * epoch: functools.partial(_save_epoch, workspace, folder / f"epoch-{epoch}")
+            for epoch in range(1, settings.epochs + 1)
+        },
+    )
+    log = [dict(zip(steps.Info._fields, row, strict=True)) for row in fitted.log_SF.tolist()]
+    write_json(folder / "steps.json", log)
+
+
+def _rows(workspace: Workspace, strategy: str, kind: str) -> encoding.Encoded:
+    """Returns the rows of a set that something is left of at --unlearn.max_len."""
+    max_len = workspace.config.unlearn.max_len or workspace.config.corpus.max_len
+    path = workspace.root / "retrieve" / strategy / f"{kind}.jsonl"
+    rows = workspace.train_rows.named([row.example_id for row in read_examples(path)])
+    encoded = workspace.cut(rows, f"{kind} examples", max_len=max_len)
+    if kind == "forget":
+        # What cannot be forgotten at this length is an error; a retain example less is told.
+        encoding.require_answers(encoded, "forget examples", max_len=max_len)
+    return encoded.with_answers()
+
+
+def _save_epoch(workspace: Workspace, folder: pathlib.Path, params: Tree) -> None:
+    """Writes an epoch's adapter, or its whole model in the dtype of the base."""
+    model = workspace.model
+    # An interrupted run may have come as far as this.
+    shutil.rmtree(folder, ignore_errors=True)
+    if workspace.config.unlearn.parameters == "lora":
+        checkpoint.save_adapter(
+            folder, params, model.lora_config, model.decoder.config, base=model.identity
+        )
+    else:
+        weights = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, model.base)
+        checkpoint.save_model(folder, model.decoder.config, weights)

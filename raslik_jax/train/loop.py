@@ -1,0 +1,262 @@
+"""The training loop of everything that is trained: backbone, adapter, unlearning, classifier.
+
+An `Algorithm` is a pair of pure functions; `fit` takes its steps, checks what comes out, writes
+checkpoints and goes on from them.
+"""
+
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from raslik_jax.axes import Tree
+from raslik_jax.progress import progress
+from raslik_jax.train import resuming
+
+# objective(params, part) -> (value, aux); both are sums over the rows of the part.
+Objective = Callable[[Tree, Any], tuple[Array, Any]]
+# Looking at each loss would stall the device; every so many steps is soon enough to stop.
+_LOOK_EVERY = 32
+
+
+class State(NamedTuple):
+    """What a step carries on: parameters, optimizer state and the number of steps taken."""
+
+    params: Tree
+    opt_state: optax.OptState
+    step: Int[Array, ""]
+
+
+class Loss(NamedTuple):
+    """What a step of supervised training reports: the loss before its update, nats a token."""
+
+    loss: Float[Array, ""]
+
+
+class Algorithm(NamedTuple):
+    """A pair of pure functions.
+
+    Attributes:
+      init: init(params) -> State.
+      step: step(state, frozen, batch) -> (State, info). What it reads and never changes is an
+        argument, so that no jit holds it as constants. Dummy rows fill up the last batch of an
+        epoch and count nowhere. Info is reported and never read back.
+      fields: names of the numbers in info.
+    """
+
+    init: Callable[[Tree], State]
+    step: Callable[[State, Tree, Any], tuple[State, Any]]
+    fields: tuple[str, ...]
+
+
+class Progress(NamedTuple):
+    """How far a training has come: its state, and the numbers of every step so far."""
+
+    state: State
+    log_SF: Float[np.ndarray, "S F"]
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of every step, before its update."""
+        return self.log_SF[:, 0].tolist()
+
+
+def make_algorithm(
+    prepare: Callable[[Tree, Any, Array], tuple[Objective, Any]],
+    tx: optax.GradientTransformation,
+    *,
+    micro_batch: int = 0,
+    report: Callable[[Array, Any, Tree], Any] = lambda loss, aux, grads: Loss(loss),
+    fields: tuple[str, ...] = Loss._fields,
+) -> Algorithm:
+    """Returns the algorithm that goes down an objective's gradient.
+
+    Args:
+      prepare: prepare(frozen, batch, step) -> (objective, parts). The objective of some rows of
+        the parts is their share of the batch's: what it divides by is found on the whole batch.
+      tx: any Optax transformation.
+      micro_batch: rows held at a time, whose gradients are added up; 0 for all.
+      report: report(loss, aux, grads) -> the step's info.
+      fields: of the info.
+    """
+
+    def init(params: Tree) -> State:
+        return State(params=params, opt_state=tx.init(params), step=jnp.zeros((), jnp.int32))
+
+    def step(state: State, frozen: Tree, batch: Any) -> tuple[State, Any]:
+        objective, parts = prepare(frozen, batch, state.step)
+        (loss, aux), grads = value_and_grad(objective, state.params, parts, micro_batch=micro_batch)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        info = report(loss, aux, grads)
+        return State(optax.apply_updates(state.params, updates), opt_state, state.step + 1), info
+
+    return Algorithm(init, step, fields)
+
+
+def value_and_grad(
+    objective: Objective, params: Tree, batch: Any, *, micro_batch: int
+) -> tuple[tuple[Array, Any], Tree]:
+    """Returns ((value, aux), gradient) of a batch, as jax.value_and_grad of the whole gives them.
+
+    Parts are added up, not averaged: averaging their own means would weigh the tokens of a short
+    part more.
+
+    Args:
+      objective: sums over the rows of the part that it is given.
+      params: what the gradient is taken of.
+      batch: a tree of arrays with one leading axis of B rows.
+      micro_batch: rows held at a time, a divisor of B; 0 for all.
+
+    Raises:
+      ValueError: micro_batch does not divide the rows, or the arrays differ in rows.
+    """
+    differentiate = jax.value_and_grad(objective, has_aux=True)
+    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(batch)}
+    if not micro_batch or sizes == {micro_batch}:
+        return differentiate(params, batch)
+    if len(sizes) != 1 or min(sizes) % micro_batch:
+        raise ValueError(
+            f"batches must have one number of rows that {micro_batch=} divides, got "
+            f"{sorted(sizes)}: choose another micro-batch"
+        )
+    parts = jax.tree.map(lambda leaf: leaf.reshape(-1, micro_batch, *leaf.shape[1:]), batch)
+
+    def add_part(total: Any, part: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, differentiate(params, part)), None
+
+    shapes = jax.eval_shape(differentiate, params, jax.tree.map(lambda leaf: leaf[0], parts))
+    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    total, _ = jax.lax.scan(add_part, start, parts)
+    return total
+
+
+def fit(
+    algorithm: Algorithm,
+    params: Tree,
+    frozen: Tree,
+    batches: Callable[[int], Iterator[Any]],
+    *,
+    num_steps: int,
+    what: str = "training",
+    rate_flag: str = "the learning rate",
+    bar: str = "",
+    folder: pathlib.Path | None = None,
+    save_every: int = 0,
+    after: Mapping[int, Callable[[Tree], None]] | None = None,
+) -> Progress:
+    """Returns the state after so many steps, and the numbers of each.
+
+    With a folder, a training that was killed goes on from its last checkpoint with the same bits.
+
+    Args:
+      algorithm: what takes a step.
+      params: what it starts from.
+      frozen: what a step reads beside.
+      batches: from a number of steps that were taken to the batches behind them, in order.
+      num_steps: steps in all.
+      what: what is trained, for errors.
+      rate_flag: what to lower where it diverges.
+      bar: text before the progress bar; empty for silence.
+      folder: where checkpoints go; None for none.
+      save_every: steps between two checkpoints; 0 for none. At the end the result is written.
+      after: what is called with the parameters after a step, by its number; never with any that
+        are not finite. On resuming, those of steps after the checkpoint are called again.
+
+    Raises:
+      ValueError: a loss or a weight is not finite; the step is named.
+    """
+    after = after or {}
+    at = Progress(algorithm.init(params), np.zeros((0, len(algorithm.fields)), np.float32))
+    if folder is not None:
+        at = _resume(folder, at, num_steps)
+    step, state, done = jax.jit(algorithm.step), at.state, len(at.log_SF)
+    unread: list[Any] = []
+    numbers = progress(range(done + 1, num_steps + 1), bar, total=num_steps - done)
+    for number, batch in zip(numbers, batches(done), strict=False):
+        state, info = step(state, frozen, batch)
+        unread.append(info)
+        stops = number in after or number == num_steps
+        saves = bool(save_every) and number % save_every == 0 and number < num_steps
+        if not (stops or saves or len(unread) == _LOOK_EVERY):
+            continue
+        read_SF = np.array(unread, np.float32)
+        unread.clear()
+        _check_log(read_SF, algorithm.fields, len(at.log_SF) + 1, what=what, rate_flag=rate_flag)
+        at = Progress(state, np.concatenate([at.log_SF, read_SF]))
+        if stops or saves:
+            _check_weights(state.params, number, what=what, rate_flag=rate_flag)
+        if number in after:
+            after[number](state.params)
+        if saves and folder is not None:
+            resuming.save_progress(folder, number, at)
+    return at
+
+
+def _resume(folder: pathlib.Path, start: Progress, num_steps: int) -> Progress:
+    """Returns what an interrupted training left in a folder, or its start."""
+    width = start.log_SF.shape[1]
+    saved = resuming.load_progress(
+        folder, lambda step: start._replace(log_SF=np.zeros((step, width), np.float32))
+    )
+    if saved is None:
+        return start
+    print(f"    goes on after step {saved[0]:,} of {num_steps:,}")
+    return saved[1]
+
+
+def _check_log(
+    log_SF: np.ndarray, fields: tuple[str, ...], first: int, *, what: str, rate_flag: str
+) -> None:
+    """Raises a ValueError that names the first step with a number that is NaN or infinite."""
+    bad = np.argwhere(~np.isfinite(log_SF))
+    if len(bad):
+        step, field = bad[0]
+        raise ValueError(
+            f"{what} diverged: the {fields[field]} at step {first + step} is "
+            f"{log_SF[step, field]}; lower {rate_flag}, or check the weights that it starts from "
+            "for NaN"
+        )
+
+
+def _check_weights(params: Tree, step: int, *, what: str, rate_flag: str) -> None:
+    """Raises a ValueError where a weight is NaN or infinite.
+
+    The last step's loss is that of the weights before it, so finite losses do not say it.
+    """
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
+        raise ValueError(
+            f"{what} diverged: weights are NaN or infinite after step {step}; "
+            f"lower {rate_flag}, or check the weights that it starts from for NaN"
+        )
+
+
+def make_schedule(
+    peak: float, num_steps: int, *, kind: Literal["linear", "cosine", "constant"], warmup: float
+) -> optax.Schedule:
+    """Returns a schedule: linear warm-up over a share of the steps, then decay to zero."""
+    warmup_steps = max(1, round(warmup * num_steps)) if warmup else 0
+    decay_steps = max(1, num_steps - warmup_steps)
+    decay = {
+        "linear": optax.linear_schedule(peak, 0.0, decay_steps),
+        "cosine": optax.cosine_decay_schedule(peak, decay_steps),
+        "constant": optax.constant_schedule(peak),
+    }[kind]
+    if not warmup_steps:
+        return decay
+    return optax.join_schedules(
+        [optax.linear_schedule(0.0, peak, warmup_steps), decay], [warmup_steps]
+    )
+
+
+def adamw(
+    rate: optax.ScalarOrSchedule, *, weight_decay: float = 0.0, clip: float = 1.0
+) -> optax.GradientTransformation:
+    """Returns AdamW (0.9, 0.999, 1e-8) behind clipping by global norm."""
+    return optax.chain(
+        optax.clip_by_global_norm(clip), optax.adamw(rate, weight_decay=weight_decay)
+    )

@@ -1,0 +1,103 @@
+"""Examples as token rows: whole, cut, and back from a file."""
+
+import pathlib
+import tempfile
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from raslik_jax.data import encoding
+from raslik_jax.data.examples import make_example, make_examples
+from raslik_jax.data.prompts import render_prompt
+from raslik_jax.data.tokenization import train_bpe
+
+_EXAMPLES = make_examples(
+    [
+        make_example("Name a pet.", "", "A cat."),
+        make_example("Say nothing.", "", ""),
+        make_example("Copy.", "one two", "one two, three four five six"),
+    ]
+)
+_TOKENIZER = train_bpe([render_prompt(row, "brief") for row in _EXAMPLES], vocab_size=300)
+
+
+def _encode(*, max_len=1000, targets="response"):
+    whole = encoding.encode(_EXAMPLES, _TOKENIZER, template="brief")
+    return whole.cut(max_len, targets=targets)
+
+
+class EncodeTest(parameterized.TestCase):
+    def test_tokens_are_prompt_response_and_eos(self):
+        encoded = _encode()
+        prompts = encoding.encode_prompts(_EXAMPLES, _TOKENIZER, max_len=1000, template="brief")
+        for row, tokens, prompt in zip(_EXAMPLES, encoded.tokens, prompts, strict=True):
+            self.assertEqual(tokens.dtype, np.int32)
+            self.assertEqual(tokens[: len(prompt)].tolist(), prompt)
+            self.assertEqual(_TOKENIZER.decode(prompt), render_prompt(row, "brief"))
+            self.assertEqual(_TOKENIZER.decode(tokens[len(prompt) :].tolist()), row.output)
+            self.assertEqual(tokens[-1], _TOKENIZER.eos_id)
+        self.assertEqual(encoded.ids, tuple(row.example_id for row in _EXAMPLES))
+        self.assertEqual(encoded.start_N.tolist(), [len(prompt) for prompt in prompts])
+        self.assertEqual(encoded.num_targets_N[1], 1)  # an empty answer still ends
+        self.assertEqual(encoded.whole_N.tolist(), encoded.lengths_N.tolist())
+        self.assertEqual(encoding.describe_cuts(encoded, "rows", max_len=1000), "")
+
+    def test_long_rows_lose_their_right_end_and_are_counted(self):
+        whole = _encode()
+        longest = int(whole.lengths_N.max())
+        cut = _encode(max_len=longest - 2)
+        told = encoding.describe_cuts(cut, "rows", max_len=longest - 2)
+        self.assertEqual(
+            told, f"1 of 3 rows are cut at {longest - 2} tokens ({_EXAMPLES[2].example_id!r})"
+        )
+        self.assertEqual(cut.tokens[2].tolist(), whole.tokens[2][:-2].tolist())
+        self.assertEqual(cut.num_targets_N[2], whole.num_targets_N[2] - 2)
+        gone = _encode(max_len=3)
+        self.assertEqual(gone.num_targets_N.tolist(), [0, 0, 0])
+
+    @parameterized.parameters("response", "all")
+    def test_a_row_whose_answer_is_cut_away_is_told_and_left_out(self, targets):
+        room = int(_encode().start_N[2])  # the prompt of the longest one, and nothing behind it
+        encoded = _encode(max_len=room, targets=targets)
+        self.assertEqual(encoded.num_targets_N[2], 0)
+        told = encoding.describe_cuts(encoded, "rows", max_len=room)
+        name = _EXAMPLES[2].example_id
+        self.assertIn(f"1 of them lose their whole answer and are left out ({name!r})", told)
+        kept = encoded.with_answers()
+        self.assertEqual(kept.ids, tuple(row.example_id for row in _EXAMPLES[:2]))
+        self.assertLen({len(kept.tokens), len(kept.start_N), len(kept.whole_N)}, 1)
+        with self.assertRaisesRegex(ValueError, f"the prompts of '{name}' have up to {room}"):
+            encoding.require_answers(encoded, "queries", max_len=room)
+
+    def test_all_targets_leave_out_only_the_first_token(self):
+        encoded = _encode(targets="all")
+        np.testing.assert_array_equal(encoded.num_targets_N, encoded.lengths_N - 1)
+
+    def test_a_length_without_room_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "max_len=1"):
+            _encode(max_len=1)
+
+    def test_prompts_are_never_cut(self):
+        with self.assertRaisesRegex(ValueError, "must have at most 3 tokens, 3 have more"):
+            encoding.encode_prompts(_EXAMPLES, _TOKENIZER, max_len=3, template="brief")
+
+    def test_rows_come_back_from_a_file_and_by_name(self):
+        encoded = _encode()
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "rows.npz"
+            for rows in (encoded, encoded.take(np.zeros(0, np.int64))):
+                rows.save(path)
+                again = encoding.load_encoded(path)
+                self.assertEqual((again.ids, again.pad_id), (rows.ids, rows.pad_id))
+                for name in ("tokens", "start_N", "whole_N"):
+                    for got, expected in zip(
+                        getattr(again, name), getattr(rows, name), strict=True
+                    ):
+                        np.testing.assert_array_equal(got, expected)
+        picked = encoded.named([_EXAMPLES[2].example_id, _EXAMPLES[0].example_id])
+        np.testing.assert_array_equal(picked.tokens[0], encoded.tokens[2])
+        np.testing.assert_array_equal(picked.whole_N, encoded.whole_N[[2, 0]])
+
+
+if __name__ == "__main__":
+    absltest.main()

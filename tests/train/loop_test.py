@@ -1,0 +1,82 @@
+"""The training loop: what diverges is never a result, and what was killed goes on."""
+
+import itertools
+import pathlib
+import tempfile
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl.testing import absltest, parameterized
+
+from raslik_jax.train import loop
+
+
+def _fit(num_steps, tx, **options):
+    """Trains weights whose loss is their sum: its gradient is one everywhere."""
+    algorithm = loop.make_algorithm(
+        lambda frozen, batch, step: (lambda params, part: (params["w"].sum(), None), batch), tx
+    )
+    return loop.fit(
+        algorithm,
+        {"w": jnp.ones(3)},
+        {},
+        lambda start: itertools.repeat(jnp.ones(2)),
+        num_steps=num_steps,
+        what="fine-tuning",
+        rate_flag="--rate",
+        **options,
+    )
+
+
+class LoopTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def test_weights_that_the_last_step_makes_infinite_are_no_result(self):
+        tx = optax.sgd(lambda step: jnp.where(step == 2, jnp.inf, 1e-3))
+        with self.assertRaisesRegex(
+            ValueError, "fine-tuning diverged: weights .* after step 3; lower --rate"
+        ):
+            _fit(3, tx)
+
+    def test_the_first_step_without_a_finite_loss_is_named_and_nothing_after_it_is_kept(self):
+        kept = []
+        after = {number: lambda params, n=number: kept.append(n) for number in (2, 6)}
+        tx = optax.sgd(lambda step: jnp.where(step == 3, jnp.nan, 1e-3))
+        with self.assertRaisesRegex(ValueError, "the loss at step 5 is nan; lower --rate"):
+            _fit(12, tx, folder=self.folder, save_every=3, after=after)
+        self.assertEqual(kept, [2])
+        self.assertEqual([path.name for path in (self.folder / "resume").iterdir()], ["3"])
+
+    def test_a_killed_training_goes_on_behind_its_last_checkpoint(self):
+        def die(params):
+            raise KeyboardInterrupt
+
+        with self.assertRaises(KeyboardInterrupt):
+            _fit(70, optax.sgd(1e-3), folder=self.folder, save_every=8, after={20: die})
+        called = []
+        options = {
+            "save_every": 8,
+            "after": {n: lambda params, n=n: called.append(n) for n in (7, 20)},
+        }
+        fitted = _fit(70, optax.sgd(1e-3), folder=self.folder, **options)
+        self.assertEqual(called, [20])
+        np.testing.assert_allclose(fitted.losses, 3 - 3e-3 * np.arange(70), rtol=1e-5)
+        self.assertEqual(int(fitted.state.step), 70)
+        self.assertEqual(fitted.losses, _fit(70, optax.sgd(1e-3)).losses)
+
+    @parameterized.parameters(
+        ("linear", 0.0, [1.0, 0.75, 0.5, 0.25]),
+        ("linear", 0.5, [0.0, 0.5, 1.0, 0.5]),
+        ("cosine", 0.0, [1.0, 0.853553, 0.5, 0.146447]),
+        ("constant", 0.25, [0.0, 1.0, 1.0, 1.0]),
+    )
+    def test_schedules_warm_up_and_decay(self, kind, warmup, expected):
+        schedule = loop.make_schedule(1.0, 4, kind=kind, warmup=warmup)
+        np.testing.assert_allclose([schedule(n) for n in range(4)], expected, rtol=1e-5)
+
+
+if __name__ == "__main__":
+    absltest.main()
