@@ -21,10 +21,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from raslik_jax import files  # noqa: E402
 from raslik_jax.cli import command  # noqa: E402
-from raslik_jax.evaluate import summary  # noqa: E402
 from raslik_jax.messages import shown  # noqa: E402
-from raslik_jax.report import blocks, page, published, runs, tables  # noqa: E402
-from raslik_jax.report.markup import escape_markdown, visible  # noqa: E402
+from raslik_jax.report import blocks, page, published, results, runs, tables  # noqa: E402
 
 _RUNS = flags.DEFINE_list("runs", [], "Work directories of runs.")
 _FORMAT = flags.DEFINE_enum(
@@ -40,33 +38,23 @@ _EXAMPLES = flags.DEFINE_integer(
 )
 
 
-def _tables(metrics: Sequence[summary.Metrics]) -> list[tables.Table]:
-    """Returns the tables of one run with intervals over queries, of several with those of seeds."""
-    if len(metrics) > 1:
-        return [tables.seeds_table(metrics), tables.seeds_checks_table(metrics)]
-    (run,) = metrics
-    found = [tables.retrieval_table(run), tables.results_table(run), tables.checks_table(run)]
-    more = [tables.perplexity_table(run), tables.tofu_table(run)]
-    return [*found, *(table for table in more if table is not None)]
-
-
 def _render(
     form: str, experiments: Sequence[runs.Experiment], found: Sequence[blocks.Block]
 ) -> str:
+    laid_out = [blocks.lay_out(block) for block in found]
     if form == "csv":
-        return blocks.render_csv(found).rstrip("\n")
+        return tables.render_csv(blocks.csv_table(found)).rstrip("\n")
     if form == "latex":
-        return blocks.LATEX_PREAMBLE + "\n\n".join(map(blocks.render_latex, found))
+        return tables.LATEX_PREAMBLE + "\n\n".join(map(tables.render_latex, laid_out))
     is_markdown = form == "markdown"
     render = tables.render_markdown if is_markdown else tables.render_terminal
     parts = []
     for experiment in experiments:
         if len(experiments) > 1:
-            name = (escape_markdown if is_markdown else visible)(experiment.name)
+            name = (tables.escape_markdown if is_markdown else tables.visible)(experiment.name)
             parts.append(f"## {name}" if is_markdown else name)
-        parts += map(render, _tables(experiment.metrics))
-    parts += map(blocks.render_markdown if is_markdown else blocks.render_terminal, found)
-    return "\n\n".join(parts)
+        parts += map(render, results.tables_of(experiment.metrics))
+    return "\n\n".join([*parts, *map(render, laid_out)])
 
 
 def _write(folder: pathlib.Path, html: str, texts: Mapping[str, str]) -> None:

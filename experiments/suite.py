@@ -42,8 +42,8 @@ from raslik_jax.cli import command, setting_flags  # noqa: E402
 from raslik_jax.evaluate import choice  # noqa: E402
 from raslik_jax.files import write_json, write_text  # noqa: E402
 from raslik_jax.messages import shown, some_of  # noqa: E402
-from raslik_jax.report import page, published, runs, tables  # noqa: E402
-from raslik_jax.report.markup import escape_markdown  # noqa: E402
+from raslik_jax.report import page, published, results, runs, tables  # noqa: E402
+from raslik_jax.report.tables import escape_markdown  # noqa: E402
 from raslik_jax.run.choosing import choose_from_runs  # noqa: E402
 
 _OUT = flags.DEFINE_string("out", "", "Folder of the suite.")
@@ -374,9 +374,9 @@ def report(suite: Suite, cells: Sequence[Cell]) -> str:
         )
         # Of one run the intervals over queries, of several the spread over seeds.
         if len(found) == 1:
-            shown = [tables.retrieval_table(found[0]), tables.results_table(found[0])]
+            shown = [results.retrieval_table(found[0]), results.results_table(found[0])]
         else:
-            shown = [tables.seeds_table(found)]
+            shown = [results.seeds_table(found)]
         parts += [tables.render_markdown(table) for table in shown]
     failed = [name for name, state in suite.states.items() if state["state"] != "done"]
     if failed:

@@ -1,34 +1,31 @@
-"""Figures of a run, as PNG and SVG whose bytes depend on nothing but the numbers shown.
+"""Figures of a run: for files as PNG and SVG, and as SVG for the page, which colors them.
 
 Drawing needs Matplotlib (extra `eval`), which is imported when the first figure is drawn. Figures
-are made without pyplot, so that no global state is left behind and no display is needed.
+are made without pyplot, so that no global state is left behind and no display is needed. They
+depend on nothing but the numbers shown: the same figure gives the same bytes.
 """
 
-import os
+import functools
+import io
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
+from markupsafe import Markup, escape
 
-from raslik_jax.evaluate.summary import IntervalEntry, MethodEntry, Metrics, ModelEntry, rate_of
-from raslik_jax.report.tables import algorithm_name, strategy_name
+from raslik_jax import files
+from raslik_jax.evaluate.metrics import IntervalEntry
+from raslik_jax.evaluate.summary import Metrics, rate_of
+from raslik_jax.report.names import algorithm_name, strategy_name, strategy_styles
+from raslik_jax.report.records import REFERENCES, Model, collect_models
+from raslik_jax.report.tables import format_interval
 
-# The palette of Okabe and Ito, which stays apart for color-blind readers; every strategy also has
-# a marker of its own, for print in gray.
-_STRATEGY_STYLES = {
-    "random": ("#7A7A7A", "o"),
-    "bm25": ("#E69F00", "v"),
-    "embedding": ("#CC79A7", "P"),
-    "oracle": ("#009E73", "D"),
-    "raslik_f": ("#56B4E9", "s"),
-    "raslik": ("#D55E00", "^"),
-    "exact": ("#0072B2", "X"),
-}
-_OTHER_STYLES = (("#0072B2", "<"), ("#B59F00", ">"), ("#8C4A2F", "p"), ("#5B3A8E", "h"))
-_TARGET_COLOR, _OTHER_COLOR = "#D55E00", "#0072B2"
-# Curves and dots that are no strategies, in their order.
+# Curves and dots that are no strategies, in their order: the palette of Okabe and Ito, which stays
+# apart for color-blind readers.
 _LINE_STYLES = (
     ("#0072B2", "o"),
     ("#D55E00", "^"),
@@ -39,60 +36,235 @@ _LINE_STYLES = (
     ("#5B3A8E", "h"),
     ("#7A7A7A", "X"),
 )
-_INK, _FAINT, _GOLD = "#222222", "#B8B8B8", "#F0C000"
+OTHER_COLOR, TARGET_COLOR = "#0072B2", "#D55E00"
+INK, GOLD, _FAINT, _SOFT = "#222222", "#F0C000", "#B8B8B8", "#555555"
+# Marker, size and color of what every strategy is held against.
+REFERENCE_MARKS = {
+    "finetuned": ("o", 12, INK),
+    "backbone": ("X", 13, INK),
+    "ideal": ("*", 20, GOLD),
+}
 _STYLE = {
     "figure.dpi": 100,
     "savefig.dpi": 160,
-    "figure.constrained_layout.use": True,
     "figure.constrained_layout.w_pad": 0.09,
     "font.family": "DejaVu Sans",  # comes with Matplotlib: the same letters on every machine
     "font.size": 10,
+    "text.parse_math": False,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.edgecolor": _FAINT,
-    "axes.labelcolor": _INK,
+    "axes.labelcolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.grid": True,
     "grid.color": "#ECECEC",
     "grid.linewidth": 0.8,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "text.color": _INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "text.color": INK,
     "legend.frameon": False,
     "svg.hashsalt": "raslik_jax",
     "svg.fonttype": "path",
 }
+# On the page the panels stand small beside each other, and all frames are the page's.
+_PAGE_STYLE = _STYLE | {
+    "font.size": 12.5,
+    "axes.labelcolor": _SOFT,
+    "axes.spines.left": False,
+    "axes.spines.bottom": False,
+    "xtick.labelcolor": _SOFT,
+    "ytick.labelcolor": _SOFT,
+    "xtick.major.pad": 7,
+    "ytick.major.pad": 7,
+    "svg.fonttype": "none",
+}
+_PAGE_WIDTH = 440  # points, as all sizes on the page
+# Curves are drawn through at most as many points.
+_MAX_POINTS = 240
+
+
+class Frame(NamedTuple):
+    """Where a panel of the page has its axes: points from the sides of the figure."""
+
+    height: int
+    left: int = 54
+    right: int = 14
+    top: int = 12
+    bottom: int = 48
+
+
+def _style(settings: Mapping[str, Any]) -> Any:
+    import matplotlib.style
+
+    return matplotlib.style.context(["default", dict(settings)], after_reset=True)
+
+
+def _styled(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function under the style of the file or, with `frame`, of the page."""
+
+    @functools.wraps(draw)
+    def styled(*args: Any, **options: Any) -> Any:
+        with _style(_PAGE_STYLE if options.get("frame") else _STYLE):
+            return draw(*args, **options)
+
+    return styled
+
+
+def _make(
+    size: tuple[float, float], frame: Frame | None, num: int = 1, columns: int = 0, **options: Any
+) -> tuple[Any, list[Any]]:
+    """Returns a figure and its axes: one panel for the page, or several for a file."""
+    import matplotlib.figure
+
+    if frame:
+        size = _PAGE_WIDTH / 72, frame.height / 72
+        figure = matplotlib.figure.Figure(figsize=size)
+        width, height = (
+            _PAGE_WIDTH - frame.left - frame.right,
+            frame.height - frame.top - frame.bottom,
+        )
+        place = frame.left / _PAGE_WIDTH, frame.bottom / frame.height
+        extent = width / _PAGE_WIDTH, height / frame.height
+        return figure, [figure.add_axes((*place, *extent))]
+    columns = columns or num
+    figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(-(-num // columns), columns, squeeze=False, **options).ravel()
+    for unused in axes[num:]:
+        unused.set_visible(False)
+    return figure, list(axes[:num])
+
+
+# forms ------------------------------------------------------------------------------------------
 
 
 def save_figure(figure: Any, stem: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
     """Writes a figure as `<stem>.png` and `<stem>.svg` and returns both paths.
 
-    The files hold no date and no version, and their ids come from a fixed salt: the same figure
-    drawn by the same Matplotlib gives the same bytes. Each file appears whole or not at all.
+    The files hold no date and no version, and each appears whole or not at all.
 
     Args:
       figure: a Matplotlib figure, as the functions below return it.
       stem: path without extension; its folder exists.
     """
-    import matplotlib.style
-
     paths = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
-    metadata: tuple[dict[str, Any], ...] = (
-        {"Software": None},
-        {"Date": None, "Creator": None, "Format": None, "Type": None},
-    )
-    with matplotlib.style.context(["default", _STYLE], after_reset=True):
-        for path, entries in zip(paths, metadata, strict=True):
-            partial = path.with_name(path.name + ".partial")
-            figure.savefig(partial, format=path.suffix[1:], metadata=entries)
-            os.replace(partial, path)
+    with _style(_STYLE):
+        for path in paths:
+            with files.replacing(path) as partial:
+                partial.write_bytes(_saved(figure, path.suffix[1:]))
     return paths
 
 
-def draw_frontier(metrics: Metrics) -> Any:
+def _saved(figure: Any, form: str) -> bytes:
+    entries = ("Software",) if form == "png" else ("Date", "Creator", "Format", "Type")
+    content = io.BytesIO()
+    figure.savefig(content, format=form, metadata=dict.fromkeys(entries))
+    if form == "png":
+        return content.getvalue()
+    tip = rb'<g class="point"><title>\1</title>'
+    return re.sub(rb'<g id="tip:([^"]*)">', tip, content.getvalue())
+
+
+def page_svg(figure: Any, title: str) -> Markup:
+    """Returns a figure as an SVG element that takes fonts and colors from the page around it.
+
+    Colors are `var(--c-...)`, named after their light value (see `dark_color`). An artist whose gid
+    begins with "tip:" says the rest of it when pointed at.
+
+    Args:
+      figure: a figure that was drawn in a frame.
+      title: what it is called for those who do not see it; no other of the page has the same.
+    """
+    with _style(_PAGE_STYLE):
+        text = _saved(figure, "svg").decode()
+    text = re.sub(
+        r"<defs>\s*<style.*?</defs>|<!--.*?-->", "", text[text.index("<svg") :], flags=re.S
+    )
+    text = re.sub(r' style="([^"]*)"', _attributes, text)
+    text = re.sub(r' (?:d|x|y)="[^"]*"', lambda m: re.sub(r"(\.\d\d)\d+", r"\1", m[0]), text)
+    text = re.sub(r' transform="rotate\(-0 [^"]*"|<(path d=""|g id="\w+"/)[^>]*>', "", text)
+    # What is left of ids is referred to, and has to be this figure's own.
+    text = re.sub(r'<g id="[^"]*">', "<g>", text).replace("xlink:href", "href")
+    key = f"{zlib.crc32(title.encode()):08x}"
+    text = re.sub(r'(id="|"#|\(#)([mp]\w+)', rf"\1\2-{key}", text)
+    _, _, width, height = re.search(r'viewBox="(\S+) (\S+) (\S+) (\S+)"', text).groups()  # type: ignore[union-attr]
+    head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+    return Markup(head + re.sub(r"\s*\n\s*", " ", text[text.index(">") + 1 :]).strip())
+
+
+def _attributes(found: re.Match[str]) -> str:
+    """Returns a style attribute as attributes, which need no leave of the page's policy."""
+    pairs = [pair.split(": ", 1) for pair in found[1].split("; ")]
+    kept = [(name, value) for name, value in pairs if name != "font-family"]
+    values = "".join(f' {name}="{value}"' for name, value in kept)
+    return re.sub("#([0-9a-f]{6})", r"var(--c-\1)", values)
+
+
+def dark_color(color: str, *, ground: str = "#1b1f23", ink: str = "#e8eaec") -> str:
+    """Returns what a color of a figure is on a dark ground: gray turned over, others light enough.
+
+    Args:
+      color: #rrggbb, as on a white ground.
+      ground: what white becomes.
+      ink: what the ink of the figures becomes.
+    """
+    values, low, high = (
+        np.array([int(c[i : i + 2], 16) for i in (1, 3, 5)]) for c in (color, ground, ink)
+    )
+    if np.ptp(values) < 12:
+        share = (255 - values.mean()) / (255 - int(INK[1:3], 16))
+        return _hex(low + (high - low) * min(share, 1.0))
+    mixed = values
+    for share in np.arange(0, 1, 0.05):
+        mixed = values + (255 - values) * share
+        if (_luminance(mixed) + 0.05) / (_luminance(low) + 0.05) >= 6:
+            break
+    return _hex(mixed)
+
+
+def _luminance(values: Any) -> float:
+    shares = values / 255
+    linear = np.where(shares <= 0.03928, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    return float(linear @ np.array([0.2126, 0.7152, 0.0722]))
+
+
+def _hex(values: Any) -> str:
+    return "#" + "".join(f"{round(float(value)):02x}" for value in values)
+
+
+def mark_svg(marker: str, color: str, *, has_line: bool = True) -> Markup:
+    """Returns a marker of Matplotlib's for the page's lists, on a line where it has one."""
+    from matplotlib.markers import MarkerStyle
+
+    style: Any = MarkerStyle(marker)
+    shape = style.get_path().transformed(style.get_transform().scale(11 if has_line else 13))
+    d = "".join(
+        "M" + "L".join(f"{13 + x:.1f} {8 - y:.1f}" for x, y in polygon) + "Z"
+        for polygon in shape.to_polygons()
+    )
+    line = '<path d="M1 8H25" stroke="currentColor" stroke-width="2"/>' if has_line else ""
+    var = f"var(--c-{color[1:].lower()})"
+    return Markup(
+        f'<svg viewBox="0 0 26 16" class="mark" color="{var}" aria-hidden="true">{line}'
+        f'<path d="{d}" fill="currentColor"/></svg>'
+    )
+
+
+# frontier ---------------------------------------------------------------------------------------
+
+
+@_styled
+def draw_frontier(
+    metrics: Metrics,
+    algorithms: Sequence[str] = (),
+    *,
+    retain_from: float | None = None,
+    frame: Frame | None = None,
+) -> Any:
     """Returns the figure of forgetting against retention, one panel per algorithm.
 
     R lies on x and F on y, so the ideal is at the bottom right; thin arcs join points at equal
@@ -102,154 +274,220 @@ def draw_frontier(metrics: Metrics) -> Any:
 
     Args:
       metrics: the content of metrics.json.
+      algorithms: those to draw; by default all of the run.
+      retain_from: where the axis of R starts, by default `lowest_retain`.
+      frame: of a panel for the page, which has a legend of its own.
 
     Returns:
       A Matplotlib figure.
     """
-    import matplotlib.figure
-    import matplotlib.style
-
-    algorithms = list(dict.fromkeys(entry["algorithm"] for entry in metrics["methods"]))
-    strategies = list(dict.fromkeys(entry["strategy"] for entry in metrics["methods"]))
+    models = collect_models([metrics], is_last=False)
+    methods = [model for model in models if model.algorithm]
+    algorithms = algorithms or list(dict.fromkeys(model.algorithm for model in methods)) or [""]
+    strategies = list(dict.fromkeys(model.strategy for model in methods))
     styles = strategy_styles(strategies)
-    with matplotlib.style.context(["default", _STYLE], after_reset=True):
-        figure = matplotlib.figure.Figure(figsize=(1.2 + 4.4 * max(1, len(algorithms)), 5.2))
-        all_axes = figure.subplots(
-            1, max(1, len(algorithms)), sharex=True, sharey=True, squeeze=False
-        )[0]
-        for axes, algorithm in zip(all_axes, algorithms or [""], strict=True):
-            axes.set_title(algorithm_name(algorithm))
-            _draw_ground(axes, metrics)
-            for strategy in strategies:
-                path = sorted(
-                    (
-                        entry
-                        for entry in metrics["methods"]
-                        if entry["algorithm"] == algorithm and entry["strategy"] == strategy
-                    ),
-                    key=lambda entry: entry["epoch"],
-                )
-                if path:
-                    _draw_path(axes, metrics["finetuned"], path, *styles[strategy])
-            axes.set_xlabel("R, retain rate (higher is better)")
-        all_axes[0].set_ylabel("F, forget rate (lower is better)")
-        _set_limits(all_axes[0], metrics)
-
-        note = [
-            "Small markers: epochs. Large: the last one, filled if Pareto-optimal,",
-            "with 95 % intervals. Arcs: equal distance to the ideal.",
-        ]
-        narrow = len(all_axes) == 1
-        legend = figure.legend(
-            handles=_frontier_legend(strategies, "backbone" in metrics),
-            loc="outside lower center",
-            ncols=4 if narrow else 7,
-            title=("\n" if narrow else " ").join(note),
-            title_fontproperties={"size": 8.5},
-        )
-        legend.get_title().set(color="#555555", multialignment="center")
+    size = (1.2 + 4.4 * len(algorithms), 5.2)
+    figure, all_axes = _make(size, frame, len(algorithms), sharex=True, sharey=True)
+    low = lowest_retain(metrics) if retain_from is None else retain_from
+    high = max(1.0, *(model.intervals("forget")[0]["high"] for model in models))
+    for axes, algorithm in zip(all_axes, algorithms, strict=True):
+        axes.set_title("" if frame else algorithm_name(algorithm))
+        _draw_ground(axes, [model for model in models if not model.algorithm])
+        for strategy in strategies:
+            path = [m for m in methods if (m.algorithm, m.strategy) == (algorithm, strategy)]
+            if path:
+                path.sort(key=lambda model: model.epochs)
+                _draw_path(axes, [models[0], *path], *styles[strategy])
+        axes.set_xlabel("R, retain rate (higher is better)")
+        axes.set_xlim(low - 0.03 * (1 - low), 1 + 0.03 * (1 - low))
+        axes.set_ylim(-0.03, high + 0.03)
+    all_axes[0].set_ylabel("F, forget rate (lower is better)")
+    if not frame:
+        _frontier_legend(figure, styles, [model.strategy for model in models], len(all_axes))
     return figure
 
 
-def _frontier_legend(strategies: Sequence[str], has_backbone: bool) -> list[Any]:
+def lowest_retain(metrics: Metrics) -> float:
+    """Returns where the axis of R has to start for all of a run to be seen."""
+    models = [metrics["finetuned"], *metrics["methods"]]
+    models += [metrics["backbone"]] if "backbone" in metrics else []
+    lowest = min(rate_of(model, "retain")["low"] for model in models)
+    return max(0.0, min(0.95, float(np.floor(lowest * 20)) / 20))
+
+
+def _frontier_legend(
+    figure: Any, styles: Mapping[str, Any], names: Sequence[str], num: int
+) -> None:
     from matplotlib.lines import Line2D
 
-    styles = strategy_styles(strategies)
     handles = [
-        Line2D([], [], color=styles[name][0], marker=styles[name][1], label=strategy_name(name))
-        for name in strategies
+        Line2D([], [], color=color, marker=marker, label=strategy_name(name))
+        for name, (color, marker) in styles.items()
     ]
-    marks = [("Fine-tuned", "o", 8, _INK), ("Backbone", "X", 9, _INK), ("Ideal", "*", 14, _GOLD)]
-    handles += [
-        Line2D(
-            [],
-            [],
-            ls="",
-            color=color,
-            marker=marker,
-            ms=size,
-            label=label,
-            mec="white" if color == _INK else _INK,
-            mew=0.7,
-        )
-        for label, marker, size, color in marks
-        if has_backbone or label != "Backbone"
+    for name, (marker, size, color) in REFERENCE_MARKS.items():
+        if name in names or name not in REFERENCES:
+            edge: dict[str, Any] = {"mec": INK if color == GOLD else "white", "mew": 0.7}
+            label = REFERENCES.get(name, name.capitalize())
+            handles.append(
+                Line2D([], [], ls="", c=color, marker=marker, ms=0.65 * size, label=label, **edge)
+            )
+    notes = [
+        "Small markers: epochs. Large: the last one, filled if Pareto-optimal,",
+        "with 95 % intervals. Arcs: equal distance to the ideal.",
     ]
-    return handles
+    legend = figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=4 if num == 1 else 7,
+        title=("\n" if num == 1 else " ").join(notes),
+        title_fontproperties={"size": 8.5},
+    )
+    legend.get_title().set(color=_SOFT, multialignment="center")
 
 
-def strategy_styles(strategies: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Returns the color and the marker of each strategy, the same in every figure of a run."""
-    others = iter(_OTHER_STYLES * len(strategies))
-    return {name: _STRATEGY_STYLES.get(name) or next(others) for name in strategies}
-
-
-def _draw_ground(axes: Any, metrics: Metrics) -> None:
+def _draw_ground(axes: Any, references: Sequence[Model]) -> None:
     """Draws what every path is read against: ideal, equal distances, fine-tuned, backbone."""
-    angle = np.linspace(0, np.pi / 2, 91)
+    angle = np.linspace(0, np.pi / 2, 46)
     for radius in np.arange(0.2, 1.5, 0.2):
+        points = 1 - radius * np.cos(angle), radius * np.sin(angle)
+        axes.plot(*points, color="#DCDCDC", lw=0.8, zorder=0.5)
+    marker, size, color = REFERENCE_MARKS["ideal"]
+    axes.plot(1, 0, marker=marker, color=color, ms=size, mec=INK, mew=0.7, zorder=5, clip_on=False)
+    for model in references:
+        retain, forget = _point(model)
+        marker, size, color = REFERENCE_MARKS[model.strategy]
         axes.plot(
-            1 - radius * np.cos(angle), radius * np.sin(angle), color="#DCDCDC", lw=0.7, zorder=0.5
+            retain,
+            forget,
+            marker=marker,
+            color=color,
+            ms=size,
+            mec="white",
+            zorder=6,
+            clip_on=model.strategy != "finetuned",
+            gid=_tip(REFERENCES[model.strategy], model),
         )
-    axes.plot(1, 0, marker="*", color=_GOLD, ms=17, mec=_INK, mew=0.7, zorder=5, clip_on=False)
-    if "backbone" in metrics:
-        retain, forget = _point(metrics["backbone"])
-        axes.axhline(forget, color=_INK, ls=":", lw=1, zorder=1)
-        axes.annotate(
-            "F of the backbone",
-            (0, forget),
-            xycoords=("axes fraction", "data"),
-            xytext=(4, 3),
-            textcoords="offset points",
-            fontsize=8,
-            color="#555555",
-        )
-        axes.plot(retain, forget, marker="X", color=_INK, ms=10, mec="white", zorder=4)
-    retain, forget = _point(metrics["finetuned"])
-    axes.plot(retain, forget, marker="o", color=_INK, ms=9, mec="white", zorder=6, clip_on=False)
+        if model.strategy == "backbone":
+            axes.axhline(forget, color=INK, ls=":", lw=1.1, zorder=1)
+            axes.annotate(
+                "F of the backbone",
+                (0, forget),
+                xycoords=("axes fraction", "data"),
+                xytext=(4, 3),
+                textcoords="offset points",
+                color=_SOFT,
+            )
 
 
-def _draw_path(
-    axes: Any, start: ModelEntry, path: Sequence[MethodEntry], color: str, marker: str
-) -> None:
-    points = np.array([_point(entry) for entry in (start, *path)])
+def _draw_path(axes: Any, path: Sequence[Model], color: str, marker: str) -> None:
+    axes.plot(*zip(*map(_point, path), strict=True), color=color, lw=2, alpha=0.9, zorder=3)
     last = path[-1]
-    axes.plot(*points.T, color=color, lw=1.6, alpha=0.9, zorder=3)
-    axes.plot(*points[1:-1].T, color=color, ls="", marker=marker, ms=4, zorder=3)
-    retain, forget = points[-1]
-    bars = {"color": color, "lw": 1.1, "alpha": 0.8, "zorder": 3.5}
-    axes.plot(
-        [rate_of(last, "retain")["low"], rate_of(last, "retain")["high"]], [forget, forget], **bars
-    )
-    axes.plot(
-        [retain, retain], [rate_of(last, "forget")["low"], rate_of(last, "forget")["high"]], **bars
-    )
-    filled = {"mfc": color, "mec": "white", "mew": 0.8, "ms": 10.5}
-    hollow = {"mfc": "white", "mec": color, "mew": 1.7, "ms": 8.5}
-    axes.plot(retain, forget, marker=marker, zorder=4, **(filled if last["pareto"] else hollow))
+    (retain, forget), bars = _point(last), {"color": color, "lw": 1.2, "alpha": 0.8, "zorder": 3.5}
+    ends = {name: last.intervals(name)[0] for name in ("retain", "forget")}
+    axes.plot([ends["retain"]["low"], ends["retain"]["high"]], [forget, forget], **bars)
+    axes.plot([retain, retain], [ends["forget"]["low"], ends["forget"]["high"]], **bars)
+    small = {"color": color, "ms": 5}
+    filled = {"mfc": color, "mec": "white", "mew": 0.8, "ms": 13}
+    hollow = {"mfc": "white", "mec": color, "mew": 2, "ms": 11}
+    is_optimal = (flag := last.get("pareto")) is not None and flag.value
+    for model in path[1:]:
+        look = small if model is not last else filled if is_optimal else hollow
+        tip = _tip(f"{strategy_name(model.strategy)}, epoch {model.epochs[0]}", model)
+        axes.plot(*_point(model), ls="", marker=marker, zorder=4, gid=tip, **look)
 
 
-def _set_limits(axes: Any, metrics: Metrics) -> None:
-    models: list[ModelEntry] = [metrics["finetuned"], *metrics["methods"]]
-    if "backbone" in metrics:
-        models.append(metrics["backbone"])
-    lowest = min(rate_of(model, "retain")["low"] for model in models)
-    highest = max(rate_of(model, "forget")["high"] for model in models)
-    axes.set_xlim(max(0.0, np.floor(lowest * 10 - 0.2) / 10) - 0.01, 1.02)
-    axes.set_ylim(-0.02, max(highest, 1.0) + 0.03)
+def _point(model: Model) -> tuple[float, float]:
+    return model.values["retain"][0].value, model.values["forget"][0].value
 
 
-def _point(entry: ModelEntry) -> tuple[float, float]:
-    return rate_of(entry, "retain")["mean"], rate_of(entry, "forget")["mean"]
+def _tip(name: str, model: Model) -> str:
+    forget, retain = (format_interval(model.intervals(rate)[0]) for rate in ("forget", "retain"))
+    return f"tip:{name}: F {forget}, R {retain}"
 
 
+# others -----------------------------------------------------------------------------------------
+
+
+@_styled
+def draw_intervals(
+    rows: Mapping[str, Mapping[str, IntervalEntry]],
+    *,
+    xlabel: str,
+    title: str = "",
+    colors: Mapping[str, str] | None = None,
+    start: float | None = None,
+    floor: float | None = None,
+    frame: Frame | None = None,
+) -> Any:
+    """Returns the figure of values one below the other, with one marker for each variant of a row.
+
+    Args:
+      rows: for each row, from the top, the variants' mean with the ends of a thin bar.
+      xlabel: what the value is.
+      title: of the figure.
+      colors: of the rows; by default each variant has its own.
+      start: where the axis starts; it then ends at 1.
+      floor: where a dotted line stands.
+      frame: of a panel for the page, which also has the means in figures.
+
+    Returns:
+      A Matplotlib figure; without a frame its height grows with the rows.
+    """
+    variants = list(dict.fromkeys(name for row in rows.values() for name in row))
+    figure, (axes,) = _make((7.6, 1.3 + 0.3 * max(1, len(rows))), frame)
+    axes.set_title(title)
+    if floor is not None:
+        axes.axvline(floor, color=INK, ls=":", lw=1.5)
+    labeled = set()
+    for row, (name, entries) in enumerate(rows.items()):
+        for variant, entry in entries.items():
+            place = variants.index(variant)
+            color, marker = _LINE_STYLES[place % len(_LINE_STYLES)]
+            color = colors[name] if colors else color
+            at = row + 0.16 * (place - (len(variants) - 1) / 2)
+            low, mean, high = (
+                max(entry[end], start or entry[end]) for end in ("low", "mean", "high")
+            )
+            axes.plot([low, high], [at, at], color=color, lw=3.5 if frame else 1.1, alpha=0.5)
+            edge = {"ls": "", "mec": "white", "mew": 0.8, "ms": 10 if frame else 6}
+            label, tip = (
+                None if variant in labeled else variant,
+                f"tip:{name}: {format_interval(entry)}",
+            )
+            axes.plot(mean, at, color=color, marker=marker, label=label, gid=tip, **edge)
+            labeled.add(variant)
+            if frame:
+                axes.annotate(
+                    f"{entry['mean']:.3f}",
+                    (1, at),
+                    xycoords=("axes fraction", "data"),
+                    xytext=(10, 0),
+                    textcoords="offset points",
+                    va="center",
+                    color=_SOFT,
+                )
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.tick_params(axis="y", labelcolor=INK)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlabel(xlabel)
+    if frame:
+        axes.grid(axis="y", visible=False)
+    if start is not None:
+        axes.set_xlim(start, 1)
+    if len(variants) > 1:
+        figure.legend(loc="outside upper center", ncols=4)
+    return figure
+
+
+@_styled
 def draw_scores(
-    scores_N: Float[np.ndarray, " N"],
+    score_N: Float[np.ndarray, " N"],
     is_target_N: Bool[np.ndarray, " N"] | None = None,
     *,
     forget_threshold: float,
     retain_threshold: float,
     num_bins: int = 60,
+    frame: Frame | None = None,
 ) -> Any:
     """Returns the histogram of retrieval scores, split by label where labels are known.
 
@@ -257,61 +495,61 @@ def draw_scores(
     forget set (at or above its threshold) and the retain set (at or below its own).
 
     Args:
-      scores_N: the forget scores of the training examples, finite.
+      score_N: the forget scores of the training examples, finite.
       is_target_N: which of them are labeled targets; None if nobody knows.
       forget_threshold: the lowest score in the forget set.
       retain_threshold: the highest score in the retain set.
       num_bins: bins over the range of the scores.
+      frame: of a panel for the page, which has a legend of its own.
 
     Returns:
       A Matplotlib figure.
     """
-    import matplotlib.figure
-    import matplotlib.style
-
-    groups = [("all examples", np.ones(len(scores_N), np.bool_), _OTHER_COLOR)]
+    groups = [("all examples", np.ones(len(score_N), np.bool_), OTHER_COLOR)]
     if is_target_N is not None:
         groups = [
-            ("other examples", ~is_target_N, _OTHER_COLOR),
-            ("targets", is_target_N, _TARGET_COLOR),
+            ("other examples", ~is_target_N, OTHER_COLOR),
+            ("targets", is_target_N, TARGET_COLOR),
         ]
-    edges = np.linspace(scores_N.min(), scores_N.max(), num_bins + 1)
+    edges = np.linspace(score_N.min(), score_N.max(), num_bins + 1)
     if edges[0] == edges[-1]:
         edges = edges + np.linspace(-0.5, 0.5, num_bins + 1)
-    with matplotlib.style.context(["default", _STYLE], after_reset=True):
-        figure = matplotlib.figure.Figure(figsize=(7.6, 3.8))
-        axes = figure.subplots()
-        tallest = 0.0
-        for label, is_member_N, color in groups:
-            count = int(is_member_N.sum())
-            share = 100 * np.histogram(scores_N[is_member_N], edges)[0] / max(1, count)
-            tallest = max(tallest, float(share.max()))
-            axes.stairs(share, edges, fill=True, color=color, alpha=0.35)
-            axes.stairs(share, edges, color=color, lw=1.4, label=f"{label} ({count:,})")
-        top = 1.22 * tallest
-        axes.set_ylim(0, top)
-        axes.set_xlim(edges[0], edges[-1])
-        for threshold, end, label, side in (
-            (forget_threshold, edges[-1], "forget set", "right"),
-            (retain_threshold, edges[0], "retain set", "left"),
-        ):
-            axes.axvspan(threshold, end, color="#000000", alpha=0.05, lw=0)
-            axes.axvline(threshold, color=_INK, lw=1, ls="--")
-            axes.annotate(
-                label,
-                (end, top),
-                xytext=(-4 if side == "right" else 4, -4),
-                textcoords="offset points",
-                ha=side,
-                va="top",
-                fontsize=9,
-            )
-        axes.set_xlabel("retrieval score (forget direction)")
-        axes.set_ylabel("share of its kind (%)")
+    figure, (axes,) = _make((7.6, 3.8), frame)
+    tallest = 0.0
+    for label, is_member_N, color in groups:
+        count = int(is_member_N.sum())
+        share = 100 * np.histogram(score_N[is_member_N], edges)[0] / max(1, count)
+        tallest = max(tallest, float(share.max()))
+        axes.stairs(share, edges, fill=True, color=color, alpha=0.35)
+        axes.stairs(share, edges, color=color, lw=1.4, label=f"{label} ({count:,})")
+    axes.set_ylim(0, 1.22 * tallest)
+    axes.set_xlim(edges[0], edges[-1])
+    for threshold, end, label, side in (
+        (forget_threshold, edges[-1], "forget set", "right"),
+        (retain_threshold, edges[0], "retain set", "left"),
+    ):
+        axes.axvspan(threshold, end, color="#000000", alpha=0.05, lw=0)
+        axes.axvline(threshold, color=INK, lw=1, ls="--")
+        # Beside a zone too narrow for its name.
+        is_wide = abs(end - threshold) > 0.2 * (edges[-1] - edges[0])
+        axes.annotate(
+            label,
+            (end if is_wide else threshold, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(-5 if side == "right" else 5, -4),
+            textcoords="offset points",
+            ha=side,
+            va="top",
+            color=_SOFT,
+        )
+    axes.set_xlabel("retrieval score (forget direction)")
+    axes.set_ylabel("share of its kind (%)")
+    if not frame:
         figure.legend(loc="outside upper center", ncols=2)
     return figure
 
 
+@_styled
 def draw_boundary(
     scores_N: Float[np.ndarray, " N"],
     *,
@@ -332,123 +570,88 @@ def draw_boundary(
     Returns:
       A Matplotlib figure; the panels' titles name how many scores are in the neighborhood.
     """
-    import matplotlib.figure
-    import matplotlib.style
-
-    with matplotlib.style.context(["default", _STYLE], after_reset=True):
-        figure = matplotlib.figure.Figure(figsize=(11.4, 3.6))
-        whole, *zooms = figure.subplots(1, 3)
-        whole.set_title("all scores")
-        whole.hist(scores_N, bins=60, color=_OTHER_COLOR, alpha=0.45)
-        ends = (forget_threshold, "forget", _TARGET_COLOR), (retain_threshold, "retain", "#009E73")
-        for axes, (threshold, name, color) in zip(zooms, ends, strict=True):
-            whole.axvline(threshold, color=color, lw=1.3, ls="--")
-            near = int((np.abs(scores_N - threshold) <= gamma).sum())
-            axes.set_title(f"{near:,} near the {name} threshold")
-            edges = np.linspace(threshold - 5 * gamma, threshold + 5 * gamma, 41)
-            axes.hist(scores_N, bins=edges, color=_OTHER_COLOR, alpha=0.45)
-            axes.axvspan(threshold - gamma, threshold + gamma, color=color, alpha=0.12, lw=0)
-            axes.axvline(threshold, color=color, lw=1.3, ls="--")
-        for axes in (whole, *zooms):
-            axes.set_xlabel(xlabel)
-        whole.set_ylabel("examples")
+    figure, (whole, *zooms) = _make((11.4, 3.6), None, 3)
+    whole.set_title("all scores")
+    whole.hist(scores_N, bins=60, color=OTHER_COLOR, alpha=0.45)
+    ends = (forget_threshold, "forget", TARGET_COLOR), (retain_threshold, "retain", "#009E73")
+    for axes, (threshold, name, color) in zip(zooms, ends, strict=True):
+        whole.axvline(threshold, color=color, lw=1.3, ls="--")
+        near = int((np.abs(scores_N - threshold) <= gamma).sum())
+        axes.set_title(f"{near:,} near the {name} threshold")
+        edges = np.linspace(threshold - 5 * gamma, threshold + 5 * gamma, 41)
+        axes.hist(scores_N, bins=edges, color=OTHER_COLOR, alpha=0.45)
+        axes.axvspan(threshold - gamma, threshold + gamma, color=color, alpha=0.12, lw=0)
+        axes.axvline(threshold, color=color, lw=1.3, ls="--")
+    for axes in (whole, *zooms):
+        axes.set_xlabel(xlabel)
+    whole.set_ylabel("examples")
     return figure
 
 
-def draw_losses(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Any:
+@_styled
+def draw_losses(
+    panels: Mapping[str, Mapping[str, Sequence[float]]],
+    strategies: Sequence[str] = (),
+    *,
+    frame: Frame | None = None,
+) -> Any:
     """Returns the figure of loss curves, one panel each.
 
-    The faint line is the loss of every step, the strong one its running mean over a twentieth of
-    the steps.
+    The faint line is the loss of every step (of long curves, means of neighboring ones), the strong
+    one its running mean over a twentieth of the steps.
 
     Args:
-      panels: for each panel title, the curves by label: one loss per optimizer step.
+      panels: for each panel title, the curves by strategy, or "loss" for a training before
+        unlearning: one loss per optimizer step.
+      strategies: all of the run, which decide the colors.
+      frame: of a panel for the page, which has a legend of its own.
 
     Returns:
-      A Matplotlib figure; a panel without steps stays empty.
+      A Matplotlib figure.
     """
-    import matplotlib.figure
-    import matplotlib.style
-
-    colors = (_OTHER_COLOR, _TARGET_COLOR, "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-    num_columns = 2 if len(panels) == 4 else min(3, max(1, len(panels)))
-    num_rows = -(-max(1, len(panels)) // num_columns)
-    with matplotlib.style.context(["default", _STYLE], after_reset=True):
-        figure = matplotlib.figure.Figure(figsize=(3.9 * num_columns + 0.4, 3.0 * num_rows))
-        all_axes = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
-        for axes, (title, curves) in zip(all_axes, panels.items(), strict=False):
-            axes.set_title(title)
-            for position, (label, losses) in enumerate(curves.items()):
-                color = colors[position % len(colors)]
-                steps = np.arange(1, len(losses) + 1)
-                axes.plot(steps, losses, color=color, lw=0.8, alpha=0.3)
-                axes.plot(
-                    steps,
-                    running_mean(np.asarray(losses, np.float64)),
-                    color=color,
-                    lw=1.8,
-                    label=label,
-                )
-            axes.set_xlabel("optimizer step")
-            axes.set_ylabel("loss (nats)")
-            if len(curves) > 1:
-                axes.legend()
-        for axes in all_axes[len(panels) :]:
-            axes.set_visible(False)
+    columns = 2 if len(panels) == 4 else min(3, max(1, len(panels)))
+    size = (3.9 * columns + 0.4, 3.0 * -(-max(1, len(panels)) // columns))
+    figure, all_axes = _make(size, frame, max(1, len(panels)), columns)
+    styles = strategy_styles(strategies or [name for curves in panels.values() for name in curves])
+    for axes, (title, curves) in zip(all_axes, panels.items(), strict=False):
+        axes.set_title("" if frame else title)
+        for name, losses in curves.items():
+            values = np.asarray(losses, np.float64)
+            color = styles[name][0] if name in styles else OTHER_COLOR
+            tip = (
+                f"tip:{strategy_name(name)}: {losses[0]:.3g} at first, {losses[-1]:.3g} at the end"
+            )
+            axes.plot(*_thin(values), color=color, lw=0.8, alpha=0.3)
+            mean = _thin(running_mean(values))
+            axes.plot(*mean, color=color, lw=1.9, label=strategy_name(name), gid=tip)
+        everything = np.concatenate([[0.0], *map(np.asarray, curves.values())])
+        high = float(np.quantile(everything, 0.995))
+        axes.set_ylim(min(0.0, float(everything.min())), 1.05 * high if high > 0 else 1.0)
+        axes.set_xlabel("optimizer step")
+        axes.set_ylabel("loss (nats)")
+        if len(curves) > 1 and not frame:
+            axes.legend()
     return figure
 
 
-def draw_dots(
-    rows: Mapping[str, Mapping[str, IntervalEntry]], *, xlabel: str, title: str = ""
-) -> Any:
-    """Returns the figure of one value for each row, one marker for each variant of it.
-
-    Args:
-      rows: for each row, from the top, the variants' mean with the ends of a thin bar.
-      xlabel: what the value is.
-      title: of the figure.
-
-    Returns:
-      A Matplotlib figure; its height grows with the rows.
-    """
-    import matplotlib.figure
-    import matplotlib.style
-
-    names = list(rows)
-    variants = list(dict.fromkeys(name for row in rows.values() for name in row))
-    with matplotlib.style.context(["default", _STYLE], after_reset=True):
-        figure = matplotlib.figure.Figure(figsize=(7.6, 1.3 + 0.3 * max(1, len(rows))))
-        axes = figure.subplots()
-        axes.set_title(title)
-        for place, variant in enumerate(variants):
-            color, marker = _LINE_STYLES[place % len(_LINE_STYLES)]
-            label: str | None = variant
-            shift = 0.16 * (place - (len(variants) - 1) / 2)
-            for row, entries in enumerate(rows.values()):
-                if variant not in entries:
-                    continue
-                entry = entries[variant]
-                ends = [entry["low"], entry["high"]]
-                axes.plot(ends, [row + shift] * 2, color=color, lw=1.1, alpha=0.8)
-                axes.plot(
-                    entry["mean"],
-                    row + shift,
-                    color=color,
-                    marker=marker,
-                    ls="",
-                    mec="white",
-                    mew=0.7,
-                    label=label,
-                )
-                label = None
-        axes.set_yticks(range(len(names)), names)
-        axes.set_ylim(len(names) - 0.4, -0.6)
-        axes.set_xlabel(xlabel)
-        if len(variants) > 1:
-            figure.legend(loc="outside upper center", ncols=4)
-    return figure
+def _thin(values: Float[np.ndarray, " steps"]) -> Iterator[Sequence[float]]:
+    """Returns the steps and values of a curve, means of neighbors where it is long."""
+    parts = np.array_split(values, min(len(values), _MAX_POINTS))
+    ends = np.cumsum([len(part) for part in parts])
+    yield [float(end - (len(part) - 1) / 2) for end, part in zip(ends, parts, strict=True)]
+    yield [float(part.mean()) for part in parts]
 
 
+def running_mean(losses: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
+    """Returns the mean over a window around each step, cut off at both ends."""
+    reach = len(losses) // 40
+    total = np.concatenate([[0.0], np.cumsum(losses)])
+    step = np.arange(len(losses))
+    first, last = np.maximum(step - reach, 0), np.minimum(step + reach + 1, len(losses))
+    return (total[last] - total[first]) / (last - first)
+
+
+@_styled
 def draw_curves(
     panels: Mapping[str, Mapping[str, Sequence[tuple[float, IntervalEntry]]]],
     *,
@@ -470,44 +673,31 @@ def draw_curves(
     Returns:
       A Matplotlib figure.
     """
-    import matplotlib.figure
-    import matplotlib.style
-
     labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
     styles = {name: _LINE_STYLES[i % len(_LINE_STYLES)] for i, name in enumerate(labels)}
-    with matplotlib.style.context(["default", _STYLE], after_reset=True):
-        figure = matplotlib.figure.Figure(figsize=(max(6.4, 0.8 + 4.1 * len(panels)), 4.0))
-        all_axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
-        handles: dict[str, Any] = {}
-        for axes, (title, curves) in zip(all_axes, panels.items(), strict=False):
-            axes.set_title(title)
-            axes.set_xlabel(xlabel)
-            for label, points in curves.items():
-                color, marker = styles[label]
-                x = [at for at, _ in points]
-                ends = [[entry[end] for _, entry in points] for end in ("low", "mean", "high")]
-                axes.fill_between(x, ends[0], ends[2], color=color, alpha=0.15, lw=0)
-                (handles[label],) = axes.plot(
-                    x, ends[1], color=color, marker=marker, ms=5, lw=1.6, mec="white", mew=0.6
-                )
-            if log_x:
-                axes.set_xscale("log", base=2)
-                ticks = sorted({at for points in curves.values() for at, _ in points})
-                axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-                axes.minorticks_off()
-            if log_y:
-                axes.set_yscale("log")
-        all_axes[0].set_ylabel(ylabel)
-        if len(labels) > 1:
-            columns = 2 if len(panels) == 1 else 4
-            figure.legend(handles.values(), handles, loc="outside upper center", ncols=columns)
+    size = (max(6.4, 0.8 + 4.1 * len(panels)), 4.0)
+    figure, all_axes = _make(size, None, max(1, len(panels)))
+    handles: dict[str, Any] = {}
+    for axes, (title, curves) in zip(all_axes, panels.items(), strict=False):
+        axes.set_title(title)
+        axes.set_xlabel(xlabel)
+        for label, points in curves.items():
+            color, marker = styles[label]
+            x = [at for at, _ in points]
+            ends = [[entry[end] for _, entry in points] for end in ("low", "mean", "high")]
+            axes.fill_between(x, ends[0], ends[2], color=color, alpha=0.15, lw=0)
+            (handles[label],) = axes.plot(
+                x, ends[1], color=color, marker=marker, ms=5, lw=1.6, mec="white", mew=0.6
+            )
+        if log_x:
+            axes.set_xscale("log", base=2)
+            ticks = sorted({at for points in curves.values() for at, _ in points})
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.minorticks_off()
+        if log_y:
+            axes.set_yscale("log")
+    all_axes[0].set_ylabel(ylabel)
+    if len(labels) > 1:
+        columns = 2 if len(panels) == 1 else 4
+        figure.legend(handles.values(), handles, loc="outside upper center", ncols=columns)
     return figure
-
-
-def running_mean(losses: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
-    """Returns the mean over a window around each step, cut off at both ends."""
-    reach = len(losses) // 40
-    total = np.concatenate([[0.0], np.cumsum(losses)])
-    step = np.arange(len(losses))
-    first, last = np.maximum(step - reach, 0), np.minimum(step + reach + 1, len(losses))
-    return (total[last] - total[first]) / (last - first)

@@ -10,43 +10,11 @@ import numpy as np
 
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.evaluate import pareto
+from raslik_jax.report.names import strategy_printed_as
+from raslik_jax.report.records import Model, make_model
 
 # A checkout carries the file; an installed package alone does not.
 TABLES = pathlib.Path(__file__).parents[2] / "third_party" / "raslik_paper" / "tables.csv"
-
-_METHODS = {
-    "randomselection": "random",
-    "embeddingsim": "embedding",
-    "bm25": "bm25",
-    "oraclesampling": "oracle",
-    "raslikf": "raslik_f",
-    "raslik": "raslik",
-}
-
-
-class PublishedRow(NamedTuple):
-    """What the paper prints of one method in one block, and what follows from it.
-
-    Attributes:
-      strategy: the method, under its name here.
-      forget: F.
-      retain: R.
-      distance: D_mah.
-      non_sf: Non-SF; None where the paper has none.
-      is_pareto: not printed in gray.
-      is_wrong_flag: the printed rates contradict the printed flag, wherever in their rounding
-        cells they lie.
-      is_tie: the flag hangs on digits that are not printed.
-    """
-
-    strategy: str
-    forget: float
-    retain: float
-    distance: float
-    non_sf: float | None
-    is_pareto: bool
-    is_wrong_flag: bool
-    is_tie: bool
 
 
 class PublishedBlock(NamedTuple):
@@ -57,7 +25,10 @@ class PublishedBlock(NamedTuple):
       dataset: as printed.
       model: as printed.
       algorithm: under its name here: ga_gdr.
-      rows: the methods in the paper's order.
+      rows: the methods by strategy in the paper's order: "forget", "retain", "mahalanobis/distance"
+        and "non_sf_target" as printed; "pareto": not printed in gray; "is_wrong": the printed rates
+        contradict that flag, wherever in their rounding cells they lie; "tie": it hangs on digits
+        that are not printed.
       decimals: digits after the point of its rates.
       distance_difference: largest relative difference between a printed D_mah and the one that
         follows from the printed rates.
@@ -69,7 +40,7 @@ class PublishedBlock(NamedTuple):
     dataset: str
     model: str
     algorithm: str
-    rows: tuple[PublishedRow, ...]
+    rows: Mapping[str, Model]
     decimals: int
     distance_difference: float
     rounding_error: float
@@ -92,52 +63,51 @@ def read_blocks(path: pathlib.Path = TABLES) -> tuple[PublishedBlock, ...]:
     """
     if not path.is_file():
         return ()
-    blocks: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
+    blocks: dict[tuple[str, str, str, str], list[dict[str, str]]] = defaultdict(list)
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             blocks[row["table"], row["dataset"], row["model"], row["algorithm"]].append(row)
-    return tuple(_make_block(names, rows) for names, rows in blocks.items())
+    return tuple(_make_block(*names, rows) for names, rows in blocks.items())
 
 
-def _make_block(names: tuple[str, ...], rows: Sequence[Mapping[str, str]]) -> PublishedBlock:
-    table, dataset, model, algorithm = names
+def _make_block(
+    table: str, dataset: str, model: str, algorithm: str, rows: Sequence[Mapping[str, str]]
+) -> PublishedBlock:
     decimals = len(rows[0]["forget"].split(".")[1])
     retain_M, forget_M, distance_M = (
         np.array([float(row[name]) for row in rows]) for name in ("retain", "forget", "d_mah")
     )
-    is_printed_M = np.array([row["pareto_flag_published"] == "yes" for row in rows])
     is_optimal_M = pareto.pareto_mask(retain_M, forget_M)
     is_tie_M = pareto.rounding_ties(retain_M, forget_M, decimals=decimals)
     found = pareto.mahalanobis_to_ideal(retain_M, forget_M)
+    models = {}
+    for i, row in enumerate(rows):
+        is_printed = row["pareto_flag_published"] == "yes"
+        strategy = strategy_printed_as(row["method"])
+        models[strategy] = make_model(
+            strategy,
+            algorithm.lower(),
+            {
+                "forget": float(forget_M[i]),
+                "retain": float(retain_M[i]),
+                "mahalanobis/distance": float(distance_M[i]),
+                "non_sf_target": float(row["non_sf"]) if row["non_sf"] else None,
+                "pareto": is_printed,
+                "is_wrong": bool(is_printed != is_optimal_M[i] and not is_tie_M[i]),
+                "tie": bool(is_tie_M[i]),
+            },
+        )
     return PublishedBlock(
-        table=table,
-        dataset=dataset,
-        model=model,
-        algorithm=algorithm.lower(),
-        rows=tuple(
-            PublishedRow(
-                strategy=strategy_of(row["method"]),
-                forget=float(forget_M[i]),
-                retain=float(retain_M[i]),
-                distance=float(distance_M[i]),
-                non_sf=float(row["non_sf"]) if row["non_sf"] else None,
-                is_pareto=bool(is_printed_M[i]),
-                is_wrong_flag=bool(is_printed_M[i] != is_optimal_M[i] and not is_tie_M[i]),
-                is_tie=bool(is_tie_M[i]),
-            )
-            for i, row in enumerate(rows)
-        ),
+        table,
+        dataset,
+        model,
+        algorithm.lower(),
+        models,
         decimals=decimals,
         distance_difference=float(np.abs(found.distance_M / distance_M - 1).max()),
         rounding_error=pareto.distance_rounding_error(retain_M, forget_M, decimals=decimals),
         is_negative=found.is_negative,
     )
-
-
-def strategy_of(method: str) -> str:
-    """Returns the name here of a method as the paper prints it: cr_25 for CR-25."""
-    letters = "".join(c for c in method.lower() if c.isalnum())
-    return _METHODS.get(letters) or method.lower().replace("-", "_")
 
 
 def match_block(
@@ -156,7 +126,7 @@ def match_block(
 
     Args:
       blocks: the published blocks.
-      config: the content of a run's config.json.
+      config: the settings of a run.
       algorithm: the unlearning algorithm.
       strategies: those of the run.
 
@@ -174,8 +144,4 @@ def match_block(
         and block.model.lower() == model
         and block.algorithm == algorithm
     ]
-
-    def num_shared(block: PublishedBlock) -> int:
-        return len({row.strategy for row in block.rows} & set(strategies))
-
-    return max(found, key=num_shared, default=None)
+    return max(found, key=lambda block: len(block.rows.keys() & set(strategies)), default=None)

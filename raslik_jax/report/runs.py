@@ -11,7 +11,8 @@ from raslik_jax.data.corpora import marker_words
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.files import read_array, read_json, read_json_lines
 from raslik_jax.manifests import check_finished, check_whole, read_manifest
-from raslik_jax.report import tables
+from raslik_jax.report.names import algorithm_name
+from raslik_jax.report.records import last_epochs
 
 _INTERVAL = {"mean": float, "low": float, "high": float}
 _DIVERSITY = {"answers": int, "empty": int, "distinct_2": float, "repetition_4": float}
@@ -191,12 +192,14 @@ def _text(row: Mapping[str, Any]) -> str:
 
 
 def _read_answers(root: pathlib.Path, metrics: Metrics) -> dict[tuple[str, str], Mapping[str, str]]:
-    """Returns the answers of every model at its last epoch; ("", name) for those before."""
+    """Returns the answers of every model at its last epoch, by algorithm; "" for those before."""
     references = root / "references"
     if (references / "evaluation").is_dir():
         references /= "evaluation"
     files = {("", name): references / f"{name}.jsonl" for name in ("finetuned", "backbone")}
-    for entry in tables.last_epochs(metrics["methods"]):
+    methods = last_epochs(metrics["methods"])
+    order = [entry["algorithm"] for entry in methods]
+    for entry in sorted(methods, key=lambda entry: order.index(entry["algorithm"])):
         algorithm, strategy = entry["algorithm"], entry["strategy"]
         folder = root / "generate" / f"{strategy}-{algorithm}"
         files[algorithm, strategy] = folder / f"epoch-{entry['epoch']}.jsonl"
@@ -247,12 +250,12 @@ def _read_losses(root: pathlib.Path, metrics: Metrics) -> dict[str, dict[str, li
         losses = _read_json(root / stage / "losses.json")
         if losses:
             panels[title] = {"loss": losses}
-    for entry in tables.last_epochs(metrics["methods"]):
+    for entry in last_epochs(metrics["methods"]):
         algorithm, strategy = entry["algorithm"], entry["strategy"]
         steps = _read_json(root / "unlearn" / f"{strategy}-{algorithm}" / "steps.json") or []
         losses = [step["forget_nll"] for step in steps if "forget_nll" in step]
         if losses:
-            panel = panels.setdefault(f"{tables.algorithm_name(algorithm)}, forget set", {})
+            panel = panels.setdefault(f"{algorithm_name(algorithm)}, forget set", {})
             panel[strategy] = losses
     return panels
 

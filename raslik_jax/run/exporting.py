@@ -17,7 +17,7 @@ from raslik_jax.files import hash_file, read_json
 from raslik_jax.manifests import Hashes, check_finished
 from raslik_jax.messages import shown
 from raslik_jax.models import checkpoint, storage
-from raslik_jax.report.model_card import CardFacts, render_card
+from raslik_jax.report.card import CardFacts, render_card
 from raslik_jax.report.runs import metrics_path, read_metrics
 from raslik_jax.run.plan import open_run
 from raslik_jax.run.workspace import Workspace

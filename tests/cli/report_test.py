@@ -10,7 +10,7 @@ import sample_run
 from absl.testing import absltest
 
 from raslik_jax.files import read_json
-from raslik_jax.report import tables
+from raslik_jax.report import results, tables
 
 _SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "experiments" / "report.py"
 
@@ -33,8 +33,8 @@ class ReportTest(absltest.TestCase):
         run = read_json(self.folder / "0" / "evaluate" / "metrics.json")
         done = _report(f"--runs={self.folder / '0'}", "--format=markdown")
         self.assertIn("95 % bootstrap interval over queries", done.stdout)
-        self.assertIn(tables.render_markdown(tables.results_table(run)), done.stdout)
-        self.assertIn(tables.render_markdown(tables.retrieval_table(run)), done.stdout)
+        self.assertIn(tables.render_markdown(results.results_table(run)), done.stdout)
+        self.assertIn(tables.render_markdown(results.retrieval_table(run)), done.stdout)
         self.assertNotIn("Mean over the", done.stdout)
 
     def test_prints_the_seeds_and_the_blocks(self):

@@ -7,11 +7,12 @@ import re
 import tempfile
 
 import numpy as np
+import sample_metrics
 import sample_run
 from absl.testing import absltest, parameterized
 
 from raslik_jax.evaluate.summary import IntervalEntry
-from raslik_jax.report import blocks, published, runs
+from raslik_jax.report import blocks, published, runs, tables
 
 _PAPER = published.read_blocks()
 
@@ -41,6 +42,29 @@ def _paper_block(table: str, model: str, algorithm: str) -> blocks.Block:
     return found
 
 
+def _titles(block: blocks.Block) -> list[str]:
+    return [column.title for column in blocks.lay_out(block).columns]
+
+
+def _points(block: blocks.Block) -> dict[str, tuple[float, float]]:
+    return {
+        name: (block.ours[name].get("retain").value, block.ours[name].get("forget").value)
+        for name in block.strategies
+    }
+
+
+def _flags(block: blocks.Block) -> dict[str, bool]:
+    return {name: model.get("pareto").value for name, model in block.ours.items()}
+
+
+def _markdown(block: blocks.Block) -> str:
+    return tables.render_markdown(blocks.lay_out(block))
+
+
+def _terminal(block: blocks.Block) -> str:
+    return tables.render_terminal(blocks.lay_out(block))
+
+
 def _all_strategies(metrics) -> None:
     """Gives a run the six strategies of the paper's main table."""
     by_name = {"embedding": "oracle", "bm25": "random"}
@@ -66,11 +90,11 @@ class PaperMarksTest(parameterized.TestCase):
         block = _paper_block(table, model, algorithm)
         grid = blocks.lay_out(block)
         for name, expected in (("D_mah", distance), ("Non-SF", non_sf)):
-            column = grid.columns.index(name)
+            column = _titles(block).index(name)
             found = {
-                row.strategy
-                for row, cells in zip(block.rows, grid.rows, strict=True)
-                if cells[column].is_best
+                strategy
+                for strategy, cells in zip(block.strategies, grid.rows, strict=True)
+                if cells[column].tone == "best"
             }
             # Embedding's 252.630 and RASLIK's 253.884 are in blue there, against Random's gray.
             self.assertEqual(found, expected)
@@ -78,20 +102,20 @@ class PaperMarksTest(parameterized.TestCase):
     def test_gray_rows_are_those_the_paper_prints_in_gray(self):
         block = _paper_block("2a", "OLMo-2-1124-7B", "ga_gdr")
         gray = [
-            row.strategy
-            for row, cells in zip(block.rows, blocks.lay_out(block).rows, strict=True)
-            if all(cell.is_gray for cell in cells)
+            strategy
+            for strategy, cells in zip(block.strategies, blocks.lay_out(block).rows, strict=True)
+            if all(cell.tone == "gray" for cell in cells)
         ]
         self.assertEqual(gray, ["bm25", "raslik_f"])
 
     def test_what_cannot_be_is_marked(self):
         block = _paper_block("2a", "OLMo-2-1124-7B", "ga_klr")
-        self.assertIn("| yes‡ |", blocks.render_markdown(block))
-        self.assertIn(r"yes$^\ddagger$", blocks.render_latex(block))
-        text = blocks.render_markdown(_paper_block("10", "Pythia-2.8B", "ga_klr"))
+        self.assertIn("| yes‡ |", _markdown(block))
+        self.assertIn(r"yes$^\ddagger$", tables.render_latex(blocks.lay_out(block)))
+        text = _markdown(_paper_block("10", "Pythia-2.8B", "ga_klr"))
         self.assertIn("**17.69**†", text)
         self.assertIn("cannot follow from its F and R: they differ by up to 129 %", text)
-        every = [blocks.render_terminal(block) for block in blocks.published_only(_PAPER)]
+        every = [_terminal(block) for block in blocks.published_only(_PAPER)]
         self.assertEqual(sum("†:" in text for text in every), 4)
         self.assertEqual(sum("‡:" in text for text in every), 2)
 
@@ -101,19 +125,19 @@ class OursTest(parameterized.TestCase):
         experiment = _experiment(0)
         first, second = blocks.make_blocks(experiment, _PAPER)
         self.assertEqual((first.algorithm, second.algorithm), ("ga_gdr", "ga_klr"))
-        self.assertEqual([row.strategy for row in first.rows], list(sample_run.STRATEGIES))
+        self.assertEqual(list(first.strategies), list(sample_run.STRATEGIES))
         self.assertIsNone(first.paper)
         entry = next(
             e
             for e in experiment.metrics[0]["methods"]
             if (e["strategy"], e["algorithm"], e["epoch"]) == ("raslik", "ga_gdr", 2)
         )
-        ours = first.rows[-1].ours
-        self.assertEqual(ours.forget, entry["forget"])
-        self.assertEqual(ours.non_sf, entry["non_sf_target"])
-        self.assertAlmostEqual(ours.euclidean, entry["euclidean"])
-        self.assertIsNone(ours.distance)
-        self.assertIn("Distance", blocks.lay_out(first).columns)
+        ours = first.ours["raslik"]
+        self.assertEqual(ours.intervals("forget"), [entry["forget"]])
+        self.assertEqual(ours.intervals("non_sf_target"), [entry["non_sf_target"]])
+        self.assertAlmostEqual(ours.get("euclidean").value, entry["euclidean"])
+        self.assertIsNone(ours.get("mahalanobis/distance"))
+        self.assertIn("Distance", _titles(first))
 
     def test_several_seeds_show_mean_and_range(self):
         experiment = _experiment(2, 0, 1)
@@ -125,22 +149,20 @@ class OursTest(parameterized.TestCase):
             for e in metrics["methods"]
             if (e["strategy"], e["algorithm"], e["epoch"]) == ("oracle", "ga_gdr", 2)
         ]
-        found = block.rows[1].ours.forget
+        (found,) = block.ours["oracle"].intervals("forget")
         self.assertAlmostEqual(found["mean"], sum(means) / 3)
         self.assertEqual((found["low"], found["high"]), (min(means), max(means)))
-        self.assertIn("seeds 0, 1, 2", blocks.render_terminal(block))
+        self.assertIn("seeds 0, 1, 2", _terminal(block))
 
     def test_a_pareto_optimal_method_is_one_that_none_beats(self):
         block = blocks.make_blocks(_experiment(0), ())[0]
-        points = {
-            row.strategy: (row.ours.retain["mean"], row.ours.forget["mean"]) for row in block.rows
-        }
+        points = _points(block)
         expected = {
             name
             for name, (retain, forget) in points.items()
             if not any(r > retain and f < forget for r, f in points.values())
         }
-        self.assertEqual({row.strategy for row in block.rows if row.ours.is_pareto}, expected)
+        self.assertEqual({name for name, flag in _flags(block).items() if flag}, expected)
 
     def test_a_matched_block_has_both_sides_and_all_strategies_of_either(self):
         experiment = _experiment(
@@ -151,26 +173,21 @@ class OursTest(parameterized.TestCase):
         )
         block = blocks.make_blocks(experiment, _PAPER)[0]
         self.assertEqual(
-            [row.strategy for row in block.rows],
+            list(block.strategies),
             ["random", "embedding", "bm25", "oracle", "raslik_f", "raslik"],
         )
         grid = blocks.lay_out(block)
-        self.assertEqual(
-            grid.columns,
-            ("Strategy", "F", "R", "D_mah", "Non-SF", "Pareto")
-            + ("F", "R", "D_mah", "Non-SF", "Pareto"),
-        )
+        self.assertEqual(_titles(block), ["Strategy", *["F", "R", "D_mah", "Non-SF", "Pareto"] * 2])
         self.assertEqual(
             [cell.text for cell in grid.rows[-1][6:]], ["0.084", "0.166", "38.622", "0.992", "yes"]
         )
         # D_mah by its definition, over the six methods.
-        points = np.array(
-            [[row.ours.retain["mean"], row.ours.forget["mean"]] for row in block.rows]
-        )
+        points = np.array(list(_points(block).values()))
         sigma = np.cov(points.T) * np.array([[1, 0.9], [0.9, 1]])
         offset = points[5] - [1, 0]
         self.assertAlmostEqual(
-            block.rows[5].ours.distance, float(np.sqrt(offset @ np.linalg.inv(sigma) @ offset))
+            block.ours["raslik"].get("mahalanobis/distance").value,
+            float(np.sqrt(offset @ np.linalg.inv(sigma) @ offset)),
         )
 
     def test_a_strategy_that_was_not_run_stands_with_the_papers_figures_alone(self):
@@ -185,10 +202,10 @@ class OursTest(parameterized.TestCase):
             backbone__checkpoint="allenai/OLMo-2-1124-7B",
         )
         block = blocks.make_blocks(experiment, _PAPER)[0]
-        rows = {row.strategy: row for row in block.rows}
-        self.assertIsNone(rows["bm25"].ours)
-        self.assertEqual(rows["bm25"].paper.forget, 0.83)
-        self.assertNotIn("Non-SF", blocks.lay_out(block).columns)
+        self.assertNotIn("bm25", block.ours)
+        self.assertEqual(block.paper.rows["bm25"].get("forget").value, 0.83)
+        self.assertIn("bm25", block.strategies)
+        self.assertNotIn("Non-SF", _titles(block))
 
     def test_damage_is_said_and_no_candidate_for_the_frontier(self):
         def damage(metrics):
@@ -198,8 +215,8 @@ class OursTest(parameterized.TestCase):
 
         before = blocks.make_blocks(_experiment(0), ())[0]
         block = blocks.make_blocks(_experiment(0, edit=damage), ())[0]
-        self.assertIn("Judged damaged (†, ours): RASLIK.", blocks.render_terminal(block))
-        flags = [{row.strategy: row.ours.is_pareto for row in b.rows} for b in (before, block)]
+        self.assertIn("Judged damaged (†, ours): RASLIK.", _terminal(block))
+        flags = [_flags(b) for b in (before, block)]
         self.assertTrue(flags[0]["raslik"])
         self.assertFalse(flags[1]["raslik"])
         self.assertTrue(any(flags[1].values()))
@@ -230,7 +247,7 @@ class OursTest(parameterized.TestCase):
     def test_refuses_seeds_with_other_methods(self):
         experiment = _experiment(0, 1)
         del experiment.runs[1].metrics["methods"][-2:]
-        with self.assertRaisesRegex(ValueError, "have different ones: join like with like"):
+        with self.assertRaisesRegex(ValueError, "join like with like"):
             blocks.make_blocks(experiment, ())
 
     def test_the_best_two_share_places_where_equal(self):
@@ -241,9 +258,9 @@ class OursTest(parameterized.TestCase):
                 entry["retain"]["mean"] = entry["forget"]["mean"]
 
         block = blocks.make_blocks(_experiment(0, edit=non_sf), ())[0]
-        self.assertTrue(all(row.ours.is_pareto for row in block.rows))
-        column = blocks.lay_out(block).columns.index("Non-SF")
-        best = [cells[column].is_best for cells in blocks.lay_out(block).rows]
+        self.assertTrue(all(_flags(block).values()))
+        column = _titles(block).index("Non-SF")
+        best = [cells[column].tone == "best" for cells in blocks.lay_out(block).rows]
         self.assertEqual(best, [False, True, True, True])
 
 
@@ -261,14 +278,14 @@ class FormsTest(absltest.TestCase):
 
     def test_markdown_lines_have_all_columns(self):
         for block in (*self.blocks, *blocks.published_only(_PAPER)):
-            lines = [x for x in blocks.render_markdown(block).splitlines() if x[:1] == "|"]
-            self.assertLen(lines, 2 + len(block.rows))
+            lines = [x for x in _markdown(block).splitlines() if x[:1] == "|"]
+            self.assertLen(lines, 2 + len(block.strategies))
             counts = {len(re.findall(r"(?<!\\)\|", line)) for line in lines}
             self.assertEqual(counts, {len(blocks.lay_out(block).columns) + 1})
 
     def test_latex_is_balanced_and_escaped(self):
         for block in (*self.blocks, *blocks.published_only(_PAPER)):
-            text = blocks.render_latex(block)
+            text = tables.render_latex(blocks.lay_out(block))
             plain = re.sub(r"\\[{}]", "", text)
             self.assertEqual(plain.count("{"), plain.count("}"))
             self.assertEqual(text.count(r"\begin{"), text.count(r"\end{"))
@@ -279,14 +296,45 @@ class FormsTest(absltest.TestCase):
             self.assertIn("l" + "r" * (width - 1) + "}", text)
 
     def test_csv_has_a_row_per_strategy_and_source(self):
-        rows = list(csv.DictReader(io.StringIO(blocks.render_csv(self.blocks))))
+        rows = list(csv.DictReader(io.StringIO(tables.render_csv(blocks.csv_table(self.blocks)))))
         self.assertLen(rows, 2 * 2 * 6)
         self.assertEqual({row["name"] for row in rows}, {"a|b_c & 100%"})
         ours = next(r for r in rows if (r["strategy"], r["source"]) == ("raslik", "ours"))
-        measured = self.blocks[0].rows[-1].ours
-        self.assertAlmostEqual(float(ours["forget"]), measured.forget["mean"], places=5)
-        self.assertAlmostEqual(float(ours["retain_high"]), measured.retain["high"], places=5)
+        measured = self.blocks[0].ours["raslik"]
+        self.assertAlmostEqual(float(ours["forget"]), measured.get("forget").value, places=5)
+        self.assertAlmostEqual(float(ours["retain_high"]), measured.get("retain").high, places=5)
         self.assertEqual((ours["spread"], ours["seeds"]), ("interval", "0"))
         paper = next(r for r in rows if (r["strategy"], r["source"]) == ("raslik", "paper"))
         self.assertEqual((paper["forget"], paper["d_mah"]), ("0.084", "38.622"))
         self.assertEqual((paper["d_mah_follows"], paper["top_two_d_mah"]), ("yes", "yes"))
+
+
+_NAME = (
+    "=cmd|' /C calc'!A0 [x](http://a.b) <script> \x1b[31m\u202e \\input{/etc/passwd} $x$ %\n# end"
+)
+
+
+def test_a_hostile_name_is_data_in_every_form_of_a_table():
+    metrics = sample_metrics.sample_metrics()
+    metrics["name"] = _NAME
+    nothing = {"versions": {}, "answers": {}, "sets": {}, "losses": {}}
+    run = runs.StoredRun(
+        metrics=metrics,
+        config={},
+        queries=(),
+        scores=None,
+        marker_words=frozenset(),
+        **nothing,
+    )
+    made = blocks.make_blocks(runs.Experiment((run,)), ())
+    terminal = _terminal(made[0])
+    assert all(c == "\n" or c.isprintable() for c in terminal)
+    heading = _markdown(made[0]).splitlines()[0]
+    assert heading.startswith("### =cmd") and heading.endswith(", GA\\_GDR")
+    assert "<script>" not in heading and "](" not in heading.replace(r"\](", "")
+    latex = tables.render_latex(blocks.lay_out(made[0]))
+    assert r"\input" not in latex and latex.count("\\caption") == 1
+    rows = list(csv.DictReader(io.StringIO(tables.render_csv(blocks.csv_table(made)))))
+    assert {row["name"] for row in rows} == {f"'{_NAME}"}
+    # Numbers stay numbers.
+    assert all(float(row["forget"]) > 0 for row in rows)

@@ -38,7 +38,9 @@ def _draw(name: str):
             log_x=True,
         )
     if name == "dots":
-        return figures.draw_dots({"x": {"a": _entry(0.1)}, "y": {"b": _entry(0.3)}}, xlabel="v")
+        return figures.draw_intervals(
+            {"x": {"a": _entry(0.1)}, "y": {"b": _entry(0.3)}}, xlabel="v"
+        )
     return figures.draw_losses({"LoRA": {"loss": [3.0, 2.0, 1.5]}, "GA": {"forget": [1.0, 2.0]}})
 
 
@@ -207,7 +209,7 @@ class LossesTest(parameterized.TestCase):
 
     @parameterized.parameters((0, 1), (1, 1), (2, 2), (4, 4), (5, 6))
     def test_panels(self, num, num_axes):
-        panels = {f"p{i}": {"a": [1.0], "b": []} for i in range(num)}
+        panels = {f"p{i}": {"a": [1.0], "b": [2.0, 1.0]} for i in range(num)}
         figure = figures.draw_losses(panels)
         self.assertLen(figure.axes, num_axes)
-        self.assertEqual([axes.get_visible() for axes in figure.axes].count(True), num)
+        self.assertEqual([axes.get_visible() for axes in figure.axes].count(True), max(1, num))

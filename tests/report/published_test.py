@@ -4,7 +4,7 @@ import pathlib
 
 from absl.testing import parameterized
 
-from raslik_jax.report import published
+from raslik_jax.report import names, published
 
 
 def _config(dataset: str, checkpoint: str) -> dict:
@@ -30,8 +30,8 @@ class ReadTest(parameterized.TestCase):
         wrong = [
             (block.table, block.model, block.algorithm, row.strategy)
             for block in published.read_blocks()
-            for row in block.rows
-            if row.is_wrong_flag
+            for row in block.rows.values()
+            if row.values["is_wrong"][0].value
         ]
         self.assertEqual(
             wrong,
@@ -42,17 +42,14 @@ class ReadTest(parameterized.TestCase):
         )
 
     def test_figures_are_those_printed(self):
-        (row,) = (
-            row
+        (rows,) = (
+            block.rows
             for block in published.read_blocks()
             if (block.table, block.model, block.algorithm) == ("2a", "Pythia-2.8B", "ga_klr")
-            for row in block.rows
-            if row.strategy == "embedding"
         )
-        self.assertEqual(
-            (row.forget, row.retain, row.distance, row.non_sf, row.is_pareto),
-            (0.133, 0.204, 252.630, 0.881, True),
-        )
+        metrics = ("forget", "retain", "mahalanobis/distance", "non_sf_target", "pareto")
+        found = [rows["embedding"].values[metric][0].value for metric in metrics]
+        self.assertEqual(found, [0.133, 0.204, 252.630, 0.881, True])
 
     def test_without_the_file_there_is_nothing(self):
         self.assertEqual(published.read_blocks(pathlib.Path("/nonexistent/tables.csv")), ())
@@ -68,7 +65,7 @@ class MatchTest(parameterized.TestCase):
         ("CR-62", "cr_62"),
     )
     def test_methods(self, printed, expected):
-        self.assertEqual(published.strategy_of(printed), expected)
+        self.assertEqual(names.strategy_printed_as(printed), expected)
 
     @parameterized.parameters(
         ("howdy", "EleutherAI/pythia-2.8b", ("random", "raslik", "bm25"), "2a"),

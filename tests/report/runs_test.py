@@ -96,7 +96,13 @@ class ReadMetricsTest(absltest.TestCase):
 
     def test_metrics_alone_are_checked_by_field(self):
         # As a study keeps them: no manifest says what their bytes were.
-        stored = pathlib.Path(__file__).resolve().parents[2] / "experiments" / "study" / "smallest"
+        stored = (
+            pathlib.Path(__file__).resolve().parents[2]
+            / "experiments"
+            / "studies"
+            / "smollm2"
+            / "smallest"
+        )
         for name, value, message in (
             ("finetuned", {}, "finetuned in .* must have 'forget'"),
             ("retrieval", {"raslik": {}}, "retrieval.raslik in .* must have 'num_forget'"),

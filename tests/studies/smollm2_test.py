@@ -13,7 +13,7 @@ from support import shared_data
 from raslik_jax.config import config_from_json
 from raslik_jax.evaluate import choice
 from raslik_jax.files import read_json
-from raslik_jax.report import tables
+from raslik_jax.report import results, tables
 from raslik_jax.report.runs import read_metrics
 from raslik_jax.retrieve.selection import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
@@ -48,9 +48,9 @@ def _seed_above(place: int) -> str:
 @pytest.mark.parametrize("run", ["seed-0/test", "seed-1/test", "smallest"])
 def test_its_tables_are_those_of_the_stored_run(run):
     metrics = read_metrics(_STORED / run)
-    made = [tables.retrieval_table(metrics), tables.results_table(metrics)]
+    made = [results.retrieval_table(metrics), results.results_table(metrics)]
     if run != "smallest":
-        made += [tables.checks_table(metrics), tables.perplexity_table(metrics)]
+        made += [results.checks_table(metrics), results.perplexity_table(metrics)]
     for table in made:
         place = _TEXT.index(tables.render_markdown(table))
         assert run == "smallest" or _seed_above(place) == run.removesuffix("/test")
@@ -58,7 +58,7 @@ def test_its_tables_are_those_of_the_stored_run(run):
 
 def test_its_table_of_both_trainings_is_theirs():
     metrics = [read_metrics(_STORED / seed / "test") for seed in _SEEDS]
-    assert tables.render_markdown(tables.seeds_table(metrics)) in _TEXT
+    assert tables.render_markdown(results.seeds_table(metrics)) in _TEXT
 
 
 # Chosen at models that were judged damaged, which the rule skips since.

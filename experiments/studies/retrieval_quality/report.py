@@ -167,7 +167,9 @@ def write_figures(joined: Joined, out: pathlib.Path) -> None:
     main = [entry for entry in joined["kernels"] if _is_main(entry) and _is_simple(entry)]
     for entry in sorted(main, key=lambda entry: -entry["auprc"]["mean"]):
         rows.setdefault(entry["kernel"], {})[entry["centering"]] = entry["auprc"]
-    figure = figures.draw_dots(rows, xlabel="auPRC of the forget ranking", title="Which gradient")
+    figure = figures.draw_intervals(
+        rows, xlabel="auPRC of the forget ranking", title="Which gradient"
+    )
     figures.save_figure(figure, out / "kernels")
 
     names = {*[name for name in rows if name != Z_SUM][:3], *(name for name, _, _ in PRESETS)}

@@ -1,97 +1,80 @@
 """From metrics to tables and figures: report."""
 
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
-from raslik_jax.data.examples import Example
-from raslik_jax.report import figures, page, published, runs, tables
-from raslik_jax.report.markup import escape_markdown
+from raslik_jax.evaluate.summary import Metrics
+from raslik_jax.report import figures, names, page, published, results, runs
+from raslik_jax.report.records import REFERENCES
+from raslik_jax.report.tables import escape_markdown, render_markdown, render_terminal
 from raslik_jax.run.workspace import Workspace
 
-# Queries whose answers the report shows side by side.
-_SHOWN_TARGET, _SHOWN_NORMAL = 6, 3
+# Target and normal queries whose answers the report shows side by side.
+_SHOWN = {True: 6, False: 3}
 
 
 def report(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the tables of the terminal and of report.md, the figures, and the page."""
-    config, stored = workspace.config, runs.read_run(workspace.root)
+    stored = runs.read_run(workspace.root)
     metrics = stored.metrics
-    target, normal = workspace.evaluation_queries()
-    shown = [row.example_id for row in (*target[:_SHOWN_TARGET], *normal[:_SHOWN_NORMAL])]
-    answers = {
-        "fine-tuned": workspace.answers("references", "evaluation", "finetuned.jsonl"),
-        "backbone": workspace.answers("references", "evaluation", "backbone.jsonl"),
-    }
-    for algorithm in config.unlearn.algorithms:
-        for strategy in config.retrieve.strategies:
-            label = f"{tables.strategy_name(strategy)} {tables.algorithm_name(algorithm)}"
-            last = f"epoch-{workspace.epochs(strategy, algorithm)[-1]}.jsonl"
-            answers[label] = workspace.answers("generate", f"{strategy}-{algorithm}", last)
-    prompts_by_id = {row.example_id: _question(row) for row in (*target, *normal)}
-
-    images = {
-        "losses": figures.draw_losses(
-            {
-                panel: {tables.strategy_name(label): curve for label, curve in curves.items()}
-                for panel, curves in stored.losses.items()
-            }
-        ),
-    }
-    has_frontier = metrics["finetuned"]["euclidean"] is not None
-    if has_frontier:
-        images["frontier"] = figures.draw_frontier(metrics)
-    if stored.scores:
-        images["scores"] = figures.draw_scores(
-            stored.scores.score_N,
-            stored.scores.is_target_N,
-            forget_threshold=stored.scores.forget_threshold,
-            retain_threshold=stored.scores.retain_threshold,
-        )
-    for name, figure in images.items():
+    drawn = _draw(stored)
+    for name, figure in drawn.items():
         figures.save_figure(figure, folder / name)
-    results, retrieval = tables.results_table(metrics), tables.retrieval_table(metrics)
-    (folder / "table.txt").write_text(
-        f"{tables.render_terminal(retrieval)}\n\n{tables.render_terminal(results)}\n"
-    )
+    retrieval, last = results.retrieval_table(metrics), results.results_table(metrics)
+    (folder / "table.txt").write_text(f"{render_terminal(retrieval)}\n\n{render_terminal(last)}\n")
+    prompts = {
+        query.example_id: query.text
+        for is_target, most in _SHOWN.items()
+        for query in [q for q in stored.queries if q.is_target == is_target][:most]
+    }
+    answers = {
+        f"{names.strategy_name(strategy)} {names.algorithm_name(algorithm)}"
+        if algorithm
+        else REFERENCES[strategy].lower(): texts
+        for (algorithm, strategy), texts in stored.answers.items()
+    }
     sections = (
-        (f"# {escape_markdown(config.name)}", f"Seed {config.seed}; {_corpus_line(metrics)}"),
-        ("## Retrieval", tables.render_markdown(retrieval)),
-        ("", "![Scores of the training examples](scores.png)" if stored.scores else ""),
-        ("## Forgetting and retention", tables.render_markdown(results)),
-        ("", "![The frontier over epochs](frontier.png)" if has_frontier else ""),
-        ("## Every epoch", tables.render_markdown(tables.results_table(metrics, epochs="all"))),
-        ("## Forgetting or damage", tables.render_markdown(tables.checks_table(metrics))),
-        *_section("## Perplexity", tables.perplexity_table(metrics)),
-        *_section("## TOFU's own metrics", tables.tofu_table(metrics)),
-        *_section(
-            "## Distances to the ideal", tables.distances_table(metrics) if has_frontier else None
-        ),
-        *_section(
+        (f"# {escape_markdown(metrics['name'])}", _corpus_line(metrics)),
+        ("## Retrieval", retrieval),
+        ("", "![Scores of the training examples](scores.png)" if "scores" in drawn else ""),
+        ("## Forgetting and retention", last),
+        ("", "![The frontier over epochs](frontier.png)" if "frontier" in drawn else ""),
+        ("## Every epoch", results.results_table(metrics, epochs="all")),
+        ("## Forgetting or damage", results.checks_table(metrics)),
+        ("## Perplexity", results.perplexity_table(metrics)),
+        ("## TOFU's own metrics", results.tofu_table(metrics)),
+        ("## Distances to the ideal", results.distances_table(metrics)),
+        (
             "## Answers side by side",
-            tables.completions_by_prompt(prompts_by_id, answers, ids=shown) if shown else None,
+            results.completions_table(prompts, answers) if prompts else None,
         ),
         ("## Training", "![Loss curves](losses.png)"),
     )
-    text = "\n\n".join(part for section in sections for part in section if part)
+    parts = [
+        (title, content if isinstance(content, str) else render_markdown(content))
+        for title, content in sections
+        if content
+    ]
+    text = "\n\n".join(part for section in parts for part in section if part)
     (folder / "report.md").write_text(text + "\n")
     html = page.render(runs.group_runs([stored]), paper=published.read_blocks())
     (folder / "report.html").write_text(html)
 
 
-def _section(title: str, table: tables.Table | None) -> list[tuple[str, str]]:
-    """Returns the section of a table, nothing where there is none."""
-    return [] if table is None else [(title, tables.render_markdown(table))]
+def _draw(stored: runs.StoredRun) -> dict[str, Any]:
+    strategies = list(stored.metrics["retrieval"])
+    drawn = {"losses": figures.draw_losses(stored.losses, strategies)}
+    if stored.metrics["finetuned"]["euclidean"] is not None:
+        drawn["frontier"] = figures.draw_frontier(stored.metrics)
+    if stored.scores:
+        drawn["scores"] = figures.draw_scores(**stored.scores._asdict())
+    return drawn
 
 
-def _question(row: Example) -> str:
-    return f"{row.instruction} {row.input}".strip()
-
-
-def _corpus_line(metrics: Mapping[str, Any]) -> str:
+def _corpus_line(metrics: Metrics) -> str:
     corpus = metrics["corpus"]
     return (
-        f"{corpus['train']:,} training examples, {corpus['targets']:,} of them labeled targets; "
-        f"measured on {corpus['target_queries']} target and {corpus['normal_queries']} normal "
-        f"{corpus['query_split']} queries."
+        f"Seed {metrics['seed']}; {corpus['train']:,} training examples, {corpus['targets']:,} of "
+        f"them labeled targets; measured on {corpus['target_queries']} target and "
+        f"{corpus['normal_queries']} normal {corpus['query_split']} queries."
     )

@@ -1,0 +1,124 @@
+"""The card of an exported model: what was removed, from what, how, and what was measured."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup
+
+from raslik_jax.data.corpora import describe
+from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
+from raslik_jax.report import names, results, tables
+from raslik_jax.report.records import make_model
+
+_RULES = {
+    "count": "the best of each ranking, as many as wanted",
+    "threshold": "all scores at or above a threshold",
+    "margin": "all scores above a threshold by a margin of the sketch's noise",
+    "quantile": "a share of all examples",
+}
+
+
+class CardFacts(NamedTuple):
+    """What a card is written from.
+
+    Attributes:
+      config: settings of the run.
+      metrics: metrics.json of the run; None where it measured nothing.
+      entry: the entry of the exported model in it.
+      variant: which model it is.
+      num_train: training examples.
+      num_targets: of them, labeled targets.
+      learning_rate: at which it was unlearned.
+      retrieved: summary.json of its strategy's sets.
+      set_hashes: first 16 hex digits of the SHA-256 of the files of both sets.
+      base_model: hub name of the base, or "" for one that has none.
+      base_origin: what the base is, for people.
+      base_format: how the base was quantized in the run, "" for not at all.
+      is_merged: the weights hold the adapter; otherwise the adapter stands alone.
+      prompt: the template of a prompt, with {instruction}.
+    """
+
+    config: Mapping[str, Any]
+    metrics: Metrics | None
+    entry: MethodEntry | None
+    variant: Variant
+    num_train: int
+    num_targets: int
+    learning_rate: float
+    retrieved: Mapping[str, Any]
+    set_hashes: Mapping[str, str]
+    base_model: str
+    base_origin: str
+    base_format: str
+    is_merged: bool
+    prompt: str
+
+
+def render_card(facts: CardFacts) -> str:
+    """Returns README.md of an exported model: a header that hubs read, then the facts.
+
+    Args:
+      facts: from the stored run alone.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        # What the template does not mark as Markdown shows as it is.
+        finalize=lambda text: (
+            text if isinstance(text, Markup) else tables.escape_markdown(str(text))
+        ),
+    )
+    algorithm = facts.variant.algorithm
+    judged = facts.entry.get("judgment") if facts.entry else None
+    return environment.get_template("card.md.jinja").render(
+        **facts._asdict(),
+        strategy=names.strategy_name(facts.variant.strategy),
+        algorithm=names.algorithm_name(algorithm),
+        uses_retain=names.uses_retain(algorithm),
+        dataset=describe(facts.config["corpus"]),
+        rule=_RULES[facts.config["retrieve"]["select"]],
+        options=names.options_of(algorithm, facts.config["unlearn"]),
+        measured=_measured(facts),
+        quoted_base=Markup(json.dumps(facts.base_model)),
+        quoted_prompt=Markup(repr(facts.prompt)),
+        judged=judged,
+    )
+
+
+def _measured(facts: CardFacts) -> Markup:
+    """Returns the table of this model beside those before it; empty where nothing was measured."""
+    metrics, entry = facts.metrics, facts.entry
+    if metrics is None or entry is None:
+        return Markup("")
+    entries: dict[str, Mapping[str, Any]] = {
+        "This model": entry,
+        "Fine-tuned, before unlearning": metrics["finetuned"],
+    }
+    if "backbone" in metrics:
+        entries["Base, before fine-tuning"] = metrics["backbone"]
+    models = [make_model("", "", found) for found in entries.values()]
+    rows = tuple(
+        (field.title, *(field.show(model) or tables.NOT_KNOWN for model in models))
+        for field in results.fields_of("card")
+        if field.is_known(models[0])
+    )
+    corpus = metrics["corpus"]
+    notes = [
+        f"F and R: mean ROUGE-L F1 against {results.answers_taken_against(metrics)}, on "
+        f"{corpus['target_queries']} held-out target and {corpus['normal_queries']} held-out "
+        f"normal {corpus['query_split']} queries. Non-SF: mean probability that an answer does not "
+        "show the behavior. Brackets: 95 % bootstrap intervals over queries."
+    ]
+    if "perplexity" in entry:
+        notes.append(
+            "Perplexity of labeled answers: training examples to forget, other training examples, "
+            "held-out normal queries."
+        )
+    columns = tuple(map(tables.Column, ("", *entries)))
+    return Markup(tables.render_markdown(tables.Table(columns, rows, tuple(notes))))

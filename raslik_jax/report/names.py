@@ -1,0 +1,107 @@
+"""How members of the families are called and drawn: read from their records.
+
+A member that has no record any more (of a stored run) goes by its own name, and one that says
+nothing of its color or marker gets the next free ones.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from raslik_jax.config import kernel_name
+from raslik_jax.data.corpora import DATASETS
+
+# Names as the paper prints them; a strategy or algorithm that is not here shows its own.
+_STRATEGIES = {
+    "random": ("Random", "#7A7A7A", "o"),
+    "embedding": ("Embedding", "#CC79A7", "P"),
+    "bm25": ("BM25", "#E69F00", "v"),
+    "oracle": ("Oracle", "#009E73", "D"),
+    "cr": ("CR", "", ""),
+    **{f"cr_{x}": (f"CR-{x}", "", "") for x in (25, 35, 45, 50, 62, 75)},
+    "raslik_f": ("RASLIK-F", "#56B4E9", "s"),
+    "raslik": ("RASLIK", "#D55E00", "^"),
+    "exact": ("Exact kernel", "#0072B2", "X"),
+    "random_anywhere": ("Random, any retain", "", ""),
+    "oracle_anywhere": ("Oracle, any retain", "", ""),
+    "raslik_f_anywhere": ("RASLIK-F, any retain", "", ""),
+}
+_BY_KERNEL = ("raslik", "raslik_f", "raslik_f_anywhere", "exact")
+_OTHER_STYLES = (("#0072B2", "<"), ("#B59F00", ">"), ("#8C4A2F", "p"), ("#5B3A8E", "h"))
+
+
+def strategy_name(strategy: str) -> str:
+    """Returns the printed name of a strategy: RASLIK-F for raslik_f."""
+    return _STRATEGIES[strategy][0] if strategy in _STRATEGIES else strategy
+
+
+def strategy_order() -> tuple[str, ...]:
+    """Returns the strategies in the order in which tables list them."""
+    return tuple(_STRATEGIES)
+
+
+def strategy_styles(strategies: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Returns the color and the marker of each strategy, the same in every figure of a run."""
+    others = iter(_OTHER_STYLES * len(strategies))
+    known = {name: style for name, (_, *style) in _STRATEGIES.items() if all(style)}
+    return {name: tuple(known.get(name) or next(others)) for name in strategies}  # type: ignore[misc]
+
+
+def algorithm_name(algorithm: str) -> str:
+    """Returns the printed name of an unlearning algorithm: GA_GDR for ga_gdr."""
+    return {"simnpo": "SimNPO"}.get(algorithm, algorithm.upper())
+
+
+def dataset_name(dataset: str) -> str:
+    """Returns what people call a dataset; the paper's are called as it prints them."""
+    return DATASETS[dataset].title if dataset in DATASETS else dataset or "data not recorded"
+
+
+def kernel_notes(settings: Mapping[str, Any], strategies: Iterable[str]) -> list[str]:
+    """Returns the kernel of the strategies that have one, where it is not the paper's.
+
+    Args:
+      settings: that the numbers were measured with.
+      strategies: in the table.
+    """
+    names = [strategy_name(name) for name in dict.fromkeys(strategies) if name in _BY_KERNEL]
+    kernel = kernel_name(settings)
+    if not names or not kernel:
+        return []
+    return [f"Kernel of {', '.join(names)}, not the paper's: {kernel}."]
+
+
+def strategy_printed_as(method: str) -> str:
+    """Returns the strategy of a method as the paper prints it: the longest title it begins with."""
+    printed = _letters(method)
+    known = [
+        name for name, (title, *_) in _STRATEGIES.items() if printed.startswith(_letters(title))
+    ]
+    return max(known, key=lambda name: len(_STRATEGIES[name][0]), default=method)
+
+
+def _letters(text: str) -> str:
+    return "".join(c for c in text.lower() if c.isalnum())
+
+
+def highlighted(strategies: Iterable[str]) -> str:
+    """Returns the strategy that a report is about: the paper's own; empty where it was not run."""
+    return "raslik" if "raslik" in strategies else ""
+
+
+def uses_retain(algorithm: str) -> bool:
+    """Returns whether an algorithm trains on the retain set."""
+    return algorithm not in ("ga", "npo")
+
+
+def options_of(algorithm: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of unlearning that have a part in what an algorithm does.
+
+    Without those that say which, how long and at what rate.
+
+    Args:
+      algorithm: its name.
+      settings: of the unlearning of a run.
+    """
+    said = ("algorithms", "choice", "epochs", "learning_rate")
+    options = {k: v for k, v in (settings | settings.get(algorithm, {})).items() if k not in said}
+    return {key: value for key, value in options.items() if not isinstance(value, Mapping)}
