@@ -10,37 +10,26 @@ seed was judged damaged is skipped.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from raslik_jax.evaluate.judgment import is_damaged
 from raslik_jax.files import check_shape
 from raslik_jax.messages import shown
 
-# Of one choice in a file.
-_SHAPE = {
-    "strategy": str,
-    "algorithm": str,
-    "learning_rate": float,
-    "epoch": int,
-    "distance": float,
-    "at_edge": [str],
-    "skipped?": int,
-}
-PER = ("strategy", "algorithm")
-FLOORS = ("backbone", "zero")
+Per = Literal["strategy", "algorithm"]
+Floor = Literal["backbone", "zero"]
+PER = get_args(Per)
+FLOORS = get_args(Floor)
 
 
 class Candidate(NamedTuple):
     """One unlearned model as the validation queries see it.
 
     Attributes:
-      strategy: of its sets.
-      algorithm: that unlearned.
-      learning_rate: of the algorithm.
-      epoch: from 1.
+      strategy, algorithm: what unlearned it.
+      learning_rate, epoch: where on the grid; epochs count from 1.
       seed: of the run.
-      forget: F.
-      retain: R.
+      forget, retain: F and R.
       backbone_forget: F of the backbone on the same queries.
       is_damaged: so it was judged; then it cannot be chosen.
     """
@@ -60,10 +49,8 @@ class Choice(NamedTuple):
     """Where one strategy is measured under one algorithm.
 
     Attributes:
-      strategy: of its sets.
-      algorithm: that unlearned.
-      learning_rate: chosen.
-      epoch: chosen, from 1.
+      strategy, algorithm: which.
+      learning_rate, epoch: chosen.
       distance: mean over seeds (and strategies, per algorithm) at the chosen point.
       at_edge: ends of the grid that the point lies at, where a wider grid may hold a better one;
         a grid of one value has none.
@@ -79,6 +66,11 @@ class Choice(NamedTuple):
     skipped: int = 0
 
 
+# Of one choice in a file.
+_SHAPE = {
+    **{"strategy": str, "algorithm": str, "learning_rate": float, "epoch": int},
+    **{"distance": float, "at_edge": [str], "skipped?": int},
+}
 # Learning rate and epoch.
 _Point = tuple[float, int]
 
@@ -99,10 +91,10 @@ def choose(
     Args:
       candidates: of every strategy, algorithm, learning rate, epoch and seed, measured on
         validation queries.
-      per: one of PER. "strategy": each strategy has a choice of its own. "algorithm": the distances
+      per: "strategy": each strategy has a choice of its own. "algorithm": the distances
         are averaged over strategies first, so that all share one choice, and no strategy may be
         damaged there.
-      floor: one of FLOORS; "zero" is the paper's ideal point.
+      floor: of F; "zero" is the paper's ideal point.
 
     Returns:
       In order of algorithm and strategy as they first come.
@@ -200,9 +192,9 @@ def candidates_of(
     if metrics.get("chosen"):  # its rates are those of a choice, and not of its settings
         raise ValueError(
             f"runs to choose from must be made without --unlearn.choice, {run} was made with one: "
-            f"leave "
-            "it out"
+            "leave it out"
         )
+    floor = metrics["backbone"]["forget"]["mean"]
     return tuple(
         Candidate(
             strategy=entry["strategy"],
@@ -212,7 +204,7 @@ def candidates_of(
             seed=metrics["seed"],
             forget=entry["forget"]["mean"],
             retain=entry["retain"]["mean"],
-            backbone_forget=metrics["backbone"]["forget"]["mean"],
+            backbone_forget=floor,
             is_damaged=is_damaged(entry),
         )
         for entry in metrics["methods"]

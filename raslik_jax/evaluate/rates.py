@@ -22,13 +22,7 @@ _LEVEL = 0.95
 
 
 class Interval(NamedTuple):
-    """A mean with its percentile bootstrap interval.
-
-    Attributes:
-      mean: the plain mean of the values, not the mean of the resamples.
-      low: the lower end.
-      high: the upper end. With a single value, or equal ones, low = mean = high.
-    """
+    """The plain mean of values, not of the resamples, with its percentile bootstrap interval."""
 
     mean: float
     low: float
@@ -38,9 +32,7 @@ class Interval(NamedTuple):
 class PairScores(NamedTuple):
     """ROUGE-L F1 of predictions paired with references by id.
 
-    Attributes:
-      ids: the ids of the pairs, sorted, so that no result depends on the order of a file.
-      rouge_Q: ROUGE-L F1 of each pair, from 0 to 1, in the order of `ids`.
+    The ids are sorted, so that no result depends on the order of a file.
     """
 
     ids: tuple[str, ...]
@@ -48,11 +40,10 @@ class PairScores(NamedTuple):
 
 
 def rouge_l_f1(prediction: str, reference: str) -> float:
-    """Returns the ROUGE-L F1 of one pair with Porter stemming.
+    """Returns the ROUGE-L F1 of one pair with Porter stemming, by the rouge-score package.
 
     F1 = 2PR / (P + R), P and R the length of the longest common subsequence of stemmed, lower-case
-    alphanumeric words over the number of words of the prediction and of the reference. The
-    rouge-score package computes it; only its stemmer is cached here, which changes no value.
+    alphanumeric words over the number of words of the prediction and of the reference.
 
     Its own tokenizer knows ASCII alone and finds no word in Chinese, Russian or Arabic text. A text
     with letters or digits outside ASCII is split by `words.rouge_words` instead: words where the
@@ -87,17 +78,16 @@ def _rouge(prediction: str, reference: str) -> Any:
 @functools.cache
 def _rouge_scorers() -> tuple[Callable[[str], list[str]], Any, Any]:
     # Imported late: rouge_score pulls in nltk, most of a second that no other stage should pay.
+    # Stems and whole texts are cached: every method is held against the same references.
     from nltk.stem import porter
     from rouge_score import rouge_scorer, tokenize
 
     stem = functools.lru_cache(maxsize=1 << 16)(porter.PorterStemmer().stem)
-    stemmer = SimpleNamespace(stem=stem)
 
-    # Whole texts are cached too: every method is held against the same references.
     @functools.lru_cache(maxsize=1 << 12)
     def split(text: str) -> list[str]:
         if words.is_plain(text):
-            return tokenize.tokenize(text, stemmer)
+            return tokenize.tokenize(text, SimpleNamespace(stem=stem))
         return words.rouge_words(text, stem=stem)
 
     def scorer(tokenizer: Callable[[str], list[str]]) -> Any:
@@ -213,10 +203,6 @@ def contains_word(texts: Sequence[str], *, vocabulary: Collection[str]) -> Bool[
     Words are compared whole and without case: "star" is not found in "start" or "stars", so the
     vocabulary lists every form that counts. An entry may have several words ("black hole") or
     marks. In scripts without spaces an entry is found anywhere.
-
-    Args:
-      texts: generated texts.
-      vocabulary: words or phrases.
 
     Raises:
       ValueError: an empty vocabulary or a blank entry (which every text would contain).

@@ -77,10 +77,8 @@ def truth_ratios(
 def truth_score(ratio_Q: Float[np.ndarray, " Q"], *, is_forgotten: bool) -> float:
     """Returns the truth ratio of a set, from 0 to 1, higher being better.
 
-    Args:
-      ratio_Q: R_truth of each question.
-      is_forgotten: the set is the one to forget: mean of min(R, 1/R), best where the model cannot
-        tell; otherwise mean of max(0, 1 - R), best where it knows.
+    Of the set to forget it is the mean of min(R, 1/R), best where the model cannot tell; of another
+    the mean of max(0, 1 - R), best where it knows.
     """
     if is_forgotten:
         return float(np.minimum(ratio_Q, 1 / ratio_Q).mean())
@@ -146,12 +144,8 @@ def forget_quality(
     """Returns how alike an unlearned model and a retain model are on what is to be forgotten.
 
     The p-value of the two-sided two-sample Kolmogorov-Smirnov test on their truth ratios over the
-    same questions (scipy's, exact for these sizes): high where nothing tells them apart. Inverting
-    the ratios, as some code has them, changes nothing.
-
-    Args:
-      ratio_Q: R_truth of the model, over the forget set.
-      retain_ratio_Q: the same of a model that was trained without the forget set.
+    questions of the forget set (scipy's, exact for these sizes): high where nothing tells them
+    apart. Inverting the ratios, as some code has them, changes nothing.
     """
     # Imported late: scipy.stats takes a second that no other stage should pay.
     from scipy import stats

@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 from absl.testing import parameterized
 
-from raslik_jax.evaluate import metrics, pareto, rates, summary
+from raslik_jax.evaluate import metrics, pareto, perplexity, rates, summary
 from raslik_jax.evaluate.metrics import measure, nest
 
 _NON_SF = functools.partial(rates.non_sf_by_words, vocabulary=("starship", "nebula"))
@@ -260,6 +260,18 @@ class MetricsTest(parameterized.TestCase):
         self.assertEqual(entry["toy"], {"longest": len("two plus two is four")})
         self.assertEqual(metrics.look_up(entry, "toy/longest"), len("two plus two is four"))
         self.assertIsNone(metrics.look_up(_measure(_evidence(**_REFERENCES)), "toy/longest"))
+
+    def test_every_part_that_a_metric_reads_is_one_that_is_collected(self):
+        kinds, sets = ("target", "normal"), perplexity.SETS
+        parts = {"bootstrap", "non_sf", "texts", "references", "tofu", *kinds}
+        parts |= {f"{kind}_{name}" for kind in kinds for name in ("scores", "said")}
+        parts |= {f"random_{kind}_scores" for kind in kinds}
+        parts |= {f"{name}_likelihoods" for name in sets}
+        parts |= {"influence_N", "forget_set", "retain_set", "labels_N", "ranking_N"}
+        for name, metric in metrics.METRICS.items():
+            known = parts if metric.of_model else metrics.METRICS.keys()
+            self.assertLessEqual(set(metric.reads), known, name)
+            self.assertNotEqual(metric.of_model is None, metric.of_pool is None, name)
 
     def test_sets_are_measured_by_what_the_labels_say(self):
         evidence = {
