@@ -13,6 +13,7 @@ from raslik_jax.data.corpora import CorpusConfig
 from raslik_jax.files import check_shape
 from raslik_jax.messages import shown
 from raslik_jax.settings import Settings, SettingsError, Stage, setting
+from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.train.objectives import OBJECTIVES
 
 STAGES = (
@@ -52,7 +53,6 @@ Strategy = Literal[
     "oracle_anywhere",
     "raslik_f_anywhere",
 ]
-Projection = Literal["binned", "binned_hashed", "dense_rademacher"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,7 @@ class SketchConfig(Stage):
         "same",
         "Base that gradients are taken on: --backbone.format, or another; the paper: no nf4.",
     )
-    projection: Projection = setting("binned", "Projection family.")
+    projection: str = setting("binned", "Projection family.", family=PROJECTIONS)
     size: int = setting(65536, "Coordinates of a sketch, the paper's k.", low=1)
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the stored rows.")
     batch_tokens: int = setting(8192, "Tokens of one batch of gradients, padding included.", low=1)

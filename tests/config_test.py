@@ -8,7 +8,6 @@ from absl.testing import absltest, parameterized
 from raslik_jax import config, settings
 from raslik_jax.config import Config
 from raslik_jax.retrieve.strategies import STRATEGIES
-from raslik_jax.sketch.projections import FAMILIES
 
 
 def _with(**values):
@@ -118,9 +117,8 @@ class ConfigTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             _with(**named, **{f"corpus__{name}": value for name, value in values.items()})
 
-    def test_every_strategy_and_projection_can_be_named(self):
+    def test_every_strategy_can_be_named(self):
         self.assertEqual(set(get_args(config.Strategy)), set(STRATEGIES))
-        self.assertEqual(set(get_args(config.Projection)), set(FAMILIES))
 
     def test_every_number_has_a_range_and_nothing_outside_it_is_taken(self):
         for leaf in settings.leaves(Config()):

@@ -63,7 +63,8 @@ from experiments.bench import harness, workload
 from experiments.bench.harness import Line, say
 from experiments.bench.workload import Compiled, Options, Plan, Shape, Subject
 from raslik_jax.cli import command
-from raslik_jax.sketch import costs, head, loss, projections, theory
+from raslik_jax.sketch import costs, head, loss, projections
+from raslik_jax.sketch.families import PROJECTIONS
 
 
 def plain_sketches(options: Options, subject: Subject, shape: Shape, rows: Sequence[int]) -> Any:
@@ -87,7 +88,7 @@ def plain_sketches(options: Options, subject: Subject, shape: Shape, rows: Seque
     for row in rows:
         arrays = (array_BL[row] for array_BL in shape.rows)
         flat_P = np.asarray(gradient(subject.model.lora, subject.base, *arrays))
-        if spec.family in theory.BINNED_FAMILIES:
+        if PROJECTIONS[spec.family].bins:
             sign_P, bin_P = workload.signs_and_bins(spec)
             sketch_K = np.bincount(bin_P, sign_P * flat_P, spec.size)
         else:

@@ -20,7 +20,8 @@ import transformers
 from experiments.bench.harness import say
 from experiments.bench.workload import Compiled, Options, Plan, Subject, signs_and_bins
 from raslik_jax.models import checkpoint
-from raslik_jax.sketch import projections, theory
+from raslik_jax.sketch import projections
+from raslik_jax.sketch.families import PROJECTIONS
 
 # sketch(tokens_L, target_mask_L) -> unit sketch_K of one example.
 Peer = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -131,10 +132,10 @@ def manifest_order(names: list[str], lora: Any) -> list[int]:
 
 def torch_projection(spec: projections.ProjectionSpec, device: str) -> Callable[[Any], Any]:
     """Returns the function of a flat gradient in torch."""
-    if spec.family not in theory.BINNED_FAMILIES:
+    if not PROJECTIONS[spec.family].bins:
+        binned = " or ".join(name for name, family in PROJECTIONS.items() if family.bins)
         raise ValueError(
-            f"--family must be {' or '.join(theory.BINNED_FAMILIES)} for --compare=torch_loop, got "
-            f"{spec.family}: choose another"
+            f"--family must be {binned} for --compare=torch_loop, got {spec.family}: choose another"
         )
     sign, bins = (torch.from_numpy(x_P).to(device) for x_P in signs_and_bins(spec))
     sign = sign.float()

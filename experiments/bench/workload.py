@@ -12,13 +12,13 @@ import numpy as np
 
 from experiments.bench import harness
 from raslik_jax.cli.command import option
-from raslik_jax.config import Projection
 from raslik_jax.data import batches
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import quantize
 from raslik_jax.models.lora import LORA_PRESETS, LoRAConfig
 from raslik_jax.sketch import costs, gradients, hashing, loss, projections, theory
+from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.sketch.loss import SketchLoss
 
 
@@ -28,7 +28,7 @@ class Options(harness.ModelOptions):
 
     model: str = option("pythia-14m", "Shapes of the model.", of=harness.MODEL_PRESETS)
     lora: str = option("", "Adapter; empty: that of the family.", of=("", *LORA_PRESETS))
-    family: Projection = option("binned", "Projection family.")
+    family: str = option("binned", "Projection family.", of=PROJECTIONS)
     size: int = option(65536, "K, coordinates of a sketch; at most P.", low=1)
     operand: Literal["float32", "bfloat16"] = option(
         "float32", "dense_rademacher: dtype of its products."

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from raslik_jax.sketch import theory
+from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.sketch.projections import Projection, ProjectionSpec, Segment, project
 
 WARN_BELOW = 0.9
@@ -95,7 +96,7 @@ def diagnose(
     pairs = theory.independent_pairs(unit_NP, max_pairs=max_pairs)
     sketch_NK = np.asarray(_sketch_rows(projection, unit_NP.astype(np.float32)), np.float64)
     effective_size = math.nan
-    if spec.family in theory.BINNED_FAMILIES:
+    if PROJECTIONS[spec.family].bins:
         specs = tuple(spec.with_seed((spec.seed + i) % 2**63) for i in range(num_keys))
         effective_size = theory.effective_size(unit_NP, specs, max_pairs=max_pairs).value
     measured, expected = _errors(spec, unit_NP, sketch_NK, pairs)
@@ -185,7 +186,7 @@ def _errors(
     pairs: Sequence[tuple[int, int]],
 ) -> tuple[float, float]:
     """Returns the mean absolute error of the sketches' cosines, measured and by theory."""
-    p = theory.collision_probability(spec.family, spec.num_params, spec.size)
+    p = PROJECTIONS[spec.family].collision(spec.num_params, spec.size)
     norm_N = np.linalg.norm(sketch_NK, axis=1)
     measured, expected = [], []
     for i, j in pairs:

@@ -28,17 +28,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from raslik_jax.axes import Tree
-from raslik_jax.sketch import hashing, kernels
+from raslik_jax.sketch.families import PROJECTIONS
 
 # The number of the rules that turn (family, seed, P, K) into signs and bins. An index keeps it;
 # whoever changes a rule raises it.
 SKETCH_FORMAT = 1
-
-OPERANDS = ("float32", "bfloat16")
 
 
 @jax.tree_util.register_static
@@ -47,7 +44,7 @@ class ProjectionSpec:
     """What a projection is, in five fields: with them it can be made again anywhere.
 
     Attributes:
-      family: a name in FAMILIES.
+      family: a name in PROJECTIONS.
       num_params: P, the length of a flat gradient.
       size: K, the length of a sketch, 1 <= K <= P.
       seed: 0 <= seed < 2 ** 63.
@@ -62,9 +59,9 @@ class ProjectionSpec:
     operand: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.family not in FAMILIES:
+        if self.family not in PROJECTIONS:
             raise ValueError(
-                f"the projection family must be one of {sorted(FAMILIES)}, got {self.family!r}"
+                f"the projection family must be one of {sorted(PROJECTIONS)}, got {self.family!r}"
             )
         if not 1 <= self.num_params < 2**31:
             raise ValueError(
@@ -78,12 +75,10 @@ class ProjectionSpec:
             )
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"the projection seed must lie in [0, 2**63), got seed={self.seed}")
-        if self.operand not in OPERANDS:
-            raise ValueError(f"operand must be one of {OPERANDS}, got {self.operand!r}")
-        if self.operand != "float32" and self.family != "dense_rademacher":
+        operands = PROJECTIONS[self.family].operands
+        if self.operand not in operands:
             raise ValueError(
-                f"only dense_rademacher multiplies, so only it takes operand={self.operand!r}: "
-                f"use operand='float32' with {self.family}"
+                f"operand must be {' or '.join(operands)} for {self.family}, got {self.operand!r}"
             )
 
     def with_seed(self, seed: int) -> "ProjectionSpec":
@@ -103,66 +98,6 @@ class Projection(NamedTuple):
     table: Any
 
 
-class Family(NamedTuple):
-    """One member of FAMILIES: how its table is made, and how it maps gradients_BP to sketch_BK."""
-
-    init: Callable[[ProjectionSpec], Any]
-    apply: Callable[[ProjectionSpec, Any, jax.Array], jax.Array]
-
-
-def binned_table(spec: ProjectionSpec) -> np.ndarray:
-    """Returns int32 [M, K]: column j holds the M = ceil(P / K) signed members of bin j.
-
-    The members are a true permutation of the whole vector, dealt out one to a bin until none is
-    left: every bin has M members, or M - 1 and a zero of padding, and none is empty. An entry
-    e >= 0 stands for +g[e], e < 0 for -g[~e]; an index of P is the padding.
-
-    Neither the order of the members of a bin nor the numbering of the bins changes any inner
-    product, so both are free, and are spent on the memory: members ascend down a column and
-    columns ascend in their first member, so that each row of the table reads one band of the
-    gradient, the first row from end to end in order, and all rows together go through it once.
-    """
-    slots = -(-spec.num_params // spec.size)
-    member = np.full(slots * spec.size, spec.num_params, np.int32)
-    member[: spec.num_params] = hashing.hashed_order(spec.num_params, spec.seed)
-    member_KM = np.sort(member.reshape(slots, spec.size).T, axis=1)
-    member_MK = np.ascontiguousarray(member_KM[np.argsort(member_KM[:, 0])].T)
-    keys = hashing.stream_keys(spec.seed, hashing.SIGN_STREAM)
-    sign_MK = hashing.counter_hash(member_MK.astype(np.uint32), keys) >> np.uint32(31)
-    return np.where(sign_MK == 1, ~member_MK, member_MK)
-
-
-def _apply_binned(spec: ProjectionSpec, table_MK: jax.Array, gradients_BP: jax.Array) -> jax.Array:
-    return kernels.binned_sums(table_MK, gradients_BP)
-
-
-def _apply_hashed(spec: ProjectionSpec, table: tuple, gradients_BP: jax.Array) -> jax.Array:
-    return kernels.hashed_sums(
-        gradients_BP,
-        size=spec.size,
-        sign_keys=hashing.stream_keys(spec.seed, hashing.SIGN_STREAM),
-        bin_keys=hashing.stream_keys(spec.seed, hashing.BIN_STREAM),
-    )
-
-
-def _apply_dense(spec: ProjectionSpec, table: tuple, gradients_BP: jax.Array) -> jax.Array:
-    sums_BK = kernels.dense_sums(
-        gradients_BP,
-        size=spec.size,
-        row_keys=hashing.stream_keys(spec.seed, hashing.ROW_STREAM),
-        column_keys=hashing.stream_keys(spec.seed, hashing.COLUMN_STREAM),
-        operand=spec.operand,
-    )
-    return sums_BK * np.float32(spec.size**-0.5)
-
-
-FAMILIES: dict[str, Family] = {
-    "binned": Family(lambda spec: jnp.asarray(binned_table(spec)), _apply_binned),
-    "binned_hashed": Family(lambda spec: (), _apply_hashed),
-    "dense_rademacher": Family(lambda spec: (), _apply_dense),
-}
-
-
 def init_projection(
     seed: int, family: str, num_params: int, size: int, *, operand: str = "float32"
 ) -> Projection:
@@ -170,7 +105,7 @@ def init_projection(
 
     Args:
       seed: 0 <= seed < 2 ** 63.
-      family: a name in FAMILIES.
+      family: a name in PROJECTIONS.
       num_params: P, the number of LoRA parameters.
       size: K <= P.
       operand: of the product in dense_rademacher, see ProjectionSpec.
@@ -186,7 +121,7 @@ def init_projection(
     spec = ProjectionSpec(
         family=family, num_params=num_params, size=size, seed=seed, operand=operand
     )
-    return Projection(spec, FAMILIES[family].init(spec))
+    return Projection(spec, PROJECTIONS[family].init(spec))
 
 
 def project(projection: Projection, gradient_P: Float[Array, " P"]) -> Float[Array, " K"]:
@@ -219,7 +154,7 @@ def _batched_apply(spec: ProjectionSpec) -> Callable[[Any, jax.Array], jax.Array
 
     @jax.custom_batching.custom_vmap
     def apply(table: Any, gradients_BP: jax.Array) -> jax.Array:
-        return FAMILIES[spec.family].apply(spec, table, gradients_BP)
+        return PROJECTIONS[spec.family].apply(spec, table, gradients_BP)
 
     @apply.def_vmap
     def _fold(

@@ -15,25 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from raslik_jax.sketch import hashing
-from raslik_jax.sketch.projections import ProjectionSpec, binned_table
-
-BINNED_FAMILIES = ("binned", "binned_hashed")
-
-
-def collision_probability(family: str, num_params: int, size: int) -> float:
-    """Returns p, the probability that two coordinates meet in one coordinate of the sketch.
-
-    1 / K for hashed bins, and for `dense_rademacher`, where all coordinates meet in all K sums.
-    For bins of fixed length (1 / K) (P - K) / (P - 1) where K divides P; where it does not, the
-    bins have M = ceil(P / K) or M - 1 members, and p counts the pairs in both kinds.
-    """
-    if family != "binned":
-        return 1.0 / size
-    slots = -(-num_params // size)
-    full = num_params - (slots - 1) * size
-    pairs = full * slots * (slots - 1) + (size - full) * (slots - 1) * (slots - 2)
-    return pairs / (num_params * (num_params - 1)) if num_params > 1 else 0.0
+from raslik_jax.sketch.families import PROJECTIONS
+from raslik_jax.sketch.projections import ProjectionSpec
 
 
 def unnormalized_variance(
@@ -59,7 +42,7 @@ def cosine_variance(u_P: Float[np.ndarray, " P"], v_P: Float[np.ndarray, " P"], 
     Args:
       u_P: unit vector.
       v_P: unit vector.
-      p: of `collision_probability`.
+      p: of a family's `collision`.
     """
     u_P, v_P = np.asarray(u_P, np.float64), np.asarray(v_P, np.float64)
     rho = float(u_P @ v_P)
@@ -84,7 +67,7 @@ def mean_score_variance(
     Args:
       query_gram_QQ: cosines g_ij between the queries, estimated from their sketches.
       rho_Q: cosines of the row with each query, estimated likewise.
-      p: of `collision_probability`.
+      p: of a family's `collision`.
     """
     gram_QQ = np.asarray(query_gram_QQ, np.float64)
     rho_Q = np.asarray(rho_Q, np.float64)
@@ -98,21 +81,14 @@ def mean_score_variance(
 
 def bin_of_coordinate(spec: ProjectionSpec) -> Int[np.ndarray, " P"]:
     """Returns the bin of every coordinate, for a family that has bins."""
-    if spec.family == "binned":
-        table_MK = binned_table(spec)
-        index_MK = table_MK ^ (table_MK >> 31)
-        # One more entry than coordinates: the padding's.
-        bin_P = np.empty(spec.num_params + 1, np.int64)
-        bin_P[index_MK] = np.arange(spec.size)[None, :]
-        return bin_P[: spec.num_params]
-    if spec.family == "binned_hashed":
-        keys = hashing.stream_keys(spec.seed, hashing.BIN_STREAM)
-        counter_P = np.arange(spec.num_params, dtype=np.uint32)
-        return (hashing.counter_hash(counter_P, keys) % np.uint32(spec.size)).astype(np.int64)
-    raise ValueError(
-        f"the bins of a projection were asked for, but {spec.family!r} has none: "
-        f"use 'binned' or 'binned_hashed'"
-    )
+    bins = PROJECTIONS[spec.family].bins
+    if bins is None:
+        with_bins = [name for name, family in PROJECTIONS.items() if family.bins]
+        raise ValueError(
+            f"the projection must have bins, {spec.family} has none: use one of "
+            f"{', '.join(with_bins)}"
+        )
+    return bins(spec)
 
 
 def frozen_cosine_variance(

@@ -20,6 +20,7 @@ from raslik_jax.retrieve.strategies import (
     aggregate_scores,
 )
 from raslik_jax.sketch import theory
+from raslik_jax.sketch.families import PROJECTIONS
 
 # Few distinct values, so that ties are common.
 _SCORES = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=30)
@@ -324,7 +325,7 @@ class SketchNoiseTest(parameterized.TestCase):
         variance_N = np.var(scores, axis=0, ddof=1)
         # The relative standard error of a variance over n draws is sqrt(2 / (n - 1)).
         bound = 5 * np.sqrt(2 / (num_seeds - 1))
-        p = theory.collision_probability("binned", num_params, size)
+        p = PROJECTIONS["binned"].collision(num_params, size)
         formula_N = selection.score_sigma(gram_QQ, rho_NQ, p) ** 2
         np.testing.assert_array_less(np.abs(variance_N / formula_N - 1), bound)
 
@@ -338,7 +339,7 @@ class SketchNoiseTest(parameterized.TestCase):
         vectors[:num_rows] += 0.5 * vectors[num_rows]
         unit = _unit(vectors)
         rho_N = unit[:num_rows] @ unit[num_rows]
-        p = theory.collision_probability("binned", num_params, size)
+        p = PROJECTIONS["binned"].collision(num_params, size)
         formula_N = selection.score_sigma(np.ones((1, 1)), rho_N[:, None], p) ** 2
         exact_N = [theory.cosine_variance(row, unit[num_rows], p) for row in unit[:num_rows]]
         scores = []

@@ -12,8 +12,9 @@ import pytest
 from absl.testing import parameterized
 
 from raslik_jax.sketch import hashing, kernels, projections, theory
+from raslik_jax.sketch.families import PROJECTIONS, binned_table
 
-FAMILIES = tuple(projections.FAMILIES)
+FAMILIES = tuple(PROJECTIONS)
 MASK = (1 << 32) - 1
 
 
@@ -230,7 +231,7 @@ class HashTest(parameterized.TestCase):
 class BinsTest(parameterized.TestCase):
     def test_bins_draw_from_the_whole_vector(self):
         spec = projections.ProjectionSpec(family="binned", num_params=1 << 23, size=1 << 16, seed=0)
-        table_MK = projections.binned_table(spec)
+        table_MK = binned_table(spec)
         index_MK = table_MK ^ (table_MK >> 31)
         block_MK = np.sort(index_MK >> 12, axis=0)
         distinct_K = 1 + np.count_nonzero(np.diff(block_MK, axis=0), axis=0)
@@ -243,7 +244,7 @@ class BinsTest(parameterized.TestCase):
     @parameterized.parameters((1000, 64), (1000, 999), (1000, 1000), (1000, 1), (65, 64))
     def test_every_coordinate_once_and_no_bin_empty(self, num_params, size):
         spec = projections.ProjectionSpec(family="binned", num_params=num_params, size=size, seed=1)
-        table_MK = projections.binned_table(spec)
+        table_MK = binned_table(spec)
         index_MK = table_MK ^ (table_MK >> 31)
         self.assertEqual(
             np.sort(index_MK, axis=None)[:num_params].tolist(), list(range(num_params))
@@ -254,7 +255,7 @@ class BinsTest(parameterized.TestCase):
 
     def test_reads_are_in_order(self):
         spec = projections.ProjectionSpec(family="binned", num_params=1 << 16, size=1 << 12, seed=1)
-        table_MK = projections.binned_table(spec)
+        table_MK = binned_table(spec)
         index_MK = table_MK ^ (table_MK >> 31)
         self.assertTrue(np.all(np.diff(index_MK[0]) > 0))
         self.assertTrue(np.all(np.diff(index_MK, axis=0) > 0))
@@ -269,7 +270,7 @@ class BinsTest(parameterized.TestCase):
             )
             count_K = np.bincount(theory.bin_of_coordinate(spec), minlength=size)
             meetings += int((count_K * (count_K - 1)).sum())
-        p = theory.collision_probability("binned", num_params, size)
+        p = PROJECTIONS["binned"].collision(num_params, size)
         self.assertEqual(meetings, draws * (30 * 6 + 20 * 2))
         self.assertAlmostEqual(meetings / draws / (num_params * (num_params - 1)), p, places=12)
         same = sum(
@@ -283,12 +284,12 @@ class BinsTest(parameterized.TestCase):
 
     def test_the_formula_is_the_published_one_where_size_divides(self):
         self.assertAlmostEqual(
-            theory.collision_probability("binned", 1 << 14, 1 << 10),
+            PROJECTIONS["binned"].collision(1 << 14, 1 << 10),
             (2**14 - 2**10) / (2**14 - 1) / 2**10,
             places=15,
         )
-        self.assertEqual(theory.collision_probability("binned", 64, 64), 0.0)
-        self.assertEqual(theory.collision_probability("binned_hashed", 640, 64), 1 / 64)
+        self.assertEqual(PROJECTIONS["binned"].collision(64, 64), 0.0)
+        self.assertEqual(PROJECTIONS["binned_hashed"].collision(640, 64), 1 / 64)
 
 
 # ------------------------------------------------------------------ the Monte-Carlo tests
@@ -335,7 +336,7 @@ def sketch_grams(family: str, vectors_BP: np.ndarray, size: int, draws: int) -> 
             projections.ProjectionSpec(family=family, num_params=num_params, size=size, seed=seed)
             for seed in range(draws)
         )
-        return np.array([one(projections.binned_table(spec)) for spec in specs], np.float64)
+        return np.array([one(binned_table(spec)) for spec in specs], np.float64)
     streams = {
         "binned_hashed": (hashing.SIGN_STREAM, hashing.BIN_STREAM),
         "dense_rademacher": (hashing.ROW_STREAM, hashing.COLUMN_STREAM),
@@ -388,7 +389,7 @@ SIZES = (pytest.param(SMALL, id="small"), pytest.param(LARGE, id="large", marks=
 class TestMonteCarlo:
     def test_variance_of_inner_products_is_the_formula(self, family, sizes):
         vectors, grams = measured(family, **sizes)
-        p = theory.collision_probability(family, sizes["num_params"], sizes["size"])
+        p = PROJECTIONS[family].collision(sizes["num_params"], sizes["size"])
         for pair, name in enumerate(vectors.names):
             variance, error = variance_and_error(grams[:, 2 * pair, 2 * pair + 1])
             wanted = theory.unnormalized_variance(*vectors.unit_BP[2 * pair : 2 * pair + 2], p)
@@ -406,7 +407,7 @@ class TestMonteCarlo:
 
     def test_variance_of_cosines_is_the_formula(self, family, sizes):
         vectors, grams = measured(family, **sizes)
-        p = theory.collision_probability(family, sizes["num_params"], sizes["size"])
+        p = PROJECTIONS[family].collision(sizes["num_params"], sizes["size"])
         for pair, (name, rho) in enumerate(zip(vectors.names, vectors.rho, strict=True)):
             variance, error = variance_and_error(cosines(grams, 2 * pair, 2 * pair + 1))
             wanted = theory.cosine_variance(*vectors.unit_BP[2 * pair : 2 * pair + 2], p)
@@ -416,7 +417,7 @@ class TestMonteCarlo:
     def test_variance_of_centered_cosines_is_the_formula(self, family, sizes):
         """Centering is linear: it may be done on sketches, and the theory is that of u - mu."""
         vectors, grams = measured(family, **sizes)
-        p = theory.collision_probability(family, sizes["num_params"], sizes["size"])
+        p = PROJECTIONS[family].collision(sizes["num_params"], sizes["size"])
         centered_BP = vectors.unit_BP[:-1] - vectors.unit_BP[-1]
         centered_BP /= np.linalg.norm(centered_BP, axis=1, keepdims=True)
         # <x - mu, y - mu> of sketches, from inner products of sketches alone.
@@ -434,7 +435,7 @@ class TestMonteCarlo:
 
     def test_variance_of_the_mean_over_queries_is_the_formula(self, family, sizes):
         vectors, grams = measured(family, **sizes)
-        p = theory.collision_probability(family, sizes["num_params"], sizes["size"])
+        p = PROJECTIONS[family].collision(sizes["num_params"], sizes["size"])
         # The Gaussian pairs are correlated within and not between: as queries of row 1.
         row, queries = 1, (0, 2, 3, 4, 5)
         unit_BP = vectors.unit_BP
@@ -452,7 +453,7 @@ class TestMonteCarlo:
 def test_bias_of_cosines_at_a_small_size_is_the_formula(family):
     num_params, size, draws = 256, 16, 12_000
     vectors, grams = measured(family, num_params, size, draws)
-    p = theory.collision_probability(family, num_params, size)
+    p = PROJECTIONS[family].collision(num_params, size)
     for pair in range(3):
         rho = vectors.rho[pair]
         samples = cosines(grams, 2 * pair, 2 * pair + 1)

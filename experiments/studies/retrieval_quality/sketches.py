@@ -12,7 +12,6 @@ import numpy as np
 from experiments.studies.gradients import Combination
 from experiments.studies.retrieval_quality.labels import QUALITY, KernelScores, Labels, mean_of
 from raslik_jax.cli.command import option
-from raslik_jax.config import Projection
 from raslik_jax.evaluate import ranking
 from raslik_jax.files import read_array, read_json, write_json
 from raslik_jax.index import search
@@ -20,6 +19,7 @@ from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import requantize
 from raslik_jax.run.exact_gradients import project_rows
 from raslik_jax.sketch import projections
+from raslik_jax.sketch.families import PROJECTIONS
 
 Dtype = Literal["float32", "bfloat16", "int8", "sign"]
 # How the queries are combined, and what the label of a dtype then ends with.
@@ -30,7 +30,7 @@ _COMBINED: dict[Combination, str] = {"mean": "", "common": ", common"}
 class Options:
     """Which sketches are made."""
 
-    families: tuple[Projection, ...] = option(get_args(Projection), "Projection families.")
+    families: tuple[str, ...] = option(tuple(PROJECTIONS), "Projection families.", of=PROJECTIONS)
     dense_max_size: int = option(
         1024, "Largest K of dense_rademacher, which costs 2 P K a row.", low=1
     )
@@ -101,7 +101,7 @@ class SketchTrial:
                         }
 
     def entries(
-        self, family: Projection, size: int, draw: int, dtypes: Sequence[str]
+        self, family: str, size: int, draw: int, dtypes: Sequence[str]
     ) -> dict[str, Any] | None:
         """Returns the entries of one sketch, kept or made; None where K is above P."""
         path = self.folder / f"{family}-{size}-{draw}.json"

@@ -26,10 +26,10 @@ from experiments.studies import gradients
 from experiments.studies.theorem import report, variance
 from raslik_jax.cli import command
 from raslik_jax.cli.command import option
-from raslik_jax.config import Projection
 from raslik_jax.files import read_json, write_json
 from raslik_jax.run.exact_gradients import parse_pass, project_rows
 from raslik_jax.sketch import projections
+from raslik_jax.sketch.families import PROJECTIONS
 
 _CHUNK = 64
 KINDS = ("isotropic", "gradient noise", "other query")
@@ -51,7 +51,7 @@ class Options(gradients.Options):
     center: Literal["run", "yes", "no"] = option(
         "run", "Centered cosine; run: as the run has it, and yes for planted gradients."
     )
-    family: Projection = option("binned", "Projection family.")
+    family: str = option("binned", "Projection family.", of=PROJECTIONS)
     projection_seeds: int = option(8, "Sketches of each K.", low=2)
     fluctuations: int = option(12, "Fluctuations of each kind.", low=2)
     fluctuation_sizes: tuple[float, ...] = option((0.1, 0.3, 1.0), "|xi| / |q|.", low=1e-9)

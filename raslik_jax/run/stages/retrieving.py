@@ -39,7 +39,8 @@ from raslik_jax.run import memory
 from raslik_jax.run.workspace import (
     Workspace,
 )
-from raslik_jax.sketch import diagnose, gradients, projections, theory
+from raslik_jax.sketch import diagnose, gradients, projections
+from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.sketch.loss import example_loss
 
 
@@ -312,7 +313,7 @@ def row_sigma(
     if store.dtype == "sign":  # an upper bound that has the sketch's share in it
         return search.sign_error(score_M, width=rotated_size(store.size))
     spec = projections.ProjectionSpec(**store.identity["projection"])
-    p = theory.collision_probability(spec.family, spec.num_params, spec.size)
+    p = PROJECTIONS[spec.family].collision(spec.num_params, spec.size)
     rho_MQ = selection_lib.query_cosines(store.rows(positions), query_QK, found.mean_K)
     sigma_M = selection_lib.score_sigma(found.gram_QQ, rho_MQ, p)
     if store.dtype == "int8":

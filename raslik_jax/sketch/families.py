@@ -1,0 +1,139 @@
+"""The families of random projection, listed without loading jax.
+
+A family maps a flat gradient of P floats to K floats, linearly, by integer hashes of (seed,
+coordinate). Adding one adds a record to PROJECTIONS; `projections` runs them all.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from raslik_jax import lazy
+from raslik_jax.lazy import Array, jnp
+from raslik_jax.settings import Settings
+
+if TYPE_CHECKING:
+    from raslik_jax.sketch import hashing, kernels
+    from raslik_jax.sketch.projections import ProjectionSpec
+else:
+    hashing = lazy.module("raslik_jax.sketch.hashing")
+    kernels = lazy.module("raslik_jax.sketch.kernels")
+
+
+def meet_at_random(num_params: int, size: int) -> float:
+    """Returns p = 1 / K: of hashed bins, and of dense sums, where all coordinates meet in all."""
+    return 1.0 / size
+
+
+class ProjectionFamily(NamedTuple):
+    """A family of projections.
+
+    Attributes:
+      title: what it is called.
+      init: makes the table of a `ProjectionSpec`, () where nothing is precomputed.
+      apply: maps spec, table and gradients_BP to sketch_BK.
+      collision: from P and K, the probability that two coordinates meet in one of the sketch.
+      bins: the bin of every coordinate, where each lies in one; None for sums over all of them.
+      operands: dtypes in which a gradient may enter its product.
+      settings: its own.
+    """
+
+    title: str
+    init: Callable[[Any], Any]
+    apply: Callable[[Any, Any, Array], Array]
+    collision: Callable[[int, int], float] = meet_at_random
+    bins: Callable[[Any], Int[np.ndarray, " P"]] | None = None
+    operands: tuple[str, ...] = ("float32",)
+    settings: Settings = Settings()
+
+
+def binned_table(spec: "ProjectionSpec") -> np.ndarray:
+    """Returns int32 [M, K]: column j holds the M = ceil(P / K) signed members of bin j.
+
+    The members are a true permutation of the whole vector, dealt out one to a bin until none is
+    left: every bin has M members, or M - 1 and a zero of padding, and none is empty. An entry
+    e >= 0 stands for +g[e], e < 0 for -g[~e]; an index of P is the padding.
+
+    Neither the order of the members of a bin nor the numbering of the bins changes any inner
+    product, so both are free, and are spent on the memory: members ascend down a column and
+    columns ascend in their first member, so that each row of the table reads one band of the
+    gradient, the first row from end to end in order, and all rows together go through it once.
+    """
+    slots = -(-spec.num_params // spec.size)
+    member = np.full(slots * spec.size, spec.num_params, np.int32)
+    member[: spec.num_params] = hashing.hashed_order(spec.num_params, spec.seed)
+    member_KM = np.sort(member.reshape(slots, spec.size).T, axis=1)
+    member_MK = np.ascontiguousarray(member_KM[np.argsort(member_KM[:, 0])].T)
+    keys = hashing.stream_keys(spec.seed, hashing.SIGN_STREAM)
+    sign_MK = hashing.counter_hash(member_MK.astype(np.uint32), keys) >> np.uint32(31)
+    return np.where(sign_MK == 1, ~member_MK, member_MK)
+
+
+def _apply_binned(spec: "ProjectionSpec", table_MK: Array, gradients_BP: Array) -> Array:
+    return kernels.binned_sums(table_MK, gradients_BP)
+
+
+def _apply_hashed(spec: "ProjectionSpec", table: tuple, gradients_BP: Array) -> Array:
+    return kernels.hashed_sums(
+        gradients_BP,
+        size=spec.size,
+        sign_keys=hashing.stream_keys(spec.seed, hashing.SIGN_STREAM),
+        bin_keys=hashing.stream_keys(spec.seed, hashing.BIN_STREAM),
+    )
+
+
+def _apply_dense(spec: "ProjectionSpec", table: tuple, gradients_BP: Array) -> Array:
+    sums_BK = kernels.dense_sums(
+        gradients_BP,
+        size=spec.size,
+        row_keys=hashing.stream_keys(spec.seed, hashing.ROW_STREAM),
+        column_keys=hashing.stream_keys(spec.seed, hashing.COLUMN_STREAM),
+        operand=spec.operand,
+    )
+    return sums_BK * np.float32(spec.size**-0.5)
+
+
+def _bin_of_binned(spec: "ProjectionSpec") -> Int[np.ndarray, " P"]:
+    table_MK = binned_table(spec)
+    index_MK = table_MK ^ (table_MK >> 31)
+    # One more entry than coordinates: the padding's.
+    bin_P = np.empty(spec.num_params + 1, np.int64)
+    bin_P[index_MK] = np.arange(spec.size)[None, :]
+    return bin_P[: spec.num_params]
+
+
+def _bin_of_hashed(spec: "ProjectionSpec") -> Int[np.ndarray, " P"]:
+    keys = hashing.stream_keys(spec.seed, hashing.BIN_STREAM)
+    counter_P = np.arange(spec.num_params, dtype=np.uint32)
+    return (hashing.counter_hash(counter_P, keys) % np.uint32(spec.size)).astype(np.int64)
+
+
+def meet_in_dealt_bins(num_params: int, size: int) -> float:
+    """Returns p of bins of fixed length: (1 / K) (P - K) / (P - 1) where K divides P.
+
+    Where it does not, the bins have M = ceil(P / K) or M - 1 members, and p counts the pairs in
+    both kinds.
+    """
+    slots = -(-num_params // size)
+    full = num_params - (slots - 1) * size
+    pairs = full * slots * (slots - 1) + (size - full) * (slots - 1) * (slots - 2)
+    return pairs / (num_params * (num_params - 1)) if num_params > 1 else 0.0
+
+
+PROJECTIONS: dict[str, ProjectionFamily] = {
+    "binned": ProjectionFamily(
+        "binned",
+        lambda spec: jnp.asarray(binned_table(spec)),
+        _apply_binned,
+        collision=meet_in_dealt_bins,
+        bins=_bin_of_binned,
+    ),
+    "binned_hashed": ProjectionFamily(
+        "hashed bins", lambda spec: (), _apply_hashed, bins=_bin_of_hashed
+    ),
+    "dense_rademacher": ProjectionFamily(
+        "dense Rademacher", lambda spec: (), _apply_dense, operands=("float32", "bfloat16")
+    ),
+}
