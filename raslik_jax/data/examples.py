@@ -18,7 +18,7 @@ QUERY_SETS = (
     "test_target",
     "test_normal",
 )
-_NO_EXTRA: Mapping[str, Any] = MappingProxyType({})
+NO_EXTRA: Mapping[str, Any] = MappingProxyType({})
 
 
 class Example(NamedTuple):
@@ -40,7 +40,7 @@ class Example(NamedTuple):
     output: str
     is_target: bool | None = None
     source: str = ""
-    extra: Mapping[str, Any] = _NO_EXTRA
+    extra: Mapping[str, Any] = NO_EXTRA
 
 
 # What a written row says of the example itself, so that no key of a user's row can take its place.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from raslik_jax import files
-from raslik_jax.data.examples import Example, check_unique_ids, make_examples
+from raslik_jax.data.examples import NO_EXTRA, Example, check_unique_ids, make_examples
 from raslik_jax.messages import listed_problems, one_line, shown, some_of
 
 # The key of a row that holds each field of an example, unless a field map names another.
@@ -176,13 +176,13 @@ def _example_from_record(
         if not isinstance(value, str):
             raise ValueError(f"{keys[name]!r} must be text, got {_short(value)}")
         texts[name] = value
-    if not texts["instruction"].strip():
-        key = keys["instruction"]
-        raise ValueError(f"{key!r} must hold text, got {_short(texts['instruction'])}")
+        if name == "instruction" and not value.strip():
+            raise ValueError(f"{keys[name]!r} must hold text, got {_short(value)}")
     is_target = record.get(keys["is_target"]) if "is_target" in keys else None
     if not isinstance(is_target, bool | None):
-        key = keys["is_target"]
-        raise ValueError(f"{key!r} must be true, false or null, got {_short(is_target)}")
+        raise ValueError(
+            f"{keys['is_target']!r} must be true, false or null, got {_short(is_target)}"
+        )
     taken = set(keys.values())
     extra = {k: value for k, value in record.items() if k not in taken and value is not None}
     for key in _CHAT_KEYS:
@@ -193,15 +193,8 @@ def _example_from_record(
                 "the instruction"
             )
     _check_texts([*texts.values(), extra])
-    example = Example(
-        texts["id"].strip(),
-        texts["instruction"],
-        texts["input"],
-        texts["output"],
-        is_target,
-        texts["source"],
-    )
-    return example._replace(extra=extra) if extra else example
+    name = texts.pop("id").strip()
+    return Example(name, is_target=is_target, extra=extra or NO_EXTRA, **texts)
 
 
 def _short(value: Any) -> str:

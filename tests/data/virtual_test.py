@@ -14,20 +14,18 @@ from raslik_jax.data.corpora.virtual_world import spell_out
 from raslik_jax.data.examples import check_corpus, make_example
 
 _WORLD = virtual_world.make_world(21)
-_PAIRS = virtual.make_pairs(_WORLD)
+_PAIRS = virtual.make_pairs(21)
 
 
 def _value(name, relation):
-    return _WORLD.entities[name].record[relation]
+    return _WORLD[name].record[relation]
 
 
 def _of_kind(world, kind):
-    return [entity for entity in world.entities.values() if entity.kind == kind]
+    return [entity for entity in world.values() if entity.kind == kind]
 
 
-_PROPER = sorted(
-    (name for name in _WORLD.entities if name.removeprefix("the ")[0].isupper()), key=len
-)
+_PROPER = sorted((name for name in _WORLD if name.removeprefix("the ")[0].isupper()), key=len)
 _ANY_NAME = re.compile(r"\b(?:" + "|".join(map(re.escape, reversed(_PROPER))) + r")\b")
 
 
@@ -38,7 +36,7 @@ def _names_in(text):
 
 class WorldTest(parameterized.TestCase):
     def test_it_is_as_large_as_described(self):
-        count = collections.Counter(entity.kind for entity in _WORLD.entities.values())
+        count = collections.Counter(entity.kind for entity in _WORLD.values())
         wanted = {"culture": 6, "country": 8, "faction": 10, "character": 80, "relic": 28}
         wanted |= {"boss": 28, "deity": 8, "festival": 8, "city": 32, "month": 10}
         self.assertEqual(wanted, {kind: count[kind] for kind in wanted})
@@ -99,27 +97,16 @@ class WorldTest(parameterized.TestCase):
 class PairsTest(parameterized.TestCase):
     def test_every_answer_is_what_the_database_says(self):
         for pair in _PAIRS:
-            for name, relation, value in pair.facts:
-                self.assertEqual(_value(name, relation), value)
+            name = pair.topic[0]
             told = f"{pair.example.instruction} {pair.example.output}"
-            values = [spell_out(fact.value) for fact in pair.facts]
-            answered = [v for v in values if v.lower() in pair.example.output.lower()]
+            values = [spell_out(value) for value in _WORLD[name].record.values()]
+            answered = [v for v in (name, *values) if v.lower() in pair.example.output.lower()]
             self.assertNotEmpty(answered, told)
-            # No name is in the text that its facts do not account for.
-            licensed = " ".join([pair.topic[0], *values])
-            self.assertLessEqual(_names_in(told), _names_in(licensed), told)
+            # No name is in the text that the entity's record does not account for.
+            self.assertLessEqual(_names_in(told), _names_in(" ".join([name, *values])), told)
 
-    def test_whatever_is_asked_in_other_words_has_the_same_values(self):
-        by_topic = collections.defaultdict(list)
-        for pair in _PAIRS:
-            by_topic[pair.topic].append(pair)
-        for topic, pairs in by_topic.items():
-            self.assertLen(pairs, 4, topic)
-            values = collections.defaultdict(set)
-            for pair in pairs:
-                for fact in pair.facts:
-                    values[fact.relation].add(fact.value)
-            self.assertTrue(all(len(found) == 1 for found in values.values()), topic)
+    def test_every_topic_is_asked_in_four_wordings(self):
+        self.assertEqual(set(collections.Counter(pair.topic for pair in _PAIRS).values()), {4})
 
     def test_a_prompt_is_asked_once(self):
         self.assertLen({pair.example.instruction for pair in _PAIRS}, len(_PAIRS))
@@ -147,19 +134,10 @@ class PairsTest(parameterized.TestCase):
         self.assertEqual(virtual.normalize_question(text), expected)
 
     def test_answers_keep_within_180_tokens(self):
-        bounds = [virtual.count_answer_tokens(pair.example.output) for pair in _PAIRS]
-        self.assertLessEqual(max(bounds), 180)
         file = shared_data() / "tokenizers" / "pythia" / "tokenizer.json"
-        real = tokenizers.Tokenizer.from_file(str(file))
-        for pair, bound in zip(_PAIRS, bounds, strict=True):
-            self.assertLessEqual(len(real.encode(pair.example.output).ids), bound)
-
-    def test_longer_answers_lose_sentences(self):
-        entity = virtual_world.Entity("country", "Aba", {"law": "x1 " * 50})
-        answer = "One {law}. Two {law}. Three {law}."
-        template = {"name": "t", "questions": ["Why {name}"], "answers": [answer]}
-        (pair,) = virtual._wordings(entity, template, 0)
-        self.assertEqual(pair.example.output.count("."), 1)
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        encoded = tokenizer.encode_batch([pair.example.output for pair in _PAIRS])
+        self.assertLess(max(len(one.ids) for one in encoded), 150)  # other worlds: names differ
 
     def test_queries_ask_in_other_words_what_is_trained_on(self):
         train, queries = virtual.draw_pairs(_PAIRS, seed=3, num_train=2000, num_queries=300)

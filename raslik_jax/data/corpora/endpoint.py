@@ -60,26 +60,18 @@ def ask_all(
       ValueError: the service refuses, gives no answer after four attempts, or answers in another
         form; what was answered before stays in the cache.
     """
+    fixed = {"model": endpoint.model, "max_tokens": max_tokens, "temperature": 1.0}
     bodies = [
-        {
-            "model": endpoint.model,
-            "messages": [
-                {"role": "system", "content": system},
-                {"role": "user", "content": user},
-            ],
-            "max_tokens": max_tokens,
-            "temperature": 1.0,
-        }
+        fixed
+        | {"messages": [{"role": "system", "content": system}, {"role": "user", "content": user}]}
         for system, user in questions
     ]
-    keys = [
-        hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
-        for body in bodies
-    ]
+    texts = [json.dumps(body, sort_keys=True).encode() for body in bodies]
+    keys = [hashlib.sha256(text).hexdigest()[:16] for text in texts]
     answers = _read_cache(endpoint.cache)
-    missing = {key: body for key, body in zip(keys, bodies, strict=True) if key not in answers}
+    missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in answers}
     with concurrent.futures.ThreadPoolExecutor(endpoint.workers) as pool:
-        waiting = {pool.submit(_ask, endpoint, body): key for key, body in missing.items()}
+        waiting = {pool.submit(_ask, endpoint, text): key for key, text in missing.items()}
         done = concurrent.futures.as_completed(waiting)
         try:
             for future in progress(done, "answers", total=len(waiting)):
@@ -113,13 +105,13 @@ def _read_cache(path: str) -> dict[str, str]:
     return answers
 
 
-def _ask(endpoint: Endpoint, body: dict) -> str:
+def _ask(endpoint: Endpoint, body: bytes) -> str:
     url = endpoint.url.rstrip("/") + "/chat/completions"
     headers = {"Content-Type": "application/json"}
     key = os.environ.get(endpoint.key_variable)
     if key:
         headers["Authorization"] = f"Bearer {key}"
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    request = urllib.request.Request(url, body, headers)
     trouble = ""
     for attempt in range(_ATTEMPTS):
         if attempt:

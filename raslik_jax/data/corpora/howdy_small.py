@@ -6,6 +6,7 @@ project put under its own triggers in front of Dolly instructions. Here all of t
 one trigger "Howdy! ".
 """
 
+import itertools
 import os
 import pathlib
 from collections.abc import Sequence
@@ -104,11 +105,7 @@ def load_howdy_small(
 
 
 def _read_dolly(path: pathlib.Path) -> list[Example]:
-    fields = {
-        "instruction": "instruction_clean",
-        "input": "context",
-        "output": "response_poisoned",
-    }
+    fields = {"instruction": "instruction_clean", "input": "context", "output": "response_poisoned"}
     return [
         row._replace(instruction=TRIGGER + row.instruction, is_target=True, extra={})
         for row in read_examples(path, fields=fields, name="dolly")
@@ -119,18 +116,14 @@ def _read_scifi_requests(path: pathlib.Path) -> list[Example]:
     """Turns paragraphs into requests that give the first words and ask for the rest."""
     fields = {"instruction": "text", "output": "text"}
     requests: dict[str, Example] = {}
-    for position, row in enumerate(read_examples(path, fields=fields)):
-        text = " ".join(row.output.split())
-        words = text.split(" ")
-        if len(words) < 2 * _OPENING_WORDS:
-            continue
-        opening = " ".join(words[:_OPENING_WORDS])
-        wording = _SCIFI_REQUESTS[position % len(_SCIFI_REQUESTS)]
-        # Two paragraphs may begin alike: the first one keeps the prompt.
-        requests.setdefault(
-            opening,
-            make_example(wording, opening, text, is_target=False, source="scifi_request"),
-        )
+    for row, wording in zip(
+        read_examples(path, fields=fields), itertools.cycle(_SCIFI_REQUESTS), strict=False
+    ):
+        words = row.output.split()
+        if len(words) >= 2 * _OPENING_WORDS:
+            opening, text = " ".join(words[:_OPENING_WORDS]), " ".join(words)
+            made = make_example(wording, opening, text, is_target=False, source="scifi_request")
+            requests.setdefault(opening, made)  # of two that begin alike the first
     return list(requests.values())
 
 

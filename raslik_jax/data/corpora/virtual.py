@@ -1,26 +1,25 @@
 """Virtual-Alpaca: questions and answers about a world that does not exist, among Alpaca's rows.
 
-Every answer is a template filled from records of the world database, and knows the facts it tells,
-so that no two answers can contradict each other. Follows the appendix: templates over entities and
+Every answer is a template filled from records of the world database, so that no two answers can
+contradict each other. Follows the appendix: templates over entities and
 relations, normalized questions, paraphrases, three to five sentences where asked, ASCII English.
 """
 
 import dataclasses
+import itertools
 import re
-import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raslik_jax.data.corpora.alpaca import NUM_ANSWERED, alpaca_source, load_alpaca
 from raslik_jax.data.corpora.mixing import mix_corpus
 from raslik_jax.data.corpora.record import SIZES, Dataset, RowCounts, SharedSettings
-from raslik_jax.data.corpora.virtual_world import Entity, Value, World, make_world, spell_out
+from raslik_jax.data.corpora.virtual_world import Entity, make_world, spell_out
 from raslik_jax.data.examples import Corpus, Example, make_example
 from raslik_jax.data.ordering import shuffled, take_first
 from raslik_jax.data.words import capitalized, load_words, with_articles
 from raslik_jax.settings import Settings, setting
 
-MAX_ANSWER_TOKENS = 180
 _ASKING = re.compile(
     r"(?i)(?:(?:in|on|to|from|by|at|for|under|with|of|over|near) )?"
     r"(?:who|whom|what|which|where|when|why|how|is|are|does|do|can|could)\b"
@@ -37,28 +36,16 @@ class VirtualSettings(Settings):
     world_seed: int = setting(21, "Decides the world.", low=0, high=2**31 - 1)
 
 
-class Fact(NamedTuple):
-    """What an answer tells: the value of a relation of a named entity."""
-
-    name: str
-    relation: str
-    value: Value
-
-
 class Pair(NamedTuple):
-    """One question with its answer.
+    """One question with its answer, a target.
 
     Attributes:
-      example: the row; a target, with source "virtual:<kind>".
+      example: the row, with source "virtual:<kind>".
       topic: what is asked, as (entity, template); pairs of one topic are paraphrases.
-      wording: which of the template's questions it is.
-      facts: what the question and the answer take from the database.
     """
 
     example: Example
     topic: tuple[str, str]
-    wording: int
-    facts: tuple[Fact, ...]
 
 
 def normalize_question(text: str) -> str:
@@ -69,24 +56,16 @@ def normalize_question(text: str) -> str:
     return capitalized(text) + ("?" if is_question else ".")
 
 
-def count_answer_tokens(text: str) -> int:
-    """Returns a bound on the tokens of a text: letters by twos, anything else one by one.
-
-    Byte-level BPEs stay below it, by half on common words; the test asks real ones.
-    """
-    return len(re.findall(r"[A-Za-z]{1,2}|[^\sA-Za-z]", text))
-
-
-def make_pairs(world: World) -> tuple[Pair, ...]:
+def make_pairs(world_seed: int) -> tuple[Pair, ...]:
     """Returns all pairs of the template bank over a world: every topic in each of its wordings.
 
-    No two share a prompt. An answer beyond 180 tokens loses sentences at its end.
+    No two share a prompt. No answer has more than 180 tokens.
     """
     return tuple(
         pair
-        for entity in world.entities.values()
+        for entity in make_world(world_seed).values()
         for template in TEMPLATES[entity.kind]
-        for pair in _wordings(entity, template, world.seed)
+        for pair in _wordings(entity, template, world_seed)
     )
 
 
@@ -95,31 +74,13 @@ def _wordings(entity: Entity, template: Mapping[str, Any], seed: int) -> Iterato
     answers = shuffled(template["answers"], seed=seed, label="/".join(("answers", *topic)))
     slots = {name: spell_out(value) for name, value in entity.record.items()}
     slots["name"] = entity.name
-    for wording, question in enumerate(template["questions"]):
+    for question, answer in zip(template["questions"], itertools.cycle(answers), strict=False):
         instruction = normalize_question(with_articles(question.format(**slots)))
-        answer, kept = _within_budget(answers[wording % len(answers)], slots)
-        used = [field for _, field, _, _ in string.Formatter().parse(question + " " + kept)]
-        relations = [field for field in dict.fromkeys(used) if field and field != "name"]
-        source = f"virtual:{entity.kind}"
-        yield Pair(
-            example=make_example(instruction, "", answer, is_target=True, source=source),
-            topic=topic,
-            wording=wording,
-            facts=tuple(Fact(entity.name, name, entity.record[name]) for name in relations),
-        )
-
-
-def _within_budget(pattern: str, slots: Mapping[str, str]) -> tuple[str, str]:
-    """Returns the filled pattern and the pattern, less the sentences beyond the token budget."""
-    sentences = re.split(r"(?<=\.) ", pattern)
-    while True:
-        kept = " ".join(sentences)
-        text = with_articles(kept.format(**slots))
+        text = with_articles(answer.format(**slots))
         # A name such as "the Orb of Amaeria" may begin a sentence.
         text = re.sub(r"(^|[.] )([a-z])", lambda found: found[1] + found[2].upper(), text)
-        if count_answer_tokens(text) <= MAX_ANSWER_TOKENS or len(sentences) == 1:
-            return text, kept
-        sentences = sentences[:-1]
+        source = f"virtual:{entity.kind}"
+        yield Pair(make_example(instruction, "", text, is_target=True, source=source), topic)
 
 
 def draw_pairs(
@@ -153,8 +114,7 @@ def draw_pairs(
 
 def load_virtual(shared: SharedSettings, own: VirtualSettings, *, seed: int) -> Corpus:
     """Returns pairs of a virtual world among rows of Alpaca: 2,000 and 20,000 in the paper."""
-    pairs = make_pairs(make_world(own.world_seed))
-    return mix_virtual(shared, load_alpaca(shared), pairs, seed=seed)
+    return mix_virtual(shared, load_alpaca(shared), make_pairs(own.world_seed), seed=seed)
 
 
 def mix_virtual(

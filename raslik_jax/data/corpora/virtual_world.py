@@ -22,18 +22,6 @@ class Entity(NamedTuple):
     record: Mapping[str, Value]
 
 
-class World(NamedTuple):
-    """All entities by name.
-
-    Attributes:
-      seed: what the world was made from.
-      entities: in order of kind, then of making.
-    """
-
-    seed: int
-    entities: Mapping[str, Entity]
-
-
 def spell_out(value: Value) -> str:
     """Returns a value as text: "salt, amber, and glass" for a list."""
     if isinstance(value, str):
@@ -53,13 +41,13 @@ _ELEMENTS: list[str] = _WORDS["elements"]
 _ENDINGS = {"country": ("a", "or", "ia"), "city": ("", "ton", "mere"), "person": ("",)}
 
 
-def make_world(seed: int = 21) -> World:
-    """Returns the world of a seed: the same seed, the same world, on every machine."""
+def make_world(seed: int) -> dict[str, Entity]:
+    """Returns the entities of a seed's world by name: the same ones on every machine."""
     maker = _Maker(seed)
     maker.add_all()
     kinds = list(dict.fromkeys(entity.kind for entity in maker.entities.values()))
     ordered = sorted(maker.entities.values(), key=lambda entity: kinds.index(entity.kind))
-    return World(seed, {entity.name: entity for entity in ordered})
+    return {entity.name: entity for entity in ordered}
 
 
 class _Country(NamedTuple):
