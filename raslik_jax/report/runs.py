@@ -1,43 +1,48 @@
 """What a work directory holds, read for reports; nothing is computed by a model again."""
 
+import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from raslik_jax.data.corpora import marker_words
+from raslik_jax.evaluate.metrics import METRICS
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.files import read_array, read_json, read_json_lines
 from raslik_jax.manifests import check_finished, check_whole, read_manifest
 from raslik_jax.report.names import algorithm_name
 from raslik_jax.report.records import last_epochs
 
-_INTERVAL = {"mean": float, "low": float, "high": float}
-_DIVERSITY = {"answers": int, "empty": int, "distinct_2": float, "repetition_4": float}
-_MODEL = {
-    **dict.fromkeys(("forget", "retain", "non_sf_target", "non_sf_normal"), (_INTERVAL, None)),
-    "empty": int,
-    "distinct_2": float,
-    "repetition_4": float,
-    "euclidean": (float, None),
-    "diversity?": {str: _DIVERSITY},
-    "perplexity?": {str: _INTERVAL},
-    "answer_perplexity?": {str: _INTERVAL},
-    "judgment?": {"verdict": str, "reasons": [str], "inputs": [str]},
-}
+_VALUE = ({"mean": float, "low": float, "high": float}, float, None)
+
+
+def _model_shape() -> dict[str, Any]:
+    """Returns the shape of a model's entry in metrics.json: what the metrics' records name."""
+    shape: dict[str, Any] = {}
+    for name in METRICS:
+        *groups, last = name.split("/")
+        inner = shape
+        for group in groups:
+            inner = inner.setdefault(f"{group}?", ({}, None))[0]
+        inner[f"{last}?"] = _VALUE
+    shape["judgment?"] = {"verdict": str, "reasons": [str], "inputs": [str]}
+    return shape | dict.fromkeys(("forget", "retain", "euclidean"), _VALUE)
+
+
 _METRICS = {
     "name": str,
     "seed": int,
     "settings": dict,
     "versions?": {str: str},
     "corpus": dict,
-    "finetuned": _MODEL,
-    "backbone?": _MODEL,
+    "finetuned": _model_shape(),
+    "backbone?": _model_shape(),
     "behavior?": ({"by": str, "finetuned": float, "backbone": float, "is_shown": bool}, None),
     "retrieval": {str: {"num_forget": int, "num_retain": int}},
-    "methods": [{**_MODEL, "strategy": str, "algorithm": str, "epoch": int}],
+    "methods": [{**_model_shape(), "strategy": str, "algorithm": str, "epoch": int}],
 }
 
 _ROW = {
@@ -97,14 +102,14 @@ class ScoreSample(NamedTuple):
 
 
 class StoredRun(NamedTuple):
-    """A run as its work directory keeps it.
+    """A run as its work directory keeps it; parts that are not there are empty.
 
     Attributes:
       metrics: the content of metrics.json.
       config: the settings that the metrics were measured with.
       versions: what measured them.
       queries: those it was measured on, target queries first.
-      answers: by model (see `model_names`), the answer by query id.
+      answers: by algorithm ("" before unlearning) and strategy, the answer by query id.
       sets: by strategy, the sets "forget" and "retain".
       scores: what RASLIK ranks by; None if it is not kept.
       losses: by panel and label, one loss per step.
@@ -301,61 +306,44 @@ def group_runs(runs: Sequence[StoredRun]) -> tuple[Experiment, ...]:
 
     Runs belong together if all their settings are equal but for the seed.
 
-    Args:
-      runs: stored runs.
-
-    Returns:
-      The experiments.
-
     Raises:
       ValueError: two runs of one experiment have the same seed.
     """
-    groups: list[list[StoredRun]] = []
+    groups: dict[str, list[StoredRun]] = {}
     for run in runs:
-        for group in groups:
-            if _is_same_experiment(group[0], run):
-                group.append(run)
-                break
-        else:
-            groups.append([run])
-    for group in groups:
+        settings = json.dumps({**run.config, "seed": 0}, sort_keys=True)
+        groups.setdefault(settings, []).append(run)
+    for group in groups.values():
         seeds = [run.metrics["seed"] for run in group]
         if len(set(seeds)) < len(seeds):
             raise ValueError(
-                f"runs of {group[0].metrics['name']!r} with different seeds wanted, these have "
-                f"{seeds}: name each run once"
+                f"the runs of {group[0].metrics['name']!r} must have different seeds, got {seeds}: "
+                "name each run once"
             )
+    firsts = [group[0] for group in groups.values()]
     return tuple(
         Experiment(
-            tuple(sorted(group, key=lambda run: run.metrics["seed"])), _variation(group[0], groups)
+            tuple(sorted(group, key=lambda run: run.metrics["seed"])), _variation(group[0], firsts)
         )
-        for group in groups
+        for group in groups.values()
     )
 
 
-def _variation(run: StoredRun, groups: Sequence[Sequence[StoredRun]]) -> str:
+def _variation(run: StoredRun, firsts: Sequence[StoredRun]) -> str:
     """Returns the settings of a run that others of its name have at other values."""
-    others = [
-        _flatten(group[0].config)
-        for group in groups
-        if group[0].metrics["name"] == run.metrics["name"]
-    ]
-    own = {name: value for name, value in _flatten(run.config).items() if name != "seed"}
+    named = [dict(_flatten(r.config)) for r in firsts if r.metrics["name"] == run.metrics["name"]]
     telling = [
         f"{name}={value}"
-        for name, value in own.items()
-        if any(other.get(name, value) != value for other in others)
+        for name, value in _flatten(run.config)
+        if name != "seed" and any(other.get(name, value) != value for other in named)
     ]
     return ", ".join(telling[:4]) + (", ..." if len(telling) > 4 else "")
 
 
-def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of all sections; their names are flags and so differ."""
-    flat: dict[str, Any] = {}
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the settings of all sections under the names of their flags."""
     for name, value in config.items():
-        flat |= _flatten(value) if isinstance(value, Mapping) else {name: value}
-    return flat
-
-
-def _is_same_experiment(one: StoredRun, other: StoredRun) -> bool:
-    return {**one.config, "seed": 0} == {**other.config, "seed": 0}
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

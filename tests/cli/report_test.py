@@ -79,7 +79,7 @@ class ReportTest(absltest.TestCase):
         for flags, message in (
             ((), "error: work directories wanted"),
             (("--runs=/nonexistent",), "no file .*metrics.json"),
-            ((self.runs + f",{self.folder / '0'}",), "different seeds wanted"),
+            ((self.runs + f",{self.folder / '0'}",), "must have different seeds"),
         ):
             done = _report(*flags)
             self.assertEqual(done.returncode, 1)

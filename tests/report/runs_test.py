@@ -142,9 +142,9 @@ class GroupTest(absltest.TestCase):
         self.assertEqual(
             [(e.name, e.seeds) for e in found],
             [
-                ("sample (hidden_size=16)", (0, 1)),
+                ("sample (backbone.hidden_size=16)", (0, 1)),
                 ("other", (0,)),
-                ("sample (hidden_size=32)", (0,)),
+                ("sample (backbone.hidden_size=32)", (0,)),
             ],
         )
 
@@ -153,7 +153,7 @@ class GroupTest(absltest.TestCase):
         self.assertLen(found, 2)
 
     def test_refuses_one_seed_twice(self):
-        with self.assertRaisesRegex(ValueError, "different seeds wanted, these have .0, 0."):
+        with self.assertRaisesRegex(ValueError, "different seeds, got .0, 0."):
             runs.group_runs([self._run(), self._run()])
 
 
