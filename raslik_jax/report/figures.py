@@ -1,263 +1,42 @@
-"""Figures of a run: for files as PNG and SVG, and as SVG for the page, which colors them.
+"""Figures of a run, in a file with all panels or one panel each for the page (see `drawing`)."""
 
-Drawing needs Matplotlib (extra `eval`), which is imported when the first figure is drawn. Figures
-are made without pyplot, so that no global state is left behind and no display is needed. They
-depend on nothing but the numbers shown: the same figure gives the same bytes.
-"""
-
-import functools
-import io
-import pathlib
-import re
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
-from markupsafe import Markup, escape
 
-from raslik_jax import files
 from raslik_jax.evaluate.metrics import IntervalEntry
 from raslik_jax.evaluate.summary import Metrics, rate_of
+from raslik_jax.report.drawing import (
+    GOLD,
+    INK,
+    LINE_STYLES,
+    OTHER_COLOR,
+    SOFT,
+    TARGET_COLOR,
+    Frame,
+    make_axes,
+    styled,
+)
 from raslik_jax.report.names import algorithm_name, strategy_name, strategy_styles
 from raslik_jax.report.records import REFERENCES, Model, collect_models
 from raslik_jax.report.tables import format_interval
 
-# Curves and dots that are no strategies, in their order: the palette of Okabe and Ito, which stays
-# apart for color-blind readers.
-_LINE_STYLES = (
-    ("#0072B2", "o"),
-    ("#D55E00", "^"),
-    ("#009E73", "D"),
-    ("#CC79A7", "P"),
-    ("#E69F00", "v"),
-    ("#56B4E9", "s"),
-    ("#5B3A8E", "h"),
-    ("#7A7A7A", "X"),
-)
-OTHER_COLOR, TARGET_COLOR = "#0072B2", "#D55E00"
-INK, GOLD, _FAINT, _SOFT = "#222222", "#F0C000", "#B8B8B8", "#555555"
 # Marker, size and color of what every strategy is held against.
 REFERENCE_MARKS = {
     "finetuned": ("o", 12, INK),
     "backbone": ("X", 13, INK),
     "ideal": ("*", 20, GOLD),
 }
-_STYLE = {
-    "figure.dpi": 100,
-    "savefig.dpi": 160,
-    "figure.constrained_layout.w_pad": 0.09,
-    "font.family": "DejaVu Sans",  # comes with Matplotlib: the same letters on every machine
-    "font.size": 10,
-    "text.parse_math": False,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.edgecolor": _FAINT,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": "#ECECEC",
-    "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "text.color": INK,
-    "legend.frameon": False,
-    "svg.hashsalt": "raslik_jax",
-    "svg.fonttype": "path",
-}
-# On the page the panels stand small beside each other, and all frames are the page's.
-_PAGE_STYLE = _STYLE | {
-    "font.size": 12.5,
-    "axes.labelcolor": _SOFT,
-    "axes.spines.left": False,
-    "axes.spines.bottom": False,
-    "xtick.labelcolor": _SOFT,
-    "ytick.labelcolor": _SOFT,
-    "xtick.major.pad": 7,
-    "ytick.major.pad": 7,
-    "svg.fonttype": "none",
-}
-_PAGE_WIDTH = 440  # points, as all sizes on the page
 # Curves are drawn through at most as many points.
 _MAX_POINTS = 240
-
-
-class Frame(NamedTuple):
-    """Where a panel of the page has its axes: points from the sides of the figure."""
-
-    height: int
-    left: int = 54
-    right: int = 14
-    top: int = 12
-    bottom: int = 48
-
-
-def _style(settings: Mapping[str, Any]) -> Any:
-    import matplotlib.style
-
-    return matplotlib.style.context(["default", dict(settings)], after_reset=True)
-
-
-def _styled(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function under the style of the file or, with `frame`, of the page."""
-
-    @functools.wraps(draw)
-    def styled(*args: Any, **options: Any) -> Any:
-        with _style(_PAGE_STYLE if options.get("frame") else _STYLE):
-            return draw(*args, **options)
-
-    return styled
-
-
-def _make(
-    size: tuple[float, float], frame: Frame | None, num: int = 1, columns: int = 0, **options: Any
-) -> tuple[Any, list[Any]]:
-    """Returns a figure and its axes: one panel for the page, or several for a file."""
-    import matplotlib.figure
-
-    if frame:
-        size = _PAGE_WIDTH / 72, frame.height / 72
-        figure = matplotlib.figure.Figure(figsize=size)
-        width, height = (
-            _PAGE_WIDTH - frame.left - frame.right,
-            frame.height - frame.top - frame.bottom,
-        )
-        place = frame.left / _PAGE_WIDTH, frame.bottom / frame.height
-        extent = width / _PAGE_WIDTH, height / frame.height
-        return figure, [figure.add_axes((*place, *extent))]
-    columns = columns or num
-    figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(-(-num // columns), columns, squeeze=False, **options).ravel()
-    for unused in axes[num:]:
-        unused.set_visible(False)
-    return figure, list(axes[:num])
-
-
-# forms ------------------------------------------------------------------------------------------
-
-
-def save_figure(figure: Any, stem: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
-    """Writes a figure as `<stem>.png` and `<stem>.svg` and returns both paths.
-
-    The files hold no date and no version, and each appears whole or not at all.
-
-    Args:
-      figure: a Matplotlib figure, as the functions below return it.
-      stem: path without extension; its folder exists.
-    """
-    paths = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
-    with _style(_STYLE):
-        for path in paths:
-            with files.replacing(path) as partial:
-                partial.write_bytes(_saved(figure, path.suffix[1:]))
-    return paths
-
-
-def _saved(figure: Any, form: str) -> bytes:
-    entries = ("Software",) if form == "png" else ("Date", "Creator", "Format", "Type")
-    content = io.BytesIO()
-    figure.savefig(content, format=form, metadata=dict.fromkeys(entries))
-    if form == "png":
-        return content.getvalue()
-    tip = rb'<g class="point"><title>\1</title>'
-    return re.sub(rb'<g id="tip:([^"]*)">', tip, content.getvalue())
-
-
-def page_svg(figure: Any, title: str) -> Markup:
-    """Returns a figure as an SVG element that takes fonts and colors from the page around it.
-
-    Colors are `var(--c-...)`, named after their light value (see `dark_color`). An artist whose gid
-    begins with "tip:" says the rest of it when pointed at.
-
-    Args:
-      figure: a figure that was drawn in a frame.
-      title: what it is called for those who do not see it; no other of the page has the same.
-    """
-    with _style(_PAGE_STYLE):
-        text = _saved(figure, "svg").decode()
-    text = re.sub(
-        r"<defs>\s*<style.*?</defs>|<!--.*?-->", "", text[text.index("<svg") :], flags=re.S
-    )
-    text = re.sub(r' style="([^"]*)"', _attributes, text)
-    text = re.sub(r' (?:d|x|y)="[^"]*"', lambda m: re.sub(r"(\.\d\d)\d+", r"\1", m[0]), text)
-    text = re.sub(r' transform="rotate\(-0 [^"]*"|<(path d=""|g id="\w+"/)[^>]*>', "", text)
-    # What is left of ids is referred to, and has to be this figure's own.
-    text = re.sub(r'<g id="[^"]*">', "<g>", text).replace("xlink:href", "href")
-    key = f"{zlib.crc32(title.encode()):08x}"
-    text = re.sub(r'(id="|"#|\(#)([mp]\w+)', rf"\1\2-{key}", text)
-    _, _, width, height = re.search(r'viewBox="(\S+) (\S+) (\S+) (\S+)"', text).groups()  # type: ignore[union-attr]
-    head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
-    return Markup(head + re.sub(r"\s*\n\s*", " ", text[text.index(">") + 1 :]).strip())
-
-
-def _attributes(found: re.Match[str]) -> str:
-    """Returns a style attribute as attributes, which need no leave of the page's policy."""
-    pairs = [pair.split(": ", 1) for pair in found[1].split("; ")]
-    kept = [(name, value) for name, value in pairs if name != "font-family"]
-    values = "".join(f' {name}="{value}"' for name, value in kept)
-    return re.sub("#([0-9a-f]{6})", r"var(--c-\1)", values)
-
-
-def dark_color(color: str, *, ground: str = "#1b1f23", ink: str = "#e8eaec") -> str:
-    """Returns what a color of a figure is on a dark ground: gray turned over, others light enough.
-
-    Args:
-      color: #rrggbb, as on a white ground.
-      ground: what white becomes.
-      ink: what the ink of the figures becomes.
-    """
-    values, low, high = (
-        np.array([int(c[i : i + 2], 16) for i in (1, 3, 5)]) for c in (color, ground, ink)
-    )
-    if np.ptp(values) < 12:
-        share = (255 - values.mean()) / (255 - int(INK[1:3], 16))
-        return _hex(low + (high - low) * min(share, 1.0))
-    mixed = values
-    for share in np.arange(0, 1, 0.05):
-        mixed = values + (255 - values) * share
-        if (_luminance(mixed) + 0.05) / (_luminance(low) + 0.05) >= 6:
-            break
-    return _hex(mixed)
-
-
-def _luminance(values: Any) -> float:
-    shares = values / 255
-    linear = np.where(shares <= 0.03928, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
-    return float(linear @ np.array([0.2126, 0.7152, 0.0722]))
-
-
-def _hex(values: Any) -> str:
-    return "#" + "".join(f"{round(float(value)):02x}" for value in values)
-
-
-def mark_svg(marker: str, color: str, *, has_line: bool = True) -> Markup:
-    """Returns a marker of Matplotlib's for the page's lists, on a line where it has one."""
-    from matplotlib.markers import MarkerStyle
-
-    style: Any = MarkerStyle(marker)
-    shape = style.get_path().transformed(style.get_transform().scale(11 if has_line else 13))
-    d = "".join(
-        "M" + "L".join(f"{13 + x:.1f} {8 - y:.1f}" for x, y in polygon) + "Z"
-        for polygon in shape.to_polygons()
-    )
-    line = '<path d="M1 8H25" stroke="currentColor" stroke-width="2"/>' if has_line else ""
-    var = f"var(--c-{color[1:].lower()})"
-    return Markup(
-        f'<svg viewBox="0 0 26 16" class="mark" color="{var}" aria-hidden="true">{line}'
-        f'<path d="{d}" fill="currentColor"/></svg>'
-    )
 
 
 # frontier ---------------------------------------------------------------------------------------
 
 
-@_styled
+@styled
 def draw_frontier(
     metrics: Metrics,
     algorithms: Sequence[str] = (),
@@ -287,7 +66,7 @@ def draw_frontier(
     strategies = list(dict.fromkeys(model.strategy for model in methods))
     styles = strategy_styles(strategies)
     size = (1.2 + 4.4 * len(algorithms), 5.2)
-    figure, all_axes = _make(size, frame, len(algorithms), sharex=True, sharey=True)
+    figure, all_axes = make_axes(size, frame, len(algorithms), sharex=True, sharey=True)
     low = lowest_retain(metrics) if retain_from is None else retain_from
     high = max(1.0, *(model.intervals("forget")[0]["high"] for model in models))
     for axes, algorithm in zip(all_axes, algorithms, strict=True):
@@ -342,7 +121,7 @@ def _frontier_legend(
         title=("\n" if num == 1 else " ").join(notes),
         title_fontproperties={"size": 8.5},
     )
-    legend.get_title().set(color=_SOFT, multialignment="center")
+    legend.get_title().set(color=SOFT, multialignment="center")
 
 
 def _draw_ground(axes: Any, references: Sequence[Model]) -> None:
@@ -375,7 +154,7 @@ def _draw_ground(axes: Any, references: Sequence[Model]) -> None:
                 xycoords=("axes fraction", "data"),
                 xytext=(4, 3),
                 textcoords="offset points",
-                color=_SOFT,
+                color=SOFT,
             )
 
 
@@ -408,7 +187,7 @@ def _tip(name: str, model: Model) -> str:
 # others -----------------------------------------------------------------------------------------
 
 
-@_styled
+@styled
 def draw_intervals(
     rows: Mapping[str, Mapping[str, IntervalEntry]],
     *,
@@ -434,7 +213,7 @@ def draw_intervals(
       A Matplotlib figure; without a frame its height grows with the rows.
     """
     variants = list(dict.fromkeys(name for row in rows.values() for name in row))
-    figure, (axes,) = _make((7.6, 1.3 + 0.3 * max(1, len(rows))), frame)
+    figure, (axes,) = make_axes((7.6, 1.3 + 0.3 * max(1, len(rows))), frame)
     axes.set_title(title)
     if floor is not None:
         axes.axvline(floor, color=INK, ls=":", lw=1.5)
@@ -442,7 +221,7 @@ def draw_intervals(
     for row, (name, entries) in enumerate(rows.items()):
         for variant, entry in entries.items():
             place = variants.index(variant)
-            color, marker = _LINE_STYLES[place % len(_LINE_STYLES)]
+            color, marker = LINE_STYLES[place % len(LINE_STYLES)]
             color = colors[name] if colors else color
             at = row + 0.16 * (place - (len(variants) - 1) / 2)
             low, mean, high = (
@@ -464,7 +243,7 @@ def draw_intervals(
                     xytext=(10, 0),
                     textcoords="offset points",
                     va="center",
-                    color=_SOFT,
+                    color=SOFT,
                 )
     axes.set_yticks(range(len(rows)), list(rows))
     axes.tick_params(axis="y", labelcolor=INK)
@@ -479,7 +258,7 @@ def draw_intervals(
     return figure
 
 
-@_styled
+@styled
 def draw_scores(
     score_N: Float[np.ndarray, " N"],
     is_target_N: Bool[np.ndarray, " N"] | None = None,
@@ -514,7 +293,7 @@ def draw_scores(
     edges = np.linspace(score_N.min(), score_N.max(), num_bins + 1)
     if edges[0] == edges[-1]:
         edges = edges + np.linspace(-0.5, 0.5, num_bins + 1)
-    figure, (axes,) = _make((7.6, 3.8), frame)
+    figure, (axes,) = make_axes((7.6, 3.8), frame)
     tallest = 0.0
     for label, is_member_N, color in groups:
         count = int(is_member_N.sum())
@@ -540,7 +319,7 @@ def draw_scores(
             textcoords="offset points",
             ha=side,
             va="top",
-            color=_SOFT,
+            color=SOFT,
         )
     axes.set_xlabel("retrieval score (forget direction)")
     axes.set_ylabel("share of its kind (%)")
@@ -549,46 +328,7 @@ def draw_scores(
     return figure
 
 
-@_styled
-def draw_boundary(
-    scores_N: Float[np.ndarray, " N"],
-    *,
-    forget_threshold: float,
-    retain_threshold: float,
-    gamma: float,
-    xlabel: str,
-) -> Any:
-    """Returns the paper's three histograms: all scores, and around each of the thresholds.
-
-    Args:
-      scores_N: the scores, finite.
-      forget_threshold: tau_F.
-      retain_threshold: -tau_R.
-      gamma: half the width of the neighborhoods, shaded; the zooms show five of it to each side.
-      xlabel: what the scores are.
-
-    Returns:
-      A Matplotlib figure; the panels' titles name how many scores are in the neighborhood.
-    """
-    figure, (whole, *zooms) = _make((11.4, 3.6), None, 3)
-    whole.set_title("all scores")
-    whole.hist(scores_N, bins=60, color=OTHER_COLOR, alpha=0.45)
-    ends = (forget_threshold, "forget", TARGET_COLOR), (retain_threshold, "retain", "#009E73")
-    for axes, (threshold, name, color) in zip(zooms, ends, strict=True):
-        whole.axvline(threshold, color=color, lw=1.3, ls="--")
-        near = int((np.abs(scores_N - threshold) <= gamma).sum())
-        axes.set_title(f"{near:,} near the {name} threshold")
-        edges = np.linspace(threshold - 5 * gamma, threshold + 5 * gamma, 41)
-        axes.hist(scores_N, bins=edges, color=OTHER_COLOR, alpha=0.45)
-        axes.axvspan(threshold - gamma, threshold + gamma, color=color, alpha=0.12, lw=0)
-        axes.axvline(threshold, color=color, lw=1.3, ls="--")
-    for axes in (whole, *zooms):
-        axes.set_xlabel(xlabel)
-    whole.set_ylabel("examples")
-    return figure
-
-
-@_styled
+@styled
 def draw_losses(
     panels: Mapping[str, Mapping[str, Sequence[float]]],
     strategies: Sequence[str] = (),
@@ -611,7 +351,7 @@ def draw_losses(
     """
     columns = 2 if len(panels) == 4 else min(3, max(1, len(panels)))
     size = (3.9 * columns + 0.4, 3.0 * -(-max(1, len(panels)) // columns))
-    figure, all_axes = _make(size, frame, max(1, len(panels)), columns)
+    figure, all_axes = make_axes(size, frame, max(1, len(panels)), columns)
     styles = strategy_styles(strategies or [name for curves in panels.values() for name in curves])
     for axes, (title, curves) in zip(all_axes, panels.items(), strict=False):
         axes.set_title("" if frame else title)
@@ -649,55 +389,3 @@ def running_mean(losses: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " ste
     step = np.arange(len(losses))
     first, last = np.maximum(step - reach, 0), np.minimum(step + reach + 1, len(losses))
     return (total[last] - total[first]) / (last - first)
-
-
-@_styled
-def draw_curves(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, IntervalEntry]]]],
-    *,
-    xlabel: str,
-    ylabel: str,
-    log_x: bool = False,
-    log_y: bool = False,
-) -> Any:
-    """Returns the figure of curves with bands, one panel each; colors go by label.
-
-    Args:
-      panels: for each panel title, the curves by label: points of x, and a mean with the ends of
-        the band.
-      xlabel: what x is.
-      ylabel: what the mean is.
-      log_x: x to the base 2, ticks where points are.
-      log_y: y to the base 10.
-
-    Returns:
-      A Matplotlib figure.
-    """
-    labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
-    styles = {name: _LINE_STYLES[i % len(_LINE_STYLES)] for i, name in enumerate(labels)}
-    size = (max(6.4, 0.8 + 4.1 * len(panels)), 4.0)
-    figure, all_axes = _make(size, None, max(1, len(panels)))
-    handles: dict[str, Any] = {}
-    for axes, (title, curves) in zip(all_axes, panels.items(), strict=False):
-        axes.set_title(title)
-        axes.set_xlabel(xlabel)
-        for label, points in curves.items():
-            color, marker = styles[label]
-            x = [at for at, _ in points]
-            ends = [[entry[end] for _, entry in points] for end in ("low", "mean", "high")]
-            axes.fill_between(x, ends[0], ends[2], color=color, alpha=0.15, lw=0)
-            (handles[label],) = axes.plot(
-                x, ends[1], color=color, marker=marker, ms=5, lw=1.6, mec="white", mew=0.6
-            )
-        if log_x:
-            axes.set_xscale("log", base=2)
-            ticks = sorted({at for points in curves.values() for at, _ in points})
-            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            axes.minorticks_off()
-        if log_y:
-            axes.set_yscale("log")
-    all_axes[0].set_ylabel(ylabel)
-    if len(labels) > 1:
-        columns = 2 if len(panels) == 1 else 4
-        figure.legend(handles.values(), handles, loc="outside upper center", ncols=columns)
-    return figure

@@ -22,7 +22,7 @@ from raslik_jax.evaluate.metrics import IntervalEntry
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.evaluate.words import word_pattern
 from raslik_jax.report import blocks as blocks_lib
-from raslik_jax.report import figures, names, published, results, runs, tables
+from raslik_jax.report import drawing, figures, names, published, results, runs, tables
 from raslik_jax.report.records import REFERENCES, Model, collect_models
 
 # What the page shows at most, so that its size stays bounded whatever was run.
@@ -107,7 +107,7 @@ def _stylesheet(body: str) -> Markup:
     """Returns the page's style with the colors of its figures, in light and in dark."""
     colors = sorted(set(re.findall(r"var\(--c-([0-9a-f]{6})\)", body)))
     light = "".join(f"--c-{color}:#{color};" for color in colors)
-    dark = "".join(f"--c-{color}:{figures.dark_color('#' + color)};" for color in colors)
+    dark = "".join(f"--c-{color}:{drawing.dark_color('#' + color)};" for color in colors)
     screen = "@media screen and (prefers-color-scheme: dark)"
     palette = f":root{{{light}}}\n{screen}{{:root{{{dark}}}}}\n"
     return Markup(palette + (_FOLDER / "page.css").read_text(encoding="utf-8"))
@@ -153,14 +153,14 @@ def _legend(strategies: Sequence[str]) -> list[tuple[Markup, str]]:
     """Returns the marker on a line and the printed name of each strategy."""
     styles = names.strategy_styles(strategies)
     return [
-        (figures.mark_svg(marker, color), names.strategy_name(name))
+        (drawing.mark_svg(marker, color), names.strategy_name(name))
         for name, (color, marker) in styles.items()
     ]
 
 
 def _reference_legend(metrics: Metrics) -> list[tuple[Markup, str]]:
     return [
-        (figures.mark_svg(marker, color, has_line=False), REFERENCES.get(name, name.capitalize()))
+        (drawing.mark_svg(marker, color, has_line=False), REFERENCES.get(name, name.capitalize()))
         for name, (marker, _, color) in figures.REFERENCE_MARKS.items()
         if name in metrics or name not in REFERENCES
     ]
@@ -302,10 +302,10 @@ def _intervals(
         figure = figures.draw_intervals(
             rows,
             xlabel=f"{letter}, {words}",
-            colors=colors | {REFERENCES["backbone"]: figures.INK},
+            colors=colors | {REFERENCES["backbone"]: drawing.INK},
             start=start,
             floor=floor,
-            frame=figures.Frame(56 + 27 * len(rows), left=104, right=58, top=8, bottom=48),
+            frame=drawing.Frame(56 + 27 * len(rows), left=104, right=58, top=8, bottom=48),
         )
         title = f"{letter} of every strategy, {block.title}"
         note = "" if start == 0 else f"The axis starts at {start:g}."
@@ -314,7 +314,7 @@ def _intervals(
 
 
 def _figure(figure: Any, title: str, lead: str, text: str = "") -> dict[str, Any]:
-    return {"svg": figures.page_svg(figure, title), "lead": lead, "text": text}
+    return {"svg": drawing.page_svg(figure, title), "lead": lead, "text": text}
 
 
 # other sections ---------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def _frontier(experiment: runs.Experiment) -> dict[str, Any]:
     low = min(map(figures.lowest_retain, experiment.metrics))
     found = []
     for seed, algorithm in panels[:_MAX_PANELS]:
-        figure = figures.draw_frontier(seed, [algorithm], retain_from=low, frame=figures.Frame(380))
+        figure = figures.draw_frontier(seed, [algorithm], retain_from=low, frame=drawing.Frame(380))
         where = names.algorithm_name(algorithm)
         where += f", seed {seed['seed']}" if len(experiment.seeds) > 1 else ""
         title = f"Frontier of {experiment.name}, {where}: F against R over the epochs"
@@ -348,7 +348,7 @@ def _frontier(experiment: runs.Experiment) -> dict[str, Any]:
 def _block_table(block: blocks_lib.Block, strategies: Sequence[str]) -> dict[str, Any]:
     # Of each strategy alone: what the paper has beside a run takes no color from it.
     marks = [
-        figures.mark_svg(*reversed(names.strategy_styles([*strategies, name])[name]))
+        drawing.mark_svg(*reversed(names.strategy_styles([*strategies, name])[name]))
         for name in block.strategies
     ]
     return {"table": blocks_lib.lay_out(block), "marks": marks}
@@ -384,7 +384,7 @@ def _retrieval(experiment: runs.Experiment) -> dict[str, Any]:
         number, scores = seed.metrics["seed"], seed.scores
         if scores is None:
             continue
-        figure = figures.draw_scores(**scores._asdict(), frame=figures.Frame(330))
+        figure = figures.draw_scores(**scores._asdict(), frame=drawing.Frame(330))
         title = f"Histogram of the retrieval scores of {experiment.name}, seed {number}, with the "
         text = (
             f"Seed {number}. Shaded: the ends that the sets take, up to "
@@ -396,14 +396,14 @@ def _retrieval(experiment: runs.Experiment) -> dict[str, Any]:
             )
         )
     labeled = [run.scores for run in experiment.runs if run.scores]
-    kinds = (("targets", figures.TARGET_COLOR), ("other examples", figures.OTHER_COLOR))
+    kinds = (("targets", drawing.TARGET_COLOR), ("other examples", drawing.OTHER_COLOR))
     return {
         "name": experiment.name,
         "which": _of_first(experiment),
         "table": results.retrieval_table(run.metrics),
         "figures": histograms,
         "legend": [
-            (figures.mark_svg("s", color, has_line=False), name)
+            (drawing.mark_svg("s", color, has_line=False), name)
             for name, color in kinds
             if any(scores.is_target_N is not None for scores in labeled)
         ],
@@ -481,7 +481,7 @@ def _model_legends(run: runs.StoredRun) -> Iterator[tuple[str, tuple[Markup, str
     yield from zip(strategies, _legend(strategies), strict=True)
     for name, label in REFERENCES.items():
         marker, _, color = figures.REFERENCE_MARKS[name]
-        yield name, (figures.mark_svg(marker, color, has_line=False), label)
+        yield name, (drawing.mark_svg(marker, color, has_line=False), label)
 
 
 def _pieces(text: str, pattern: re.Pattern[str] | None) -> Iterator[tuple[str, bool]]:
@@ -499,7 +499,7 @@ def _training(experiment: runs.Experiment) -> dict[str, Any]:
     strategies = _strategies(run.metrics)
     found = []
     for panel, curves in run.losses.items():
-        figure = figures.draw_losses({panel: curves}, strategies, frame=figures.Frame(300))
+        figure = figures.draw_losses({panel: curves}, strategies, frame=drawing.Frame(300))
         found.append(_figure(figure, f"Loss of {name}, {panel}, over the steps", panel))
     return {"name": name, "legend": _legend(strategies), "figures": found}
 

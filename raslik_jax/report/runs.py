@@ -16,7 +16,7 @@ from raslik_jax.manifests import check_finished, check_whole, read_manifest
 from raslik_jax.report.names import algorithm_name
 from raslik_jax.report.records import last_epochs
 
-_VALUE = ({"mean": float, "low": float, "high": float}, float, None)
+_VALUE = ({"mean": float, "low": float, "high": float}, float, bool, None)
 
 
 def _model_shape() -> dict[str, Any]:

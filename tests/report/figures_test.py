@@ -8,7 +8,7 @@ import numpy as np
 import sample_metrics
 from absl.testing import parameterized
 
-from raslik_jax.report import figures
+from raslik_jax.report import curves, drawing, figures
 
 
 def _scores() -> tuple[np.ndarray, np.ndarray]:
@@ -27,11 +27,11 @@ def _draw(name: str):
     if name == "scores":
         return figures.draw_scores(*_scores(), forget_threshold=0.4, retain_threshold=-0.1)
     if name == "boundary":
-        return figures.draw_boundary(
+        return curves.draw_boundary(
             _scores()[0], forget_threshold=0.4, retain_threshold=-0.1, gamma=0.02, xlabel="score"
         )
     if name == "curves":
-        return figures.draw_curves(
+        return curves.draw_curves(
             {"one": {"a": [(1.0, _entry(0.2)), (8.0, _entry(0.4))]}, "two": {"b": []}},
             xlabel="K",
             ylabel="share",
@@ -85,7 +85,7 @@ class SaveTest(parameterized.TestCase):
         for settings in ({}, {"font.size": 20, "svg.hashsalt": None, "axes.grid": False}):
             folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
             with matplotlib.rc_context(settings):
-                paths = figures.save_figure(_draw(name), folder / f"{name}.v1")
+                paths = drawing.save_figure(_draw(name), folder / f"{name}.v1")
             self.assertEqual([path.name for path in paths], [f"{name}.v1.png", f"{name}.v1.svg"])
             self.assertCountEqual(folder.iterdir(), paths)
             written.append([path.read_bytes() for path in paths])

@@ -10,7 +10,8 @@ from experiments.studies.gradients import join_table
 from experiments.studies.retrieval_quality.labels import QUALITY
 from raslik_jax.evaluate.ranking import join_records
 from raslik_jax.files import write_json, write_text
-from raslik_jax.report import figures, tables
+from raslik_jax.report import drawing, figures, tables
+from raslik_jax.report.curves import draw_curves
 
 Entry = Mapping[str, Any]
 Joined = Mapping[str, list[dict[str, Any]]]
@@ -170,7 +171,7 @@ def write_figures(joined: Joined, out: pathlib.Path) -> None:
     figure = figures.draw_intervals(
         rows, xlabel="auPRC of the forget ranking", title="Which gradient"
     )
-    figures.save_figure(figure, out / "kernels")
+    drawing.save_figure(figure, out / "kernels")
 
     names = {*[name for name in rows if name != Z_SUM][:3], *(name for name, _, _ in PRESETS)}
     by_kernel: dict[str, dict[str, list[Any]]] = {}
@@ -179,8 +180,8 @@ def write_figures(joined: Joined, out: pathlib.Path) -> None:
         if is_shown and entry["combine"] in ("mean", "common") and entry["kernel"] in names:
             points = by_kernel.setdefault(entry["kernel"], {}).setdefault(entry["combine"], [])
             points.append((float(entry["num_queries"]), entry["auprc"]))
-    figure = figures.draw_curves(by_kernel, xlabel="queries", ylabel="auPRC, centered", log_x=True)
-    figures.save_figure(figure, out / "queries")
+    figure = draw_curves(by_kernel, xlabel="queries", ylabel="auPRC, centered", log_x=True)
+    drawing.save_figure(figure, out / "queries")
 
     if not joined["sketches"]:
         return
@@ -192,8 +193,8 @@ def write_figures(joined: Joined, out: pathlib.Path) -> None:
             for panel, field in zip(panels, ("auprc", "jaccard_exact"), strict=True):
                 point = float(entry["size"]), entry[field]
                 panels[panel].setdefault(label, []).append(point)
-    figure = figures.draw_curves(panels, xlabel="K", ylabel="", log_x=True)
-    figures.save_figure(figure, out / "sketches")
+    figure = draw_curves(panels, xlabel="K", ylabel="", log_x=True)
+    drawing.save_figure(figure, out / "sketches")
 
 
 def write_report(records: Sequence[Entry], out: pathlib.Path) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 from experiments.studies.gradients import join_table
 from raslik_jax.evaluate.ranking import join_records
 from raslik_jax.files import write_json, write_text
-from raslik_jax.report import figures, tables
+from raslik_jax.report import drawing, tables
+from raslik_jax.report.curves import draw_boundary, draw_curves
 
 _ROUNDING = 1e-6  # of |Delta|^2, with products summed in float32
 _SETTING = ("fluctuation", "moved", "rule", "retain")
@@ -122,29 +123,27 @@ def write_figures(
             point = float(entry["kernel"]), entry["total_ratio"]
             curves.setdefault(f"|xi| = {entry['moved']:g} |q|", []).append(point)
     axes: Any = {"xlabel": "K", "log_x": True, "log_y": True}
-    figure = figures.draw_curves(panels, ylabel="Var, sketched / Var, exact", **axes)
-    figures.save_figure(figure, out / "variance")
+    figure = draw_curves(panels, ylabel="Var, sketched / Var, exact", **axes)
+    drawing.save_figure(figure, out / "variance")
     curves = {}
     for entry in slopes:
         for name, label in (("slope", "measured"), ("by_noise", "1 / (sigma sqrt(2 pi))")):
             if entry[name] is not None:
                 point = float(entry["size"]), entry[name]
                 curves.setdefault(f"{entry['end']}: {label}", []).append(point)
-    figure = figures.draw_curves(
-        {"Slope of selection": curves}, ylabel="slope per unit of cosine", **axes
-    )
-    figures.save_figure(figure, out / "slope")
+    figure = draw_curves({"Slope of selection": curves}, ylabel="slope per unit of cosine", **axes)
+    drawing.save_figure(figure, out / "slope")
     score_N = np.asarray(first["scores"])
     for stem, scale, xlabel in (
         ("boundary", 1.0, "cosine with the query"),
         ("boundary_scaled", float(np.abs(score_N).max()), "score, scaled to [-1, 1]"),
     ):
         forget, retain = (threshold / scale for threshold in first["thresholds"])
-        figure = figures.draw_boundary(
+        figure = draw_boundary(
             score_N / scale,
             forget_threshold=forget,
             retain_threshold=retain,
             gamma=gamma,
             xlabel=xlabel,
         )
-        figures.save_figure(figure, out / stem)
+        drawing.save_figure(figure, out / stem)

@@ -4,7 +4,7 @@ import pathlib
 from typing import Any
 
 from raslik_jax.evaluate.summary import Metrics
-from raslik_jax.report import figures, names, page, published, results, runs
+from raslik_jax.report import drawing, figures, names, page, published, results, runs
 from raslik_jax.report.records import REFERENCES
 from raslik_jax.report.tables import escape_markdown, render_markdown, render_terminal
 from raslik_jax.run.workspace import Workspace
@@ -19,7 +19,7 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
     metrics = stored.metrics
     drawn = _draw(stored)
     for name, figure in drawn.items():
-        figures.save_figure(figure, folder / name)
+        drawing.save_figure(figure, folder / name)
     retrieval, last = results.retrieval_table(metrics), results.results_table(metrics)
     (folder / "table.txt").write_text(f"{render_terminal(retrieval)}\n\n{render_terminal(last)}\n")
     prompts = {

@@ -1,0 +1,240 @@
+"""How figures are drawn and written: for files as PNG and SVG, for the page as SVG that it colors.
+
+Drawing needs Matplotlib (extra `eval`), which is imported when the first figure is drawn. Figures
+are made without pyplot, so that no global state is left behind and no display is needed. They
+depend on nothing but the numbers shown: the same figure gives the same bytes.
+"""
+
+import functools
+import io
+import pathlib
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from raslik_jax import files
+
+# Curves and dots that are no strategies, in their order: the palette of Okabe and Ito, which stays
+# apart for color-blind readers.
+LINE_STYLES = (
+    ("#0072B2", "o"),
+    ("#D55E00", "^"),
+    ("#009E73", "D"),
+    ("#CC79A7", "P"),
+    ("#E69F00", "v"),
+    ("#56B4E9", "s"),
+    ("#5B3A8E", "h"),
+    ("#7A7A7A", "X"),
+)
+OTHER_COLOR, TARGET_COLOR = "#0072B2", "#D55E00"
+INK, GOLD, _FAINT, SOFT = "#222222", "#F0C000", "#B8B8B8", "#555555"
+_STYLE = {
+    "figure.dpi": 100,
+    "savefig.dpi": 160,
+    "figure.constrained_layout.w_pad": 0.09,
+    "font.family": "DejaVu Sans",  # comes with Matplotlib: the same letters on every machine
+    "font.size": 10,
+    "text.parse_math": False,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": _FAINT,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#ECECEC",
+    "grid.linewidth": 0.8,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "text.color": INK,
+    "legend.frameon": False,
+    "svg.hashsalt": "raslik_jax",
+    "svg.fonttype": "path",
+}
+# On the page the panels stand small beside each other, and all frames are the page's.
+_PAGE_STYLE = _STYLE | {
+    "font.size": 12.5,
+    "axes.labelcolor": SOFT,
+    "axes.spines.left": False,
+    "axes.spines.bottom": False,
+    "xtick.labelcolor": SOFT,
+    "ytick.labelcolor": SOFT,
+    "xtick.major.pad": 7,
+    "ytick.major.pad": 7,
+    "svg.fonttype": "none",
+}
+_PAGE_WIDTH = 440  # points, as all sizes on the page
+
+
+class Frame(NamedTuple):
+    """Where a panel of the page has its axes: points from the sides of the figure."""
+
+    height: int
+    left: int = 54
+    right: int = 14
+    top: int = 12
+    bottom: int = 48
+
+
+def _style(settings: Mapping[str, Any]) -> Any:
+    import matplotlib.style
+
+    return matplotlib.style.context(["default", dict(settings)], after_reset=True)
+
+
+def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function under the style of the file or, with `frame`, of the page."""
+
+    @functools.wraps(draw)
+    def styled(*args: Any, **options: Any) -> Any:
+        with _style(_PAGE_STYLE if options.get("frame") else _STYLE):
+            return draw(*args, **options)
+
+    return styled
+
+
+def make_axes(
+    size: tuple[float, float], frame: Frame | None, num: int = 1, columns: int = 0, **options: Any
+) -> tuple[Any, list[Any]]:
+    """Returns a figure and its axes: one panel for the page, or several for a file."""
+    import matplotlib.figure
+
+    if frame:
+        size = _PAGE_WIDTH / 72, frame.height / 72
+        figure = matplotlib.figure.Figure(figsize=size)
+        width, height = (
+            _PAGE_WIDTH - frame.left - frame.right,
+            frame.height - frame.top - frame.bottom,
+        )
+        place = frame.left / _PAGE_WIDTH, frame.bottom / frame.height
+        extent = width / _PAGE_WIDTH, height / frame.height
+        return figure, [figure.add_axes((*place, *extent))]
+    columns = columns or num
+    figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(-(-num // columns), columns, squeeze=False, **options).ravel()
+    for unused in axes[num:]:
+        unused.set_visible(False)
+    return figure, list(axes[:num])
+
+
+# forms ------------------------------------------------------------------------------------------
+
+
+def save_figure(figure: Any, stem: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """Writes a figure as `<stem>.png` and `<stem>.svg` and returns both paths.
+
+    The files hold no date and no version, and each appears whole or not at all.
+
+    Args:
+      figure: a Matplotlib figure, as the functions below return it.
+      stem: path without extension; its folder exists.
+    """
+    paths = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
+    with _style(_STYLE):
+        for path in paths:
+            with files.replacing(path) as partial:
+                partial.write_bytes(_saved(figure, path.suffix[1:]))
+    return paths
+
+
+def _saved(figure: Any, form: str) -> bytes:
+    entries = ("Software",) if form == "png" else ("Date", "Creator", "Format", "Type")
+    content = io.BytesIO()
+    figure.savefig(content, format=form, metadata=dict.fromkeys(entries))
+    if form == "png":
+        return content.getvalue()
+    tip = rb'<g class="point"><title>\1</title>'
+    return re.sub(rb'<g id="tip:([^"]*)">', tip, content.getvalue())
+
+
+def page_svg(figure: Any, title: str) -> Markup:
+    """Returns a figure as an SVG element that takes fonts and colors from the page around it.
+
+    Colors are `var(--c-...)`, named after their light value (see `dark_color`). An artist whose gid
+    begins with "tip:" says the rest of it when pointed at.
+
+    Args:
+      figure: a figure that was drawn in a frame.
+      title: what it is called for those who do not see it; no other of the page has the same.
+    """
+    with _style(_PAGE_STYLE):
+        text = _saved(figure, "svg").decode()
+    text = re.sub(
+        r"<defs>\s*<style.*?</defs>|<!--.*?-->", "", text[text.index("<svg") :], flags=re.S
+    )
+    text = re.sub(r' style="([^"]*)"', _attributes, text)
+    text = re.sub(r' (?:d|x|y)="[^"]*"', lambda m: re.sub(r"(\.\d\d)\d+", r"\1", m[0]), text)
+    text = re.sub(r' transform="rotate\(-0 [^"]*"|<(path d=""|g id="\w+"/)[^>]*>', "", text)
+    # What is left of ids is referred to, and has to be this figure's own.
+    text = re.sub(r'<g id="[^"]*">', "<g>", text).replace("xlink:href", "href")
+    key = f"{zlib.crc32(title.encode()):08x}"
+    text = re.sub(r'(id="|"#|\(#)([mp]\w+)', rf"\1\2-{key}", text)
+    _, _, width, height = re.search(r'viewBox="(\S+) (\S+) (\S+) (\S+)"', text).groups()  # type: ignore[union-attr]
+    head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+    return Markup(head + re.sub(r"\s*\n\s*", " ", text[text.index(">") + 1 :]).strip())
+
+
+def _attributes(found: re.Match[str]) -> str:
+    """Returns a style attribute as attributes, which need no leave of the page's policy."""
+    pairs = [pair.split(": ", 1) for pair in found[1].split("; ")]
+    kept = [(name, value) for name, value in pairs if name != "font-family"]
+    values = "".join(f' {name}="{value}"' for name, value in kept)
+    return re.sub("#([0-9a-f]{6})", r"var(--c-\1)", values)
+
+
+def dark_color(color: str, *, ground: str = "#1b1f23", ink: str = "#e8eaec") -> str:
+    """Returns what a color of a figure is on a dark ground: gray turned over, others light enough.
+
+    Args:
+      color: #rrggbb, as on a white ground.
+      ground: what white becomes.
+      ink: what the ink of the figures becomes.
+    """
+    values, low, high = (
+        np.array([int(c[i : i + 2], 16) for i in (1, 3, 5)]) for c in (color, ground, ink)
+    )
+    if np.ptp(values) < 12:
+        share = (255 - values.mean()) / (255 - int(INK[1:3], 16))
+        return _hex(low + (high - low) * min(share, 1.0))
+    mixed = values
+    for share in np.arange(0, 1, 0.05):
+        mixed = values + (255 - values) * share
+        if (_luminance(mixed) + 0.05) / (_luminance(low) + 0.05) >= 6:
+            break
+    return _hex(mixed)
+
+
+def _luminance(values: Any) -> float:
+    shares = values / 255
+    linear = np.where(shares <= 0.03928, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    return float(linear @ np.array([0.2126, 0.7152, 0.0722]))
+
+
+def _hex(values: Any) -> str:
+    return "#" + "".join(f"{round(float(value)):02x}" for value in values)
+
+
+def mark_svg(marker: str, color: str, *, has_line: bool = True) -> Markup:
+    """Returns a marker of Matplotlib's for the page's lists, on a line where it has one."""
+    from matplotlib.markers import MarkerStyle
+
+    style: Any = MarkerStyle(marker)
+    shape = style.get_path().transformed(style.get_transform().scale(11 if has_line else 13))
+    d = "".join(
+        "M" + "L".join(f"{13 + x:.1f} {8 - y:.1f}" for x, y in polygon) + "Z"
+        for polygon in shape.to_polygons()
+    )
+    line = '<path d="M1 8H25" stroke="currentColor" stroke-width="2"/>' if has_line else ""
+    var = f"var(--c-{color[1:].lower()})"
+    return Markup(
+        f'<svg viewBox="0 0 26 16" class="mark" color="{var}" aria-hidden="true">{line}'
+        f'<path d="{d}" fill="currentColor"/></svg>'
+    )
