@@ -9,6 +9,7 @@ from typing import Any
 
 from raslik_jax.config import kernel_name
 from raslik_jax.data.corpora import DATASETS
+from raslik_jax.train.objectives import OBJECTIVES
 
 # Names as the paper prints them; a strategy or algorithm that is not here shows its own.
 _STRATEGIES = {
@@ -41,14 +42,17 @@ def strategy_order() -> tuple[str, ...]:
 
 def strategy_styles(strategies: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Returns the color and the marker of each strategy, the same in every figure of a run."""
-    others = iter(_OTHER_STYLES * len(strategies))
-    known = {name: style for name, (_, *style) in _STRATEGIES.items() if all(style)}
-    return {name: tuple(known.get(name) or next(others)) for name in strategies}  # type: ignore[misc]
+    known = {name: (color, marker) for name, (_, color, marker) in _STRATEGIES.items() if color}
+    others, styles = iter(_OTHER_STYLES * len(strategies)), dict[str, tuple[str, str]]()
+    for name in strategies:
+        own = known.get(name)
+        styles[name] = next(others) if own is None or own in styles.values() else own
+    return styles
 
 
 def algorithm_name(algorithm: str) -> str:
     """Returns the printed name of an unlearning algorithm: GA_GDR for ga_gdr."""
-    return {"simnpo": "SimNPO"}.get(algorithm, algorithm.upper())
+    return OBJECTIVES[algorithm].title if algorithm in OBJECTIVES else algorithm
 
 
 def dataset_name(dataset: str) -> str:
@@ -90,7 +94,7 @@ def highlighted(strategies: Iterable[str]) -> str:
 
 def uses_retain(algorithm: str) -> bool:
     """Returns whether an algorithm trains on the retain set."""
-    return algorithm not in ("ga", "npo")
+    return algorithm not in OBJECTIVES or OBJECTIVES[algorithm].retain is not None
 
 
 def options_of(algorithm: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from raslik_jax.evaluate.metrics import METRICS
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.files import read_array, read_json, read_json_lines
 from raslik_jax.manifests import check_finished, check_whole, read_manifest
-from raslik_jax.report.names import algorithm_name
+from raslik_jax.report.names import algorithm_name, highlighted
 from raslik_jax.report.records import last_epochs
 
 _VALUE = ({"mean": float, "low": float, "high": float}, float, bool, None)
@@ -230,9 +230,10 @@ def _read_sets(root: pathlib.Path, strategy: str, num_rows: int) -> dict[str, It
 
 def _read_scores(root: pathlib.Path, metrics: Metrics) -> ScoreSample | None:
     path = root / "retrieve" / "influence" / "influence.npy"
-    entry = metrics["retrieval"].get("raslik") or next(iter(metrics["retrieval"].values()), None)
-    if not path.is_file() or entry is None:
+    entries = metrics["retrieval"]
+    if not path.is_file() or not entries:
         return None
+    entry = entries[highlighted(entries) or next(iter(entries))]
     score_N = read_array(path).astype(np.float64)
     labels = [row.get("is_target") for row in _read_rows(root / "corpus" / "train.jsonl")]
     is_scored_N = score_N > -np.inf  # an example without a gradient is in no set
@@ -252,8 +253,7 @@ def _read_losses(root: pathlib.Path, metrics: Metrics) -> dict[str, dict[str, li
     """Returns the loss curves of every training, by panel and label."""
     panels = {}
     for title, stage in (("Backbone", "backbone"), ("Fine-tuning", "finetune")):
-        losses = _read_json(root / stage / "losses.json")
-        if losses:
+        if losses := _read_json(root / stage / "losses.json"):
             panels[title] = {"loss": losses}
     for entry in last_epochs(metrics["methods"]):
         algorithm, strategy = entry["algorithm"], entry["strategy"]
