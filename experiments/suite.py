@@ -5,7 +5,7 @@
 
 Every flag file is run with every seed, and with every value of each --vary:
 
-  --vary=sketch_size=1024,4096                                    two runs instead of one
+  --vary=sketch.size=1024,4096                                    two runs instead of one
   --vary=unlearn.ga_gdr.learning_rate,unlearn.ga_klr.learning_rate=1e-5,1e-4    move together
 
 --set=name=value adds a flag to all runs. Runs share what they have in common (fine-tuning,
@@ -23,6 +23,7 @@ report.md (a table for every flag file and variation, over its seeds) and report
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import itertools
 import os
@@ -38,30 +39,18 @@ from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax.cli import command, setting_flags  # noqa: E402
-from raslik_jax.evaluate import choice  # noqa: E402
-from raslik_jax.files import write_json, write_text  # noqa: E402
-from raslik_jax.messages import shown, some_of  # noqa: E402
-from raslik_jax.report import page, published, results, runs, tables  # noqa: E402
-from raslik_jax.report.tables import escape_markdown  # noqa: E402
-from raslik_jax.run.choosing import choose_from_runs  # noqa: E402
+from raslik_jax.cli import command, setting_flags
+from raslik_jax.config import Config, to_json
+from raslik_jax.evaluate import choice
+from raslik_jax.files import write_json, write_text
+from raslik_jax.messages import shown, some_of
+from raslik_jax.report import page, published, results, runs, tables
+from raslik_jax.report.tables import escape_markdown
+from raslik_jax.run import choosing
+from raslik_jax.settings import Settings, setting
 
-_OUT = flags.DEFINE_string("out", "", "Folder of the suite.")
-_FLAGFILES = flags.DEFINE_list("flagfiles", [], "Flag files of run.py, one experiment each.")
-_SEEDS = command.define_list("seeds", [0], "Seeds of every experiment.", int, low=0)
 _VARY = flags.DEFINE_multi_string("vary", [], "name=value,value or name,name=value,value.")
 _SET = flags.DEFINE_multi_string("set", [], "name=value, for all runs; may be given repeatedly.")
-_CHOOSE = flags.DEFINE_boolean(
-    "choose", False, "Measure the grid on validation queries, choose, measure that on test queries."
-)
-_PER = flags.DEFINE_enum(
-    "per", "strategy", list(choice.PER), "--choose: what has a choice of its own."
-)
-_FLOOR = flags.DEFINE_enum(
-    "floor", "backbone", list(choice.FLOORS), "--choose: F that is no longer improved upon."
-)
-_UPDATE = flags.DEFINE_boolean("update", False, "Take over work directories of other settings.")
-_DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show the grid, run nothing.")
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _LAST_LINES = 3
@@ -81,6 +70,27 @@ _VALIDATION = (
 )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Options of a suite, beside --vary and --set."""
+
+    out: str = setting("", "Folder of the suite.")
+    flagfiles: tuple[str, ...] = setting((), "Flag files of run.py, one experiment each.")
+    seeds: tuple[int, ...] = setting((0,), "Seeds of every experiment.", low=0)
+    choose: bool = setting(
+        False, "Measure the grid on validation queries, choose, measure that on test queries."
+    )
+    per: choice.Per = setting("strategy", "--choose: what has a choice of its own.")
+    floor: choice.Floor = setting("backbone", "--choose: F that is no longer improved upon.")
+    update: bool = setting(False, "Take over work directories of other settings.")
+    dry_run: bool = setting(False, "Show the grid, run nothing.")
+
+
+def stem_of(flagfile: str) -> str:
+    """Returns the name of an experiment."""
+    return pathlib.Path(flagfile).name.removesuffix(".flags")
+
+
 class Cell(NamedTuple):
     """One run of the grid.
 
@@ -89,14 +99,12 @@ class Cell(NamedTuple):
       experiment: stem of its flag file.
       group: what its table is named after: experiment and variation, without the seed.
       arguments: of run.py, without the work directory.
-      choice: file that it reads its learning rates and epochs from, if any.
     """
 
     name: str
     experiment: str
     group: str
     arguments: tuple[str, ...]
-    choice: pathlib.Path | None = None
 
 
 class Variation(NamedTuple):
@@ -124,24 +132,23 @@ def parse_axis(text: str) -> tuple[Variation, ...]:
     )
 
 
-def _is_of_rates(axis: Sequence[Variation]) -> bool:
-    return all(
-        flag.partition("=")[0].endswith(".learning_rate")
-        for variation in axis
-        for flag in variation.arguments
-    )
-
-
-def check_names(axes: Sequence[str], common: Sequence[str]) -> None:
-    """Refuses flags that are given twice, or that the suite itself decides.
+def check_names(flagfiles: Sequence[str], axes: Sequence[str], common: Sequence[str]) -> None:
+    """Refuses files and flags that are missing or given twice, or that the suite itself decides.
 
     Args:
+      flagfiles: paths.
       axes: texts of --vary.
       common: texts of --set.
 
     Raises:
-      ValueError: such a flag, or a --set without a name or value.
+      ValueError: such a file or flag, or a --set without a name or value.
     """
+    missing = [path for path in flagfiles if not pathlib.Path(path).is_file()]
+    if not flagfiles or missing:
+        raise ValueError(f"--flagfiles must be a list of files, got {some_of(missing) or 'none'}")
+    stems = list(map(stem_of, flagfiles))
+    if len(set(stems)) < len(stems):
+        raise ValueError(f"--flagfiles must have different names, got {some_of(stems)}")
     wrong = [text for text in common if not text.partition("=")[0] or "=" not in text]
     if wrong:
         raise ValueError(f"--set must be name=value, got {shown(wrong[0])}")
@@ -154,118 +161,112 @@ def check_names(axes: Sequence[str], common: Sequence[str]) -> None:
             raise ValueError(f"--vary and --set must name a flag once, got {name} twice")
 
 
-def check_cells(cells: Sequence[Cell]) -> None:
-    """Refuses a grid before it runs: what no run takes, and cells that are the same.
+def parse_cells(cells: Sequence[Cell]) -> list[Config]:
+    """Returns the settings of a grid before it runs.
 
     Raises:
       ValueError: an unknown flag, a refused value, two cells of one folder, or of one config.
     """
-    folders: dict[str, Cell] = {}
-    configs: dict[Any, Cell] = {}
+    seen: dict[Any, Cell] = {}
+    configs = []
     for cell in cells:
         try:
             # From where it will run: flag files name those they include from there.
             with contextlib.chdir(_REPOSITORY):
-                config = setting_flags.parse_config(cell.arguments)
+                configs.append(setting_flags.parse_config(cell.arguments))
         except ValueError as error:
             raise ValueError(f"{cell.name} cannot run: {error}") from None
-        same_folder = folders.setdefault(cell.name, cell)
-        same_config = configs.setdefault((cell.experiment, config), cell)
-        for other in (same_folder, same_config):
+        for key in (cell.name, (cell.experiment, str(to_json(configs[-1])))):
+            other = seen.setdefault(key, cell)
             if other is not cell:
                 raise ValueError(
                     f"every run must differ from the others, got {shown(other.name)} and "
                     f"{shown(cell.name)} with one folder or the same settings: leave one out"
                 )
+    return configs
 
 
 def make_grid(
-    flagfiles: Sequence[str],
-    seeds: Sequence[int],
-    axes: Sequence[tuple[Variation, ...]],
-    common: Sequence[str],
+    options: Options, axes: Sequence[tuple[Variation, ...]], common: Sequence[str]
 ) -> tuple[Cell, ...]:
-    """Returns the cells of a grid: seeds within variations within flag files.
-
-    Raises:
-      ValueError: no flag file, one that is not there, or two of one name.
-    """
-    missing = [path for path in flagfiles if not pathlib.Path(path).is_file()]
-    if not flagfiles or missing:
-        raise ValueError(f"--flagfiles must be a list of files, got {some_of(missing) or 'none'}")
-    stems = [pathlib.Path(path).name.removesuffix(".flags") for path in flagfiles]
-    if len(set(stems)) < len(stems):
-        raise ValueError(f"--flagfiles must have different names, got {some_of(stems)}")
+    """Returns the cells of a grid: seeds within variations within flag files."""
     cells = []
-    for path, stem in zip(flagfiles, stems, strict=True):
+    for path in options.flagfiles:
         for point in itertools.product(*axes):
-            group = " ".join([stem, *(variation.label for variation in point)])
-            flags_of_point = [flag for variation in point for flag in variation.arguments]
-            for seed in seeds:
-                arguments = (
-                    f"--flagfile={pathlib.Path(path).resolve()}",
-                    *flags_of_point,
-                    *common,
-                    f"--seed={seed}",
-                )
+            group = " ".join([stem_of(path), *(variation.label for variation in point)])
+            varied = [flag for variation in point for flag in variation.arguments]
+            flagfile = f"--flagfile={pathlib.Path(path).resolve()}"
+            for seed in options.seeds:
+                arguments = (flagfile, *varied, *common, f"--seed={seed}")
                 # A folder's name; without commas, so that it can stand in a list of runs.
                 name = f"{group} seed={seed}".replace(" ", "-").replace("/", "_").replace(",", "+")
-                cells.append(Cell(name, stem, group, arguments))
+                cells.append(Cell(name, stem_of(path), group, arguments))
     return tuple(cells)
 
 
-def test_cells(
-    flagfiles: Sequence[str], seeds: Sequence[int], common: Sequence[str], out: pathlib.Path
-) -> tuple[Cell, ...]:
-    """Returns the cells that measure on test queries what was chosen."""
-    cells = []
-    for cell in make_grid(flagfiles, seeds, (), common):
-        path = out / f"choice-{cell.experiment}.json"
-        arguments = (
-            *cell.arguments,
-            f"--unlearn.choice={path.resolve()}",
-            "--references.query_split=test",
-        )
-        cells.append(
-            Cell(f"test-{cell.name}", cell.experiment, f"{cell.group} test", arguments, path)
-        )
-    return tuple(cells)
-
-
-def run_process(command: Sequence[str], log: pathlib.Path) -> int:
-    """Runs a command to its end, writing to a log, and returns its exit status.
-
-    What stops this process (Ctrl-C, a termination, a closed terminal) stops the command first.
+def plan_cells(
+    options: Options, vary: Sequence[str], common: Sequence[str]
+) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
+    """Returns the grid, and the cells that measure on test queries what was chosen from it.
 
     Raises:
-      KeyboardInterrupt: this process was to stop; the command has ended.
+      ValueError: a grid that cannot be run, or that nothing can be chosen from.
     """
-    process: subprocess.Popen[bytes] | None = None
+    check_names(options.flagfiles, vary, common)
+    axes = tuple(map(parse_axis, vary))
+    shared = tuple(f"--{text}" for text in common)
+    if not options.choose:
+        grid = make_grid(options, axes, shared)
+        parse_cells(grid)
+        return grid, ()
+    grid = make_grid(options, axes, (*shared, *_VALIDATION))
+    tests = []
+    for cell in make_grid(options, (), shared):
+        path = choice_path(options, cell.experiment).resolve()
+        arguments = (*cell.arguments, f"--unlearn.choice={path}", "--references.query_split=test")
+        tests.append(Cell(f"test-{cell.name}", cell.experiment, f"{cell.group} test", arguments))
+    configs = parse_cells((*grid, *tests))
+    first: dict[str, Any] = {}
+    for cell, config in zip(grid, configs, strict=False):
+        settings = to_json(config)
+        choosing.check_alike(first.setdefault(cell.experiment, settings), settings, run=cell.name)
+    if not axes:
+        raise ValueError("--choose needs --vary of learning rates, got none")
+    return grid, tuple(tests)
+
+
+def choice_path(options: Options, experiment: str) -> pathlib.Path:
+    """Returns where the choice of an experiment is."""
+    return pathlib.Path(options.out) / f"choice-{experiment}.json"
+
+
+def run_process(arguments: Sequence[str], log: pathlib.Path) -> int:
+    """Runs a command to its end, writing to a log, and returns its exit status.
+
+    Raises:
+      KeyboardInterrupt: Ctrl-C or a termination of this process; the command has ended.
+    """
 
     def stop(number: int, frame: object) -> None:
-        if process is not None:
-            process.send_signal(number)
         raise KeyboardInterrupt
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    handlers = {n: signal.signal(n, stop) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
+    before = signal.signal(signal.SIGTERM, stop)
     try:
-        with open(log, "w", encoding="utf-8") as file:
-            # A session of its own, so that it is told to stop once, by us. From the checkout's
-            # folder: flag files name those they include from there.
-            process = subprocess.Popen(
-                command,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                cwd=_REPOSITORY,
-                start_new_session=True,
-            )
-            return process.wait()
+        # From the checkout's folder: flag files name those they include from there.
+        with (
+            open(log, "w", encoding="utf-8") as file,
+            subprocess.Popen(
+                arguments, stdout=file, stderr=subprocess.STDOUT, cwd=_REPOSITORY
+            ) as process,
+        ):
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                process.terminate()
+                process.wait()
+                raise
     finally:
-        if process is not None:
-            process.wait()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -297,9 +298,9 @@ def lock_folder(out: pathlib.Path) -> Iterator[None]:
 class Suite:
     """Runs cells one after the other, and keeps suite.json as it goes."""
 
-    def __init__(self, out: pathlib.Path, *, update: bool):
-        self.out = out
-        self.update = update
+    def __init__(self, options: Options):
+        self.options = options
+        self.out = pathlib.Path(options.out)
         self.states: dict[str, dict[str, Any]] = {}
 
     def workdir(self, cell: Cell) -> pathlib.Path:
@@ -310,6 +311,11 @@ class Suite:
         """Returns whether a cell has ended well in this call of the suite."""
         return self.states.get(cell.name, {}).get("state") == "done"
 
+    def measured(self, cells: Sequence[Cell]) -> list[pathlib.Path]:
+        """Returns the work directories of the cells that are done and have metrics."""
+        roots = [self.workdir(cell) for cell in cells if self.is_done(cell)]
+        return [root for root in roots if runs.metrics_path(root).is_file()]
+
     def record(self, cell: Cell, state: str, **details: Any) -> None:
         """Notes what became of a cell, in suite.json too."""
         self.states[cell.name] = {"state": state, "group": cell.group, **details}
@@ -319,138 +325,111 @@ class Suite:
         """Runs a cell; what fails is recorded with the last lines of its log."""
         log = self.out / "logs" / f"{cell.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [
+        arguments = [
             sys.executable,
             str(_REPOSITORY / "experiments" / "run.py"),
             *cell.arguments,
             f"--workdir={self.workdir(cell).resolve()}",
             f"--shared_units={(self.out / 'units').resolve()}",
-            *(["--update"] if self.update else []),
+            *(["--update"] if self.options.update else []),
         ]
         print(f"{label} {cell.name} ...", flush=True)
         start = time.monotonic()
         try:
-            status = run_process(command, log)
+            status = run_process(arguments, log)
         except KeyboardInterrupt:
             self.record(cell, "stopped", log=str(log))
             raise
         seconds = round(time.monotonic() - start, 1)
-        if status:
-            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            self.record(cell, "failed", log=str(log), status=status, seconds=seconds)
-            print(f"{label} {cell.name}: failed after {seconds} s, {log} ends with")
-            print("\n".join(f"    {line}" for line in lines[-_LAST_LINES:]), flush=True)
-        else:
+        if not status:
             self.record(cell, "done", log=str(log), seconds=seconds)
             print(f"{label} {cell.name}: done in {seconds} s", flush=True)
+            return
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        self.record(cell, "failed", log=str(log), status=status, seconds=seconds)
+        print(f"{label} {cell.name}: failed after {seconds} s, {log} ends with")
+        print("\n".join(f"    {line}" for line in lines[-_LAST_LINES:]), flush=True)
 
-
-def choose(suite: Suite, cells: Sequence[Cell], experiment: str) -> None:
-    """Writes the choice of one experiment from its validation runs."""
-    found = choose_from_runs(
-        [suite.workdir(cell) for cell in cells],
-        suite.out / f"choice-{experiment}.json",
-        per=_PER.value,
-        floor=_FLOOR.value,
-    )
-    print(f"chosen for {experiment} on validation queries:")
-    print(choice.describe(found), flush=True)
-
-
-def report(suite: Suite, cells: Sequence[Cell]) -> str:
-    """Returns the report: a table of every group over its seeds, and what is not done."""
-    parts = ["# Suite"]
-    for group in dict.fromkeys(cell.group for cell in cells):
-        done = [cell for cell in cells if cell.group == group and suite.is_done(cell)]
-        roots = [suite.workdir(cell) for cell in done]
-        found = [runs.read_metrics(root) for root in roots if runs.metrics_path(root).is_file()]
-        parts.append(f"## {escape_markdown(group)}")
-        if not found:
-            parts.append("No run has metrics.")
-            continue
-        split = found[0]["corpus"]["query_split"]
-        parts.append(
-            f"{len(found)} of {sum(c.group == group for c in cells)} runs; {split} queries."
-        )
-        # Of one run the intervals over queries, of several the spread over seeds.
-        if len(found) == 1:
-            shown = [results.retrieval_table(found[0]), results.results_table(found[0])]
-        else:
-            shown = [results.seeds_table(found)]
-        parts += [tables.render_markdown(table) for table in shown]
-    failed = [name for name, state in suite.states.items() if state["state"] != "done"]
-    if failed:
-        parts.append("## Not done")
-        parts.append(
-            "\n".join(
-                f"- {escape_markdown(name)}: {suite.states[name]['state']}" for name in failed
+    def choose(self, cells: Sequence[Cell], experiment: str) -> str:
+        """Writes the choice from validation runs; returns why there is none, if so."""
+        if not all(map(self.is_done, cells)):
+            return "not run, its validation runs are not all done"
+        try:
+            found = choosing.choose_from_runs(
+                [self.workdir(cell) for cell in cells],
+                choice_path(self.options, experiment),
+                per=self.options.per,
+                floor=self.options.floor,
             )
-        )
-    return "\n\n".join(parts) + "\n"
+        except ValueError as error:
+            return f"not run, nothing could be chosen ({error})"
+        print(f"chosen for {experiment} on validation queries:")
+        print(choice.describe(found), flush=True)
+        return ""
 
-
-def run_suite(out: pathlib.Path) -> bool:
-    """Runs the suite of the flags; returns whether every cell ended well."""
-    axes = tuple(parse_axis(text) for text in _VARY.value)
-    check_names(_VARY.value, _SET.value)
-    if _CHOOSE.value and (not axes or not all(map(_is_of_rates, axes))):
-        raise ValueError("--choose needs --vary of learning rates and of nothing else")
-    common = tuple(f"--{text}" for text in _SET.value)
-    grid = make_grid(
-        _FLAGFILES.value, _SEEDS.value, axes, (*common, *(_VALIDATION if _CHOOSE.value else ()))
-    )
-    tests = test_cells(_FLAGFILES.value, _SEEDS.value, common, out) if _CHOOSE.value else ()
-    cells = (*grid, *tests)
-    check_cells(cells)
-    if _DRY_RUN.value:
-        for cell in cells:
-            state = "has metrics" if runs.metrics_path(out / "runs" / cell.name).is_file() else "-"
-            print(f"{cell.name}  [{state}]\n    run.py {' '.join(cell.arguments)}")
-        print(f"{len(cells)} runs")
-        return True
-    with lock_folder(out):
-        return run_cells(out, grid, tests)
-
-
-def run_cells(out: pathlib.Path, grid: Sequence[Cell], tests: Sequence[Cell]) -> bool:
-    """Runs the cells and makes the report; returns whether every cell ended well."""
-    cells = (*grid, *tests)
-    suite = Suite(out, update=_UPDATE.value)
-    for number, cell in enumerate(grid, start=1):
-        suite.run(cell, f"[{number}/{len(cells)}]")
-    for experiment in dict.fromkeys(cell.experiment for cell in tests):
-        part = [cell for cell in grid if cell.experiment == experiment]
-        problem = ""
-        if not all(map(suite.is_done, part)):
-            problem = "not run, its validation runs are not all done"
-        else:
-            try:
-                choose(suite, part, experiment)
-            except ValueError as error:
-                problem = f"not run, nothing could be chosen ({error})"
-        for number, cell in enumerate(tests, start=len(grid) + 1):
-            if cell.experiment != experiment:
+    def report(self, cells: Sequence[Cell]) -> str:
+        """Returns the report: a table of every group over its seeds, and what is not done."""
+        parts = ["# Suite"]
+        for group in dict.fromkeys(cell.group for cell in cells):
+            members = [cell for cell in cells if cell.group == group]
+            found = [runs.read_metrics(root) for root in self.measured(members)]
+            parts.append(f"## {escape_markdown(group)}")
+            if not found:
+                parts.append("No run has metrics.")
                 continue
-            if problem:
-                suite.record(cell, problem)
-                print(f"[{number}/{len(cells)}] {cell.name}: {problem}", flush=True)
-            else:
-                suite.run(cell, f"[{number}/{len(cells)}]")
-    text = report(suite, cells)
-    write_text(out / "report.md", text)
-    done = [suite.workdir(cell) for cell in tests or grid if suite.is_done(cell)]
-    stored = [runs.read_run(root) for root in done if runs.metrics_path(root).is_file()]
-    html = page.render(runs.group_runs(stored), paper=published.read_blocks(), title=out.name)
-    write_text(out / "report.html", html)
-    print(f"\n{text}\nreport: {out / 'report.html'} (and report.md beside it)")
-    return all(map(suite.is_done, cells))
+            split = found[0]["corpus"]["query_split"]
+            parts.append(f"{len(found)} of {len(members)} runs; {split} queries.")
+            # Of one run the intervals over queries, of several the spread over seeds.
+            made = [results.seeds_table(found)]
+            if len(found) == 1:
+                made = [results.retrieval_table(found[0]), results.results_table(found[0])]
+            parts += map(tables.render_markdown, made)
+        failed = {n: cell["state"] for n, cell in self.states.items() if cell["state"] != "done"}
+        if failed:
+            lines = (f"- {escape_markdown(name)}: {state}" for name, state in failed.items())
+            parts += ["## Not done", "\n".join(lines)]
+        return "\n\n".join(parts) + "\n"
+
+    def run_all(self, grid: Sequence[Cell], tests: Sequence[Cell]) -> bool:
+        """Runs the cells and makes the report; returns whether every cell ended well."""
+        cells = (*grid, *tests)
+        labels = {cell.name: f"[{i}/{len(cells)}]" for i, cell in enumerate(cells, start=1)}
+        for cell in grid:
+            self.run(cell, labels[cell.name])
+        for experiment in dict.fromkeys(cell.experiment for cell in tests):
+            part = [cell for cell in grid if cell.experiment == experiment]
+            problem = self.choose(part, experiment)
+            for cell in (cell for cell in tests if cell.experiment == experiment):
+                if problem:
+                    self.record(cell, problem)
+                    print(f"{labels[cell.name]} {cell.name}: {problem}", flush=True)
+                else:
+                    self.run(cell, labels[cell.name])
+        text = self.report(cells)
+        write_text(self.out / "report.md", text)
+        stored = list(map(runs.read_run, self.measured(tests or grid)))
+        experiments = runs.group_runs(stored)
+        html = page.render(experiments, paper=published.read_blocks(), title=self.out.name)
+        write_text(self.out / "report.html", html)
+        print(f"\n{text}\nreport: {self.out / 'report.html'} (and report.md beside it)")
+        return all(map(self.is_done, cells))
 
 
-def main() -> int:
-    if not _OUT.value:
+def main(options: Options) -> int:
+    if not options.out:
         raise ValueError("--out must be the folder of the suite, got none")
-    return 0 if run_suite(pathlib.Path(_OUT.value)) else 1
+    grid, tests = plan_cells(options, _VARY.value, _SET.value)
+    suite = Suite(options)
+    if options.dry_run:
+        for cell in (*grid, *tests):
+            is_measured = runs.metrics_path(suite.workdir(cell)).is_file()
+            print(f"{cell.name}  [{'has metrics' if is_measured else '-'}]")
+            print(f"    run.py {' '.join(cell.arguments)}")
+        print(f"{len(grid) + len(tests)} runs")
+        return 0
+    with lock_folder(suite.out):
+        return 0 if suite.run_all(grid, tests) else 1
 
 
 if __name__ == "__main__":
-    command.start(main, when_stopped="stopped; the same command goes on from here")
+    command.start(main, Options(), when_stopped="stopped; the same command goes on from here")

@@ -114,6 +114,7 @@ class Settings:
         found = [
             f"--{field.name} must be {must}, got {shown(getattr(self, field.name))}"
             for field in dataclasses.fields(self)
+            if not (getattr(self, field.name) == field.default == ())
             for must in _unmet(getattr(self, field.name), hints[field.name], field.metadata)
         ]
         found = found or self.problems()
@@ -208,6 +209,13 @@ def _unmet(value: Any, hint: Any, metadata: Mapping[str, Any]) -> list[str]:
     """Returns what a field's value must be and is not."""
     choices = choices_of(hint, metadata)
     if get_origin(hint) is tuple:
+        item = get_args(hint)[0]
+        if item in (int, float):
+            must = ["different"] if len(set(value)) < len(value) else []
+            must += [text for number in value for text in _unmet(number, item, metadata)]
+            if not value:
+                return ["a list of numbers"]
+            return [f"a list of numbers, each {must[0]}"] if must else []
         if not isinstance(value, tuple) or not value or not all(map(_is_name, value)):
             return ["a list of names, none of them empty"]
         if choices and not set(value) <= set(choices):

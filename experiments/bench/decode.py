@@ -31,22 +31,30 @@ import numpy as np
 
 from experiments.bench import harness
 from experiments.bench.harness import Cost, Line, say
-from raslik_jax.cli.command import option
 from raslik_jax.data.batches import next_rung
 from raslik_jax.models import decode, decoder
+from raslik_jax.settings import setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(harness.ModelOptions):
     """Options of the benchmark."""
 
-    prompts: int = option(200, "Prompts.", low=1)
-    prompt_tokens: tuple[int, ...] = option(
+    prompts: int = setting(200, "Prompts.", low=1)
+    prompt_tokens: tuple[int, ...] = setting(
         (33, 64), "Length of the shortest and of the longest prompt.", low=1
     )
-    new_tokens: int = option(128, "New tokens of each prompt.", low=1)
-    batch_size: int = option(100, "Prompts decoded together.", low=1)
-    alone: int = option(8, "Prompts decoded one at a time as well.", low=1)
+    new_tokens: int = setting(128, "New tokens of each prompt.", low=1)
+    batch_size: int = setting(100, "Prompts decoded together.", low=1)
+    alone: int = setting(8, "Prompts decoded one at a time as well.", low=1)
+
+    def problems(self) -> list[str]:
+        found, lengths = super().problems(), self.prompt_tokens
+        if len(lengths) > 2 or lengths[0] > lengths[-1]:
+            found.append(f"--prompt_tokens must be one number, or two that rise, got {lengths}")
+        if self.alone > self.prompts:
+            found.append(f"--alone must be at most --prompts={self.prompts}, got {self.alone}")
+        return found
 
 
 def agreement(ours: Sequence[int], theirs: Sequence[int]) -> int:
@@ -57,22 +65,13 @@ def agreement(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 def measure(options: Options) -> Iterator[Line]:
     """Yields the lines of the module's docstring."""
-    shortest, longest = options.prompt_tokens[0], options.prompt_tokens[-1]
-    if shortest > longest or len(options.prompt_tokens) > 2:
-        raise ValueError(
-            "--prompt_tokens must be one number, or two that rise, got "
-            f"{','.join(map(str, options.prompt_tokens))}: correct them"
-        )
-    if options.alone > options.prompts:
-        raise ValueError(
-            f"--alone must be at most --prompts={options.prompts}, got {options.alone}: lower it"
-        )
     model = harness.draw_model(options, None)
     bound = decoder.bind(model.graphdef)
     random = np.random.default_rng(options.seed)
+    lengths = options.prompt_tokens
     prompts = [
         random.integers(0, model.config.vocab_size, int(length)).tolist()
-        for length in np.sort(random.integers(shortest, longest + 1, options.prompts))
+        for length in np.sort(random.integers(lengths[0], lengths[-1] + 1, options.prompts))
     ]
 
     def decode_all(rows: list[list[int]], batch_size: int) -> list[list[int]]:
@@ -132,4 +131,4 @@ def measure(options: Options) -> Iterator[Line]:
 
 
 if __name__ == "__main__":
-    harness.start(Options, measure)
+    harness.start(Options(), measure)

@@ -36,7 +36,6 @@ import numpy as np
 
 from experiments.bench import harness
 from experiments.bench.harness import Line
-from raslik_jax.cli.command import option
 from raslik_jax.data import batches, tokenization
 from raslik_jax.data.examples import Example
 from raslik_jax.files import read_array
@@ -48,6 +47,7 @@ from raslik_jax.retrieve.embeddings import embed_texts
 from raslik_jax.run.plan import open_run
 from raslik_jax.run.stages import retrieving
 from raslik_jax.run.workspace import Workspace
+from raslik_jax.settings import setting
 from raslik_jax.sketch import projections
 
 Method = Literal["embedding", "bm25", "raslik", "exact"]
@@ -57,10 +57,12 @@ Method = Literal["embedding", "bm25", "raslik", "exact"]
 class Options(harness.Options):
     """Options of the benchmark."""
 
-    workdir: str = option("", "Work directory of a run that has its index.")
-    methods: tuple[Method, ...] = option(get_args(Method), f"Any of {', '.join(get_args(Method))}.")
-    repeats: int = option(5, "Measurements, of which the median counts.", low=1)
-    exact_batches: int = option(
+    workdir: str = setting("", "Work directory of a run that has its index.")
+    methods: tuple[Method, ...] = setting(
+        get_args(Method), f"Any of {', '.join(get_args(Method))}."
+    )
+    repeats: int = setting(5, "Measurements, of which the median counts.", low=1)
+    exact_batches: int = setting(
         4, "Batches of gradients that stand for all in the unsketched kernel.", low=0
     )
 
@@ -238,4 +240,4 @@ def measure(options: Options) -> Iterator[Line]:
 
 
 if __name__ == "__main__":
-    harness.start(Options, measure)
+    harness.start(Options(), measure)

@@ -21,11 +21,12 @@ from absl import flags
 
 from raslik_jax.axes import Tree
 from raslik_jax.cli import command
-from raslik_jax.cli.command import option
+from raslik_jax.messages import shown
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LORA_PRESETS, LoRAConfig
 from raslik_jax.models.presets import MODEL_PRESETS
 from raslik_jax.report import tables
+from raslik_jax.settings import Settings, setting
 from raslik_jax.sketch import costs
 
 flags.disclaim_key_flags()
@@ -35,21 +36,26 @@ _STARTED = time.perf_counter()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Settings):
     """Options of every benchmark."""
 
-    seed: int = option(0, "Seed of all that is drawn.", low=0)
-    json: bool = option(False, "Print one JSON object per line, no tables.")
+    seed: int = setting(0, "Seed of all that is drawn.", low=0)
+    json: bool = setting(False, "Print one JSON object per line, no tables.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelOptions(Options):
     """Options of benchmarks of a model with random weights."""
 
-    model: str = option("smollm2-135m", "Shapes of the model.", of=MODEL_PRESETS)
-    dtype: Literal["auto", "float32", "bfloat16"] = option(
+    model: str = setting("smollm2-135m", "Shapes of the model, a preset's name.")
+    dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "Dtype of the base; auto: float32 on a CPU, else bfloat16."
     )
+
+    def problems(self) -> list[str]:
+        presets = ", ".join(MODEL_PRESETS)
+        is_known = self.model in MODEL_PRESETS
+        return [] if is_known else [f"--model must be one of {presets}, got {shown(self.model)}"]
 
 
 class Model(NamedTuple):
@@ -189,7 +195,7 @@ def say(text: str) -> None:
     print(f"[{time.perf_counter() - _STARTED:6.1f} s] {text}", file=sys.stderr, flush=True)
 
 
-def start(options: type[Options], measure: Callable[[Any], Iterator[Line]]) -> None:
+def start(options: Options, measure: Callable[[Any], Iterator[Line]]) -> None:
     """Runs a benchmark as a command: `measure` yields the lines of given options."""
 
     def main(chosen: Options) -> None:

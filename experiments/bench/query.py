@@ -37,10 +37,10 @@ import numpy as np
 
 from experiments.bench import harness
 from experiments.bench.harness import Line
-from raslik_jax.cli.command import option
 from raslik_jax.index import quantize, search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.messages import shown
+from raslik_jax.settings import setting
 
 Dtype = Literal["float32", "bfloat16", "int8", "sign"]
 
@@ -49,19 +49,19 @@ Dtype = Literal["float32", "bfloat16", "int8", "sign"]
 class Options(harness.Options):
     """Options of the benchmark."""
 
-    rows: int = option(4096, "Rows of the index, the paper's 52,000 say.", low=1)
-    size: int = option(65536, "Coordinates of a sketch.", low=1)
-    dtypes: tuple[Dtype, ...] = option(
+    rows: int = setting(4096, "Rows of the index, the paper's 52,000 say.", low=1)
+    size: int = setting(65536, "Coordinates of a sketch.", low=1)
+    dtypes: tuple[Dtype, ...] = setting(
         ("float32", "bfloat16", "int8", "sign"), "Dtypes of the rows to measure."
     )
-    queries: tuple[int, ...] = option((1, 2, 4, 8), "Numbers of queries to measure.", low=1)
-    center: bool = option(True, "Centered cosine (signs are made centered then).")
-    aggregate: search.Aggregate = option("mean", "What one score is made of several queries.")
-    top: int = option(5000, "Rows wanted from the top (at most all).", low=0)
-    bottom: int = option(2000, "Rows wanted from the bottom (at most all).", low=0)
-    chunk_rows: int = option(512, "Rows of a chunk.", low=1)
-    folder: str = option("", "New or empty folder for the index (default: a temporary one).")
-    repeats: int = option(7, "Measurements, of which the median is reported.", low=1)
+    queries: tuple[int, ...] = setting((1, 2, 4, 8), "Numbers of queries to measure.", low=1)
+    center: bool = setting(True, "Centered cosine (signs are made centered then).")
+    aggregate: search.Aggregate = setting("mean", "What one score is made of several queries.")
+    top: int = setting(5000, "Rows wanted from the top (at most all).", low=0)
+    bottom: int = setting(2000, "Rows wanted from the bottom (at most all).", low=0)
+    chunk_rows: int = setting(512, "Rows of a chunk.", low=1)
+    folder: str = setting("", "New or empty folder for the index (default: a temporary one).")
+    repeats: int = setting(7, "Measurements, of which the median is reported.", low=1)
 
 
 def make_index(options: Options, path: Path, dtype: str) -> SketchStore:
@@ -193,4 +193,4 @@ def measure(options: Options) -> Iterator[Line]:
 
 
 if __name__ == "__main__":
-    harness.start(Options, measure)
+    harness.start(Options(), measure)

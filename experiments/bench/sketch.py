@@ -349,4 +349,4 @@ def measure_times(
 
 
 if __name__ == "__main__":
-    harness.start(Options, measure)
+    harness.start(Options(), measure)

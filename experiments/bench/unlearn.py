@@ -39,9 +39,9 @@ import numpy as np
 
 from experiments.bench import harness
 from experiments.bench.harness import Line
-from raslik_jax.cli.command import option
 from raslik_jax.data.batches import Batch
 from raslik_jax.models import decoder as decoders
+from raslik_jax.settings import setting
 from raslik_jax.sketch import costs
 from raslik_jax.train import loop, losses, steps
 from raslik_jax.train.objectives import OBJECTIVES
@@ -51,37 +51,33 @@ from raslik_jax.train.objectives import OBJECTIVES
 class Options(harness.ModelOptions):
     """Options of the benchmark."""
 
-    algorithms: tuple[str, ...] = option(("ga_gdr", "ga_klr"), "What to measure.", of=OBJECTIVES)
-    batch_size: int = option(4, "Examples of each set.", low=1)
-    micro_batch_size: int = option(0, "Of these held at a time; 0: all.", low=0)
-    length: int = option(64, "Tokens of an example.", low=8)
-    targets: int = option(0, "Tokens whose loss counts; 0: half of them.", low=0)
-    lora_rank: int = option(8, "Of the adapter on all linear layers.", low=1)
-    remat: bool = option(False, "Gradient checkpointing, of every step.")
-    repeats: int = option(5, "Timed steps of each; medians are reported.", low=1)
+    algorithms: tuple[str, ...] = setting(
+        ("ga_gdr", "ga_klr"), "What to measure.", family=OBJECTIVES
+    )
+    batch_size: int = setting(4, "Examples of each set.", low=1)
+    micro_batch_size: int = setting(0, "Of these held at a time; 0: all.", low=0)
+    length: int = setting(64, "Tokens of an example.", low=8)
+    targets: int = setting(0, "Tokens whose loss counts; 0: half of them.", low=0)
+    lora_rank: int = setting(8, "Of the adapter on all linear layers.", low=1)
+    remat: bool = setting(False, "Gradient checkpointing, of every step.")
+    repeats: int = setting(5, "Timed steps of each; medians are reported.", low=1)
 
+    @property
+    def num_targets(self) -> int:
+        """Targets of an example."""
+        return self.targets or self.length // 2
 
-def check_options(options: Options) -> int:
-    """Returns the targets of an example.
-
-    Raises:
-      ValueError: sizes that do not fit.
-    """
-    targets = options.targets or options.length // 2
-    if targets >= options.length:
-        raise ValueError(f"--targets must be below --length={options.length}, got {targets}")
-    if options.micro_batch_size and options.batch_size % options.micro_batch_size:
-        raise ValueError(
-            f"--micro_batch_size must divide --batch_size={options.batch_size}, got "
-            f"{options.micro_batch_size}"
-        )
-    return targets
+    def problems(self) -> list[str]:
+        found = super().problems() + self.micro_batch_problems("micro_batch_size", "batch_size")
+        if self.num_targets >= self.length:
+            found.append(f"--targets must be below --length={self.length}, got {self.num_targets}")
+        return found
 
 
 def measure(options: Options) -> Iterator[Line]:
     """Yields the lines of the module's docstring."""
     preset = harness.preset_adapter(options)
-    targets = check_options(options)
+    targets = options.num_targets
     adapter = dataclasses.replace(preset, rank=options.lora_rank, alpha=32.0)
     model = harness.draw_model(options, adapter)
     decoder = decoders.bind(model.graphdef, remat=options.remat)
@@ -159,4 +155,4 @@ def operations_of(algorithm: str) -> float:
 
 
 if __name__ == "__main__":
-    harness.start(Options, measure)
+    harness.start(Options(), measure)

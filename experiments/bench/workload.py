@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench import harness
-from raslik_jax.cli.command import option
 from raslik_jax.data import batches
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
+from raslik_jax.messages import shown
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import quantize
 from raslik_jax.models.lora import LORA_PRESETS, LoRAConfig
+from raslik_jax.settings import setting
 from raslik_jax.sketch import costs, gradients, hashing, loss, projections, theory
 from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.sketch.loss import SketchLoss
@@ -26,34 +27,49 @@ from raslik_jax.sketch.loss import SketchLoss
 class Options(harness.ModelOptions):
     """Options of the benchmark."""
 
-    model: str = option("pythia-14m", "Shapes of the model.", of=harness.MODEL_PRESETS)
-    lora: str = option("", "Adapter; empty: that of the family.", of=("", *LORA_PRESETS))
-    family: str = option("binned", "Projection family.", of=PROJECTIONS)
-    size: int = option(65536, "K, coordinates of a sketch; at most P.", low=1)
-    operand: Literal["float32", "bfloat16"] = option(
+    model: str = setting("pythia-14m", "Shapes of the model, a preset's name.")
+    lora: str = setting("", f"Adapter, of {', '.join(LORA_PRESETS)}; empty: the family's.")
+    family: str = setting("binned", "Projection family.", family=PROJECTIONS)
+    size: int = setting(65536, "K, coordinates of a sketch; at most P.", low=1)
+    operand: Literal["float32", "bfloat16"] = setting(
         "float32", "dense_rademacher: dtype of its products."
     )
-    lengths: str = option("alpaca", "Tokens of a row: alpaca for the real ones, or one number.")
-    fixed_targets: int = option(0, "Targets of a row of one fixed length; 0 for half of it.", low=0)
-    max_len: int = option(512, "Where Alpaca's rows are cut, in tokens.", low=8)
-    batch_tokens: int = option(8192, "Tokens of a batch, at most.", low=8)
-    micro_tokens: int = option(0, "Tokens of a batch that are held at a time; 0 for all.", low=0)
-    num_buckets: int = option(12, "Padded lengths, at most.", low=1)
-    quantize: Literal["none", "int8", "nf4"] = option("none", "Format of the base's kernels.")
-    remat: bool = option(False, "Recompute each layer in the backward pass.")
-    attention: Literal["auto", "xla", "cudnn"] = option("auto", "Kind; auto: as JAX chooses.")
-    loss: SketchLoss = option("next_token", "What is sketched.")
-    compare: Literal["none", "torch_loop"] = option("none", "A peer to measure in the same run.")
-    torch_examples: int = option(
+    lengths: str = setting("alpaca", "Tokens of a row: alpaca for the real ones, or one number.")
+    fixed_targets: int = setting(
+        0, "Targets of a row of one fixed length; 0 for half of it.", low=0
+    )
+    max_len: int = setting(512, "Where Alpaca's rows are cut, in tokens.", low=8)
+    batch_tokens: int = setting(8192, "Tokens of a batch, at most.", low=8)
+    micro_tokens: int = setting(0, "Tokens of a batch that are held at a time; 0 for all.", low=0)
+    num_buckets: int = setting(12, "Padded lengths, at most.", low=1)
+    quantize: Literal["none", "int8", "nf4"] = setting("none", "Format of the base's kernels.")
+    remat: bool = setting(False, "Recompute each layer in the backward pass.")
+    attention: Literal["auto", "xla", "cudnn"] = setting("auto", "Kind; auto: as JAX chooses.")
+    loss: SketchLoss = setting("next_token", "What is sketched.")
+    compare: Literal["none", "torch_loop"] = setting("none", "A peer to measure in the same run.")
+    torch_examples: int = setting(
         48, "Rows of the peer's sample in each repetition, spread over all lengths.", low=1
     )
-    breakdown: bool = option(False, "Time the parts of a gradient too.")
-    repeats: int = option(3, "Repetitions; medians are reported.", low=1)
-    clock: Literal["wall", "processor"] = option(
+    breakdown: bool = setting(False, "Time the parts of a gradient too.")
+    repeats: int = setting(3, "Repetitions; medians are reported.", low=1)
+    clock: Literal["wall", "processor"] = setting(
         "wall",
         "What seconds are: processor counts this process's own, over all cores; for a CPU that is "
         "shared with other work, with the process pinned to one core (taskset -c 0).",
     )
+
+    def problems(self) -> list[str]:
+        found, presets = super().problems(), ", ".join(LORA_PRESETS)
+        if self.lora and self.lora not in LORA_PRESETS:
+            found.append(f"--lora must be one of {presets}, got {shown(self.lora)}")
+        if self.lengths == "alpaca":
+            return found
+        if not self.lengths.isdecimal() or int(self.lengths) < 2:
+            got = shown(self.lengths)
+            found.append(f"--lengths must be alpaca or a number of 2 or more tokens, got {got}")
+        elif self.fixed_targets >= int(self.lengths):
+            found.append(f"--fixed_targets must be below --lengths, got {self.fixed_targets}")
+        return found
 
     @property
     def micro(self) -> int | None:
@@ -157,21 +173,11 @@ def make_subject(options: Options) -> Subject:
 
 
 def draw_lengths(options: Options) -> tuple[np.ndarray, np.ndarray]:
-    """Returns tokens and targets of every row.
-
-    Raises:
-      ValueError: --lengths is neither alpaca nor a number, or leaves no prompt.
-    """
+    """Returns tokens and targets of every row."""
     if options.lengths == "alpaca":
         return load_alpaca_lengths(max_len=options.max_len)
-    if not options.lengths.isdecimal() or int(options.lengths) < 2:
-        raise ValueError(
-            f"--lengths must be alpaca or a number of 2 or more tokens, got {options.lengths!r}"
-        )
     length = int(options.lengths)
     targets = options.fixed_targets or length // 2
-    if targets >= length:
-        raise ValueError(f"--fixed_targets must be below --lengths={length}, got {targets}")
     rows = options.batch_tokens // length
     return np.full(rows, length), np.full(rows, targets)
 

@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from raslik_jax.cli.command import option
 from raslik_jax.config import Config
 from raslik_jax.data.examples import QUERY_SETS
 from raslik_jax.index import search
@@ -14,36 +13,40 @@ from raslik_jax.report import tables
 from raslik_jax.run import exact_gradients
 from raslik_jax.run.plan import open_run
 from raslik_jax.run.workspace import Workspace
+from raslik_jax.settings import Settings, setting
 
 # How the scores of several queries become one.
 Combination = search.Aggregate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Settings):
     """Options of both studies."""
 
-    runs: tuple[str, ...] = option((), "Work directories of runs that differ in their seed.")
-    query_sets: tuple[str, ...] = option(
+    runs: tuple[str, ...] = setting((), "Work directories of runs that differ in their seed.")
+    query_sets: tuple[str, ...] = setting(
         ("retrieval",),
         "Query sets taken together; test_target has answers of the fine-tuned model too.",
-        of=QUERY_SETS,
     )
-    sketch_sizes: tuple[int, ...] = option((256, 1024, 4096, 16384, 65536), "Ks.", low=1)
-    store_dtype: Literal["float32", "bfloat16"] = option(
+    sketch_sizes: tuple[int, ...] = setting((256, 1024, 4096, 16384, 65536), "Ks.", low=1)
+    store_dtype: Literal["float32", "bfloat16"] = setting(
         "float32", "Dtype of the gradients on disk."
     )
-    batch_tokens: int = option(2048, "Tokens of a batch of gradients.", low=1)
-    num_buckets: int = option(2, "Padded lengths, each compiled.", low=1)
-    report_only: bool = option(False, "Only join the results that are there.")
+    batch_tokens: int = setting(2048, "Tokens of a batch of gradients.", low=1)
+    num_buckets: int = setting(2, "Padded lengths, each compiled.", low=1)
+    report_only: bool = setting(False, "Only join the results that are there.")
 
-    def __post_init__(self) -> None:
+    def problems(self) -> list[str]:
+        """Returns what is wrong with the options together."""
         names = [pathlib.Path(run).name for run in self.runs]
+        found = []
         if len(set(names)) < len(names):
-            raise ValueError(
-                f"--runs must have different names, got {shown(','.join(names))}: each has its "
-                "folder of that name in --out"
+            found.append(f"--runs must have different names, got {shown(','.join(names))}")
+        if not set(self.query_sets) <= set(QUERY_SETS):
+            found.append(
+                f"--query_sets must be of {', '.join(QUERY_SETS)}, got {', '.join(self.query_sets)}"
             )
+        return found
 
 
 class RunGradients(NamedTuple):

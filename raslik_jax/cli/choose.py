@@ -21,26 +21,26 @@ from typing import NoReturn
 from absl import flags
 
 from raslik_jax.cli import command
-from raslik_jax.cli.command import option
 from raslik_jax.evaluate import choice
 from raslik_jax.run.choosing import choose_from_runs
+from raslik_jax.settings import Settings, setting
 
 flags.disclaim_key_flags()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Settings):
     """What is chosen from."""
 
-    runs: tuple[str, ...] = option((), "Work directories of the validation runs.")
-    per: choice.Per = option("strategy", "What has a choice of its own.")
-    floor: choice.Floor = option("backbone", "F that is no longer improved upon.")
-    output: str = option("choice.json", "Where the choice goes.")
+    runs: tuple[str, ...] = setting((), "Work directories of the validation runs.")
+    per: choice.Per = setting("strategy", "What has a choice of its own.")
+    floor: choice.Floor = setting("backbone", "F that is no longer improved upon.")
+    output: str = setting("choice.json", "Where the choice goes.")
 
 
 def main() -> NoReturn:
     """Runs the command."""
-    command.start(run, Options)
+    command.start(run, Options())
 
 
 def run(options: Options) -> None:

@@ -18,51 +18,54 @@ from absl import flags, logging
 
 from raslik_jax import files, manifests, settings
 from raslik_jax.cli import command, setting_flags
-from raslik_jax.cli.command import option
 from raslik_jax.config import STAGES, Config
 from raslik_jax.messages import shown
 from raslik_jax.run.workdir import open_workdir
+from raslik_jax.settings import setting
 
 flags.disclaim_key_flags()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(settings.Settings):
     """How to go about a run: no part of what decides its results."""
 
-    workdir: str = option("", "Where results go (default: runs/<name>).")
-    stages: tuple[str, ...] = option(STAGES, "Stages to run.", of=STAGES)
-    update: bool = option(
+    workdir: str = setting("", "Where results go (default: runs/<name>).")
+    stages: tuple[str, ...] = setting(STAGES, f"Stages to run, of {', '.join(STAGES)}.")
+    update: bool = setting(
         False, "Take over a work directory of other settings; make again what changed."
     )
-    verify: bool = option(
+    verify: bool = setting(
         False, "Read every result in --workdir and name what is damaged; run nothing."
     )
-    shared_units: str = option(
+    shared_units: str = setting(
         "", "Folder in which runs share finished units of the same settings; empty: none is shared."
     )
-    dry_run: bool = option(
+    dry_run: bool = setting(
         False, "Print the plan: stages, sizes, memory, operations, time; run nothing."
     )
-    flops_per_second: float | None = option(
-        None, "--dry_run: operations a second (default: measured on this device).", low=1.0
+    flops_per_second: float = setting(
+        0.0, "--dry_run: operations a second; 0: as measured on this device.", low=0
     )
-    bytes_per_second: float | None = option(
-        None,
-        "--dry_run: bytes of device memory a second (default: measured on this device).",
-        low=1.0,
+    bytes_per_second: float = setting(
+        0.0, "--dry_run: bytes of device memory a second; 0: as measured on this device.", low=0
     )
-    compile: bool = option(
+    compile: bool = setting(
         True,
         "--dry_run: compile the largest programs for this device, a minute or so, for XLA's own "
         "figure of their memory; without it a bound by formula is shown.",
     )
 
+    def problems(self) -> list[str]:
+        if set(self.stages) <= set(STAGES):
+            return []
+        return [f"--stages must be of {', '.join(STAGES)}, got {shown(','.join(self.stages))}"]
+
 
 def main() -> NoReturn:
     """Runs the command."""
     setting_flags.define()
-    command.start(run, Options, when_stopped="stopped; the same command goes on from here")
+    command.start(run, Options(), when_stopped="stopped; the same command goes on from here")
 
 
 def run(options: Options) -> int:
@@ -109,7 +112,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
         "flops_per_second": options.flops_per_second,
         "bytes_per_second": options.bytes_per_second,
     }
-    if None in rates.values():
+    if not all(rates.values()):
         inputs, outputs = found.width
         measured = programs.measure_rates(
             inputs=inputs, outputs=outputs, dtype=config.backbone.dtype

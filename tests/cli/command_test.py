@@ -1,5 +1,6 @@
 """What a command's end looks like: one sentence, and the status that belongs to it."""
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -8,7 +9,8 @@ import sys
 import pytest
 from absl import flags
 
-from raslik_jax.cli import command
+from raslik_jax.cli import command, setting_flags
+from raslik_jax.settings import Settings, setting
 
 _EXPERIMENTS = pathlib.Path(__file__).resolve().parents[2] / "experiments"
 _SCRIPT = """
@@ -77,7 +79,7 @@ def test_every_script_is_such_a_command():
     scripts = {path.name: path.read_text() for path in _EXPERIMENTS.rglob("*.py")}
     commands = {name: text for name, text in scripts.items() if "__main__" in text}
     assert {"run.py", "sketch.py", "suite.py"} <= set(commands)
-    begins = ("command.start(", "harness.start(")
+    begins = ("command.start(", "harness.start(", ".main()")
     assert [n for n, text in commands.items() if not any(map(text.__contains__, begins))] == []
 
 
@@ -91,19 +93,21 @@ def test_no_flag_of_any_command_takes_nan_or_infinity(monkeypatch, value):
         command._check_finite()
 
 
-def test_a_list_of_numbers_or_names_holds_known_ones_once():
-    numbers = command._ListParser(int, 1)
-    assert numbers.parse("4, 16") == [4, 16]
-    for wrong in ("", "4,4", "4,04", "0", "x", "1.5", "4,", "9" * 400):
-        with pytest.raises(ValueError, match="must be"):
-            numbers.parse(wrong)
-    with pytest.raises(ValueError, match="finite and at least"):
-        command._ListParser(float, 0).parse("nan")
-    names = command._ListParser(("int8", "sign"), 0)
-    assert names.parse("sign,int8") == ["sign", "int8"]
-    for wrong in ("", "sign,sign", "int9"):
-        with pytest.raises(ValueError, match="must be"):
-            names.parse(wrong)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Options(Settings):
+    sizes: tuple[int, ...] = setting((1,), "Sizes.", low=1)
+    runs: tuple[str, ...] = setting((), "Runs.")
+
+
+def test_options_are_flags_and_a_list_of_numbers_holds_different_ones():
+    values = flags.FlagValues()
+    setting_flags.define(_Options(), values)
+    values(["command", "--sizes=4, 16", "--runs=a,b"])
+    assert setting_flags.read(_Options(), values) == _Options(sizes=(4, 16), runs=("a", "b"))
+    for wrong in ("", "4,4", "4,04", "0", "x", "1.5", "4,", "nan"):
+        values(["command", f"--sizes={wrong}"])
+        with pytest.raises(ValueError, match="--sizes must be a list of numbers"):
+            setting_flags.read(_Options(), values)
 
 
 def test_a_missing_extra_is_named_with_what_installs_it(monkeypatch):

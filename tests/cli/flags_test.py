@@ -33,7 +33,7 @@ _WITH_PRESET = [f"howdy_olmo2_7b parts/{preset}" for preset in ("paper", "releas
 def _read(name):
     """Returns the settings and stages of flag files, as run.py reads them."""
     values = flags.FlagValues()
-    setting_flags.define(values)
+    setting_flags.define(flag_values=values)
     flags.DEFINE_list("stages", list(STAGES), "", flag_values=values)
     with contextlib.chdir(_REPOSITORY):
         values(["run.py", *(f"--flagfile={_FLAGS / file}.flags" for file in name.split())])

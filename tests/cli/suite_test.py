@@ -1,18 +1,22 @@
 """The suite runner: its grid, what it refuses, and a tiny grid with a failure and a resumption."""
 
-import functools
 import json
 import math
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 
 import compiling
 import pytest
-from absl.testing import absltest, parameterized
+from absl.testing import absltest
+
+from experiments import suite
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _QUICKSTART = "experiments/flags/quickstart.flags"
@@ -54,122 +58,90 @@ def _suite(*arguments, environment=None):
     )
 
 
-_WRONG = (
-    ("no_file", (), "--flagfiles must be a list of files, got none"),
-    ("missing_file", ("--flagfiles=nowhere.flags",), "files, got 'nowhere.flags'"),
-    ("empty_axis", ("--vary=sketch_size",), "--vary must be name=value"),
-    ("one_value_twice", ("--vary=lora_rank=2,2",), "different values"),
-    ("one_value_in_two_forms", ("--vary=unlearn.ga_gdr.learning_rate=1e-4,0.0001",), "must differ"),
-    ("one_folder", ("--vary=data_dir=a/b,a_b",), "must differ .* one folder"),
-    ("unknown_flag", ("--vary=lora_rnak=2,4",), "Unknown command line flag 'lora_rnak'"),
-    ("refused_value", ("--vary=lora_rank=2,0",), "--finetune.lora_rank must be at least 1, got 0"),
-    ("seed_varied", ("--vary=seed=1,2",), "must not name seed: give --seeds"),
-    ("seed_set", ("--set=seed=1",), "must not name seed: give --seeds"),
-    ("workdir", ("--vary=workdir=a,b",), "must not name workdir"),
-    ("flag_twice", ("--vary=lora_rank=2,4", "--set=lora_rank=8"), "got lora_rank twice"),
-    ("set_without_value", ("--set=oracle",), "--set must be name=value"),
-    ("choose", ("--choose", "--vary=lora_rank=2,4"), "--choose needs --vary of learning rates"),
-    ("no_seed", ("--seeds=",), "--seeds=: every item must be a number"),
-    ("seed_twice", ("--seeds=1,01",), "each item must be given once"),
+def _options(out, *flagfiles, **options):
+    return suite.Options(out=str(out), flagfiles=flagfiles or (_QUICKSTART,), **options)
+
+
+@pytest.mark.parametrize(
+    ("vary", "common", "message"),
+    [
+        ("sketch.size", "", "--vary must be name=value"),
+        ("finetune.lora_rank=2,2", "", "different values"),
+        ("unlearn.ga_gdr.learning_rate=1e-4,0.0001", "", "must differ"),
+        ("corpus.data_dir=a/b,a_b", "", "must differ .* one folder"),
+        ("finetune.lora_rnak=2,4", "", "Unknown command line flag 'finetune.lora_rnak'"),
+        ("finetune.lora_rank=2,0", "", "--finetune.lora_rank must be at least 1, got 0"),
+        ("seed=1,2", "", "must not name seed: give --seeds"),
+        ("", "seed=1", "must not name seed: give --seeds"),
+        ("workdir=a,b", "", "must not name workdir"),
+        ("finetune.lora_rank=2,4", "finetune.lora_rank=8", "got finetune.lora_rank twice"),
+        ("", "oracle", "--set must be name=value"),
+    ],
 )
+def test_a_grid_that_cannot_be_run_is_refused(tmp_path, vary, common, message):
+    with pytest.raises(ValueError, match=message):
+        suite.plan_cells(_options(tmp_path), [vary] if vary else [], [common] if common else [])
 
 
-class GridTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.out = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "suite"
-
-    def test_a_dry_run_shows_the_product_and_leaves_nothing(self):
-        done = _suite(
-            f"--out={self.out}",
-            f"--flagfiles={_QUICKSTART},experiments/flags/study.flags",
-            "--seeds=0,1,2",
-            "--vary=unlearn.ga_gdr.learning_rate,unlearn.ga_klr.learning_rate=1e-5,1e-4",
-            "--vary=unlearn.npo.learning_rate=1e-5,1e-4",
-            "--set=strategies=random,raslik",
-            "--choose",
-            "--dry_run",
-        )
-        self.assertEqual(done.returncode, 0, done.stderr)
-        commands = re.findall(r"run\.py (.*)", done.stdout)
-        self.assertLen(commands, 2 * 3 * 2 * 2 + 2 * 3)
-        self.assertLen(set(re.findall(r"^(\S+)  \[-\]$", done.stdout, re.MULTILINE)), 30)
-        for command in commands:
-            self.assertIn("--retrieve.strategies=random,raslik", command)
-            rates = re.findall(r"--unlearn\.ga_\w+\.learning_rate=(\S+)", command)
-            is_test = "--references.query_split=test" in command
-            self.assertEqual(len(rates), 0 if is_test else 2)
-            self.assertLess(len(set(rates)), 2)
-            self.assertEqual("--unlearn.choice=" in command, is_test)
-            self.assertEqual("--references.query_split=validation" in command, not is_test)
-        self.assertFalse(self.out.exists())
-
-    @parameterized.named_parameters(*_WRONG)
-    def test_a_grid_that_cannot_be_run_is_refused_before_anything_runs(self, arguments, message):
-        (case,) = [name for name, given, _ in _WRONG if given == arguments]
-        self.assertRegex(_refusals()[case], message)
-
-    def test_a_second_suite_on_one_folder_is_refused(self):
-        self.assertRegex(_refusals()["lock"], "--out=.* is in use by another suite")
-
-    def test_what_stops_the_suite_stops_its_run_first(self):
-        self.assertEqual(_refusals()["stopped"], "stopped with a run that ended by SIGTERM")
+def test_flag_files_must_be_there_and_a_choice_needs_learning_rates(tmp_path):
+    with pytest.raises(ValueError, match="--flagfiles must be a list of files, got none"):
+        suite.plan_cells(suite.Options(out=str(tmp_path)), [], [])
+    with pytest.raises(ValueError, match="files, got 'nowhere.flags'"):
+        suite.plan_cells(_options(tmp_path, "nowhere.flags"), [], [])
+    options = _options(tmp_path, choose=True)
+    with pytest.raises(ValueError, match="--choose needs --vary of learning rates"):
+        suite.plan_cells(options, [], [])
+    with pytest.raises(ValueError, match="must differ in learning rate and seed alone"):
+        suite.plan_cells(options, ["finetune.lora_rank=2,4"], [])
+    with pytest.raises(ValueError, match="--seeds must be a list of numbers, each different"):
+        _options(tmp_path, seeds=(1, 1))
 
 
-# In one process: what the suite says of the cases above, of a second lock and of a termination.
-_REFUSALS = """
-import json, os, pathlib, runpy, signal, sys, tempfile, threading, time
-from absl import flags
-suite = runpy.run_path("experiments/suite.py", run_name="suite")
-said = {}
-out = pathlib.Path(tempfile.mkdtemp())
-for case, arguments in json.loads(sys.argv[1]).items():
-    for name in ("out", "flagfiles", "seeds", "vary", "set", "choose", "dry_run"):
-        flags.FLAGS[name].unparse()
-    try:
-        flags.FLAGS(["suite.py", *arguments])
-        suite["run_suite"](out / "suite")
-    except (ValueError, flags.Error) as error:
-        said[case] = str(error)
-with suite["lock_folder"](out):
-    try:
-        with suite["lock_folder"](out):
-            pass
-    except ValueError as error:
-        said["lock"] = str(error)
-def stop():
-    while not log.exists() or "ready" not in log.read_text():
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGTERM)
-log = out / "log"
-child = "import signal, sys, time; print('ready', flush=True)\\nwhile True: time.sleep(1)"
-threading.Thread(target=stop).start()
-try:
-    suite["run_process"]([sys.executable, "-c", f"exec({child!r})"], log)
-except KeyboardInterrupt as error:
-    process = error.__traceback__.tb_next.tb_frame.f_locals["process"]
-    ended = signal.Signals(-process.returncode).name
-    said["stopped"] = f"stopped with a run that ended by {ended}"
-print(json.dumps(said))
-"""
-
-
-@functools.cache
-def _refusals():
-    cases = {}
-    for name, arguments, _ in _WRONG:
-        given = () if name in ("no_file", "missing_file") else (f"--flagfiles={_QUICKSTART}",)
-        cases[name] = (*given, *arguments)
-    done = subprocess.run(
-        [sys.executable, "-c", _REFUSALS, json.dumps(cases)],
-        capture_output=True,
-        text=True,
-        cwd=_REPOSITORY,
-        env=os.environ | {"PYTHONPATH": str(_REPOSITORY)},
+def test_a_grid_is_the_product_and_its_choice_is_measured_on_test_queries(tmp_path):
+    grid, tests = suite.plan_cells(
+        _options(
+            tmp_path, _QUICKSTART, "experiments/flags/study.flags", seeds=(0, 1, 2), choose=True
+        ),
+        ["unlearn.ga_gdr.learning_rate,unlearn.ga_klr.learning_rate=1e-5,1e-4"],
+        ["retrieve.strategies=random,raslik"],
     )
-    if done.returncode:
-        raise AssertionError(done.stderr)
-    return json.loads(done.stdout)
+    assert (len(grid), len(tests)) == (2 * 3 * 2, 2 * 3)
+    assert len({cell.name for cell in (*grid, *tests)}) == 18
+    for cell in (*grid, *tests):
+        text = " ".join(cell.arguments)
+        assert "--retrieve.strategies=random,raslik" in text
+        rates = re.findall(r"--unlearn\.\w+\.learning_rate=(\S+)", text)
+        is_test = cell in tests
+        assert len(rates) == (0 if is_test else 2) and len(set(rates)) < 2
+        assert ("--unlearn.choice=" in text, "--references.query_split=test" in text) == (
+            is_test,
+            is_test,
+        )
+        assert ("--references.query_split=validation" in text) == (not is_test)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_suite_on_one_folder_is_refused(tmp_path):
+    with suite.lock_folder(tmp_path / "out"):
+        with pytest.raises(ValueError, match="--out=.* is in use by another suite"):
+            with suite.lock_folder(tmp_path / "out"):
+                pass
+
+
+def test_what_stops_the_suite_stops_its_run_first(tmp_path):
+    log = tmp_path / "log"
+
+    def stop():
+        while not log.exists() or "ready" not in log.read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    child = "import time; print('ready', flush=True)\nwhile True: time.sleep(1)"
+    threading.Thread(target=stop).start()
+    with pytest.raises(KeyboardInterrupt) as found:
+        suite.run_process([sys.executable, "-c", f"exec({child!r})"], log)
+    frames = [entry.locals for entry in found.traceback if "process" in entry.locals]
+    assert frames[0]["process"].returncode == -signal.SIGTERM
 
 
 @pytest.mark.heavy

@@ -1,10 +1,13 @@
 """The script for GPU machines: it parses, refuses, and gives every benchmark flags that it has."""
 
+import importlib
 import pathlib
 import re
 import subprocess
 
 from absl.testing import absltest
+
+from raslik_jax import settings
 
 _EXPERIMENTS = pathlib.Path(__file__).resolve().parents[2] / "experiments"
 _SCRIPT = _EXPERIMENTS / "gpu" / "run_all.sh"
@@ -24,10 +27,10 @@ class RunAllTest(absltest.TestCase):
         self.assertLen(commands, 6)
         for command in commands:
             command = command.replace('"${SKETCH[@]}"', shared)
-            (script,) = re.findall(r"experiments/(\w+\.py)", command)
-            path = _EXPERIMENTS / script
-            defined = set(re.findall(r"(?:DEFINE_\w+|define_list)\(\s*\"(\w+)\"", path.read_text()))
-            self.assertLessEqual(set(re.findall(r"--(\w+)", command)), defined)
+            (script,) = re.findall(r"experiments/bench/(\w+)\.py", command)
+            module = importlib.import_module(f"experiments.bench.{script}")
+            defined = {leaf.name for leaf in settings.leaves(module.Options())}
+            self.assertLessEqual(set(re.findall(r"--(?:no)?(\w+)", command)), defined)
             # Its results are JSON lines.
             self.assertIn("--json", command)
 

@@ -27,11 +27,11 @@ from experiments.studies import gradients
 from experiments.studies.retrieval_quality import report, sketches, strategies
 from experiments.studies.retrieval_quality.labels import KernelScores, Labels, mean_of
 from raslik_jax.cli import command
-from raslik_jax.cli.command import option
 from raslik_jax.evaluate.ranking import Quality
 from raslik_jax.files import read_json, write_json
 from raslik_jax.retrieve import exact
 from raslik_jax.run import exact_gradients
+from raslik_jax.settings import setting
 
 DEFAULT_PASSES = (
     "finetuned/unshifted/response",
@@ -61,21 +61,21 @@ _COMBINATIONS = get_args(gradients.Combination)
 class Options(gradients.Options, sketches.Options):
     """Options of the study."""
 
-    out: str = option("runs/retrieval_quality", "Where results and gradients go.")
-    passes: tuple[str, ...] = option(
+    out: str = setting("runs/retrieval_quality", "Where results and gradients go.")
+    passes: tuple[str, ...] = setting(
         DEFAULT_PASSES,
         "Gradients to make, as ADAPTER/LOSS/TOKENS; the run's own is added if it is missing.",
     )
-    sketch_passes: tuple[str, ...] = option(
+    sketch_passes: tuple[str, ...] = setting(
         (), "Passes that are sketched (default: the run's own setting)."
     )
-    num_queries: tuple[int, ...] = option(
+    num_queries: tuple[int, ...] = setting(
         (1, 5, 20, 40), "Numbers of queries; all of them are always added.", low=1
     )
-    draws: int = option(20, "Random subsets of queries for each number.", low=1)
-    encoder_checkpoint: str = option("", "Encoder of the embedding baseline.")
-    keep: tuple[str, ...] = option((), "Passes whose gradients stay on disk (4 P bytes a row).")
-    large: bool = option(
+    draws: int = setting(20, "Random subsets of queries for each number.", low=1)
+    encoder_checkpoint: str = setting("", "Encoder of the embedding baseline.")
+    keep: tuple[str, ...] = setting((), "Passes whose gradients stay on disk (4 P bytes a row).")
+    large: bool = setting(
         False,
         "Keep no gradient: two rounds over the corpus give the exact scores of every pass and "
         "nothing else (no sketches, no per-tensor normalization).",
@@ -316,4 +316,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    command.start(main, Options, when_stopped="stopped; the same command goes on from here")
+    command.start(main, Options(), when_stopped="stopped; the same command goes on from here")

@@ -11,13 +11,13 @@ import numpy as np
 
 from experiments.studies.gradients import Combination
 from experiments.studies.retrieval_quality.labels import QUALITY, KernelScores, Labels, mean_of
-from raslik_jax.cli.command import option
 from raslik_jax.evaluate import ranking
 from raslik_jax.files import read_array, read_json, write_json
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import requantize
 from raslik_jax.run.exact_gradients import project_rows
+from raslik_jax.settings import Settings, setting
 from raslik_jax.sketch import projections
 from raslik_jax.sketch.families import PROJECTIONS
 
@@ -27,15 +27,17 @@ _COMBINED: dict[Combination, str] = {"mean": "", "common": ", common"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Settings):
     """Which sketches are made."""
 
-    families: tuple[str, ...] = option(tuple(PROJECTIONS), "Projection families.", of=PROJECTIONS)
-    dense_max_size: int = option(
+    families: tuple[str, ...] = setting(
+        tuple(PROJECTIONS), "Projection families.", family=PROJECTIONS
+    )
+    dense_max_size: int = setting(
         1024, "Largest K of dense_rademacher, which costs 2 P K a row.", low=1
     )
-    projection_seeds: int = option(5, "Seeds of each projection.", low=2)
-    dtypes: tuple[Dtype, ...] = option(get_args(Dtype), "Dtypes of the index, for family binned.")
+    projection_seeds: int = setting(5, "Seeds of each projection.", low=2)
+    dtypes: tuple[Dtype, ...] = setting(get_args(Dtype), "Dtypes of the index, for family binned.")
 
 
 def read_gram(folder: pathlib.Path) -> np.ndarray | None:

@@ -25,9 +25,9 @@ from absl import logging
 from experiments.studies import gradients
 from experiments.studies.theorem import report, variance
 from raslik_jax.cli import command
-from raslik_jax.cli.command import option
 from raslik_jax.files import read_json, write_json
 from raslik_jax.run.exact_gradients import parse_pass, project_rows
+from raslik_jax.settings import setting
 from raslik_jax.sketch import projections
 from raslik_jax.sketch.families import PROJECTIONS
 
@@ -41,24 +41,24 @@ Products = tuple[np.ndarray, np.ndarray]
 class Options(gradients.Options):
     """Options of the study; without --runs gradients are planted."""
 
-    out: str = option("runs/variance", "Where results go, and where gradients are.")
-    gradients: str = option(
+    out: str = setting("runs/variance", "Where results go, and where gradients are.")
+    gradients: str = setting(
         "", "Pass that retrieval goes by, ADAPTER/LOSS/TOKENS (default: the run's own)."
     )
-    update: str = option(
+    update: str = setting(
         "", "Pass whose gradients make Delta (default: the same, as the paper has it)."
     )
-    center: Literal["run", "yes", "no"] = option(
+    center: Literal["run", "yes", "no"] = setting(
         "run", "Centered cosine; run: as the run has it, and yes for planted gradients."
     )
-    family: str = option("binned", "Projection family.", of=PROJECTIONS)
-    projection_seeds: int = option(8, "Sketches of each K.", low=2)
-    fluctuations: int = option(12, "Fluctuations of each kind.", low=2)
-    fluctuation_sizes: tuple[float, ...] = option((0.1, 0.3, 1.0), "|xi| / |q|.", low=1e-9)
-    gamma: float = option(0.01, "Half the width of the thresholds' neighborhoods.", low=1e-9)
-    synthetic_seeds: int = option(3, "Planted corpora, where there is no run.", low=1)
-    synthetic_params: int = option(131072, "P of planted gradients.", low=16)
-    synthetic_rows: int = option(1000, "Rows of a planted corpus, a tenth targets.", low=20)
+    family: str = setting("binned", "Projection family.", family=PROJECTIONS)
+    projection_seeds: int = setting(8, "Sketches of each K.", low=2)
+    fluctuations: int = setting(12, "Fluctuations of each kind.", low=2)
+    fluctuation_sizes: tuple[float, ...] = setting((0.1, 0.3, 1.0), "|xi| / |q|.", above=0)
+    gamma: float = setting(0.01, "Half the width of the thresholds' neighborhoods.", above=0)
+    synthetic_seeds: int = setting(3, "Planted corpora, where there is no run.", low=1)
+    synthetic_params: int = setting(131072, "P of planted gradients.", low=16)
+    synthetic_rows: int = setting(1000, "Rows of a planted corpus, a tenth targets.", low=20)
 
     def centers(self, default: bool) -> bool:
         """Returns whether scores are centered."""
@@ -381,4 +381,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    command.start(main, Options)
+    command.start(main, Options())
