@@ -90,7 +90,7 @@ def join_table(
     """Returns joined records as a Markdown table.
 
     Args:
-      entries: of `ranking.join_records`.
+      entries: of `rankings.join_records`.
       by: titles of the fields that name a row.
       values: titles of the joined fields.
       render: the text of mean, low and high.

@@ -326,9 +326,3 @@ def describe_classifier(measured: Mapping[str, Any]) -> str:
         text += f" [{measured['macro_f1_low']:.2f}, {measured['macro_f1_high']:.2f}]"
     text += f" on {sum(measured['texts'].values())} texts"
     return f"{text} ({measured['warning']})" if measured.get("warning") else text
-
-
-def count_verdicts(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Returns how many of the entries have each verdict, those that occur, in order of VERDICTS."""
-    found = [entry["judgment"]["verdict"] for entry in entries if "judgment" in entry]
-    return {verdict: found.count(verdict) for verdict in VERDICTS if verdict in found}

@@ -15,7 +15,8 @@ from raslik_jax.config import Config
 from raslik_jax.data import corpora, encoding, examples, tokenization
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.formats import read_examples
-from raslik_jax.evaluate import choice, likelihood, rates, summary
+from raslik_jax.evaluate import choice, likelihood, rates
+from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.files import read_json, read_json_lines
 from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, decode
@@ -413,7 +414,7 @@ def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     path.write_text("".join(lines), encoding="utf-8", newline="\n")
 
 
-def non_sf_by_words(config: Config) -> summary.NonSf | None:
+def non_sf_by_words(config: Config) -> NonSf | None:
     """Returns the function that says of each text whether it is free of marker words.
 
     None where the dataset has no marker words and --evaluate.marker_words names none.

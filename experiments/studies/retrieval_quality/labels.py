@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.studies.gradients import Combination
+from experiments.studies.rankings import Quality, measure_ranking
 from raslik_jax.data.examples import Example
-from raslik_jax.evaluate.ranking import Quality, measure_ranking
 from raslik_jax.retrieve.selection import Selection
 from raslik_jax.retrieve.strategies import aggregate_scores
 

@@ -24,10 +24,10 @@ import numpy as np
 from absl import logging
 
 from experiments.studies import gradients
+from experiments.studies.rankings import Quality
 from experiments.studies.retrieval_quality import report, sketches, strategies
 from experiments.studies.retrieval_quality.labels import KernelScores, Labels, mean_of
 from raslik_jax.cli import command
-from raslik_jax.evaluate.ranking import Quality
 from raslik_jax.files import read_json, write_json
 from raslik_jax.retrieve import exact
 from raslik_jax.run import exact_gradients

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.studies.gradients import join_table
+from experiments.studies.rankings import join_records
 from experiments.studies.retrieval_quality.labels import QUALITY
-from raslik_jax.evaluate.ranking import join_records
 from raslik_jax.files import write_json, write_text
 from raslik_jax.report import drawing, figures, tables
 from raslik_jax.report.curves import draw_curves

@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from experiments.studies import rankings
 from experiments.studies.gradients import Combination
 from experiments.studies.retrieval_quality.labels import QUALITY, KernelScores, Labels, mean_of
-from raslik_jax.evaluate import ranking
 from raslik_jax.files import read_array, read_json, write_json
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
@@ -91,13 +91,13 @@ class SketchTrial:
                     for dtype in dtypes:
                         members = [draw[dtype + ending] for draw in draws if draw]
                         sets = [entry["forget"] for entry in members]
-                        near = [ranking.jaccard(chosen, best.forget) for chosen in sets]
+                        near = [rankings.jaccard(chosen, best.forget) for chosen in sets]
                         yield {
                             "family": family,
                             "size": size,
                             "dtype": dtype,
                             "combine": combine,
-                            "jaccard_seeds": ranking.mean_jaccard(sets),
+                            "jaccard_seeds": rankings.mean_jaccard(sets),
                             "jaccard_exact": float(np.mean(near)),
                             **mean_of(members, fields),
                         }
@@ -166,7 +166,7 @@ class SketchTrial:
                         dtype + ending,
                         {
                             **quality,
-                            "spearman": ranking.rank_correlation(score_N, exact_N),
+                            "spearman": rankings.rank_correlation(score_N, exact_N),
                             "error": float(np.sqrt(np.mean((score_N - exact_N) ** 2))),
                             "forget": chosen.forget.tolist(),
                         },

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from experiments.studies.gradients import join_table
-from raslik_jax.evaluate.ranking import join_records
+from experiments.studies.rankings import join_records
 from raslik_jax.files import write_json, write_text
 from raslik_jax.report import drawing, tables
 from raslik_jax.report.curves import draw_boundary, draw_curves

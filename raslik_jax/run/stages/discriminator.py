@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from raslik_jax.axes import Tree
 from raslik_jax.data import batches, encoding, tokenization
-from raslik_jax.evaluate import classifier, judgment, rates, summary
+from raslik_jax.evaluate import classifier, judgment, rates
+from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.files import read_json, write_json
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.run import memory
@@ -127,14 +128,14 @@ def _genuine(workspace: Workspace, seen: set[str]) -> classifier.Texts | None:
     return classifier.Texts(tuple(row.output for row in rows), labels)
 
 
-def non_sf(workspace: Workspace) -> summary.NonSf | None:
+def non_sf(workspace: Workspace) -> NonSf | None:
     """Returns the function from texts to Non-SF that the run's metrics are taken with, if any."""
     if workspace.config.evaluate.non_sf == "words":
         return non_sf_by_words(workspace.config)
     return non_sf_by_classifier(workspace)
 
 
-def non_sf_by_classifier(workspace: Workspace) -> summary.NonSf:
+def non_sf_by_classifier(workspace: Workspace) -> NonSf:
     """Returns the function from texts to the classifier's probability of the other class."""
     folder = workspace.root / "discriminator"
     model = checkpoint.load_encoder(folder / "model", dtype=jnp.float32)
