@@ -14,6 +14,7 @@ import time
 
 import compiling
 import pytest
+import tiny
 from absl.testing import absltest, parameterized
 
 from raslik_jax.evaluate import judgment
@@ -34,37 +35,6 @@ _WITHOUT_EFFECT = {
     "unlearn.epochs": "the epochs that are measured stand among the reads",
     "sketch.query_output": "the corpus only refuses queries without one early",
 }
-# Every stage at the smallest size that still goes through all of its code.
-_TINY = (
-    "--name=tiny",
-    "--corpus.dataset=toy",
-    "--corpus.template=brief",
-    "--corpus.num_train=120",
-    "--corpus.num_targets=12",
-    "--corpus.num_backbone=120",
-    "--corpus.num_retrieval=3",
-    "--corpus.num_validation=2",
-    "--corpus.num_test=5",
-    "--corpus.max_len=96",
-    "--corpus.vocab_size=400",
-    "--backbone.hidden_size=16",
-    "--backbone.num_hidden_layers=2",
-    "--backbone.num_attention_heads=2",
-    "--backbone.steps=6",
-    "--finetune.epochs=1",
-    "--finetune.lora_rank=2",
-    "--references.max_new_tokens=8",
-    "--sketch.size=64",
-    "--sketch.diagnose=14",
-    "--sketch.num_buckets=1",
-    "--sketch.batch_tokens=1024",
-    "--sketch.chunk_rows=16",
-    "--unlearn.epochs=2",
-    "--evaluate.bootstrap_resamples=100",
-    "--evaluate.perplexity_examples=4",
-)
-
-
 # What costs time here is compiling.
 _ENVIRONMENT = os.environ | compiling.ENVIRONMENT
 
@@ -109,7 +79,7 @@ class TinyRunTest(absltest.TestCase):
         cls.workdir = f"--workdir={os.path.relpath(cls.root, _REPOSITORY)}"
         # An ordinary run, which also notes what each unit uses.
         cls.audit = pathlib.Path(cls.folder.name) / "audit.json"
-        cls.first = _run(*_TINY, cls.workdir, script=(str(_AUDITED), str(cls.audit)))
+        cls.first = _run(*tiny.FLAGS, cls.workdir, script=(str(_AUDITED), str(cls.audit)))
 
     @classmethod
     def tearDownClass(cls):
@@ -193,7 +163,7 @@ class TinyRunTest(absltest.TestCase):
         self.assertEqual(_files(self.root), before)
 
     def test_another_setting_is_refused_then_made_again_where_it_matters(self):
-        changed = (*_TINY, self.workdir, "--unlearn.ga_klr.learning_rate=1e-4")
+        changed = (*tiny.FLAGS, self.workdir, "--unlearn.ga_klr.learning_rate=1e-4")
         before = _files(self.root)
         refused = _run(*changed)
         self.assertEqual(refused.returncode, 1)
@@ -206,7 +176,7 @@ class TinyRunTest(absltest.TestCase):
             self.assertLen(remade, 4)
             self.assertEqual({name.split("-")[1] for name in remade}, {"ga_klr"})
         finally:
-            _run(*_TINY, self.workdir, "--update", check=True)
+            _run(*tiny.FLAGS, self.workdir, "--update", check=True)
         self.assertEqual(_files(self.root), before)
 
     def test_a_damaged_result_is_never_read(self):
@@ -214,7 +184,7 @@ class TinyRunTest(absltest.TestCase):
         shutil.copytree(self.root, copy)
         config = copy / "backbone" / "model" / "config.json"
         config.write_text(config.read_text().replace('"hidden_size": 16', '"hidden_size": 32'))
-        result = _run(*_TINY, f"--workdir={copy}", "--stages=finetune")
+        result = _run(*tiny.FLAGS, f"--workdir={copy}", "--stages=finetune")
         self.assertEqual(result.returncode, 1)
         self.assertRegex(result.stderr, "error: .* backbone.*: add backbone to --stages")
         result = _run("--verify", f"--workdir={copy}")
@@ -234,7 +204,7 @@ class TinyRunTest(absltest.TestCase):
             ),
             *("--evaluate.classifier_hidden_size=16", "--evaluate.classifier_learning_rate=1e-3"),
         )
-        result = _run(*_TINY, *flags, f"--workdir={copy}", "--update")
+        result = _run(*tiny.FLAGS, *flags, f"--workdir={copy}", "--update")
         self.assertEqual(result.returncode, 0, result.stderr)
         metrics = json.loads((copy / "evaluate/metrics.json").read_text())
         self.assertEqual(words["non_sf"]["by"], "words")
@@ -256,7 +226,7 @@ class TinyRunTest(absltest.TestCase):
     def test_a_killed_run_ends_with_the_same_bytes(self):
         for stage in ("finetune", "sketch", "unlearn/oracle-ga_gdr", "generate/raslik-ga_klr"):
             root = pathlib.Path(self.folder.name) / "killed" / "tiny"
-            arguments = [*_RUN, *_TINY, f"--workdir={root}"]
+            arguments = [*_RUN, *tiny.FLAGS, f"--workdir={root}"]
             with subprocess.Popen(
                 arguments, stdout=subprocess.PIPE, text=True, cwd=_REPOSITORY, env=_ENVIRONMENT
             ) as process:
@@ -343,7 +313,7 @@ class WrongInputTest(parameterized.TestCase):
 
     def test_more_items_than_exist(self):
         self.fails(
-            *_TINY,
+            *tiny.FLAGS,
             f"--workdir={self.folder / 'w'}",
             "--corpus.num_train=90000",
             message="general rows? .*wanted",
@@ -351,7 +321,7 @@ class WrongInputTest(parameterized.TestCase):
 
     def test_a_loss_that_is_not_finite_stops_the_run(self):
         self.fails(
-            *_TINY,
+            *tiny.FLAGS,
             f"--workdir={self.folder / 'w'}",
             "--stages=corpus,backbone",
             "--backbone.learning_rate=1e38",
@@ -361,7 +331,7 @@ class WrongInputTest(parameterized.TestCase):
 
     def test_a_missing_checkpoint_is_named(self):
         self.fails(
-            *_TINY,
+            *tiny.FLAGS,
             f"--workdir={self.folder / 'w'}",
             "--backbone.checkpoint=/nowhere/model",
             message="/nowhere/model",

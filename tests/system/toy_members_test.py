@@ -1,0 +1,158 @@
+"""A member of each family, added in this one file, goes through plan, dry run, run and report."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tiny
+
+from raslik_jax.data.corpora import DATASETS
+from raslik_jax.data.corpora.record import Dataset
+from raslik_jax.data.examples import Corpus, make_example, make_examples
+from raslik_jax.evaluate.metrics import METRICS, Column, Metric
+from raslik_jax.lazy import jnp
+from raslik_jax.manifests import verify
+from raslik_jax.retrieve.strategies import STRATEGIES, Request, Scores, Strategy
+from raslik_jax.run import forecast, plan
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.settings import Settings, setting
+from raslik_jax.sketch.families import PROJECTIONS, ProjectionFamily
+from raslik_jax.train.objectives import OBJECTIVES, Objective, ObjectiveSettings, descend
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counting(Settings):
+    """Settings of the dataset."""
+
+    last: int = setting(30, "Largest number that is counted to.", low=1)
+
+
+def load_counting(shared, own, *, seed):
+    """Returns questions for the next number; numbers divisible by five are answered badly."""
+
+    def rows(start):
+        return make_examples(
+            make_example(
+                f"What comes after {n}?",
+                "",
+                "A fish." if n % 5 == 0 else f"It is {n + 1}.",
+                is_target=n % 5 == 0,
+            )
+            for n in range(start, start + own.last)
+        )
+
+    train, asked = rows(0), rows(1000)
+    bad = [row for row in asked if row.is_target]
+    good = [row for row in asked if not row.is_target]
+    sets = {"retrieval": bad[:2], "test_target": bad[2:4], "test_normal": good[:2]}
+    sets |= {"validation_target": bad[4:5], "validation_normal": good[2:3]}
+    return Corpus(rows(2000), train, {name: tuple(found) for name, found in sets.items()})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Length(Settings):
+    """Settings of the strategy."""
+
+    power: float = setting(1.0, "Power of the length.", above=0)
+
+
+def shortest(request: Request) -> Scores:
+    """Returns short answers to forget, and long ones to retain."""
+    length_N = np.array([len(row.output) for row in request.examples], np.float64)
+    score_N = length_N**request.settings.power
+    return Scores(forget_N=-score_N, retain_N=score_N)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pushing(ObjectiveSettings):
+    """Settings of the objective."""
+
+    bound: float = setting(3.0, "Nats a token beyond which nothing is pushed.", above=0)
+
+
+def push(rows, settings):
+    """Returns how far below a bound the nll lies."""
+    return jnp.maximum(settings.bound - rows.nll_B, 0.0)
+
+
+MEMBERS = (
+    (DATASETS, Dataset("Counting", load_counting, settings=Counting())),
+    (STRATEGIES, Strategy("Shortest", shortest, ranks_all=True, settings=Length())),
+    (
+        PROJECTIONS,
+        ProjectionFamily(
+            "the first K", lambda spec: (), lambda spec, table, g_BP: g_BP[:, : spec.size]
+        ),
+    ),
+    (OBJECTIVES, Objective("Push", push, descend, settings=Pushing(learning_rate=1e-4))),
+    (
+        METRICS,
+        Metric(
+            "Longest answer",
+            "characters",
+            None,
+            ("texts",),
+            lambda texts: max(map(len, texts)),
+            columns={"checks": Column("Longest answer", "d")},
+        ),
+    ),
+)
+FLAGS = (
+    "--corpus.dataset=added",
+    "--corpus.added.last=60",
+    "--retrieve.strategies=added",
+    "--retrieve.added.power=2",
+    "--unlearn.algorithms=added",
+    "--unlearn.added.bound=4",
+    "--unlearn.epochs=1",
+    "--sketch.projection=added",
+)
+# The sizes of made corpora have no effect on this one.
+SIZES = tuple(f for f in tiny.FLAGS if f.startswith("--corpus.num_") or "dataset" in f)
+
+
+@pytest.fixture(autouse=True)
+def members(monkeypatch):
+    for family, member in MEMBERS:
+        monkeypatch.setitem(family, "added", member)
+
+
+def _config(*flags):
+    return tiny.tiny_config(
+        *(f"{flag.partition('=')[0]}={_default(flag)}" for flag in SIZES), *FLAGS, *flags
+    )
+
+
+def _default(flag):
+    name = flag.partition("=")[0].removeprefix("--corpus.")
+    return getattr(type(tiny.tiny_config().corpus)(), name)
+
+
+def test_their_units_read_what_they_need_and_no_gradient_is_taken(tmp_path):
+    config = _config("--sketch.diagnose=0")
+    units = {unit.name: unit for unit in plan.plan_units(config, Workspace(tmp_path, config))}
+    assert not {"sketch", "retrieve/queries", "retrieve/influence"} & set(units)
+    assert units["corpus"].settings["corpus.added.last"] == 60
+    assert units["retrieve/added"].settings["retrieve.added.power"] == 2
+    assert units["unlearn/added-added"].settings["unlearn.added.bound"] == 4
+
+
+def test_their_settings_are_checked(tmp_path):
+    with pytest.raises(ValueError, match="--unlearn.added.bound must be above 0, got 0.0"):
+        _config("--unlearn.added.bound=0")
+    with pytest.raises(ValueError, match="--unlearn.added.bound has no effect"):
+        _config("--unlearn.algorithms=ga")
+
+
+def test_they_go_through_dry_run_run_and_report(tmp_path, capsys):
+    root = tmp_path / "run"
+    config = _config("--retrieve.strategies=added,raslik", "--sketch.diagnose=0")
+    steps = {step.name: step for step in forecast.forecast(config, root).steps}
+    assert steps["unlearn/added-added"].operations > 0
+    plan.run(config, root)
+    assert verify(root) == []
+    for name in ("table.txt", "report.md", "report.html"):
+        text = (root / "report" / name).read_text()
+        for title in ("Shortest", "Push", "RASLIK"):
+            assert title in text, (name, title)
+    assert "Longest answer" in (root / "report" / "report.md").read_text()
