@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from raslik_jax import settings as settings_lib
 from raslik_jax.data.corpora import CorpusConfig
+from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.files import check_shape
 from raslik_jax.messages import shown
 from raslik_jax.settings import Settings, SettingsError, Stage, setting
@@ -372,43 +373,12 @@ class EvaluateConfig(Stage):
         "Work directory of a run of the same settings that was trained without the targets "
         "(--corpus.tofu.train=retain), for forget quality by the dataset's own questions.",
     )
-    non_sf: Literal["words", "classifier"] = setting(
+    non_sf: str = setting(
         "words",
         "Non-SF of an answer. words: 1 where no marker word is in it. classifier: its probability "
         "by a classifier trained on the answers of the training examples and their labels.",
+        family=NON_SF,
     )
-    classifier_checkpoint: str = setting(
-        "FacebookAI/roberta-base",
-        "classifier: RoBERTa or BERT to start from, a directory or hub name; empty: a small BERT "
-        "from scratch, which wants a learning rate near 1e-3.",
-        is_path=True,
-    )
-    classifier_epochs: int = setting(3, "classifier: passes over the answers.", low=1)
-    classifier_learning_rate: float = setting(
-        2e-5, "classifier: rate of AdamW at the first step, falling linearly to zero.", above=0
-    )
-    classifier_batch_size: int = setting(16, "classifier: answers a step.", low=1)
-    classifier_max_len: int = setting(
-        256, "classifier: tokens of an answer; longer ones are cut at the end.", low=8
-    )
-    classifier_held_out: float = setting(
-        0.1,
-        "classifier: share of the answers of each class kept for its macro-F1.",
-        above=0,
-        below=1,
-    )
-    classifier_examples: int = setting(
-        0, "classifier: answers of each class at most, held-out ones included; 0 for all.", low=0
-    )
-    classifier_hidden_size: int = setting(64, "classifier from scratch: embedding width.", low=1)
-    classifier_num_layers: int = setting(2, "classifier from scratch: layers.", low=1)
-    classifier_num_heads: int = setting(4, "classifier from scratch: attention heads.", low=1)
-
-    def problems(self) -> list[str]:
-        found = self.multiple_problems("classifier_hidden_size", "classifier_num_heads")
-        if self.classifier_examples == 1:
-            found.append("--classifier_examples must be 0 or at least 2, got 1: one is held out")
-        return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

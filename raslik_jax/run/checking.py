@@ -10,6 +10,7 @@ from raslik_jax.data import corpora
 from raslik_jax.data.batches import num_steps_of
 from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Corpus, Example
+from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.messages import listed_problems, shown, some_of
 from raslik_jax.models import checkpoint, decoder, gpt_neox, presets
 from raslik_jax.retrieve import selection, strategies
@@ -63,8 +64,8 @@ def check_inputs(config: Config, *, making: Collection[str]) -> None:
         check_model(config)
     if "retrieve/embeddings" in making:
         checkpoint.resolve_folder(config.retrieve.encoder_checkpoint, auto="AutoModel")
-    if "discriminator" in making and settings.classifier_checkpoint:
-        checkpoint.resolve_folder(settings.classifier_checkpoint, auto="AutoModel")
+    if "discriminator" in making and settings["classifier"].checkpoint:
+        checkpoint.resolve_folder(settings["classifier"].checkpoint, auto="AutoModel")
 
 
 def check_model(config: Config) -> None:
@@ -114,7 +115,7 @@ def check_corpus(
         )
     if "finetune" in stages:
         problems += _finetune_problems(config, corpus)
-    if "discriminator" in stages and config.evaluate.non_sf == "classifier":
+    if "discriminator" in stages and NON_SF[config.evaluate.non_sf].is_trained:
         labels = [row.is_target for row in corpus.train]
         if labels.count(True) < 2 or labels.count(False) < 2:
             problems.append(

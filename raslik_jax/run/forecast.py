@@ -478,23 +478,19 @@ def _encoder_shape_of(width: int, layers: int, inner: int, vocabulary: int) -> _
 
 def _discriminator(work: _Work) -> dict[str, Any]:
     """Training of all weights of the classifier, on answers as long as Alpaca's."""
-    settings, sizes = work.config.evaluate, work.sizes
-    limit = settings.classifier_examples or sizes.train
+    settings, sizes = work.config.evaluate["classifier"], work.sizes
+    limit = settings.examples or sizes.train
     labeled = min(limit, sizes.targets) + min(limit, sizes.train - sizes.targets)
-    texts = labeled * (1 - settings.classifier_held_out)
-    if settings.classifier_checkpoint:
-        shape = _encoder_shape(settings.classifier_checkpoint)
+    texts = labeled * (1 - settings.held_out)
+    if settings.checkpoint:
+        shape = _encoder_shape(settings.checkpoint)
     else:
-        width, layers = settings.classifier_hidden_size, settings.classifier_num_layers
+        width, layers = settings.hidden_size, settings.num_layers
         shape = _encoder_shape_of(width, layers, 4 * width, work.config.corpus.vocab_size)
-    length_N = np.minimum(work.response_N, settings.classifier_max_len)
-    tokens = settings.classifier_batch_size * settings.classifier_max_len
+    length_N = np.minimum(work.response_N, settings.max_len)
+    tokens = settings.batch_size * settings.max_len
     return {
-        "operations": 6.0
-        * shape.in_layers
-        * settings.classifier_epochs
-        * texts
-        * float(length_N.mean()),
+        "operations": 6.0 * shape.in_layers * settings.epochs * texts * float(length_N.mean()),
         # Weights, gradient and two moments; what a layer keeps for the way back is some 20 widths.
         "device_bytes": 16.0 * shape.weights + 80.0 * tokens * shape.layers * shape.width,
         "disk_bytes": 4.0 * shape.weights,

@@ -10,6 +10,7 @@ from raslik_jax import settings as settings_lib
 from raslik_jax.config import STAGES, Config, config_from_json, to_json
 from raslik_jax.data import encoding
 from raslik_jax.data.corpora.record import Evaluation
+from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.files import read_json
 from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.messages import shown, some_of
@@ -61,13 +62,6 @@ _SELECTION = (
 _SCRATCH = (
     *("backbone.hidden_size", "backbone.num_hidden_layers", "backbone.num_attention_heads"),
     *("backbone.steps", "backbone.batch_size", "backbone.learning_rate"),
-)
-_CLASSIFIER = (
-    *("evaluate.classifier_checkpoint", "evaluate.classifier_epochs"),
-    *("evaluate.classifier_learning_rate", "evaluate.classifier_batch_size"),
-    *("evaluate.classifier_max_len", "evaluate.classifier_held_out"),
-    *("evaluate.classifier_examples", "evaluate.classifier_hidden_size"),
-    *("evaluate.classifier_num_layers", "evaluate.classifier_num_heads"),
 )
 _PERPLEXITY = (
     *(*_LIKELIHOOD, "sketch.query_output"),
@@ -195,7 +189,7 @@ class _Planner:
             reads=(*self.measured_on, *self.finetuned),
             settings=(*_DECODING, "references.query_split", "evaluate.marker_words"),
         )
-        if self.config.evaluate.non_sf == "classifier":
+        if NON_SF[self.config.evaluate.non_sf].is_trained:
             yield from self._classifier()
         if self.config.evaluate.perplexity_examples:
             yield self.unit(
@@ -212,7 +206,7 @@ class _Planner:
             "discriminator",
             discriminator.make_discriminator,
             reads=(_TRAIN,),
-            settings=("seed", "corpus.vocab_size", *_CLASSIFIER),
+            settings=("seed", "corpus.vocab_size", "evaluate.classifier"),
             files={path.name: path for path in genuine},
             is_resumable=True,
         )

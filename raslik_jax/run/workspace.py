@@ -17,6 +17,7 @@ from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.formats import read_examples
 from raslik_jax.evaluate import choice, likelihood, rates
 from raslik_jax.evaluate.metrics import NonSf
+from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.files import read_json, read_json_lines
 from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, decode
@@ -265,7 +266,7 @@ class Workspace:
     @property
     def has_marker(self) -> bool:
         """Whether words or a classifier tell answers that show the behavior from others."""
-        is_classified = self.config.evaluate.non_sf == "classifier"
+        is_classified = NON_SF[self.config.evaluate.non_sf].is_trained
         return is_classified or non_sf_by_words(self.config) is not None
 
     def with_adapter(self, lora: Tree) -> BoundModel:

@@ -22,6 +22,7 @@ from raslik_jax.config import (
 )
 from raslik_jax.data import tokenization
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
+from raslik_jax.evaluate.non_sf import ClassifierSettings
 from raslik_jax.run import checking, plan
 from raslik_jax.run import units as units_lib
 
@@ -234,7 +235,12 @@ class CheckInputsTest(absltest.TestCase):
                 "retrieve/embeddings",
             ),
             (
-                Config(evaluate=EvaluateConfig(non_sf="classifier", classifier_checkpoint=absent)),
+                Config(
+                    evaluate=EvaluateConfig(
+                        non_sf="classifier",
+                        members={"classifier": ClassifierSettings(checkpoint=absent)},
+                    )
+                ),
                 "discriminator",
             ),
         ):

@@ -14,21 +14,21 @@ from raslik_jax.config import Config, CorpusConfig, EvaluateConfig
 from raslik_jax.data import corpora, examples
 from raslik_jax.data.corpora.records import RecordsSettings
 from raslik_jax.evaluate import classifier
+from raslik_jax.evaluate.non_sf import ClassifierSettings
 from raslik_jax.files import read_json
 from raslik_jax.run.stages import discriminator
 from raslik_jax.run.workspace import Workspace, write_rows
 from raslik_jax.train import resuming
 
-_SMALL = EvaluateConfig(
-    non_sf="classifier",
-    classifier_checkpoint="",
-    classifier_hidden_size=16,
-    classifier_num_layers=1,
-    classifier_num_heads=2,
-    classifier_learning_rate=1e-2,
-    classifier_epochs=20,
-    classifier_max_len=32,
-    classifier_held_out=0.2,
+_SMALL = ClassifierSettings(
+    checkpoint="",
+    hidden_size=16,
+    num_layers=1,
+    num_heads=2,
+    learning_rate=1e-2,
+    epochs=20,
+    max_len=32,
+    held_out=0.2,
 )
 
 
@@ -37,7 +37,9 @@ def _workspace(root: pathlib.Path, **changes) -> Workspace:
     sizes = {"num_train": 150, "num_targets": 60, "num_backbone": 0, "num_retrieval": 2}
     config = Config(
         corpus=CorpusConfig(data_dir=str(root / "data"), vocab_size=400, **sizes),
-        evaluate=dataclasses.replace(_SMALL, **changes),
+        evaluate=EvaluateConfig(
+            non_sf="classifier", members={"classifier": dataclasses.replace(_SMALL, **changes)}
+        ),
     )
     workspace = Workspace(root, config)
     workspace.corpus = config.corpus.load(seed=0)
@@ -174,7 +176,7 @@ def test_wrong_checkpoints_and_corpora_are_refused(tmp_path):
             (tmp_path / "nowhere", "nowhere"),
         )
     ):
-        workspace = _workspace(tmp_path / str(number), classifier_checkpoint=str(checkpoint))
+        workspace = _workspace(tmp_path / str(number), checkpoint=str(checkpoint))
         workspace.root.mkdir()
         with pytest.raises(ValueError, match=message):
             _make(workspace)

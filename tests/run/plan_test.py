@@ -38,7 +38,7 @@ def _config(root: pathlib.Path) -> Config:
     values["unlearn"]["algorithms"] = ["ga_gdr"]
     values["evaluate"] |= {
         "non_sf": "classifier",
-        "classifier_checkpoint": str(root / "classifier"),
+        "classifier": {"checkpoint": str(root / "classifier")},
         "marker_words": str(root / "words.jsonl"),
     }
     return config_from_json(values)
@@ -177,7 +177,7 @@ def test_every_file_counts_by_its_content_for_these_units_and_no_other(tmp_path,
 
 def test_training_reads_rows_and_model_alone_and_queries_answer_for_themselves(tmp_path):
     reads = {name: unit[1] for name, unit in _decided(_config(tmp_path), tmp_path).items()}
-    assert reads["finetune"] == ("corpus/train.jsonl", "corpus/tokenizer")
+    assert reads["finetune"] == ("corpus/train.jsonl", "corpus/train.npz", "corpus/tokenizer")
     assert reads["sketch"] == (*reads["finetune"], "finetune/adapter")
     for name in ("references/retrieval", "retrieve/queries"):
         assert "corpus/retrieval.jsonl" in reads[name]

@@ -199,10 +199,10 @@ class TinyRunTest(absltest.TestCase):
         flags = (
             *(
                 "--evaluate.non_sf=classifier",
-                "--evaluate.classifier_checkpoint=",
-                "--evaluate.classifier_epochs=1",
+                "--evaluate.classifier.checkpoint=",
+                "--evaluate.classifier.epochs=1",
             ),
-            *("--evaluate.classifier_hidden_size=16", "--evaluate.classifier_learning_rate=1e-3"),
+            *("--evaluate.classifier.hidden_size=16", "--evaluate.classifier.learning_rate=1e-3"),
         )
         result = _run(*tiny.FLAGS, *flags, f"--workdir={copy}", "--update")
         self.assertEqual(result.returncode, 0, result.stderr)

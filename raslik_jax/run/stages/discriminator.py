@@ -11,6 +11,7 @@ from raslik_jax.axes import Tree
 from raslik_jax.data import batches, encoding, tokenization
 from raslik_jax.evaluate import classifier, judgment, rates
 from raslik_jax.evaluate.metrics import NonSf
+from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.files import read_json, write_json
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.run import memory
@@ -21,29 +22,28 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 
 
 @memory.explained(
-    "the classifier's training", "--evaluate.classifier_batch_size or --evaluate.classifier_max_len"
+    "the classifier's training", "--evaluate.classifier.batch_size or --evaluate.classifier.max_len"
 )
 def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
     """Trains the classifier on answers of the training examples, saves and measures it."""
-    settings, seed = workspace.config.evaluate, workspace.config.seed
+    settings = workspace.config.evaluate["classifier"]
+    seed = workspace.config.seed
     rows = workspace.corpus.train
     texts = classifier.label_texts([row.output for row in rows], [row.is_target for row in rows])
     train, held_out = classifier.split_texts(
         texts,
-        held_out=settings.classifier_held_out,
-        limit=settings.classifier_examples,
+        held_out=settings.held_out,
+        limit=settings.examples,
         seed=seed,
     )
     model, source = _starting_point(workspace, folder, train)
     bound = encoder.bind_encoder(model.config)
-    max_len = min(settings.classifier_max_len, model.config.max_length)
+    max_len = min(settings.max_len, model.config.max_length)
     encode = tokenization.load_sentence_tokenizer(source, max_len=max_len)
-    batch_size, num_epochs = settings.classifier_batch_size, settings.classifier_epochs
+    batch_size, num_epochs = settings.batch_size, settings.epochs
     passes = {"batch_size": batch_size, "num_epochs": num_epochs}
     num_steps = batches.num_steps_of(len(train.texts), **passes)
-    rate = loop.make_schedule(
-        settings.classifier_learning_rate, num_steps, kind="linear", warmup=0.0
-    )
+    rate = loop.make_schedule(settings.learning_rate, num_steps, kind="linear", warmup=0.0)
     encoded = encoding.encode_rows(
         encode(train.texts), pad_id=model.config.pad_token_id, limit=model.config.max_length
     )
@@ -54,7 +54,7 @@ def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
         lambda start: batches.epoch_batches(encoded, batch_size=batch_size, seed=seed, start=start),
         num_steps=num_steps,
         what="the classifier's training",
-        rate_flag="--evaluate.classifier_learning_rate",
+        rate_flag="--evaluate.classifier.learning_rate",
         bar="discriminator",
         folder=folder,
         save_every=num_steps // num_epochs,
@@ -88,10 +88,11 @@ def _starting_point(
     workspace: Workspace, folder: pathlib.Path, train: classifier.Texts
 ) -> tuple[checkpoint.LoadedEncoder, pathlib.Path]:
     """Returns the encoder to train, with a head, and the folder of its tokenizer."""
-    settings, key = workspace.config.evaluate, jax.random.key(workspace.config.seed)
+    settings = workspace.config.evaluate["classifier"]
+    key = jax.random.key(workspace.config.seed)
     num_labels = len(classifier.CLASSES)
-    if settings.classifier_checkpoint:
-        source = checkpoint.resolve_folder(settings.classifier_checkpoint, auto="AutoModel")
+    if settings.checkpoint:
+        source = checkpoint.resolve_folder(settings.checkpoint, auto="AutoModel")
         loaded = checkpoint.load_encoder(source, dtype=jnp.float32, num_labels=num_labels, key=key)
         return loaded, source
     source = folder / "tokenizer"
@@ -99,11 +100,11 @@ def _starting_point(
     tokenization.save_sentence_tokenizer(source, tokenizer)
     config = encoder.EncoderConfig(
         vocab_size=tokenizer.vocab_size,
-        hidden_size=settings.classifier_hidden_size,
-        num_hidden_layers=settings.classifier_num_layers,
-        num_attention_heads=settings.classifier_num_heads,
-        intermediate_size=4 * settings.classifier_hidden_size,
-        max_position_embeddings=settings.classifier_max_len,
+        hidden_size=settings.hidden_size,
+        num_hidden_layers=settings.num_layers,
+        num_attention_heads=settings.num_heads,
+        intermediate_size=4 * settings.hidden_size,
+        max_position_embeddings=settings.max_len,
         type_vocab_size=1,
         pad_token_id=tokenizer.pad_id,
         num_labels=num_labels,
@@ -130,9 +131,9 @@ def _genuine(workspace: Workspace, seen: set[str]) -> classifier.Texts | None:
 
 def non_sf(workspace: Workspace) -> NonSf | None:
     """Returns the function from texts to Non-SF that the run's metrics are taken with, if any."""
-    if workspace.config.evaluate.non_sf == "words":
-        return non_sf_by_words(workspace.config)
-    return non_sf_by_classifier(workspace)
+    if NON_SF[workspace.config.evaluate.non_sf].is_trained:
+        return non_sf_by_classifier(workspace)
+    return non_sf_by_words(workspace.config)
 
 
 def non_sf_by_classifier(workspace: Workspace) -> NonSf:
@@ -176,6 +177,6 @@ def describe(workspace: Workspace) -> dict[str, Any] | None:
     by = workspace.config.evaluate.non_sf
     if not workspace.has_marker:
         return None
-    if by == "words":
+    if not NON_SF[by].is_trained:
         return {"by": by}
     return {"by": by, **read_json(workspace.root / "discriminator" / "metrics.json")}
