@@ -6,7 +6,7 @@ probability that two given coordinates meet in one coordinate of the sketch. Sig
 whose fourth moment is 1. NumPy in float64, on the host.
 
 Source: OPORP (Li and Li, KDD 2023, arXiv 2302.03505) for one sign per coordinate with bins; the
-variance under a frozen binning and of a mean over queries follow from the same expansion.
+variance under a frozen binning follows from the same expansion.
 """
 
 import math
@@ -17,15 +17,6 @@ from jaxtyping import Float, Int
 
 from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.sketch.projections import ProjectionSpec
-
-
-def unnormalized_variance(
-    u_P: Float[np.ndarray, " P"], v_P: Float[np.ndarray, " P"], p: float
-) -> float:
-    """Returns Var <h(u), h(v)> = p (|u|^2 |v|^2 + a^2 - 2 S), exact for every P and K."""
-    u_P, v_P = np.asarray(u_P, np.float64), np.asarray(v_P, np.float64)
-    overlap = np.sum(u_P**2 * v_P**2)
-    return float(p * ((u_P @ u_P) * (v_P @ v_P) + (u_P @ v_P) ** 2 - 2 * overlap))
 
 
 def diagonal_term(u_P: Float[np.ndarray, " P"], v_P: Float[np.ndarray, " P"]) -> float:
@@ -47,36 +38,6 @@ def cosine_variance(u_P: Float[np.ndarray, " P"], v_P: Float[np.ndarray, " P"], 
     u_P, v_P = np.asarray(u_P, np.float64), np.asarray(v_P, np.float64)
     rho = float(u_P @ v_P)
     return p * ((1 - rho**2) ** 2 - 2 * diagonal_term(u_P, v_P))
-
-
-def cosine_bias(rho: float, p: float) -> float:
-    """Returns the bias of the cosine of two sketches: -(p / 2) rho (1 - rho^2), to first order."""
-    return -0.5 * p * rho * (1 - rho**2)
-
-
-def mean_score_variance(
-    query_gram_QQ: Float[np.ndarray, "Q Q"], rho_Q: Float[np.ndarray, " Q"], p: float
-) -> float:
-    """Returns the variance of the mean cosine of one row with Q queries that share a sketch.
-
-    (p / Q^2) sum_ij [g_ij (1 - rho_i^2 - rho_j^2) - rho_i rho_j
-                      + (rho_i rho_j / 2) (1 + g_ij^2 + rho_i^2 + rho_j^2)],
-    neither 1 / K nor 1 / (Q K): the queries agree with each other, and their errors with them.
-    Its root is the sigma_k of the threshold rule tau* + z sigma_k. Without the diagonal terms.
-
-    Args:
-      query_gram_QQ: cosines g_ij between the queries, estimated from their sketches.
-      rho_Q: cosines of the row with each query, estimated likewise.
-      p: of a family's `collision`.
-    """
-    gram_QQ = np.asarray(query_gram_QQ, np.float64)
-    rho_Q = np.asarray(rho_Q, np.float64)
-    squares_QQ = rho_Q[:, None] ** 2 + rho_Q[None, :] ** 2
-    product_QQ = rho_Q[:, None] * rho_Q[None, :]
-    terms_QQ = (
-        gram_QQ * (1 - squares_QQ) - product_QQ + 0.5 * product_QQ * (1 + gram_QQ**2 + squares_QQ)
-    )
-    return float(p * np.sum(terms_QQ) / rho_Q.shape[0] ** 2)
 
 
 def bin_of_coordinate(spec: ProjectionSpec) -> Int[np.ndarray, " P"]:

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import sketch_formulas
 from absl.testing import absltest, parameterized
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -295,7 +296,7 @@ class SketchNoiseTest(parameterized.TestCase):
         queries = _unit(queries + 1.0)
         rho_NQ = _unit(rows) @ queries.T
         gram_QQ = queries @ queries.T
-        expected = [theory.mean_score_variance(gram_QQ, rho_Q, 0.01) for rho_Q in rho_NQ]
+        expected = [sketch_formulas.mean_score_variance(gram_QQ, rho_Q, 0.01) for rho_Q in rho_NQ]
         np.testing.assert_allclose(
             selection.score_sigma(gram_QQ, rho_NQ, 0.01), np.sqrt(expected), rtol=1e-12
         )

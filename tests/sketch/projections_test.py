@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sketch_formulas
 from absl.testing import parameterized
 
 from raslik_jax.sketch import hashing, kernels, projections, theory
@@ -392,7 +393,9 @@ class TestMonteCarlo:
         p = PROJECTIONS[family].collision(sizes["num_params"], sizes["size"])
         for pair, name in enumerate(vectors.names):
             variance, error = variance_and_error(grams[:, 2 * pair, 2 * pair + 1])
-            wanted = theory.unnormalized_variance(*vectors.unit_BP[2 * pair : 2 * pair + 2], p)
+            wanted = sketch_formulas.unnormalized_variance(
+                *vectors.unit_BP[2 * pair : 2 * pair + 2], p
+            )
             assert abs(variance - wanted) < 5 * error, (name, variance / wanted, error / wanted)
 
     def test_inner_products_are_unbiased(self, family, sizes):
@@ -430,7 +433,7 @@ class TestMonteCarlo:
             wanted = theory.cosine_variance(u, v, p)
             wanted *= 1 + 11 * (u @ v) ** 2 / (2 * sizes["size"])
             assert abs(variance - wanted) < 5 * error, (name, variance / wanted, error / wanted)
-            bias = samples.mean() - u @ v - theory.cosine_bias(u @ v, p)
+            bias = samples.mean() - u @ v - sketch_formulas.cosine_bias(u @ v, p)
             assert abs(bias) < 5 * np.sqrt(variance / samples.size) + p**2, name
 
     def test_variance_of_the_mean_over_queries_is_the_formula(self, family, sizes):
@@ -443,7 +446,7 @@ class TestMonteCarlo:
         rho_Q = unit_BP[list(queries)] @ unit_BP[row]
         samples = np.mean([cosines(grams, row, query) for query in queries], axis=0)
         variance, error = variance_and_error(samples)
-        wanted = theory.mean_score_variance(gram_QQ, rho_Q, p)
+        wanted = sketch_formulas.mean_score_variance(gram_QQ, rho_Q, p)
         # The neglected diagonal terms are of the order of 1 / P for Gaussian vectors.
         slack = 20 * wanted / sizes["num_params"] + 11 * wanted / (2 * sizes["size"])
         assert abs(variance - wanted) < 5 * error + slack, (variance / wanted, error / wanted)
@@ -458,7 +461,7 @@ def test_bias_of_cosines_at_a_small_size_is_the_formula(family):
         rho = vectors.rho[pair]
         samples = cosines(grams, 2 * pair, 2 * pair + 1)
         error = samples.std() / np.sqrt(draws)
-        wanted = theory.cosine_bias(rho, p)
+        wanted = sketch_formulas.cosine_bias(rho, p)
         # The next order of the bias, of the size of p^2.
         assert abs(samples.mean() - rho - wanted) < 5 * error + 0.5 * p**2, (rho, samples.mean())
         if rho == 0.5:
