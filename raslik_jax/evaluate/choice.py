@@ -10,7 +10,7 @@ seed was judged damaged is skipped.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from raslik_jax.evaluate.judgment import is_damaged
 from raslik_jax.files import check_shape
@@ -18,8 +18,6 @@ from raslik_jax.messages import shown
 
 Per = Literal["strategy", "algorithm"]
 Floor = Literal["backbone", "zero"]
-PER = get_args(Per)
-FLOORS = get_args(Floor)
 
 
 class Candidate(NamedTuple):
@@ -75,14 +73,14 @@ _SHAPE = {
 _Point = tuple[float, int]
 
 
-def distance(candidate: Candidate, *, floor: str = "backbone") -> float:
+def distance(candidate: Candidate, *, floor: Floor = "backbone") -> float:
     """Returns the distance to R = 1 and F = floor; an F below the floor counts as at it."""
     least = candidate.backbone_forget if floor == "backbone" else 0.0
     return math.hypot(1.0 - candidate.retain, max(candidate.forget - least, 0.0))
 
 
 def choose(
-    candidates: Sequence[Candidate], *, per: str = "strategy", floor: str = "backbone"
+    candidates: Sequence[Candidate], *, per: Per = "strategy", floor: Floor = "backbone"
 ) -> tuple[Choice, ...]:
     """Returns the learning rate and epoch of every strategy and algorithm, by the one rule.
 
@@ -211,7 +209,7 @@ def candidates_of(
     )
 
 
-def to_json(choices: Sequence[Choice], *, per: str, floor: str) -> dict[str, Any]:
+def to_json(choices: Sequence[Choice], *, per: Per, floor: Floor) -> dict[str, Any]:
     """Returns the content of a choice file, which --unlearn.choice reads."""
     return {
         "rule": {

@@ -54,8 +54,8 @@ class Metric(NamedTuple):
       title: what it is called.
       unit: what its numbers are.
       better: which way is better; None where that depends, or where it only counts.
-      reads: the parts of the evidence that it is computed from (see `summary.Evidence`), or for
-        `of_pool` the metrics.
+      reads: the parts of the evidence that it is computed from (see
+        `summary.collect_evidence`), or for `of_pool` the metrics.
       of_model: takes what it reads. Returns a number, an interval, or an array of a value for each
         query, whose mean and interval are then taken; None where there is nothing to measure.
       of_pool: takes an array of each metric that it reads, over models that are compared. Returns

@@ -6,7 +6,7 @@ The shapes of metrics.json are declared here; the reports read them. What is mea
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from raslik_jax.evaluate.metrics import (
     KINDS,
     IntervalEntry,
     NonSf,
-    look_up,
     measure,
     measure_pool,
     nest,
@@ -94,19 +93,6 @@ class Metrics(TypedDict):
     backbone: NotRequired[ModelEntry]
     retrieval: dict[str, dict[str, Any]]
     methods: list[MethodEntry]
-
-
-def rate_of(entry: ModelEntry, name: Literal["forget", "retain"]) -> IntervalEntry:
-    """Returns F or R of a model of a run that has queries for it.
-
-    Raises:
-      ValueError: the run has none.
-    """
-    found = entry[name]
-    if found is None:
-        kind = "target" if name == "forget" else "normal"
-        raise ValueError(f"the {name} rate needs {kind} queries, got a run without: add some")
-    return found
 
 
 class Variant(NamedTuple):
@@ -230,7 +216,7 @@ def mark_frontier(
             raise ValueError(f"each strategy must have one epoch, got {names}: choose one")
         for entry, values in zip(block, measure_pool(block), strict=True):
             entry |= nest(values)
-        points = [[look_up(entry, name) for entry in block] for name in ("retain", "forget")]
+        points = [[entry[name] for entry in block] for name in ("retain", "forget")]
         if not all(point for rate in points for point in rate):
             continue
         retain_M, forget_M = (np.array([point["mean"] for point in rate]) for rate in points)

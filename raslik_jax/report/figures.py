@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from raslik_jax.evaluate.metrics import IntervalEntry
-from raslik_jax.evaluate.summary import Metrics, rate_of
+from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.drawing import (
     GOLD,
     INK,
@@ -90,7 +90,7 @@ def lowest_retain(metrics: Metrics) -> float:
     """Returns where the axis of R has to start for all of a run to be seen."""
     models = [metrics["finetuned"], *metrics["methods"]]
     models += [metrics["backbone"]] if "backbone" in metrics else []
-    lowest = min(rate_of(model, "retain")["low"] for model in models)
+    lowest = min(rate["low"] for model in models if (rate := model["retain"]))
     return max(0.0, min(0.95, float(np.floor(lowest * 20)) / 20))
 
 

@@ -14,7 +14,7 @@ from raslik_jax.train.objectives import OBJECTIVES
 
 
 def choose_from_runs(
-    runs: Sequence[pathlib.Path], output: pathlib.Path, *, per: str, floor: str
+    runs: Sequence[pathlib.Path], output: pathlib.Path, *, per: choice.Per, floor: choice.Floor
 ) -> tuple[choice.Choice, ...]:
     """Writes the choice file of validation runs, which --unlearn.choice reads; returns the choices.
 
