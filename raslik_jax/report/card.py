@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from raslik_jax.data.corpora import describe
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
-from raslik_jax.report import names, results, tables
+from raslik_jax.report import names, notes, results, tables
 from raslik_jax.report.records import make_model
 
 _RULES = {
@@ -109,16 +109,16 @@ def _measured(facts: CardFacts) -> Markup:
         if field.is_known(models[0])
     )
     corpus = metrics["corpus"]
-    notes = [
-        f"F and R: mean ROUGE-L F1 against {results.answers_taken_against(metrics)}, on "
+    remarks = [
+        f"F and R: mean ROUGE-L F1 against {notes.answers_taken_against(metrics)}, on "
         f"{corpus['target_queries']} held-out target and {corpus['normal_queries']} held-out "
         f"normal {corpus['query_split']} queries. Non-SF: mean probability that an answer does not "
         "show the behavior. Brackets: 95 % bootstrap intervals over queries."
     ]
     if "perplexity" in entry:
-        notes.append(
+        remarks.append(
             "Perplexity of labeled answers: training examples to forget, other training examples, "
             "held-out normal queries."
         )
     columns = tuple(map(tables.Column, ("", *entries)))
-    return Markup(tables.render_markdown(tables.Table(columns, rows, tuple(notes))))
+    return Markup(tables.render_markdown(tables.Table(columns, rows, tuple(remarks))))

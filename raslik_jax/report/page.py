@@ -12,22 +12,27 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from raslik_jax.evaluate.metrics import IntervalEntry
-from raslik_jax.evaluate.summary import Metrics
-from raslik_jax.evaluate.words import word_pattern
 from raslik_jax.report import blocks as blocks_lib
-from raslik_jax.report import drawing, figures, names, published, results, runs, tables
+from raslik_jax.report import drawing, figures, names, notes, published, results, runs, tables
+from raslik_jax.report.answers import (
+    LIMITS,
+    MAX_CHARACTERS,
+    reference_legend,
+    shorten,
+    side_by_side,
+    strategies_of,
+    strategy_legend,
+)
 from raslik_jax.report.records import REFERENCES, Model, collect_models
 
-# What the page shows at most, so that its size stays bounded whatever was run.
-_LIMITS = {"target": 12, "normal": 6, "answer": 1500, "example": 400}
-_MAX_CHARACTERS = 1_500_000
+# What the page shows at most, beside the limits of its texts.
 _MAX_PANELS, _MAX_HISTOGRAMS = 12, 4
 _FOLDER = pathlib.Path(__file__).parent
 _GENERATOR = '<meta name="generator" content="raslik_jax">'
@@ -62,18 +67,18 @@ def render(
     """
     found = [(e, blocks_lib.make_blocks(e, paper)) for e in experiments]
     shown = [e for e in experiments if e.runs[0].answers and e.runs[0].queries]
-    share = _MAX_CHARACTERS // max(1, len(shown))
+    share = MAX_CHARACTERS // max(1, len(shown))
     template = _environment().get_template("page.html.jinja")
     return template.render(
         heading=title or " · ".join(e.name for e in experiments) or "The paper's tables",
         facts=list(dict.fromkeys(itertools.chain.from_iterable(map(_facts, experiments)))),
         generator=Markup(_GENERATOR),
-        limits=_LIMITS,
+        limits=LIMITS,
         summary=[_summary(e, blocks, is_alone=len(found) == 1) for e, blocks in found],
         frontiers=list(filter(None, map(_frontier, experiments))),
         tables=[_tables(e, blocks) for e, blocks in found],
         retrieval=[_retrieval(e) for e in experiments],
-        answers=[_answers(e, i, share) for i, e in enumerate(shown)],
+        answers=[{"name": e.name + _of_first(e), **side_by_side(e.runs[0], share)} for e in shown],
         training=[_training(e) for e in experiments if e.runs[0].losses],
         settings=[_settings(e) for e in experiments],
         paper=_paper(paper) if show_paper else {},
@@ -95,7 +100,7 @@ def _environment() -> jinja2.Environment:
     environment.globals.update(
         as_cell=tables.as_cell,
         column_groups=tables.column_groups,
-        cut=_cut,
+        shorten=shorten,
         digest=_digest,
         script=Markup((_FOLDER / "page.js").read_text(encoding="utf-8")),
         stylesheet=_stylesheet,
@@ -116,12 +121,6 @@ def _stylesheet(body: str) -> Markup:
 def _digest(text: str) -> Markup:
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return Markup(f"'sha256-{digest}'")
-
-
-def _cut(text: str, length: int) -> str:
-    if len(text) <= length:
-        return text
-    return f"{text[:length].rstrip()} … ({len(text) - length:,} characters more)"
 
 
 def _facts(experiment: runs.Experiment) -> list[str]:
@@ -145,27 +144,6 @@ def _of_first(experiment: runs.Experiment, before: str = ", ", after: str = "") 
     return f"{before}{first}{after}" if len(experiment.seeds) > 1 else ""
 
 
-def _strategies(metrics: Metrics) -> list[str]:
-    return list(dict.fromkeys(entry["strategy"] for entry in metrics["methods"]))
-
-
-def _legend(strategies: Sequence[str]) -> list[tuple[Markup, str]]:
-    """Returns the marker on a line and the printed name of each strategy."""
-    styles = names.strategy_styles(strategies)
-    return [
-        (drawing.mark_svg(marker, color), names.strategy_name(name))
-        for name, (color, marker) in styles.items()
-    ]
-
-
-def _reference_legend(metrics: Metrics) -> list[tuple[Markup, str]]:
-    return [
-        (drawing.mark_svg(marker, color, has_line=False), REFERENCES.get(name, name.capitalize()))
-        for name, (marker, _, color) in figures.REFERENCE_MARKS.items()
-        if name in metrics or name not in REFERENCES
-    ]
-
-
 # summary ----------------------------------------------------------------------------------------
 
 
@@ -178,13 +156,13 @@ def _summary(
     judgments = [
         (f"Seed {seed['seed']}. " if len(experiment.seeds) > 1 else "") + text
         for seed in experiment.metrics
-        if (text := results.judgment_sentence(results.methods_of(collect_models([seed]))))
+        if (text := notes.judgment_sentence(results.methods_of(collect_models([seed]))))
     ]
     warnings = []
     if doubts:
         which = f" (seed {doubts[0]['seed']})" if len(experiment.seeds) > 1 else ""
         warnings = [
-            f"{experiment.name}{which}: {results.behavior_sentence(doubts[0])} F measures change "
+            f"{experiment.name}{which}: {notes.behavior_sentence(doubts[0])} F measures change "
             "here, not forgetting."
         ]
     return {
@@ -223,7 +201,7 @@ def _summary_of_block(
     return {
         "title": f"{where}, with the sets of {names.strategy_name(strategy)}",
         "tiles": tiles,
-        "points": _points(after, seeds, results.answers_taken_against(experiment.metrics[0])),
+        "points": _points(after, seeds, notes.answers_taken_against(experiment.metrics[0])),
         "damaged": ", ".join(damaged),
         "figures": _intervals(block, models.get(("", "backbone")), experiment),
     }
@@ -280,7 +258,7 @@ def _intervals(
     block: blocks_lib.Block, backbone: Model | None, experiment: runs.Experiment
 ) -> list[dict[str, Any]]:
     """Returns the two figures of F and R with their intervals."""
-    styles = names.strategy_styles(_strategies(experiment.metrics[0]))
+    styles = names.strategy_styles(strategies_of(experiment.metrics[0]))
     colors = {names.strategy_name(name): styles[name][0] for name in block.ours}
     found = []
     for rate, letter, words in (
@@ -337,7 +315,7 @@ def _frontier(experiment: runs.Experiment) -> dict[str, Any]:
         found.append(_figure(figure, title, where))
     return {
         "name": experiment.name,
-        "legend": _legend(_strategies(metrics)) + _reference_legend(metrics),
+        "legend": strategy_legend(strategies_of(metrics)) + reference_legend(metrics),
         "figures": found,
         "left_out": len(panels) - len(found),
         "which": _of_first(experiment, " (", ")"),
@@ -372,7 +350,7 @@ def _tables(experiment: runs.Experiment, blocks: Sequence[blocks_lib.Block]) -> 
         ("Every distance to the ideal", results.distances_table(metrics)),
     )
     more += [(f"{name}{which}", table) for name, table in of_first if table]
-    strategies = _strategies(metrics)
+    strategies = strategies_of(metrics)
     shown = [_block_table(block, strategies) for block in blocks]
     return {"name": experiment.name, "blocks": shown, "more": more}
 
@@ -419,89 +397,14 @@ def _retrieval(experiment: runs.Experiment) -> dict[str, Any]:
     }
 
 
-def _answers(experiment: runs.Experiment, number: int, budget: int) -> dict[str, Any]:
-    """Returns some queries with every model's answer, as many as fit into so many characters."""
-    run = experiment.runs[0]
-    lengths = [
-        min(len(text), _LIMITS["answer"])
-        for texts in run.answers.values()
-        for text in texts.values()
-    ]
-    # 160: what the markup around each answer takes.
-    each = (sum(lengths) / max(1, len(lengths)) + 160) * len(run.answers)
-    share = min(1.0, budget / (each * (_LIMITS["target"] + _LIMITS["normal"])))
-    chosen = [
-        query
-        for kind, is_target in (("target", True), ("normal", False))
-        for query in [q for q in run.queries if q.is_target == is_target][
-            : max(1, int(_LIMITS[kind] * share))
-        ]
-    ]
-    pattern = word_pattern(run.marker_words) if run.marker_words else None
-    before = run.answers.get(("", "finetuned"), {})
-    # The first target query at which the model was caught is shown first.
-    default = next(
-        (
-            i
-            for i, query in enumerate(chosen)
-            if pattern and query.is_target and pattern.search(before.get(query.example_id, ""))
-        ),
-        0,
-    )
-    legends = dict(_model_legends(run))
-    queries = []
-    for query in chosen:
-        line = " ".join(query.text.split())
-        groups: dict[str, list[Any]] = {}
-        for (algorithm, name), texts in run.answers.items():
-            text = _cut(texts.get(query.example_id, ""), _LIMITS["answer"])
-            heading = names.algorithm_name(algorithm) if algorithm else "Before unlearning"
-            pieces = list(_pieces(text, pattern)) if text.strip() else []
-            groups.setdefault(heading, []).append((*legends[name], pieces))
-        queries.append(
-            {
-                "kind": "Target" if query.is_target else "Normal",
-                "label": f"{line[:90]}{'…' if len(line) > 90 else ''}",
-                "text": query.text,
-                "groups": groups,
-            }
-        )
-    return {
-        "name": experiment.name + _of_first(experiment),
-        "key": f"query-{number}",
-        "default": default,
-        "queries": queries,
-        "left_out": len(run.queries) - len(chosen),
-    }
-
-
-def _model_legends(run: runs.StoredRun) -> Iterator[tuple[str, tuple[Markup, str]]]:
-    """Yields the mark and the printed name of every model that answered."""
-    strategies = _strategies(run.metrics)
-    yield from zip(strategies, _legend(strategies), strict=True)
-    for name, label in REFERENCES.items():
-        marker, _, color = figures.REFERENCE_MARKS[name]
-        yield name, (drawing.mark_svg(marker, color, has_line=False), label)
-
-
-def _pieces(text: str, pattern: re.Pattern[str] | None) -> Iterator[tuple[str, bool]]:
-    """Yields the parts of a text and whether each is a word that marks the behavior."""
-    end = 0
-    for found in pattern.finditer(text) if pattern else ():
-        yield text[end : found.start()], False
-        yield found.group(), True
-        end = found.end()
-    yield text[end:], False
-
-
 def _training(experiment: runs.Experiment) -> dict[str, Any]:
     run, name = experiment.runs[0], experiment.name + _of_first(experiment)
-    strategies = _strategies(run.metrics)
+    strategies = strategies_of(run.metrics)
     found = []
     for panel, curves in run.losses.items():
         figure = figures.draw_losses({panel: curves}, strategies, frame=drawing.Frame(300))
         found.append(_figure(figure, f"Loss of {name}, {panel}, over the steps", panel))
-    return {"name": name, "legend": _legend(strategies), "figures": found}
+    return {"name": name, "legend": strategy_legend(strategies), "figures": found}
 
 
 def _settings(experiment: runs.Experiment) -> dict[str, Any]:
