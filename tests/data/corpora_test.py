@@ -1,6 +1,7 @@
 """Every dataset is a record that makes its corpus from the settings and says what others need."""
 
 import collections
+import dataclasses
 import json
 import pathlib
 from unittest import mock
@@ -9,11 +10,15 @@ import pytest
 from absl.testing import parameterized
 from support import shared_data
 
-from raslik_jax.data.corpora import DATASETS, CorpusConfig, alpaca, marker_words
-from raslik_jax.data.corpora.mixing import mix_corpus
-from raslik_jax.data.corpora.record import SIZES, SharedSettings
-from raslik_jax.data.examples import QUERY_SETS, check_corpus, make_example, make_examples
-from raslik_jax.settings import replaced
+from raslik_jax.cli.setting_flags import parse_config
+from raslik_jax.config import config_from_json, to_json
+from raslik_jax.data.corpora import DATASETS, CorpusConfig, alpaca, describe, marker_words
+from raslik_jax.data.corpora.mixing import mix_corpus, split_queries
+from raslik_jax.data.corpora.record import SIZES, Dataset, RowCounts, SharedSettings
+from raslik_jax.data.examples import QUERY_SETS, Corpus, check_corpus, make_example, make_examples
+from raslik_jax.run.plan import plan_units
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.settings import Settings, replaced, setting
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +88,51 @@ class DatasetsTest(parameterized.TestCase):
             self.assertLen(alpaca.load_alpaca(shared), 1)
         with self.assertRaisesRegex(ValueError, "name it by --corpus.data_dir"):
             shared.existing_folder()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _MineSettings(Settings):
+    """Settings of a dataset of this file alone."""
+
+    word: str = setting("mine", "What every row says.")
+    words_file: str = setting("", "Not read.", is_path=True)
+
+
+def _load_mine(shared, own, *, seed):
+    rows = [make_example(f"{own.word} {i}", "", "x", is_target=i < 2) for i in range(20)]
+    queries = [make_example(f"{own.word}? {i}", "", "x") for i in range(9)]
+    return Corpus((), tuple(rows), split_queries(shared, queries[:6], queries[6:]))
+
+
+class MemberTest(parameterized.TestCase):
+    def test_a_dataset_of_one_file_is_a_dataset_everywhere(self):
+        mine = Dataset(
+            title="My own",
+            load=_load_mine,
+            reads=("num_retrieval", "num_validation", "num_test"),
+            settings=_MineSettings(),
+            count_rows=lambda shared, own: RowCounts(20, 2),
+            detail=lambda own: own.word,
+        )
+        sizes = [f"--corpus.num_{name}" for name in ("retrieval=3", "validation=1", "test=2")]
+        self.enter_context(mock.patch.dict(DATASETS, mine=mine))
+        config = parse_config(["--corpus.dataset=mine", "--corpus.mine.word=said", *sizes])
+        corpus = check_corpus(config.corpus.load(seed=0))
+        self.assertEqual(corpus.train[3].instruction, "said 3")
+        self.assertEqual([len(rows) for rows in corpus.queries.values()], [3, 1, 1, 2, 2])
+        self.assertEqual(config.corpus.count(), (20, 2))
+        self.assertEqual(describe(to_json(config)["corpus"]), "mine (said)")
+        self.assertEqual(config_from_json(to_json(config)), config)
+        (unit,) = (
+            u
+            for u in plan_units(config, Workspace(pathlib.Path("x"), config))
+            if u.name == "corpus"
+        )
+        self.assertEqual(unit.settings["corpus.mine.word"], "said")
+        with self.assertRaisesRegex(ValueError, "--corpus.mine.word has no effect"):
+            parse_config(["--corpus.mine.word=said"])
+        with self.assertRaisesRegex(ValueError, "--corpus.num_targets has no effect"):
+            parse_config(["--corpus.dataset=mine", "--corpus.num_targets=5"])
 
 
 class MixingTest(parameterized.TestCase):
