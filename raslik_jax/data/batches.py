@@ -154,7 +154,7 @@ def plan_rows(encoded: Encoded, rows: Int[np.ndarray, " B"]) -> BatchPlan:
     """Returns a batch of these rows in the next shape of a short ladder.
 
     L is the next of 16, 24, 32, 48, 64, 96, ..., at most a half more than needed, and T is L or
-    half of it.
+    half of it; L where every token counts, so that encoders and decoding see one shape for each L.
 
     Args:
       encoded: the corpus.
@@ -164,8 +164,9 @@ def plan_rows(encoded: Encoded, rows: Int[np.ndarray, " B"]) -> BatchPlan:
     real = rows[rows != DUMMY_ROW]
     length_B = np.array([len(encoded.tokens[row]) for row in real.tolist()], np.int64)
     length = min(next_rung(int(length_B.max())), encoded.limit)
-    num_targets = int((length_B - encoded.start_N[real]).max())
-    return BatchPlan(rows, length, length // 2 if num_targets <= length // 2 else length)
+    start_B = encoded.start_N[real]
+    is_half = start_B.min() > 0 and (length_B - start_B).max() <= length // 2
+    return BatchPlan(rows, length, length // 2 if is_half else length)
 
 
 def plan_one_shape(encoded: Encoded, *, batch_tokens: int) -> tuple[BatchPlan, ...]:
