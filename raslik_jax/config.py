@@ -111,7 +111,7 @@ class FinetuneConfig(Stage):
     )
     max_len: int = setting(0, "Tokens a training example may have; 0: --corpus.max_len.", low=0)
     fixed_padding: bool = setting(
-        False, "Pad every batch to the longest example there may be: one shape to compile."
+        False, "Pad every batch as the longest example needs: one shape to compile."
     )
     mean: Literal["examples", "tokens"] = setting(
         "examples", "Mean over examples of each one's token mean, or over all tokens of a step."
@@ -311,7 +311,7 @@ class UnlearnConfig(Stage):
     )
     max_len: int = setting(0, "Tokens an example may have; 0: --corpus.max_len.", low=0)
     fixed_padding: bool = setting(
-        False, "Pad every batch to the longest example there may be: one shape to compile."
+        False, "Pad every batch as the longest example needs: one shape to compile."
     )
     mean: Literal["examples", "tokens"] = setting(
         "examples",
