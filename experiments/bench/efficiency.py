@@ -37,7 +37,6 @@ import numpy as np
 from experiments.bench import harness
 from experiments.bench.harness import Line
 from raslik_jax.data import batches, tokenization
-from raslik_jax.data.examples import Example
 from raslik_jax.files import read_array
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
@@ -46,7 +45,6 @@ from raslik_jax.retrieve import bm25, strategies
 from raslik_jax.retrieve.embeddings import embed_texts
 from raslik_jax.run.plan import open_run
 from raslik_jax.run.stages import retrieving
-from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import setting
 from raslik_jax.sketch import projections
 
@@ -58,9 +56,7 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     workdir: str = setting("", "Work directory of a run that has its index.")
-    methods: tuple[Method, ...] = setting(
-        get_args(Method), f"Any of {', '.join(get_args(Method))}."
-    )
+    methods: tuple[Method, ...] = setting(get_args(Method), "What to measure.")
     repeats: int = setting(5, "Measurements, of which the median counts.", low=1)
     exact_batches: int = setting(
         4, "Batches of gradients that stand for all in the unsketched kernel.", low=0
@@ -73,11 +69,9 @@ class Bench:
     def __init__(self, options: Options):
         self.options = options
         self.workdir = pathlib.Path(options.workdir)
-        self.workspace: Workspace = open_run(
-            self.workdir, "corpus", "finetune", "references/retrieval"
-        )
+        self.workspace = open_run(self.workdir, "corpus", "finetune", "references/retrieval")
         self.config = self.workspace.config
-        self.rows: tuple[Example, ...] = tuple(self.workspace.corpus.train)
+        self.rows = self.workspace.corpus.train
         self.query = self.workspace.retrieval_queries()[0]
         self.query_text = strategies.query_text(self.query, self.config.retrieve.query_text)
         self.store = SketchStore.open(self.workdir / "sketch" / "index")
@@ -166,6 +160,7 @@ class Bench:
             self.config.seed, "binned", self.num_params, self.num_params
         )
         gradient, query_QP, asked = self.gradient(whole)
+        query_on_device = jnp.asarray(query_QP)
         sketch = self.config.sketch
         encoded = self.workspace.cut(
             self.workspace.train_rows, "training examples", targets=sketch.targets
@@ -182,21 +177,14 @@ class Bench:
         alike = [part for part, shape in zip(plans, shapes, strict=True) if shape == common]
         sample = alike[: self.options.exact_batches]
         score = jax.jit(lambda unit_BP, query_QP: unit_BP @ query_QP.T)
-        query_on_device = jnp.asarray(query_QP)
 
         def scores() -> list[np.ndarray]:
-            return [
-                np.asarray(
-                    score(gradient(batches.make_batch(encoded, part)).unit_BK, query_on_device)
-                )
-                for part in sample
-            ]
+            units = (gradient(batches.make_batch(encoded, part)).unit_BK for part in sample)
+            return [np.asarray(score(unit_BP, query_on_device)) for unit_BP in units]
 
         _, seconds = self.timed(scores)
-        measured, all_tokens = (
-            sum(part.rows.size * part.length for part in parts) for parts in (sample, plans)
-        )
-        share = measured / all_tokens
+        tokens = [sum(part.rows.size * part.length for part in parts) for parts in (sample, plans)]
+        share = tokens[0] / tokens[1]
         return self.line("exact", asked, seconds / share, scaled=share < 1, measured_share=share)
 
     def memory(self) -> Line:

@@ -50,7 +50,7 @@ class SpreadTest(parameterized.TestCase):
             self.assertAlmostEqual(found.total, wanted, delta=1e-4 * error)
 
     def test_one_draw_is_refused(self):
-        with self.assertRaisesRegex(ValueError, "two draws"):
+        with self.assertRaisesRegex(ValueError, "two draws or more"):
             variance.measure_spread(np.ones((1, 1, 2)), np.eye(2), np.ones(2))
 
     def test_cosines_of_a_moved_query(self):

@@ -83,7 +83,7 @@ def measure_spread(
     num_sketches, num_fluctuations, num_rows = weight_SFN.shape
     draws = num_sketches * num_fluctuations
     if draws < 2:
-        raise ValueError("two draws or more wanted to measure a variance of, came one")
+        raise ValueError("a variance must be of two draws or more, got one: draw more")
     # float32 for the one large product; its rounding is far below the spread of any draw.
     flat_DN = weight_SFN.reshape(draws, num_rows)
     image_DN = (flat_DN.astype(np.float32) @ gram_NN.astype(np.float32)).astype(np.float64)
@@ -131,13 +131,7 @@ def perturbed_cosines(
 ) -> Float[np.ndarray, "F N"]:
     """Returns cos(q + size * xi_f, x) for rows x of unit length, from inner products alone.
 
-    Args:
-      query_N: <q, x>.
-      move_FN: <xi_f, x>.
-      query_square: <q, q>.
-      cross_F: <q, xi_f>.
-      move_square_F: <xi_f, xi_f>.
-      size: factor of the fluctuation.
+    These are <q, x>, <xi_f, x>, <q, q>, <q, xi_f> and <xi_f, xi_f>.
     """
     square_F = query_square + 2 * size * cross_F + size**2 * move_square_F
     length_F = np.sqrt(np.maximum(square_F, 1e-30))
@@ -162,8 +156,8 @@ def place_thresholds(
     """
     if num_forget + num_retain >= len(score_N) or min(num_forget, num_retain) < 1:
         raise ValueError(
-            f"sets of 1 or more with items between them wanted, came {num_forget} and "
-            f"{num_retain} of {len(score_N)}: take smaller ones"
+            f"sets must have items, and items between them, got {num_forget} and {num_retain} "
+            f"of {len(score_N)}: take smaller ones"
         )
     order_N = np.sort(score_N)
     return Thresholds(
@@ -197,21 +191,13 @@ class Boundary(NamedTuple):
 def measure_boundary(
     score_N: Float[np.ndarray, " N"], thresholds: Thresholds, *, gamma: float
 ) -> Boundary:
-    """Returns the boundary statistics of scores on whatever scale they are.
-
-    Args:
-      score_N: the scores.
-      thresholds: on the scale of the scores.
-      gamma: half the width of a neighborhood, on that scale.
-    """
+    """Returns the boundary statistics of scores on the scale of the thresholds and of gamma."""
     from_forget_N = np.abs(score_N - thresholds.forget)
     from_retain_N = np.abs(score_N - thresholds.retain)
     outside_N = np.minimum(from_forget_N, from_retain_N)
     outside_N = outside_N[outside_N > gamma]
-    near_forget, near_retain = (
-        int((from_forget_N <= gamma).sum()),
-        int((from_retain_N <= gamma).sum()),
-    )
+    near_forget = int((from_forget_N <= gamma).sum())
+    near_retain = int((from_retain_N <= gamma).sum())
     whole = 2 * gamma * len(score_N)
     return Boundary(
         near_forget=near_forget,
@@ -280,15 +266,7 @@ def plant_gradients(
     queries, `strength` times u times another, u uniform in [0, 1.5] so that some are on the
     boundary; rows have log-normal lengths. Coordinates have t_2.5 scales, as those of real
     gradients differ by orders of magnitude.
-
-    Args:
-      seed: of everything.
-      num_rows: N.
-      num_targets: rows with the planted direction, the first ones.
-      num_queries: Q.
-      num_params: P.
-      strength: of the planted direction.
-      common: of the direction that all rows share.
+    The targets come first.
     """
     generator = np.random.default_rng(seed)
     total = num_rows + num_queries
