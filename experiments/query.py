@@ -166,7 +166,7 @@ def export(tracer: Any, trace: Any, paths: dict[str, pathlib.Path]) -> list[str]
     lines = []
     for name, path in paths.items():
         positions = getattr(chosen, name)
-        score_N = trace.forget_N if name == "forget" else trace.retain_N
+        score_N = getattr(trace.scores, f"{name}_N")
         rows = [tracer.example(trace.ids[position]) for position in positions]
         extra = [{"score": float(score_N[position])} for position in positions]
         write_examples(path, rows, extra=extra)

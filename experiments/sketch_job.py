@@ -26,12 +26,17 @@ def join(workdir: pathlib.Path) -> str:
     from raslik_jax.config import config_from_json
     from raslik_jax.run import units
     from raslik_jax.run.plan import plan_units
-    from raslik_jax.run.stages import retrieving
+    from raslik_jax.run.stages import sketch as sketch_stage
     from raslik_jax.run.workspace import Workspace
 
     config = config_from_json(files.read_json(workdir / "config.json"))
     workspace = Workspace(workdir, config)
     plan = units.Plan(workdir, plan_units(config, workspace)).survey()
+    if "sketch" not in plan.units:
+        raise ValueError(
+            f"{workdir} must have a strategy that ranks by sketches, got "
+            f"{','.join(config.retrieve.strategies)}: there is no index to make"
+        )
     sketch = plan.units["sketch"]
     missing = plan.missing(sketch)
     if missing:
@@ -43,8 +48,8 @@ def join(workdir: pathlib.Path) -> str:
         return "the index is up to date"
     folder = units.join_unit(workdir, sketch, plan.key(sketch).value)
     try:
-        work = retrieving.open_index(workspace, folder)
-        made = retrieving.fill_index(work)
+        work = sketch_stage.open_index(workspace, folder)
+        made = sketch_stage.fill_index(work)
     except (ValueError, OSError):
         # The run moves a finished index to its place, also while another job looks at it.
         if not plan.check(sketch):

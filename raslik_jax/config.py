@@ -13,6 +13,7 @@ from raslik_jax.data.corpora import CorpusConfig
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.files import check_shape
 from raslik_jax.messages import shown
+from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.settings import Settings, SettingsError, Stage, setting
 from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.train.objectives import OBJECTIVES
@@ -34,26 +35,6 @@ STAGES = (
 
 # Seeds are used as 32-bit integers, and some as the one after.
 _LARGEST_SEED = 2**31 - 1
-
-Strategy = Literal[
-    "random",
-    "bm25",
-    "embedding",
-    "oracle",
-    "cr",
-    "cr_25",
-    "cr_35",
-    "cr_45",
-    "cr_50",
-    "cr_62",
-    "cr_75",
-    "raslik_f",
-    "raslik",
-    "exact",
-    "random_anywhere",
-    "oracle_anywhere",
-    "raslik_f_anywhere",
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,12 +193,12 @@ class SketchConfig(Stage):
 class RetrieveConfig(Stage):
     """Which examples to forget and which to retain."""
 
-    strategies: tuple[Strategy, ...] = setting(
+    strategies: tuple[str, ...] = setting(
         ("random", "oracle", "raslik_f", "raslik"),
-        "Retrieval strategies. embedding: see --retrieve.encoder_checkpoint. cr_50: half of the "
-        "forget set from the oracle, half non-targets; cr: the share of "
-        "--retrieve.cr_oracle_share. exact: RASLIK on whole gradients, in two passes over the "
-        "corpus. *_anywhere: with --retrieve.retain_from=anywhere for this one alone.",
+        "Retrieval strategies. cr_50: half of the forget set from the oracle, half non-targets; "
+        "cr: any share. exact: RASLIK on whole gradients, in two passes over the corpus. "
+        "*_anywhere: with --retrieve.retain_from=anywhere for this one alone.",
+        family=STRATEGIES,
     )
     center: bool = setting(True, "Subtract the mean sketch before the cosine.")
     aggregate: Literal["mean", "mean_rank", "common"] = setting(
@@ -247,20 +228,6 @@ class RetrieveConfig(Stage):
     retain_share: float = setting(
         0.1, "quantile: share of the examples to retain.", above=0, high=1
     )
-    query_text: Literal["prompt", "prompt_and_output"] = setting(
-        "prompt", "bm25, embedding: text of a query; its output is that of --sketch.query_output."
-    )
-    encoder_checkpoint: str = setting(
-        "BAAI/bge-base-en-v1.5",
-        "embedding: BERT or RoBERTa encoder, a directory or hub name.",
-        is_path=True,
-    )
-    encoder_pooling: Literal["", "cls", "mean"] = setting(
-        "", "embedding: pooling, where the checkpoint does not say."
-    )
-    cr_oracle_share: float = setting(
-        0.5, "cr: share of the forget set from the oracle.", low=0, high=1
-    )
     retain_from: Literal["non_target", "anywhere"] = setting(
         "non_target",
         "Where Random, Oracle and RASLIK-F draw the retain set: among labeled non-targets, the "
@@ -287,8 +254,6 @@ class RetrieveConfig(Stage):
                 f"its sigma is one "
                 "of cosines"
             )
-        if "embedding" in self.strategies and not self.encoder_checkpoint:
-            found.append("--strategies=embedding needs --encoder_checkpoint")
         return found
 
 

@@ -22,13 +22,10 @@ from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint
-from raslik_jax.retrieve import selection as selection_lib
-from raslik_jax.run.stages.retrieving import (
-    count_targets,
+from raslik_jax.retrieve import sets
+from raslik_jax.retrieve.selectors import Selection
+from raslik_jax.run.stages.sketch import (
     examples_hash,
-    margin_sigma,
-    row_sigma,
-    score_queries,
     sketch_function,
     sketched_adapters,
 )
@@ -68,9 +65,8 @@ class Trace(NamedTuple):
       queries: the generations, with the model's own answers where none were given.
       toward: examples of the highest scores, best first.
       against: examples of the lowest scores, lowest first.
-      forget_N: s_F of every example in the order of `ids`; minus infinity for those that can be in
-        no set, deleted ones and those without a gradient.
-      retain_N: s_R = -s_F, likewise.
+      scores: of every example in the order of `ids`; minus infinity for those that can be in no
+        set, deleted ones and those without a gradient.
       ids: of the index.
       query_QK: unit sketches of the queries.
       center: whether the cosines are centered.
@@ -80,8 +76,7 @@ class Trace(NamedTuple):
     queries: tuple[Example, ...]
     toward: tuple[Influence, ...]
     against: tuple[Influence, ...]
-    forget_N: Float32[np.ndarray, " N"]
-    retain_N: Float32[np.ndarray, " N"]
+    scores: sets.QueryScores
     ids: tuple[str, ...]
     query_QK: Float32[np.ndarray, "Q K"]
     center: bool
@@ -258,13 +253,8 @@ class Tracer:
         queries, line = drop_unanswered(queries)
         self.workspace.tell(line)
         query_QK = self.sketch(queries)
-        found = score_queries(
-            self.store,
-            query_QK,
-            [query.example_id for query in queries],
-            center=center,
-            aggregate=aggregate,
-        )
+        ids = [query.example_id for query in queries]
+        found = sets.score_queries(self.store, query_QK, ids, center=center, aggregate=aggregate)
         tails = search.search_store(
             self.store,
             query_QK,
@@ -280,7 +270,7 @@ class Tracer:
             positions = np.array([self._positions[name] for name in ids], np.int64)
             sigmas: Sequence[float | None] = [None] * len(ids)
             if ids and aggregate == "mean":
-                sigmas = row_sigma(self.store, positions, score_M, query_QK, found).tolist()
+                sigmas = sets.row_sigma(self.store, positions, score_M, found.queries).tolist()
             return tuple(
                 Influence(self._examples[name], float(score), sigma)
                 for name, score, sigma in zip(ids, score_M, sigmas, strict=True)
@@ -290,15 +280,14 @@ class Tracer:
             queries=queries,
             toward=influences(tails.forget_ids, tails.forget_scores),
             against=influences(tails.retain_ids, -tails.retain_scores),
-            forget_N=found.forget_N,
-            retain_N=found.retain_N,
+            scores=found,
             ids=self.store.ids,
             query_QK=query_QK,
             center=center,
             aggregate=aggregate,
         )
 
-    def select_sets(self, trace: Trace, **changes: Any) -> selection_lib.Selection:
+    def select_sets(self, trace: Trace, **changes: Any) -> Selection:
         """Returns the forget and the retain set that the run's rule chooses for a trace.
 
         Args:
@@ -309,28 +298,18 @@ class Tracer:
           Positions in `trace.ids`.
 
         Raises:
-          ValueError: the settings do not fit together; see `retrieval.selection.select_sets`.
+          ValueError: the settings do not fit together; see `retrieve.sets.select_sets`.
         """
         settings = dataclasses.replace(
             self.workspace.config.retrieve,
             **{"center": trace.center, "aggregate": trace.aggregate, **changes},
         )
-        sigma = None
+        forget_N, retain_N, queries = trace.scores
+        sigma = 0.0
         if settings.select == "margin":
-            found = score_queries(
-                self.store,
-                trace.query_QK,
-                [query.example_id for query in trace.queries],
-                center=trace.center,
-                aggregate=trace.aggregate,
-            )
-            sigma = margin_sigma(self.store, trace.query_QK, found, settings)
+            sigma = sets.margin_sigma(self.store, queries, forget_N, settings)
         rows = [self._examples[name] for name in trace.ids]
-        return selection_lib.select_sets(
-            trace.forget_N,
-            trace.retain_N,
-            trace.ids,
-            settings,
-            num_targets=count_targets(rows, trace.forget_N),
-            sigma=sigma,
+        num_targets = sets.count_targets(rows, forget_N > -np.inf)
+        return sets.select_sets(
+            forget_N, retain_N, trace.ids, settings, num_targets=num_targets, sigma=sigma
         )

@@ -44,7 +44,7 @@ from raslik_jax.models import checkpoint, encoder
 from raslik_jax.retrieve import bm25, strategies
 from raslik_jax.retrieve.embeddings import embed_texts
 from raslik_jax.run.plan import open_run
-from raslik_jax.run.stages import retrieving
+from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.settings import setting
 from raslik_jax.sketch import projections
 
@@ -73,7 +73,7 @@ class Bench:
         self.config = self.workspace.config
         self.rows = self.workspace.corpus.train
         self.query = self.workspace.retrieval_queries()[0]
-        self.query_text = strategies.query_text(self.query, self.config.retrieve.query_text)
+        self.query_text = strategies.query_text(self.query, self.config.retrieve["bm25"].query_text)
         self.store = SketchStore.open(self.workdir / "sketch" / "index")
         self.num_params = int(self.store.identity["projection"]["num_params"])
 
@@ -106,9 +106,9 @@ class Bench:
                 f"sentence vectors must be in {vectors}, got none: run the retrieve stage with "
                 "embedding among --retrieve.strategies"
             )
-        path = checkpoint.resolve_folder(retrieve.encoder_checkpoint)
+        path = checkpoint.resolve_folder(retrieve["embedding"].checkpoint)
         loaded = checkpoint.load_encoder(
-            path, dtype=jnp.float32, pooling=retrieve.encoder_pooling or None
+            path, dtype=jnp.float32, pooling=retrieve["embedding"].pooling or None
         )
         bound = encoder.bind_encoder(loaded.config)
         encode = tokenization.load_sentence_tokenizer(path, max_len=loaded.config.max_length)
@@ -129,8 +129,8 @@ class Bench:
 
     def gradient(self, projection: projections.Projection) -> tuple[Any, np.ndarray, float]:
         """Returns the function of sketches, the query's sketch and the seconds that it takes."""
-        sketch = retrieving.sketch_function(
-            self.workspace, projection, retrieving.sketched_adapters(self.workspace)
+        sketch = sketch_stage.sketch_function(
+            self.workspace, projection, sketch_stage.sketched_adapters(self.workspace)
         )
         encoded = self.workspace.encode([self.query], targets=self.config.sketch.targets)
         plan = batches.plan_rows(encoded, np.array([0]))

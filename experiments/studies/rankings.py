@@ -10,7 +10,7 @@ import scipy.stats
 from jaxtyping import Bool, Float
 
 from raslik_jax.evaluate.ranking import auprc, auroc, check_ranking, tie_groups
-from raslik_jax.retrieve.selection import Selection, select_by_count
+from raslik_jax.retrieve.selectors import Selection, select_by_count
 
 
 class Quality(TypedDict):

@@ -14,6 +14,7 @@ mean_q s(x) = <v, x - mu> / |x - mu| with v = mean_q (q - mu) / |q - mu|.
 """
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -97,9 +98,16 @@ class Columns(NamedTuple):
 
 
 def center_queries(
-    query_QK: Float[np.ndarray, "Q K"], mean_K: Float[np.ndarray, " K"] | None = None
+    query_QK: Float[np.ndarray, "Q K"],
+    mean_K: Float[np.ndarray, " K"] | None = None,
+    ids: Sequence[str] = (),
 ) -> Queries:
     """Returns queries of any length but zero as unit vectors, less the mean where there is one.
+
+    Args:
+      query_QK: the queries.
+      mean_K: mean of unit rows.
+      ids: of the queries, for errors; empty: they are numbered.
 
     Raises:
       ValueError: a query is zero or not finite.
@@ -118,7 +126,11 @@ def center_queries(
 
 
 def queries_of_store(
-    store: SketchStore, query_QK: Float[np.ndarray, "Q K"], *, center: bool
+    store: SketchStore,
+    query_QK: Float[np.ndarray, "Q K"],
+    *,
+    center: bool,
+    ids: Sequence[str] = (),
 ) -> Queries:
     """Returns queries, centered on the mean of an index where its cosines are to be.
 
@@ -131,7 +143,7 @@ def queries_of_store(
             f"queries for {store.path} must have size {store.size}, got shape {query_QK.shape}"
         )
     if store.dtype != "sign":
-        return center_queries(query_QK, store.mean_K if center else None)
+        return center_queries(query_QK, store.mean_K if center else None, ids)
     is_centered = store.center_K is not None
     if center != is_centered:
         raise ValueError(
@@ -139,7 +151,7 @@ def queries_of_store(
             f"rows, got {center=}: make it again from the finer index, centering comes before the "
             "sign"
         )
-    return center_queries(query_QK, store.center_K)
+    return center_queries(query_QK, store.center_K, ids)
 
 
 def to_columns(

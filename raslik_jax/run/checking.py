@@ -13,7 +13,9 @@ from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.messages import listed_problems, shown, some_of
 from raslik_jax.models import checkpoint, decoder, gpt_neox, presets
-from raslik_jax.retrieve import selection, strategies
+from raslik_jax.retrieve import sets
+from raslik_jax.retrieve.selectors import select_by_count
+from raslik_jax.retrieve.strategies import STRATEGIES, Request
 from raslik_jax.run.workspace import StoredCorpus, lora_config_of
 
 # Those that retrieve, and those that need what was retrieved.
@@ -63,7 +65,7 @@ def check_inputs(config: Config, *, making: Collection[str]) -> None:
     if "finetune" in making:
         check_model(config)
     if "retrieve/embeddings" in making:
-        checkpoint.resolve_folder(config.retrieve.encoder_checkpoint, auto="AutoModel")
+        checkpoint.resolve_folder(config.retrieve["embedding"].checkpoint, auto="AutoModel")
     if "discriminator" in making and settings["classifier"].checkpoint:
         checkpoint.resolve_folder(settings["classifier"].checkpoint, auto="AutoModel")
 
@@ -180,17 +182,12 @@ def _selection_problems(
     """
     settings, rows = config.retrieve, corpus.train
     eligible = len(rows) - num_barred
+    num_targets = sum(bool(row.is_target) for row in rows)
     try:
-        if settings.select == "count":
-            num_targets = sum(bool(row.is_target) for row in rows)
-            num_forget, num_retain = selection.set_counts(settings, num_targets)
-        elif settings.select == "quantile":
-            num_forget = selection.share_count("forget", settings.forget_share, eligible)
-            num_retain = selection.share_count("retain", settings.retain_share, eligible)
-        else:
-            num_forget = num_retain = 1  # what passes a threshold is not known yet
+        sizes = sets.set_sizes(settings, num_targets=num_targets, num_eligible=eligible)
     except ValueError as error:
         return [str(error)]
+    num_forget, num_retain = sizes or (1, 1)  # what passes a threshold is not known yet
     if num_forget + num_retain > eligible:
         without = f", {num_barred} of them without an answer" if num_barred else ""
         return [
@@ -201,25 +198,23 @@ def _selection_problems(
     # for these is so for all.
     is_target_N = np.array([bool(row.is_target) for row in rows])
     score_N = is_target_N + np.linspace(0.0, 0.5, len(rows))
-    request = strategies.Request(
-        examples=[_without_text(row) for row in rows],
-        influence_N=score_N,
-        seed=config.seed,
-        retain_from=settings.retain_from,
-        queries=[_without_text(row) for row in corpus.queries["retrieval"][:1]],
-        query_text=settings.query_text,
-        num_forget=num_forget,
-        num_retain=num_retain,
-        oracle_share=settings.cr_oracle_share,
-        vectors=strategies.Vectors(score_N[:, None], np.ones((1, 1))),
-        exact_N=score_N,
-    )
     names_of: dict[str, list[str]] = {}
     for name in settings.strategies:
+        record = STRATEGIES[name]
+        request = Request(
+            examples=[_without_text(row) for row in rows],
+            is_eligible_N=np.ones(len(rows), bool),
+            seed=config.seed,
+            retain_from=settings.retain_from,
+            settings=settings[name],
+            queries=[_without_text(row) for row in corpus.queries["retrieval"][:1]],
+            num_forget=num_forget,
+            num_retain=num_retain,
+            scores={need: score_N for need in record.needs},
+        )
         try:
-            scores = strategies.STRATEGIES[name](request)
-            selection.select_by_count(
-                *scores,
+            select_by_count(
+                *record.score(request),
                 [row.example_id for row in rows],
                 num_forget=num_forget,
                 num_retain=num_retain,

@@ -509,7 +509,7 @@ def _retrieval(work: _Work, name: str) -> dict[str, Any]:
             "disk_bytes": 4.0 * sizes.train,
         }
     if name == "embeddings":
-        encoder = _encoder_shape(work.config.retrieve.encoder_checkpoint)
+        encoder = _encoder_shape(work.config.retrieve["embedding"].checkpoint)
         tokens = float((work.length_N - work.response_N).mean()) * sizes.train
         return {
             "operations": 2.0 * encoder.in_layers * tokens,

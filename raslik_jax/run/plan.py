@@ -14,6 +14,7 @@ from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.files import read_json
 from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.messages import shown, some_of
+from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import checking
 from raslik_jax.run.stages import (
     backbone,
@@ -24,7 +25,8 @@ from raslik_jax.run.stages import (
     generate,
     references,
     reporting,
-    retrieving,
+    retrieve,
+    sketch,
     unlearn,
 )
 from raslik_jax.run.units import Plan, Unit, announcement, run_units
@@ -53,11 +55,10 @@ _GRADIENT = (
     *("sketch.base_format", "sketch.batch_tokens", "sketch.num_buckets"),
 )
 _SKETCH = (*_GRADIENT, "sketch.projection", "sketch.size")
-_SELECTION = (
+_RULE = (
     *("retrieve.select", "retrieve.num_forget", "retrieve.num_retain"),
     *("retrieve.forget_threshold", "retrieve.retain_threshold", "retrieve.margin_z"),
-    *("retrieve.forget_share", "retrieve.retain_share", "retrieve.retain_from"),
-    *("retrieve.aggregate", "retrieve.query_text", "retrieve.cr_oracle_share"),
+    *("retrieve.forget_share", "retrieve.retain_share"),
 )
 _SCRATCH = (
     *("backbone.hidden_size", "backbone.num_hidden_layers", "backbone.num_attention_heads"),
@@ -226,9 +227,7 @@ class _Planner:
 
     def scores(self) -> Iterator[Unit]:
         """Yields what the chosen strategies read; without one by gradients, none is taken."""
-        needed = {"influence"}
-        needed |= {"embeddings"} if "embedding" in self.config.retrieve.strategies else set()
-        needed |= {"exact_kernel"} if "exact" in self.config.retrieve.strategies else set()
+        needed = retrieve.needs_of(self.config)
         makers = {
             "influence": self._influence,
             "embeddings": self._embeddings,
@@ -240,7 +239,7 @@ class _Planner:
         if self.config.sketch.diagnose:
             yield self.unit(
                 "retrieve/diagnosis",
-                retrieving.make_diagnosis,
+                sketch.make_diagnosis,
                 reads=(_ROWS, *self.sketched),
                 settings=(*_SKETCH, "sketch.diagnose"),
                 values=_FORMATS,
@@ -249,7 +248,7 @@ class _Planner:
     def _influence(self) -> Iterator[Unit]:
         yield self.unit(
             "sketch",
-            retrieving.make_index,
+            sketch.make_index,
             reads=(_TRAIN, _ROWS, *self.sketched),
             settings=(*_SKETCH, "sketch.dtype", "sketch.chunk_rows"),
             values=_FORMATS,
@@ -257,50 +256,61 @@ class _Planner:
         )
         yield self.unit(
             "retrieve/queries",
-            retrieving.make_query_sketches,
+            sketch.make_query_sketches,
             reads=(*self.queries, *self.sketched),
             settings=(*_SKETCH, "sketch.query_output"),
             values=_FORMATS,
         )
-        thresholds = ("retrieve.forget_threshold", "retrieve.retain_threshold")
-        is_read = self.config.retrieve.select == "margin"
         yield self.unit(
             "retrieve/influence",
-            retrieving.make_scores,
+            retrieve.make_scores,
             reads=(_TRAIN, *self.queries, "sketch/index", "retrieve/queries"),
-            settings=(*_KERNEL, "retrieve.select", *(thresholds if is_read else ())),
+            settings=_KERNEL,
         )
 
     def _embeddings(self) -> Iterator[Unit]:
         yield self.unit(
             "retrieve/embeddings",
-            retrieving.make_embeddings,
+            retrieve.make_embeddings,
             reads=(_TRAIN, *self.queries),
-            settings=(
-                *("retrieve.encoder_checkpoint", "retrieve.encoder_pooling"),
-                *("retrieve.query_text", "sketch.query_output"),
-            ),
+            settings=("retrieve.embedding", "retrieve.aggregate", "sketch.query_output"),
         )
 
     def _exact_kernel(self) -> Iterator[Unit]:
         yield self.unit(
             "retrieve/exact_kernel",
-            retrieving.make_exact_scores,
+            retrieve.make_exact_scores,
             reads=(_TRAIN, _ROWS, *self.queries, *self.sketched),
             settings=(*_GRADIENT, *_KERNEL),
         )
 
     def sets(self) -> Iterator[Unit]:
         """Yields the sets of every strategy, and the models unlearned with them."""
-        more = {"embedding": "retrieve/embeddings", "exact": "retrieve/exact_kernel"}
+        needed = retrieve.needs_of(self.config)
+        is_by_score = self.config.retrieve.select in retrieve.RULES_ON_SCORES
+        is_by_noise = self.config.retrieve.select == "margin"
+        index = ("sketch/index", "retrieve/queries", *self.queries) if is_by_noise else ()
+        yield self.unit(
+            "retrieve/sizes",
+            retrieve.make_sizes,
+            reads=(_TRAIN, _ROWS, *(("retrieve/influence",) if is_by_score else ()), *index),
+            settings=(*_TEXT, *_RULE, *(("retrieve.center",) if is_by_noise else ())),
+        )
         for strategy in self.config.retrieve.strategies:
-            needs = ("retrieve/influence", *([more[strategy]] if strategy in more else []))
+            # What is anti-aligned is told of every strategy, where it is known.
+            read = {*STRATEGIES[strategy].needs, *({"influence"} & needed)}
             yield self.unit(
                 f"retrieve/{strategy}",
-                retrieving.make_sets,
+                retrieve.make_sets,
                 strategy,
-                reads=(_TRAIN, *self.queries, *needs),
-                settings=("seed", "sketch.query_output", *_SELECTION),
+                reads=(
+                    *(_TRAIN, *self.queries, "retrieve/sizes"),
+                    *(f"retrieve/{need}" for need in sorted(read)),
+                ),
+                settings=(
+                    *("seed", "sketch.query_output", "retrieve.aggregate", "retrieve.retain_from"),
+                    f"retrieve.{strategy}",
+                ),
             )
         for strategy, algorithm in self.variants:
             rate = self.workspace.learning_rate(strategy, algorithm)
@@ -308,7 +318,10 @@ class _Planner:
                 f"unlearn/{strategy}-{algorithm}",
                 unlearn.unlearn,
                 *(strategy, algorithm),
-                reads=(f"retrieve/{strategy}", _ROWS, *self.finetuned),
+                reads=(
+                    *(f"retrieve/{strategy}/{kind}.jsonl" for kind in ("forget", "retain")),
+                    *(_ROWS, *self.finetuned),
+                ),
                 settings=(*_TEXT, *_MODEL, "unlearn", f"unlearn.{algorithm}"),
                 values={f"unlearn.{algorithm}.learning_rate": rate},
                 is_resumable=True,

@@ -23,6 +23,7 @@ from raslik_jax.config import (
 from raslik_jax.data import tokenization
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
 from raslik_jax.evaluate.non_sf import ClassifierSettings
+from raslik_jax.retrieve.strategies import EmbeddingSettings
 from raslik_jax.run import checking, plan
 from raslik_jax.run import units as units_lib
 
@@ -91,11 +92,11 @@ class CheckCorpusTest(parameterized.TestCase):
         ({"num_forget": 30, "num_retain": 20}, "at most 40 training examples together, got 30"),
         (
             {"num_forget": 9},
-            "--retrieve.strategies=oracle: num_forget=9 examples wanted, 8 are eligible",
+            "strategies=oracle: num_forget must be at most the 8 eligible examples, got 9",
         ),
         (
             {"num_forget": 4, "num_retain": 34},
-            "--retrieve.strategies=oracle,raslik_f: num_retain=34",
+            "--retrieve.strategies=oracle,raslik_f: num_retain must be .* leave, got 34",
         ),
     )
     def test_sets_larger_than_what_they_are_drawn_from(self, sizes, message):
@@ -116,7 +117,8 @@ class CheckCorpusTest(parameterized.TestCase):
     def test_a_corpus_of_targets_alone_has_nothing_to_retain(self):
         targets = _CORPUS._replace(train=_rows(40, targets=40))
         with self.assertRaisesRegex(
-            ValueError, "--retrieve.strategies=random,oracle,raslik_f: num_retain=4"
+            ValueError,
+            "--retrieve.strategies=random,oracle,raslik_f: num_retain must be at most the 0",
         ):
             self.check(targets, retrieve=RetrieveConfig(num_forget=4))
         self.check(targets, retrieve=RetrieveConfig(num_forget=4, strategies=("raslik",)))
@@ -223,15 +225,18 @@ class RunTest(absltest.TestCase):
         )
 
 
+def _with_encoder(path: str) -> RetrieveConfig:
+    own = EmbeddingSettings(checkpoint=path)
+    return RetrieveConfig(strategies=("embedding",), members={"embedding": own})
+
+
 class CheckInputsTest(absltest.TestCase):
     def test_what_a_late_unit_reads_is_looked_for_at_the_start(self):
         absent = "/no/such/place"
         for config, unit in (
             (Config(evaluate=EvaluateConfig(marker_words=absent)), "report"),
             (
-                Config(
-                    retrieve=RetrieveConfig(strategies=("embedding",), encoder_checkpoint=absent)
-                ),
+                Config(retrieve=_with_encoder(absent)),
                 "retrieve/embeddings",
             ),
             (
@@ -250,9 +255,7 @@ class CheckInputsTest(absltest.TestCase):
     def test_a_model_that_nothing_reads_again_may_be_gone(self):
         config = Config(
             backbone=BackboneConfig(checkpoint="/no/such/place"),
-            retrieve=RetrieveConfig(
-                strategies=("embedding",), encoder_checkpoint="/no/such/encoder"
-            ),
+            retrieve=_with_encoder("/no/such/encoder"),
         )
         checking.check_inputs(config, making={"evaluate", "report"})
         with self.assertRaisesRegex(ValueError, "/no/such/place"):

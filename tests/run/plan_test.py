@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raslik_jax.config import Config, config_from_json, to_json
+from raslik_jax.config import Config, RetrieveConfig, config_from_json, to_json
 from raslik_jax.manifests import Hashes
 from raslik_jax.run.plan import plan_units, run
 from raslik_jax.run.workspace import Workspace
@@ -32,8 +32,8 @@ def _config(root: pathlib.Path) -> Config:
     values["backbone"]["checkpoint"] = str(root / "model")
     values["sketch"]["diagnose"] = 14
     values["retrieve"] |= {
-        "strategies": ["embedding", "exact"],
-        "encoder_checkpoint": str(root / "encoder"),
+        "strategies": ["embedding", "exact", "raslik"],
+        "embedding": {"checkpoint": str(root / "encoder")},
     }
     values["unlearn"]["algorithms"] = ["ga_gdr"]
     values["evaluate"] |= {
@@ -68,13 +68,13 @@ _MODEL = (
     "retrieve/queries retrieve/diagnosis retrieve/exact_kernel unlearn/ generate/"
 )
 _GRADIENTS = "sketch retrieve/queries retrieve/diagnosis retrieve/exact_kernel"
-_SETS = "retrieve/embedding$ retrieve/exact$"
+_SETS = "retrieve/embedding$ retrieve/exact$ retrieve/raslik$"
 _LIKELIHOOD = "references/perplexity generate/perplexity"
 # By setting and another value of it: the units that it changes.
 _DECIDES = {
     ("corpus.data_dir", "x"): "",
     ("corpus.vocab_size", 300): "corpus discriminator",
-    ("corpus.max_len", 256): f"corpus {_MODEL}",
+    ("corpus.max_len", 256): f"corpus retrieve/sizes {_MODEL}",
     ("backbone.dtype", "bfloat16"): _MODEL,
     ("backbone.revision", "main"): f"corpus {_MODEL}",
     ("finetune.checkpoint_steps", 5): "",
@@ -82,7 +82,7 @@ _DECIDES = {
     ("finetune.trajectory_points", 2): "finetune",
     ("finetune.lora_rank", 2): _MODEL,
     ("references.max_new_tokens", 64): "references/retrieval references/evaluation "
-    "generate/embedding generate/exact",
+    "generate/embedding generate/exact generate/raslik",
     ("references.query_split", "validation"): "references/evaluation references/non_sf "
     "references/perplexity generate/ report",
     ("sketch.loss", "next_token"): _GRADIENTS,
@@ -91,11 +91,13 @@ _DECIDES = {
     ("sketch.dtype", "bfloat16"): "sketch",
     ("sketch.diagnose", 20): "retrieve/diagnosis",
     ("sketch.query_output", "own"): "references/retrieval retrieve/queries retrieve/influence "
-    f"retrieve/emb retrieve/exact {_LIKELIHOOD}",
+    f"retrieve/emb retrieve/exact retrieve/raslik {_LIKELIHOOD}",
     ("retrieve.center", False): "retrieve/influence retrieve/exact_kernel",
-    ("retrieve.aggregate", "common"): f"retrieve/influence retrieve/exact_kernel {_SETS}",
-    ("retrieve.num_forget", 3): _SETS,
-    ("retrieve.select", "quantile"): f"retrieve/influence {_SETS}",
+    ("retrieve.aggregate", "common"): "retrieve/influence retrieve/exact_kernel "
+    f"retrieve/embeddings {_SETS}",
+    ("retrieve.num_forget", 3): "retrieve/sizes",
+    ("retrieve.retain_from", "anywhere"): _SETS,
+    ("retrieve.embedding.pooling", "cls"): "retrieve/embeddings retrieve/embedding$",
     ("unlearn.ga_gdr.learning_rate", 1.0): "unlearn/",
     ("unlearn.retain_weight", 2.0): "unlearn/",
     ("unlearn.epochs", 2): "unlearn/ generate/",
@@ -103,6 +105,7 @@ _DECIDES = {
     ("evaluate.bootstrap_resamples", 100): "references/non_sf",
     ("evaluate.perplexity_examples", 5): _LIKELIHOOD,
 }
+_NEEDS = ("influence", "embeddings", "exact_kernel")
 # What the metrics alone are taken with, what a run by other settings reads, and what decides which
 # units there are.
 _ELSEWHERE = (
@@ -147,6 +150,26 @@ def _is_chosen(config: Config, name: str) -> bool:
 
 
 @pytest.mark.parametrize(
+    ("strategies", "select", "made"),
+    [
+        (("random", "bm25"), "count", ""),
+        (("random", "bm25"), "quantile", ""),
+        (("random", "bm25"), "threshold", "sketch retrieve/queries retrieve/influence"),
+        (("random", "embedding"), "count", "retrieve/embeddings"),
+        (("exact",), "count", "retrieve/exact_kernel"),
+        (("raslik_f",), "count", "sketch retrieve/queries retrieve/influence"),
+    ],
+)
+def test_what_the_chosen_strategies_need_is_computed_and_no_more(strategies, select, made):
+    config = Config(retrieve=RetrieveConfig(strategies=strategies, select=select))
+    units = [unit.name for unit in plan_units(config, Workspace(pathlib.Path("/none"), config))]
+    scores = ("sketch", "retrieve/queries", *(f"retrieve/{need}" for need in _NEEDS))
+    assert [name for name in units if name in scores] == made.split()
+    for unit in plan_units(config, Workspace(pathlib.Path("/none"), config)):
+        assert all(read.startswith(tuple(units)) for read in unit.reads)
+
+
+@pytest.mark.parametrize(
     ("file", "names"),
     [
         ("train.jsonl", "corpus"),
@@ -154,7 +177,7 @@ def _is_chosen(config: Config, name: str) -> bool:
         ("words.jsonl", "references/evaluation evaluate report"),
         ("model/tokenizer.json", f"corpus {_MODEL}"),
         ("model/model.safetensors", _MODEL),
-        ("encoder/model.safetensors", "retrieve/embeddings"),
+        ("encoder/model.safetensors", "retrieve/embeddings retrieve/embedding$"),
         ("classifier/config.json", "discriminator"),
     ],
 )

@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import compiling
 import numpy as np
@@ -13,7 +14,7 @@ from support import shared_data
 
 from raslik_jax.config import Config, RetrieveConfig, SketchConfig
 from raslik_jax.data.examples import Corpus, Example
-from raslik_jax.run.stages import retrieving
+from raslik_jax.run.stages import retrieve
 from raslik_jax.run.workspace import Workspace
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -48,10 +49,16 @@ def _made_sets(folder, influence_N, rows, **settings):
     config = Config(retrieve=RetrieveConfig(**settings), sketch=SketchConfig(query_output="gold"))
     workspace = Workspace(folder, config)
     workspace.corpus = Corpus(backbone=(), train=tuple(rows), queries={"retrieval": (rows[0],)})
-    for name in ("influence", "raslik"):
+    for name in ("influence", "sizes", "raslik"):
         (folder / "retrieve" / name).mkdir(parents=True)
     np.save(folder / "retrieve" / "influence" / "influence.npy", influence_N)
-    retrieving.make_sets(workspace, "raslik", folder / "retrieve" / "raslik")
+    # Words are tokens, and those of a prompt do not count.
+    workspace.train_rows = None
+    workspace.cut = lambda encoded, what: SimpleNamespace(
+        num_targets_N=np.array([len(row.output.split()) for row in rows])
+    )
+    retrieve.make_sizes(workspace, folder / "retrieve" / "sizes")
+    retrieve.make_sets(workspace, "raslik", folder / "retrieve" / "raslik")
     summary = json.loads((folder / "retrieve" / "raslik" / "summary.json").read_text())
     return summary, _sets(folder, "raslik")
 
@@ -59,6 +66,8 @@ def _made_sets(folder, influence_N, rows, **settings):
 @pytest.mark.parametrize("select", ["count", "quantile", "threshold"])
 def test_rows_without_a_gradient_are_in_no_set_and_named(tmp_path, select):
     rows = [Example(f"id{i}", "a", "", str(i), is_target=i < 3) for i in range(10)]
+    # Two without an answer: a target, which counts for no size, and another.
+    rows = [row._replace(output="") if i in (1, 8) else row for i, row in enumerate(rows)]
     influence_N = np.linspace(0.9, 0.1, 10)  # uncentered: all rows agree, and none is below 0
     influence_N[[1, 8]] = -np.inf
     options = {"num_retain": 3, "retain_threshold": -0.4, "forget_threshold": 0.7}
@@ -85,7 +94,7 @@ def test_every_strategy_and_every_rule_of_selection(tmp_path):
         tmp_path,
         first,
         f"--retrieve.strategies={_STRATEGIES}",
-        f"--retrieve.encoder_checkpoint={bge}",
+        f"--retrieve.embedding.checkpoint={bge}",
     )
     assert done.returncode == 0, done.stderr
     for strategy in _STRATEGIES.split(","):

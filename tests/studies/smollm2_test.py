@@ -15,7 +15,7 @@ from raslik_jax.evaluate import choice
 from raslik_jax.files import read_json
 from raslik_jax.report import results, tables
 from raslik_jax.report.runs import read_metrics
-from raslik_jax.retrieve.selection import select_by_count
+from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
 from raslik_jax.run.choosing import read_candidates
 
@@ -112,14 +112,14 @@ def test_sets_that_need_no_model_come_out_again(folder, corpus, strategy):
     config = config_from_json(read_metrics(folder / "test")["settings"])
     settings, train = config.retrieve, corpus.train
     counts = {"num_forget": settings.num_forget, "num_retain": settings.num_retain}
-    scores = STRATEGIES[strategy](
+    scores = STRATEGIES[strategy].score(
         Request(
             examples=train,
-            influence_N=np.zeros(len(train)),
+            is_eligible_N=np.ones(len(train), bool),
+            settings=settings[strategy],
             seed=config.seed,
             retain_from=settings.retain_from,
             queries=corpus.queries["retrieval"],
-            query_text=settings.query_text,
             **counts,
         )
     )

@@ -8,8 +8,8 @@ import numpy as np
 from experiments.studies.gradients import Combination
 from experiments.studies.rankings import Quality, measure_ranking
 from raslik_jax.data.examples import Example
-from raslik_jax.retrieve.selection import Selection
-from raslik_jax.retrieve.strategies import aggregate_scores
+from raslik_jax.index.combine import aggregate_scores
+from raslik_jax.retrieve.selectors import Selection
 
 QUALITY = tuple(Quality.__annotations__)
 

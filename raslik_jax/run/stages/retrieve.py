@@ -1,0 +1,269 @@
+"""From scores to forget and retain sets: what strategies need, the sizes, each one's sets."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float
+
+from raslik_jax import files
+from raslik_jax.config import Config
+from raslik_jax.data import batches, examples, tokenization
+from raslik_jax.data.examples import Example
+from raslik_jax.evaluate.metrics import measure, nest
+from raslik_jax.files import write_json
+from raslik_jax.index import search
+from raslik_jax.index.store import SketchStore
+from raslik_jax.messages import some_of
+from raslik_jax.models import checkpoint, encoder
+from raslik_jax.progress import progress
+from raslik_jax.retrieve import noise, sets
+from raslik_jax.retrieve import strategies as strategies_lib
+from raslik_jax.retrieve.embeddings import embed_texts
+from raslik_jax.retrieve.selectors import Selection, select_by_count, summarize_selection
+from raslik_jax.retrieve.strategies import STRATEGIES, Request
+from raslik_jax.run import memory
+from raslik_jax.run.stages import sketch as sketch_lib
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.sketch import projections
+
+# Rules that choose by RASLIK's scores, whatever the strategies.
+RULES_ON_SCORES = ("threshold", "margin")
+_SIZES = {"num_forget": int, "num_retain": int, "barred": [str]}
+
+
+def needs_of(config: Config) -> frozenset[str]:
+    """Returns the scores that a run computes, each by the unit of its name in `retrieve/`."""
+    needs = {need for name in config.retrieve.strategies for need in STRATEGIES[name].needs}
+    is_by_score = config.retrieve.select in RULES_ON_SCORES
+    return frozenset(needs | ({"influence"} if is_by_score else set()))
+
+
+# scores ------------------------------------------------------------------------------------------
+
+
+def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the influence of the queries on every training example, both poles in one pass."""
+    settings = workspace.config.retrieve
+    store, query_QK = _open_index(workspace)
+    ids = [row.example_id for row in workspace.retrieval_queries()]
+    found = sets.score_queries(
+        store, query_QK, ids, center=settings.center, aggregate=settings.aggregate
+    )
+    influence_N = found.forget_N[_places(workspace, store)]
+    write_scores(workspace, folder, influence_N)
+
+
+def _open_index(workspace: Workspace) -> tuple[SketchStore, Float[np.ndarray, "Q K"]]:
+    """Returns the index of a run and the sketches of its queries."""
+    store = SketchStore.open(workspace.root / "sketch" / "index")
+    path = workspace.root / "retrieve" / "queries" / "queries.npy"
+    return store, files.read_array(path, (len(workspace.retrieval_queries()), store.size))
+
+
+def _places(workspace: Workspace, store: SketchStore) -> list[int]:
+    """Returns where the training examples are in an index."""
+    place = {example_id: row for row, example_id in enumerate(store.ids)}
+    return [place[row.example_id] for row in workspace.corpus.train]
+
+
+def make_embeddings(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the training examples' sentence vectors and their cosines with those of queries."""
+    example_NE, query_QE = sentence_vectors(workspace, workspace.retrieval_queries())
+    np.save(folder / "examples.npy", example_NE, allow_pickle=False)
+    aggregate = workspace.config.retrieve.aggregate
+    columns = search.to_columns(search.center_queries(query_QE), aggregate=aggregate)
+    score_NG = np.asarray(search.row_cosines(example_NE, columns))
+    all_N = np.ones(len(score_NG), bool)
+    write_scores(workspace, folder, search.both_ends(score_NG, all_N, aggregate).forget_N)
+
+
+def sentence_vectors(
+    workspace: Workspace, queries: Sequence[Example]
+) -> tuple[Float[np.ndarray, "N E"], Float[np.ndarray, "Q E"]]:
+    """Returns the sentence vectors of all training examples and of these queries."""
+    settings = workspace.config.retrieve["embedding"]
+    path = checkpoint.resolve_folder(settings.checkpoint, auto="AutoModel")
+    model = checkpoint.load_encoder(path, dtype=jnp.float32, pooling=settings.pooling or None)
+    bound = encoder.bind_encoder(model.config)
+    encode = tokenization.load_sentence_tokenizer(path, max_len=model.config.max_length)
+    texts = {
+        "examples": [strategies_lib.prompt_text(row) for row in workspace.corpus.train],
+        "queries": [strategies_lib.query_text(row, settings.query_text) for row in queries],
+    }
+    example_NE, query_QE = (
+        embed_texts(bound, model.weights, encode(part), bar=f"vectors of {name}")
+        for name, part in texts.items()
+    )
+    return example_NE, query_QE
+
+
+@memory.explained("the exact kernel", "--sketch.batch_tokens")
+def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the influence by the unsketched kernel: gradients are made anew for each use.
+
+    A sketch of as many coordinates as the gradient has is a signed permutation of it, whose
+    cosines are those of the gradients. Memory: a batch of gradients and those of the queries.
+    """
+    config, settings, model = workspace.config, workspace.config.retrieve, workspace.model
+    adapters = sketch_lib.sketched_adapters(workspace)
+    size = len(adapters) * projections.count_params(model.initial)
+    sketch = sketch_lib.sketch_function(
+        workspace, projections.init_projection(config.seed, "binned", size, size), adapters
+    )
+    query_QK = sketch_lib.sketch_queries(workspace, sketch)
+    encoded = workspace.cut(
+        workspace.train_rows, "training examples", targets=config.sketch.targets
+    )
+    plans = sketch_lib.plan_batches(config, encoded)
+    mean_K = None
+    if settings.center:
+        total_K = np.zeros(size)
+        for _, found in batches.each_batch(sketch, encoded, progress(plans, "mean gradient")):
+            total_K += found.unit_BK.sum(axis=0, dtype=np.float64)
+        mean_K = total_K / len(workspace.corpus.train)
+    ids = [row.example_id for row in workspace.retrieval_queries()]
+    queries = search.center_queries(query_QK, mean_K, ids)
+    noise.check_agreement(queries.gram_QQ, ids)
+    columns = jax.device_put(search.to_columns(queries, aggregate=settings.aggregate))
+
+    def scores(batch: batches.Batch) -> tuple[jax.Array, jax.Array]:
+        sketches = sketch(batch)
+        return search.row_cosines(sketches.unit_BK, columns), sketches.norm_B
+
+    score_NG, norm_N = batches.map_rows(scores, encoded, plans, bar="exact kernel")
+    found = search.both_ends(score_NG, norm_N > 0, settings.aggregate)
+    write_scores(workspace, folder, found.forget_N)
+
+
+def write_scores(
+    workspace: Workspace, folder: pathlib.Path, score_N: Float[np.ndarray, " N"]
+) -> None:
+    """Writes one score for every training example; says which have none."""
+    np.save(folder / "influence.npy", score_N, allow_pickle=False)
+    barred = _ids_where(workspace.corpus.train, np.isneginf(score_N))
+    if barred:
+        print(
+            f"    {len(barred):,} examples have no gradient (such as no token of an answer) and "
+            f"enter no set: {some_of(barred)}"
+        )
+
+
+def read_scores(workspace: Workspace, need: str) -> Float[np.ndarray, " N"]:
+    """Returns the scores of every training example that a unit of the retrieve stage wrote."""
+    path = workspace.root / "retrieve" / need / "influence.npy"
+    return files.read_array(path, (len(workspace.corpus.train),))
+
+
+def _ids_where(rows: Sequence[Example], is_so_N: Bool[np.ndarray, " N"]) -> list[str]:
+    return [row.example_id for row, is_so in zip(rows, is_so_N, strict=True) if is_so]
+
+
+# sets --------------------------------------------------------------------------------------------
+
+
+def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the sizes of the sets, the same for every strategy, and who can be in none.
+
+    Named, or what the rule of --retrieve.select gives for RASLIK's scores: then RASLIK's sets are
+    the best of that many, too.
+    """
+    settings, rows = workspace.config.retrieve, workspace.corpus.train
+    encoded = workspace.cut(workspace.train_rows, "training examples")
+    is_eligible_N = encoded.num_targets_N > 0
+    num_targets = sets.count_targets(rows, is_eligible_N)
+    sizes = sets.set_sizes(settings, num_targets=num_targets, num_eligible=int(is_eligible_N.sum()))
+    if sizes is None:
+        chosen = _choose_by_influence(workspace, num_targets)
+        sizes = len(chosen.forget), len(chosen.retain)
+    barred = _ids_where(rows, ~is_eligible_N)
+    write_json(
+        folder / "sizes.json", {"num_forget": sizes[0], "num_retain": sizes[1], "barred": barred}
+    )
+
+
+def _choose_by_influence(workspace: Workspace, num_targets: int) -> Selection:
+    """Returns the sets that the rule chooses by RASLIK's scores."""
+    settings, rows = workspace.config.retrieve, workspace.corpus.train
+    influence_N, sigma = read_scores(workspace, "influence"), 0.0
+    if settings.select == "margin":
+        store, query_QK = _open_index(workspace)
+        queries = search.queries_of_store(store, query_QK, center=settings.center)
+        forget_N = np.full(store.num_rows, -np.inf, np.float32)
+        forget_N[_places(workspace, store)] = influence_N
+        sigma = sets.margin_sigma(store, queries, forget_N, settings)
+        print(f"    sigma of the sketch near the thresholds: {sigma:.2e}")
+    retain_N = np.where(np.isneginf(influence_N), -np.inf, -influence_N)
+    ids = [row.example_id for row in rows]
+    return sets.select_sets(
+        influence_N, retain_N, ids, settings, num_targets=num_targets, sigma=sigma
+    )
+
+
+def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None:
+    """Writes one strategy's forget and retain sets and what the labels say of them."""
+    config, rows, record = workspace.config, workspace.corpus.train, STRATEGIES[strategy]
+    sizes = files.read_json(workspace.root / "retrieve" / "sizes" / "sizes.json", _SIZES)
+    barred, queries = frozenset(sizes.pop("barred")), workspace.retrieval_queries()
+    is_eligible_N = np.array([row.example_id not in barred for row in rows], bool)
+    found = {need: read_scores(workspace, need) for need in record.needs}
+    for score_N in found.values():
+        is_eligible_N &= ~np.isneginf(score_N)
+    scores = record.score(
+        Request(
+            examples=rows,
+            is_eligible_N=is_eligible_N,
+            seed=config.seed,
+            retain_from=config.retrieve.retain_from,
+            settings=config.retrieve[strategy],
+            queries=queries,
+            aggregate=config.retrieve.aggregate,
+            scores=found,
+            **sizes,
+        )
+    )
+    ids = [row.example_id for row in rows]
+    selection = select_by_count(*scores, ids, **sizes)
+    for name, chosen, score_N in zip(Selection._fields, selection, scores, strict=True):
+        examples.write_examples(
+            folder / f"{name}.jsonl",
+            [rows[i] for i in chosen],
+            extra=[
+                {
+                    "is_target": rows[i].is_target,
+                    "source": rows[i].source,
+                    "score": float(score_N[i]),
+                }
+                for i in chosen
+            ],
+        )
+    barred_ids = _ids_where(rows, ~is_eligible_N)
+    labels = [row.is_target for row in rows]
+    evidence: dict[str, Any] = {"forget_set": selection.forget, "retain_set": selection.retain}
+    if "influence" in needs_of(config):
+        evidence["influence_N"] = read_scores(workspace, "influence")
+    if None not in labels and any(labels):
+        evidence["labels_N"] = np.asarray(labels, bool)
+        # With labels of one kind alone there is nothing to tell apart.
+        if record.ranks_all and not all(labels):
+            evidence["ranking_N"] = scores.forget_N
+    entry = {
+        **nest(measure(evidence))["retrieval"],
+        "num_queries": len(queries),
+        "without_gradient": {"count": len(barred_ids), "ids": barred_ids},
+        "selection": summarize_selection(
+            selection,
+            *scores,
+            labels=labels,
+            texts=[(row.instruction, row.input, row.output) for row in rows],
+        ),
+    }
+    if "precision" in entry:
+        print(
+            f"    precision {entry['precision']:.3f} (base rate {entry['base_rate']:.3f}), "
+            f"{entry['targets_in_retain']} targets in the retain set"
+        )
+    write_json(folder / "summary.json", entry)

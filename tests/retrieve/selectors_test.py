@@ -1,0 +1,280 @@
+"""The rules of selection: sizes, disjointness, ties, errors; and what is said of the sets."""
+
+import numpy as np
+from absl.testing import absltest, parameterized
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from raslik_jax.retrieve import selectors
+from raslik_jax.retrieve.selectors import SELECTORS, select_by_count
+
+# Few distinct values, so that ties are common.
+_SCORES = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=30)
+
+
+def _ids(count):
+    return [f"id{i:03d}" for i in range(count)]
+
+
+def _select(score_N, ids, num_forget, num_retain):
+    return select_by_count(score_N, -score_N, ids, num_forget=num_forget, num_retain=num_retain)
+
+
+class SelectionTest(parameterized.TestCase):
+    @given(scores=_SCORES, data=st.data())
+    def test_disjoint_sized_and_optimal(self, scores, data):
+        score_N = np.asarray(scores)
+        num_forget = data.draw(st.integers(0, len(scores)))
+        num_retain = data.draw(st.integers(0, len(scores) - num_forget))
+        chosen = _select(score_N, _ids(len(scores)), num_forget, num_retain)
+        self.assertLen(set(chosen.forget) | set(chosen.retain), num_forget + num_retain)
+        self.assertEqual((len(chosen.forget), len(chosen.retain)), (num_forget, num_retain))
+        np.testing.assert_array_equal(
+            np.sort(score_N[chosen.forget]), np.sort(score_N)[len(scores) - num_forget :]
+        )
+        np.testing.assert_array_equal(
+            np.sort(score_N[chosen.retain]), np.sort(score_N)[:num_retain]
+        )
+
+    @given(scores=_SCORES, seed=st.integers(0, 99))
+    def test_the_order_of_the_rows_does_not_matter(self, scores, seed):
+        score_N, ids = np.asarray(scores), np.asarray(_ids(len(scores)))
+        order = np.random.default_rng(seed).permutation(len(scores))
+        half = len(scores) // 2
+        first = _select(score_N, list(ids), half, len(scores) - half)
+        second = _select(score_N[order], list(ids[order]), half, len(scores) - half)
+        for one, two in zip(first, second, strict=True):
+            np.testing.assert_array_equal(ids[one], ids[order][two])
+
+    @given(scores=st.lists(st.floats(-1, 1), min_size=2, max_size=30, unique=True))
+    def test_a_query_of_the_other_sign_swaps_the_sets(self, scores):
+        score_N, ids, half = np.asarray(scores), _ids(len(scores)), len(scores) // 2
+        one, other = _select(score_N, ids, half, half), _select(-score_N, ids, half, half)
+        np.testing.assert_array_equal(one.forget, other.retain)
+        np.testing.assert_array_equal(one.retain, other.forget)
+
+    def test_ties_go_by_id(self):
+        chosen = _select(np.zeros(4), ["d", "b", "c", "a"], 2, 2)
+        np.testing.assert_array_equal(chosen.forget, [3, 1])
+        np.testing.assert_array_equal(chosen.retain, [2, 0])
+
+    @parameterized.parameters(
+        (np.array([0.0, np.nan]), 1, 0, "score of example id001 is NaN"),
+        (np.zeros(2), 3, 0, "num_forget must be at most the 2 eligible examples, got 3"),
+        (
+            np.zeros(2),
+            1,
+            2,
+            "num_retain must be at most the 1 eligible examples that 1 to forget leave, got 2",
+        ),
+        (
+            np.array([-np.inf, 0.0]),
+            2,
+            0,
+            "num_forget must be at most the 1 eligible examples, got 2",
+        ),
+    )
+    def test_errors_say_what_was_wanted(self, score_N, num_forget, num_retain, message):
+        with self.assertRaisesRegex(ValueError, message):
+            select_by_count(score_N, score_N, _ids(2), num_forget=num_forget, num_retain=num_retain)
+
+
+_RULES = {
+    "count": lambda f, r: {"num_forget": f, "num_retain": r},
+    "threshold": lambda f, r: {"forget_threshold": 0.1 * f, "retain_threshold": 0.1 * r},
+    "margin": lambda f, r: {
+        "forget_threshold": 0.0,
+        "retain_threshold": -0.05,
+        "sigma": 0.05 * max(f, r),
+        "z": 2.0,
+    },
+    "quantile": lambda f, r: {"forget_share": 0.08 * f, "retain_share": 0.08 * r},
+}
+
+
+class RulesTest(parameterized.TestCase):
+    """Every rule of SELECTORS goes through the same battery."""
+
+    def test_every_rule_is_tested(self):
+        self.assertEqual(set(_RULES), set(SELECTORS))
+
+    def _choose(self, name, score_N, ids, amounts, retain_N=None):
+        """Returns the selection, or None where these scores leave a set empty or overlapping."""
+        retain_N = -score_N if retain_N is None else retain_N
+        try:
+            return SELECTORS[name](score_N, retain_N, ids, **_RULES[name](*amounts))
+        except ValueError as error:
+            self.assertRegex(str(error), " must ")
+            return None
+
+    @parameterized.parameters(*_RULES)
+    def test_disjoint_best_first_and_the_same_for_every_order_of_rows(self, name):
+        @given(
+            scores=st.lists(st.integers(-9, 9).map(lambda x: x / 10), min_size=2, max_size=25),
+            amounts=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+            seed=st.integers(0, 99),
+        )
+        def check(scores, amounts, seed):
+            score_N, ids = np.asarray(scores), np.asarray(_ids(len(scores)))
+            chosen = self._choose(name, score_N, list(ids), amounts)
+            order = np.random.default_rng(seed).permutation(len(scores))
+            again = self._choose(name, score_N[order], list(ids[order]), amounts)
+            self.assertEqual(chosen is None, again is None)
+            if chosen is None:
+                return
+            self.assertEmpty(set(chosen.forget) & set(chosen.retain))
+            for one, two, sign in zip(chosen, again, (1, -1), strict=True):
+                np.testing.assert_array_equal(ids[one], ids[order][two])
+                self.assertNotEmpty(one)
+                keys = [(-sign * score_N[i], ids[i]) for i in one]
+                self.assertEqual(keys, sorted(keys))
+                worst = min(sign * score_N[one])
+                left = set(range(len(scores))) - set(chosen.forget) - set(chosen.retain)
+                self.assertTrue(all(sign * score_N[i] <= worst for i in left))
+
+        check()
+
+    @parameterized.parameters(*_RULES)
+    def test_a_query_of_the_other_sign_swaps_the_sets(self, name):
+        @given(
+            scores=st.lists(
+                st.integers(-500, 500).map(lambda x: x / 500), min_size=2, max_size=25, unique=True
+            ),
+            amounts=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+        )
+        def check(scores, amounts):
+            score_N, ids = np.asarray(scores), _ids(len(scores))
+            rule = _RULES[name]
+            options = rule(*amounts)
+            if name == "margin":
+                options["retain_threshold"] = options["forget_threshold"]
+            swapped = {
+                key: options.get(key.replace("forget", "retain"))
+                if "forget" in key
+                else options.get(key.replace("retain", "forget"))
+                for key in options
+            }
+            try:
+                one = SELECTORS[name](score_N, -score_N, ids, **options)
+            except ValueError:
+                assume(False)
+            other = SELECTORS[name](-score_N, score_N, ids, **swapped)
+            np.testing.assert_array_equal(one.forget, other.retain)
+            np.testing.assert_array_equal(one.retain, other.forget)
+
+        check()
+
+    @given(
+        scores=st.lists(st.floats(-1, 1), min_size=3, max_size=30, unique=True),
+        low=st.floats(0.0, 1.0),
+        more=st.floats(0.0, 1.0),
+        sigma=st.floats(0.0, 0.3),
+    )
+    def test_a_higher_threshold_or_margin_takes_a_subset(self, scores, low, more, sigma):
+        score_N, ids = np.asarray(scores), _ids(len(scores))
+        options = {"retain_threshold": 0.05, "sigma": sigma}
+        try:
+            kept = [
+                selectors.select_by_margin(
+                    score_N, -score_N, ids, forget_threshold=threshold, z=z, **options
+                )
+                for threshold, z in ((low, 0.0), (low + more, 0.0), (low, 1.0))
+            ]
+        except ValueError:
+            assume(False)
+        wide, higher, further = (set(chosen.forget) for chosen in kept)
+        self.assertLessEqual(higher, wide)
+        self.assertLessEqual(further, wide)
+        self.assertLessEqual(set(kept[2].retain), set(kept[0].retain))
+
+    def test_the_rules_agree_where_they_mean_the_same(self):
+        score_N, ids = np.linspace(1, -1, 21), _ids(21)
+        wanted = select_by_count(score_N, -score_N, ids, num_forget=3, num_retain=4)
+        for name, options in (
+            ("threshold", {"forget_threshold": 0.8, "retain_threshold": 0.7}),
+            ("margin", dict(forget_threshold=0.7, retain_threshold=0.6, sigma=0.05, z=1.9)),
+            ("quantile", {"forget_share": 3 / 21, "retain_share": 4 / 21}),
+        ):
+            found = SELECTORS[name](score_N, -score_N, ids, **options)
+            for one, two in zip(wanted, found, strict=True):
+                np.testing.assert_array_equal(one, two)
+
+    @parameterized.parameters(
+        ("threshold", (0.2, -0.1), r"2 examples pass both .* such as id002: raise one"),
+        (
+            "threshold",
+            (1.5, 0.1),
+            "the forget set must have an example, none clears .* highest score is 1",
+        ),
+        ("threshold", (0.1, 1.5), "the retain set must have an example, none clears"),
+        ("threshold", (np.nan, 0.1), "forget_threshold must be finite"),
+        ("quantile", (0.6, 0.5), "must be at most 1 together"),
+        ("quantile", (0.0, 0.5), "shares must be above 0"),
+        (
+            "quantile",
+            (0.01, 0.5),
+            "--retrieve.forget_share must be one example or more, got 0.01 of 11",
+        ),
+        (
+            "count",
+            (8, 4),
+            "num_retain must be at most the 3 eligible examples that 8 to forget leave, got 4",
+        ),
+        ("count", (-1, 4), "counts must be at least 0"),
+    )
+    def test_what_cannot_be_is_refused(self, name, values, message):
+        keys = [key for key in _RULES[name](1, 1) if key.startswith(("forget", "retain", "num"))]
+        score_N = np.linspace(1, -1, 11)
+        score_N[2:4] = 0.2, 0.1
+        score_N[3] = 0.2
+        score_N[4:7] = 0.09
+        with self.assertRaisesRegex(ValueError, message):
+            retain_N = np.where(score_N == 0.2, 0.0, -score_N)
+            SELECTORS[name](score_N, retain_N, _ids(11), **dict(zip(keys, values, strict=True)))
+
+    @parameterized.parameters(*_RULES)
+    def test_nan_and_infinite_scores_are_refused_by_id(self, name):
+        for value, word in ((np.nan, "NaN"), (np.inf, "infinite")):
+            score_N = np.linspace(1, -1, 11)
+            score_N[4] = value
+            with self.assertRaisesRegex(ValueError, f"score of example id004 is {word}"):
+                SELECTORS[name](score_N, -score_N, _ids(11), **_RULES[name](1, 1))
+
+    def test_negative_sigma_is_refused(self):
+        options = _RULES["margin"](1, 1) | {"sigma": -0.1}
+        with self.assertRaisesRegex(ValueError, "at least 0, got -0.1"):
+            selectors.select_by_margin(np.ones(2), -np.ones(2), _ids(2), **options)
+
+
+class SummaryTest(absltest.TestCase):
+    def test_it_says_what_was_chosen(self):
+        score_N = np.array([0.9, 0.8, 0.795, 0.1, -0.1, -0.2, -0.4, 0.5])
+        chosen = select_by_count(score_N, -score_N, _ids(8), num_forget=2, num_retain=3)
+        found = selectors.summarize_selection(
+            chosen,
+            score_N,
+            -score_N,
+            labels=[True, False, True, False, None, False, True, False],
+            texts=list("aabcdeaf"),
+        )
+        self.assertEqual((found["num_forget"], found["num_retain"]), (2, 3))
+        self.assertEqual(found["texts_in_both"], 1)
+        forget, retain = found["forget"], found["retain"]
+        self.assertEqual((forget["lowest"], forget["highest"]), (0.8, 0.9))
+        self.assertEqual((retain["lowest"], retain["highest"]), (0.1, 0.4))
+        self.assertEqual(forget["near_threshold"], 2)
+        self.assertAlmostEqual(forget["density"], 2 / (0.02 * 8))
+        self.assertEqual(forget["duplicates"], 1)
+        self.assertEqual((forget["targets"], forget["non_targets"]), (1, 1))
+        self.assertEqual((retain["targets"], retain["unlabeled"]), (1, 1))
+
+    def test_empty_sets_have_no_range(self):
+        chosen = selectors.Selection(np.zeros(0, int), np.zeros(0, int))
+        found = selectors.summarize_selection(
+            chosen, np.ones(3), -np.ones(3), labels=[None] * 3, texts=list("abc")
+        )
+        self.assertIsNone(found["forget"]["lowest"])
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,162 @@
+"""The strategies: one battery for all members, and what each alone does."""
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from raslik_jax.data.examples import Example
+from raslik_jax.index.combine import aggregate_scores
+from raslik_jax.retrieve.selectors import select_by_count
+from raslik_jax.retrieve.strategies import STRATEGIES, Request
+
+
+def _request(*, retain_from="non_target", seed=0, order=None, **changes):
+    rows = [
+        Example(f"id{i:02d}", f"Howdy w{i}" if i < 6 else f"say w{i}", "", "", is_target=i < 6)
+        for i in range(20)
+    ]
+    order = np.arange(20) if order is None else order
+    influence_N = np.linspace(1.0, -1.0, 20)[order]
+    options = {
+        "queries": [Example("q0", "Howdy w3", "", "w9"), Example("q1", "Howdy w4", "", "w9")],
+        "scores": {
+            "influence": influence_N,
+            "exact_kernel": influence_N**3,
+            "embeddings": np.cos(np.linspace(0.1, 2.0, 20))[order],
+        },
+        "num_forget": 6,
+        "num_retain": 8,
+        "is_eligible_N": np.ones(20, bool),
+    }
+    return Request(
+        examples=[rows[i] for i in order], seed=seed, retain_from=retain_from, **(options | changes)
+    )
+
+
+def _score(name, request=None, **own):
+    record = STRATEGIES[name]
+    settings = dataclasses.replace(record.settings, **own)
+    return record.score((request or _request())._replace(settings=settings))
+
+
+def _ids(request):
+    return [row.example_id for row in request.examples]
+
+
+class StrategiesTest(parameterized.TestCase):
+    @parameterized.parameters(*STRATEGIES)
+    def test_examples_that_are_not_eligible_enter_no_set(self, name):
+        is_eligible_N = ~np.isin(np.arange(20), [2, 9])  # without a target and another
+        request = _request(is_eligible_N=is_eligible_N, num_forget=4)
+        scores = _score(name, request)
+        for score_N in scores:
+            np.testing.assert_array_equal(np.isneginf(score_N[[2, 9]]), [True, True])
+        chosen = select_by_count(*scores, _ids(request), num_forget=4, num_retain=6)
+        self.assertNoCommonElements({2, 9}, {*chosen.forget.tolist(), *chosen.retain.tolist()})
+
+    @parameterized.parameters(*STRATEGIES)
+    def test_sets_are_disjoint_and_of_the_sizes_asked_for(self, name):
+        chosen = select_by_count(*_score(name), _ids(_request()), num_forget=6, num_retain=8)
+        self.assertEmpty(set(chosen.forget) & set(chosen.retain))
+        self.assertEqual((len(chosen.forget), len(chosen.retain)), (6, 8))
+
+    @parameterized.parameters(*STRATEGIES)
+    def test_scores_follow_the_example_not_its_row(self, name):
+        order = np.random.default_rng(1).permutation(20)
+        for plain_N, shuffled_N in zip(
+            _score(name), _score(name, _request(order=order)), strict=True
+        ):
+            np.testing.assert_array_equal(plain_N[order], shuffled_N)
+
+    @parameterized.parameters(*STRATEGIES)
+    def test_a_strategy_reads_the_scores_it_names_and_no_others(self, name):
+        record, request = STRATEGIES[name], _request()
+        own = {need: request.scores[need] for need in record.needs}
+        for one_N, two_N in zip(
+            _score(name, request), _score(name, request._replace(scores=own)), strict=True
+        ):
+            np.testing.assert_array_equal(one_N, two_N)
+        for need in own:
+            others = {other: score_N for other, score_N in own.items() if other != need}
+            with self.assertRaises(KeyError):
+                _score(name, request._replace(scores=others))
+
+    def test_records_are_there_without_jax(self):
+        code = "import sys, raslik_jax.retrieve.strategies; print('jax' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        self.assertEqual(done.stdout.strip(), "False", done.stderr)
+
+    @parameterized.parameters("bm25", "embedding", "exact", "raslik")
+    def test_what_ranks_takes_both_ends_of_one_score(self, name):
+        scores = _score(name)
+        np.testing.assert_array_equal(scores.retain_N, -scores.forget_N)
+        chosen = select_by_count(*scores, _ids(_request()), num_forget=6, num_retain=8)
+        self.assertEqual(set(chosen.forget), set(range(6)))
+
+    def test_the_text_of_the_output_counts_by_option_only(self):
+        plain, full = (
+            _score("bm25", query_text=text).forget_N for text in ("prompt", "prompt_and_output")
+        )
+        self.assertEqual(plain[9], plain[10])
+        self.assertGreater(full[9], full[10])
+
+    def test_mean_rank_lets_no_single_query_dominate(self):
+        score_QN = np.array([[100.0, 0.0, 1.0], [0.0, 0.5, 0.6], [0.0, 0.5, 0.6]])
+        self.assertEqual(np.argmax(aggregate_scores(score_QN, "mean")), 0)
+        rank_N = aggregate_scores(score_QN, "mean_rank")
+        np.testing.assert_allclose(rank_N, [-1 / 3, -1 / 3, 2 / 3], atol=1e-12)
+        np.testing.assert_allclose(
+            aggregate_scores(np.array([[1.0, 3, 2]]), "mean_rank"), [-1, 1, 0]
+        )
+
+    @parameterized.parameters(0.0, 0.25, 0.5, 1.0)
+    def test_controlled_randomization_mixes_oracle_and_non_targets(self, share):
+        ids, sizes = _ids(_request()), {"num_forget": 6, "num_retain": 8}
+        best = select_by_count(*_score("oracle"), ids, **sizes)
+        chosen = select_by_count(*_score("cr", oracle_share=share), ids, **sizes)
+        from_oracle = round(share * 6)
+        self.assertEqual(sum(i < 6 for i in chosen.forget), from_oracle)
+        np.testing.assert_array_equal(chosen.forget[:from_oracle], best.forget[:from_oracle])
+        np.testing.assert_array_equal(chosen.retain, best.retain)
+        np.testing.assert_array_equal(_score("cr_50").forget_N, _score("cr").forget_N)
+
+    def test_what_is_missing_is_said(self):
+        for name, changes, own, message in (
+            ("bm25", {"queries": ()}, {}, "must have queries"),
+            ("cr", {"num_forget": 7}, {"oracle_share": 1.0}, "at most the 6 targets .* got 7"),
+        ):
+            with self.assertRaisesRegex(ValueError, message):
+                _score(name, _request(**changes), **own)
+
+    @parameterized.parameters("random", "oracle", "raslik_f")
+    def test_random_retain_sets_come_from_non_targets_unless_anywhere(self, name):
+        np.testing.assert_array_equal(np.isinf(_score(name).retain_N), np.arange(20) < 6)
+        anywhere = _score(name, _request(retain_from="anywhere"))
+        self.assertFalse(np.isinf(anywhere.retain_N).any())
+        beside = _score(f"{name}_anywhere")  # both stand in one table
+        for one_N, two_N in zip(beside, anywhere, strict=True):
+            np.testing.assert_array_equal(one_N, two_N)
+
+    def test_the_oracle_forgets_targets_only(self):
+        np.testing.assert_array_equal(np.isinf(_score("oracle").forget_N), np.arange(20) >= 6)
+
+    def test_the_seed_moves_what_is_drawn(self):
+        first, second = (_score("random", _request(seed=s)).forget_N for s in (0, 1))
+        self.assertFalse((first == second).any())
+
+    def test_missing_labels_are_refused_where_they_are_needed(self):
+        request = _request()
+        request = request._replace(
+            examples=[row._replace(is_target=None) for row in request.examples]
+        )
+        with self.assertRaisesRegex(ValueError, "20 of 20 have none"):
+            _score("oracle", request)
+        _score("raslik", request)
+        _score("random", request._replace(retain_from="anywhere"))
+
+
+if __name__ == "__main__":
+    absltest.main()
