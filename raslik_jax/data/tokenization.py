@@ -71,7 +71,9 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     if not texts:
         raise ValueError("a tokenizer must be fitted to at least one text, got none")
     if vocab_size < 257:
-        raise ValueError(f"{vocab_size=} cannot hold 256 bytes and EOS: give at least 257")
+        raise ValueError(
+            f"vocab_size must be at least 257, for 256 bytes and EOS, got {vocab_size}"
+        )
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
@@ -204,14 +206,17 @@ def _read_backend(path: str | os.PathLike[str]) -> Any:
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception, and nothing else
-        raise ValueError(f"{file} is no tokenizer.json ({error}): fetch it again") from error
+        raise ValueError(f"{file} must be a tokenizer.json, got {error}: fetch it again") from error
 
 
 def _wrap(backend: Any, eos_token: str, pad_token: str, where: str) -> Tokenizer:
     ids = {token: backend.token_to_id(token) for token in (eos_token, pad_token)}
     missing = [token for token, value in ids.items() if value is None]
     if missing:
-        raise ValueError(f"{where} has no token {missing}: name its eos_token and pad_token")
+        raise ValueError(
+            f"{where} must have its special tokens, got none of the name {missing}: name its "
+            "eos_token and pad_token"
+        )
     # Published files carry settings of their own: GPT-2's tokenizer.json cuts at 50 tokens.
     backend.no_truncation()
     backend.no_padding()

@@ -5,7 +5,7 @@ import json
 import pytest
 import tokenizers
 from absl.testing import parameterized
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import shared_data
 
@@ -24,6 +24,7 @@ def _folder(request, tmp_path):
 
 
 class BpeTest(parameterized.TestCase):
+    @settings(deadline=None)
     @given(st.text(st.characters(exclude_categories=["Cs"])))
     def test_any_text_survives(self, text):
         self.assertEqual(_TOKENIZER.decode(_TOKENIZER.encode(text)), text)
@@ -42,7 +43,7 @@ class BpeTest(parameterized.TestCase):
         texts = ["the cat", "", "a dog sat"]
         self.assertEqual(_TOKENIZER.encode_batch(texts), [_TOKENIZER.encode(t) for t in texts])
 
-    @parameterized.parameters(([], 300, "got none"), (["a"], 256, "vocab_size=256"))
+    @parameterized.parameters(([], 300, "got none"), (["a"], 256, "at least 257, .* got 256"))
     def test_impossible_requests_are_refused(self, texts, vocab_size, message):
         with self.assertRaisesRegex(ValueError, message):
             tk.train_bpe(texts, vocab_size=vocab_size)
@@ -116,10 +117,10 @@ class FilesTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "no tokenizer at .*tokenizer.json"):
             tk.load_tokenizer(self.folder)
         (self.folder / "tokenizer.json").write_text("{}")
-        with self.assertRaisesRegex(ValueError, "is no tokenizer.json"):
+        with self.assertRaisesRegex(ValueError, "must be a tokenizer.json"):
             tk.load_tokenizer(self.folder)
         tk.save_tokenizer(self.folder, _TOKENIZER)
-        with self.assertRaisesRegex(ValueError, "has no token \\['</s>'\\]"):
+        with self.assertRaisesRegex(ValueError, "none of the name \\['</s>'\\]"):
             tk.load_tokenizer(self.folder, eos_token="</s>")
 
     @parameterized.parameters(
