@@ -9,40 +9,25 @@ from typing import Any
 
 from raslik_jax.config import kernel_name
 from raslik_jax.data.corpora import DATASETS
+from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.train.objectives import OBJECTIVES
 
-# Names as the paper prints them; a strategy or algorithm that is not here shows its own.
-_STRATEGIES = {
-    "random": ("Random", "#7A7A7A", "o"),
-    "embedding": ("Embedding", "#CC79A7", "P"),
-    "bm25": ("BM25", "#E69F00", "v"),
-    "oracle": ("Oracle", "#009E73", "D"),
-    "cr": ("CR", "", ""),
-    **{f"cr_{x}": (f"CR-{x}", "", "") for x in (25, 35, 45, 50, 62, 75)},
-    "raslik_f": ("RASLIK-F", "#56B4E9", "s"),
-    "raslik": ("RASLIK", "#D55E00", "^"),
-    "exact": ("Exact kernel", "#0072B2", "X"),
-    "random_anywhere": ("Random, any retain", "", ""),
-    "oracle_anywhere": ("Oracle, any retain", "", ""),
-    "raslik_f_anywhere": ("RASLIK-F, any retain", "", ""),
-}
-_BY_KERNEL = ("raslik", "raslik_f", "raslik_f_anywhere", "exact")
 _OTHER_STYLES = (("#0072B2", "<"), ("#B59F00", ">"), ("#8C4A2F", "p"), ("#5B3A8E", "h"))
 
 
 def strategy_name(strategy: str) -> str:
     """Returns the printed name of a strategy: RASLIK-F for raslik_f."""
-    return _STRATEGIES[strategy][0] if strategy in _STRATEGIES else strategy
+    return STRATEGIES[strategy].title if strategy in STRATEGIES else strategy
 
 
 def strategy_order() -> tuple[str, ...]:
     """Returns the strategies in the order in which tables list them."""
-    return tuple(_STRATEGIES)
+    return tuple(STRATEGIES)
 
 
 def strategy_styles(strategies: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Returns the color and the marker of each strategy, the same in every figure of a run."""
-    known = {name: (color, marker) for name, (_, color, marker) in _STRATEGIES.items() if color}
+    known = {name: (s.color, s.marker) for name, s in STRATEGIES.items() if s.color}
     others, styles = iter(_OTHER_STYLES * len(strategies)), dict[str, tuple[str, str]]()
     for name in strategies:
         own = known.get(name)
@@ -67,7 +52,11 @@ def kernel_notes(settings: Mapping[str, Any], strategies: Iterable[str]) -> list
       settings: that the numbers were measured with.
       strategies: in the table.
     """
-    names = [strategy_name(name) for name in dict.fromkeys(strategies) if name in _BY_KERNEL]
+    names = [
+        strategy_name(name)
+        for name in dict.fromkeys(strategies)
+        if name in STRATEGIES and STRATEGIES[name].is_by_gradients
+    ]
     kernel = kernel_name(settings)
     if not names or not kernel:
         return []
@@ -77,10 +66,8 @@ def kernel_notes(settings: Mapping[str, Any], strategies: Iterable[str]) -> list
 def strategy_printed_as(method: str) -> str:
     """Returns the strategy of a method as the paper prints it: the longest title it begins with."""
     printed = _letters(method)
-    known = [
-        name for name, (title, *_) in _STRATEGIES.items() if printed.startswith(_letters(title))
-    ]
-    return max(known, key=lambda name: len(_STRATEGIES[name][0]), default=method)
+    known = [name for name, s in STRATEGIES.items() if printed.startswith(_letters(s.title))]
+    return max(known, key=lambda name: len(STRATEGIES[name].title), default=method)
 
 
 def _letters(text: str) -> str:
