@@ -21,7 +21,8 @@ check: worst_cosine (lowest cosine between our sketch and that of a plain loop o
 shape (one for each bucket): length, batch, num_targets (rows of targets per example, static),
   batches (of this shape in the plan), seconds_gradients, seconds_sketch (a batch's gradients
   alone, and with the sketch; medians), seconds_compile (both), memory_xla_bytes (peak by XLA's
-  analysis of the sketch), memory_bound_bytes (the formula of sketch/costs.py).
+  analysis of the sketch), memory_traced_bytes (of the values in
+  its jaxpr, before XLA fuses any).
 matmul: tflops (of the products of all layers and the head, with the rows of the commonest shape, in
   the base's dtype), seconds, shapes (a list of [rows, inputs, outputs, tflops]).
 projection: seconds (of projecting one batch of gradients that lie in memory), batch, bytes_read,
@@ -38,8 +39,7 @@ summary: examples_per_s, tokens_per_s (real tokens: pads do not count), seconds_
   gradients_examples_per_s, sketch_overhead (seconds with the sketch over seconds without, less 1),
   projection_share (seconds of the projection stage over those of the gradients of the same shape),
   seconds_compile, peak_bytes (of the device's allocator; on a CPU the resident peak of the process,
-  torch included), memory_xla_bytes and memory_bound_bytes (of the largest shape),
-  memory_within_bound.
+  torch included), memory_xla_bytes and memory_traced_bytes (of the largest shape).
 
 Attention, norms and the adapters are not counted as operations. Tokenizing and writing an index are
 not timed: gradients and sketches only.
@@ -184,7 +184,7 @@ def shape_line(one: Compiled, seconds: dict[str, float]) -> Line:
         "seconds_sketch": seconds[f"sketch {one.shape.length}"],
         "seconds_compile": one.seconds_compile,
         "memory_xla_bytes": one.memory_xla_bytes,
-        "memory_bound_bytes": one.memory_bound_bytes,
+        "memory_traced_bytes": one.memory_traced_bytes,
     }
 
 
@@ -241,8 +241,7 @@ def summary_line(
         "seconds_compile": sum(one.seconds_compile for one in compiled),
         "peak_bytes": peak_bytes(),
         "memory_xla_bytes": largest.memory_xla_bytes,
-        "memory_bound_bytes": largest.memory_bound_bytes,
-        "memory_within_bound": all(c.memory_xla_bytes <= c.memory_bound_bytes for c in compiled),
+        "memory_traced_bytes": largest.memory_traced_bytes,
     }
 
 

@@ -17,9 +17,8 @@ setup: every flag; device, cpus, jax.
 matmul: tflops (of the products of all layers and the head, with as many rows), seconds, shapes (a
   list of [rows, inputs, outputs, tflops]).
 step (one for "lora", plain training, and for each algorithm): name, seconds, cpu_seconds (medians
-  of wall clock and of this process's time on all cores), tflops (operations of the step over
-  seconds: 4 a weight and token, since the frozen weights have no gradient, the head at targets
-  alone, and 2 for a pass of the reference), share_of_matmul, ratio and cpu_ratio (seconds and
+  of wall clock and of this process's time on all cores), tflops (operations of the step,
+  counted from its jaxpr, over seconds), share_of_matmul, ratio and cpu_ratio (seconds and
   cpu_seconds over those of lora; median of each repetition's), tokens_per_s (of both batches).
 """
 
@@ -41,8 +40,8 @@ from experiments.bench import harness
 from experiments.bench.harness import Line
 from raslik_jax.data.batches import Batch
 from raslik_jax.models import decoder as decoders
+from raslik_jax.run import cost
 from raslik_jax.settings import setting
-from raslik_jax.sketch import costs
 from raslik_jax.train import loop, losses, steps
 from raslik_jax.train.objectives import OBJECTIVES
 
@@ -123,14 +122,7 @@ def measure(options: Options) -> Iterator[Line]:
     found = harness.take_turns(calls | products.calls, options.repeats)
     matmul = products.line({name: harness.median_seconds(found[name]) for name in products.calls})
     yield matmul
-    half = costs.gradient_operations(
-        costs.linear_shapes(model.base),
-        tokens=tokens / 2,
-        targets=float(options.batch_size * targets),
-    )
-    operations = {"lora": 2 * half} | {
-        name: operations_of(name) * half for name in options.algorithms
-    }
+    operations = {name: cost.trace_cost(call).operations for name, call in calls.items()}
     for name in calls:
         seconds = harness.median_seconds(found[name])
         pairs = list(zip(found[name], found["lora"], strict=True))
@@ -146,12 +138,6 @@ def measure(options: Options) -> Iterator[Line]:
             "cpu_ratio": statistics.median(own.processor / lora.processor for own, lora in pairs),
             "tokens_per_s": tokens / seconds,
         }
-
-
-def operations_of(algorithm: str) -> float:
-    """Returns the passes over one set with gradients; one of the reference is half."""
-    objective = OBJECTIVES[algorithm]
-    return 1 + (objective.retain is not None) + 0.5 * len(objective.reads_reference)
 
 
 if __name__ == "__main__":

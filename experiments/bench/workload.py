@@ -17,8 +17,9 @@ from raslik_jax.messages import shown
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import quantize
 from raslik_jax.models.lora import LORA_PRESETS, LoRAConfig
+from raslik_jax.run import cost
 from raslik_jax.settings import setting
-from raslik_jax.sketch import costs, gradients, hashing, loss, projections, theory
+from raslik_jax.sketch import gradients, hashing, loss, projections, theory
 from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.sketch.loss import SketchLoss
 
@@ -141,7 +142,7 @@ class Compiled(NamedTuple):
     sketch: Callable[[], gradients.Sketches]
     seconds_compile: float
     memory_xla_bytes: int
-    memory_bound_bytes: int
+    memory_traced_bytes: float
 
 
 def make_subject(options: Options) -> Subject:
@@ -244,27 +245,16 @@ def compile_shape(options: Options, subject: Subject, shape: Shape) -> Compiled:
     arguments = subject.projection, (lora,), subject.base, *shape.rows
     start = time.perf_counter()
     alone = jax.jit(norms).lower(*plain).compile()
-    sketch = jax.jit(sketch_rows).lower(*arguments).compile()
+    traced = cost.trace(sketch_rows, *arguments)
+    sketch = traced.lower().compile()
     seconds = time.perf_counter() - start
-    bound = costs.memory_bound(
-        subject.base,
-        (lora,),
-        subject.projection.table,
-        num_heads=subject.model.config.num_attention_heads,
-        batch=shape.batch,
-        micro_batch=options.micro_batch(shape.batch, shape.length),
-        length=shape.length,
-        num_targets=shape.num_targets,
-        size=subject.projection.spec.size,
-        remat=options.remat,
-    )
     return Compiled(
         shape=shape,
         gradients=functools.partial(alone, *plain),
         sketch=functools.partial(sketch, *arguments),
         seconds_compile=seconds,
-        memory_xla_bytes=costs.analyzed_bytes(sketch),
-        memory_bound_bytes=bound.total,
+        memory_xla_bytes=cost.analyzed_bytes(sketch),
+        memory_traced_bytes=cost.count(traced.jaxpr).device_bytes,
     )
 
 

@@ -53,7 +53,7 @@ class Options(settings.Settings):
     compile: bool = setting(
         True,
         "--dry_run: compile the largest programs for this device, a minute or so, for XLA's own "
-        "figure of their memory; without it a bound by formula is shown.",
+        "figure of their memory; without it what their values take before XLA fuses any is shown.",
     )
 
     def problems(self) -> list[str]:
@@ -105,7 +105,7 @@ def _write_run_flags(workdir: pathlib.Path) -> None:
 def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None:
     """Prints what a run will do and take; writes nothing."""
     from raslik_jax.report import tables  # for the same reason, here
-    from raslik_jax.run import forecast, programs
+    from raslik_jax.run import cost, forecast
 
     found = forecast.forecast(config, workdir, stages=options.stages, compiles=options.compile)
     rates: dict[str, Any] = {
@@ -114,9 +114,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     }
     if not all(rates.values()):
         inputs, outputs = found.width
-        measured = programs.measure_rates(
-            inputs=inputs, outputs=outputs, dtype=config.backbone.dtype
-        )
+        measured = cost.measure_rates(inputs=inputs, outputs=outputs, dtype=config.backbone.dtype)
         rates["flops_per_second"] = rates["flops_per_second"] or measured.operations
         rates["bytes_per_second"] = rates["bytes_per_second"] or measured.bytes_moved
         rates["origin"] = f"measured on this device ({measured.device}) where not given"

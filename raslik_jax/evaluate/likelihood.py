@@ -34,6 +34,17 @@ class Likelihood(NamedTuple):
 Measure = Callable[..., Likelihood]
 
 
+def likelihood_step(decoder: Decoder) -> Callable[[Tree, Tree, Batch], Array]:
+    """Returns the jitted function from (lora, base, batch) to the loss of each answer."""
+
+    @jax.jit
+    def of_batch(lora: Tree, base: Tree, batch: Batch) -> Array:
+        loss = functools.partial(example_loss, decoder, lora, base, num_targets=batch.num_targets)
+        return jax.vmap(loss)(batch.tokens_BL, batch.target_mask_BL)
+
+    return of_batch
+
+
 def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Measure:
     """Returns the function from a model and encoded answers to their likelihood.
 
@@ -50,10 +61,7 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Measure:
       ValueError: an answer longer than batch_tokens, or a likelihood that is not a number.
     """
 
-    @jax.jit
-    def of_batch(lora: Tree, base: Tree, batch: Batch) -> Array:
-        loss = functools.partial(example_loss, decoder, lora, base, num_targets=batch.num_targets)
-        return jax.vmap(loss)(batch.tokens_BL, batch.target_mask_BL)
+    of_batch = likelihood_step(decoder)
 
     def measure(lora: Tree, base: Tree, encoded: Encoded, *, on_ladder: bool = False) -> Likelihood:
         if on_ladder:

@@ -95,21 +95,27 @@ def is_measurable(config: Config, corpus: Corpus | StoredCorpus) -> bool:
 
 
 def check_corpus(
-    config: Config, corpus: Corpus | StoredCorpus, whole: Encoded, *, stages: Sequence[str]
+    config: Config,
+    corpus: Corpus | StoredCorpus,
+    whole: Encoded | None,
+    *,
+    stages: Sequence[str],
 ) -> None:
     """Refuses what the corpus shows of a run's later stages to be impossible or void.
 
     Args:
       config: settings of the run.
       corpus: its examples and queries.
-      whole: the training examples as whole rows of token ids.
+      whole: the training examples as whole rows of token ids; None leaves out what depends on the
+        length of prompts.
       stages: those that run.
 
     Raises:
       ValueError: all problems in one error: rows without room for an answer, too few rows for two
         steps or for the sets, strategies or a classifier without labels.
     """
-    problems = list(_row_problems(config, corpus.train, whole.start_N, stages))
+    prompt_N = np.zeros(len(corpus.train), np.int64) if whole is None else whole.start_N
+    problems = list(_row_problems(config, corpus.train, prompt_N, stages))
     if "backbone" in stages and not config.backbone.checkpoint and not corpus.backbone:
         problems.append(
             f"--corpus.dataset={config.corpus.dataset} has no rows to pretrain a model on: give a "
@@ -126,7 +132,7 @@ def check_corpus(
                 f"{labels.count(True)} targets and {labels.count(False)} others"
             )
     if _RETRIEVING & set(stages):
-        num_barred = int(np.sum(whole.start_N >= config.corpus.max_len))
+        num_barred = int(np.sum(prompt_N >= config.corpus.max_len))
         problems += _selection_problems(config, corpus, num_barred=num_barred)
     if problems:
         raise ValueError(listed_problems(problems))

@@ -1,25 +1,30 @@
-"""What a dry run says of memory and time, held against XLA and against the device."""
+"""What a dry run says of operations, memory, rows and time, held against XLA and against a run."""
 
 import dataclasses
+import json
 import pathlib
 
 import jax
+import numpy as np
 import pytest
 
 from raslik_jax.config import (
     BackboneConfig,
     Config,
     CorpusConfig,
+    EvaluateConfig,
     FinetuneConfig,
     ReferencesConfig,
     UnlearnConfig,
 )
 from raslik_jax.run import forecast, programs
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.settings import replaced
 
 _NOWHERE = pathlib.Path("/nowhere")
 
 
-def _config(parameters="lora"):
+def _config(parameters="lora", **changed):
     return Config(
         corpus=CorpusConfig(num_train=100, num_targets=10, max_len=64, vocab_size=2048),
         backbone=BackboneConfig(
@@ -28,13 +33,20 @@ def _config(parameters="lora"):
         finetune=FinetuneConfig(epochs=1, lora_rank=2),
         references=ReferencesConfig(max_new_tokens=32),
         unlearn=UnlearnConfig(epochs=1, parameters=parameters, algorithms=("ga_klr",)),
+        **changed,
     )
 
 
-def _memory(config, stage, **options):
-    """Bytes and their origin of a stage's first unit."""
+def _first(config, stage, **options):
+    """The forecast of a stage, and its first unit."""
     found = forecast.forecast(config, _NOWHERE, stages=(stage,), **options)
-    return found.steps[0].device_bytes, found.steps[0].memory, found
+    return found, found.steps[0]
+
+
+@pytest.fixture(autouse=True)
+def _standard_promotion():
+    with jax.numpy_dtype_promotion("standard"):  # as optax needs it
+        yield
 
 
 @pytest.mark.parametrize(
@@ -43,47 +55,112 @@ def _memory(config, stage, **options):
         ("unlearn", "all"),
         pytest.param("unlearn", "lora", marks=pytest.mark.heavy),
         pytest.param("finetune", "lora", marks=pytest.mark.heavy),
+        pytest.param("sketch", "lora", marks=pytest.mark.heavy),
     ],
 )
-def test_a_bound_is_never_below_what_xla_says_of_the_same_step(stage, parameters):
+def test_traced_memory_is_near_what_xla_says_of_the_same_step(stage, parameters):
     """Logits, both sets, the optimizer and its results count, and so do all weights."""
     config = _config(parameters)
-    bound, origin, _ = _memory(config, stage)
-    assert origin == "bound"
-    with jax.numpy_dtype_promotion("standard"):  # as optax needs it
-        analyzed, origin, found = _memory(config, stage, compiles=True)
-    assert origin == "XLA"
-    assert bound / 4 < analyzed <= bound
+    _, traced = _first(config, stage)
+    assert traced.memory == "traced"
+    found, compiled = _first(config, stage, compiles=True)
+    assert compiled.memory == "XLA"
+    assert 0.7 < traced.device_bytes / compiled.device_bytes < 1.5
     assert found.compile_seconds > 0
     assert any("compiled for cpu" in note for note in found.notes)
 
 
 def test_unlearning_in_all_weights_counts_all_of_them():
-    few, many = (_memory(_config(name), "unlearn")[2] for name in ("lora", "all"))
-    more = many.steps[0].device_bytes - few.steps[0].device_bytes
-    # Weights and two moments before and after, a gradient and an update, in float32.
-    assert more > 4 * 8 * (many.num_weights - many.num_params)
-    assert many.steps[0].disk_bytes >= 4 * many.num_weights
+    few, many = (_first(_config(name), "unlearn") for name in ("lora", "all"))
+    more = many[1].device_bytes - few[1].device_bytes
+    # Weights and two moments of all, in float32.
+    assert more > 4 * 3 * (many[0].num_weights - many[0].num_params)
+    assert many[1].disk_bytes >= 4 * many[0].num_weights
+    assert many[1].operations > 1.2 * few[1].operations
 
 
-def test_rates_are_those_of_the_device_and_compiling_takes_time():
-    rates = programs.measure_rates(inputs=64, outputs=256, dtype="float32")
-    # Not those of an accelerator that is not there, nor of nothing.
-    assert 1e8 < rates.operations < 1e14
-    assert 1e7 < rates.bytes_moved < 1e13
-    found = forecast.forecast(_config(), _NOWHERE, stages=("finetune",))
-    found = found._replace(compile_seconds=10.0)
-    table = forecast.steps_table(found, flops_per_second=1e15, bytes_per_second=1e15)
-    seconds = 10.0 * found.steps[0].num_programs
-    assert seconds > 0
-    assert f"{seconds:.2g} s" in table.rows[0] or "min" in " ".join(table.rows[0])
-
-
-def test_what_several_units_share_is_compiled_once():
-    config = _config()
+def test_an_objective_costs_what_its_step_does():
+    """The reference speaks for NPO and for a KL; a retain set doubles what is differentiated."""
+    names = ("ga", "npo", "ga_gdr", "ga_klr", "npo_klr")
     config = dataclasses.replace(
-        config, retrieve=dataclasses.replace(config.retrieve, strategies=("random", "oracle"))
+        _config(), unlearn=dataclasses.replace(_config().unlearn, algorithms=names)
     )
-    found = forecast.forecast(config, _NOWHERE, stages=("unlearn",))
-    counts = [step.num_programs for step in found.steps]
-    assert counts[0] > 0 and counts[1:] == [0]
+    found, _ = _first(config, "unlearn")
+    one = {step.name.rpartition("-")[2]: step.operations for step in found.steps}
+    forward = one["npo"] - one["ga"]
+    np.testing.assert_allclose(one["ga_gdr"], 2 * one["ga"], rtol=1e-6)
+    np.testing.assert_allclose(one["ga_klr"], one["ga_gdr"] + forward, rtol=1e-6)
+    np.testing.assert_allclose(one["npo_klr"], one["ga_klr"] + forward, rtol=1e-6)
+
+
+def test_shapes_that_are_not_traced_cost_as_if_they_were():
+    run = programs.AbstractRun(_config(), Workspace(_NOWHERE, _config()))
+    program = run.finetuning()
+    lengths = [(length, part) for length in (16, 24, 48, 64) for part in (1, 2)]
+    shapes = {programs.Shape(16, length, length // part): 1.0 for length, part in lengths}
+    program = program._replace(shapes=shapes)
+    exact = np.sum([program.cost_of(shape)[:2] for shape in shapes], axis=0)
+    np.testing.assert_allclose(program.total(), exact, rtol=2e-2)
+
+
+def test_every_stage_that_computes_has_its_operations():
+    config = _config(evaluate=EvaluateConfig(non_sf="classifier", classifier_checkpoint=""))
+    config = dataclasses.replace(
+        config,
+        retrieve=dataclasses.replace(config.retrieve, strategies=("embedding", "exact")),
+        sketch=dataclasses.replace(config.sketch, query_output="own", diagnose=8),
+    )
+    found = forecast.forecast(config, _NOWHERE)
+    without = {step.name for step in found.steps if not step.operations}
+    assert without == {
+        "corpus",
+        "references/non_sf",
+        "retrieve/sizes",
+        *(f"retrieve/{name}" for name in ("embedding", "exact")),
+        "evaluate",
+        "report",
+    }
+    units = [step for step in found.steps if step.name.startswith("unlearn/")]
+    # What several units share is compiled once.
+    assert units[0].num_programs > 0 and not any(step.num_programs for step in units[1:])
+    found = found._replace(compile_seconds=1e4)
+    table = forecast.steps_table(found, flops_per_second=1e15, bytes_per_second=1e15)
+    assert " h" in "".join(next(row for row in table.rows if row[0].startswith("unlearn/")))
+
+
+class TestRecords:
+    def _run(self, tmp_path, queries, stages=("corpus",), **retrieve):
+        rows = [
+            {"instruction": f"say {n}", "output": f"number {n}", "is_target": n < 3}
+            for n in range(20)
+        ]
+        paths = tmp_path / "train.jsonl", tmp_path / "queries.jsonl"
+        for path, lines in zip(paths, (rows, queries), strict=True):
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        config = _config()
+        corpus = replaced(
+            CorpusConfig(),
+            {
+                "dataset": "records",
+                "records.train_file": str(paths[0]),
+                "records.queries_file": str(paths[1]),
+            },
+        )
+        settings = dataclasses.replace(config.retrieve, **retrieve)
+        config = dataclasses.replace(config, corpus=corpus, retrieve=settings)
+        return forecast.forecast(config, tmp_path / "run", stages=stages)
+
+    def test_rows_and_queries_are_those_of_the_files(self, tmp_path):
+        queries = [
+            {"instruction": "what is bad", "split": "retrieval"},
+            {"instruction": "and what else", "output": "this", "split": "retrieval"},
+            {"instruction": "how is it", "split": "test_normal"},
+        ]
+        found = self._run(tmp_path, queries)
+        assert found.sizes == (20, 3, 3, 3)
+        assert found.queries == {"retrieval": 2, "test_target": 0, "test_normal": 1}
+
+    def test_a_corpus_that_the_stages_cannot_take_is_refused(self, tmp_path):
+        queries = [{"instruction": "what is bad", "split": "retrieval"}]
+        with pytest.raises(ValueError, match="at most 20 training examples"):
+            self._run(tmp_path, queries, ("retrieve",), num_forget=15, num_retain=6)

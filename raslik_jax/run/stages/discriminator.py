@@ -1,5 +1,6 @@
 """Non-SF by words or by a classifier, and the classifier's training: discriminator."""
 
+import dataclasses
 import pathlib
 import shutil
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from raslik_jax.axes import Tree
+from raslik_jax.config import Config
 from raslik_jax.data import batches, encoding, tokenization
 from raslik_jax.evaluate import classifier, judgment, rates
 from raslik_jax.evaluate.metrics import NonSf
@@ -98,19 +100,27 @@ def _starting_point(
     source = folder / "tokenizer"
     tokenizer = tokenization.train_bpe(train.texts, vocab_size=workspace.config.corpus.vocab_size)
     tokenization.save_sentence_tokenizer(source, tokenizer)
-    config = encoder.EncoderConfig(
-        vocab_size=tokenizer.vocab_size,
+    config = dataclasses.replace(
+        small_encoder(workspace.config, vocab_size=tokenizer.vocab_size),
+        pad_token_id=tokenizer.pad_id,
+        num_labels=num_labels,
+    )
+    weights: Tree = encoder.init_encoder(config, key=key, dtype=jnp.float32)
+    return checkpoint.LoadedEncoder(config, weights), source
+
+
+def small_encoder(config: Config, *, vocab_size: int) -> encoder.EncoderConfig:
+    """Returns the shapes of a classifier that is trained from scratch."""
+    settings = config.evaluate["classifier"]
+    return encoder.EncoderConfig(
+        vocab_size=vocab_size,
         hidden_size=settings.hidden_size,
         num_hidden_layers=settings.num_layers,
         num_attention_heads=settings.num_heads,
         intermediate_size=4 * settings.hidden_size,
         max_position_embeddings=settings.max_len,
         type_vocab_size=1,
-        pad_token_id=tokenizer.pad_id,
-        num_labels=num_labels,
     )
-    weights: Tree = encoder.init_encoder(config, key=key, dtype=jnp.float32)
-    return checkpoint.LoadedEncoder(config, weights), source
 
 
 def _genuine(workspace: Workspace, seen: set[str]) -> classifier.Texts | None:

@@ -33,10 +33,8 @@ from raslik_jax.sketch import diagnose, gradients, projections
 from raslik_jax.sketch.loss import example_loss
 
 
-def sketch_function(
-    workspace: Workspace, projection: projections.Projection, adapters: tuple[Tree, ...]
-) -> Callable[[batches.Batch], gradients.Sketches]:
-    """Returns a function that sketches a batch, compiled once per shape."""
+def sketch_step(workspace: Workspace) -> Callable[..., gradients.Sketches]:
+    """Returns the jitted function of (projection, adapters, base, batch)."""
     settings, model = workspace.config.sketch, workspace.sketch_model
 
     @jax.jit
@@ -59,7 +57,15 @@ def sketch_function(
             normalize=settings.normalize,
         )
 
-    return functools.partial(sketch, projection, adapters, model.base)
+    return sketch
+
+
+def sketch_function(
+    workspace: Workspace, projection: projections.Projection, adapters: tuple[Tree, ...]
+) -> Callable[[batches.Batch], gradients.Sketches]:
+    """Returns a function that sketches a batch, compiled once per shape."""
+    base = workspace.sketch_model.base
+    return functools.partial(sketch_step(workspace), projection, adapters, base)
 
 
 def plan_batches(config: Config, encoded: encoding.Encoded) -> tuple[batches.BatchPlan, ...]:

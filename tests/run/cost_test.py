@@ -1,0 +1,170 @@
+"""The counter of operations against known formulas, and its memory against XLA's own analysis."""
+
+import functools
+
+import compiling
+import jax
+import jax.numpy as jnp
+import pytest
+from absl.testing import parameterized
+
+from raslik_jax.data.batches import Batch
+from raslik_jax.models import decoder as decoders
+from raslik_jax.models import quantize
+from raslik_jax.models.gpt_neox import GPTNeoXConfig
+from raslik_jax.models.lora import LORA_PRESETS
+from raslik_jax.models.presets import MODEL_PRESETS
+from raslik_jax.run import cost
+from raslik_jax.sketch import costs, gradients, loss, projections
+from raslik_jax.train import losses
+
+SMALL = GPTNeoXConfig(
+    vocab_size=5000,
+    hidden_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=256,
+)
+
+
+def _array(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _product(x):
+    return x @ x
+
+
+class CountTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        ("once", _product, 1),
+        ("jitted", jax.jit(_product), 1),
+        ("mapped", lambda x: jax.vmap(_product)(jnp.stack([x] * 5)).sum(0), 5),
+        ("scan", lambda x: jax.lax.scan(lambda c, _: (c @ x, None), x, length=7)[0], 7),
+        ("known_loop", lambda x: jax.lax.fori_loop(0, 7, lambda _, c: c @ x, x), 7),
+        (
+            "unknown_loop",
+            lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c @ x, x),
+            11,
+        ),
+        (
+            "dearer_branch",
+            lambda x: jax.lax.cond(x.sum() > 0, lambda: x @ x, lambda: x @ x @ x),
+            2,
+        ),
+        ("recomputed", jax.grad(lambda x: jax.checkpoint(_product)(x).sum()), 3),
+    )
+    def test_a_product_counts_as_often_as_it_runs(self, function, times):
+        found = cost.trace_cost(function, _array(16, 16), trips=11)
+        self.assertEqual(found.operations, times * 2 * 16**3)
+
+    def test_a_convolution_counts_its_kernel_for_every_output(self):
+        found = cost.trace_cost(
+            functools.partial(jax.lax.conv, window_strides=(1, 1), padding="VALID"),
+            _array(2, 3, 10, 10),
+            _array(5, 3, 3, 3),
+        )
+        self.assertEqual(found.operations, 2 * (2 * 5 * 8 * 8) * (3 * 3 * 3))
+
+    def test_products_move_their_operands_and_results(self):
+        found = cost.trace_cost(jnp.matmul, _array(4, 8), _array(8, 2, dtype=jnp.float32))
+        self.assertEqual(found.bytes_moved, 4 * (4 * 8 + 8 * 2 + 4 * 2))
+
+    @parameterized.parameters("pythia-14m", "smollm2-135m", "olmo2-7b")
+    def test_gradients_of_a_decoder_take_four_operations_per_weight_and_token(self, name):
+        """Beside attention, of 8 L^2 E a layer at least; the adapter is below a share of it."""
+        config, batch, length, targets = MODEL_PRESETS[name], 2, 64, 32
+        family = "pythia" if name.startswith("pythia") else "olmo2"
+        graphdef, lora, base = decoders.abstract(config, LORA_PRESETS[family], jnp.float32)
+        decoder = decoders.bind(graphdef)
+
+        def nll(lora, base, batch):
+            return losses.nll(decoder, lora, base, batch)
+
+        size = batch, length
+        rows = Batch(_array(*size, dtype=jnp.int32), _array(*size, dtype=jnp.bool_), targets)
+        found = cost.trace_cost(jax.value_and_grad(nll), lora, base, rows)
+        formula = costs.gradient_operations(
+            costs.linear_shapes(base), tokens=float(batch * length), targets=float(batch * targets)
+        )
+        adapters = 6 * batch * length * decoders.count_parameters(lora)
+        attention = 12 * batch * length**2 * config.hidden_size * config.num_hidden_layers
+        self.assertAlmostEqual(found.operations / (formula + adapters + attention), 1, delta=0.01)
+
+    @parameterized.parameters(
+        # Weights in the linear layers by hand: 6 x (128 x 384 + 128 x 128 + 2 x 128 x 512).
+        ("pythia-14m", 6, 1_179_648, (128, 50304)),
+        # 32 x (4 x 4096^2 + 3 x 4096 x 11008).
+        ("olmo2-7b", 32, 6_476_005_376, (4096, 100352)),
+        # A tied head: 30 x (2 x 576^2 + 2 x 576 x 192 + 3 x 576 x 1536).
+        ("smollm2-135m", 30, 106_168_320, (576, 49152)),
+    )
+    def test_the_formula_counts_every_weight_four_times(self, name, num_layers, weights, head):
+        _, _, base = decoders.abstract(MODEL_PRESETS[name], None, jnp.float32)
+        shapes = costs.linear_shapes(base)
+        self.assertEqual((shapes.num_layers, shapes.head), (num_layers, head))
+        self.assertEqual(costs.gradient_operations(shapes, tokens=1.0, targets=0.0), 4 * weights)
+        self.assertEqual(
+            costs.gradient_operations(shapes, tokens=0.0, targets=1.0), 4 * head[0] * head[1]
+        )
+        pack = functools.partial(quantize.quantize_base, format="nf4", double_quant=True)
+        self.assertEqual(costs.linear_shapes(jax.eval_shape(pack, base)), shapes)
+
+
+class MemoryTest(parameterized.TestCase):
+    @parameterized.parameters({}, {"remat": True, "micro_batch": 4})
+    def test_traced_memory_of_sketches_is_near_xlas(self, **change):
+        self.check(**change)
+
+    @parameterized.parameters(
+        {"length": 128, "num_targets": 96, "batch": 4, "micro_batch": 4},
+        {"family": "dense_rademacher"},
+        {"family": "binned_hashed"},
+        {"dtype": jnp.bfloat16, "kind": "int8"},
+        {"dtype": jnp.bfloat16, "kind": "nf4", "remat": True},
+    )
+    @pytest.mark.heavy
+    def test_traced_memory_of_other_settings_is_near_xlas(self, **change):
+        self.check(**change)
+
+    def check(
+        self,
+        *,
+        batch=16,
+        micro_batch=16,
+        length=48,
+        num_targets=24,
+        family="binned",
+        remat=False,
+        dtype=jnp.float32,
+        kind="",
+    ):
+        graphdef, lora, base = decoders.abstract(SMALL, LORA_PRESETS["pythia"], dtype)
+        if kind:
+            pack = functools.partial(quantize.quantize_base, format=kind, double_quant=False)
+            base = jax.eval_shape(pack, base)
+        num_params = projections.count_params(lora)
+        decoder = decoders.bind(graphdef, remat=remat)
+        sketch = functools.partial(
+            gradients.sketch_gradients,
+            functools.partial(loss.example_loss, decoder, num_targets=num_targets),
+            micro_tokens=micro_batch * length,
+        )
+        traced = cost.trace(
+            sketch,
+            jax.eval_shape(lambda: projections.init_projection(0, family, num_params, 4096)),
+            (lora,),
+            base,
+            _array(batch, length, dtype=jnp.int32),
+            _array(batch, length, dtype=jnp.bool_),
+        )
+        compiled = traced.lower().compile(compiler_options=compiling.OPTIMIZED)
+        ratio = cost.count(traced.jaxpr).device_bytes / cost.analyzed_bytes(compiled)
+        self.assertBetween(ratio, 0.7, 1.5)
+
+
+def test_rates_are_those_of_the_device():
+    rates = cost.measure_rates(inputs=64, outputs=256, dtype="float32")
+    # Not those of an accelerator that is not there, nor of nothing.
+    assert 1e8 < rates.operations < 1e14
+    assert 1e7 < rates.bytes_moved < 1e13
