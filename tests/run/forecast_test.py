@@ -104,7 +104,8 @@ def test_shapes_that_are_not_traced_cost_as_if_they_were():
 
 
 def test_every_stage_that_computes_has_its_operations():
-    config = _config(evaluate=EvaluateConfig(non_sf="classifier", classifier_checkpoint=""))
+    classified = {"non_sf": "classifier", "classifier.checkpoint": ""}
+    config = _config(evaluate=replaced(EvaluateConfig(), classified))
     config = dataclasses.replace(
         config,
         retrieve=dataclasses.replace(config.retrieve, strategies=("embedding", "exact")),
