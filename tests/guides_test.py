@@ -1,28 +1,49 @@
-"""Every Python block of the guide to the pieces runs as it stands, in order, in one namespace."""
+"""Every Python block of the guides runs as it stands, in order, in one namespace."""
 
 import pathlib
 import re
+from unittest import mock
 
 import jax
 from absl.testing import absltest
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+from raslik_jax.data.corpora import DATASETS
+from raslik_jax.evaluate.metrics import METRICS
+from raslik_jax.retrieve.strategies import STRATEGIES
+from raslik_jax.sketch.families import PROJECTIONS
+from raslik_jax.train.objectives import OBJECTIVES
+
+_GUIDES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "guides"
+_FAMILIES = (DATASETS, METRICS, OBJECTIVES, PROJECTIONS, STRATEGIES)
+
+
+def _run_blocks(page: str) -> dict[str, object]:
+    """Returns the names that the blocks of a page leave behind."""
+    text = (_GUIDES / page).read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    names: dict[str, object] = {}
+    # A reader's session has JAX's own settings, not the strict ones of the tests.
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for block in blocks:
+            exec(compile(block, page, "exec"), names)  # noqa: S102
+    return names
 
 
 class GuidesTest(absltest.TestCase):
-    def test_the_python_blocks_run(self):
-        text = (_REPOSITORY / "docs" / "guides" / "pieces.md").read_text()
-        blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-        self.assertNotEmpty(blocks)
-        names: dict[str, object] = {}
-        # A reader's session has JAX's own settings, not the strict ones of the tests.
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            for block in blocks:
-                exec(compile(block, "pieces.md", "exec"), names)  # noqa: S102
-        # What the text says of the outcome.
-        selection = names["selection"]
+    def test_the_pieces_select_what_the_text_says(self):
+        selection = _run_blocks("pieces.md")["selection"]
         self.assertLen(selection.forget, 8)
         self.assertEmpty(set(selection.forget) & set(selection.retain))
+
+    def test_added_members_are_chosen_and_told_by_flags(self):
+        for family in _FAMILIES:
+            self.enterContext(mock.patch.dict(family))
+        config = _run_blocks("extending.md")["config"]
+        self.assertEqual(config.corpus["counting"].last, 60)
+        self.assertEqual(config.retrieve["shortest"].power, 2)
+        self.assertEqual(config.unlearn["push"].bound, 4)
+        self.assertEqual(config.unlearn["push"].learning_rate, 1e-4)
 
 
 if __name__ == "__main__":
