@@ -335,7 +335,7 @@ def score_rows(store: SketchStore, queries: Queries, *, aggregate: Aggregate) ->
 
     The index may be larger than memory. float32 and bfloat16 rows are multiplied with the query as
     they are, int8 rows as integers times their scale; signs give cos(pi h / W) with h the Hamming
-    distance (see `int8_error` and `sign_error`).
+    distance (see `quantize.int8_error` and `quantize.sign_error`).
 
     Args:
       store: the index, complete.
@@ -386,43 +386,6 @@ def both_ends(
         aggregate_scores(left_LG.T, how) if how == "mean_rank" else left_LG[:, 0]
     )
     return Scores(forget_N, np.where(is_eligible_N, -forget_N, -np.inf).astype(np.float32))
-
-
-def int8_error(scale_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    """Returns the standard error of each row's plain score that 8 bits add: scale / sqrt(12).
-
-    A coordinate's rounding error is uniform within half a step, and the query a unit vector (a
-    mean of several is shorter, and errs less): about 4e-5 at W = 65,536. The query's own two 8-bit
-    terms add 1 / 254 of that.
-
-    For comparison, bfloat16 rows err at most 2^-8 (Cauchy-Schwarz), and by about 1.6e-3 / sqrt(K)
-    where coordinates are of like size and their roundings cancel.
-
-    Args:
-      scale_N: `SketchStore.scales`.
-    """
-    return scale_N / np.sqrt(12)
-
-
-def sign_error(score_N: Float[np.ndarray, " N"], *, width: int) -> Float[np.ndarray, " N"]:
-    """Returns the standard error of a cosine that was estimated from `width` sign bits.
-
-    pi sin(theta) sqrt(p (1 - p) / W), p = theta / pi: for Gaussian coordinates two bits differ
-    with probability p (Goemans and Williamson 1995, Lemma 3.2; Charikar 2002), so the estimate is
-    cos(pi h / W). 0.0061 at right angles and W = 65,536.
-
-    That is the error against the cosine of the gradients, with a sketch of K = W; the sketch's own
-    error, 1 / sqrt(K), is a part of it. Against the cosine of the sketches it is less: at right
-    angles sqrt(1 - 4 / pi^2) = 0.77 of it, since signs agree more where products are positive.
-    For a mean over queries both are upper bounds: as far as queries agree, they err alike.
-
-    Args:
-      score_N: the estimates, of one query.
-      width: W of `quantize.rotated_size`.
-    """
-    angle_N = np.arccos(np.clip(np.asarray(score_N, np.float64), -1, 1))
-    share_N = angle_N / np.pi
-    return np.pi * np.sin(angle_N) * np.sqrt(share_N * (1 - share_N) / width)
 
 
 # both ends ---------------------------------------------------------------------------------------

@@ -8,9 +8,8 @@ from jaxtyping import Bool, Float, Int
 
 from raslik_jax.config import RetrieveConfig
 from raslik_jax.data.examples import Example
-from raslik_jax.index import search
+from raslik_jax.index import quantize, search
 from raslik_jax.index.combine import Aggregate, directions
-from raslik_jax.index.quantize import rotated_size
 from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import noise
 from raslik_jax.retrieve.selectors import SELECTORS, Selection, share_count
@@ -61,13 +60,13 @@ def row_sigma(
 ) -> Float[np.ndarray, " M"]:
     """Returns the standard deviation of rows' mean scores: of the sketch and of the dtype."""
     if store.dtype == "sign":  # an upper bound that has the sketch's share in it
-        return search.sign_error(score_M, width=rotated_size(store.size))
+        return quantize.sign_error(score_M, width=quantize.rotated_size(store.size))
     spec = projections.ProjectionSpec(**store.identity["projection"])
     p = PROJECTIONS[spec.family].collision(spec.num_params, spec.size)
     rho_MQ = directions(store.rows(positions), queries.mean_K) @ queries.direction_QK.T
     sigma_M = noise.score_sigma(queries.gram_QQ, rho_MQ, p)
     if store.dtype == "int8":
-        sigma_M = np.hypot(sigma_M, search.int8_error(store.scales[positions]))
+        sigma_M = np.hypot(sigma_M, quantize.int8_error(store.scales[positions]))
     return sigma_M
 
 
