@@ -83,7 +83,10 @@ def render_card(facts: CardFacts) -> str:
         uses_retain=names.uses_retain(algorithm),
         dataset=describe(facts.config["corpus"]),
         rule=_RULES[facts.config["retrieve"]["select"]],
-        options=names.options_of(algorithm, facts.config["unlearn"]),
+        options=", ".join(
+            f"{name}={value}"
+            for name, value in names.options_of(algorithm, facts.config["unlearn"]).items()
+        ),
         measured=_measured(facts),
         quoted_base=Markup(json.dumps(facts.base_model)),
         quoted_prompt=Markup(repr(facts.prompt)),

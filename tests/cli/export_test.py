@@ -79,7 +79,7 @@ class ExportTest(parameterized.TestCase):
         if "base_format" in options:
             self.assertIn("the adapter on the base in nf4", card)
             return
-        self.assertIn("unlearn_parameters=all", _plain(card))
+        self.assertIn("parameters=all, ", _plain(card))
         with self.assertRaisesRegex(ValueError, "unlearned in all weights and has none"):
             export_model(run.root, self.folder / "adapter", merged=False, **settings)
 
