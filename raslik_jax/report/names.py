@@ -12,6 +12,7 @@ from raslik_jax.data.corpora import DATASETS
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.train.objectives import OBJECTIVES
 
+# Colors and markers of strategies that have none of their own.
 _OTHER_STYLES = (("#0072B2", "<"), ("#B59F00", ">"), ("#8C4A2F", "p"), ("#5B3A8E", "h"))
 
 
@@ -27,9 +28,9 @@ def strategy_order() -> tuple[str, ...]:
 
 def strategy_styles(strategies: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Returns the color and the marker of each strategy, the same in every figure of a run."""
-    known = {name: (s.color, s.marker) for name, s in STRATEGIES.items() if s.color}
+    known = {name: (s.color, s.marker) for name, s in STRATEGIES.items() if s.color and s.marker}
     others, styles = iter(_OTHER_STYLES * len(strategies)), dict[str, tuple[str, str]]()
-    for name in strategies:
+    for name in dict.fromkeys(strategies):
         own = known.get(name)
         styles[name] = next(others) if own is None or own in styles.values() else own
     return styles
@@ -76,7 +77,8 @@ def _letters(text: str) -> str:
 
 def highlighted(strategies: Iterable[str]) -> str:
     """Returns the strategy that a report is about: the paper's own; empty where it was not run."""
-    return "raslik" if "raslik" in strategies else ""
+    named = (name for name in strategies if name in STRATEGIES and STRATEGIES[name].is_subject)
+    return next(named, "")
 
 
 def uses_retain(algorithm: str) -> bool:

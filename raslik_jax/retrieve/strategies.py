@@ -70,6 +70,7 @@ class Strategy(NamedTuple):
       settings: its own settings, with the defaults.
       color: in figures; empty: the next of those that no strategy has.
       marker: Matplotlib's, likewise.
+      is_subject: whether it is the one that reports speak of where it was run.
     """
 
     title: str
@@ -79,6 +80,7 @@ class Strategy(NamedTuple):
     settings: Settings = Settings()
     color: str = ""
     marker: str = ""
+    is_subject: bool = False
 
     @property
     def is_by_gradients(self) -> bool:
@@ -301,7 +303,13 @@ STRATEGIES: dict[str, Strategy] = {
     },
     "raslik_f": _RASLIK_F,
     "raslik": Strategy(
-        "RASLIK", raslik, needs=("influence",), ranks_all=True, color="#D55E00", marker="^"
+        "RASLIK",
+        raslik,
+        needs=("influence",),
+        ranks_all=True,
+        color="#D55E00",
+        marker="^",
+        is_subject=True,
     ),
     "exact": Strategy(
         "Exact kernel", exact, needs=("exact_kernel",), ranks_all=True, color="#0072B2", marker="X"
