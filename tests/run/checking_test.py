@@ -20,7 +20,7 @@ from raslik_jax.config import (
     RetrieveConfig,
     UnlearnConfig,
 )
-from raslik_jax.data import tokenization
+from raslik_jax.data import encoding, tokenization
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
 from raslik_jax.evaluate.non_sf import ClassifierSettings
 from raslik_jax.retrieve.strategies import EmbeddingSettings
@@ -60,7 +60,8 @@ class CheckCorpusTest(parameterized.TestCase):
 
     def check(self, found=_CORPUS, *, stages=STAGES, **settings):
         config = dataclasses.replace(_CONFIG, **settings)
-        checking.check_corpus(config, found, self.tokenizer, stages=stages)
+        whole = encoding.encode(found.train, self.tokenizer, template=config.corpus.template)
+        checking.check_corpus(config, found, whole, stages=stages)
 
     def test_a_sound_corpus_passes(self):
         self.check()
