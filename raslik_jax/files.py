@@ -307,6 +307,16 @@ def check_new(path: str | os.PathLike[str], name: str) -> None:
         )
 
 
+def check_new_folder(folder: str | os.PathLike[str]) -> None:
+    """Raises a ValueError where a folder holds something, or the path is a link or a file."""
+    folder = pathlib.Path(folder)
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise ValueError(
+            f"{shown(str(folder), 160)} must be a new or empty directory, got one that holds "
+            "something, a link or a file: choose another"
+        )
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes a UTF-8 file whole or not at all; refuses as `replacing` does."""
     with replacing(path) as temporary:

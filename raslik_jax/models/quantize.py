@@ -306,15 +306,6 @@ def quantize_base(base: Tree, format: str, *, double_quant: bool) -> Tree:
     return jax.tree_util.tree_map_with_path(quantize, base, is_leaf=is_quantized)
 
 
-def dequantize_base(base: Tree, dtype: Any) -> Tree:
-    """Returns the base weights with every quantized kernel as an ordinary array of `dtype`."""
-    return jax.tree.map(
-        lambda leaf: dequantize(leaf, dtype) if is_quantized(leaf) else leaf,
-        base,
-        is_leaf=is_quantized,
-    )
-
-
 def num_bytes(tree: Tree) -> int:
     """Returns the bytes that the arrays (or abstract arrays) of a tree take."""
     return sum(

@@ -357,16 +357,6 @@ def write_tensors(
             file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
 
 
-def check_new_folder(folder: str | os.PathLike[str]) -> None:
-    """Raises a ValueError where a folder holds something, or the path is a link or a file."""
-    folder = pathlib.Path(folder)
-    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise ValueError(
-            f"{shown(str(folder), 160)} must be a new or empty directory, got one that holds "
-            "something, a link or a file: choose another"
-        )
-
-
 @contextlib.contextmanager
 def new_folder(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Gives a working directory that takes the folder's name, durably, when all went well.
@@ -375,7 +365,7 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
       ValueError: the folder holds something, or is a link or no folder.
       OSError: the disk is full, or the place cannot be written.
     """
-    check_new_folder(folder)
+    files.check_new_folder(folder)
     folder = pathlib.Path(os.path.abspath(folder))
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     try:

@@ -52,7 +52,7 @@ def export_model(
         unlearned or measured; the folder holds something.
     """
     root, out = pathlib.Path(run), pathlib.Path(out)
-    storage.check_new_folder(out)
+    files.check_new_folder(out)
     name = f"unlearn/{strategy}-{algorithm}"
     metrics = read_metrics(root) if metrics_path(root).is_file() else None
     if metrics is None:

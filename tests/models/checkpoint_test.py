@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+import support
 from absl.testing import parameterized
 from golden import make_checkpoints
 
@@ -169,7 +170,7 @@ class RoundTripTest(_FolderTest):
             return
         # The mean of the scales depends on the order of its sum in the last place, so that a scale
         # may land one step of 1/127 of its spread aside.
-        first, second = (quantize.dequantize_base(base, jnp.float32) for base in (streamed, whole))
+        first, second = (support.dequantize_base(base, jnp.float32) for base in (streamed, whole))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.03), first, second)
 
     def test_a_tied_head_may_be_repeated_and_old_buffers_are_known(self):

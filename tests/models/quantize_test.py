@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+import support
 from absl.testing import parameterized
 
 from raslik_jax.models import decoder, gpt_neox, llama, lora, presets, quantize
@@ -222,7 +223,7 @@ def _loss(bound, adapter, base, tokens_L):
 def _packer(format, double):
     return jax.jit(
         functools.partial(quantize.quantize_base, format=format, double_quant=double)
-    ), jax.jit(quantize.dequantize_base, static_argnums=1)
+    ), jax.jit(support.dequantize_base, static_argnums=1)
 
 
 class DecoderTest(parameterized.TestCase):
