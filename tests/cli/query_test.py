@@ -83,7 +83,7 @@ class QueryTest(parameterized.TestCase):
         )
         store = self.tracer.store
         expected = search.score_store(store, found.query_QK, center=True).forget_N
-        np.testing.assert_array_equal(found.forget_N, expected)
+        np.testing.assert_array_equal(found.scores.forget_N, expected)
 
     def test_the_lines_of_the_documentation_run(self):
         text = (_REPOSITORY / "docs" / "guides" / "asking.md").read_text()
@@ -175,7 +175,7 @@ class QueryTest(parameterized.TestCase):
         expected = search.score_store(
             self.tracer.store, found.query_QK, center=False, aggregate="mean_rank"
         )
-        np.testing.assert_array_equal(ranked.forget_N, expected.forget_N)
+        np.testing.assert_array_equal(ranked.scores.forget_N, expected.forget_N)
         self.assertIsNone(ranked.toward[0].sigma)
 
     def test_a_prompt_that_fills_the_length_is_refused(self):
