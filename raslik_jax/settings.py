@@ -152,7 +152,9 @@ class Stage(Settings):
     """Settings of a stage, with those of the members that it may choose.
 
     Attributes:
-      members: own settings of chosen members, by name, where they are not the record's.
+      members: own settings of chosen members, by name, where they are not the record's. Those of
+        a member that a list leaves out have no effect and are dropped; those of another member
+        than the one chosen are refused.
     """
 
     members: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
@@ -164,15 +166,19 @@ class Stage(Settings):
         if unknown:
             raise SettingsError([f"members must be known, got {', '.join(sorted(unknown))}"])
         changed = {name: own for name, own in self.members.items() if own != known[name].settings}
+        # A list is often shortened after a flag file told its members; another member is not.
+        choices = self._single_choices()
         idle = [
-            f"--{name}.{field.name} has no effect with {self._choices()}: leave it out"
-            for name in sorted(changed.keys() - set(chosen))
+            f"--{name}.{field.name} has no effect with --{choice}={member}: leave it out"
+            for choice, (member, family) in choices.items()
+            for name in sorted(changed.keys() & family.keys() - {member})
             for field in dataclasses.fields(changed[name])
             if getattr(changed[name], field.name) != getattr(known[name].settings, field.name)
         ]
         if idle:
             raise SettingsError(idle)
-        object.__setattr__(self, "members", changed)
+        kept = {name: own for name, own in changed.items() if name in chosen}
+        object.__setattr__(self, "members", kept)
 
     def __getitem__(self, name: str) -> Any:
         """Returns a member's own settings."""
@@ -196,9 +202,14 @@ class Stage(Settings):
         }
         return {name: (v,) if isinstance(v, str) else v for name, v in values.items()}
 
-    def _choices(self) -> str:
-        chosen = self._chosen_by_field()
-        return " ".join(f"--{name}={','.join(names)}" for name, names in chosen.items())
+    def _single_choices(self) -> dict[str, tuple[str, Family]]:
+        """Returns the member and its family by the fields that choose just one."""
+        return {
+            field.name: (getattr(self, field.name), field.metadata["family"])
+            for field in dataclasses.fields(self)
+            if field.metadata.get("family") is not None
+            and isinstance(getattr(self, field.name), str)
+        }
 
 
 def _is_name(value: Any) -> bool:

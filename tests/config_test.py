@@ -46,10 +46,6 @@ class ConfigTest(parameterized.TestCase):
             {"unlearn__algorithms": ["npo"], "unlearn__npo__beta": 0.0},
             "--unlearn.npo.beta must be above 0, got 0.0",
         ),
-        (
-            {"unlearn__npo__beta": 0.2},
-            "--unlearn.npo.beta has no effect with --unlearn.algorithms=ga_gdr,ga_klr: leave",
-        ),
         ({"unlearn__algorithms": ["ga", "gs"]}, "--unlearn.algorithms must be a list of ga, .*gs"),
         ({"backbone__double_quant": True}, "double_quant needs --backbone.format=nf4, got plain"),
         (

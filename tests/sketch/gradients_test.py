@@ -10,6 +10,7 @@ from support import tiny_model, token_rows
 
 from raslik_jax.models import quantize
 from raslik_jax.sketch import gradients, projections
+from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.sketch.loss import example_loss
 
 _MODEL = tiny_model()
@@ -54,7 +55,7 @@ def _slow_gradient(lora, tokens_L, target_mask_L, *, normalize):
 
 
 class GradientsTest(parameterized.TestCase):
-    @parameterized.product(normalize=("vector", "per_tensor"), family=tuple(projections.FAMILIES))
+    @parameterized.product(normalize=("vector", "per_tensor"), family=tuple(PROJECTIONS))
     def test_equals_a_loop_over_examples(self, normalize, family):
         rows, projection = token_rows(0, _SHAPES), _projection(family=family)
         got = _sketch(rows, projection, (_MODEL.lora,), normalize=normalize)
