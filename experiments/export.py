@@ -27,9 +27,9 @@ _MERGED = flags.DEFINE_boolean("merged", False, "A whole checkpoint instead of a
 
 def main() -> None:
     if not _RUN.value or not _OUT.value:
-        raise ValueError("a run and a folder wanted: give --run=WORKDIR and --out=DIR")
+        raise ValueError("a run and a folder must be named: give --run=WORKDIR and --out=DIR")
     if _EPOCH.value != "last" and not _EPOCH.value.isdecimal():
-        raise ValueError(f"a number or last wanted as --epoch, came {_EPOCH.value!r}")
+        raise ValueError(f"--epoch must be a number or last, got {_EPOCH.value!r}")
     logging.set_verbosity(logging.WARNING)
     # Imported here, because it takes jax with it and --help should not.
     from raslik_jax.run.exporting import export_model

@@ -75,7 +75,7 @@ def _write(folder: pathlib.Path, html: str, texts: Mapping[str, str]) -> None:
 
 def main() -> None:
     if not (_RUNS.value or _PUBLISHED.value):
-        raise ValueError("work directories wanted as --runs=DIR,DIR, none came")
+        raise ValueError("--runs must name work directories, got none: give --runs=DIR,DIR")
     paper = published.read_blocks()
     experiments = runs.group_runs(
         [runs.read_run(pathlib.Path(run), num_rows=_EXAMPLES.value) for run in _RUNS.value]

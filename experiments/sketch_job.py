@@ -60,7 +60,7 @@ def join(workdir: pathlib.Path) -> str:
 
 def main() -> None:
     if not _WORKDIR.value:
-        raise ValueError("the work directory of a run wanted: give --workdir")
+        raise ValueError("a run must be named: give its work directory as --workdir")
     print(join(pathlib.Path(_WORKDIR.value)))
 
 

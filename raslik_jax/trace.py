@@ -94,7 +94,7 @@ def run_of(index: str | os.PathLike[str]) -> pathlib.Path:
         if (folder / "config.json").is_file():
             return folder
     raise ValueError(
-        f"the run that made the index {path} wanted, no folder above it has a config.json: "
+        f"the index {path} must lie in the run that made it, no folder above it has a config.json: "
         "name the work directory with run="
     )
 
@@ -243,7 +243,7 @@ class Tracer:
             than there are.
         """
         if not queries:
-            raise ValueError("at least one query wanted, none came")
+            raise ValueError("queries must be at least one, got none")
         retrieve = self.workspace.config.retrieve
         center = retrieve.center if center is None else center
         aggregate = aggregate or retrieve.aggregate

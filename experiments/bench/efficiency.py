@@ -8,7 +8,7 @@ to turn the query into words, a vector, a sketch or a gradient; "score" is scori
 "prepare" is what is done once for all queries (words of the corpus, its vectors or sketches) where
 it is measured here. Every program is compiled before it is timed; medians of --repeats.
 
-The unsketched kernel makes the gradient of every example anew. It is timed on --exact_batches
+The unsketched kernel makes the gradient of every example again. It is timed on --exact_batches
 batches of the commonest shape and scaled to the tokens of all: the only figure here that is not
 measured whole. --exact_batches=0 leaves it out.
 

@@ -18,7 +18,7 @@
 set -u
 
 if [ $# -ne 1 ]; then
-    echo "error: one folder wanted for the results: $0 OUT_DIR" >&2
+    echo "error: one folder must be named for the results: $0 OUT_DIR" >&2
     exit 2
 fi
 mkdir -p "$1" || exit 2

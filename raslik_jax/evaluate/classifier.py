@@ -55,7 +55,7 @@ def label_texts(texts: Sequence[str], is_target: Sequence[bool | None]) -> Texts
     counts = np.bincount(list(kept.values()), minlength=len(CLASSES))
     if counts.min() < 2:
         raise ValueError(
-            "two or more different answers of each class wanted to train a classifier, came "
+            "a classifier must have two or more different answers of each class, got "
             f"{counts[1]} of labeled targets and {counts[0]} of other rows: label the training "
             "rows, or measure with --evaluate.non_sf=words"
         )

@@ -155,7 +155,7 @@ def distance_rounding_error(
 ) -> float:
     """Returns how far rounding of the rates may move a D_mah, as a share of it.
 
-    Every rate is drawn anew within its rounding cell, and the largest relative change of any
+    Every rate is drawn again within its rounding cell, and the largest relative change of any
     method's distance is kept: what a table of so many decimals cannot be held to. It is large
     where the covariance has a small eigenvalue.
     """

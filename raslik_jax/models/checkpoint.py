@@ -278,7 +278,7 @@ def load_encoder(
 
     Raises:
       ValueError: As `load_model`; a pooling that contradicts the checkpoint's or is not
-        supported; a wanted head that the checkpoint lacks, without a key to draw one.
+        supported; a head that the checkpoint lacks, without a key to draw one.
     """
     folder = resolve_folder(name, revision=revision, auto="AutoModel")
     path = folder / "config.json"
@@ -475,7 +475,7 @@ def load_adapter(
         another base is refused; one from elsewhere does not say what it was trained on.
 
     Raises:
-      ValueError: As `read_adapter_config`; an adapter of other rank, alpha or targets than wanted,
+      ValueError: As `read_adapter_config`; an adapter of another rank, alpha or other targets,
         or of another base; missing, unexpected, ill-shaped, damaged or non-finite tensors; targets
         that the model lacks.
     """
@@ -576,8 +576,8 @@ def merge(lora: Tree, base: Tree, lora_config: LoRAConfig) -> Tree:
         if path not in kernels or quantize.is_quantized(kernels[path]):
             state = "quantized" if path in kernels else "absent"
             raise ValueError(
-                f"a plain kernel was wanted at {'/'.join(path)} to fold the adapter into, it is"
-                f" {state}; merge into the original base"
+                f"{'/'.join(path)} must be a plain kernel to fold the adapter into, it is {state}: "
+                "merge into the original base"
             )
         kernels[path] = _fold(
             kernels[path], factors[*module, "a"], factors[*module, "b"], scale=lora_config.scale

@@ -36,7 +36,7 @@ class EncoderConfig:
       classifier_dropout: Dropout before the classification layers, in training; None is
         hidden_dropout_prob.
       pooling: How a sequence becomes one vector: "cls" (its first token), "mean" (over its
-        tokens), or None where no sentence vectors are wanted. Not part of config.json.
+        tokens), or None where it makes no sentence vectors. Not part of config.json.
       num_labels: Classes of the classification head; 0 is no head.
     """
 
@@ -288,8 +288,8 @@ def _hidden(
 ) -> Float[jax.Array, "L E"]:
     if tokens_L.shape[0] > config.max_length:
         raise ValueError(
-            f"a sequence of at most {config.max_length} tokens was wanted, got"
-            f" {tokens_L.shape[0]}; truncate the text"
+            f"a text must have at most {config.max_length} tokens, got {tokens_L.shape[0]}: "
+            "truncate it"
         )
     embed_key, layers_key = _split(dropout_key, 2)
     hidden_LE = embed_tokens(weights, tokens_L, mask_L, types_L, config=config)

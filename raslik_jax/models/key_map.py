@@ -236,7 +236,7 @@ def fill(
 
 
 def check_tree(tree: Tree, shapes: Tree, what: str) -> None:
-    """Raises a ValueError unless the tree has exactly the leaves and shapes wanted."""
+    """Raises a ValueError unless the tree has exactly these leaves and shapes."""
     given, expected = flatten(tree), flatten(shapes)
     wrong = [
         f"{'/'.join(path)} is {list(leaf.shape)}, not {list(expected[path].shape)}"

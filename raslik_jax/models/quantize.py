@@ -296,8 +296,8 @@ def quantize_base(base: Tree, format: str, *, double_quant: bool) -> Tree:
     def quantize(path: tuple[Any, ...], leaf: Any) -> Any:
         if is_quantized(leaf):
             raise ValueError(
-                f"a plain kernel was wanted at {jax.tree_util.keystr(path)}, it is quantized"
-                " already; quantize the original base"
+                f"{jax.tree_util.keystr(path)} must be a plain kernel, it is quantized already: "
+                "quantize the original base"
             )
         if not is_linear_kernel(path):
             return leaf

@@ -74,7 +74,7 @@ def resolve_folder(
             )
         return folder
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)):
-        raise ValueError(f"a checkpoint directory was wanted, {folder} is none; correct the path")
+        raise ValueError(f"a checkpoint must be a directory, {folder} is none: correct the path")
     import huggingface_hub
     import huggingface_hub.errors
 
@@ -273,8 +273,8 @@ def open_tensors(
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
         raise ValueError(
-            f"{folder}: {WEIGHTS} or {INDEX} was wanted, found {names}; point to a whole"
-            " checkpoint, converted to safetensors if it has pickled weights only"
+            f"{folder} must hold {WEIGHTS} or {INDEX}, got {names}: give a whole checkpoint, "
+            "converted to safetensors if it has pickled weights only"
         )
     if found[0].name != INDEX:
         return Tensors(found, stack, rename)

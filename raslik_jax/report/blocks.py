@@ -145,7 +145,7 @@ def published_only(paper: Sequence[PublishedBlock]) -> tuple[Block, ...]:
 
 
 def _measure(models: Sequence[Model]) -> tuple[dict[str, Model], bool]:
-    """Returns what the methods came to over all seeds, and whether R and F run against it."""
+    """Returns the figures of the methods over all seeds, and whether R and F run against it."""
     rates = [
         {
             name: spread(model.intervals(name))

@@ -14,7 +14,7 @@ from raslik_jax.report import names, notes, results, tables
 from raslik_jax.report.records import make_model
 
 _RULES = {
-    "count": "the best of each ranking, as many as wanted",
+    "count": "the best of each ranking, as many as asked for",
     "threshold": "all scores at or above a threshold",
     "margin": "all scores above a threshold by a margin of the sketch's noise",
     "quantile": "a share of all examples",

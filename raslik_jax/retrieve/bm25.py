@@ -59,7 +59,7 @@ def index_documents(
         starts.append(len(columns))
         lengths.append(len(document))
     if not columns:
-        raise ValueError(f"documents with words wanted, all {len(documents)} are empty: add text")
+        raise ValueError(f"documents must have words, all {len(documents)} are empty: add text")
     shape = (len(documents), len(column_of))
     count_NW = scipy.sparse.csr_array(
         (np.asarray(counts, np.float64), np.asarray(columns), np.asarray(starts)), shape=shape

@@ -90,7 +90,7 @@ def gram_matrices(vectors_MP: Float[np.ndarray, "M P"], tensors: Sequence[slice]
     num_rows, num_columns = vectors_MP.shape
     edges = [(part.start, part.stop) for part in sorted(tensors, key=lambda part: part.start)]
     if [start for start, _ in edges] + [num_columns] != [0] + [stop for _, stop in edges]:
-        raise ValueError(f"tensors that cover {num_columns} columns once wanted, came {edges[:5]}")
+        raise ValueError(f"tensors must cover each of {num_columns} columns once, got {edges[:5]}")
     total_MM = np.zeros((num_rows, num_rows))
     per_tensor_MM = np.zeros((num_rows, num_rows))
     for start, stop in edges:
@@ -99,7 +99,7 @@ def gram_matrices(vectors_MP: Float[np.ndarray, "M P"], tensors: Sequence[slice]
         total_MM += product_MM
         per_tensor_MM += _unit_gram(product_MM)
     if not np.isfinite(np.trace(total_MM)):
-        raise ValueError("finite gradients wanted: some are infinite or NaN, look at the adapter")
+        raise ValueError("gradients must be finite, some are infinite or NaN: look at the adapter")
     return Grams(np.sqrt(np.diag(total_MM)), _unit_gram(total_MM), _unit_gram(per_tensor_MM))
 
 

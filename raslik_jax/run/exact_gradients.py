@@ -74,9 +74,8 @@ def parse_pass(text: str) -> GradientPass:
         or not (parts[0] in ("finetuned", "initial") or parts[0].startswith("trajectory-"))
     ):
         raise ValueError(
-            f"a pass wanted as adapter/loss/tokens, adapter one of finetuned, initial, "
-            f"trajectory-0 ..., loss one of {', '.join(known)}, tokens response or all, came "
-            f"{text!r}"
+            "a pass must be adapter/loss/tokens, adapter finetuned, initial or trajectory-0 ..., "
+            f"loss one of {', '.join(known)}, tokens response or all, got {text!r}"
         )
     return GradientPass(*parts)
 
@@ -250,7 +249,7 @@ class GradientMaker:
           num_buckets: padded lengths; each is compiled once for each loss.
         """
         if dtype not in _DTYPES:
-            raise ValueError(f"a dtype of {list(_DTYPES)} wanted, came {dtype!r}")
+            raise ValueError(f"a dtype must be one of {list(_DTYPES)}, got {dtype!r}")
         self.workspace, self.folder, self.rows = workspace, folder, rows
         self.dtype = dtype
         self._batching = {"batch_tokens": batch_tokens, "num_buckets": num_buckets}

@@ -322,7 +322,7 @@ class Workspace:
             return None
         if (strategy, name) not in self.choices:
             raise ValueError(
-                f"a choice for {strategy} and {name} wanted in {self.config.unlearn.choice}, it "
+                f"{self.config.unlearn.choice} must hold a choice for {strategy} and {name}, it "
                 f"has {sorted(self.choices)}: choose from runs of these strategies and algorithms"
             )
         return self.choices[strategy, name]

@@ -86,8 +86,8 @@ def diagnose(
     spec = projection.spec
     if gradients_NP.shape[1] != spec.num_params:
         raise ValueError(
-            f"gradients of {spec.num_params} coordinates were wanted, got {gradients_NP.shape}: "
-            f"give those that the projection was made for"
+            f"gradients must have {spec.num_params} coordinates, got {gradients_NP.shape}: give "
+            "those that the projection was made for"
         )
     # Normalized twice: in float64 for the theory, and back to float32 for the sketch.
     gradient_NP = np.asarray(gradients_NP, np.float64)

@@ -74,7 +74,7 @@ def probe_loss(
     num_targets: int,
     probe: str,
 ) -> Float[Array, ""]:
-    """Returns a probe's loss of one example; its gradient in the adapter is what is wanted.
+    """Returns a probe's loss of one example; for its gradient in the adapter.
 
     `margin` returns nll / (1 - p) per token, whose gradient with 1 - p held is that of
     -log(p / (1 - p)); its value is not.
@@ -95,7 +95,7 @@ def probe_loss(
       ValueError: an unknown probe.
     """
     if probe not in PROBES:
-        raise ValueError(f"a probe of {list(PROBES)} wanted, came {probe!r}")
+        raise ValueError(f"a probe must be one of {list(PROBES)}, got {probe!r}")
     if probe not in _OF_NLL:
         loss = cast(SketchLoss, probe)
         return example_loss(

@@ -228,5 +228,5 @@ def _sorted_leaves(tree: Tree) -> list[tuple[str, Any]]:
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
     ]
     if not leaves:
-        raise ValueError("a tree with LoRA parameters was wanted, got one without any array")
+        raise ValueError("a tree of LoRA parameters must have arrays, got one without any")
     return sorted(leaves, key=lambda item: item[0])

@@ -136,7 +136,7 @@ def independent_pairs(
     )
     if first.size == 0:
         raise ValueError(
-            f"two gradients that are neither zero nor parallel were wanted, got "
+            "two gradients must be neither zero nor parallel, got "
             f"{unit_NP.shape[0]} rows without such a pair: give more or other examples"
         )
     keep = np.unique(np.linspace(0, first.size - 1, min(max_pairs, first.size)).astype(np.int64))

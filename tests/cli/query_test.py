@@ -231,9 +231,11 @@ class QueryTest(parameterized.TestCase):
             trace.Tracer(foreign.path, run=self.run_folder)
         with self.assertRaisesRegex(ValueError, "no folder above it has a config.json"):
             trace.run_of("/")
-        with self.assertRaisesRegex(ValueError, "must be those of this version: --sketch.new_field"):
+        with self.assertRaisesRegex(
+            ValueError, "must be those of this version: --sketch.new_field"
+        ):
             config_from_json({"name": "x", "seed": 0, "sketch": {"new_field": 1}})
-        with self.assertRaisesRegex(ValueError, "at least one query wanted"):
+        with self.assertRaisesRegex(ValueError, "queries must be at least one"):
             self.tracer.trace_queries([])
         for flags, message in (
             ([], "an index must be given"),

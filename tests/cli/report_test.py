@@ -77,7 +77,7 @@ class ReportTest(absltest.TestCase):
 
     def test_an_error_is_a_sentence(self):
         for flags, message in (
-            ((), "error: work directories wanted"),
+            ((), "error: --runs must name work directories"),
             (("--runs=/nonexistent",), "no file .*metrics.json"),
             ((self.runs + f",{self.folder / '0'}",), "must have different seeds"),
         ):

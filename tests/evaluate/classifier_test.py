@@ -57,7 +57,7 @@ class TextsTest(parameterized.TestCase):
 
     @parameterized.parameters(([False, False, False],), ([True, True, False],), ([None] * 3,))
     def test_a_class_that_is_missing_is_named(self, is_target):
-        with self.assertRaisesRegex(ValueError, "each class wanted.* --evaluate.non_sf=words"):
+        with self.assertRaisesRegex(ValueError, "each class, got .* --evaluate.non_sf=words"):
             classifier.label_texts(["a", "b", "c"], is_target)
 
     @parameterized.parameters((0.1, 0), (0.5, 7), (0.99, 0))

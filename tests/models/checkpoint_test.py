@@ -427,7 +427,7 @@ class BadCheckpointTest(_FolderTest):
         self.assert_refused(["config.json", "must be JSON"], load, folder)
         config.unlink()
         self.assert_refused(["no file .*config.json", "whole checkpoint"], load, folder)
-        self.assert_refused("directory was wanted", load, self.folder / "absent" / "deeper")
+        self.assert_refused("must be a directory", load, self.folder / "absent" / "deeper")
 
     @parameterized.parameters(
         ("config.json", '{"model_type": ["llama"]}', "model_type in .* must be text"),

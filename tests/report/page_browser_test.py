@@ -32,7 +32,7 @@ def _programs() -> tuple[str, str]:
     driver = shutil.which("chromedriver")
     if not browser or not driver:
         pytest.skip(
-            "chromium and chromedriver wanted on the PATH: apt-get install chromium chromium-driver"
+            "chromium and chromedriver must be on PATH: apt-get install chromium chromium-driver"
         )
     return browser, driver
 

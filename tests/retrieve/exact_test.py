@@ -39,7 +39,10 @@ class ExactTest(parameterized.TestCase):
                 exact.gram_matrices(_vectors(), tensors)
         vector_MP = _vectors()
         vector_MP[3, 5] = np.inf
-        with np.errstate(invalid="ignore"), self.assertRaisesRegex(ValueError, "finite gradients"):
+        with (
+            np.errstate(invalid="ignore"),
+            self.assertRaisesRegex(ValueError, "gradients must be finite"),
+        ):
             exact.gram_matrices(vector_MP, _TENSORS)
 
     @parameterized.parameters("plain", "centered", "deflated")

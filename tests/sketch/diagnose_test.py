@@ -139,7 +139,7 @@ class SyntheticTest(parameterized.TestCase):
         self.assertEqual(diagnose.diagnose(projection, gradients_NP, manifest).num_gradients, 2)
         with self.assertRaisesRegex(ValueError, "neither zero nor parallel"):
             diagnose.diagnose(projection, 0 * gradients_NP, manifest)
-        with self.assertRaisesRegex(ValueError, "100 coordinates were wanted"):
+        with self.assertRaisesRegex(ValueError, "must have 100 coordinates"):
             diagnose.diagnose(projection, gradients_NP[:, :99], manifest)
 
     def test_as_many_coordinates_as_parameters_never_meet(self):

@@ -80,7 +80,7 @@ class ProbesTest(parameterized.TestCase):
 
     def test_an_unknown_probe_is_refused(self):
         row = jnp.zeros(3, jnp.int32), jnp.ones(3, bool)
-        with self.assertRaisesRegex(ValueError, "a probe of"):
+        with self.assertRaisesRegex(ValueError, "a probe must be one of"):
             probes.probe_loss(_model().decoder, {}, {}, *row, num_targets=3, probe="none")
 
     def test_mean_hidden_is_over_the_positions_that_predict(self):

@@ -18,7 +18,7 @@ class RunAllTest(absltest.TestCase):
         self.assertEqual(subprocess.run(["bash", "-n", str(_SCRIPT)]).returncode, 0)
         done = subprocess.run(["bash", str(_SCRIPT)], capture_output=True, text=True)
         self.assertEqual(done.returncode, 2)
-        self.assertIn("error: one folder wanted", done.stderr)
+        self.assertIn("error: one folder must be named", done.stderr)
 
     def test_every_flag_is_one_of_its_benchmark(self):
         text = _SCRIPT.read_text().replace("\\\n", " ")

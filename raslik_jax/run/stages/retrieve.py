@@ -103,7 +103,7 @@ def sentence_vectors(
 
 @memory.explained("the exact kernel", "--sketch.batch_tokens")
 def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the influence by the unsketched kernel: gradients are made anew for each use.
+    """Writes the influence by the unsketched kernel: gradients are made again for each use.
 
     A sketch of as many coordinates as the gradient has is a signed permutation of it, whose
     cosines are those of the gradients. Memory: a batch of gradients and those of the queries.
