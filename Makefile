@@ -16,7 +16,7 @@ help:
 	@echo "make docs        build the documentation into site/, with warnings as errors"
 
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is wanted, this is %d.%d: set PYTHON=" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -c 'import sys; sys.exit("Python must be 3.11 or newer, this is %d.%d: set PYTHON=" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-run: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python

@@ -373,8 +373,10 @@ def read_array(
     if shape is not None:
         sizes = zip(array.shape, shape, strict=False)
         if array.ndim != len(shape) or any(n not in (None, size) for size, n in sizes):
-            wanted = " x ".join("any" if size is None else str(size) for size in shape)
-            raise ValueError(f"{origin} must be {wanted} numbers, got shape {array.shape}: {mend}")
+            expected = " x ".join("any" if size is None else str(size) for size in shape)
+            raise ValueError(
+                f"{origin} must be {expected} numbers, got shape {array.shape}: {mend}"
+            )
     return array
 
 

@@ -107,5 +107,5 @@ def require(*modules: str) -> None:
     """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        wanted = " ".join(dict.fromkeys(_INSTALLERS[name] for name in missing))
-        raise ValueError(f"{' and '.join(missing)} must be installed: pip install {wanted}")
+        packages = " ".join(dict.fromkeys(_INSTALLERS[name] for name in missing))
+        raise ValueError(f"{' and '.join(missing)} must be installed: pip install {packages}")

@@ -155,11 +155,11 @@ def search_sharded(
         query_QK: sketches of the queries, the same in every process.
         mesh: the devices that hold the rows.
         center: the centered cosine.
-        k_forget: rows wanted with the highest scores.
-        k_retain: rows wanted with the lowest.
+        k_forget: rows asked for with the highest scores.
+        k_retain: rows asked for with the lowest.
 
     Raises:
-        ValueError: more rows are wanted than there are; see `search.queries_of_store`.
+        ValueError: more rows are asked for than there are; see `search.queries_of_store`.
     """
     for count in (k_forget, k_retain):
         check_count(count, int(store.is_eligible_N.sum()))

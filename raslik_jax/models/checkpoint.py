@@ -342,9 +342,7 @@ def _encoder_key(model_type: str) -> Callable[[str], str]:
     return rename
 
 
-def _read_pooling(
-    folder: pathlib.Path, fields: Mapping[str, Any], wanted: str | None
-) -> str | None:
+def _read_pooling(folder: pathlib.Path, fields: Mapping[str, Any], asked: str | None) -> str | None:
     path = folder / "1_Pooling" / "config.json"
     own = None
     if path.is_file():
@@ -359,9 +357,9 @@ def _read_pooling(
         own = known[modes.pop()]
     elif "bge-" in str(fields.get("_name_or_path", "")).lower():
         own = "cls"
-    if own is not None and wanted not in (None, own):
-        raise ValueError(f"{folder} was trained with pooling {own!r}, got {wanted!r}; leave it out")
-    return own or wanted
+    if own is not None and asked not in (None, own):
+        raise ValueError(f"{folder} was trained with pooling {own!r}, got {asked!r}; leave it out")
+    return own or asked
 
 
 def save_encoder(

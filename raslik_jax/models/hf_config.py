@@ -87,7 +87,7 @@ class RopeParameters:
     original_max_position_embeddings: int | None = None
 
     def __post_init__(self) -> None:
-        wanted = {
+        expected = {
             "default": (),
             "linear": ("factor",),
             "llama3": (
@@ -97,12 +97,12 @@ class RopeParameters:
                 "original_max_position_embeddings",
             ),
         }
-        if self.rope_type not in wanted:
+        if self.rope_type not in expected:
             raise ValueError(
-                f"rope_type must be one of {sorted(wanted)}, got {shown(self.rope_type)}: "
+                f"rope_type must be one of {sorted(expected)}, got {shown(self.rope_type)}: "
                 "this kind of rotary scaling is not implemented"
             )
-        missing = [name for name in wanted[self.rope_type] if getattr(self, name) is None]
+        missing = [name for name in expected[self.rope_type] if getattr(self, name) is None]
         if missing:
             raise ValueError(
                 f"rope_type {self.rope_type!r} needs {missing}: add them to rope_parameters"
@@ -172,9 +172,9 @@ def _merge(into: dict[str, Any], values: Mapping[str, Any], source: str) -> None
         into[name] = value
 
 
-def _convert(name: str, value: Any, wanted: Any, source: str) -> Any:
+def _convert(name: str, value: Any, expected: Any, source: str) -> Any:
     """Returns `value` as the annotated type; JSON writes 10000 where a float is meant."""
-    kinds = typing.get_args(wanted) or (wanted,)
+    kinds = typing.get_args(expected) or (expected,)
     if value is None and type(None) in kinds:
         return None
     if isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in kinds):
@@ -191,8 +191,8 @@ def _convert(name: str, value: Any, wanted: Any, source: str) -> Any:
     elif isinstance(value, str) and str in kinds:
         return value
     raise ValueError(
-        f"{name} of {source} must be {getattr(wanted, '__name__', wanted)}, got {shown(value)}: "
-        "correct it"
+        f"{name} of {source} must be {getattr(expected, '__name__', expected)}, got "
+        f"{shown(value)}: correct it"
     )
 
 
@@ -223,10 +223,10 @@ def _build(config_class: type[_Config], values: Mapping[str, Any], source: str) 
         )
     kept = {}
     for name, value in values.items():
-        wanted: Any = fields[name].type
-        if value is None and type(None) not in typing.get_args(wanted):
+        expected: Any = fields[name].type
+        if value is None and type(None) not in typing.get_args(expected):
             continue  # null stands for the default
-        kept[name] = value if name == "rope_parameters" else _convert(name, value, wanted, source)
+        kept[name] = value if name == "rope_parameters" else _convert(name, value, expected, source)
     return config_class(**kept)
 
 

@@ -70,8 +70,8 @@ def export_model(
     is_whole = config.unlearn.parameters == "all"
     if is_whole and not merged:
         raise ValueError(
-            f"{root} must have an adapter to export one, it was unlearned in all weights: export the "
-            "merged model"
+            f"{root} must have an adapter to export one, it was unlearned in all weights: export "
+            "the merged model"
         )
     # As the run had it: of a merged model the base is read again, unquantized.
     recorded, quantized = to_json(config), config.backbone.format

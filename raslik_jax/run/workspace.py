@@ -141,10 +141,10 @@ class Workspace:
     @functools.cached_property
     def sketch_model(self) -> Model:
         """The model that gradients are taken of, which may be quantized otherwise."""
-        wanted = self.config.sketch.base_format
-        if wanted in ("same", self.config.backbone.format):
+        form = self.config.sketch.base_format
+        if form in ("same", self.config.backbone.format):
             return self.model
-        return self._load_model(wanted)
+        return self._load_model(form)
 
     def _load_model(self, base_format: str) -> Model:
         settings, lora_config = self.config.backbone, lora_config_of(self.config)

@@ -113,15 +113,15 @@ def effective_size(
       ValueError: fewer than two rows that are neither zero nor parallel.
     """
     pairs = independent_pairs(unit_NP, max_pairs=max_pairs)
-    wanted = variance = 0.0
+    expected = variance = 0.0
     for spec in specs:
         bin_P = bin_of_coordinate(spec)
         for i, j in pairs:
             u_P, v_P = np.asarray(unit_NP[i], np.float64), np.asarray(unit_NP[j], np.float64)
-            wanted += (1 - float(u_P @ v_P) ** 2) ** 2 - 2 * diagonal_term(u_P, v_P)
+            expected += (1 - float(u_P @ v_P) ** 2) ** 2 - 2 * diagonal_term(u_P, v_P)
             variance += frozen_cosine_variance(u_P, v_P, bin_P, spec.size)
     # Rounding leaves about 1e-17 where no bin holds two live coordinates.
-    value = wanted / variance if variance > 1e-14 * wanted else math.inf
+    value = expected / variance if variance > 1e-14 * expected else math.inf
     return EffectiveSize(value, len(pairs), len(specs))
 
 
