@@ -569,7 +569,7 @@ class SpecTest(parameterized.TestCase):
         ({"seed": -1}, "seed=-1"),
         ({"seed": 1 << 63}, "seed=9223372036854775808"),
         ({"family": "dense_rademacher", "operand": "float16"}, "got 'float16'"),
-        ({"operand": "bfloat16"}, "only dense_rademacher"),
+        ({"operand": "bfloat16"}, "operand must be float32 for binned, got .bfloat16"),
     )
     def test_refuses_what_it_cannot_do(self, change, message):
         settings = {"family": "binned", "num_params": 100, "size": 10, "seed": 0, **change}
