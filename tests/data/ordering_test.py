@@ -29,5 +29,5 @@ class OrderingTest(parameterized.TestCase):
 
     def test_taking_more_than_there_is_is_refused(self):
         self.assertEqual(take_first([1, 2], 2, kind="odd"), [1, 2])
-        with self.assertRaisesRegex(ValueError, "number of odd rows must be between 0 and 2, got 3"):
+        with self.assertRaisesRegex(ValueError, "odd rows must be between 0 and 2, got 3"):
             take_first([1, 2], 3, kind="odd")
