@@ -309,6 +309,7 @@ class _Planner:
                 ),
                 settings=(
                     *("seed", "sketch.query_output", "retrieve.aggregate", "retrieve.retain_from"),
+                    "retrieve.select",  # whether there is influence to measure sets by
                     f"retrieve.{strategy}",
                 ),
             )

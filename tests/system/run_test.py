@@ -258,7 +258,7 @@ class WrongInputTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (("positional",), "error: arguments must be flags, got 'positional'"),
-        (("--stages=train",), "--stages=train: every item must be one of corpus,"),
+        (("--stages=train",), "--stages must be of corpus, .*got 'train'"),
         (
             ("--retrieve.strategies=raslik,guess",),
             "--retrieve.strategies must be a list of random, .*guess",
@@ -269,7 +269,7 @@ class WrongInputTest(parameterized.TestCase):
             "--corpus.num_targets must be at most --corpus.num_train=2000, got 9000",
         ),
         (("--num_trian=3",), "Unknown command line flag 'num_trian'"),
-        (("--stages=",), "--stages=: every item must be one of corpus"),
+        (("--stages=",), "--stages must be a list of names, none of them empty"),
         (("--finetune.learning_rate=nan",), "--finetune.learning_rate must be a finite number"),
         (("--corpus.dataset=howdy_small",), "folder of real data must be there"),
         (
