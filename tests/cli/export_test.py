@@ -80,7 +80,7 @@ class ExportTest(parameterized.TestCase):
             self.assertIn("the adapter on the base in nf4", card)
             return
         self.assertIn("parameters=all, ", _plain(card))
-        with self.assertRaisesRegex(ValueError, "unlearned in all weights and has none"):
+        with self.assertRaisesRegex(ValueError, "must have an adapter to export one"):
             export_model(run.root, self.folder / "adapter", merged=False, **settings)
 
     def test_the_merged_model_answers_as_base_and_adapter(self):
