@@ -390,7 +390,7 @@ class BadCheckpointTest(_FolderTest):
     def test_pickles_are_refused_with_the_command_that_converts_them(self):
         folder = write_model(self.folder, "llama")
         (folder / "model.safetensors").unlink()
-        self.assert_refused(r"found none", load, folder)
+        self.assert_refused(r"got none", load, folder)
         (folder / "pytorch_model.bin").write_bytes(b"\x80\x04.")
         self.assert_refused(
             ["pickled", r'python -c "from transformers import AutoModelForCausalLM'], load, folder
@@ -458,7 +458,7 @@ class BadCheckpointTest(_FolderTest):
 
     def test_a_pipe_is_refused_and_not_waited_for(self):
         folder = write_model(self.folder, "llama")
-        for name, named in (("model.safetensors", "found none"), ("config.json", "regular file")):
+        for name, named in (("model.safetensors", "got none"), ("config.json", "regular file")):
             (folder / name).unlink()
             os.mkfifo(folder / name)
             self.assert_refused(named, load, folder)

@@ -35,7 +35,7 @@ class ExactTest(parameterized.TestCase):
 
     def test_tensors_have_to_cover_every_column_once(self):
         for tensors in (_TENSORS[:2], (slice(0, 12), *_TENSORS[1:])):
-            with self.assertRaisesRegex(ValueError, "cover 40 columns"):
+            with self.assertRaisesRegex(ValueError, "cover each of 40 columns"):
                 exact.gram_matrices(_vectors(), tensors)
         vector_MP = _vectors()
         vector_MP[3, 5] = np.inf
