@@ -19,7 +19,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the environment of t
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 _HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(_HERE / name) for name in ("fixtures", ".", "index", "models")]
+sys.path[:0] = [str(_HERE / name) for name in ("fixtures", ".")]
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import compiling  # noqa: E402

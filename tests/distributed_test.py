@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
-from search_test import IndexCase, correlated_rows
+from index_cases import IndexCase, correlated_rows
 
 from raslik_jax import distributed
 from raslik_jax.index import search

@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 from absl.testing import absltest, parameterized
-from store_test import tree_bytes
+from index_cases import tree_bytes
 
 from raslik_jax import trace
 from raslik_jax.config import config_from_json

@@ -11,7 +11,7 @@ import tempfile
 import compiling
 import pytest
 from absl.testing import absltest
-from store_test import tree_bytes
+from index_cases import tree_bytes
 
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import verify

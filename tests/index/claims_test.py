@@ -14,8 +14,8 @@ import time
 import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
+from index_cases import tree_bytes
 from index_worker import sketches
-from store_test import tree_bytes
 
 from raslik_jax.index.claims import Claims, claim_file, claimed_chunks
 from raslik_jax.index.store import SketchStore

@@ -2,8 +2,6 @@
 
 import pathlib
 import re
-import shutil
-import tempfile
 import threading
 
 import jax
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from absl.testing import absltest, parameterized
+from index_cases import IndexCase, correlated_rows
 
 from raslik_jax.index import quantize, search
 from raslik_jax.index.store import SketchStore
@@ -20,13 +19,6 @@ from raslik_jax.index.upkeep import append, delete, discard, requantize, verify
 
 DTYPES = ("float32", "bfloat16", "int8", "sign")
 SIZE = 200  # no power of two, so that rotated rows are padded
-
-
-def correlated_rows(count: int, size: int, seed: int) -> np.ndarray:
-    """Rows that share a direction, as gradients do, of unit length."""
-    random = np.random.default_rng(seed)
-    rows = random.standard_normal((count, size)) + 0.7 * random.standard_normal(size)
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
 def two_terms(vector: np.ndarray) -> np.ndarray:
@@ -79,34 +71,6 @@ def exact_tails(score_N, ids, k_forget, k_retain):
     highest = sorted(range(len(ids)), key=lambda n: (-score_N[n], ids[n]))
     lowest = sorted(range(len(ids)), key=lambda n: (score_N[n], ids[n]))
     return tuple(ids[n] for n in highest[:k_forget]), tuple(ids[n] for n in lowest[:k_retain])
-
-
-class IndexCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.root = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.root)
-        self.made = 0
-
-    def make(self, rows, *, dtype="float32", ids=None, center=False, chunk_rows=64) -> SketchStore:
-        """An index of these rows; centered signs are made from a finer index."""
-        self.made += 1
-        ids = ids or [f"e{(7919 * n) % len(rows):05d}" for n in range(len(rows))]
-        is_centered_sign = center and dtype == "sign"
-        store = SketchStore.create(
-            f"{self.root}/{self.made}",
-            identity={"of": "test"},
-            ids=ids,
-            size=rows.shape[1],
-            dtype="float32" if is_centered_sign else dtype,
-            chunk_rows=chunk_rows,
-        )
-        for chunk in store.missing_chunks():
-            part = rows[store.chunk_positions(chunk)]
-            store.write_chunk(chunk, part, np.linalg.norm(part, axis=1))
-        if is_centered_sign:
-            return requantize(store, f"{store.path}-sign", dtype="sign", is_centered=True)
-        return store
 
 
 class ScoreTest(IndexCase):

@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import tensorstore as ts
 from absl.testing import absltest, parameterized
+from index_cases import fill, tree_bytes, unit_rows
 
 from raslik_jax.index import format as format_lib
 from raslik_jax.index.place import Place
@@ -18,28 +19,6 @@ from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import append, delete, discard, verify
 
 IDENTITY = {"model": "tiny", "projection": {"family": "binned", "seed": 3}, "loss": "unshifted"}
-
-
-def unit_rows(count: int, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rows = np.random.default_rng(seed).standard_normal((count, size)).astype(np.float32)
-    norms = np.linalg.norm(rows, axis=1)
-    return rows / norms[:, None], norms
-
-
-def fill(store: SketchStore, rows: np.ndarray, norms: np.ndarray) -> None:
-    for chunk in store.missing_chunks():
-        span = store.chunk_positions(chunk)
-        store.write_chunk(chunk, rows[span], norms[span])
-
-
-def tree_bytes(folder: str | pathlib.Path) -> dict[str, bytes]:
-    """Every file of a folder by its relative path."""
-    folder = pathlib.Path(folder)
-    return {
-        str(file.relative_to(folder)): file.read_bytes()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    }
 
 
 class _FullStore:

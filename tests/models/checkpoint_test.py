@@ -20,47 +20,10 @@ import pytest
 import safetensors.numpy
 import support
 from absl.testing import parameterized
-from golden import make_checkpoints
+from checkpoint_cases import GOLDEN, NAMES, load, tensors_of, write_adapter, write_model
 
 from raslik_jax.models import checkpoint, decoder, key_map, quantize, storage
 from raslik_jax.models.lora import LoRAConfig
-
-GOLDEN = json.loads(make_checkpoints.FILE.read_text())
-NAMES = tuple(GOLDEN)
-
-
-def tensors_of(shapes, dtype=np.float32):
-    """Reproducible tensors for a golden list of keys and shapes."""
-    return {
-        key: np.random.RandomState(zlib.crc32(key.encode())).standard_normal(shape).astype(dtype)
-        for key, shape in shapes.items()
-    }
-
-
-def write_model(folder, name, *, dtype=np.float32, changes=None, tensors=None):
-    """A checkpoint as transformers lays it out, with changes of its config or tensors."""
-    folder.mkdir(parents=True, exist_ok=True)
-    content = tensors_of(GOLDEN[name]["tensors"], dtype) | (tensors or {})
-    content = {key: value for key, value in content.items() if value is not None}
-    safetensors.numpy.save_file(content, folder / "model.safetensors", metadata={"format": "pt"})
-    config = GOLDEN[name]["config"] | (changes or {})
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def write_adapter(folder, name, *, changes=None, tensors=None):
-    """An adapter as peft lays it out, with changes of its config or tensors."""
-    folder.mkdir(parents=True, exist_ok=True)
-    content = tensors_of(GOLDEN[name]["adapter_tensors"]) | (tensors or {})
-    content = {key: value for key, value in content.items() if value is not None}
-    safetensors.numpy.save_file(content, folder / "adapter_model.safetensors")
-    config = GOLDEN[name]["adapter_config"] | (changes or {})
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
-
-
-def load(folder, **options):
-    return checkpoint.load_model(folder, **{"dtype": jnp.float32, **options})
 
 
 class _FolderTest(parameterized.TestCase):

@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 
-import checkpoint_test
+import checkpoint_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,10 +21,10 @@ _TOKENS = np.array([[3, 17, 4, 4, 40, 21, 9]])
 
 def _load(folder, name):
     """Base, adapter and functions of a golden case with weights of a trained model's size."""
-    model = checkpoint_test.load(
-        checkpoint_test.write_model(folder / "hf", name),
+    model = checkpoint_cases.load(
+        checkpoint_cases.write_model(folder / "hf", name),
         lora_config=checkpoint.read_adapter_config(
-            checkpoint_test.write_adapter(folder / "peft", name)
+            checkpoint_cases.write_adapter(folder / "peft", name)
         ),
     )
     lora = checkpoint.load_adapter(folder / "peft", model.graphdef.config)
@@ -56,11 +56,11 @@ def test_the_golden_file_is_what_transformers_and_peft_write_today():
     today = make_checkpoints.make()
     for name, case in today.items():
         for part in ("tensors", "adapter_tensors", "config", "adapter_config"):
-            assert case[part] == checkpoint_test.GOLDEN[name][part], (name, part)
-    assert set(today) == set(checkpoint_test.GOLDEN)
+            assert case[part] == checkpoint_cases.GOLDEN[name][part], (name, part)
+    assert set(today) == set(checkpoint_cases.GOLDEN)
 
 
-@pytest.mark.parametrize("name", checkpoint_test.NAMES)
+@pytest.mark.parametrize("name", checkpoint_cases.NAMES)
 def test_transformers_loads_what_is_saved_and_what_is_merged(name, tmp_path):
     import transformers
 
@@ -79,7 +79,7 @@ def test_transformers_loads_what_is_saved_and_what_is_merged(name, tmp_path):
     _assert_same_logits(_ours(model.graphdef, model.lora, model.base), _theirs(loaded))
 
 
-@pytest.mark.parametrize("name", checkpoint_test.NAMES)
+@pytest.mark.parametrize("name", checkpoint_cases.NAMES)
 def test_a_round_trip_through_peft_is_exact(name, tmp_path):
     import peft
     import transformers
@@ -105,13 +105,13 @@ def test_the_command_for_pickles_converts_them(tmp_path):
     import safetensors.torch
     import torch
 
-    folder = checkpoint_test.write_model(tmp_path, "olmo2")
+    folder = checkpoint_cases.write_model(tmp_path, "olmo2")
     file = folder / "model.safetensors"
     torch.save(safetensors.torch.load_file(file), folder / "pytorch_model.bin")
-    before = checkpoint_test.load(folder).base
+    before = checkpoint_cases.load(folder).base
     file.unlink()
     with pytest.raises(ValueError) as refusal:
-        checkpoint_test.load(folder)
+        checkpoint_cases.load(folder)
     command = re.search(r"python (-c .*)$", str(refusal.value)).group(1)
     subprocess.run([sys.executable, *shlex.split(command)], check=True, capture_output=True)
-    jax.tree.map(np.testing.assert_array_equal, before, checkpoint_test.load(folder).base)
+    jax.tree.map(np.testing.assert_array_equal, before, checkpoint_cases.load(folder).base)
