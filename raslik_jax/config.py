@@ -19,20 +19,9 @@ from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.train.objectives import OBJECTIVES
 
 STAGES = (
-    "corpus",
-    "backbone",
-    "finetune",
-    "discriminator",
-    "references",
-    "sketch",
-    "retrieve",
-    "unlearn",
-    "generate",
-    "evaluate",
-    "report",
+    *("corpus", "backbone", "finetune", "discriminator", "references", "sketch"),
+    *("retrieve", "unlearn", "generate", "evaluate", "report"),
 )
-
-
 # Seeds are used as 32-bit integers, and some as the one after.
 _LARGEST_SEED = 2**31 - 1
 
@@ -45,7 +34,9 @@ class BackboneConfig(Stage):
         "", "Hugging Face directory or hub name; empty: train from scratch.", is_path=True
     )
     revision: str = setting("", "Hub revision of the checkpoint.")
-    hidden_size: int = setting(128, "From scratch: embedding width.", low=1)
+    hidden_size: int = setting(
+        128, "From scratch: embedding width.", low=1, multiple_of="num_attention_heads"
+    )
     num_hidden_layers: int = setting(4, "From scratch: layers.", low=1)
     num_attention_heads: int = setting(4, "From scratch: attention heads.", low=1)
     steps: int = setting(600, "From scratch: optimizer steps.", low=0)
@@ -60,7 +51,7 @@ class BackboneConfig(Stage):
     double_quant: bool = setting(False, "nf4: its scales in eight bits as well.")
 
     def problems(self) -> list[str]:
-        found = self.multiple_problems("hidden_size", "num_attention_heads")
+        found = []
         if self.double_quant and self.format != "nf4":
             found.append(f"--double_quant needs --format=nf4, got {self.format}")
         if not self.checkpoint and self.steps < 2:  # the first one warms up, at rate 0
@@ -89,8 +80,9 @@ class FinetuneConfig(Stage):
         0,
         "Examples held at a time; a step adds up the gradients of as many as it takes. 0: all.",
         low=0,
+        divides="batch_size",
     )
-    max_len: int = setting(0, "Tokens a training example may have; 0: --corpus.max_len.", low=0)
+    max_len: int = setting(0, "Tokens a training example may have; 0: --corpus.max_len.", zero_or=8)
     fixed_padding: bool = setting(
         False, "Pad every batch as the longest example needs: one shape to compile."
     )
@@ -116,11 +108,6 @@ class FinetuneConfig(Stage):
     trajectory_points: int = setting(
         4, "Adapters kept along the way, evenly spaced, for --sketch.gradient_at=trajectory.", low=1
     )
-
-    def problems(self) -> list[str]:
-        found = self.length_problems("max_len")
-        found += self.micro_batch_problems("micro_batch_size", "batch_size")
-        return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,13 +167,8 @@ class SketchConfig(Stage):
         0,
         "Training examples on whose gradients the projection is diagnosed (effective K, dead "
         "coordinates, energy of each tensor); 0 for none, 14 or more for a steady figure.",
-        low=0,
+        zero_or=2,
     )
-
-    def problems(self) -> list[str]:
-        if self.diagnose == 1:
-            return ["--diagnose must be 0 or at least 2, got 1: one gradient makes no pair"]
-        return []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -235,26 +217,23 @@ class RetrieveConfig(Stage):
     )
 
     def problems(self) -> list[str]:
-        found = []
-        if self.select == "quantile" and self.forget_share + self.retain_share > 1:
-            found.append(
-                "--forget_share and --retain_share must be at most 1 together, "
-                "got "
+        shares, lowest = self.forget_share + self.retain_share, -self.retain_threshold
+        if self.select == "quantile" and shares > 1:
+            return [
+                "--forget_share and --retain_share must be at most 1 together, got "
                 f"{self.forget_share} and {self.retain_share}"
-            )
-        if self.select == "threshold" and self.forget_threshold < -self.retain_threshold:
-            found.append(
-                "--forget_threshold must be above the negated "
-                "--retain_threshold, got "
+            ]
+        if self.select == "threshold" and self.forget_threshold < lowest:
+            return [
+                "--forget_threshold must be above the negated --retain_threshold, got "
                 f"{self.forget_threshold} and {self.retain_threshold}"
-            )
+            ]
         if self.select == "margin" and self.aggregate != "mean":
-            found.append(
-                f"--select=margin needs --aggregate=mean, got {self.aggregate}: "
-                f"its sigma is one "
+            return [
+                f"--select=margin needs --aggregate=mean, got {self.aggregate}: its sigma is one "
                 "of cosines"
-            )
-        return found
+            ]
+        return []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -267,14 +246,17 @@ class UnlearnConfig(Stage):
     epochs: int = setting(5, "Passes over the larger of the two sets.", low=1)
     batch_size: int = setting(8, "Examples a step, of each set.", low=1)
     micro_batch_size: int = setting(
-        0, "Examples of each set held at a time; a step adds up their gradients. 0: all.", low=0
+        0,
+        "Examples of each set held at a time; a step adds up their gradients. 0: all.",
+        low=0,
+        divides="batch_size",
     )
     parameters: Literal["lora", "all"] = setting(
         "lora",
         "What is trained: the adapter; or all weights with the adapter folded in, kept in float32, "
         "where every epoch leaves a whole model.",
     )
-    max_len: int = setting(0, "Tokens an example may have; 0: --corpus.max_len.", low=0)
+    max_len: int = setting(0, "Tokens an example may have; 0: --corpus.max_len.", zero_or=8)
     fixed_padding: bool = setting(
         False, "Pad every batch as the longest example needs: one shape to compile."
     )
@@ -297,11 +279,6 @@ class UnlearnConfig(Stage):
     retain_weight: float = setting(1.0, "Weight of the retain term.", low=0)
     weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.", low=0)
     clip: float = setting(1.0, "Global norm at which gradients are clipped.", above=0)
-
-    def problems(self) -> list[str]:
-        found = self.length_problems("max_len")
-        found += self.micro_batch_problems("micro_batch_size", "batch_size")
-        return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,30 +9,16 @@ import dataclasses
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import (
-    Any,
-    Literal,
-    NamedTuple,
-    Protocol,
-    TypeVar,
-    get_args,
-    get_origin,
-    runtime_checkable,
-)
-from typing import get_type_hints as type_hints
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args, get_origin
 
 from raslik_jax.messages import listed_problems, shown
 
 
-@runtime_checkable
+@typing.runtime_checkable
 class Member(Protocol):
-    """What every record of a family has.
-
-    Attributes:
-      title: name in tables and figures.
-      settings: its own settings, with the defaults; `Settings()` where it has none.
-    """
+    """What every record of a family has: a title for tables, and its own settings' defaults."""
 
     @property
     def title(self) -> str: ...
@@ -43,18 +29,33 @@ class Member(Protocol):
 
 Family = Mapping[str, Member]
 
+_HOLDS: dict[str, Callable[[float, float], bool]] = {
+    "at least": operator.ge,
+    "above": operator.gt,
+    "at most": operator.le,
+    "below": operator.lt,
+    "0 or at least": lambda value, bound: value == 0 or value >= bound,
+}
+_Bound = int | float | None
+_KINDS = {int: "an integer", float: "a finite number", bool: "true or false", str: "text"}
+
 
 def setting(
     default: Any,
     text: str,
     *,
-    low: int | float | None = None,
-    high: int | float | None = None,
-    above: int | float | None = None,
-    below: int | float | None = None,
+    low: _Bound = None,
+    high: _Bound = None,
+    above: _Bound = None,
+    below: _Bound = None,
+    zero_or: _Bound = None,
+    divides: str = "",
+    multiple_of: str = "",
+    choices: Collection[str] = (),
     family: Family | None = None,
     decides: bool = True,
     is_path: bool = False,
+    auto: str = "",
 ) -> Any:
     """Returns a dataclass field with its default, its help text and what it may be.
 
@@ -63,18 +64,26 @@ def setting(
       text: help.
       low: least value; above: bound that is not a value itself.
       high: largest value; below: likewise.
+      zero_or: least value beside 0.
+      divides: field that the value must divide; 0 is allowed.
+      multiple_of: field that the value must be a multiple of.
+      choices: what the value, or each item of a list, may be; as a Literal in the type.
       family: of which the value names a member, or several.
       decides: whether results depend on it.
       is_path: whether it names a file or folder, which counts by its content where it is one.
+      auto: the transformers class of the model that it names, which is then fetched at the start.
     """
-    bounds = {"at least": low, "above": above, "at most": high, "below": below}
-    limits = {name: bound for name, bound in bounds.items() if bound is not None}
+    bounds = dict(zip(_HOLDS, (low, above, high, below, zero_or), strict=True))
     metadata = {
         "help": text,
-        "limits": limits,
+        "limits": {name: bound for name, bound in bounds.items() if bound is not None},
+        "divides": divides,
+        "multiple_of": multiple_of,
+        "choices": choices,
         "family": family,
         "decides": decides,
         "is_path": is_path,
+        "auto": auto,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -96,28 +105,20 @@ class SettingsError(ValueError):
         return [re.sub(r"(?<![\w'\"-])--(?=[a-z])", f"--{prefix}.", text) for text in self.problems]
 
 
-_HOLDS: dict[str, Callable[[float, float], bool]] = {
-    "at least": operator.ge,
-    "above": operator.gt,
-    "at most": operator.le,
-    "below": operator.lt,
-}
-_KINDS = {int: "an integer", float: "a finite number", bool: "true or false", str: "text"}
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
     """Checks kinds, choices and ranges of its fields; all problems come in one error."""
 
     def __post_init__(self) -> None:
-        hints = type_hints(type(self))
+        hints = typing.get_type_hints(type(self))
+        values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
         found = [
-            f"--{field.name} must be {must}, got {shown(getattr(self, field.name))}"
-            for field in dataclasses.fields(self)
-            if not (getattr(self, field.name) == field.default == ())
-            for must in _unmet(getattr(self, field.name), hints[field.name], field.metadata)
+            f"--{field.name} must be {must}, got {shown(value)}"
+            for field, value in values.items()
+            if not (value == field.default == ())
+            for must in _unmet(value, hints[field.name], field.metadata)
         ]
-        found = found or self.problems()
+        found = found or [*self._relation_problems(), *self.problems()]
         if found:
             raise SettingsError(found)
 
@@ -125,26 +126,15 @@ class Settings:
         """Returns what is wrong with the values together, one sentence each."""
         return []
 
-    def length_problems(self, name: str) -> list[str]:
-        """Returns a sentence where a length that 0 leaves open is too short for an example."""
-        value = getattr(self, name)
-        return (
-            [] if value == 0 or value >= 8 else [f"--{name} must be 0 or at least 8, got {value}"]
-        )
-
-    def micro_batch_problems(self, micro: str, whole: str) -> list[str]:
-        """Returns a sentence where micro-batches do not make up the batch."""
-        part, batch = getattr(self, micro), getattr(self, whole)
-        if part and batch % part:
-            return [f"--{micro} must divide --{whole}={batch}, got {part}"]
-        return []
-
-    def multiple_problems(self, name: str, factor: str) -> list[str]:
-        """Returns a sentence where a size is no multiple of another."""
-        value, other = getattr(self, name), getattr(self, factor)
-        if value % other:
-            return [f"--{name} must be a multiple of --{factor}={other}, got {value}"]
-        return []
+    def _relation_problems(self) -> Iterator[str]:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            whole, factor = field.metadata.get("divides"), field.metadata.get("multiple_of")
+            if whole and value and getattr(self, whole) % value:
+                yield f"--{field.name} must divide --{whole}={getattr(self, whole)}, got {value}"
+            if factor and value % getattr(self, factor):
+                must = f"be a multiple of --{factor}={getattr(self, factor)}"
+                yield f"--{field.name} must {must}, got {value}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,59 +151,43 @@ class Stage(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known, chosen = self.members_by_name(), self.chosen()
-        unknown = self.members.keys() - known.keys()
-        if unknown:
-            raise SettingsError([f"members must be known, got {', '.join(sorted(unknown))}"])
-        changed = {name: own for name, own in self.members.items() if own != known[name].settings}
-        # A list is often shortened after a flag file told its members; another member is not.
-        choices = self._single_choices()
-        idle = [
-            f"--{name}.{field.name} has no effect with --{choice}={member}: leave it out"
-            for choice, (member, family) in choices.items()
-            for name in sorted(changed.keys() & family.keys() - {member})
-            for field in dataclasses.fields(changed[name])
-            if getattr(changed[name], field.name) != getattr(known[name].settings, field.name)
-        ]
+        known, chosen, kept, idle = self.members_by_name(), self.chosen(), {}, []
+        for name, own in self.members.items():
+            before = known[name].settings
+            fields = [field.name for field in dataclasses.fields(own)]
+            changed = [field for field in fields if getattr(own, field) != getattr(before, field)]
+            if changed and name in chosen:
+                kept[name] = own
+                continue
+            # A list is often shortened after a flag file told its members; another member is not.
+            idle += [
+                f"--{name}.{field} has no effect with --{choice}={value}: leave it out"
+                for choice, value, family in self._choices()
+                for field in changed
+                if isinstance(value, str) and name in family
+            ]
         if idle:
             raise SettingsError(idle)
-        kept = {name: own for name, own in changed.items() if name in chosen}
         object.__setattr__(self, "members", kept)
 
     def __getitem__(self, name: str) -> Any:
         """Returns a member's own settings."""
         return self.members[name] if name in self.members else self.members_by_name()[name].settings
 
-    @classmethod
-    def members_by_name(cls) -> dict[str, Member]:
+    def _choices(self) -> Iterator[tuple[str, str | tuple[str, ...], Family]]:
+        """Yields each field that chooses members: its name, its value, and their family."""
+        for field in dataclasses.fields(self):
+            if field.metadata.get("family") is not None:
+                yield field.name, getattr(self, field.name), field.metadata["family"]
+
+    def members_by_name(self) -> dict[str, Member]:
         """Returns the members of all families that the stage chooses from."""
-        families = [field.metadata.get("family") for field in dataclasses.fields(cls)]
-        return {name: member for family in families for name, member in (family or {}).items()}
+        return {name: member for _, _, family in self._choices() for name, member in family.items()}
 
     def chosen(self) -> tuple[str, ...]:
         """Returns the members that the settings choose, whose own settings have an effect."""
-        return tuple(name for names in self._chosen_by_field().values() for name in names)
-
-    def _chosen_by_field(self) -> dict[str, tuple[str, ...]]:
-        values = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.metadata.get("family") is not None
-        }
-        return {name: (v,) if isinstance(v, str) else v for name, v in values.items()}
-
-    def _single_choices(self) -> dict[str, tuple[str, Family]]:
-        """Returns the member and its family by the fields that choose just one."""
-        return {
-            field.name: (getattr(self, field.name), field.metadata["family"])
-            for field in dataclasses.fields(self)
-            if field.metadata.get("family") is not None
-            and isinstance(getattr(self, field.name), str)
-        }
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
+        values = [(value,) if isinstance(value, str) else value for _, value, _ in self._choices()]
+        return tuple(name for names in values for name in names)
 
 
 def _unmet(value: Any, hint: Any, metadata: Mapping[str, Any]) -> list[str]:
@@ -227,7 +201,8 @@ def _unmet(value: Any, hint: Any, metadata: Mapping[str, Any]) -> list[str]:
             if not value:
                 return ["a list of numbers"]
             return [f"a list of numbers, each {must[0]}"] if must else []
-        if not isinstance(value, tuple) or not value or not all(map(_is_name, value)):
+        is_names = isinstance(value, tuple) and all(isinstance(name, str) for name in value)
+        if not is_names or not value or not all(value):
             return ["a list of names, none of them empty"]
         if choices and not set(value) <= set(choices):
             return [f"a list of {', '.join(choices)}"]
@@ -247,8 +222,9 @@ def _unmet(value: Any, hint: Any, metadata: Mapping[str, Any]) -> list[str]:
 
 def choices_of(hint: Any, metadata: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the values that a field, or each item of its list, may have; none: any."""
-    if metadata.get("family") is not None:
-        return tuple(metadata["family"])
+    named = metadata.get("family") or metadata.get("choices")
+    if named:
+        return tuple(named)
     item = get_args(hint)[0] if get_origin(hint) is tuple else hint
     return get_args(item) if get_origin(item) is Literal else ()
 
@@ -273,7 +249,7 @@ class Leaf(NamedTuple):
 
 def leaves(settings: Settings, prefix: str = "", *, member: str = "") -> Iterator[Leaf]:
     """Yields every setting, those below others and those of all members included."""
-    hints = type_hints(type(settings))
+    hints = typing.get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if isinstance(value, Settings):
@@ -298,38 +274,30 @@ def replaced(settings: _S, values: Mapping[str, Any]) -> _S:
     Raises:
       SettingsError: unknown names, or values that are refused; all problems at once.
     """
+    known = {field.name for field in dataclasses.fields(settings)} - {"members"}
+    below: dict[str, Settings] = {name: getattr(settings, name) for name in known}
+    below = {name: value for name, value in below.items() if isinstance(value, Settings)}
     own: dict[str, Any] = {}
+    if isinstance(settings, Stage):
+        below |= {name: settings[name] for name in settings.members_by_name()}
+        own["members"] = dict(settings.members)
     parts: dict[str, dict[str, Any]] = {}
+    problems = []
     for name, value in values.items():
         head, _, rest = name.partition(".")
-        if rest:
+        if rest and head in below:
             parts.setdefault(head, {})[rest] = value
+        elif rest or head not in known:
+            problems.append(f"--{name} is unknown to this version")
+        elif head in below:
+            problems.append(f"--{name} must be an object of settings, got {shown(value)}")
         else:
-            own[head] = tuple(value) if isinstance(value, list) else value
-    fields = {field.name for field in dataclasses.fields(settings) if field.name != "members"}
-    members = settings.members_by_name() if isinstance(settings, Stage) else {}
-    problems = [f"--{name} is unknown to this version" for name in sorted(own.keys() - fields)]
-    problems += [
-        f"--{name} must be an object of settings, got {shown(own.pop(name))}"
-        for name in sorted(own.keys() & fields)
-        if isinstance(getattr(settings, name), Settings)
-    ]
-    changed: dict[str, Settings] = {}
+            own[name] = tuple(value) if isinstance(value, list) else value
     for head, part in parts.items():
-        below = getattr(settings, head, None) if head in fields else None
-        if head in members and isinstance(settings, Stage):
-            below = settings[head]
-        if not isinstance(below, Settings):
-            problems.append(f"--{head}.{next(iter(part))} is unknown to this version")
-            continue
         try:
-            changed[head] = replaced(below, part)
+            (own if head in known else own["members"])[head] = replaced(below[head], part)
         except SettingsError as error:
             problems += error.below(head)
-    own = {name: value for name, value in own.items() if name in fields}
-    own |= {name: part for name, part in changed.items() if name in fields}
-    if isinstance(settings, Stage):
-        own["members"] = {**settings.members, **{n: p for n, p in changed.items() if n in members}}
     try:
         result = dataclasses.replace(settings, **own)
     except SettingsError as error:
@@ -358,9 +326,6 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns nested values by dotted name."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        found |= (
-            flat(value, f"{prefix}{name}.")
-            if isinstance(value, Mapping)
-            else {prefix + name: value}
-        )
+        is_nested = isinstance(value, Mapping)
+        found |= flat(value, f"{prefix}{name}.") if is_nested else {prefix + name: value}
     return found

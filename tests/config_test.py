@@ -13,6 +13,10 @@ def _with(**values):
     return settings.replaced(Config(), {k.replace("__", "."): v for k, v in values.items()})
 
 
+# How far beyond its bound a value is refused, by the name of the limit; at "above", "below": on it.
+_BEYOND = {"at least": -1, "0 or at least": -1, "at most": 1}
+
+
 class ConfigTest(parameterized.TestCase):
     @parameterized.parameters(
         (
@@ -120,7 +124,7 @@ class ConfigTest(parameterized.TestCase):
             self.assertNotEmpty(limits, leaf.name)
             wrong = [math.nan, math.inf, -math.inf] if leaf.hint is float else []
             for name, bound in limits.items():
-                wrong.append(leaf.hint(bound + {"at least": -1, "at most": 1}.get(name, 0)))
+                wrong.append(leaf.hint(bound + _BEYOND.get(name, 0)))
             for value in wrong:
                 with self.assertRaisesRegex(ValueError, f"--{leaf.name} must be "):
                     settings.replaced(Config(), {leaf.name: value})

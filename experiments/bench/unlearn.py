@@ -54,7 +54,9 @@ class Options(harness.ModelOptions):
         ("ga_gdr", "ga_klr"), "What to measure.", family=OBJECTIVES
     )
     batch_size: int = setting(4, "Examples of each set.", low=1)
-    micro_batch_size: int = setting(0, "Of these held at a time; 0: all.", low=0)
+    micro_batch_size: int = setting(
+        0, "Of these held at a time; 0: all.", low=0, divides="batch_size"
+    )
     length: int = setting(64, "Tokens of an example.", low=8)
     targets: int = setting(0, "Tokens whose loss counts; 0: half of them.", low=0)
     lora_rank: int = setting(8, "Of the adapter on all linear layers.", low=1)
@@ -67,7 +69,7 @@ class Options(harness.ModelOptions):
         return self.targets or self.length // 2
 
     def problems(self) -> list[str]:
-        found = super().problems() + self.micro_batch_problems("micro_batch_size", "batch_size")
+        found = super().problems()
         if self.num_targets >= self.length:
             found.append(f"--targets must be below --length={self.length}, got {self.num_targets}")
         return found

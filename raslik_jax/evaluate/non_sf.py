@@ -15,6 +15,7 @@ class ClassifierSettings(Settings):
         "RoBERTa or BERT to start from, a directory or hub name; empty: a small BERT from scratch, "
         "which takes a learning rate near 1e-3.",
         is_path=True,
+        auto="AutoModel",
     )
     epochs: int = setting(3, "Passes over the answers.", low=1)
     learning_rate: float = setting(
@@ -26,17 +27,11 @@ class ClassifierSettings(Settings):
         0.1, "Share of the answers of each class kept for its macro-F1.", above=0, below=1
     )
     examples: int = setting(
-        0, "Answers of each class at most, held-out ones included; 0 for all.", low=0
+        0, "Answers of each class at most, held-out ones included; 0 for all.", zero_or=2
     )
-    hidden_size: int = setting(64, "From scratch: embedding width.", low=1)
+    hidden_size: int = setting(64, "From scratch: embedding width.", low=1, multiple_of="num_heads")
     num_layers: int = setting(2, "From scratch: layers.", low=1)
     num_heads: int = setting(4, "From scratch: attention heads.", low=1)
-
-    def problems(self) -> list[str]:
-        found = self.multiple_problems("hidden_size", "num_heads")
-        if self.examples == 1:
-            found.append("--examples must be 0 or at least 2, got 1: one is held out")
-        return found
 
 
 class NonSfMeasure(NamedTuple):

@@ -160,11 +160,12 @@ class EmbeddingSettings(Bm25Settings):
         "BAAI/bge-base-en-v1.5",
         "BERT or RoBERTa encoder, a directory or hub name.",
         is_path=True,
+        auto="AutoModel",
     )
     pooling: Literal["", "cls", "mean"] = setting("", "Pooling, where the checkpoint does not say.")
 
     def problems(self) -> list[str]:
-        return [] if self.checkpoint else ["--backbone.checkpoint must be given, got none"]
+        return [] if self.checkpoint else ["--checkpoint must be given, got none"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

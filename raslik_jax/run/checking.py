@@ -2,6 +2,7 @@
 
 import pathlib
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -9,14 +10,16 @@ from raslik_jax.config import Config
 from raslik_jax.data import corpora
 from raslik_jax.data.batches import num_steps_of
 from raslik_jax.data.encoding import Encoded
-from raslik_jax.data.examples import Corpus, Example
+from raslik_jax.data.examples import Corpus
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.messages import listed_problems, shown, some_of
 from raslik_jax.models import checkpoint, decoder, gpt_neox, presets
 from raslik_jax.retrieve import sets
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
+from raslik_jax.run.units import Unit
 from raslik_jax.run.workspace import StoredCorpus, lora_config_of
+from raslik_jax.settings import leaves
 
 # Those that retrieve, and those that need what was retrieved.
 _RETRIEVING = frozenset({"retrieve", "unlearn", "generate", "evaluate", "report"})
@@ -50,33 +53,29 @@ def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
     return f"{name}{at}, shapes of the preset {preset}", presets.MODEL_PRESETS[preset]
 
 
-def check_inputs(config: Config, *, making: Collection[str]) -> None:
+def check_inputs(config: Config, *, making: Collection[Unit]) -> None:
     """Refuses models and files that units of a run would miss only after hours.
 
     Args:
       config: settings of the run.
-      making: names of the units that are not up to date; what none of them reads may be gone.
+      making: the units that are not up to date; what none of them reads may be gone.
 
     Raises:
       ValueError: a file or model is missing, or one that `check_model` refuses.
     """
-    settings = config.evaluate
-    corpora.marker_words(config.corpus.dataset, settings.marker_words)
-    if "finetune" in making:
+    corpora.marker_words(config.corpus.dataset, config.evaluate.marker_words)
+    if any(unit.stage == "finetune" for unit in making):
         check_model(config)
-    if "retrieve/embeddings" in making:
-        checkpoint.resolve_folder(config.retrieve["embedding"].checkpoint, auto="AutoModel")
-    if "discriminator" in making and settings["classifier"].checkpoint:
-        checkpoint.resolve_folder(settings["classifier"].checkpoint, auto="AutoModel")
+    read = {name for unit in making for name in unit.settings}
+    for leaf in leaves(config):
+        if leaf.metadata["auto"] and leaf.value and leaf.name in read:
+            checkpoint.resolve_folder(leaf.value, auto=leaf.metadata["auto"])
 
 
 def check_model(config: Config) -> None:
     """Refuses an architecture that is not supported, and adapters on layers that it lacks.
 
     Reads no more than a checkpoint's config.json, once the checkpoint is here.
-
-    Raises:
-      ValueError: such a model, or one that is not there.
     """
     settings = config.backbone
     if settings.checkpoint:
@@ -115,35 +114,20 @@ def check_corpus(
         steps or for the sets, strategies or a classifier without labels.
     """
     prompt_N = np.zeros(len(corpus.train), np.int64) if whole is None else whole.start_N
-    problems = list(_row_problems(config, corpus.train, prompt_N, stages))
-    if "backbone" in stages and not config.backbone.checkpoint and not corpus.backbone:
-        problems.append(
-            f"--corpus.dataset={config.corpus.dataset} has no rows to pretrain a model on: give a "
-            "--backbone.checkpoint"
-        )
-    if "finetune" in stages:
-        problems += _finetune_problems(config, corpus)
-    if "discriminator" in stages and NON_SF[config.evaluate.non_sf].is_trained:
-        labels = [row.is_target for row in corpus.train]
-        if labels.count(True) < 2 or labels.count(False) < 2:
-            problems.append(
-                "--evaluate.non_sf=classifier must have two or more training examples of each "
-                "label, got "
-                f"{labels.count(True)} targets and {labels.count(False)} others"
-            )
+    problems = [*_training_problems(config, corpus, prompt_N, stages)]
     if _RETRIEVING & set(stages):
         num_barred = int(np.sum(prompt_N >= config.corpus.max_len))
-        problems += _selection_problems(config, corpus, num_barred=num_barred)
+        problems += _selection_problems(config, corpus, num_barred)
     if problems:
         raise ValueError(listed_problems(problems))
 
 
-def _row_problems(
-    config: Config, rows: Sequence[Example], prompt_N: np.ndarray, stages: Sequence[str]
+def _training_problems(
+    config: Config, corpus: Corpus | StoredCorpus, prompt_N: np.ndarray, stages: Sequence[str]
 ) -> Iterator[str]:
-    """Yields where prompts leave no room for the answers that a stage trains on."""
-    longest = config.corpus.max_len
-    to_finetune = config.finetune.max_len or longest
+    """Yields what a stage that trains cannot train on, from the length of each prompt."""
+    rows, longest, finetune = corpus.train, config.corpus.max_len, config.finetune
+    to_finetune = finetune.max_len or longest
     if "finetune" in stages and np.all(prompt_N >= to_finetune):
         yield f"--finetune.max_len={to_finetune} leaves no training example an answer: raise it"
     to_unlearn = config.unlearn.max_len or longest
@@ -156,28 +140,28 @@ def _row_problems(
             f"--unlearn.max_len={to_unlearn} leaves {len(lost)} labeled targets without an "
             f"answer to unlearn ({names}): raise it"
         )
-
-
-def _finetune_problems(config: Config, corpus: Corpus | StoredCorpus) -> Iterator[str]:
-    settings = config.finetune
-    num_steps = num_steps_of(
-        len(corpus.train),
-        batch_size=settings.batch_size,
-        num_epochs=settings.epochs,
-    )
-    if num_steps == 1 and settings.warmup:
+    if "backbone" in stages and not config.backbone.checkpoint and not corpus.backbone:
         yield (
-            f"fine-tuning must take 2 steps or more, the first warms up at rate 0, got 1 for "
-            f"{len(corpus.train)} examples: lower --finetune.batch_size"
+            f"--corpus.dataset={config.corpus.dataset} has no rows to pretrain a model on: give a "
+            "--backbone.checkpoint"
+        )
+    steps = num_steps_of(len(rows), batch_size=finetune.batch_size, num_epochs=finetune.epochs)
+    if "finetune" in stages and steps == 1 and finetune.warmup:
+        yield (
+            "fine-tuning must take 2 steps or more, the first warms up at rate 0, got 1 for "
+            f"{len(rows)} examples: lower --finetune.batch_size"
+        )
+    labels = [row.is_target for row in rows]
+    counts = labels.count(True), labels.count(False)
+    if "discriminator" in stages and NON_SF[config.evaluate.non_sf].is_trained and min(counts) < 2:
+        yield (
+            f"--evaluate.non_sf={config.evaluate.non_sf} must have two or more training examples "
+            f"of each label, got {counts[0]} targets and {counts[1]} others"
         )
 
 
-def _without_text(row: Example) -> Example:
-    return row._replace(instruction="a", input="", output="")
-
-
 def _selection_problems(
-    config: Config, corpus: Corpus | StoredCorpus, *, num_barred: int
+    config: Config, corpus: Corpus | StoredCorpus, num_barred: int
 ) -> list[str]:
     """Returns why strategies cannot choose sets, found by choosing with made-up scores.
 
@@ -188,9 +172,9 @@ def _selection_problems(
     """
     settings, rows = config.retrieve, corpus.train
     eligible = len(rows) - num_barred
-    num_targets = sum(bool(row.is_target) for row in rows)
+    is_target_N = np.array([bool(row.is_target) for row in rows])
     try:
-        sizes = sets.set_sizes(settings, num_targets=num_targets, num_eligible=eligible)
+        sizes = sets.set_sizes(settings, num_targets=int(is_target_N.sum()), num_eligible=eligible)
     except ValueError as error:
         return [str(error)]
     num_forget, num_retain = sizes or (1, 1)  # what passes a threshold is not known yet
@@ -202,29 +186,24 @@ def _selection_problems(
         ]
     # Any texts will do, and the best scores there are: targets first. What is missing or too few
     # for these is so for all.
-    is_target_N = np.array([bool(row.is_target) for row in rows])
     score_N = is_target_N + np.linspace(0.0, 0.5, len(rows))
+    blank: dict[str, Any] = {"instruction": "a", "input": "", "output": ""}
+    counts: dict[str, Any] = {"num_forget": num_forget, "num_retain": num_retain}
+    request = Request(
+        examples=[row._replace(**blank) for row in rows],
+        is_eligible_N=np.ones(len(rows), bool),
+        seed=config.seed,
+        retain_from=settings.retain_from,
+        queries=[row._replace(**blank) for row in corpus.queries["retrieval"][:1]],
+        **counts,
+    )
     names_of: dict[str, list[str]] = {}
     for name in settings.strategies:
         record = STRATEGIES[name]
-        request = Request(
-            examples=[_without_text(row) for row in rows],
-            is_eligible_N=np.ones(len(rows), bool),
-            seed=config.seed,
-            retain_from=settings.retain_from,
-            settings=settings[name],
-            queries=[_without_text(row) for row in corpus.queries["retrieval"][:1]],
-            num_forget=num_forget,
-            num_retain=num_retain,
-            scores={need: score_N for need in record.needs},
-        )
+        scores = {need: score_N for need in record.needs}
         try:
-            select_by_count(
-                *record.score(request),
-                [row.example_id for row in rows],
-                num_forget=num_forget,
-                num_retain=num_retain,
-            )
+            found = record.score(request._replace(settings=settings[name], scores=scores))
+            select_by_count(*found, [row.example_id for row in rows], **counts)
         except ValueError as error:
             names_of.setdefault(str(error), []).append(name)
     return [f"--retrieve.strategies={','.join(names)}: {text}" for text, names in names_of.items()]

@@ -1,18 +1,20 @@
-"""The units of a run, in order: what each reads, and the settings that decide its result."""
+"""The units of a run, in order: what each reads, and the settings that decide its result.
+
+Both are words of a text, in which a name in braces stands for several: `{model}` in what is read
+for the paths of `_Planner.paths`, in settings for those of `_SETTINGS`.
+"""
 
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from raslik_jax import settings as settings_lib
 from raslik_jax.config import STAGES, Config, config_from_json, to_json
 from raslik_jax.data import encoding
-from raslik_jax.data.corpora.record import Evaluation
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.files import read_json
-from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.messages import shown, some_of
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import checking
@@ -31,49 +33,43 @@ from raslik_jax.run.stages import (
 )
 from raslik_jax.run.units import Plan, Unit, announcement, run_units
 from raslik_jax.run.workspace import StoredCorpus, Workspace
-from raslik_jax.sketch.projections import SKETCH_FORMAT
 
 # Files of a checkpoint that its tokenizer is read from, and not its weights.
 _TOKENIZER_SUFFIXES = (".json", ".txt", ".jinja", ".model")
-_TRAIN, _ROWS, _TOKENIZER = "corpus/train.jsonl", "corpus/train.npz", "corpus/tokenizer"
 
-# Settings by what they decide; a stage's name stands for all of it, see `pick`.
-_TEXT = ("corpus.template", "corpus.max_len")
-# What the model is loaded from: its weights, how they are held, and the shape of its adapter.
-_MODEL = (
-    "seed",
-    *("backbone.checkpoint", "backbone.revision"),
-    *("backbone.dtype", "backbone.format", "backbone.double_quant"),
-    *("finetune.lora_rank", "finetune.lora_alpha", "finetune.lora_dropout"),
+
+def _groups(**texts: str) -> dict[str, str]:
+    """Returns words by the name of their group; a group may name earlier ones in braces."""
+    groups: dict[str, str] = {}
+    for name, text in texts.items():
+        groups[name] = text.format(**groups)
+    return groups
+
+
+# A stage's name stands for all of its settings, see `pick`.
+_SETTINGS = _groups(
+    text="corpus.template corpus.max_len",
+    # What the model is loaded from: its weights, how they are held, and the shape of its adapter.
+    model="seed backbone.checkpoint backbone.revision backbone.dtype backbone.format "
+    "backbone.double_quant finetune.lora_rank finetune.lora_alpha finetune.lora_dropout "
     "finetune.lora_targets",
+    scratch="backbone.hidden_size backbone.num_hidden_layers backbone.num_attention_heads "
+    "backbone.steps backbone.batch_size backbone.learning_rate",
+    decoding="{text} {model} references.max_new_tokens references.decode_batch_size",
+    likelihood="{text} {model} sketch.batch_tokens",
+    perplexity="{likelihood} sketch.query_output evaluate.perplexity_examples "
+    "references.query_split",
+    gradient="{likelihood} sketch.gradient_at sketch.loss sketch.normalize sketch.targets "
+    "sketch.base_format sketch.num_buckets",
+    sketch="{gradient} sketch.projection sketch.size",
+    kernel="retrieve.center retrieve.aggregate sketch.query_output",
+    rule="retrieve.select retrieve.num_forget retrieve.num_retain retrieve.forget_threshold "
+    "retrieve.retain_threshold retrieve.margin_z retrieve.forget_share retrieve.retain_share",
 )
-_DECODING = (*_TEXT, *_MODEL, "references.max_new_tokens", "references.decode_batch_size")
-_LIKELIHOOD = (*_TEXT, *_MODEL, "sketch.batch_tokens")
-_GRADIENT = (
-    *(*_TEXT, *_MODEL),
-    *("sketch.gradient_at", "sketch.loss", "sketch.normalize", "sketch.targets"),
-    *("sketch.base_format", "sketch.batch_tokens", "sketch.num_buckets"),
-)
-_SKETCH = (*_GRADIENT, "sketch.projection", "sketch.size")
-_RULE = (
-    *("retrieve.select", "retrieve.num_forget", "retrieve.num_retain"),
-    *("retrieve.forget_threshold", "retrieve.retain_threshold", "retrieve.margin_z"),
-    *("retrieve.forget_share", "retrieve.retain_share"),
-)
-_SCRATCH = (
-    *("backbone.hidden_size", "backbone.num_hidden_layers", "backbone.num_attention_heads"),
-    *("backbone.steps", "backbone.batch_size", "backbone.learning_rate"),
-)
-_PERPLEXITY = (
-    *(*_LIKELIHOOD, "sketch.query_output"),
-    *("evaluate.perplexity_examples", "references.query_split"),
-)
-_FORMATS = {"formats": {"index": INDEX_FORMAT, "projection": SKETCH_FORMAT}}
-_KERNEL = ("retrieve.center", "retrieve.aggregate", "sketch.query_output")
 
 
 def pick(
-    config: Config, names: Sequence[str]
+    config: Config, names: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, str | os.PathLike[str]]]:
     """Returns the values of settings, and the files and folders that others of them name.
 
@@ -98,20 +94,23 @@ class _Planner:
     """Plans the units of one run, a method for each part of it."""
 
     def __init__(self, config: Config, workspace: Workspace):
-        self.config = config
-        self.workspace = workspace
-        is_loaded = bool(config.backbone.checkpoint)
-        self.model = (_TOKENIZER,) if is_loaded else (_TOKENIZER, "backbone/model")
-        self.finetuned = (*self.model, "finetune/adapter")
+        self.config, self.workspace = config, workspace
+        split, place = config.references.query_split, config.sketch.gradient_at
         adapters = {"finetuned": "finetune/adapter", "initial": "finetune/initial"}
-        self.sketched = (*self.model, adapters.get(config.sketch.gradient_at, "finetune"))
-        self.queries: tuple[str, ...] = ("corpus/retrieval.jsonl",)
-        if config.sketch.query_output != "gold":
-            self.queries += ("references/retrieval/finetuned.jsonl",)
-        split = config.references.query_split
-        self.measured_on = (f"corpus/{split}_target.jsonl", f"corpus/{split}_normal.jsonl")
+        is_answered = config.sketch.query_output != "gold"
+        self.paths = _groups(
+            rows="corpus/train.jsonl corpus/train.npz",
+            model="corpus/tokenizer" + ("" if config.backbone.checkpoint else " backbone/model"),
+            finetuned="{model} finetune/adapter",
+            sketched="{model} " + adapters.get(place, "finetune"),
+            queries="corpus/retrieval.jsonl"
+            + (" references/retrieval/finetuned.jsonl" if is_answered else ""),
+            measured=f"corpus/{split}_target.jsonl corpus/{split}_normal.jsonl",
+            # What the rows that perplexity is taken on are drawn from.
+            drawn="corpus/train.jsonl {measured} {queries}",
+        )
         self.variants = [
-            (strategy, algorithm)
+            generate.Variant(strategy, algorithm)
             for strategy in config.retrieve.strategies
             for algorithm in config.unlearn.algorithms
         ]
@@ -120,9 +119,9 @@ class _Planner:
         self,
         name: str,
         make: Callable[..., None],
+        reads: str = "",
+        settings: str = "",
         *arguments: Any,
-        reads: Sequence[str] = (),
-        settings: Sequence[str] = (),
         values: Mapping[str, Any] = {},
         files: Mapping[str, str | os.PathLike[str]] = {},
         **options: bool,
@@ -131,21 +130,23 @@ class _Planner:
 
         Args:
           name: of the unit.
-          make: makes the result from the workspace, these arguments and a folder.
-          *arguments: between workspace and folder.
+          make: makes the result from the workspace, the arguments and a folder.
           reads: what it reads of earlier units.
-          settings: names of those that decide the result, see `pick`.
+          settings: those that decide the result.
+          *arguments: between workspace and folder.
           values: what else decides it.
           files: what else it reads outside the work directory.
           **options: as in `Unit`.
         """
-        decided, named = pick(self.config, settings)
+        decided, named = pick(self.config, settings.format(**_SETTINGS).split())
+        paths = dict.fromkeys(reads.format(**self.paths).split())
         run = functools.partial(make, self.workspace, *arguments)
-        reads = tuple(dict.fromkeys(reads))
-        return Unit(name, reads, {**decided, **values}, run, files={**named, **files}, **options)
+        return Unit(
+            name, tuple(paths), {**decided, **values}, run, files={**named, **files}, **options
+        )
 
     def training(self) -> Iterator[Unit]:
-        """Yields corpus, backbone and fine-tuning."""
+        """Yields corpus, backbone, fine-tuning, and answers to queries that have none."""
         config = self.config
         values, checkpoint = pick(config, ("backbone.checkpoint", "backbone.revision"))
         tokenizer = {
@@ -157,29 +158,20 @@ class _Planner:
         yield self.unit(
             "corpus",
             corpus.make_corpus,
-            settings=("seed", "corpus", "corpus.dataset", f"corpus.{config.corpus.dataset}"),
+            settings=f"seed corpus corpus.dataset corpus.{config.corpus.dataset}",
             values=values,
             files=config.corpus.source_files() | tokenizer,
         )
         if not config.backbone.checkpoint:
-            yield self.unit(
-                "backbone",
-                backbone.make_backbone,
-                reads=("corpus/backbone.npz", _TOKENIZER),
-                settings=("seed", *_TEXT, *_SCRATCH),
-            )
-        yield self.unit(
-            "finetune",
-            finetune.make_adapter,
-            reads=(_TRAIN, _ROWS, *self.model),
-            settings=(*_TEXT, *_MODEL, "finetune"),
-            is_resumable=True,
-        )
+            reads = "corpus/backbone.npz corpus/tokenizer"
+            yield self.unit("backbone", backbone.make_backbone, reads, "seed {text} {scratch}")
+        reads, settings = "{rows} {model}", "{text} {model} finetune"
+        yield self.unit("finetune", finetune.make_adapter, reads, settings, is_resumable=True)
         yield self.unit(
             "references/retrieval",
             references.make_retrieval_answers,
-            reads=("corpus/retrieval.jsonl", *self.finetuned),
-            settings=(*_DECODING, "sketch.query_output"),
+            "corpus/retrieval.jsonl {finetuned}",
+            "{decoding} sketch.query_output",
         )
 
     def references(self) -> Iterator[Unit]:
@@ -187,205 +179,120 @@ class _Planner:
         yield self.unit(
             "references/evaluation",
             references.make_references,
-            reads=(*self.measured_on, *self.finetuned),
-            settings=(*_DECODING, "references.query_split", "evaluate.marker_words"),
+            "{measured} {finetuned}",
+            "{decoding} references.query_split evaluate.marker_words",
         )
         if NON_SF[self.config.evaluate.non_sf].is_trained:
-            yield from self._classifier()
-        if self.config.evaluate.perplexity_examples:
+            marker = self.config.corpus.record.marker
+            genuine = marker.genuine_files(self.config.corpus.folder) if marker else ()
             yield self.unit(
-                "references/perplexity",
-                references.make_perplexities,
-                reads=(*self._drawn(), "references/evaluation", *self.finetuned),
-                settings=_PERPLEXITY,
+                "discriminator",
+                discriminator.make_discriminator,
+                "corpus/train.jsonl",
+                "seed corpus.vocab_size evaluate.classifier",
+                files={path.name: path for path in genuine},
+                is_resumable=True,
             )
-
-    def _classifier(self) -> Iterator[Unit]:
-        marker = self.config.corpus.record.marker
-        genuine = marker.genuine_files(self.config.corpus.folder) if marker else ()
-        yield self.unit(
-            "discriminator",
-            discriminator.make_discriminator,
-            reads=(_TRAIN,),
-            settings=("seed", "corpus.vocab_size", "evaluate.classifier"),
-            files={path.name: path for path in genuine},
-            is_resumable=True,
-        )
-        yield self.unit(
-            "references/non_sf",
-            discriminator.measure_before,
-            reads=(*self.measured_on, "references/evaluation", "discriminator"),
-            settings=(
-                *("seed", "references.query_split"),
-                *("evaluate.bootstrap_resamples", "evaluate.non_sf"),
-            ),
-        )
-
-    def _drawn(self) -> tuple[str, ...]:
-        """Returns what the rows that perplexity is taken on are drawn from."""
-        return (_TRAIN, *self.measured_on, *self.queries)
+            yield self.unit(
+                "references/non_sf",
+                discriminator.measure_before,
+                "{measured} references/evaluation discriminator",
+                "seed references.query_split evaluate.bootstrap_resamples evaluate.non_sf",
+            )
+        if self.config.evaluate.perplexity_examples:
+            reads = "{drawn} references/evaluation {finetuned}"
+            make = references.make_perplexities
+            yield self.unit("references/perplexity", make, reads, "{perplexity}")
 
     def scores(self) -> Iterator[Unit]:
         """Yields what the chosen strategies read; without one by gradients, none is taken."""
         needed = retrieve.needs_of(self.config)
-        makers = {
-            "influence": self._influence,
-            "embeddings": self._embeddings,
-            "exact_kernel": self._exact_kernel,
-        }
-        for need, make in makers.items():
-            if need in needed:
-                yield from make()
+        for need, recipes in retrieve.SCORES.items():
+            for recipe in recipes if need in needed else ():
+                yield self.unit(**recipe)
         if self.config.sketch.diagnose:
             yield self.unit(
                 "retrieve/diagnosis",
                 sketch.make_diagnosis,
-                reads=(_ROWS, *self.sketched),
-                settings=(*_SKETCH, "sketch.diagnose"),
-                values=_FORMATS,
+                "corpus/train.npz {sketched}",
+                "{sketch} sketch.diagnose",
+                values=retrieve.FORMATS,
             )
-
-    def _influence(self) -> Iterator[Unit]:
-        yield self.unit(
-            "sketch",
-            sketch.make_index,
-            reads=(_TRAIN, _ROWS, *self.sketched),
-            settings=(*_SKETCH, "sketch.dtype", "sketch.chunk_rows"),
-            values=_FORMATS,
-            is_resumable=True,
-        )
-        yield self.unit(
-            "retrieve/queries",
-            sketch.make_query_sketches,
-            reads=(*self.queries, *self.sketched),
-            settings=(*_SKETCH, "sketch.query_output"),
-            values=_FORMATS,
-        )
-        yield self.unit(
-            "retrieve/influence",
-            retrieve.make_scores,
-            reads=(_TRAIN, *self.queries, "sketch/index", "retrieve/queries"),
-            settings=_KERNEL,
-        )
-
-    def _embeddings(self) -> Iterator[Unit]:
-        yield self.unit(
-            "retrieve/embeddings",
-            retrieve.make_embeddings,
-            reads=(_TRAIN, *self.queries),
-            settings=("retrieve.embedding", "retrieve.aggregate", "sketch.query_output"),
-        )
-
-    def _exact_kernel(self) -> Iterator[Unit]:
-        yield self.unit(
-            "retrieve/exact_kernel",
-            retrieve.make_exact_scores,
-            reads=(_TRAIN, _ROWS, *self.queries, *self.sketched),
-            settings=(*_GRADIENT, *_KERNEL),
-        )
 
     def sets(self) -> Iterator[Unit]:
         """Yields the sets of every strategy, and the models unlearned with them."""
-        needed = retrieve.needs_of(self.config)
-        is_by_score = self.config.retrieve.select in retrieve.RULES_ON_SCORES
-        is_by_noise = self.config.retrieve.select == "margin"
-        index = ("sketch/index", "retrieve/queries", *self.queries) if is_by_noise else ()
-        yield self.unit(
-            "retrieve/sizes",
-            retrieve.make_sizes,
-            reads=(_TRAIN, _ROWS, *(("retrieve/influence",) if is_by_score else ()), *index),
-            settings=(*_TEXT, *_RULE, *(("retrieve.center",) if is_by_noise else ())),
-        )
+        reads, settings = retrieve.RULES_ON_SCORES.get(self.config.retrieve.select, ("", ""))
+        reads, settings = f"{{rows}} {reads}", f"{{text}} {{rule}} {settings}"
+        yield self.unit("retrieve/sizes", retrieve.make_sizes, reads, settings)
+        # The sets of every strategy are measured by these scores, where they are known.
+        evidence = {retrieve.EVIDENCE} & retrieve.needs_of(self.config)
         for strategy in self.config.retrieve.strategies:
-            # What is anti-aligned is told of every strategy, where it is known.
-            read = {*STRATEGIES[strategy].needs, *({"influence"} & needed)}
+            scores = sorted({*STRATEGIES[strategy].needs, *evidence})
             yield self.unit(
                 f"retrieve/{strategy}",
                 retrieve.make_sets,
+                " ".join(
+                    ["corpus/train.jsonl {queries} retrieve/sizes"]
+                    + [f"retrieve/{need}" for need in scores]
+                ),
+                # The rule decides whether there are scores to measure sets by.
+                "seed sketch.query_output retrieve.aggregate retrieve.retain_from retrieve.select "
+                f"retrieve.{strategy}",
                 strategy,
-                reads=(
-                    *(_TRAIN, *self.queries, "retrieve/sizes"),
-                    *(f"retrieve/{need}" for need in sorted(read)),
-                ),
-                settings=(
-                    *("seed", "sketch.query_output", "retrieve.aggregate", "retrieve.retain_from"),
-                    "retrieve.select",  # whether there is influence to measure sets by
-                    f"retrieve.{strategy}",
-                ),
             )
         for strategy, algorithm in self.variants:
             rate = self.workspace.learning_rate(strategy, algorithm)
             yield self.unit(
                 f"unlearn/{strategy}-{algorithm}",
                 unlearn.unlearn,
+                f"retrieve/{strategy}/forget.jsonl retrieve/{strategy}/retain.jsonl "
+                "corpus/train.npz {finetuned}",
+                f"{{text}} {{model}} unlearn unlearn.{algorithm}",
                 *(strategy, algorithm),
-                reads=(
-                    *(f"retrieve/{strategy}/{kind}.jsonl" for kind in ("forget", "retain")),
-                    *(_ROWS, *self.finetuned),
-                ),
-                settings=(*_TEXT, *_MODEL, "unlearn", f"unlearn.{algorithm}"),
                 values={f"unlearn.{algorithm}.learning_rate": rate},
                 is_resumable=True,
             )
 
     def _of_variants(
-        self, kind: str, make: Callable[..., None], reads: Sequence[str], settings: Sequence[str]
+        self, kind: str, make: Callable[..., None], reads: str, settings: str
     ) -> Iterator[Unit]:
-        """Yields the measuring of every unlearned model; reads may name the `{variant}`."""
-        for strategy, algorithm in self.variants:
-            variant = f"{strategy}-{algorithm}"
-            epochs = self.workspace.epochs(strategy, algorithm)
+        """Yields the measuring of every unlearned model; VARIANT in reads stands for its name."""
+        for variant in self.variants:
+            name = "-".join(variant)
+            epochs = self.workspace.epochs(*variant)
+            models = " ".join(f"unlearn/{name}/epoch-{epoch}" for epoch in epochs)
             yield self.unit(
-                f"generate/{kind}{variant}",
+                f"generate/{kind}{name}",
                 make,
-                generate.Variant(strategy, algorithm),
-                reads=(
-                    *(path.format(variant=variant) for path in reads),
-                    *self.model,
-                    *(f"unlearn/{variant}/epoch-{epoch}" for epoch in epochs),
-                ),
-                settings=(*settings, "unlearn.parameters"),
+                f"{reads.replace('VARIANT', name)} {{model}} {models}",
+                f"{settings} unlearn.parameters",
+                variant,
             )
 
     def answers(self) -> Iterator[Unit]:
         """Yields the answers of every unlearned model, and how likely it finds given ones."""
-        split = "references.query_split"
-        yield from self._of_variants(
-            "", generate.write_answers, self.measured_on, (*_DECODING, split)
-        )
+        settings = "{decoding} references.query_split"
+        yield from self._of_variants("", generate.write_answers, "{measured}", settings)
         # They stand beside the answers: asking for another measure makes neither again.
         if self.config.evaluate.perplexity_examples:
-            yield from self._of_variants(
-                "perplexity-",
-                generate.write_perplexities,
-                (*self._drawn(), "generate/{variant}"),
-                _PERPLEXITY,
-            )
-        if self.config.corpus.record.evaluation and self.config.evaluate.questions:
-            yield from self._questions(self.config.corpus.record.evaluation)
-
-    def _questions(self, evaluation: Evaluation) -> Iterator[Unit]:
-        corpus = self.config.corpus
-        sources = corpus.source_files()
+            make, reads = generate.write_perplexities, "{drawn} generate/VARIANT"
+            yield from self._of_variants("perplexity-", make, reads, "{perplexity}")
+        dataset = self.config.corpus
+        evaluation = dataset.record.evaluation
+        if not evaluation or not self.config.evaluate.questions:
+            return
+        own = " ".join(f"corpus.{dataset.dataset}.{name}" for name in evaluation.reads)
         yield self.unit(
             "references/questions",
             references.make_questions,
-            settings=(
-                "evaluate.questions",
-                *(f"corpus.{corpus.dataset}.{name}" for name in evaluation.reads),
-            ),
-            files={name: path for name, path in sources.items() if name == evaluation.source},
+            settings=f"evaluate.questions {own}",
+            files={k: path for k, path in dataset.source_files().items() if k == evaluation.source},
         )
-        asked = ("references/questions",)
-        settings = (*_LIKELIHOOD, *_DECODING)
-        yield self.unit(
-            "references/answered",
-            generate.write_questions,
-            None,
-            reads=(*asked, *self.finetuned),
-            settings=settings,
-        )
-        yield from self._of_variants("answered-", generate.write_questions, asked, settings)
+        make, asked = generate.write_questions, "references/questions"
+        settings = "{likelihood} {decoding}"
+        reads = f"{asked} {{finetuned}}"
+        yield self.unit("references/answered", make, reads, settings, None)
+        yield from self._of_variants("answered-", make, asked, settings)
 
     def results(self, measured: Sequence[Unit]) -> Iterator[Unit]:
         """Yields metrics and report.
@@ -393,35 +300,33 @@ class _Planner:
         Args:
           measured: units of all other stages.
         """
-        config = self.config
+        config, names = self.config, {unit.name for unit in measured}
         sets = [f"retrieve/{strategy}" for strategy in config.retrieve.strategies]
         kinds = ("references", "discriminator", "generate")
         beside = ("references/retrieval", "references/non_sf", "references/questions")
         found = [u.name for u in measured if u.stage in kinds and u.name not in beside]
-        reads = (_TRAIN, *self.measured_on, *sets, *found)
+        reads = " ".join(["corpus/train.jsonl {measured}", *sets, *found])
         retain = {}
         if config.corpus.record.evaluation and config.evaluate.retain_run:
             retain = {"evaluate.retain_run": evaluate.retain_answers(config)}
-        marker = ("evaluate.marker_words",)
         yield self.unit(
             "evaluate",
             evaluate.evaluate,
-            reads=reads,
-            settings=marker,
+            reads,
+            "evaluate.marker_words",
             # metrics.json carries the settings that it was measured with: all of them.
             values=to_json(config),
             files=retain,
             is_shared=False,
         )
-        names = {unit.name for unit in measured}
+        scores = [name for name in (f"retrieve/{retrieve.EVIDENCE}",) if name in names]
         curves = [f"{name}/losses.json" for name in ("backbone", "finetune") if name in names]
-        curves += [f"unlearn/{s}-{a}/steps.json" for s, a in self.variants]
-        scores = [name for name in ("retrieve/influence",) if name in names]
+        curves += [f"unlearn/{'-'.join(variant)}/steps.json" for variant in self.variants]
         yield self.unit(
             "report",
             reporting.report,
-            reads=(*reads, "evaluate", *scores, *curves),
-            settings=marker,
+            " ".join([reads, "evaluate", *scores, *curves]),
+            "evaluate.marker_words",
             values={"forms": ["markdown", "html"]},
             is_shared=False,
         )
@@ -498,44 +403,35 @@ def run(
     units = plan_units(config, workspace)
     plan = Plan(workdir, units).survey()
     making = [unit for unit in units if unit.stage in stages and unit.name not in plan.done]
-    checking.check_inputs(config, making={unit.name for unit in making})
+    checking.check_inputs(config, making=making)
+
+    def make_checked_corpus(folder: pathlib.Path) -> None:
+        """Makes the corpus; one that later stages cannot take replaces nothing."""
+        corpus.make_corpus(workspace, folder)
+        whole = encoding.load_encoded(folder / "train.npz")
+        checking.check_corpus(config, StoredCorpus(folder), whole, stages=stages)
+
+    later = stages
     if "corpus" in stages:
         if making and making[0].name == "corpus":
             # Each is looked at again when it is known whether the corpus has changed.
             for line in announcement(plan, making[1:]):
                 print(line)
-        checked = functools.partial(_make_checked_corpus, workspace, stages)
-        first = units[0]._replace(run=checked)
+        first = units[0]._replace(run=make_checked_corpus)
         run_units(workdir, (first, *units[1:]), stages=("corpus",), shared=shared)
-        stages = [stage for stage in stages if stage != "corpus"]
+        later = [stage for stage in stages if stage != "corpus"]
     if Plan(workdir, units).check(units[0]):
-        checking.check_corpus(config, workspace.corpus, workspace.train_rows, stages=stages)
+        checking.check_corpus(config, workspace.corpus, workspace.train_rows, stages=later)
         if not checking.is_measurable(config, workspace.corpus):
-            units = _without_measures(units, workspace, stages)
-    run_units(workdir, units, stages=stages, shared=shared, on_start=on_start)
-    if "report" in stages and units[-1].stage == "report":
-        print()
-        print((workdir / "report" / "table.txt").read_text())
+            split, asked = config.references.query_split, units
+            units = plan_units(config, workspace, is_measured=False)
+            names = {unit.name for unit in units}
+            if any(unit.stage in later and unit.name not in names for unit in asked):
+                print(
+                    f"nothing is measured: the corpus must have {split}_target or {split}_normal "
+                    "queries for that"
+                )
+    run_units(workdir, units, stages=later, shared=shared, on_start=on_start)
+    if "report" in later and units[-1].stage == "report":
+        print(f"\n{(workdir / 'report' / 'table.txt').read_text()}")
         print(f"report: {workdir / 'report' / 'report.html'} (and report.md beside it)")
-
-
-def _make_checked_corpus(workspace: Workspace, stages: Sequence[str], folder: pathlib.Path) -> None:
-    """Makes the corpus; one that later stages cannot take replaces nothing."""
-    corpus.make_corpus(workspace, folder)
-    whole = encoding.load_encoded(folder / "train.npz")
-    checking.check_corpus(workspace.config, StoredCorpus(folder), whole, stages=stages)
-
-
-def _without_measures(
-    units: Sequence[Unit], workspace: Workspace, stages: Sequence[str]
-) -> tuple[Unit, ...]:
-    """Returns the units that measure nothing, and says so where others were asked for."""
-    left = plan_units(workspace.config, workspace, is_measured=False)
-    names = {unit.name for unit in left}
-    if any(unit.stage in stages for unit in units if unit.name not in names):
-        split = workspace.config.references.query_split
-        print(
-            f"nothing is measured: the corpus must have {split}_target or {split}_normal queries "
-            "for that"
-        )
-    return left

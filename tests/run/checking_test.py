@@ -26,6 +26,7 @@ from raslik_jax.evaluate.non_sf import ClassifierSettings
 from raslik_jax.retrieve.strategies import EmbeddingSettings
 from raslik_jax.run import checking, plan
 from raslik_jax.run import units as units_lib
+from raslik_jax.run.workspace import Workspace
 
 
 def _rows(count, *, targets=0, prefix="row", label=True, instruction="boil a kettle"):
@@ -231,6 +232,11 @@ def _with_encoder(path: str) -> RetrieveConfig:
     return RetrieveConfig(strategies=("embedding",), members={"embedding": own})
 
 
+def _units(config: Config, *names: str) -> list[units_lib.Unit]:
+    planned = plan.plan_units(config, Workspace(pathlib.Path("/none"), config))
+    return [unit for unit in planned if unit.name in names]
+
+
 class CheckInputsTest(absltest.TestCase):
     def test_what_a_late_unit_reads_is_looked_for_at_the_start(self):
         absent = "/no/such/place"
@@ -251,16 +257,16 @@ class CheckInputsTest(absltest.TestCase):
             ),
         ):
             with self.subTest(unit=unit), self.assertRaisesRegex(ValueError, absent):
-                checking.check_inputs(config, making={unit})
+                checking.check_inputs(config, making=_units(config, unit))
 
     def test_a_model_that_nothing_reads_again_may_be_gone(self):
         config = Config(
             backbone=BackboneConfig(checkpoint="/no/such/place"),
             retrieve=_with_encoder("/no/such/encoder"),
         )
-        checking.check_inputs(config, making={"evaluate", "report"})
+        checking.check_inputs(config, making=_units(config, "evaluate", "report"))
         with self.assertRaisesRegex(ValueError, "/no/such/place"):
-            checking.check_inputs(config, making={"finetune"})
+            checking.check_inputs(config, making=_units(config, "finetune"))
 
 
 class CheckModelTest(absltest.TestCase):

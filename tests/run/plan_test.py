@@ -8,7 +8,9 @@ import pytest
 
 from raslik_jax.config import Config, RetrieveConfig, config_from_json, to_json
 from raslik_jax.manifests import Hashes
+from raslik_jax.retrieve.strategies import STRATEGIES, Strategy
 from raslik_jax.run.plan import plan_units, run
+from raslik_jax.run.stages.retrieve import SCORES
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import leaves, replaced
 
@@ -167,6 +169,19 @@ def test_what_the_chosen_strategies_need_is_computed_and_no_more(strategies, sel
     assert [name for name in units if name in scores] == made.split()
     for unit in plan_units(config, Workspace(pathlib.Path("/none"), config)):
         assert all(read.startswith(tuple(units)) for read in unit.reads)
+
+
+def test_scores_of_a_strategys_own_take_a_row_of_the_table(monkeypatch):
+    unit = {"name": "retrieve/lengths", "make": lambda workspace, folder: None, "reads": "{rows}"}
+    monkeypatch.setitem(SCORES, "lengths", (unit,))
+    monkeypatch.setitem(
+        STRATEGIES, "short", Strategy("Short", STRATEGIES["raslik"].score, ("lengths",))
+    )
+    config = Config(retrieve=RetrieveConfig(strategies=("short",)))
+    units = {u.name: u for u in plan_units(config, Workspace(pathlib.Path("/none"), config))}
+    assert units["retrieve/lengths"].reads == ("corpus/train.jsonl", "corpus/train.npz")
+    assert "retrieve/lengths" in units["retrieve/short"].reads
+    assert "sketch" not in units
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from raslik_jax.data.examples import Example
 from raslik_jax.evaluate.metrics import measure, nest
 from raslik_jax.files import write_json
 from raslik_jax.index import search
+from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.index.store import SketchStore
 from raslik_jax.messages import some_of
 from raslik_jax.models import checkpoint, encoder
@@ -29,17 +30,24 @@ from raslik_jax.run import memory
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import projections
+from raslik_jax.sketch.projections import SKETCH_FORMAT
 
-# Rules that choose by RASLIK's scores, whatever the strategies.
-RULES_ON_SCORES = ("threshold", "margin")
+# The scores that the rules below choose by, and that the sets of all strategies are measured by.
+EVIDENCE = "influence"
+# Rules of --retrieve.select that choose by scores, whatever the strategies: what they read of
+# earlier units, and the settings that this depends on; both as in `plan`.
+RULES_ON_SCORES = {
+    "threshold": ("retrieve/influence", ""),
+    "margin": ("retrieve/influence sketch/index retrieve/queries {queries}", "retrieve.center"),
+}
+FORMATS = {"formats": {"index": INDEX_FORMAT, "projection": SKETCH_FORMAT}}
 _SIZES = {"num_forget": int, "num_retain": int, "barred": [str]}
 
 
 def needs_of(config: Config) -> frozenset[str]:
     """Returns the scores that a run computes, each by the unit of its name in `retrieve/`."""
     needs = {need for name in config.retrieve.strategies for need in STRATEGIES[name].needs}
-    is_by_score = config.retrieve.select in RULES_ON_SCORES
-    return frozenset(needs | ({"influence"} if is_by_score else set()))
+    return frozenset(needs | ({EVIDENCE} if config.retrieve.select in RULES_ON_SCORES else set()))
 
 
 # scores ------------------------------------------------------------------------------------------
@@ -162,6 +170,51 @@ def _ids_where(rows: Sequence[Example], is_so_N: Bool[np.ndarray, " N"]) -> list
     return [row.example_id for row, is_so in zip(rows, is_so_N, strict=True) if is_so]
 
 
+# What a strategy may name among its needs: the units that are made then, each as the arguments of
+# `plan`'s units. The last one leaves the scores, in the folder of the need.
+SCORES: dict[str, tuple[dict[str, Any], ...]] = {
+    "influence": (
+        {
+            "name": "sketch",
+            "make": sketch_lib.make_index,
+            "reads": "{rows} {sketched}",
+            "settings": "{sketch} sketch.dtype sketch.chunk_rows",
+            "values": FORMATS,
+            "is_resumable": True,
+        },
+        {
+            "name": "retrieve/queries",
+            "make": sketch_lib.make_query_sketches,
+            "reads": "{queries} {sketched}",
+            "settings": "{sketch} sketch.query_output",
+            "values": FORMATS,
+        },
+        {
+            "name": "retrieve/influence",
+            "make": make_scores,
+            "reads": "corpus/train.jsonl {queries} sketch/index retrieve/queries",
+            "settings": "{kernel}",
+        },
+    ),
+    "embeddings": (
+        {
+            "name": "retrieve/embeddings",
+            "make": make_embeddings,
+            "reads": "corpus/train.jsonl {queries}",
+            "settings": "retrieve.embedding retrieve.aggregate sketch.query_output",
+        },
+    ),
+    "exact_kernel": (
+        {
+            "name": "retrieve/exact_kernel",
+            "make": make_exact_scores,
+            "reads": "{rows} {queries} {sketched}",
+            "settings": "{gradient} {kernel}",
+        },
+    ),
+}
+
+
 # sets --------------------------------------------------------------------------------------------
 
 
@@ -188,7 +241,7 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
 def _choose_by_influence(workspace: Workspace, num_targets: int) -> Selection:
     """Returns the sets that the rule chooses by RASLIK's scores."""
     settings, rows = workspace.config.retrieve, workspace.corpus.train
-    influence_N, sigma = read_scores(workspace, "influence"), 0.0
+    influence_N, sigma = read_scores(workspace, EVIDENCE), 0.0
     if settings.select == "margin":
         store, query_QK = _open_index(workspace)
         queries = search.queries_of_store(store, query_QK, center=settings.center)
@@ -243,8 +296,8 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
     barred_ids = _ids_where(rows, ~is_eligible_N)
     labels = [row.is_target for row in rows]
     evidence: dict[str, Any] = {"forget_set": selection.forget, "retain_set": selection.retain}
-    if "influence" in needs_of(config):
-        evidence["influence_N"] = read_scores(workspace, "influence")
+    if EVIDENCE in needs_of(config):
+        evidence["influence_N"] = read_scores(workspace, EVIDENCE)
     if None not in labels and any(labels):
         evidence["labels_N"] = np.asarray(labels, bool)
         # With labels of one kind alone there is nothing to tell apart.
