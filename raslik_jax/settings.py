@@ -55,6 +55,7 @@ def setting(
     family: Family | None = None,
     decides: bool = True,
     is_path: bool = False,
+    is_repeated: bool = False,
     auto: str = "",
 ) -> Any:
     """Returns a dataclass field with its default, its help text and what it may be.
@@ -71,6 +72,7 @@ def setting(
       family: of which the value names a member, or several.
       decides: whether results depend on it.
       is_path: whether it names a file or folder, which counts by its content where it is one.
+      is_repeated: whether the flag of a list is given once for each item.
       auto: the transformers class of the model that it names, which is then fetched at the start.
     """
     bounds = dict(zip(_HOLDS, (low, above, high, below, zero_or), strict=True))
@@ -83,6 +85,7 @@ def setting(
         "family": family,
         "decides": decides,
         "is_path": is_path,
+        "is_repeated": is_repeated,
         "auto": auto,
     }
     return dataclasses.field(default=default, metadata=metadata)

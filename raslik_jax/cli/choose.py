@@ -11,7 +11,7 @@ learned the behavior says no less. A pair at which a model was judged damaged is
 the smaller rate, then to the earlier epoch. Every strategy must have been tried at the same pairs.
 
 --per=algorithm averages over strategies too, so that all share one pair; --floor=zero takes the
-paper's ideal point. experiments/suite.py --choose does all of this for a grid.
+paper's ideal point. `raslik suite --choose` does all of this for a grid.
 """
 
 import dataclasses

@@ -1,10 +1,9 @@
-"""How every command of experiments/ begins and ends."""
+"""How every command begins and ends."""
 
 import contextlib
 import functools
 import importlib.util
 import io
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -53,7 +52,6 @@ def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str])
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
-        _check_finite()
         with contextlib.redirect_stdout(_Printable(sys.stdout)):
             return main() or 0
     except (ValueError, OSError) as error:
@@ -80,13 +78,6 @@ class _Printable(io.TextIOBase):
 
     def isatty(self) -> bool:
         return self._stream.isatty()
-
-
-def _check_finite() -> None:
-    """Refuses NaN and infinity in every flag that is a number."""
-    for name, value in flags.FLAGS.flag_values_dict().items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"--{name} must be a finite number, got {value}")
 
 
 # What installs a module that not every command needs.

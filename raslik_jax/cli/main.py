@@ -29,3 +29,7 @@ def main() -> int:
     # What --help shows.
     sys.modules["__main__"].__doc__ = module.__doc__
     return module.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -31,7 +31,7 @@ class Options(settings.Settings):
     """How to go about a run: no part of what decides its results."""
 
     workdir: str = setting("", "Where results go (default: runs/<name>).")
-    stages: tuple[str, ...] = setting(STAGES, f"Stages to run, of {', '.join(STAGES)}.")
+    stages: tuple[str, ...] = setting(STAGES, "Stages to run.", choices=STAGES)
     update: bool = setting(
         False, "Take over a work directory of other settings; make again what changed."
     )
@@ -56,25 +56,27 @@ class Options(settings.Settings):
         "figure of their memory; without it what their values take before XLA fuses any is shown.",
     )
 
-    def problems(self) -> list[str]:
-        if set(self.stages) <= set(STAGES):
-            return []
-        return [f"--stages must be of {', '.join(STAGES)}, got {shown(','.join(self.stages))}"]
-
 
 def main() -> NoReturn:
     """Runs the command."""
-    setting_flags.define()
+    setting_flags.define(Config())
     command.start(run, Options(), when_stopped="stopped; the same command goes on from here")
 
 
 def run(options: Options) -> int:
     """Runs, plans or verifies; returns the exit status."""
-    config = setting_flags.read_config()
+    config = setting_flags.read(Config())
     workdir = pathlib.Path(options.workdir or f"runs/{config.name}")
     logging.set_verbosity(logging.WARNING)
     if options.verify:
-        return _verify(workdir)
+        if not (workdir / "config.json").is_file():
+            raise ValueError(
+                "--workdir must be the work directory of a run, "
+                f"{shown(str(workdir), 160)} has no config.json: correct the path"
+            )
+        found = manifests.verify(workdir)
+        print("\n".join(found) or f"{workdir}: all results are as they were made")
+        return int(bool(found))
     if options.dry_run:
         _print_plan(config, workdir, options)
         return 0
@@ -88,18 +90,14 @@ def run(options: Options) -> int:
 
         def on_start() -> None:
             record()
-            _write_run_flags(workdir)
+            # It repeats this run as it is: `raslik run --flagfile=WORKDIR/run.flags`.
+            lines = [flags.FLAGS[leaf.name].serialize() for leaf in settings.leaves(Config())]
+            lines = sorted([*filter(None, lines), f"--workdir={workdir}"])
+            files.write_text(workdir / "run.flags", "\n".join(lines) + "\n")
 
         shared = pathlib.Path(options.shared_units) if options.shared_units else None
         plan.run(config, workdir, stages=options.stages, shared=shared, on_start=on_start)
     return 0
-
-
-def _write_run_flags(workdir: pathlib.Path) -> None:
-    """Writes run.flags, which repeats this run as it is: `raslik run --flagfile=.../run.flags`."""
-    lines = [flags.FLAGS[leaf.name].serialize() for leaf in settings.leaves(Config())]
-    lines = sorted([*filter(None, lines), f"--workdir={workdir}"])
-    files.write_text(workdir / "run.flags", "\n".join(lines) + "\n")
 
 
 def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None:
@@ -109,8 +107,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
 
     found = forecast.forecast(config, workdir, stages=options.stages, compiles=options.compile)
     rates: dict[str, Any] = {
-        "flops_per_second": options.flops_per_second,
-        "bytes_per_second": options.bytes_per_second,
+        name: getattr(options, name) for name in ("flops_per_second", "bytes_per_second")
     }
     if not all(rates.values()):
         inputs, outputs = found.width
@@ -121,15 +118,3 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     print(f"{config.name}, seed {config.seed}, in {workdir}\n")
     for table in (forecast.sizes_table(found), forecast.steps_table(found, **rates)):
         print(tables.render_terminal(table) + "\n")
-
-
-def _verify(workdir: pathlib.Path) -> int:
-    """Reads all results of a work directory, names what is damaged; returns the exit status."""
-    if not (workdir / "config.json").is_file():
-        raise ValueError(
-            f"--workdir must be the work directory of a run, {shown(str(workdir), 160)} has no "
-            "config.json: correct the path"
-        )
-    found = manifests.verify(workdir)
-    print("\n".join(found) or f"{workdir}: all results are as they were made")
-    return int(bool(found))

@@ -1,4 +1,4 @@
-"""A run's settings as flags: one for each, with its dotted name, default and help."""
+"""Settings as flags: one for each, with its dotted name, default and help."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar, get_args, get_origin
@@ -12,30 +12,29 @@ from raslik_jax.config import Config
 flags.disclaim_key_flags()
 
 _S = TypeVar("_S", bound=settings.Settings)
+_SCALARS: dict[Any, Any] = {
+    bool: flags.DEFINE_boolean,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+}
 
 
-def define(
-    defaults: settings.Settings | None = None, flag_values: flags.FlagValues = flags.FLAGS
-) -> None:
-    """Defines the flags of all settings, by default those of a run."""
-    for leaf in settings.leaves(defaults or Config()):
-        _define_one(leaf, flag_values)
-
-
-def _define_one(leaf: settings.Leaf, flag_values: flags.FlagValues) -> None:
-    default, text = leaf.value, leaf.metadata["help"]
-    text = f"{leaf.member}: {text}" if leaf.member else text
-    choices = settings.choices_of(leaf.hint, leaf.metadata)
-    arguments: dict[str, Any] = {"name": leaf.name, "flag_values": flag_values}
-    if get_origin(leaf.hint) is tuple:
-        text += f" Any of {', '.join(choices)}." if choices else ""
-        flags.DEFINE_list(default=list(default), help=text, **arguments)
-    elif choices:
-        flags.DEFINE_enum(default=default, help=text, enum_values=choices, **arguments)
-    else:
-        kinds: dict[Any, Any]
-        kinds = {bool: flags.DEFINE_boolean, int: flags.DEFINE_integer, float: flags.DEFINE_float}
-        kinds.get(leaf.hint, flags.DEFINE_string)(default=default, help=text, **arguments)
+def define(defaults: settings.Settings, flag_values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines the flags of all settings."""
+    for leaf in settings.leaves(defaults):
+        text = f"{leaf.member}: {leaf.metadata['help']}" if leaf.member else leaf.metadata["help"]
+        choices = settings.choices_of(leaf.hint, leaf.metadata)
+        arguments: dict[str, Any] = {"name": leaf.name, "default": leaf.value}
+        arguments["flag_values"] = flag_values
+        if get_origin(leaf.hint) is tuple:
+            is_repeated = leaf.metadata["is_repeated"]
+            define_list = flags.DEFINE_multi_string if is_repeated else flags.DEFINE_list
+            text += f" Any of {', '.join(choices)}." if choices else ""
+            define_list(help=text, **arguments | {"default": list(leaf.value)})
+        elif choices:
+            flags.DEFINE_enum(help=text, enum_values=choices, **arguments)
+        else:
+            _SCALARS.get(leaf.hint, flags.DEFINE_string)(help=text, **arguments)
 
 
 def read(defaults: _S, flag_values: flags.FlagValues = flags.FLAGS) -> _S:
@@ -44,25 +43,16 @@ def read(defaults: _S, flag_values: flags.FlagValues = flags.FLAGS) -> _S:
     Raises:
       ValueError: a value that the settings refuse.
     """
-    values = {
-        leaf.name: _items(leaf.hint, flag_values[leaf.name].value)
-        for leaf in settings.leaves(defaults)
-    }
+    values = {}
+    for leaf in settings.leaves(defaults):
+        value: Any = flag_values[leaf.name].value
+        item = get_args(leaf.hint)[0] if get_origin(leaf.hint) is tuple else str
+        try:
+            value = [item(text) for text in value] if item in (int, float) else value
+        except ValueError:  # refused as it stands, by the settings
+            pass
+        values[leaf.name] = value
     return settings.replaced(defaults, values)
-
-
-def _items(hint: Any, value: Any) -> Any:
-    """Returns a flag's value, the items of a list of numbers as such where they are numbers."""
-    item = get_args(hint)[0] if get_origin(hint) is tuple else str
-    try:
-        return [item(text) for text in value] if item in (int, float) else value
-    except ValueError:
-        return value
-
-
-def read_config(flag_values: flags.FlagValues = flags.FLAGS) -> Config:
-    """Returns the config that the flags describe, as `read` does."""
-    return read(Config(), flag_values)
 
 
 def parse_config(arguments: Sequence[str]) -> Config:
@@ -72,11 +62,11 @@ def parse_config(arguments: Sequence[str]) -> Config:
       ValueError: an unknown flag, or a value that is refused.
     """
     flag_values = flags.FlagValues()
-    define(flag_values=flag_values)
+    define(Config(), flag_values)
     for name in ("stages", "workdir", "shared_units"):
         flags.DEFINE_string(name, "", "", flag_values=flag_values)
     try:
-        flag_values(["run.py", *arguments])
+        flag_values(["raslik run", *arguments])
     except flags.Error as error:
         raise ValueError(str(error)) from None
-    return read_config(flag_values)
+    return read(Config(), flag_values)

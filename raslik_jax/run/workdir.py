@@ -25,6 +25,42 @@ def differing_fields(old: Any, new: Any, prefix: str = "") -> list[str]:
 
 
 @contextlib.contextmanager
+def locked(folder: pathlib.Path, flag: str) -> Iterator[None]:
+    """Holds a folder against other processes; one that was made for it and stays empty goes again.
+
+    Args:
+      folder: made where it is missing.
+      flag: that named it, for messages.
+
+    Raises:
+      ValueError: it is a file, or another process holds it.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{flag} must be a folder, {shown(str(folder), 200)} is a file")
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    try:
+        with open(path, "w", encoding="utf-8") as lock:
+            is_ours = False
+            with contextlib.suppress(OSError):  # held, or removed since it was opened
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_ours = os.fstat(lock.fileno()).st_ino == path.stat().st_ino
+            if not is_ours:
+                raise ValueError(
+                    f"{flag}={shown(str(folder), 160)} is in use by another process: wait for it, "
+                    "or give another folder"
+                )
+            yield
+    finally:
+        if made and [path.name for path in folder.iterdir()] == [".lock"]:
+            path.unlink(missing_ok=True)
+            for path in made:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+
+
+@contextlib.contextmanager
 def open_workdir(
     root: pathlib.Path, config: Config, *, update: bool
 ) -> Iterator[Callable[[], None]]:
@@ -42,52 +78,21 @@ def open_workdir(
     Raises:
       ValueError: the directory belongs to another configuration, is in use, or is a file.
     """
-    if root.exists() and not root.is_dir():
-        raise ValueError(f"--workdir must be a folder, {shown(str(root), 200)} is a file")
-    made = [path for path in (root, *root.parents) if not path.exists()]
-    root.mkdir(parents=True, exist_ok=True)
 
     def record() -> None:
         write_json(root / "config.json", to_json(config))
         write_json(root / "versions.json", versions())
 
-    try:
-        with open(root / ".lock", "w", encoding="utf-8") as lock:
-            _lock(lock, root)
-            _check_config(root, config, update=update)
-            yield record
-    finally:
-        # Nothing was recorded: nothing stays.
-        if made and [path.name for path in root.iterdir()] == [".lock"]:
-            (root / ".lock").unlink(missing_ok=True)
-            for path in made:
-                with contextlib.suppress(OSError):
-                    path.rmdir()
-
-
-def _lock(lock: Any, root: pathlib.Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_ours = os.fstat(lock.fileno()).st_ino == (root / ".lock").stat().st_ino
-    except OSError:
-        is_ours = False
-    if not is_ours:
-        raise ValueError(
-            f"{shown(str(root), 160)} is in use by another run: wait for it, or choose another "
-            "--workdir"
-        )
-
-
-def _check_config(root: pathlib.Path, config: Config, *, update: bool) -> None:
-    """Raises a ValueError where a work directory holds results of another configuration."""
     recorded = root / "config.json"
-    if update or not recorded.is_file() or not finished_units(root):
-        return
-    differing = differing_fields(read_json(recorded, dict), to_json(config))
-    if differing:
-        more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
-        raise ValueError(
-            f"{shown(str(root), 100)} holds a run of another configuration "
-            f"({'; '.join(differing[:5])}{more}): choose another --workdir, or pass --update to "
-            "make again only what changed"
-        )
+    with locked(root, "--workdir"):
+        differing: list[str] = []
+        if not update and recorded.is_file() and finished_units(root):
+            differing = differing_fields(read_json(recorded, dict), to_json(config))
+        if differing:
+            more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
+            raise ValueError(
+                f"{shown(str(root), 100)} holds a run of another configuration "
+                f"({'; '.join(differing[:5])}{more}): choose another --workdir, or pass --update "
+                "to make again only what changed"
+            )
+        yield record

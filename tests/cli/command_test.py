@@ -83,16 +83,6 @@ def test_every_script_is_such_a_command():
     assert [n for n, text in commands.items() if not any(map(text.__contains__, begins))] == []
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_no_flag_of_any_command_takes_nan_or_infinity(monkeypatch, value):
-    values = flags.FlagValues()
-    flags.DEFINE_float("gamma", 0.1, "", flag_values=values)
-    values(["command", f"--gamma={value}"])
-    monkeypatch.setattr(command.flags, "FLAGS", values)
-    with pytest.raises(ValueError, match="--gamma must be a finite number"):
-        command._check_finite()
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Options(Settings):
     sizes: tuple[int, ...] = setting((1,), "Sizes.", low=1)

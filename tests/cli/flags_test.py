@@ -35,11 +35,11 @@ _WITH_PRESET = [f"howdy_olmo2_7b parts/{preset}" for preset in ("paper", "releas
 def _read(name):
     """Returns the settings and stages of flag files, as run.py reads them."""
     values = flags.FlagValues()
-    setting_flags.define(flag_values=values)
+    setting_flags.define(Config(), values)
     flags.DEFINE_list("stages", list(STAGES), "", flag_values=values)
     with contextlib.chdir(_REPOSITORY):
         values(["run.py", *(f"--flagfile={_FLAGS / file}.flags" for file in name.split())])
-    return {"config": to_json(setting_flags.read_config(values)), "stages": values.stages}
+    return {"config": to_json(setting_flags.read(Config(), values)), "stages": values.stages}
 
 
 # Table "Fine-tuning configurations", column by column.

@@ -16,7 +16,7 @@ import compiling
 import pytest
 from absl.testing import absltest
 
-from experiments import suite
+from raslik_jax.cli import suite
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _QUICKSTART = "experiments/flags/quickstart.flags"
@@ -80,19 +80,19 @@ def _options(out, *flagfiles, **options):
 )
 def test_a_grid_that_cannot_be_run_is_refused(tmp_path, vary, common, message):
     with pytest.raises(ValueError, match=message):
-        suite.plan_cells(_options(tmp_path), [vary] if vary else [], [common] if common else [])
+        options = {"vary": (vary,) if vary else (), "set": (common,) if common else ()}
+        suite.plan_cells(_options(tmp_path, **options))
 
 
 def test_flag_files_must_be_there_and_a_choice_needs_learning_rates(tmp_path):
     with pytest.raises(ValueError, match="--flagfiles must be a list of files, got none"):
-        suite.plan_cells(suite.Options(out=str(tmp_path)), [], [])
+        suite.plan_cells(suite.Options(out=str(tmp_path)))
     with pytest.raises(ValueError, match="files, got 'nowhere.flags'"):
-        suite.plan_cells(_options(tmp_path, "nowhere.flags"), [], [])
-    options = _options(tmp_path, choose=True)
+        suite.plan_cells(_options(tmp_path, "nowhere.flags"))
     with pytest.raises(ValueError, match="--choose needs --vary of learning rates"):
-        suite.plan_cells(options, [], [])
+        suite.plan_cells(_options(tmp_path, choose=True))
     with pytest.raises(ValueError, match="must differ in learning rate and seed alone"):
-        suite.plan_cells(options, ["finetune.lora_rank=2,4"], [])
+        suite.plan_cells(_options(tmp_path, choose=True, vary=("finetune.lora_rank=2,4",)))
     with pytest.raises(ValueError, match="--seeds must be a list of numbers, each different"):
         _options(tmp_path, seeds=(1, 1))
 
@@ -100,10 +100,14 @@ def test_flag_files_must_be_there_and_a_choice_needs_learning_rates(tmp_path):
 def test_a_grid_is_the_product_and_its_choice_is_measured_on_test_queries(tmp_path):
     grid, tests = suite.plan_cells(
         _options(
-            tmp_path, _QUICKSTART, "experiments/flags/study.flags", seeds=(0, 1, 2), choose=True
-        ),
-        ["unlearn.ga_gdr.learning_rate,unlearn.ga_klr.learning_rate=1e-5,1e-4"],
-        ["retrieve.strategies=random,raslik"],
+            tmp_path,
+            _QUICKSTART,
+            "experiments/flags/study.flags",
+            seeds=(0, 1, 2),
+            choose=True,
+            vary=("unlearn.ga_gdr.learning_rate,unlearn.ga_klr.learning_rate=1e-5,1e-4",),
+            set=("retrieve.strategies=random,raslik",),
+        )
     )
     assert (len(grid), len(tests)) == (2 * 3 * 2, 2 * 3)
     assert len({cell.name for cell in (*grid, *tests)}) == 18
@@ -119,13 +123,6 @@ def test_a_grid_is_the_product_and_its_choice_is_measured_on_test_queries(tmp_pa
         )
         assert ("--references.query_split=validation" in text) == (not is_test)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_second_suite_on_one_folder_is_refused(tmp_path):
-    with suite.lock_folder(tmp_path / "out"):
-        with pytest.raises(ValueError, match="--out=.* is in use by another suite"):
-            with suite.lock_folder(tmp_path / "out"):
-                pass
 
 
 def test_what_stops_the_suite_stops_its_run_first(tmp_path):

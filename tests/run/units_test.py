@@ -418,7 +418,7 @@ class WorkdirTest(absltest.TestCase):
 
     def test_two_runs_do_not_share_a_directory(self):
         with workdir.open_workdir(self.root, Config(), update=False):
-            with self.assertRaisesRegex(ValueError, "in use by another run"):
+            with self.assertRaisesRegex(ValueError, "in use by another process"):
                 self.open()
 
     def test_a_file_is_no_directory(self):

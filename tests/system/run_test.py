@@ -258,7 +258,7 @@ class WrongInputTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (("positional",), "error: arguments must be flags, got 'positional'"),
-        (("--stages=train",), "--stages must be of corpus, .*got 'train'"),
+        (("--stages=train",), "--stages must be a list of corpus, .*got 'train'"),
         (
             ("--retrieve.strategies=raslik,guess",),
             "--retrieve.strategies must be a list of random, .*guess",
