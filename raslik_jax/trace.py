@@ -19,17 +19,15 @@ from raslik_jax.data import batches, encoding, prompts, tokenization
 from raslik_jax.data.examples import Example, drop_unanswered, make_example
 from raslik_jax.files import check_shape, read_json
 from raslik_jax.index import search
+from raslik_jax.index.combine import Aggregate, check_agreement
 from raslik_jax.index.store import SketchStore
 from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint
-from raslik_jax.retrieve import sets
+from raslik_jax.retrieve import noise, sets
 from raslik_jax.retrieve.selectors import Selection
-from raslik_jax.run.stages.sketch import (
-    examples_hash,
-    sketch_function,
-    sketched_adapters,
-)
+from raslik_jax.run.stages.sketch import examples_hash, sketch_function, sketched_adapters
 from raslik_jax.run.workspace import Workspace
+from raslik_jax.settings import replaced
 from raslik_jax.sketch import projections
 
 # What is read of an index's identity; an index that no run made has other fields.
@@ -65,8 +63,8 @@ class Trace(NamedTuple):
       queries: the generations, with the model's own answers where none were given.
       toward: examples of the highest scores, best first.
       against: examples of the lowest scores, lowest first.
-      scores: of every example in the order of `ids`; minus infinity for those that can be in no
-        set, deleted ones and those without a gradient.
+      score_N: s_F of every example in the order of `ids`; minus infinity for those that can be in
+        no set, deleted ones and those without a gradient.
       ids: of the index.
       query_QK: unit sketches of the queries.
       center: whether the cosines are centered.
@@ -76,31 +74,32 @@ class Trace(NamedTuple):
     queries: tuple[Example, ...]
     toward: tuple[Influence, ...]
     against: tuple[Influence, ...]
-    scores: sets.QueryScores
+    score_N: Float32[np.ndarray, " N"]
     ids: tuple[str, ...]
     query_QK: Float32[np.ndarray, "Q K"]
     center: bool
-    aggregate: search.Aggregate
+    aggregate: Aggregate
 
 
 def run_of(index: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the work directory that an index lies in: the nearest above it with a config.json.
-
-    Raises:
-      ValueError: there is none.
-    """
+    """Returns the work directory that an index lies in: the nearest above it with a config.json."""
     path = pathlib.Path(index).resolve()
     for folder in path.parents:
         if (folder / "config.json").is_file():
             return folder
     raise ValueError(
         f"the index {path} must lie in the run that made it, no folder above it has a config.json: "
-        "name the work directory with run="
+        "name the work directory as the run"
     )
 
 
 class Tracer:
     """An index and the model that made it, ready to be asked.
+
+    Attributes:
+      store: the index.
+      workspace: of the run that made it.
+      examples: the training examples by their ids.
 
     Example:
       tracer = Tracer("runs/quickstart/sketch/index")
@@ -125,17 +124,9 @@ class Tracer:
         check_shape(made_with, _IDENTITY, f"the identity of the index {shown(str(index), 100)}")
         config = config_from_json(read_json(root / "config.json"))
         # The manifest and not the config says how: the run may have been changed since.
-        config = dataclasses.replace(
-            config,
-            corpus=dataclasses.replace(config.corpus, max_len=made_with["max_len"]),
-            sketch=dataclasses.replace(
-                config.sketch,
-                gradient_at=made_with["gradient_at"],
-                loss=made_with["loss"],
-                targets=made_with["targets"],
-                normalize=made_with["normalize"],
-            ),
-        )
+        names = ("gradient_at", "loss", "targets", "normalize")
+        changes = {f"sketch.{name}": made_with[name] for name in names}
+        config = replaced(config, changes | {"corpus.max_len": made_with["max_len"]})
         self.workspace = Workspace(root, config)
         adapters = sketched_adapters(self.workspace)
         # Refuses, naming each field that differs.
@@ -155,17 +146,13 @@ class Tracer:
         projection = projections.init_projection(spec.seed, spec.family, spec.num_params, spec.size)
         self._sketch = sketch_function(self.workspace, projection, adapters)
         self._positions = {name: position for position, name in enumerate(self.store.ids)}
-        self._examples = {row.example_id: row for row in self.workspace.corpus.train}
-        unknown = self._positions.keys() - self._examples.keys()
+        self.examples = {row.example_id: row for row in self.workspace.corpus.train}
+        unknown = self._positions.keys() - self.examples.keys()
         if unknown:
             raise ValueError(
                 f"the run {shown(str(root), 100)} must have the examples of the index, it lacks "
                 f"{some_of(sorted(unknown), 3)}: name the run that made the index"
             )
-
-    def example(self, example_id: str) -> Example:
-        """Returns the training example of an id in the index."""
-        return self._examples[example_id]
 
     def answer(self, queries: Sequence[Example]) -> tuple[Example, ...]:
         """Returns the queries with the fine-tuned model's greedy answers as their outputs."""
@@ -179,8 +166,7 @@ class Tracer:
     def sketch(self, queries: Sequence[Example]) -> Float32[np.ndarray, "Q K"]:
         """Returns the unit sketches of the queries' gradients, made as the index's rows were.
 
-        Raises:
-          ValueError: a query's prompt leaves no room for its answer.
+        A ValueError where a query's prompt leaves no room for its answer.
         """
         config = self.workspace.config
         encoded = self.workspace.encode(queries, "queries", targets=config.sketch.targets)
@@ -195,15 +181,7 @@ class Tracer:
         return batches.map_rows(lambda batch: self._sketch(batch).unit_BK, encoded, plans)
 
     def trace(
-        self,
-        instruction: str,
-        response: str | None = None,
-        *,
-        input: str = "",
-        top: int = 10,
-        bottom: int = 10,
-        center: bool | None = None,
-        aggregate: search.Aggregate | None = None,
+        self, instruction: str, response: str | None = None, *, input: str = "", **options: Any
     ) -> Trace:
         """Returns what pulls toward one generation and what pulls against it.
 
@@ -211,12 +189,9 @@ class Tracer:
           instruction: the prompt's instruction.
           response: what the model said; None lets it answer, and traces that.
           input: the prompt's input, if any.
-          top, bottom, center, aggregate: see `trace_queries`.
+          **options: of `trace_queries`.
         """
-        query = make_example(instruction, input, response or "")
-        return self.trace_queries(
-            (query,), top=top, bottom=bottom, center=center, aggregate=aggregate
-        )
+        return self.trace_queries((make_example(instruction, input, response or ""),), **options)
 
     def trace_queries(
         self,
@@ -225,7 +200,7 @@ class Tracer:
         top: int = 10,
         bottom: int = 10,
         center: bool | None = None,
-        aggregate: search.Aggregate | None = None,
+        aggregate: Aggregate | None = None,
         finer: SketchStore | None = None,
     ) -> Trace:
         """Returns what pulls toward the mean of several generations and what pulls against it.
@@ -253,26 +228,27 @@ class Tracer:
         queries, line = drop_unanswered(queries)
         self.workspace.tell(line)
         query_QK = self.sketch(queries)
-        ids = [query.example_id for query in queries]
-        found = sets.score_queries(self.store, query_QK, ids, center=center, aggregate=aggregate)
+        asked = search.queries_of_store(self.store, query_QK, center=center)
+        check_agreement(asked.gram_QQ, [query.example_id for query in queries])
+        how: Any = {"center": center, "aggregate": aggregate}
+        score_N = search.score_store(self.store, query_QK, **how)
         tails = search.search_store(
             self.store,
             query_QK,
-            center=center,
-            aggregate=aggregate,
+            **how,
             k_forget=top,
             k_retain=bottom,
             finer=finer,
-            scores=search.Scores(found.forget_N, found.retain_N),
+            score_N=score_N,
         )
 
         def influences(ids: Sequence[str], score_M: np.ndarray) -> tuple[Influence, ...]:
             positions = np.array([self._positions[name] for name in ids], np.int64)
             sigmas: Sequence[float | None] = [None] * len(ids)
             if ids and aggregate == "mean":
-                sigmas = sets.row_sigma(self.store, positions, score_M, found.queries).tolist()
+                sigmas = noise.row_sigma(self.store, positions, score_M, asked).tolist()
             return tuple(
-                Influence(self._examples[name], float(score), sigma)
+                Influence(self.examples[name], float(score), sigma)
                 for name, score, sigma in zip(ids, score_M, sigmas, strict=True)
             )
 
@@ -280,7 +256,7 @@ class Tracer:
             queries=queries,
             toward=influences(tails.forget_ids, tails.forget_scores),
             against=influences(tails.retain_ids, -tails.retain_scores),
-            scores=found,
+            score_N=score_N,
             ids=self.store.ids,
             query_QK=query_QK,
             center=center,
@@ -304,12 +280,12 @@ class Tracer:
             self.workspace.config.retrieve,
             **{"center": trace.center, "aggregate": trace.aggregate, **changes},
         )
-        forget_N, retain_N, queries = trace.scores
         sigma = 0.0
         if settings.select == "margin":
-            sigma = sets.margin_sigma(self.store, queries, forget_N, settings)
-        rows = [self._examples[name] for name in trace.ids]
-        num_targets = sets.count_targets(rows, forget_N > -np.inf)
+            asked = search.queries_of_store(self.store, trace.query_QK, center=trace.center)
+            sigma = noise.margin_sigma(self.store, asked, trace.score_N, settings)
+        rows = [self.examples[name] for name in trace.ids]
+        num_targets = sets.count_targets(rows, trace.score_N > -np.inf)
         return sets.select_sets(
-            forget_N, retain_N, trace.ids, settings, num_targets=num_targets, sigma=sigma
+            trace.score_N, trace.ids, settings, num_targets=num_targets, sigma=sigma
         )

@@ -70,7 +70,7 @@ class ShardedTest(IndexCase):
         np.testing.assert_allclose(sharded.forget_scores, streamed.forget_scores, atol=1e-6)
         np.testing.assert_allclose(sharded.retain_scores, streamed.retain_scores, atol=1e-6)
         with self.assertRaisesRegex(
-            ValueError, "the number of rows must be 0 to the .* that can be found, got 102"
+            ValueError, "the number of rows must be 0 to the .* that can be chosen, got 102"
         ):
             search_sharded(
                 store, held, query_QK, mesh=mesh, center=center, k_forget=102, k_retain=1

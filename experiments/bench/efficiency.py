@@ -147,7 +147,7 @@ class Bench:
         _, query_QK, asked = self.gradient(projection)
         center = self.config.retrieve.center
         _, scored = self.timed(
-            lambda: np.asarray(search.score_store(self.store, query_QK, center=center).forget_N)
+            lambda: np.asarray(search.score_store(self.store, query_QK, center=center))
         )
         return self.line("raslik", asked, scored)
 

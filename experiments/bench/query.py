@@ -38,6 +38,7 @@ import numpy as np
 from experiments.bench import harness
 from experiments.bench.harness import Line
 from raslik_jax.index import quantize, search
+from raslik_jax.index.combine import Aggregate
 from raslik_jax.index.store import SketchStore
 from raslik_jax.messages import shown
 from raslik_jax.settings import setting
@@ -56,7 +57,7 @@ class Options(harness.Options):
     )
     queries: tuple[int, ...] = setting((1, 2, 4, 8), "Numbers of queries to measure.", low=1)
     center: bool = setting(True, "Centered cosine (signs are made centered then).")
-    aggregate: search.Aggregate = setting("mean", "What one score is made of several queries.")
+    aggregate: Aggregate = setting("mean", "What one score is made of several queries.")
     top: int = setting(5000, "Rows from the top (at most all).", low=0)
     bottom: int = setting(2000, "Rows from the bottom (at most all).", low=0)
     chunk_rows: int = setting(512, "Rows of a chunk.", low=1)
@@ -95,13 +96,13 @@ def make_index(options: Options, path: Path, dtype: str) -> SketchStore:
 
 def check(store: SketchStore, query_QK: np.ndarray, *, center: bool) -> None:
     """Raises where a sample of the scores is not what the dtype's definition gives in NumPy."""
-    scores = np.asarray(search.score_store(store, query_QK, center=center).forget_N)
+    scores = search.score_store(store, query_QK, center=center)
     sample = np.linspace(0, store.num_rows - 1, 16).astype(int)
     if store.dtype == "sign":
         direction = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True)
         direction = direction - (store.center_K if center else 0)
         bits = quantize.rotate(direction.astype(np.float32), seed=store.rotation_seed)[0] > 0
-        packed = store.stored_chunk(0)[: min(16, store.num_rows)]
+        packed = store.read_array("rows", 0)[: min(16, store.num_rows)]
         sample = np.arange(len(packed))
         is_set = np.unpackbits(packed, axis=1, bitorder="little") == 1
         expected = np.cos(np.pi * np.mean(is_set != bits, axis=1))
@@ -133,7 +134,7 @@ def measure_dtype(options: Options, path: Path, dtype: str) -> Iterator[Line]:
     start = time.perf_counter()
     store = make_index(options, path, dtype)
     made = time.perf_counter() - start
-    blocks = [store.stored_chunk(chunk) for chunk in range(store.num_chunks)]
+    blocks = [store.read_array("rows", chunk) for chunk in range(store.num_chunks)]
     size = sum(block.nbytes for block in blocks)
     index_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     random = np.random.default_rng(options.seed + 1)

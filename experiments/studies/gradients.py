@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from raslik_jax.config import Config
 from raslik_jax.data.examples import QUERY_SETS
-from raslik_jax.index import search
+from raslik_jax.index.combine import Aggregate
 from raslik_jax.messages import shown
 from raslik_jax.report import tables
 from raslik_jax.run import exact_gradients
@@ -16,7 +16,7 @@ from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import Settings, setting
 
 # How the scores of several queries become one.
-Combination = search.Aggregate
+Combination = Aggregate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

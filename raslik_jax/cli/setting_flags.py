@@ -1,6 +1,6 @@
 """Settings as flags: one for each, with its dotted name, default and help."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, get_args, get_origin
 
 from absl import flags
@@ -21,7 +21,14 @@ _SCALARS: dict[Any, Any] = {
 
 def define(defaults: settings.Settings, flag_values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the flags of all settings."""
-    for leaf in settings.leaves(defaults):
+    define_leaves(settings.leaves(defaults), flag_values)
+
+
+def define_leaves(
+    leaves: Iterable[settings.Leaf], flag_values: flags.FlagValues = flags.FLAGS
+) -> None:
+    """Defines the flags of some settings."""
+    for leaf in leaves:
         text = f"{leaf.member}: {leaf.metadata['help']}" if leaf.member else leaf.metadata["help"]
         choices = settings.choices_of(leaf.hint, leaf.metadata)
         arguments: dict[str, Any] = {"name": leaf.name, "default": leaf.value}

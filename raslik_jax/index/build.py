@@ -1,15 +1,14 @@
 """Fills an index: gradients batch by batch, committed chunk by chunk."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from raslik_jax.data.batches import DUMMY_ROW, BatchPlan
+from raslik_jax.data.batches import DUMMY_ROW, Batch, BatchPlan, each_batch
+from raslik_jax.data.encoding import Encoded
 from raslik_jax.index.store import SketchStore
 from raslik_jax.sketch.gradients import Sketches
-
-# Sketches of a planned batch, its dummy rows included; arrays on the host.
-SketchBatch = Callable[[BatchPlan], Sketches]
 
 _COMMITS = 64
 _MAX_CHUNK_ROWS = 1024
@@ -26,70 +25,45 @@ def choose_chunk_rows(plans: Sequence[BatchPlan]) -> int:
     return min(-(-rows // 8) * 8, _MAX_CHUNK_ROWS)
 
 
-def sketch_chunk(
+def fill_store(
+    store: SketchStore,
+    encoded: Encoded,
     plans: Sequence[BatchPlan],
-    span: slice,
-    sketch_batch: SketchBatch,
+    sketch: Callable[[Batch], Sketches],
     *,
+    chunks: Iterable[int],
     count: Callable[[int], None] = lambda rows: None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows and norms at these positions of the sketching order.
+) -> int:
+    """Makes and commits the rows of these chunks; how many were made.
 
     Whole batches are computed even where a chunk needs a part of one, so that what a batch holds,
     and with it every bit of a row, never depends on what is left to do.
 
     Args:
-      plans: batches of the whole corpus.
-      span: positions in the sketching order.
-      sketch_batch: makes the sketches of one batch.
-      count: is given the number of rows after every batch.
-    """
-    units, norms, start = [], [], 0
-    for plan in plans:
-        is_real_B = plan.rows != DUMMY_ROW
-        stop = start + int(is_real_B.sum())
-        if start < span.stop and stop > span.start:
-            sketches = sketch_batch(plan)
-            part = slice(max(span.start - start, 0), span.stop - start)
-            units.append(np.asarray(sketches.unit_BK)[is_real_B][part])
-            norms.append(np.asarray(sketches.norm_B)[is_real_B][part])
-            count(len(norms[-1]))
-        start = stop
-    return np.concatenate(units), np.concatenate(norms)
-
-
-def latest_kept(sketch_batch: SketchBatch) -> SketchBatch:
-    """Returns the function with its last result kept: neighboring chunks share a batch."""
-    kept: list[tuple[BatchPlan, Sketches]] = []
-
-    def sketch(plan: BatchPlan) -> Sketches:
-        if not kept or kept[0][0] is not plan:
-            kept[:] = [(plan, sketch_batch(plan))]
-        return kept[0][1]
-
-    return sketch
-
-
-def fill_store(
-    store: SketchStore,
-    plans: Sequence[BatchPlan],
-    sketch_batch: SketchBatch,
-    *,
-    chunks: Iterable[int] | None = None,
-    count: Callable[[int], None] = lambda rows: None,
-) -> int:
-    """Makes and commits rows, chunk by chunk, until nothing is missing; how many were made.
-
-    Args:
       store: index whose ids are in the plans' sketching order.
+      encoded: the corpus.
       plans: batches of the whole corpus, the same on every run.
-      sketch_batch: makes the sketches of one batch.
-      chunks: chunks to make; None for those that are missing.
+      sketch: makes the sketches of one batch.
+      chunks: such as `store.missing_chunks()`.
       count: is given the number of rows after every batch, committed or not yet.
     """
-    sketch, made = latest_kept(sketch_batch), 0
-    for chunk in store.missing_chunks() if chunks is None else chunks:
+    sizes = [int((plan.rows != DUMMY_ROW).sum()) for plan in plans]
+    starts = np.cumsum([0, *sizes]).tolist()
+
+    @functools.lru_cache(maxsize=1)  # neighboring chunks share a batch
+    def sketches_of(number: int) -> Sketches:
+        ((_, found),) = each_batch(sketch, encoded, [plans[number]])
+        return found
+
+    made = 0
+    for chunk in chunks:
         span = store.chunk_positions(chunk)
-        store.write_chunk(chunk, *sketch_chunk(plans, span, sketch, count=count))
+        parts = []
+        for number, start in enumerate(starts[:-1]):
+            if start < span.stop and starts[number + 1] > span.start:
+                part = slice(max(span.start - start, 0), span.stop - start)
+                parts.append([values[part] for values in sketches_of(number)])
+                count(len(parts[-1][0]))
+        store.write_chunk(chunk, *map(np.concatenate, zip(*parts, strict=True)))
         made += span.stop - span.start
     return made

@@ -26,30 +26,6 @@ _HOST = socket.gethostname()
 _CLAIM = {"worker": str, "host": str, "pid": int, "beat": int, "index": str}
 
 
-def _is_void(value: bytes, origin: str) -> bool:
-    """Whether a claim need not be waited for.
-
-    It is of an index that was here before, or of a process of this host that is no more. One that
-    cannot be read, such as one that is just being written, is waited for like any other.
-    """
-    try:
-        claim = parse_json(value.decode(errors="replace"), "a claim")
-        check_shape(claim, _CLAIM, "a claim")
-    except ValueError:
-        return False
-    if claim["index"] != origin:
-        return True
-    if claim["host"] != _HOST:
-        return False
-    try:
-        os.kill(claim["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except (PermissionError, OverflowError):
-        return False
-    return False
-
-
 class Claim(NamedTuple):
     """A chunk that is this job's for now."""
 
@@ -83,17 +59,15 @@ class Claims:
                 f"expiry_s must be longer than heartbeat_s, got {heartbeat_s=}, {expiry_s=}: make "
                 "it several times as long"
             )
-        self._store, self._place = store, store.place
-        self._worker = worker
-        self._heartbeat_s = heartbeat_s
-        self._expiry_s = expiry_s
-        self._clock = clock
+        self._store, self._place, self._worker = store, store.place, worker
+        self._heartbeat_s, self._expiry_s, self._clock = heartbeat_s, expiry_s, clock
         self._seen: dict[int, tuple[bytes, float]] = {}  # of others: generation, since when
 
     def take(self) -> Claim | None:
         """Returns a missing chunk that is now this job's, or None while others have them all."""
         try:
-            return self._take()
+            claims = map(self._claim, self._store.missing_chunks())
+            return next((claim for claim in claims if claim is not None), None)
         except OSError:
             # Another job that found the index complete clears the claims away, ours under our
             # hands. That is no failure of this one; anything else is.
@@ -101,27 +75,44 @@ class Claims:
                 raise
             return None
 
-    def _take(self) -> Claim | None:
-        for chunk in self._store.missing_chunks():
-            file, value = claim_file(chunk), self._value(chunk, 0)
-            seen = self._place.look(file)
-            if seen.value is not None and not (
-                _is_void(seen.value, self._store.manifest.chunks[chunk].origin)
-                or self._is_expired(chunk, seen.generation)
-            ):
-                continue
-            self._store.require_current(chunk)
-            if seen.value is None:
-                generation = self._place.create(file, value, seen.generation)
-            else:
-                generation = self._place.write(file, value, if_equal=seen.generation)
-            if not generation:
-                continue  # another job was faster
-            # Its last maker may have committed it between our look and our claim.
-            if chunk in self._store.missing_chunks():
-                return Claim(chunk, generation)
-            self._place.delete(file, if_equal=generation)
+    def _claim(self, chunk: int) -> Claim | None:
+        """Claims a chunk; None where it is another job's, or committed."""
+        file, value = claim_file(chunk), self._value(chunk, 0)
+        seen = self._place.look(file)
+        if seen.value is not None and not (
+            self._is_void(chunk, seen.value) or self._is_expired(chunk, seen.generation)
+        ):
+            return None
+        self._store.require_current(chunk)
+        if seen.value is None:
+            generation = self._place.create(file, value, seen.generation)
+        else:
+            generation = self._place.write(file, value, if_equal=seen.generation)
+        if not generation:
+            return None  # another job was faster
+        # Its last maker may have committed it between our look and our claim.
+        if chunk in self._store.missing_chunks():
+            return Claim(chunk, generation)
+        self._place.delete(file, if_equal=generation)
         return None
+
+    def _is_void(self, chunk: int, value: bytes) -> bool:
+        """Whether a claim is of an index that was here before, or of a dead process of this host.
+
+        One that cannot be read, such as one just being written, is waited for like any other.
+        """
+        try:
+            claim = parse_json(value.decode(errors="replace"), "a claim")
+            check_shape(claim, _CLAIM, "a claim")
+            if claim["index"] == self._origin(chunk):
+                if claim["host"] == _HOST:
+                    os.kill(claim["pid"], 0)
+                return False
+        except ProcessLookupError:
+            return True
+        except (ValueError, PermissionError, OverflowError):
+            return False
+        return True
 
     def _is_expired(self, chunk: int, generation: bytes) -> bool:
         now = self._clock()
@@ -131,36 +122,35 @@ class Claims:
         self._seen[chunk] = (generation, since)
         return now - since > self._expiry_s
 
+    def _origin(self, chunk: int) -> str:
+        return self._store.manifest.chunks[chunk].origin
+
     def _value(self, chunk: int, beat: int) -> bytes:
-        claim = {
-            "worker": self._worker,
-            "host": _HOST,
-            "pid": os.getpid(),
-            "beat": beat,
-            "index": self._store.manifest.chunks[chunk].origin,
-        }
-        return json.dumps(claim).encode()
+        claim = (self._worker, _HOST, os.getpid(), beat, self._origin(chunk))
+        return json.dumps(dict(zip(_CLAIM, claim, strict=True))).encode()
 
     @contextlib.contextmanager
     def beating(self, claim: Claim) -> Iterator[None]:
         """Keeps a claim alive, and drops it at the end."""
-        stop, file = threading.Event(), claim_file(claim.chunk)
-        generation = claim.generation
+        stop, file, generation = threading.Event(), claim_file(claim.chunk), claim.generation
+
+        def write(value: bytes | None) -> None:
+            # Not where the index was moved away: a write would make it again. A full disk must not
+            # stop the heart: the next beat may succeed. A claim that cannot be dropped will expire.
+            nonlocal generation
+            local = self._place.local
+            with contextlib.suppress(OSError):
+                is_there = local is None or local.is_dir()
+                generation = (
+                    self._place.write(file, value, if_equal=generation) if is_there else b""
+                )
 
         def beat() -> None:
-            nonlocal generation
             number = 0
+            # An empty generation: the claim was taken over, or the complete index has none.
             while generation and not stop.wait(self._heartbeat_s):
                 number += 1
-                # A full disk must not stop the heart: the next beat may succeed. An empty
-                # generation says that the claim was taken over, or cleared away because the index
-                # is complete; one that was moved away must not be made again by a write.
-                with contextlib.suppress(OSError):
-                    value = self._value(claim.chunk, number)
-                    is_there = self._place.is_there()
-                    generation = (
-                        self._place.write(file, value, if_equal=generation) if is_there else b""
-                    )
+                write(self._value(claim.chunk, number))
 
         heart = threading.Thread(target=beat, name=f"claim on chunk {claim.chunk}", daemon=True)
         heart.start()
@@ -169,11 +159,8 @@ class Claims:
         finally:
             stop.set()
             heart.join()
-            # A claim that cannot be dropped, since a finishing job is clearing all of them or the
-            # disk is full, will expire or be cleared: it guards nothing.
-            if generation and self._place.is_there():
-                with contextlib.suppress(OSError):
-                    self._place.delete(file, if_equal=generation)
+            if generation:
+                write(None)
 
 
 def claim_file(chunk: int) -> str:
@@ -196,14 +183,12 @@ def claimed_chunks(
 
     Args:
       store: the index, the same for all jobs (`SketchStore.create` by each of them is safe).
-      worker: names the job; different for each (host name and process id, say).
-      heartbeat_s: seconds between two heartbeats.
-      expiry_s: seconds after which a claim without heartbeats is void.
+      worker, heartbeat_s, expiry_s: see `Claims`.
       poll_s: seconds between two looks while waiting.
 
     Example:
       for chunk in claimed_chunks(store, worker=f"{socket.gethostname()}-{os.getpid()}"):
-        store.write_chunk(chunk, *sketch(store.chunk_ids(chunk)))
+        store.write_chunk(chunk, *sketch(store.ids[store.chunk_positions(chunk)]))
       store.finish()
     """
     claims = Claims(store, worker=worker, heartbeat_s=heartbeat_s, expiry_s=expiry_s)

@@ -1,12 +1,13 @@
-"""Directions of queries, and how the scores of several queries become one.
+"""Queries of one behavior: their directions, whether they agree, how their scores become one.
 
-NumPy, on the host.
+And what every ranking needs: the other pole, and the best of the scores. NumPy, on the host.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 Aggregate = Literal["mean", "mean_rank", "common"]
 
@@ -18,11 +19,9 @@ COMMON_RIDGE = 0.5
 def directions(
     vector_MK: Float[np.ndarray, "M K"], mean_K: Float[np.ndarray, " K"] | None = None
 ) -> Float[np.ndarray, "M K"]:
-    """Returns unit vectors, less the mean and at length 1 again; what has no length stays zero.
+    """Returns unit vectors, less the mean of unit vectors if given, at length 1 again.
 
-    Args:
-      vector_MK: of any length.
-      mean_K: mean of unit vectors, subtracted where cosines are centered.
+    What has no length stays zero.
     """
     unit_MK = np.asarray(vector_MK, np.float64)
     for shift_K in (0.0, 0.0 if mean_K is None else np.asarray(mean_K, np.float64)):
@@ -32,31 +31,32 @@ def directions(
     return unit_MK
 
 
-def query_weights(
-    direction_QK: Float[np.ndarray, "Q K"], how: Aggregate
-) -> Float[np.ndarray, "G Q"]:
-    """Returns how the cosines of Q queries make G scores: one, or for `mean_rank` one each."""
-    count = len(direction_QK)
-    if how == "mean_rank":
-        return np.eye(count)
-    if how == "common":
-        return common_weights(direction_QK @ direction_QK.T)[None]
-    return np.full((1, count), 1 / count)
+def check_agreement(query_gram_QQ: Float[np.ndarray, "Q Q"], ids: Sequence[str]) -> None:
+    """Raises a ValueError where queries point apart, naming those that do most.
+
+    The mean score of queries that point against each other means nothing. Unrelated queries have a
+    mean direction of squared length 1 / Q; less than half of that is refused.
+
+    Args:
+      query_gram_QQ: cosines between the queries, of the centered sketches where scores are.
+      ids: of the queries.
+    """
+    count, square = len(query_gram_QQ), query_gram_QQ.mean()
+    if square < 0.5 / count:
+        worst = np.argsort(query_gram_QQ.sum(axis=1), kind="stable")[:3]
+        raise ValueError(
+            f"queries must be of one behavior, the {count} sketches point apart (mean direction of "
+            f"squared length {square:.3g}, {1 / count:.3g} is unrelated); most of all "
+            f"{[ids[i] for i in worst]}: trace them one by one"
+        )
 
 
 def common_weights(query_gram_QQ: Float[np.ndarray, "Q Q"]) -> Float[np.ndarray, " Q"]:
     """Returns weights w of the queries for which sum_q w_q u_q is what they have in common.
 
-    w = (C + ridge I)^-1 1, scaled to a sum of 1, with C the cosines between the queries. Of all
-    directions this is the one that ridge regression finds for "the inner product with every query
-    is 1". A mean is pulled to wherever many queries happen to lie; here a query that says what
-    others have said counts less, so that what is left is shared by all. With a large ridge it is
-    the mean, with one query that query. Weights may be negative.
-
-    Linear in the queries, as the mean is, so it costs no more at search; C comes from sketches.
-
-    Args:
-      query_gram_QQ: cosines between the (centered) queries.
+    w = (C + ridge I)^-1 1, scaled to a sum of 1, with C the cosines between the (centered) queries:
+    the direction that ridge regression finds for "the inner product with every query is 1". A query
+    that says what others have said counts less than in a mean. Weights may be negative.
     """
     count = len(query_gram_QQ)
     gram_QQ = np.asarray(query_gram_QQ, np.float64) + COMMON_RIDGE * np.eye(count)
@@ -84,3 +84,36 @@ def aggregate_scores(
 
     rank_QN = scipy.stats.rankdata(score_QN, axis=1)  # 1 is the lowest score
     return 2 * (rank_QN.mean(axis=0) - 1) / max(score_QN.shape[1] - 1, 1) - 1
+
+
+def opposite(score_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    """Returns s_R = -s_F (Algorithm 1, line 4); who is barred by minus infinity stays barred."""
+    return np.where(np.isneginf(score_N), -np.inf, -score_N)
+
+
+def best_positions(
+    score_N: Float[np.ndarray, " N"],
+    ids: Sequence[str],
+    count: int,
+    name: str = "the number of rows",
+) -> Int[np.ndarray, " k"]:
+    """Returns the positions of the `count` highest scores, best first, equal ones by id.
+
+    Raises:
+      ValueError: fewer have a score above minus infinity; `name` says what `count` is.
+    """
+    check_count(count, int(np.sum(score_N > -np.inf)), name)
+    if count == 0:
+        return np.zeros(0, np.int64)
+    threshold = np.partition(score_N, len(score_N) - count)[len(score_N) - count]
+    within = np.flatnonzero(score_N >= threshold)  # all ties of the last one among them
+    order = np.lexsort((np.array([ids[i] for i in within.tolist()]), -score_N[within]))
+    return within[order[:count]]
+
+
+def check_count(count: int, eligible: int, name: str = "the number of rows") -> None:
+    """Raises a ValueError where more rows are asked for than can be found."""
+    if not 0 <= count <= eligible:
+        raise ValueError(
+            f"{name} must be 0 to the {eligible} that can be chosen, got {count}: ask for fewer"
+        )

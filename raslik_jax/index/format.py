@@ -27,7 +27,7 @@ import functools
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -36,6 +36,7 @@ import numpy as np
 from raslik_jax.files import check_shape
 from raslik_jax.index.quantize import rotated_size
 from raslik_jax.messages import shown
+from raslik_jax.settings import flat
 
 INDEX_FORMAT = 3
 # How rows are stored, each with the NumPy dtype of its array. "int8" has a scale per row, "sign" is
@@ -48,7 +49,6 @@ DTYPES: Mapping[str, np.dtype] = {
 }
 MANIFEST = "manifest.json"
 _SHAPE = {
-    "index_format": int,
     "size": int,
     "dtype": str,
     "chunk_rows": int,
@@ -132,20 +132,11 @@ class Manifest:
             start = end
         return tuple(found)
 
-    @property
-    def is_rotated(self) -> bool:
-        """Whether rows are stored after the rotation of `quantize.rotate`."""
-        return self.rotation_seed is not None
-
-    @property
-    def stored_size(self) -> int:
-        """Numbers a stored row stands for."""
-        return rotated_size(self.size) if self.is_rotated else self.size
-
     @functools.cached_property
     def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of one chunk of every array."""
-        width = self.stored_size // 8 if self.dtype == "sign" else self.stored_size
+        stored = self.size if self.rotation_seed is None else rotated_size(self.size)
+        width = stored // 8 if self.dtype == "sign" else stored
         column = ((self.chunk_rows,), np.dtype(np.float32))
         found: dict[str, tuple[tuple[int, ...], np.dtype]] = {
             "rows": ((self.chunk_rows, width), DTYPES[self.dtype]),
@@ -155,13 +146,12 @@ class Manifest:
         if self.dtype == "int8":
             found["scales"] = column
         if self.dtype != "sign":
-            found["sums"] = ((1, self.stored_size), np.dtype(np.int64))
+            found["sums"] = ((1, stored), np.dtype(np.int64))
         return found
 
     def chunk_file(self, array: str, chunk: int) -> str:
         """Returns the name of the file of a chunk of an array."""
-        dimensions = len(self.arrays[array][0])
-        return "/".join([array, "c", str(chunk), *["0"] * (dimensions - 1)])
+        return f"{array}/c/{chunk}" + "/0" * (len(self.arrays[array][0]) - 1)
 
     def zarr_files(self) -> dict[str, bytes]:
         """Returns the zarr.json of every array, for other readers: a function of the manifest."""
@@ -192,11 +182,7 @@ class Manifest:
         return sealed({"chunk": chunk, "rows": count, "index": origin, "checksums": checksums})
 
     def read_record(self, chunk: int, value: bytes, file: str) -> dict[str, int]:
-        """Returns the checksums of a commit record.
-
-        Raises:
-          ValueError: it is damaged, or not of this chunk of this index.
-        """
+        """Returns the checksums of a commit record; a ValueError where it is not this chunk's."""
         record = unsealed(value, file)
         check_shape(record, _RECORD, file)
         span, origin = self.chunks[chunk]
@@ -208,24 +194,20 @@ class Manifest:
 
 
 def read_manifest(value: bytes, path: str) -> Manifest:
-    """Returns the manifest that a file holds.
-
-    Args:
-      value: content of the file.
-      path: of the index, for errors.
+    """Returns the manifest that a file of the index at `path` holds.
 
     Raises:
       ValueError: it is damaged, or of another format.
     """
     file = f"{path}/{MANIFEST}"
     record = unsealed(value, file)
-    if record.get("index_format") != INDEX_FORMAT:
+    found = record.pop("index_format", None)
+    if found != INDEX_FORMAT:
         raise ValueError(
-            f"the index {path} was made by another version (index_format "
-            f"{shown(record.get('index_format'))}, this version reads {INDEX_FORMAT}): sketch again"
+            f"the index {path} was made by another version (index_format {shown(found)}, this "
+            f"version reads {INDEX_FORMAT}): sketch again"
         )
     check_shape(record, _SHAPE, file)
-    del record["index_format"]
     record["segments"] = tuple(Segment(**segment) for segment in record["segments"])
     return Manifest(**record | {"deleted": tuple(record["deleted"])})
 
@@ -258,7 +240,7 @@ def check_settings(manifest: Manifest, ids: Sequence[str], center_K: np.ndarray 
 
 def refuse_differences(path: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Raises a ValueError that names the fields in which an index differs from what is asked."""
-    stored, given = _flatten(stored), _flatten(given)
+    stored, given = flat(stored), flat(given)
     differing = [
         f"{name} (index: {shown(stored.get(name, 'absent'), 24)}, "
         f"asked for: {shown(given.get(name, 'absent'), 24)})"
@@ -272,24 +254,9 @@ def refuse_differences(path: str, stored: Mapping[str, Any], given: Mapping[str,
         )
 
 
-def refuse_other_ids(path: str, stored: tuple[str, ...], given: tuple[str, ...]) -> None:
-    """Raises a ValueError where an index has other rows than are asked for."""
-    if stored == given:
-        return
-    what = f"it has {len(stored)} ids, {len(given)} were given"
-    if len(stored) == len(given):
-        first = next(i for i, (a, b) in enumerate(zip(stored, given, strict=True)) if a != b)
-        what = f"its id {first} is {stored[first]!r}, {given[first]!r} was given"
-    raise ValueError(
-        f"the index {path} was made for other rows: {what}: use append for new rows, or another "
-        "path"
-    )
-
-
-def make_segment(ids: Iterable[str]) -> tuple[Segment, bytes]:
+def make_segment(ids: Sequence[str]) -> tuple[Segment, bytes]:
     """Returns a segment of these ids, and the content of their file."""
-    ids = list(ids)
-    value = json_bytes(ids)
+    value = json_bytes(list(ids))
     return Segment(len(ids), hashlib.sha256(value).hexdigest()), value
 
 
@@ -307,11 +274,11 @@ def unsealed(value: bytes, file: str) -> dict[str, Any]:
     """Returns a record that was sealed; ValueError where a byte of it has changed."""
     try:
         record = json.loads(value)
-        seal = record.pop("crc32")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        del record["crc32"]
+        is_whole = value == sealed(record)  # bytes: a flip inside white space is damage too
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{file} is damaged: it is no sealed JSON record") from None
-    # Bytes, not values: a flip inside white space is damage too.
-    if zlib.crc32(json_bytes(record)) != seal or value != sealed(record):
+    if not is_whole:
         raise ValueError(f"{file} is damaged: its content does not match its checksum")
     return record
 
@@ -319,17 +286,3 @@ def unsealed(value: bytes, file: str) -> dict[str, Any]:
 def checksum(values: np.ndarray) -> int:
     """Returns the CRC-32 of an array's bytes."""
     return zlib.crc32(np.ascontiguousarray(values).view(np.uint8).data)
-
-
-def center_bytes(center_K: np.ndarray) -> bytes:
-    """Returns the content of the file of a center."""
-    return center_K.astype("<f8").tobytes()
-
-
-def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, Mapping) and value:
-        fields: dict[str, Any] = {}
-        for key, inner in value.items():
-            fields |= _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
-        return fields
-    return {prefix: value}

@@ -27,7 +27,12 @@ class Read(NamedTuple):
 
 
 class Place:
-    """Files by name, in a folder or below a prefix."""
+    """Files by name, in a folder or below a prefix. A write that fails is an OSError.
+
+    Attributes:
+      path: of the folder, or the prefix.
+      local: the folder; None of a prefix.
+    """
 
     def __init__(self, path: str | os.PathLike):
         text = os.fspath(path)
@@ -36,10 +41,6 @@ class Place:
         self.local = None if is_remote else Path(self.path)
         spec: Any = f"{self.path}/" if is_remote else {"driver": "file", "path": f"{self.path}/"}
         self._kv = ts.KvStore.open(spec, context=_CONTEXT).result()
-
-    def is_there(self) -> bool:
-        """Returns whether a local folder is still there: a write would make it again."""
-        return self.local is None or self.local.is_dir()
 
     def look(self, name: str) -> Read:
         """Returns a file with its generation."""
@@ -57,9 +58,7 @@ class Place:
 
     def names(self, folder: str = "") -> set[str]:
         """Returns the names of all files, or of those of one folder."""
-        # "0" is the character after "/".
-        within = ts.KvStore.KeyRange(f"{folder}/", f"{folder}0") if folder else None
-        keys = self._kv.list(within).result() if within else self._kv.list().result()
+        keys = self._kv.list(_within(folder) if folder else None).result()
         return {key.decode() for key in keys if not key.endswith(_UNFINISHED.encode())}
 
     def map(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -81,12 +80,8 @@ class Place:
                 return np.frombuffer(value, dtype).reshape(shape)
         raise ValueError(f"it must have {size} bytes, it has {actual}")
 
-    def write(self, name: str, value: bytes, *, if_equal: bytes | None = None) -> bytes:
-        """Writes a file; returns its generation, empty where `if_equal` is another's.
-
-        Raises:
-          OSError: the disk is full or the write failed.
-        """
+    def write(self, name: str, value: bytes | None, *, if_equal: bytes | None = None) -> bytes:
+        """Writes a file; returns its generation, empty where `if_equal` is another's."""
         with self._explained(name):
             return self._kv.write(name, value, if_equal=if_equal).result().generation
 
@@ -113,23 +108,20 @@ class Place:
 
     def delete(self, name: str, *, if_equal: bytes | None = None) -> None:
         """Deletes a file, if it is of a generation where one is given."""
-        with self._explained(name):
-            self._kv.write(name, None, if_equal=if_equal).result()
+        self.write(name, None, if_equal=if_equal)
 
     def delete_folder(self, folder: str) -> None:
         """Deletes all files of a folder, and the folder."""
         with self._explained(folder):
-            self._kv.delete_range(ts.KvStore.KeyRange(f"{folder}/", f"{folder}0")).result()
+            self._kv.delete_range(_within(folder)).result()
         if self.local is not None:
             with contextlib.suppress(OSError):  # a slow job may be looking at its claim
                 (self.local / folder).rmdir()
 
     def clear_unfinished(self) -> None:
         """Deletes what was being written by processes that are dead, or too late."""
-        if self.local is None:
-            return
         # Not rglob, which fails where another job removes a folder under its feet.
-        for folder, _, names in os.walk(self.local):
+        for folder, _, names in os.walk(self.local) if self.local else ():
             for name in names:
                 if name.endswith(_UNFINISHED):
                     Path(folder, name).unlink(missing_ok=True)
@@ -147,3 +139,7 @@ class Place:
                 f"{'No space left' if full else 'Failed'} writing {name} of the index "
                 f"{self.path}: what was committed is safe; {advice} and start again ({error})",
             ) from None
+
+
+def _within(folder: str) -> ts.KvStore.KeyRange:
+    return ts.KvStore.KeyRange(f"{folder}/", f"{folder}0")  # "0" is the character after "/"

@@ -64,9 +64,7 @@ def _hadamard_columns(columns_WC: np.ndarray) -> None:
 def rotate(rows_CK: Float[np.ndarray, "C K"], *, seed: int) -> Float[np.ndarray, "C W"]:
     """Returns H D x / sqrt(W) of each row: random sign flip, then Walsh-Hadamard transform.
 
-    Args:
-        rows_CK: float32 or float64 rows; zero coordinates are appended up to W.
-        seed: of the sign flips.
+    Rows are float32 or float64; zero coordinates are appended up to W.
     """
     count, size = rows_CK.shape
     width = rotated_size(size)
@@ -98,12 +96,7 @@ def unrotate(
 
 
 def quantize_int8(rotated_CW: Float32[np.ndarray, "C W"]) -> Int8Rows:
-    """Returns each row as round(x / scale), scale = max |x| / 127; a zero row has scale 0.
-
-    The estimate of <q, x> from it errs by about |q| scale / sqrt(12): each coordinate's rounding
-    error is uniform within half a step. For W Gaussian coordinates that is
-    sqrt(2 ln W / W) / 127 / sqrt(12), or 4e-5 at W = 65,536.
-    """
+    """Returns each row as round(x / scale), scale = max |x| / 127; a zero row has scale 0."""
     scale_C = np.abs(rotated_CW).max(axis=1) / np.float32(INT8_LEVELS)
     divisor_C = np.where(scale_C > 0, scale_C, np.float32(1))
     return Int8Rows(np.rint(rotated_CW / divisor_C[:, None]).astype(np.int8), scale_C)
@@ -140,13 +133,8 @@ def int8_error(scale_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
 
     A coordinate's rounding error is uniform within half a step, and the query a unit vector (a
     mean of several is shorter, and errs less): about 4e-5 at W = 65,536. The query's own two 8-bit
-    terms add 1 / 254 of that.
-
-    For comparison, bfloat16 rows err at most 2^-8 (Cauchy-Schwarz), and by about 1.6e-3 / sqrt(K)
-    where coordinates are of like size and their roundings cancel.
-
-    Args:
-      scale_N: `SketchStore.scales`.
+    terms add 1 / 254 of that. For comparison, bfloat16 rows err at most 2^-8, and by about
+    1.6e-3 / sqrt(K) where coordinates are of like size.
     """
     return scale_N / np.sqrt(12)
 
@@ -162,10 +150,6 @@ def sign_error(score_N: Float[np.ndarray, " N"], *, width: int) -> Float[np.ndar
     error, 1 / sqrt(K), is a part of it. Against the cosine of the sketches it is less: at right
     angles sqrt(1 - 4 / pi^2) = 0.77 of it, since signs agree more where products are positive.
     For a mean over queries both are upper bounds: as far as queries agree, they err alike.
-
-    Args:
-      score_N: the estimates, of one query.
-      width: W of `rotated_size`.
     """
     angle_N = np.arccos(np.clip(np.asarray(score_N, np.float64), -1, 1))
     share_N = angle_N / np.pi

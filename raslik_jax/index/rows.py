@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int64, Shaped
+from jaxtyping import Float, Float32, Float64, Int64
 
 from raslik_jax.index.format import DTYPES, Manifest
-from raslik_jax.index.quantize import pack_signs, quantize_int8, rotate, unpack_signs, unrotate
+from raslik_jax.index.quantize import pack_signs, quantize_int8, rotate, unrotate
 
 # Chunk sums are integers in units of 2^-40: integer addition is associative, so the mean of a store
 # is the same bits whatever the chunks, their order, or the path of appends and deletions.
@@ -39,20 +39,19 @@ def encode_chunk(
     center_K: Float64[np.ndarray, " K"] | None,
 ) -> dict[str, np.ndarray]:
     """Returns the arrays of one chunk, padded to whole chunks."""
-    norms_C = np.asarray(norms_C, np.float32)
+    norms_C, seed = np.asarray(norms_C, np.float32), manifest.rotation_seed or 0
     arrays: dict[str, np.ndarray] = {"norms": norms_C}
     if manifest.dtype == "sign":
         is_zero_C = norms_C == 0
         if center_K is not None:
             rows_CK = (rows_CK - center_K).astype(np.float32)
             rows_CK[is_zero_C] = 0  # a zero gradient has no direction, centered or not
-        seed = manifest.rotation_seed or 0
         arrays["rows"] = pack_signs(rotate(rows_CK, seed=seed), seed=seed)
         seen_CW = np.where(is_zero_C, np.float32(0), np.float32(1))[:, None]
     elif manifest.dtype == "int8":
-        values_CW, scale_C = quantize_int8(rotate(rows_CK, seed=manifest.rotation_seed or 0))
+        values_CW, scale_C = quantize_int8(rotate(rows_CK, seed=seed))
         arrays |= {"rows": values_CW, "scales": scale_C}
-        seen_CW = from_int8(values_CW, scale_C)
+        seen_CW = values_CW.astype(np.float32) * scale_C[:, None]
     else:
         arrays["rows"] = seen_CW = rows_CK.astype(DTYPES[manifest.dtype])
     arrays["lengths"] = row_lengths(seen_CW).astype(np.float32)
@@ -65,29 +64,11 @@ def encode_chunk(
     return padded
 
 
-def decode_rows(
-    manifest: Manifest, stored_CW: Shaped[np.ndarray, "C _"], scale_C: Float32[np.ndarray, " C"]
-) -> Float32[np.ndarray, "C W"]:
-    """Returns rows as float32, in the coordinates they are stored in."""
-    if manifest.dtype == "sign":
-        return unpack_signs(stored_CW)
-    if manifest.dtype == "int8":
-        return from_int8(stored_CW, scale_C)
-    return stored_CW.astype(np.float32)
-
-
-def from_int8(
-    values_CW: Shaped[np.ndarray, "C W"], scale_C: Float32[np.ndarray, " C"]
-) -> Float32[np.ndarray, "C W"]:
-    """Returns 8-bit rows times their scales."""
-    return values_CW.astype(np.float32) * scale_C[:, None]
-
-
 def unrotated(manifest: Manifest, rows_CW: Float[np.ndarray, "C W"]) -> Float[np.ndarray, "C K"]:
     """Returns rows in the coordinates of the sketch."""
-    if not manifest.is_rotated:
+    if manifest.rotation_seed is None:
         return rows_CW
-    return unrotate(rows_CW, size=manifest.size, seed=manifest.rotation_seed or 0)
+    return unrotate(rows_CW, size=manifest.size, seed=manifest.rotation_seed)
 
 
 def row_lengths(rows_CK: Float[np.ndarray, "C K"]) -> Float64[np.ndarray, " C"]:
@@ -108,16 +89,13 @@ def fixed_point_sum(rows_CK: Float[np.ndarray, "C K"]) -> Int64[np.ndarray, " K"
     return total_K
 
 
-def mean_of_sums(
-    sums: Iterable[Int64[np.ndarray, " K"]], size: int, count: int
-) -> Float64[np.ndarray, " K"]:
-    """Returns the mean of `count` rows from the sums of their chunks, rounded once."""
+def mean_of_sums(sums: Iterable[Int64[np.ndarray, " K"]], count: int) -> Float64[np.ndarray, " K"]:
+    """Returns the mean of `count` rows from the sums of one or more chunks, rounded once."""
     # Two words: one would overflow at 8 million rows that share a coordinate.
-    high_K, low_K = np.zeros((2, size), np.int64)
     mask = (1 << _LOW_BITS) - 1
+    high_K = low_K = np.zeros((), np.int64)
     for sum_K in sums:
-        high_K += sum_K >> _LOW_BITS
-        low_K += sum_K & mask
-    high_K += low_K >> _LOW_BITS
+        high_K, low_K = high_K + (sum_K >> _LOW_BITS), low_K + (sum_K & mask)
+    high_K = high_K + (low_K >> _LOW_BITS)
     total_K = high_K.astype(np.float64) * 2.0**_LOW_BITS + (low_K & mask).astype(np.float64)
     return total_K / _SUM_SCALE / count

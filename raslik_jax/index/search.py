@@ -1,4 +1,4 @@
-"""Scores of every row of an index for a query, and both ends of their ranking.
+"""Scores of every row of an index for queries, and both ends of their ranking.
 
 The score of row x for query q is the cosine of the two sketches or, centered, of q - mu and x - mu,
 mu being the mean sketch of the corpus:
@@ -14,7 +14,6 @@ mean_q s(x) = <v, x - mu> / |x - mu| with v = mean_q (q - mu) / |q - mu|.
 """
 
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -26,7 +25,14 @@ from jax import lax
 from jaxtyping import Bool, Float, Float32, Float64, Shaped
 
 from raslik_jax.axes import Array
-from raslik_jax.index.combine import Aggregate, aggregate_scores, directions, query_weights
+from raslik_jax.index.combine import (
+    Aggregate,
+    aggregate_scores,
+    best_positions,
+    common_weights,
+    directions,
+    opposite,
+)
 from raslik_jax.index.quantize import INT8_LEVELS, pack_signs, rotate
 from raslik_jax.index.store import SketchStore
 
@@ -52,17 +58,6 @@ class Queries(NamedTuple):
     def gram_QQ(self) -> Float64[np.ndarray, "Q Q"]:
         """Cosines between the queries."""
         return self.direction_QK @ self.direction_QK.T
-
-
-class Scores(NamedTuple):
-    """Scores of N rows for both sets, higher is better; retain_N = -forget_N.
-
-    Minus infinity in both bars a row, as selection understands it: it is deleted, or its gradient
-    is zero and so points nowhere.
-    """
-
-    forget_N: Float32[np.ndarray, " N"]
-    retain_N: Float32[np.ndarray, " N"]
 
 
 class Tails(NamedTuple):
@@ -94,20 +89,10 @@ class Columns(NamedTuple):
     weight_GS: Float32[Array, "G S"]
 
 
-# the queries -------------------------------------------------------------------------------------
-
-
 def center_queries(
-    query_QK: Float[np.ndarray, "Q K"],
-    mean_K: Float[np.ndarray, " K"] | None = None,
-    ids: Sequence[str] = (),
+    query_QK: Float[np.ndarray, "Q K"], mean_K: Float[np.ndarray, " K"] | None = None
 ) -> Queries:
     """Returns queries of any length but zero as unit vectors, less the mean where there is one.
-
-    Args:
-      query_QK: the queries.
-      mean_K: mean of unit rows.
-      ids: of the queries, for errors; empty: they are numbered.
 
     Raises:
       ValueError: a query is zero or not finite.
@@ -117,20 +102,14 @@ def center_queries(
     if len(bad):
         raise ValueError(
             f"queries must have a direction, the sketches of queries {bad[:5].tolist()} are zero "
-            f"or not finite ({len(bad)} of {len(query_QK)}): look at the answers they were "
-            f"sketched "
-            "from"
+            f"or not finite ({len(bad)} of {len(query_QK)}): look at the answers they are of"
         )
     shift_K = np.zeros(query_QK.shape[1]) if mean_K is None else np.asarray(mean_K, np.float64)
     return Queries(directions(query_QK, mean_K), shift_K)
 
 
 def queries_of_store(
-    store: SketchStore,
-    query_QK: Float[np.ndarray, "Q K"],
-    *,
-    center: bool,
-    ids: Sequence[str] = (),
+    store: SketchStore, query_QK: Float[np.ndarray, "Q K"], *, center: bool
 ) -> Queries:
     """Returns queries, centered on the mean of an index where its cosines are to be.
 
@@ -143,7 +122,7 @@ def queries_of_store(
             f"queries for {store.path} must have size {store.size}, got shape {query_QK.shape}"
         )
     if store.dtype != "sign":
-        return center_queries(query_QK, store.mean_K if center else None, ids)
+        return center_queries(query_QK, store.mean_K if center else None)
     is_centered = store.center_K is not None
     if center != is_centered:
         raise ValueError(
@@ -151,7 +130,7 @@ def queries_of_store(
             f"rows, got {center=}: make it again from the finer index, centering comes before the "
             "sign"
         )
-    return center_queries(query_QK, store.center_K, ids)
+    return center_queries(query_QK, store.center_K)
 
 
 def to_columns(
@@ -165,7 +144,12 @@ def to_columns(
       dtype: of the rows as stored.
       rotation_seed: of the rotation of int8 and sign rows.
     """
-    weight_GQ = query_weights(queries.direction_QK, aggregate)
+    count = len(queries.direction_QK)
+    weight_GQ = np.full((1, count), 1 / count)
+    if aggregate == "mean_rank":
+        weight_GQ = np.eye(count)
+    elif aggregate == "common":
+        weight_GQ = common_weights(queries.gram_QQ)[None]
     empty = Columns(
         columns=np.zeros((0, 0), np.float32),
         column_scale_M=np.zeros(0, np.float32),
@@ -190,13 +174,6 @@ def to_columns(
     )
 
 
-def columns_of_store(store: SketchStore, queries: Queries, *, aggregate: Aggregate) -> Columns:
-    """Returns queries ready to be multiplied with the rows of an index."""
-    return to_columns(
-        queries, aggregate=aggregate, dtype=store.dtype, rotation_seed=store.rotation_seed
-    )
-
-
 def _in_terms(
     column_MK: np.ndarray, dtype: str, rotation_seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -208,19 +185,16 @@ def _in_terms(
         fine = (column_MK - coarse.astype(np.float64)).astype(np.float32)
         both = np.concatenate([coarse, fine.astype(ml_dtypes.bfloat16)])
         return both, np.ones(len(both), np.float32)
-    rotated_MW = rotate(column_MK, seed=rotation_seed)
+    left_MW = rotate(column_MK, seed=rotation_seed)
     values, scales = [], []
     for _ in range(_TERMS["int8"]):
-        scale_M = np.abs(rotated_MW).max(axis=1) / INT8_LEVELS
+        scale_M = np.abs(left_MW).max(axis=1) / INT8_LEVELS
         scale_M = np.where(scale_M > 0, scale_M, 1.0).astype(np.float32).astype(np.float64)
-        value_MW = np.clip(np.rint(rotated_MW / scale_M[:, None]), -INT8_LEVELS, INT8_LEVELS)
-        rotated_MW = rotated_MW - value_MW * scale_M[:, None]
+        value_MW = np.clip(np.rint(left_MW / scale_M[:, None]), -INT8_LEVELS, INT8_LEVELS)
+        left_MW = left_MW - value_MW * scale_M[:, None]
         values.append(value_MW.astype(np.int8))
         scales.append(scale_M.astype(np.float32))
     return np.concatenate(values), np.concatenate(scales)
-
-
-# the cosine --------------------------------------------------------------------------------------
 
 
 def block_scores(
@@ -306,32 +280,14 @@ def centered_cosine(
     return row_cosines(sketch_NK, columns)[:, 0]
 
 
-# an index ----------------------------------------------------------------------------------------
-
-
 def score_store(
     store: SketchStore,
     query_QK: Float[np.ndarray, "Q K"],
     *,
     center: bool,
     aggregate: Aggregate = "mean",
-) -> Scores:
-    """Returns the scores of every row of an index, as `score_rows` gives them.
-
-    Args:
-      store: the index, complete.
-      query_QK: sketches of the queries, of any length but zero.
-      center: the centered cosine; the mean is the index's own.
-      aggregate: see `combine.aggregate_scores`.
-
-    Raises:
-      ValueError: see `queries_of_store`; or a chunk is missing.
-    """
-    return score_rows(store, queries_of_store(store, query_QK, center=center), aggregate=aggregate)
-
-
-def score_rows(store: SketchStore, queries: Queries, *, aggregate: Aggregate) -> Scores:
-    """Returns the scores of every row of an index, read from its memory map in one pass.
+) -> Float32[np.ndarray, " N"]:
+    """Returns the score s_F of every row of an index, read from its memory map in one pass.
 
     The index may be larger than memory. float32 and bfloat16 rows are multiplied with the query as
     they are, int8 rows as integers times their scale; signs give cos(pi h / W) with h the Hamming
@@ -339,29 +295,28 @@ def score_rows(store: SketchStore, queries: Queries, *, aggregate: Aggregate) ->
 
     Args:
       store: the index, complete.
-      queries: of `queries_of_store`.
+      query_QK: sketches of the queries, of any length but zero.
+      center: the centered cosine; the mean is the index's own.
       aggregate: see `combine.aggregate_scores`.
 
     Returns:
       Scores in the order of `store.ids`, minus infinity for rows that are deleted or zero.
 
     Raises:
-      ValueError: a chunk is missing or damaged.
+      ValueError: see `queries_of_store`; or a chunk is missing or damaged.
     """
     store.require_complete()
-    columns = jax.device_put(columns_of_store(store, queries, aggregate=aggregate))
-    ones_N = np.ones(store.num_rows, np.float32)
-    lengths_N, scales_N = store.lengths, store.scales if store.dtype == "int8" else ones_N
+    columns = columns_of_store(store, query_QK, center=center, aggregate=aggregate)
+    columns = jax.device_put(columns)
+    lengths_N, scales_N = store.column("lengths"), store.column("scales")
     scores_NG = np.empty((store.num_rows, columns.offset_G.shape[0]), np.float32)
 
     def score(chunk: int) -> None:
         span = store.chunk_positions(chunk)
-        stored = store.stored_chunk(chunk)
-        stored = stored.view(np.uint32) if store.dtype == "sign" else stored
         padding = (0, store.chunk_rows - (span.stop - span.start))
         # On CPU the memory map itself, not a copy of it.
         block = _jitted_block_scores(
-            jax.device_put(stored),
+            jax.device_put(store.stored_words(chunk)),
             np.pad(scales_N[span], padding),
             np.pad(lengths_N[span], padding),
             columns,
@@ -373,48 +328,28 @@ def score_rows(store: SketchStore, queries: Queries, *, aggregate: Aggregate) ->
     workers = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 2
     with ThreadPoolExecutor(min(workers, 16)) as pool:
         list(pool.map(score, range(store.num_chunks)))
-    return both_ends(scores_NG, store.is_eligible_N, aggregate)
+    return join_columns(scores_NG, store.is_eligible_N, aggregate)
 
 
-def both_ends(
-    scores_NG: Float[np.ndarray, "N G"], is_eligible_N: Bool[np.ndarray, " N"], how: Aggregate
-) -> Scores:
-    """Returns the scores of both sets from the columns that `to_columns` made."""
-    forget_N = np.full(len(scores_NG), -np.inf, np.float32)
-    left_LG = scores_NG[is_eligible_N]
-    forget_N[is_eligible_N] = (
+def columns_of_store(
+    store: SketchStore, query_QK: Float[np.ndarray, "Q K"], *, center: bool, aggregate: Aggregate
+) -> Columns:
+    """Returns queries ready to be multiplied with the rows of an index."""
+    queries = queries_of_store(store, query_QK, center=center)
+    seed = store.rotation_seed
+    return to_columns(queries, aggregate=aggregate, dtype=store.dtype, rotation_seed=seed)
+
+
+def join_columns(
+    score_NG: Float[np.ndarray, "N G"], is_eligible_N: Bool[np.ndarray, " N"], how: Aggregate
+) -> Float32[np.ndarray, " N"]:
+    """Returns one score per row from the columns of `to_columns`, minus infinity where barred."""
+    score_N = np.full(len(score_NG), -np.inf, np.float32)
+    left_LG = score_NG[is_eligible_N]
+    score_N[is_eligible_N] = (
         aggregate_scores(left_LG.T, how) if how == "mean_rank" else left_LG[:, 0]
     )
-    return Scores(forget_N, np.where(is_eligible_N, -forget_N, -np.inf).astype(np.float32))
-
-
-# both ends ---------------------------------------------------------------------------------------
-
-
-def best_positions(
-    score_N: Float[np.ndarray, " N"], ids: tuple[str, ...], count: int
-) -> Shaped[np.ndarray, " k"]:
-    """Returns the positions of the `count` highest scores, best first, equal ones by id.
-
-    Raises:
-      ValueError: fewer rows than that have a score above minus infinity.
-    """
-    check_count(count, int(np.sum(score_N > -np.inf)))
-    if count == 0:
-        return np.zeros(0, np.int64)
-    threshold = np.partition(score_N, len(score_N) - count)[len(score_N) - count]
-    within = np.flatnonzero(score_N >= threshold)  # all ties of the last one among them
-    order = np.lexsort((np.array([ids[i] for i in within]), -score_N[within]))
-    return within[order[:count]]
-
-
-def check_count(count: int, eligible: int) -> None:
-    """Raises a ValueError where more rows are asked for than can be found."""
-    if not 0 <= count <= eligible:
-        raise ValueError(
-            f"the number of rows must be 0 to the {eligible} that can be found, got {count}: ask "
-            "for fewer"
-        )
+    return score_N
 
 
 def search_store(
@@ -427,7 +362,7 @@ def search_store(
     aggregate: Aggregate = "mean",
     finer: SketchStore | None = None,
     candidates: int = 4,
-    scores: Scores | None = None,
+    score_N: Float[np.ndarray, " N"] | None = None,
 ) -> Tails:
     """Returns both ends of the ranking from one pass over the index.
 
@@ -440,7 +375,7 @@ def search_store(
       aggregate: see `combine.aggregate_scores`.
       finer: an index of the same rows in a finer dtype; the candidates are scored again from it.
       candidates: candidates per row that is asked for, when there is a finer index.
-      scores: of `score_store` for the same arguments, where the caller has them already.
+      score_N: of `score_store` for the same arguments, where the caller has them already.
 
     Raises:
       ValueError: more rows are asked for than there are; the finer index is of something else; see
@@ -448,35 +383,30 @@ def search_store(
     """
     if finer is not None and aggregate != "mean":
         raise ValueError(f"aggregate must be mean with a finer index, got {aggregate}")
-    found = scores or score_store(store, query_QK, center=center, aggregate=aggregate)
+    if score_N is None:
+        score_N = score_store(store, query_QK, center=center, aggregate=aggregate)
     ends: list = []
-    for score_N, count, sign in ((found.forget_N, k_forget, 1), (found.retain_N, k_retain, -1)):
-        if finer is None:
-            best = best_positions(score_N, store.ids, count)
-            ends += [tuple(store.ids[i] for i in best), score_N[best]]
-            continue
-        live = int(np.sum(score_N > -np.inf))
-        nearest = best_positions(score_N, store.ids, min(live, candidates * count))
-        ids = tuple(store.ids[i] for i in nearest)
-        rows_MK, mean_K = _finer_rows(store, finer, ids), finer.mean_K if center else None
-        score_M = np.asarray(sign * centered_cosine(rows_MK, query_QK, mean_K))
-        best = best_positions(score_M, ids, count)
-        ends += [tuple(ids[i] for i in best), score_M[best]]
+    for pole_N, count, sign in ((score_N, k_forget, 1), (opposite(score_N), k_retain, -1)):
+        chosen = count
+        if finer is not None:
+            chosen = min(int(np.sum(pole_N > -np.inf)), candidates * count)
+        best = best_positions(pole_N, store.ids, chosen)
+        ids, score_M = [store.ids[i] for i in best], pole_N[best]
+        if finer is not None:
+            rows_MK, mean_K = _finer_rows(store, finer, ids), finer.mean_K if center else None
+            score_M = np.asarray(sign * centered_cosine(rows_MK, query_QK, mean_K))
+            best = best_positions(score_M, ids, count)
+            ids, score_M = [ids[i] for i in best], score_M[best]
+        ends += [tuple(ids), score_M]
     return Tails(*ends)
 
 
-def _finer_rows(store: SketchStore, finer: SketchStore, ids: tuple[str, ...]) -> np.ndarray:
+def _finer_rows(store: SketchStore, finer: SketchStore, ids: list[str]) -> np.ndarray:
     """Returns the rows of these ids in a finer index of the same rows."""
-    if store.identity != finer.identity or store.size != finer.size:
-        raise ValueError(
-            f"the finer index {finer.path} must be made from what {store.path} was made from, it "
-            "was not: name its finer index"
-        )
     place = {example_id: row for row, example_id in enumerate(finer.ids)}
-    unknown = [example_id for example_id in ids if example_id not in place]
-    if unknown:
+    if store.identity != finer.identity or store.size != finer.size or not place.keys() >= {*ids}:
         raise ValueError(
-            f"the finer index {finer.path} must have the rows of {store.path}, it lacks "
-            f"{len(unknown)} candidates ({unknown[:5]}): make the coarser index again from it"
+            f"the finer index {finer.path} must be what {store.path} was made from, its rows are "
+            "others: name that index, or make the coarser one again"
         )
     return finer.rows([place[example_id] for example_id in ids])

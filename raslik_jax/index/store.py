@@ -19,19 +19,15 @@ from raslik_jax.index import rows as rows_lib
 from raslik_jax.index.format import (
     MANIFEST,
     Manifest,
-    center_bytes,
     check_settings,
     checksum,
     make_segment,
     read_manifest,
     refuse_differences,
-    refuse_other_ids,
 )
 from raslik_jax.index.place import Place
+from raslik_jax.index.quantize import unpack_signs
 from raslik_jax.messages import some_of
-
-_CLEARING_ATTEMPTS = 5  # of claims that other jobs are dropping meanwhile
-_OPEN_MAPS = 256  # each memory map holds a file descriptor; the usual limit is 1,024
 
 
 class SketchStore:
@@ -39,22 +35,35 @@ class SketchStore:
 
     Made by `SketchStore.create` (which also resumes) or `SketchStore.open`.
 
+    Attributes:
+      path: where it is.
+      place: its files.
+      manifest: what it is.
+      identity: what the rows were made from.
+      ids: of all rows in sketching order, deleted ones included.
+      size: K, coordinates of a sketch.
+      dtype: how rows are stored, a key of `format.DTYPES`.
+      chunk_rows: rows of a full chunk.
+      rotation_seed: key of the rotation; 0 where rows are not rotated.
+      num_rows: N, deleted rows included.
+      num_chunks: chunks, written or not.
+
     Example:
       store = SketchStore.create(path, identity={"model": "..."}, ids=ids, size=4096)
       for chunk in store.missing_chunks():
-        store.write_chunk(chunk, *sketch(store.chunk_ids(chunk)))
+        store.write_chunk(chunk, *sketch(store.ids[store.chunk_positions(chunk)]))
     """
 
     def __init__(self, place: Place, manifest: Manifest, ids: tuple[str, ...]):
         """Use `create` or `open`."""
-        self.place = place
-        self.manifest = manifest
-        self._ids = ids
-        self._maps: dict[int, np.ndarray] = {}
+        self.path, self.place, self.manifest, self.ids = place.path, place, manifest, ids
+        self.identity: dict[str, Any] = dict(manifest.identity)
+        self.size, self.dtype = manifest.size, manifest.dtype
+        self.chunk_rows, self.rotation_seed = manifest.chunk_rows, manifest.rotation_seed or 0
+        self.num_rows, self.num_chunks = len(ids), len(manifest.chunks)
         self._records: dict[int, dict[str, int]] = {}  # checksums of the chunks that are there
         self._checked: set[tuple[str, int]] = set()  # what was held against its checksum
-
-    # ------------------------------------------------------------------ making and opening
+        self._columns: dict[str, np.ndarray] = {}
 
     @classmethod
     def create(
@@ -92,28 +101,30 @@ class SketchStore:
         """
         place = Place(path)
         segment, ids_bytes = make_segment(ids)
-        center = None if center_K is None else center_bytes(center_K)
+        files = {"ids/0.json": ids_bytes}
+        if center_K is not None:
+            files["center"] = center_K.astype("<f8").tobytes()
         manifest = Manifest(
             size=size,
             dtype=dtype,
             chunk_rows=chunk_rows,
             rotation_seed=rotation_seed if dtype in ("int8", "sign") else None,
-            center_sha256=None if center is None else hashlib.sha256(center).hexdigest(),
-            identity=json.loads(json.dumps(dict(identity), allow_nan=False)),
+            center_sha256=None if center_K is None else _sha256(files["center"]),
+            identity=_as_json(identity),
             segments=(segment,),
         )
         check_settings(manifest, ids, center_K)
         found = place.look(MANIFEST)
         if found.value is None:
-            files = {"ids/0.json": ids_bytes} | ({} if center is None else {"center": center})
-            _refuse_foreign_files(place, files | manifest.zarr_files())
-            for file, value in (files | manifest.zarr_files()).items():
+            files |= manifest.zarr_files()
+            _refuse_foreign_files(place, files)
+            for file, value in files.items():
                 place.write(file, value)
             # Absent when looked for; should another job have made it since, its word stands.
             place.write(MANIFEST, manifest.seal(), if_equal=found.generation)
         store = cls.open(path)
-        refuse_differences(place.path, store.manifest.settings(), manifest.settings())
-        refuse_other_ids(place.path, store.ids, tuple(ids))
+        stored = store.manifest.settings() | {"ids": make_segment(store.ids)[0]._asdict()}
+        refuse_differences(place.path, stored, manifest.settings() | {"ids": segment._asdict()})
         return store
 
     @classmethod
@@ -127,10 +138,9 @@ class SketchStore:
             its identity differs (each differing field is named with both values).
         """
         place = Place(path)
-        if place.local is not None:
-            file = place.local / MANIFEST
-            if os.path.lexists(file) and not file.is_file():  # a FIFO never ends
-                raise ValueError(f"{file} must be a regular file: correct the path")
+        file = place.local and place.local / MANIFEST
+        if file and os.path.lexists(file) and not file.is_file():  # a FIFO never ends
+            raise ValueError(f"{file} must be a regular file: correct the path")
         value = place.read(MANIFEST)
         if value is None:
             raise ValueError(
@@ -138,50 +148,11 @@ class SketchStore:
             )
         manifest = read_manifest(value, place.path)
         if identity is not None:
-            given = json.loads(json.dumps(dict(identity), allow_nan=False))
-            refuse_differences(place.path, manifest.identity, given)
+            refuse_differences(place.path, manifest.identity, _as_json(identity))
         ids: list[str] = []
         for number, segment in enumerate(manifest.segments):
-            file_bytes = place.read(f"ids/{number}.json") or b""
-            if hashlib.sha256(file_bytes).hexdigest() != segment.ids_sha256:
-                raise ValueError(
-                    f"{place.path}/ids/{number}.json is damaged: its content does not match the "
-                    "manifest"
-                )
-            ids += json.loads(file_bytes)
+            ids += json.loads(_read_hashed(place, f"ids/{number}.json", segment.ids_sha256))
         return cls(place, manifest, tuple(ids))
-
-    # ------------------------------------------------------------------ what it is
-
-    @property
-    def path(self) -> str:
-        """Where the index is."""
-        return self.place.path
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the rows were made from."""
-        return json.loads(json.dumps(self.manifest.identity))
-
-    @property
-    def size(self) -> int:
-        """K, coordinates of a sketch."""
-        return self.manifest.size
-
-    @property
-    def dtype(self) -> str:
-        """How rows are stored: a key of `format.DTYPES`."""
-        return self.manifest.dtype
-
-    @property
-    def chunk_rows(self) -> int:
-        """Rows of a full chunk."""
-        return self.manifest.chunk_rows
-
-    @property
-    def rotation_seed(self) -> int:
-        """Key of the rotation; 0 where rows are not rotated."""
-        return self.manifest.rotation_seed or 0
 
     @functools.cached_property
     def center_K(self) -> Float64[np.ndarray, " K"] | None:
@@ -189,56 +160,32 @@ class SketchStore:
         expected = self.manifest.center_sha256
         if expected is None:
             return None
-        value = self.place.read("center") or b""
-        if hashlib.sha256(value).hexdigest() != expected:
-            raise ValueError(
-                f"{self.path}/center is damaged: its content does not match the manifest"
-            )
-        return np.frombuffer(value, "<f8")
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """Ids of all rows in sketching order, deleted ones included."""
-        return self._ids
-
-    @property
-    def num_rows(self) -> int:
-        """N, deleted rows included."""
-        return len(self._ids)
-
-    @property
-    def num_chunks(self) -> int:
-        """Chunks, written or not."""
-        return len(self.manifest.chunks)
+        return np.frombuffer(_read_hashed(self.place, "center", expected), "<f8")
 
     def chunk_positions(self, chunk: int) -> slice:
         """Returns which positions of `ids` a chunk holds."""
         return self.manifest.chunks[chunk].span
 
-    def chunk_ids(self, chunk: int) -> tuple[str, ...]:
-        """Returns the ids of a chunk's rows, in order."""
-        return self._ids[self.chunk_positions(chunk)]
-
     @functools.cached_property
     def is_live_N(self) -> Bool[np.ndarray, " N"]:
         """Which rows are not deleted."""
         deleted = frozenset(self.manifest.deleted)
-        return np.array([example_id not in deleted for example_id in self._ids], bool)
+        return np.array([example_id not in deleted for example_id in self.ids], bool)
 
     @functools.cached_property
     def is_eligible_N(self) -> Bool[np.ndarray, " N"]:
         """Which rows can be found: not deleted, and of a gradient that is not zero."""
-        return self.is_live_N & (self.lengths > 0)
+        return self.is_live_N & (self.column("lengths") > 0)
 
-    # ------------------------------------------------------------------ writing
+    # writing -------------------------------------------------------------------------------------
 
     def missing_chunks(self) -> tuple[int, ...]:
         """Returns the chunks without a commit record of this index, ascending: what is to do."""
         there = self.place.names("commits")
-        committed = [i for i in range(self.num_chunks) if _record_file(i) in there]
+        committed = [i for i in range(self.num_chunks) if record_file(i) in there]
         self._records = {i: self._records[i] for i in committed if i in self._records}
         unread = [i for i in committed if i not in self._records]
-        values = self.place.read_many([_record_file(i) for i in unread])
+        values = self.place.read_many([record_file(i) for i in unread])
         for chunk, value in zip(unread, values, strict=True):
             with contextlib.suppress(ValueError):  # damaged or of another index: to be made again
                 self._records[chunk] = self.read_record(chunk, value)
@@ -274,7 +221,7 @@ class SketchStore:
 
         Args:
           chunk: which one.
-          rows_CK: the unit sketches of `chunk_ids(chunk)`, in order; a zero gradient's is zero.
+          rows_CK: the unit sketches of the chunk, in order; a zero gradient's is zero.
           norms_C: each sketch's norm before it was made a unit vector.
 
         Raises:
@@ -283,7 +230,7 @@ class SketchStore:
           OSError: the disk is full or the write failed. The chunk is still missing then, and can
             be written when there is space.
         """
-        ids = self.chunk_ids(chunk)
+        ids = self.ids[self.chunk_positions(chunk)]
         if rows_CK.shape != (len(ids), self.size) or norms_C.shape != (len(ids),):
             raise ValueError(
                 f"chunk {chunk} of {self.path} must have rows of shape {(len(ids), self.size)} and "
@@ -292,20 +239,20 @@ class SketchStore:
         rows_CK = np.ascontiguousarray(rows_CK, np.float32)
         rows_lib.check_rows(rows_CK, norms_C, ids)
         arrays = rows_lib.encode_chunk(self.manifest, rows_CK, norms_C, self.center_K)
-        record, record_file = self.manifest.seal_record(chunk, arrays), _record_file(chunk)
+        record, file = self.manifest.seal_record(chunk, arrays), record_file(chunk)
         self.require_current(chunk)
-        if self.place.read(record_file) not in (None, record):
-            self.place.delete(record_file)  # missing until all of the other bytes are there
+        if self.place.read(file) not in (None, record):
+            self.place.delete(file)  # missing until all of the other bytes are there
         self.forget(chunk)
         try:
             for name, values in arrays.items():
                 self.place.write(self.manifest.chunk_file(name, chunk), values.tobytes())
             self.require_current(chunk)
-            self.place.write(record_file, record)
+            self.place.write(file, record)
         except OSError:
             # Where another process made the same chunk and finished the index, it has cleared away
             # the files that this one was writing: the chunk is there, and that is all that counts.
-            if self.place.read(record_file) != record:
+            if self.place.read(file) != record:
                 raise
 
     def finish(self) -> None:
@@ -318,43 +265,38 @@ class SketchStore:
         for file, value in self.manifest.zarr_files().items():
             if self.place.read(file) != value:
                 self.place.write(file, value)
-        # Others may be finishing, and dropping claims, at the same time.
-        for attempt in range(_CLEARING_ATTEMPTS):
-            try:
-                self.place.delete_folder("claims")
-                break
-            except OSError:
-                if attempt == _CLEARING_ATTEMPTS - 1:
-                    raise
+        # Another job that drops its claim meanwhile will clear the rest: it ends with this, too.
+        with contextlib.suppress(OSError):
+            self.place.delete_folder("claims")
         self.place.clear_unfinished()
 
     def forget(self, chunk: int) -> None:
         """Forgets what was read of a chunk, and what was derived from all of them."""
-        self._maps.pop(chunk, None)
         self._records.pop(chunk, None)
         self._checked -= {(name, chunk) for name in self.manifest.arrays}
-        for name in ("is_eligible_N", "norms", "lengths", "scales", "mean_K"):
+        self._columns.clear()
+        for name in ("is_eligible_N", "mean_K"):
             self.__dict__.pop(name, None)
 
-    # ------------------------------------------------------------------ reading
+    # reading -------------------------------------------------------------------------------------
 
     def read_record(self, chunk: int, value: bytes | None) -> dict[str, int]:
         """Returns the checksums of a chunk; ValueError where the record is not of this chunk."""
-        file = f"{self.path}/{_record_file(chunk)}"
+        file = f"{self.path}/{record_file(chunk)}"
         return self.manifest.read_record(chunk, value or b"", file)
 
     def read_array(self, name: str, chunk: int) -> np.ndarray:
         """Returns a chunk of an array, with the zeros that pad it to `chunk_rows`.
 
-        It is held against the checksum of its commit record when this object reads it for the first
-        time; one in a cloud store each time.
+        A local one is mapped into memory, and held against the checksum of its commit record when
+        this object reads it for the first time; one in a cloud store each time.
 
         Raises:
           ValueError: the chunk is missing or damaged.
         """
         file = self.manifest.chunk_file(name, chunk)
         if chunk not in self._records:
-            self._records[chunk] = self.read_record(chunk, self.place.read(_record_file(chunk)))
+            self._records[chunk] = self.read_record(chunk, self.place.read(record_file(chunk)))
         try:
             values = self.place.map(file, *self.manifest.arrays[name])
             if (name, chunk) not in self._checked:
@@ -365,22 +307,14 @@ class SketchStore:
         except ValueError as error:
             raise ValueError(
                 f"{self.path}/{file} is damaged: {error}; have the chunk made again "
-                f"(experiments/index.py --index={self.path} --repair)"
+                f"(raslik index --index={self.path} --repair)"
             ) from None
         return values
 
-    def stored_chunk(self, chunk: int) -> Shaped[np.ndarray, "C _"]:
-        """Returns a chunk's rows as stored, padded to `chunk_rows`; a local one is memory-mapped.
-
-        Raises:
-          ValueError: the chunk is missing or damaged.
-        """
-        if chunk in self._maps:
-            return self._maps[chunk]
+    def stored_words(self, chunk: int) -> Shaped[np.ndarray, "C _"]:
+        """Returns a chunk's rows as stored, as `read_array` does; signs as words of 32 bits."""
         stored = self.read_array("rows", chunk)
-        if self.place.local is not None and len(self._maps) < _OPEN_MAPS:
-            self._maps[chunk] = stored
-        return stored
+        return stored.view(np.uint32) if self.dtype == "sign" else stored
 
     def rows(self, positions: Sequence[int] | np.ndarray) -> Float32[np.ndarray, "M K"]:
         """Returns the rows at `positions` of `ids` as float32 sketches, rotated back if need be.
@@ -402,33 +336,32 @@ class SketchStore:
 
     def _decoded(self, chunk: int, offsets: np.ndarray) -> np.ndarray:
         """Returns rows of a chunk as float32, in the coordinates they are stored in."""
-        scales = "scales" if self.dtype == "int8" else "lengths"
-        scale_C = self.read_array(scales, chunk)[offsets]
-        return rows_lib.decode_rows(self.manifest, self.stored_chunk(chunk)[offsets], scale_C)
+        stored = self.read_array("rows", chunk)[offsets]
+        if self.dtype == "sign":
+            return unpack_signs(stored)
+        stored = stored.astype(np.float32)
+        if self.dtype == "int8":
+            stored *= self.read_array("scales", chunk)[offsets, None]
+        return stored
 
-    @functools.cached_property
-    def norms(self) -> Float32[np.ndarray, " N"]:
-        """Norm of each sketch before normalization."""
-        return self._column("norms")
+    def column(self, name: str) -> Float32[np.ndarray, " N"]:
+        """Returns one number per row.
 
-    @functools.cached_property
-    def lengths(self) -> Float32[np.ndarray, " N"]:
-        """Length of each row as stored: 1 but for rounding, 0 for a zero gradient."""
-        return self._column("lengths")
-
-    @functools.cached_property
-    def scales(self) -> Float32[np.ndarray, " N"]:
-        """Scale of each int8 row."""
-        return self._column("scales")
-
-    def _column(self, name: str) -> np.ndarray:
-        self.require_complete()
-        return np.concatenate(
-            [
-                self.read_array(name, i)[: chunk.span.stop - chunk.span.start]
-                for i, chunk in enumerate(self.manifest.chunks)
-            ]
-        )
+        Args:
+          name: `norms` before rows were made unit vectors; `lengths` as stored, 1 but for rounding,
+            0 for a zero gradient; or `scales` of int8 rows, ones for others.
+        """
+        if name not in self.manifest.arrays:
+            return np.ones(self.num_rows, np.float32)
+        if name not in self._columns:
+            self.require_complete()
+            self._columns[name] = np.concatenate(
+                [
+                    self.read_array(name, i)[: chunk.span.stop - chunk.span.start]
+                    for i, chunk in enumerate(self.manifest.chunks)
+                ]
+            )
+        return self._columns[name]
 
     @functools.cached_property
     def mean_K(self) -> Float64[np.ndarray, " K"]:
@@ -447,21 +380,37 @@ class SketchStore:
             )
         self.require_complete()
 
-        def live_sum(number: int, span: slice) -> np.ndarray:
-            sum_W = self.read_array("sums", number)[0]
-            dead = np.flatnonzero(~self.is_live_N[span])
-            if not len(dead):
-                return sum_W
-            return sum_W - rows_lib.fixed_point_sum(self._decoded(number, dead))
+        def live_sum(chunk: int) -> np.ndarray:
+            sum_W = self.read_array("sums", chunk)[0]
+            dead = np.flatnonzero(~self.is_live_N[self.chunk_positions(chunk)])
+            return (
+                sum_W - rows_lib.fixed_point_sum(self._decoded(chunk, dead)) if len(dead) else sum_W
+            )
 
-        sums = (live_sum(i, chunk.span) for i, chunk in enumerate(self.manifest.chunks))
-        count = int(self.is_live_N.sum())
-        mean_W = rows_lib.mean_of_sums(sums, self.manifest.stored_size, count)
+        sums = map(live_sum, range(self.num_chunks))
+        mean_W = rows_lib.mean_of_sums(sums, int(self.is_live_N.sum()))
         return rows_lib.unrotated(self.manifest, mean_W[None])[0]
 
 
-def _record_file(chunk: int) -> str:
+def record_file(chunk: int) -> str:
+    """Returns the name of the file of a chunk's commit record."""
     return f"commits/{chunk}.json"
+
+
+def _as_json(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(dict(identity), allow_nan=False))
+
+
+def _sha256(value: bytes) -> str:
+    return hashlib.sha256(value).hexdigest()
+
+
+def _read_hashed(place: Place, name: str, sha256: str) -> bytes:
+    """Returns a file whose hash is in the manifest."""
+    value = place.read(name) or b""
+    if _sha256(value) != sha256:
+        raise ValueError(f"{place.path}/{name} is damaged: its content does not match the manifest")
+    return value
 
 
 def _refuse_foreign_files(place: Place, own: Mapping[str, bytes]) -> None:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from raslik_jax.index.format import MANIFEST, Manifest, checksum, make_segment
-from raslik_jax.index.store import SketchStore
+from raslik_jax.index.format import MANIFEST, checksum, make_segment
+from raslik_jax.index.store import SketchStore, record_file
+from raslik_jax.messages import some_of
 
 
 class Damage(NamedTuple):
@@ -36,13 +37,13 @@ def verify(store: SketchStore) -> tuple[Damage, ...]:
         damages.append(Damage(None, "center", str(error)))
     there = store.place.names("commits")
     for chunk in range(store.num_chunks):
-        if f"commits/{chunk}.json" in there:
+        if record_file(chunk) in there:
             damages += _verify_chunk(store, chunk)
     return tuple(damages)
 
 
 def _verify_chunk(store: SketchStore, chunk: int) -> list[Damage]:
-    file = f"commits/{chunk}.json"
+    file = record_file(chunk)
     try:
         checksums = store.read_record(chunk, store.place.read(file))
     except ValueError as error:
@@ -62,7 +63,7 @@ def _verify_chunk(store: SketchStore, chunk: int) -> list[Damage]:
 def discard(store: SketchStore, chunks: Iterable[int]) -> None:
     """Drops the commit records of `chunks`, which makes them missing."""
     for chunk in chunks:
-        store.place.delete(f"commits/{chunk}.json")
+        store.place.delete(record_file(chunk))
         store.forget(chunk)
 
 
@@ -78,14 +79,12 @@ def append(store: SketchStore, ids: Sequence[str]) -> SketchStore:
     if clashing or not ids or len(set(ids)) != len(ids):
         raise ValueError(
             f"ids to append to {store.path} must be new and all differ, got {len(ids)} of which "
-            f"{len(set(ids))} differ and {len(clashing)} are in the index already {clashing[:5]}: "
-            "leave those out"
+            f"{len(set(ids))} differ and {len(clashing)} are in the index already "
+            f"({some_of(clashing)}): leave those out"
         )
     segment, value = make_segment(ids)
     segments = store.manifest.segments
-    _check_changeable(store)
-    store.place.write(f"ids/{len(segments)}.json", value)
-    return _replaced(store, dataclasses.replace(store.manifest, segments=(*segments, segment)))
+    return _changed(store, {f"ids/{len(segments)}.json": value}, segments=(*segments, segment))
 
 
 def delete(store: SketchStore, ids: Iterable[str]) -> SketchStore:
@@ -101,17 +100,17 @@ def delete(store: SketchStore, ids: Iterable[str]) -> SketchStore:
     unknown = sorted(given - set(store.ids))
     if unknown:
         raise ValueError(
-            f"ids to delete must be in the index {store.path}, {len(unknown)} are not: "
-            f"{unknown[:5]}; nothing was deleted"
+            f"ids to delete must be in the index {store.path}, {len(unknown)} are not "
+            f"({some_of(unknown)}): nothing was deleted"
         )
     deleted = given | set(store.manifest.deleted)
     if len(deleted) == store.num_rows:
         raise ValueError(f"a row of {store.path} must be left, got the ids of all to delete")
-    _check_changeable(store)
-    return _replaced(store, dataclasses.replace(store.manifest, deleted=tuple(sorted(deleted))))
+    return _changed(store, {}, deleted=tuple(sorted(deleted)))
 
 
-def _check_changeable(store: SketchStore) -> None:
+def _changed(store: SketchStore, files: Mapping[str, bytes], **changes: Any) -> SketchStore:
+    """Writes files, then the manifest with these changes."""
     if store.manifest.center_sha256 is not None:
         raise ValueError(
             f"{store.path} must not be changed in place, its bits are of centered rows and the "
@@ -119,10 +118,9 @@ def _check_changeable(store: SketchStore) -> None:
         )
     if store.place.read(MANIFEST) != store.manifest.seal():
         raise ValueError(f"the index {store.path} was changed since it was opened: open it again")
-
-
-def _replaced(store: SketchStore, manifest: Manifest) -> SketchStore:
-    store.place.write(MANIFEST, manifest.seal())
+    manifest = dataclasses.replace(store.manifest, **changes)
+    for file, value in (*files.items(), (MANIFEST, manifest.seal())):
+        store.place.write(file, value)
     return SketchStore.open(store.path)
 
 
@@ -160,10 +158,10 @@ def requantize(
     )
     for chunk in store.missing_chunks():
         of_source = positions[store.chunk_positions(chunk)]
-        rows_CK, lengths_C = source.rows(of_source), source.lengths[of_source]
+        rows_CK, lengths_C = source.rows(of_source), source.column("lengths")[of_source]
         # What was rounded once is a unit vector no longer; int8 and sign do not care, but the
         # store does.
         rows_CK /= np.where(lengths_C > 0, lengths_C, 1)[:, None]
-        store.write_chunk(chunk, rows_CK, source.norms[of_source])
+        store.write_chunk(chunk, rows_CK, source.column("norms")[of_source])
     store.finish()
     return store

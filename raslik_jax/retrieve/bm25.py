@@ -39,62 +39,38 @@ def index_documents(
 ) -> Bm25Index:
     """Returns the index of tokenized documents; about 1 s for the 52,002 rows of Alpaca.
 
-    Args:
-      documents: the tokens of each document; a document may be empty and then scores 0.
-      k1: how late repeated words stop counting.
-      b: how much a document's length counts.
-      epsilon: the floor of negative idf, as a share of the mean idf.
-
-    Raises:
-      ValueError: no document has a token.
+    An empty document scores 0; a ValueError where all are empty.
     """
     column_of: dict[str, int] = {}
-    columns: list[int] = []
-    starts, lengths = [0], []
-    counts: list[int] = []
-    for document in documents:
-        found = collections.Counter(document)
-        columns += [column_of.setdefault(word, len(column_of)) for word in found]
-        counts += found.values()
-        starts.append(len(columns))
-        lengths.append(len(document))
+    found = [collections.Counter(document) for document in documents]
+    columns = [column_of.setdefault(word, len(column_of)) for words in found for word in words]
     if not columns:
         raise ValueError(f"documents must have words, all {len(documents)} are empty: add text")
+    counts = np.array([count for words in found for count in words.values()], np.float64)
+    row_of = np.repeat(np.arange(len(found)), [len(words) for words in found])
     shape = (len(documents), len(column_of))
-    count_NW = scipy.sparse.csr_array(
-        (np.asarray(counts, np.float64), np.asarray(columns), np.asarray(starts)), shape=shape
-    )
-    idf_W = _idf(np.bincount(columns, minlength=shape[1]), shape[0], epsilon)
-    length_N = np.asarray(lengths, np.float64)
+    length_N = np.array([len(document) for document in documents], np.float64)
     fade_N = k1 * (1 - b + b * length_N / length_N.mean())
-    row_of = np.repeat(np.arange(shape[0]), np.diff(starts))
-    count_NW.data *= (k1 + 1) / (count_NW.data + fade_N[row_of]) * idf_W[columns]
-    return Bm25Index(weight_NW=count_NW.tocsc(), column_of=column_of)
-
-
-def _idf(
-    documents_with_W: np.ndarray, num_documents: int, epsilon: float
-) -> Float[np.ndarray, " W"]:
-    idf_W = np.log(num_documents - documents_with_W + 0.5) - np.log(documents_with_W + 0.5)
+    documents_with_W = np.bincount(columns, minlength=shape[1])
+    idf_W = np.log(len(documents) - documents_with_W + 0.5) - np.log(documents_with_W + 0.5)
     # fsum, since the mean of thousands of words must not depend on their order.
     floor = epsilon * math.fsum(idf_W) / len(idf_W)
-    return np.where(idf_W < 0, floor, idf_W)
+    idf_W = np.where(idf_W < 0, floor, idf_W)
+    weights = counts * ((k1 + 1) / (counts + fade_N[row_of]) * idf_W[columns])
+    weight_NW = scipy.sparse.csr_array((weights, (row_of, np.array(columns))), shape=shape)
+    return Bm25Index(weight_NW=weight_NW.tocsc(), column_of=column_of)
 
 
 def score_queries(index: Bm25Index, queries: Sequence[Sequence[str]]) -> Float[np.ndarray, "Q N"]:
-    """Returns the score of every document for every query, float64.
+    """Returns the score of every document for the tokens of every query.
 
     A word counts as often as the query has it; a word that no document has adds nothing.
-
-    Args:
-      index: of `index_documents`.
-      queries: the tokens of each query.
     """
     score_QN = np.zeros((len(queries), index.weight_NW.shape[0]))
     for start in range(0, len(queries), _QUERIES_AT_ONCE):
         part = queries[start : start + _QUERIES_AT_ONCE]
         found = [collections.Counter(w for w in query if w in index.column_of) for query in part]
-        words = sorted(set().union(*found)) if found else []
+        words = sorted(set().union(*found))
         if not words:
             continue
         place = {word: i for i, word in enumerate(words)}

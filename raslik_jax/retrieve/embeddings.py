@@ -23,12 +23,10 @@ def embed_texts(
 ) -> Float[np.ndarray, "N E"]:
     """Returns the sentence vector, of length 1, of every text.
 
-    A vector does not depend on what it is batched with beyond rounding.
-
     Args:
       encoder: bound, with a pooling.
       weights: its weights.
-      tokens: ids of each text, with the encoder's special tokens, none empty.
+      tokens: ids of each text, with the encoder's special tokens.
       batch_size: texts at a time.
       bar: text before the progress bar; empty for silence.
 

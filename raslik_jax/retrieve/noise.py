@@ -1,33 +1,17 @@
-"""Whether queries agree, and the noise that the sketch adds to their mean score.
-
-NumPy, on the host.
-"""
-
-from collections.abc import Sequence
+"""The noise that sketch and dtype add to the mean score of several queries. NumPy, on the host."""
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
+from raslik_jax.config import RetrieveConfig
+from raslik_jax.index import quantize, search
+from raslik_jax.index.combine import directions
+from raslik_jax.index.store import SketchStore
+from raslik_jax.sketch import projections
+from raslik_jax.sketch.families import PROJECTIONS
 
-def check_agreement(query_gram_QQ: Float[np.ndarray, "Q Q"], ids: Sequence[str]) -> None:
-    """Raises a ValueError where queries point apart, naming those that do most.
-
-    Scores are means over queries. Where queries point against each other, that mean is of nothing:
-    what is aligned with one is anti-aligned with another. Unrelated queries have mean directions
-    of squared length 1 / Q; refused is what falls below half of that.
-
-    Args:
-      query_gram_QQ: cosines g_ij between the queries, of the centered sketches where scores are.
-      ids: of the queries.
-    """
-    count, square = len(query_gram_QQ), query_gram_QQ.mean()
-    if square < 0.5 / count:
-        worst = np.argsort(query_gram_QQ.sum(axis=1), kind="stable")[:3]
-        raise ValueError(
-            f"queries must be of one behavior, the {count} sketches point apart (mean direction of "
-            f"squared length {square:.3g}, {1 / count:.3g} is unrelated); most of all "
-            f"{[ids[i] for i in worst]}: trace them one by one"
-        )
+# Rows nearest to the thresholds whose noise stands for all.
+_PILOT_ROWS = 64
 
 
 def score_sigma(
@@ -37,13 +21,12 @@ def score_sigma(
 
     The root of (p / Q^2) sum_ij [ g_ij (1 - rho_i^2 - rho_j^2) - rho_i rho_j
     + (rho_i rho_j / 2) (1 + g_ij^2 + rho_i^2 + rho_j^2) ]: all queries share one sketch, so it is
-    neither 1 / sqrt(K) nor 1 / sqrt(Q K). First order in p, without the diagonal terms: they lower
-    the noise of heavy-tailed gradients, by an amount that sketches do not tell (two sketches show
-    the same products whether a bin holds one large coordinate or many small ones). So this is the
-    noise of gradients whose weight is spread out, and an upper bound for all others.
+    neither 1 / sqrt(K) nor 1 / sqrt(Q K). First order in p, without the diagonal terms, which lower
+    the noise of heavy-tailed gradients by an amount that sketches do not tell: so this is the noise
+    of gradients whose weight is spread out, and an upper bound for all others.
 
     Args:
-      query_gram_QQ: cosines between the queries, as in `check_agreement`.
+      query_gram_QQ: cosines g_ij between the queries, of the centered sketches where scores are.
       rho_NQ: cosines of the rows with the queries, likewise.
       p: probability that two coordinates meet, about 1 / K.
 
@@ -57,3 +40,40 @@ def score_sigma(
     terms_N += (square_NQ * rho_NQ).sum(axis=1) * sum_N
     # Exactly parallel vectors have no variance; rounding may leave -1e-17.
     return np.sqrt(np.maximum(p * terms_N, 0)) / rho_NQ.shape[1]
+
+
+def row_sigma(
+    store: SketchStore,
+    positions: Int[np.ndarray, " M"],
+    score_M: Float[np.ndarray, " M"],
+    queries: search.Queries,
+) -> Float[np.ndarray, " M"]:
+    """Returns the standard deviation of rows' mean scores: of the sketch and of the dtype."""
+    if store.dtype == "sign":  # an upper bound that has the sketch's share in it
+        return quantize.sign_error(score_M, width=quantize.rotated_size(store.size))
+    spec = projections.ProjectionSpec(**store.identity["projection"])
+    p = PROJECTIONS[spec.family].collision(spec.num_params, spec.size)
+    rho_MQ = directions(store.rows(positions), queries.mean_K) @ queries.direction_QK.T
+    sigma_M = score_sigma(queries.gram_QQ, rho_MQ, p)
+    if store.dtype == "int8":
+        sigma_M = np.hypot(sigma_M, quantize.int8_error(store.column("scales")[positions]))
+    return sigma_M
+
+
+def margin_sigma(
+    store: SketchStore,
+    queries: search.Queries,
+    score_N: Float[np.ndarray, " N"],
+    settings: RetrieveConfig,
+) -> float:
+    """Returns the one sigma_k of --retrieve.select=margin: of the rows near the thresholds.
+
+    Scores are s_F in the order of the index's ids, queries centered as they are.
+    """
+    distance_N = np.minimum(
+        np.abs(score_N - settings.forget_threshold), np.abs(score_N + settings.retain_threshold)
+    )
+    nearest = np.sort(np.argsort(distance_N, kind="stable")[:_PILOT_ROWS])
+    nearest = nearest[np.isfinite(distance_N[nearest])]
+    sigma_M = row_sigma(store, nearest, score_N[nearest], queries)
+    return float(np.sqrt(np.mean(sigma_M**2)))

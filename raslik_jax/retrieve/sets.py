@@ -1,96 +1,14 @@
-"""From the settings of a run to forget and retain sets: of its strategies, and of a trace."""
+"""From scores to forget and retain sets, by the settings of a run."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from raslik_jax.config import RetrieveConfig
 from raslik_jax.data.examples import Example
-from raslik_jax.index import quantize, search
-from raslik_jax.index.combine import Aggregate, directions
-from raslik_jax.index.store import SketchStore
-from raslik_jax.retrieve import noise
-from raslik_jax.retrieve.selectors import SELECTORS, Selection, share_count
-from raslik_jax.sketch import projections
-from raslik_jax.sketch.families import PROJECTIONS
-
-# Rows nearest to the thresholds whose noise stands for all.
-_PILOT_ROWS = 64
-
-
-class QueryScores(NamedTuple):
-    """What queries of one behavior say of every row of an index.
-
-    Attributes:
-      forget_N: s_F in the order of the index's ids; minus infinity for rows that can be in no set.
-      retain_N: s_R = -s_F, likewise.
-      queries: their directions, centered as the scores are.
-    """
-
-    forget_N: Float[np.ndarray, " N"]
-    retain_N: Float[np.ndarray, " N"]
-    queries: search.Queries
-
-
-def score_queries(
-    store: SketchStore,
-    query_QK: Float[np.ndarray, "Q K"],
-    ids: Sequence[str],
-    *,
-    center: bool,
-    aggregate: Aggregate,
-) -> QueryScores:
-    """Returns the influence of several queries of one behavior on every row of an index.
-
-    Raises:
-      ValueError: the queries point apart; see `scores.score_store`.
-    """
-    queries = search.queries_of_store(store, query_QK, center=center, ids=ids)
-    noise.check_agreement(queries.gram_QQ, ids)
-    return QueryScores(*search.score_rows(store, queries, aggregate=aggregate), queries)
-
-
-def row_sigma(
-    store: SketchStore,
-    positions: Int[np.ndarray, " M"],
-    score_M: Float[np.ndarray, " M"],
-    queries: search.Queries,
-) -> Float[np.ndarray, " M"]:
-    """Returns the standard deviation of rows' mean scores: of the sketch and of the dtype."""
-    if store.dtype == "sign":  # an upper bound that has the sketch's share in it
-        return quantize.sign_error(score_M, width=quantize.rotated_size(store.size))
-    spec = projections.ProjectionSpec(**store.identity["projection"])
-    p = PROJECTIONS[spec.family].collision(spec.num_params, spec.size)
-    rho_MQ = directions(store.rows(positions), queries.mean_K) @ queries.direction_QK.T
-    sigma_M = noise.score_sigma(queries.gram_QQ, rho_MQ, p)
-    if store.dtype == "int8":
-        sigma_M = np.hypot(sigma_M, quantize.int8_error(store.scales[positions]))
-    return sigma_M
-
-
-def margin_sigma(
-    store: SketchStore,
-    queries: search.Queries,
-    forget_N: Float[np.ndarray, " N"],
-    settings: RetrieveConfig,
-) -> float:
-    """Returns the one sigma_k of --retrieve.select=margin: of the rows near the thresholds.
-
-    Args:
-      store: the index.
-      queries: centered as the scores are.
-      forget_N: s_F in the order of the index's ids.
-      settings: the thresholds.
-    """
-    distance_N = np.minimum(
-        np.abs(forget_N - settings.forget_threshold), np.abs(forget_N + settings.retain_threshold)
-    )
-    nearest = np.sort(np.argsort(distance_N, kind="stable")[:_PILOT_ROWS])
-    nearest = nearest[np.isfinite(distance_N[nearest])]
-    sigma_M = row_sigma(store, nearest, forget_N[nearest], queries)
-    return float(np.sqrt(np.mean(sigma_M**2)))
+from raslik_jax.index.combine import opposite
+from raslik_jax.retrieve.selectors import Selection, select_by_count, select_by_threshold
 
 
 def count_targets(rows: Sequence[Example], is_eligible_N: Bool[np.ndarray, " N"]) -> int:
@@ -103,9 +21,11 @@ def set_sizes(
 ) -> tuple[int, int] | None:
     """Returns the sizes of both sets where the rule needs no scores for them, otherwise None.
 
+    A num_forget of 0 stands for the number of targets, a num_retain of 0 for num_forget; a quantile
+    is that of the scores of all who can be chosen.
+
     Args:
-      settings: the rule and its options; num_forget of 0 stands for the number of targets,
-        num_retain of 0 for num_forget.
+      settings: the rule and its options.
       num_targets: labeled targets that can be chosen.
       num_eligible: examples that can be chosen.
 
@@ -119,17 +39,22 @@ def set_sizes(
                 "--retrieve.num_forget must be given where no training example is a labeled target"
             )
         return num_forget, settings.num_retain or num_forget
-    if settings.select == "quantile":
-        return (
-            share_count("forget", settings.forget_share, num_eligible),
-            share_count("retain", settings.retain_share, num_eligible),
-        )
-    return None
+    if settings.select != "quantile":
+        return None
+    shares = {"forget": settings.forget_share, "retain": settings.retain_share}
+    # The small addend turns .29 * 100 = 28.999999999999996 into 29.
+    num_forget, num_retain = (int(share * num_eligible + 1e-9) for share in shares.values())
+    for (name, share), count in zip(shares.items(), (num_forget, num_retain), strict=True):
+        if not count:
+            raise ValueError(
+                f"--retrieve.{name}_share must be one example or more, got {share} of "
+                f"{num_eligible} that can be chosen: raise it"
+            )
+    return num_forget, num_retain
 
 
 def select_sets(
-    forget_N: Float[np.ndarray, " N"],
-    retain_N: Float[np.ndarray, " N"],
+    score_N: Float[np.ndarray, " N"],
     ids: Sequence[str],
     settings: RetrieveConfig,
     *,
@@ -139,25 +64,24 @@ def select_sets(
     """Returns the sets that the settings choose (--retrieve.select and the options of its rule).
 
     Args:
-      forget_N: s_F; minus infinity bars an example.
-      retain_N: s_R, likewise.
+      score_N: s_F; minus infinity bars an example from both.
       ids: example ids, the tie-breaker.
       settings: the rule and its options.
       num_targets: labeled targets that can be chosen.
-      sigma: of `margin_sigma`, for the rule that needs it.
+      sigma: of `noise.margin_sigma`, for the rule that needs it.
 
     Raises:
       ValueError: see the rules.
     """
-    eligible = int((forget_N > -np.inf).sum())
+    poles = score_N, opposite(score_N)
+    eligible = int((score_N > -np.inf).sum())
     sizes = set_sizes(settings, num_targets=num_targets, num_eligible=eligible)
     if sizes:
-        options: dict[str, float] = dict(zip(("num_forget", "num_retain"), sizes, strict=True))
-        return SELECTORS["count"](forget_N, retain_N, ids, **options)
-    options = {
-        "forget_threshold": settings.forget_threshold,
-        "retain_threshold": settings.retain_threshold,
-    }
-    if settings.select == "margin":
-        options |= {"z": settings.margin_z, "sigma": sigma}
-    return SELECTORS[settings.select](forget_N, retain_N, ids, **options)
+        return select_by_count(*poles, ids, num_forget=sizes[0], num_retain=sizes[1])
+    return select_by_threshold(
+        *poles,
+        ids,
+        forget_threshold=settings.forget_threshold,
+        retain_threshold=settings.retain_threshold,
+        margin=settings.margin_z * sigma if settings.select == "margin" else 0.0,
+    )

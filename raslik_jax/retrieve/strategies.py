@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from raslik_jax.data.examples import Example
-from raslik_jax.index.combine import Aggregate, aggregate_scores
+from raslik_jax.index.combine import Aggregate, aggregate_scores, opposite
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.settings import Settings, setting
 
@@ -30,8 +30,7 @@ class Request(NamedTuple):
       seed: seed of the strategies that draw at random.
       retain_from: `non_target` draws random retain sets among labeled non-targets, the paper's
         protocol; `anywhere` among all examples.
-      num_forget: size of the forget set, for controlled randomization.
-      num_retain: size of the retain set, likewise.
+      num_forget, num_retain: sizes of the sets, for controlled randomization.
       settings: the strategy's own, like its record's `settings`.
       queries: the retrieval queries, for the strategies that read texts.
       aggregate: how the scores of several queries become one.
@@ -68,8 +67,7 @@ class Strategy(NamedTuple):
       ranks_all: whether the forget score orders all examples, so that the whole ranking can be
         measured, not the set alone.
       settings: its own settings, with the defaults.
-      color: in figures; empty: the next of those that no strategy has.
-      marker: Matplotlib's, likewise.
+      color, marker: in figures; empty: the next of those that no strategy has.
       is_subject: whether it is the one that reports speak of where it was run.
     """
 
@@ -86,9 +84,6 @@ class Strategy(NamedTuple):
     def is_by_gradients(self) -> bool:
         """Whether it ranks by gradients, and so by the kernel of the run's settings."""
         return bool({"influence", "exact_kernel"} & set(self.needs))
-
-
-# what strategies have in common ------------------------------------------------------------------
 
 
 def prompt_text(example: Example) -> str:
@@ -121,26 +116,22 @@ def _where_label(request: Request, label: bool, score_N: np.ndarray) -> np.ndarr
     if None in labels:
         raise ValueError(
             f"every training example must have the label is_target, {labels.count(None)} of "
-            f"{len(labels)} have none: label them, or leave out these strategies"
-            " (Random and RASLIK-F do without under --retrieve.retain_from=anywhere)"
+            f"{len(labels)} have none: label them, or leave out these strategies (Random and "
+            "RASLIK-F do without under --retrieve.retain_from=anywhere)"
         )
     return np.where(np.asarray(labels) == label, score_N, -np.inf)
 
 
 def _random_retain(request: Request) -> np.ndarray:
     score_N = _uniform(request, stream=1)
-    if request.retain_from == "anywhere":
-        return score_N
-    return _where_label(request, False, score_N)
+    is_anywhere = request.retain_from == "anywhere"
+    return score_N if is_anywhere else _where_label(request, False, score_N)
 
 
 def _both_ends(request: Request, score_N: Float[np.ndarray, " N"]) -> Scores:
-    """Returns s_F and s_R = -s_F (Algorithm 1, line 4), minus infinity in both where barred."""
-    is_barred_N = ~request.is_eligible_N | np.isneginf(score_N)
-    return Scores(*(np.where(is_barred_N, -np.inf, side_N) for side_N in (score_N, -score_N)))
-
-
-# the members -------------------------------------------------------------------------------------
+    """Returns s_F and s_R = -s_F, minus infinity in both where barred."""
+    forget_N = np.where(request.is_eligible_N, score_N, -np.inf)
+    return Scores(forget_N, opposite(forget_N))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,33 +179,21 @@ def oracle(request: Request) -> Scores:
     )
 
 
+def poles_of(need: str) -> Callable[[Request], Scores]:
+    """Returns the strategy that takes both ends of one of a request's scores."""
+    return lambda request: _both_ends(request, request.scores[need])
+
+
 def raslik_f(request: Request) -> Scores:
     """Returns the aligned pole of RASLIK, with a random retain set."""
-    aligned = _both_ends(request, request.scores["influence"])
-    return Scores(forget_N=aligned.forget_N, retain_N=_random_retain(request))
-
-
-def raslik(request: Request) -> Scores:
-    """Returns both poles of the sketched influence."""
-    return _both_ends(request, request.scores["influence"])
-
-
-def exact(request: Request) -> Scores:
-    """Returns both poles of the kernel on whole gradients, what RASLIK's sketch estimates."""
-    return _both_ends(request, request.scores["exact_kernel"])
-
-
-def embedding(request: Request) -> Scores:
-    """Returns both ends of the mean cosine of sentence vectors over queries (Section 4.2)."""
-    return _both_ends(request, request.scores["embeddings"])
+    return Scores(poles_of("influence")(request).forget_N, _random_retain(request))
 
 
 def bm25(request: Request) -> Scores:
     """Returns both ends of the mean BM25 score over queries (Section 4.2).
 
-    A document is an example's instruction, input and output, a query its instruction and input,
-    and tokens are what whitespace separates, as users of rank_bm25 have them. BM25 has no cosines
-    between queries, so `common` is the mean.
+    A document is an example's whole text, and tokens are what whitespace separates, as users of
+    rank_bm25 have them. BM25 has no cosines between queries, so `common` is the mean.
     """
     from raslik_jax.retrieve import bm25 as bm25_lib  # with SciPy, which takes long to load
 
@@ -232,12 +211,8 @@ def bm25(request: Request) -> Scores:
 def mixture(request: Request) -> Scores:
     """Returns CR-x: a share of the forget set from the oracle, the rest random non-targets.
 
-    The retain set is the oracle's own for the same seed, whatever the share, and the draws are the
-    same for every share: along it only the mixture changes. (Section 5, "Controlled
-    Randomization".)
-
-    Raises:
-      ValueError: labels are missing; too few targets or non-targets.
+    The retain set is the oracle's for the same seed, and the draws are the same for every share:
+    along it only the mixture changes. (Section 5, "Controlled Randomization".)
     """
     best, ids = oracle(request), [row.example_id for row in request.examples]
     num_targets = int((best.forget_N > -np.inf).sum())
@@ -284,8 +259,8 @@ _RASLIK_F = Strategy(
 STRATEGIES: dict[str, Strategy] = {
     "random": _RANDOM,
     "embedding": Strategy(
-        "Embedding",
-        embedding,
+        "Embedding",  # mean cosine of sentence vectors over queries (Section 4.2)
+        poles_of("embeddings"),
         needs=("embeddings",),
         ranks_all=True,
         settings=EmbeddingSettings(),
@@ -305,7 +280,7 @@ STRATEGIES: dict[str, Strategy] = {
     "raslik_f": _RASLIK_F,
     "raslik": Strategy(
         "RASLIK",
-        raslik,
+        poles_of("influence"),
         needs=("influence",),
         ranks_all=True,
         color="#D55E00",
@@ -313,7 +288,12 @@ STRATEGIES: dict[str, Strategy] = {
         is_subject=True,
     ),
     "exact": Strategy(
-        "Exact kernel", exact, needs=("exact_kernel",), ranks_all=True, color="#0072B2", marker="X"
+        "Exact kernel",  # on whole gradients, what RASLIK's sketch estimates
+        poles_of("exact_kernel"),
+        needs=("exact_kernel",),
+        ranks_all=True,
+        color="#0072B2",
+        marker="X",
     ),
     # Beside the paper's protocol in one table, whatever the run's --retrieve.retain_from.
     "random_anywhere": variant(_RANDOM, "Random, any retain", retain_from="anywhere"),

@@ -82,8 +82,8 @@ class QueryTest(parameterized.TestCase):
             found.against[0].sigma * np.sqrt(self.tracer.store.size), 1, delta=0.5
         )
         store = self.tracer.store
-        expected = search.score_store(store, found.query_QK, center=True).forget_N
-        np.testing.assert_array_equal(found.scores.forget_N, expected)
+        expected = search.score_store(store, found.query_QK, center=True)
+        np.testing.assert_array_equal(found.score_N, expected)
 
     def test_the_lines_of_the_documentation_run(self):
         text = (_REPOSITORY / "docs" / "guides" / "asking.md").read_text()
@@ -175,7 +175,7 @@ class QueryTest(parameterized.TestCase):
         expected = search.score_store(
             self.tracer.store, found.query_QK, center=False, aggregate="mean_rank"
         )
-        np.testing.assert_array_equal(ranked.scores.forget_N, expected.forget_N)
+        np.testing.assert_array_equal(ranked.score_N, expected)
         self.assertIsNone(ranked.toward[0].sigma)
 
     def test_a_prompt_that_fills_the_length_is_refused(self):

@@ -6,6 +6,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from raslik_jax.data.batches import DUMMY_ROW, BatchPlan
+from raslik_jax.data.encoding import Encoded
 from raslik_jax.index import build
 from raslik_jax.index.store import SketchStore
 from raslik_jax.sketch.gradients import Sketches
@@ -17,10 +18,8 @@ def _plans(num_rows, batch_rows):
     return tuple(BatchPlan(part, 8, 8) for part in rows.reshape(-1, batch_rows))
 
 
-def _sketch(plan):
-    unit_BK = np.zeros((len(plan.rows), 4), np.float32)
-    unit_BK[np.arange(len(plan.rows)), plan.rows % 4] = 1
-    return Sketches(unit_BK, np.where(plan.rows == DUMMY_ROW, 0, 1).astype(np.float32))
+def _sketch(batch):
+    return Sketches(np.eye(4, dtype=np.float32)[batch.row_B % 4], np.ones(len(batch.row_B), "f4"))
 
 
 class BuildTest(parameterized.TestCase):
@@ -37,6 +36,8 @@ class BuildTest(parameterized.TestCase):
 
     def test_a_kill_in_a_small_corpus_costs_one_chunk_and_progress_moves_by_batches(self):
         plans, counted = _plans(30, 4), []
+        tokens = (np.zeros(3, np.int32),) * 30
+        encoded = Encoded(tuple("x" * 30), tokens, np.zeros(30, int), np.full(30, 3), pad_id=0)
         store = SketchStore.create(
             self.enter_context(tempfile.TemporaryDirectory()) + "/index",
             identity={},
@@ -51,10 +52,15 @@ class BuildTest(parameterized.TestCase):
                 raise KeyboardInterrupt
 
         with self.assertRaises(KeyboardInterrupt):
-            build.fill_store(store, plans, _sketch, count=die)
+            build.fill_store(
+                store, encoded, plans, _sketch, chunks=store.missing_chunks(), count=die
+            )
         self.assertEqual(counted, [4] * 6)
         self.assertEqual(store.missing_chunks(), (2, 3))
-        self.assertEqual(build.fill_store(store, plans, _sketch, count=counted.append), 14)
+        made = build.fill_store(
+            store, encoded, plans, _sketch, chunks=store.missing_chunks(), count=counted.append
+        )
+        self.assertEqual(made, 14)
         self.assertEqual(sum(counted[6:]), 14)
         store.finish()
         np.testing.assert_array_equal(

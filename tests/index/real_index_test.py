@@ -127,11 +127,10 @@ class RealGradientsTest(absltest.TestCase):
                 of_example, projection, (lora,), base, tokens_BL, target_mask_BL
             )
 
-        def sketch_plan(encoded, plan):
-            batch = batches.make_batch(encoded, plan)
+        def sketch_batch(batch):
             return sketch(
                 projection, lora, model.base, batch.tokens_BL, batch.target_mask_BL,
-                num_targets=plan.num_targets,
+                num_targets=batch.num_targets,
             )  # fmt: skip
 
         rows_in_order = batches.sketching_order(plans)
@@ -141,10 +140,11 @@ class RealGradientsTest(absltest.TestCase):
             ids=[train.ids[row] for row in rows_in_order],
             size=SIZE,
         )
-        build.fill_store(cls.fine, plans, functools.partial(sketch_plan, train))
+        chunks = cls.fine.missing_chunks()
+        build.fill_store(cls.fine, train, plans, sketch_batch, chunks=chunks)
         cls.fine.finish()
         plan = batches.plan_rows(queries, np.arange(NUM_QUERIES))
-        cls.query_QK = np.asarray(sketch_plan(queries, plan).unit_BK)
+        cls.query_QK = np.asarray(sketch_batch(batches.make_batch(queries, plan)).unit_BK)
         print(
             f"\n{NUM_ROWS} rows of Alpaca, stories260k, P = {projection.spec.num_params}, {SIZE=}"
         )
@@ -157,7 +157,7 @@ class RealGradientsTest(absltest.TestCase):
     def compare(self, center: bool, name: str, query_QK: np.ndarray) -> None:
         options = {"center": center, "k_forget": ENDS, "k_retain": ENDS}
         exact = search.search_store(self.fine, query_QK, **options)
-        scores = np.asarray(search.score_store(self.fine, query_QK, center=center).forget_N)
+        scores = np.asarray(search.score_store(self.fine, query_QK, center=center))
         for dtype in ("bfloat16", "int8", "sign"):
             coarse = requantize(
                 self.fine, f"{self.root}/{dtype}-{center}", dtype=dtype,
@@ -174,7 +174,7 @@ class RealGradientsTest(absltest.TestCase):
             again = agreement(
                 search.search_store(coarse, query_QK, finer=self.fine, candidates=4, **options)
             )
-            estimate = np.asarray(search.score_store(coarse, query_QK, center=center).forget_N)
+            estimate = np.asarray(search.score_store(coarse, query_QK, center=center))
             error = float(np.sqrt(np.mean((estimate - scores) ** 2)))
             slope = float(np.polyfit(np.arccos(scores), np.arccos(np.clip(estimate, -1, 1)), 1)[0])
             print(
@@ -197,7 +197,7 @@ class RealGradientsTest(absltest.TestCase):
             probes = self.fine.rows(np.arange(0, NUM_ROWS, NUM_ROWS // 32))
             for query_K in np.concatenate([self.query_QK, probes]):
                 for store, found in ((self.fine, exact), (signs, estimate)):
-                    scores = search.score_store(store, query_K[None], center=center).forget_N
+                    scores = search.score_store(store, query_K[None], center=center)
                     found.append(np.arccos(np.clip(scores, -1, 1)))
             slope = np.polyfit(np.concatenate(exact), np.concatenate(estimate), 1)[0]
             print(f"{center=}: slope of the angle from signs {slope:.4f}")

@@ -4,6 +4,7 @@ import numpy as np
 import sketch_formulas
 from absl.testing import absltest, parameterized
 
+from raslik_jax.index import combine
 from raslik_jax.retrieve import noise
 from raslik_jax.sketch import theory
 from raslik_jax.sketch.families import PROJECTIONS
@@ -84,9 +85,9 @@ class SketchNoiseTest(parameterized.TestCase):
         query_QK = _unit(np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0], [-1.0, 0.2]]))
         ids = [f"id{i}" for i in range(4)]
         with self.assertRaisesRegex(ValueError, "4 sketches point apart .* most of all"):
-            noise.check_agreement(query_QK @ query_QK.T, ids)
-        noise.check_agreement(query_QK[:2] @ query_QK[:2].T, ids[:2])
-        noise.check_agreement(np.eye(3), ids[:3])  # unrelated is not apart
+            combine.check_agreement(query_QK @ query_QK.T, ids)
+        combine.check_agreement(query_QK[:2] @ query_QK[:2].T, ids[:2])
+        combine.check_agreement(np.eye(3), ids[:3])  # unrelated is not apart
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from raslik_jax.retrieve import selectors
-from raslik_jax.retrieve.selectors import SELECTORS, select_by_count
+from raslik_jax.retrieve.selectors import select_by_count, select_by_threshold
 
 # Few distinct values, so that ties are common.
 _SCORES = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=30)
@@ -60,18 +60,18 @@ class SelectionTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (np.array([0.0, np.nan]), 1, 0, "score of example id001 is NaN"),
-        (np.zeros(2), 3, 0, "num_forget must be at most the 2 eligible examples, got 3"),
+        (np.zeros(2), 3, 0, "num_forget must be 0 to the 2 that can be chosen, got 3"),
         (
             np.zeros(2),
             1,
             2,
-            "num_retain must be at most the 1 eligible examples that 1 to forget leave, got 2",
+            "num_retain beside the 1 to forget must be 0 to the 1 that can be chosen, got 2",
         ),
         (
             np.array([-np.inf, 0.0]),
             2,
             0,
-            "num_forget must be at most the 1 eligible examples, got 2",
+            "num_forget must be 0 to the 1 that can be chosen, got 2",
         ),
     )
     def test_errors_say_what_was_wanted(self, score_N, num_forget, num_retain, message):
@@ -85,24 +85,24 @@ _RULES = {
     "margin": lambda f, r: {
         "forget_threshold": 0.0,
         "retain_threshold": -0.05,
-        "sigma": 0.05 * max(f, r),
-        "z": 2.0,
+        "margin": 0.1 * max(f, r),
     },
-    "quantile": lambda f, r: {"forget_share": 0.08 * f, "retain_share": 0.08 * r},
 }
 
 
-class RulesTest(parameterized.TestCase):
-    """Every rule of SELECTORS goes through the same battery."""
+def _apply(name, score_N, retain_N, ids, options):
+    select = select_by_count if name == "count" else select_by_threshold
+    return select(score_N, retain_N, ids, **options)
 
-    def test_every_rule_is_tested(self):
-        self.assertEqual(set(_RULES), set(SELECTORS))
+
+class RulesTest(parameterized.TestCase):
+    """Every rule goes through the same battery."""
 
     def _choose(self, name, score_N, ids, amounts, retain_N=None):
         """Returns the selection, or None where these scores leave a set empty or overlapping."""
         retain_N = -score_N if retain_N is None else retain_N
         try:
-            return SELECTORS[name](score_N, retain_N, ids, **_RULES[name](*amounts))
+            return _apply(name, score_N, retain_N, ids, _RULES[name](*amounts))
         except ValueError as error:
             self.assertRegex(str(error), " must ")
             return None
@@ -155,10 +155,10 @@ class RulesTest(parameterized.TestCase):
                 for key in options
             }
             try:
-                one = SELECTORS[name](score_N, -score_N, ids, **options)
+                one = _apply(name, score_N, -score_N, ids, options)
             except ValueError:
                 assume(False)
-            other = SELECTORS[name](-score_N, score_N, ids, **swapped)
+            other = _apply(name, -score_N, score_N, ids, swapped)
             np.testing.assert_array_equal(one.forget, other.retain)
             np.testing.assert_array_equal(one.retain, other.forget)
 
@@ -168,17 +168,21 @@ class RulesTest(parameterized.TestCase):
         scores=st.lists(st.floats(-1, 1), min_size=3, max_size=30, unique=True),
         low=st.floats(0.0, 1.0),
         more=st.floats(0.0, 1.0),
-        sigma=st.floats(0.0, 0.3),
+        margin=st.floats(0.0, 0.3),
     )
-    def test_a_higher_threshold_or_margin_takes_a_subset(self, scores, low, more, sigma):
+    def test_a_higher_threshold_or_margin_takes_a_subset(self, scores, low, more, margin):
         score_N, ids = np.asarray(scores), _ids(len(scores))
-        options = {"retain_threshold": 0.05, "sigma": sigma}
         try:
             kept = [
-                selectors.select_by_margin(
-                    score_N, -score_N, ids, forget_threshold=threshold, z=z, **options
+                select_by_threshold(
+                    score_N,
+                    -score_N,
+                    ids,
+                    forget_threshold=tau,
+                    retain_threshold=0.05,
+                    margin=extra,
                 )
-                for threshold, z in ((low, 0.0), (low + more, 0.0), (low, 1.0))
+                for tau, extra in ((low, 0.0), (low + more, 0.0), (low, margin))
             ]
         except ValueError:
             assume(False)
@@ -192,10 +196,9 @@ class RulesTest(parameterized.TestCase):
         wanted = select_by_count(score_N, -score_N, ids, num_forget=3, num_retain=4)
         for name, options in (
             ("threshold", {"forget_threshold": 0.8, "retain_threshold": 0.7}),
-            ("margin", dict(forget_threshold=0.7, retain_threshold=0.6, sigma=0.05, z=1.9)),
-            ("quantile", {"forget_share": 3 / 21, "retain_share": 4 / 21}),
+            ("margin", dict(forget_threshold=0.7, retain_threshold=0.6, margin=0.095)),
         ):
-            found = SELECTORS[name](score_N, -score_N, ids, **options)
+            found = _apply(name, score_N, -score_N, ids, options)
             for one, two in zip(wanted, found, strict=True):
                 np.testing.assert_array_equal(one, two)
 
@@ -207,20 +210,12 @@ class RulesTest(parameterized.TestCase):
             "the forget set must have an example, none clears .* highest score is 1",
         ),
         ("threshold", (0.1, 1.5), "the retain set must have an example, none clears"),
-        ("threshold", (np.nan, 0.1), "forget_threshold must be finite"),
-        ("quantile", (0.6, 0.5), "must be at most 1 together"),
-        ("quantile", (0.0, 0.5), "shares must be above 0"),
-        (
-            "quantile",
-            (0.01, 0.5),
-            "--retrieve.forget_share must be one example or more, got 0.01 of 11",
-        ),
         (
             "count",
             (8, 4),
-            "num_retain must be at most the 3 eligible examples that 8 to forget leave, got 4",
+            "num_retain beside the 8 to forget must be 0 to the 3 that can be chosen, got 4",
         ),
-        ("count", (-1, 4), "counts must be at least 0"),
+        ("count", (-1, 4), "num_forget must be 0 to the 11 that can be chosen, got -1"),
     )
     def test_what_cannot_be_is_refused(self, name, values, message):
         keys = [key for key in _RULES[name](1, 1) if key.startswith(("forget", "retain", "num"))]
@@ -230,7 +225,7 @@ class RulesTest(parameterized.TestCase):
         score_N[4:7] = 0.09
         with self.assertRaisesRegex(ValueError, message):
             retain_N = np.where(score_N == 0.2, 0.0, -score_N)
-            SELECTORS[name](score_N, retain_N, _ids(11), **dict(zip(keys, values, strict=True)))
+            _apply(name, score_N, retain_N, _ids(11), dict(zip(keys, values, strict=True)))
 
     @parameterized.parameters(*_RULES)
     def test_nan_and_infinite_scores_are_refused_by_id(self, name):
@@ -238,12 +233,7 @@ class RulesTest(parameterized.TestCase):
             score_N = np.linspace(1, -1, 11)
             score_N[4] = value
             with self.assertRaisesRegex(ValueError, f"score of example id004 is {word}"):
-                SELECTORS[name](score_N, -score_N, _ids(11), **_RULES[name](1, 1))
-
-    def test_negative_sigma_is_refused(self):
-        options = _RULES["margin"](1, 1) | {"sigma": -0.1}
-        with self.assertRaisesRegex(ValueError, "at least 0, got -0.1"):
-            selectors.select_by_margin(np.ones(2), -np.ones(2), _ids(2), **options)
+                _apply(name, score_N, -score_N, _ids(11), _RULES[name](1, 1))
 
 
 class SummaryTest(absltest.TestCase):

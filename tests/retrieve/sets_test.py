@@ -23,7 +23,6 @@ class SettingsTest(parameterized.TestCase):
         score_N = np.linspace(1, -1, 10)
         chosen = sets.select_sets(
             score_N,
-            -score_N,
             [f"id{i}" for i in range(10)],
             RetrieveConfig(**changes),
             num_targets=3,
@@ -31,9 +30,12 @@ class SettingsTest(parameterized.TestCase):
         )
         self.assertEqual((len(chosen.forget), len(chosen.retain)), sizes)
 
-    def test_a_forget_set_without_a_size_is_refused(self):
+    def test_sets_without_a_size_are_refused(self):
         with self.assertRaisesRegex(ValueError, "num_forget must be given"):
             sets.set_sizes(RetrieveConfig(), num_targets=0, num_eligible=9)
+        settings = RetrieveConfig(select="quantile", forget_share=0.01)
+        with self.assertRaisesRegex(ValueError, "forget_share must be one .*, got 0.01 of 11"):
+            sets.set_sizes(settings, num_targets=0, num_eligible=11)
 
 
 if __name__ == "__main__":

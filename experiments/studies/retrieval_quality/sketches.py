@@ -156,10 +156,9 @@ class SketchTrial:
                         is_centered=self.center and dtype == "sign",
                     )
                 for combine, ending in _COMBINED.items():
-                    scores = search.score_store(
+                    score_N = search.score_store(
                         copy, unit_MK[self.queries], center=self.center, aggregate=combine
-                    )
-                    score_N = np.asarray(scores.forget_N).astype(np.float64)
+                    ).astype(np.float64)
                     exact_N = self.exact.combine(combine)
                     quality, chosen = self.labels.judge(score_N)
                     yield (

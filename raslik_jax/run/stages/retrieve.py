@@ -16,6 +16,7 @@ from raslik_jax.data.examples import Example
 from raslik_jax.evaluate.metrics import measure, nest
 from raslik_jax.files import write_json
 from raslik_jax.index import search
+from raslik_jax.index.combine import check_agreement
 from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.index.store import SketchStore
 from raslik_jax.messages import some_of
@@ -54,15 +55,15 @@ def needs_of(config: Config) -> frozenset[str]:
 
 
 def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the influence of the queries on every training example, both poles in one pass."""
+    """Writes the influence of the queries on every training example."""
     settings = workspace.config.retrieve
     store, query_QK = _open_index(workspace)
-    ids = [row.example_id for row in workspace.retrieval_queries()]
-    found = sets.score_queries(
-        store, query_QK, ids, center=settings.center, aggregate=settings.aggregate
+    queries = search.queries_of_store(store, query_QK, center=settings.center)
+    check_agreement(queries.gram_QQ, [row.example_id for row in workspace.retrieval_queries()])
+    score_N = search.score_store(
+        store, query_QK, center=settings.center, aggregate=settings.aggregate
     )
-    influence_N = found.forget_N[_places(workspace, store)]
-    write_scores(workspace, folder, influence_N)
+    write_scores(workspace, folder, score_N[_places(workspace, store)])
 
 
 def _open_index(workspace: Workspace) -> tuple[SketchStore, Float[np.ndarray, "Q K"]]:
@@ -86,7 +87,7 @@ def make_embeddings(workspace: Workspace, folder: pathlib.Path) -> None:
     columns = search.to_columns(search.center_queries(query_QE), aggregate=aggregate)
     score_NG = np.asarray(search.row_cosines(example_NE, columns))
     all_N = np.ones(len(score_NG), bool)
-    write_scores(workspace, folder, search.both_ends(score_NG, all_N, aggregate).forget_N)
+    write_scores(workspace, folder, search.join_columns(score_NG, all_N, aggregate))
 
 
 def sentence_vectors(
@@ -134,8 +135,8 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
             total_K += found.unit_BK.sum(axis=0, dtype=np.float64)
         mean_K = total_K / len(workspace.corpus.train)
     ids = [row.example_id for row in workspace.retrieval_queries()]
-    queries = search.center_queries(query_QK, mean_K, ids)
-    noise.check_agreement(queries.gram_QQ, ids)
+    queries = search.center_queries(query_QK, mean_K)
+    check_agreement(queries.gram_QQ, ids)
     columns = jax.device_put(search.to_columns(queries, aggregate=settings.aggregate))
 
     def scores(batch: batches.Batch) -> tuple[jax.Array, jax.Array]:
@@ -143,8 +144,8 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
         return search.row_cosines(sketches.unit_BK, columns), sketches.norm_B
 
     score_NG, norm_N = batches.map_rows(scores, encoded, plans, bar="exact kernel")
-    found = search.both_ends(score_NG, norm_N > 0, settings.aggregate)
-    write_scores(workspace, folder, found.forget_N)
+    found_N = search.join_columns(score_NG, norm_N > 0, settings.aggregate)
+    write_scores(workspace, folder, found_N)
 
 
 def write_scores(
@@ -247,13 +248,10 @@ def _choose_by_influence(workspace: Workspace, num_targets: int) -> Selection:
         queries = search.queries_of_store(store, query_QK, center=settings.center)
         forget_N = np.full(store.num_rows, -np.inf, np.float32)
         forget_N[_places(workspace, store)] = influence_N
-        sigma = sets.margin_sigma(store, queries, forget_N, settings)
+        sigma = noise.margin_sigma(store, queries, forget_N, settings)
         print(f"    sigma of the sketch near the thresholds: {sigma:.2e}")
-    retain_N = np.where(np.isneginf(influence_N), -np.inf, -influence_N)
     ids = [row.example_id for row in rows]
-    return sets.select_sets(
-        influence_N, retain_N, ids, settings, num_targets=num_targets, sigma=sigma
-    )
+    return sets.select_sets(influence_N, ids, settings, num_targets=num_targets, sigma=sigma)
 
 
 def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None:

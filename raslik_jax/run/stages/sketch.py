@@ -183,13 +183,14 @@ def open_index(workspace: Workspace, folder: pathlib.Path) -> IndexWork:
 def fill_index(work: IndexWork) -> int:
     """Makes the rows that are missing, with any other job that does; how many were made here."""
     store = work.store
-    left = sum(len(store.chunk_ids(chunk)) for chunk in store.missing_chunks())
+    left = sum(len(store.ids[store.chunk_positions(chunk)]) for chunk in store.missing_chunks())
     # The bar counts what this job makes; beside other jobs it ends short of the total.
     with contextlib.closing(progress(None, "sketches", total=left, unit="example")) as bar:
         made = build.fill_store(
             store,
+            work.encoded,
             work.plans,
-            lambda plan: work.sketch(batches.make_batch(work.encoded, plan)),
+            work.sketch,
             chunks=claimed_chunks(store, worker=f"{socket.gethostname()}-{os.getpid()}"),
             count=bar.update,
         )

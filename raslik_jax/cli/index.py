@@ -1,0 +1,119 @@
+"""Looks after an index: says what it is, verifies it, mends it, makes a compact copy.
+
+  raslik index --index=runs/quickstart/sketch/index
+  raslik index --index=runs/quickstart/sketch/index --verify
+  raslik index --index=runs/quickstart/sketch/index --repair
+  raslik index --index=... --compact_to=/data/int8 --dtype=int8
+  raslik index --index=... --compact_to=/data/sign --dtype=sign --center
+
+--verify reads everything, checks every checksum, and ends with status 1 where something is damaged.
+--repair drops what is damaged, so that `raslik run` or `raslik sketch_job` makes those chunks again
+and no other. int8 takes a quarter of float32, sign a thirty-second; sign rows are centered before
+their signs are taken (--center) or not at all.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from absl import flags
+
+from raslik_jax.cli import command
+from raslik_jax.settings import Settings, setting
+
+if TYPE_CHECKING:  # it takes jax with it, and --help should not
+    from raslik_jax.index.store import SketchStore
+    from raslik_jax.index.upkeep import Damage
+
+flags.disclaim_key_flags()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What is done with which index."""
+
+    index: str = setting("", "The index: WORKDIR/sketch/index of a run.")
+    verify: bool = setting(False, "Read everything and name what is damaged.")
+    repair: bool = setting(False, "Verify, and drop the damaged chunks.")
+    compact_to: str = setting(
+        "", "New folder for a copy of another dtype; an unfinished copy goes on."
+    )
+    dtype: Literal["float32", "bfloat16", "int8", "sign"] = setting("int8", "Dtype of the copy.")
+    center: bool = setting(False, "sign: take the signs of centered rows.")
+
+
+def main() -> NoReturn:
+    """Runs the command."""
+    command.start(run, Options())
+
+
+def run(options: Options) -> int:
+    """Does what the options say; returns the exit status."""
+    from raslik_jax.index.store import SketchStore
+    from raslik_jax.index.upkeep import requantize, verify
+
+    if not options.index:
+        raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
+    store = SketchStore.open(options.index)
+    print(_describe(store))
+    status = 0
+    if options.verify or options.repair:
+        damages = verify(store)
+        for damage in damages:
+            print(f"damaged   {damage.file}: {damage.reason}")
+        if not damages:
+            print("verified  nothing is damaged")
+        elif options.repair:
+            print(_repair(store, damages))
+        else:
+            status = 1
+    if options.compact_to:
+        copy = requantize(
+            store, options.compact_to, dtype=options.dtype, is_centered=options.center
+        )
+        print(_describe(copy))
+    return status
+
+
+def _describe(store: "SketchStore") -> str:
+    """Returns what an index is, a line for each thing."""
+    from raslik_jax.index.format import INDEX_FORMAT
+
+    missing = store.missing_chunks()
+    lines = [
+        f"{store.path}: format {INDEX_FORMAT}",
+        f"rows      {store.num_rows:,} of {store.size:,} coordinates, {store.dtype}",
+        f"deleted   {len(store.manifest.deleted):,}",
+        f"chunks    {store.num_chunks:,} of {store.chunk_rows:,} rows, {len(missing):,} missing",
+        f"made from {json.dumps(store.identity, sort_keys=True)}",
+    ]
+    return "\n".join(lines)
+
+
+def _repair(store: "SketchStore", damages: "Sequence[Damage]") -> str:
+    """Drops the damaged chunks; a line that says what to do next."""
+    from raslik_jax.index.upkeep import discard
+    from raslik_jax.manifests import read_manifest
+    from raslik_jax.run.units import reopen_unit
+
+    chunks = sorted({damage.chunk for damage in damages if damage.chunk is not None})
+    # zarr.json is derived from the manifest: it is written again with the next chunk, or now.
+    if not chunks:
+        store.finish()
+        return "mended"
+    discard(store, chunks)
+    index = pathlib.Path(store.path)
+    folder = index.parent
+    dropped, manifest = f"{len(chunks)} chunks dropped", read_manifest(folder)
+    # The run goes on with what is whole, and does not make all of it again. A copy beside the index
+    # is none of its results.
+    if manifest is not None and f"{index.name}/manifest.json" in manifest["outputs"]:
+        folder = reopen_unit(folder.parent, folder.name)
+    elif not (folder / "started.json").is_file():
+        return f"{dropped}: make them again as the index was made, a copy by the same --compact_to"
+    return (
+        f"{dropped}, the others wait in {folder}: `raslik run` or `raslik sketch_job` makes them "
+        "again, and `raslik run` puts the index back in its place"
+    )

@@ -1,0 +1,76 @@
+"""Helps with the index of a run: any number of these make its sketches together.
+
+  raslik run --workdir=/shared/run ... --stages=corpus,backbone,finetune
+  raslik sketch_job --workdir=/shared/run     # on as many machines as there are
+  raslik run --workdir=/shared/run ...        # goes on with the finished index
+
+Jobs claim chunks and need no network between them, only the shared folder. One that dies harms no
+other: its chunk goes to the next. `raslik run` itself may be at its sketch stage at the same time.
+"""
+
+import dataclasses
+import pathlib
+from typing import NoReturn
+
+from absl import flags
+
+from raslik_jax.cli import command
+from raslik_jax.settings import Settings, setting
+
+flags.disclaim_key_flags()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Which run is helped."""
+
+    workdir: str = setting("", "Work directory of the run.")
+
+
+def main() -> NoReturn:
+    """Runs the command."""
+    stopped = "stopped; what was committed stays, the same command goes on from here"
+    command.start(run, Options(), when_stopped=stopped)
+
+
+def run(options: Options) -> None:
+    """Makes sketches until none is missing, and says what was done."""
+    from raslik_jax import files
+    from raslik_jax.config import config_from_json
+    from raslik_jax.run import units
+    from raslik_jax.run.plan import plan_units
+    from raslik_jax.run.stages import sketch as sketch_stage
+    from raslik_jax.run.workspace import Workspace
+
+    if not options.workdir:
+        raise ValueError("a run must be named: give its work directory as --workdir")
+    workdir = pathlib.Path(options.workdir)
+    config = config_from_json(files.read_json(workdir / "config.json"))
+    workspace = Workspace(workdir, config)
+    plan = units.Plan(workdir, plan_units(config, workspace)).survey()
+    if "sketch" not in plan.units:
+        raise ValueError(
+            f"{workdir} must have a strategy that ranks by sketches, got "
+            f"{','.join(config.retrieve.strategies)}: there is no index to make"
+        )
+    sketch = plan.units["sketch"]
+    missing = plan.missing(sketch)
+    if missing:
+        raise ValueError(
+            f"{workdir} must hold the results of {missing}, they are missing or out of date: "
+            "`raslik run` with --stages=corpus,backbone,finetune makes them"
+        )
+    if sketch.name in plan.done:
+        print("the index is up to date")
+        return
+    folder = units.join_unit(workdir, sketch, plan.key(sketch).value)
+    try:
+        work = sketch_stage.open_index(workspace, folder)
+        made = sketch_stage.fill_index(work)
+    except (ValueError, OSError):
+        # The run moves a finished index to its place, also while another job looks at it.
+        if not plan.check(sketch):
+            raise
+        print("the index is complete, the run has taken it over")
+        return
+    print(f"the index is complete, {made:,} of {work.store.num_rows:,} sketches were made here")
