@@ -1,8 +1,7 @@
 """Several processes as one job: start, global arrays, and a clear end when one is lost.
 
-Every process runs the same program (`jax.distributed`); arrays are global, each process holds the
-shards of its own devices, and jit does the rest. Sketching needs none of this: its jobs share an
-index and nothing else (`raslik_jax.index.claims`).
+Every process runs the same program; arrays are global, each process holds the shards of its own
+devices, and jit does the rest. Sketching needs none of this (see `raslik_jax.index.claims`).
 """
 
 import atexit
@@ -24,7 +23,7 @@ from jaxtyping import Shaped
 # The exit status of a process whose job lost another one (EX_UNAVAILABLE of sysexits.h).
 LOST_PROCESS_STATUS = 69
 # What collectives and the coordination service say when a peer is gone.
-_SIGNS_OF_LOSS = ("gloo", "closed by peer", "reset by peer", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+_SIGNS_OF_LOSS = ("gloo", "closed by peer", "reset by peer", "unavailable", "deadline_exceeded")
 _FAREWELL = b"."
 
 
@@ -39,23 +38,21 @@ def job(
 ) -> Iterator[None]:
     """Joins this process to a job, and ends it with one sentence when the job loses another.
 
-    A job cannot go on without one of its processes. A dead process's connections close at once, and
-    each process watches one to process 0, so all end within a moment. (JAX alone would notice when
-    heartbeats stay out, and abort with a stack trace; that remains for a lost machine or network.)
-    A process that raises ends the others when it exits, its own error said, and then exits with the
-    status of that error, caught further out or not.
+    A dead process's connections close at once, and each process watches one to process 0, so all
+    end within a moment; a lost machine or network JAX notices when heartbeats stay out. A process
+    that raises ends the others when it exits, its own error said, with the status of that error.
     To be entered before anything else of JAX.
 
     Args:
-        coordinator: host:port of process 0.
-        num_processes: of the job.
-        process_id: 0 to num_processes - 1.
-        num_cpu_devices: run on so many CPU devices, for trying things out without accelerators.
-        lost_after_s: seconds without a heartbeat after which JAX counts a process as lost.
+      coordinator: host:port of process 0.
+      num_processes: of the job.
+      process_id: 0 to num_processes - 1.
+      num_cpu_devices: run on so many CPU devices, for trying things out without accelerators.
+      lost_after_s: seconds without a heartbeat after which JAX counts a process as lost.
 
     Example:
-        with distributed.job("host0:1234", num_processes=2, process_id=rank):
-            mesh = distributed.data_mesh()
+      with distributed.job("host0:1234", num_processes=2, process_id=rank):
+        mesh = distributed.data_mesh()
     """
     if num_cpu_devices is not None:
         jax.config.update("jax_platforms", "cpu")
@@ -73,7 +70,12 @@ def job(
     try:
         yield
     except BaseException as error:
-        if isinstance(error, jax.errors.JaxRuntimeError) and _is_loss(error):
+        text = str(error).lower()
+        if (
+            isinstance(error, jax.errors.JaxRuntimeError)
+            and num_processes > 1
+            and any(sign in text for sign in _SIGNS_OF_LOSS)
+        ):
             _end(str(error).splitlines()[0][:200])
         # This process's own failure. The others end when it exits, and no earlier: JAX aborts a
         # process that misses its coordinator, and the error has to be seen first.
@@ -87,16 +89,13 @@ def job(
 
 def _connect(coordinator: str, *, num_processes: int, process_id: int) -> list[socket.socket]:
     """Connections between process 0 and all others; the port travels as a JAX array."""
-    port, server = 0, None
-    if process_id == 0:
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        server = socket.create_server(("", 0), family=family, dualstack_ipv6=both)
-        port = server.getsockname()[1]
-    port = int(multihost_utils.broadcast_one_to_all(np.int32(port)))
-    if server is None:
+    if process_id:
+        port = int(multihost_utils.broadcast_one_to_all(np.int32(0)))
         return [socket.create_connection((coordinator.rsplit(":", 1)[0], port))]
-    with server:
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    with socket.create_server(("", 0), family=family, dualstack_ipv6=both) as server:
+        multihost_utils.broadcast_one_to_all(np.int32(server.getsockname()[1]))
         return [server.accept()[0] for _ in range(num_processes - 1)]
 
 
@@ -127,11 +126,6 @@ def _leave(status: int) -> None:
         os._exit(status)  # as in _end
 
 
-def _is_loss(error: BaseException) -> bool:
-    text = str(error).lower()
-    return jax.process_count() > 1 and any(sign.lower() in text for sign in _SIGNS_OF_LOSS)
-
-
 def _end(reason: str) -> NoReturn:
     print(
         f"error: process {jax.process_index()} of {jax.process_count()} lost another process of "
@@ -155,13 +149,9 @@ def shard_leading(
     dtype: Any,
     rows: Callable[[slice], Shaped[np.ndarray, "..."]],
 ) -> jax.Array:
-    """Returns a global array whose leading axis is split over the devices.
+    """Returns a global array whose leading axis, a multiple of the devices, is split over them.
 
-    Args:
-        mesh: of `data_mesh`.
-        shape: of the whole array; the leading size a multiple of the number of devices.
-        dtype: of the array.
-        rows: makes rows start to stop of it; called for this process's rows only.
+    `rows` makes some of its rows; it is called for this process's rows only.
     """
     sharding = NamedSharding(mesh, PartitionSpec("data"))
 
