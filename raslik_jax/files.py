@@ -8,12 +8,13 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import pathlib
 import socket
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,74 +25,91 @@ from raslik_jax.messages import shown, some_of
 # `{str: shape}` for an object of any keys, or `{"key": shape, "key?": shape}` for an object with
 # these keys (`?`: may be missing) and perhaps others; a tuple of shapes is one of them.
 Shape = Any
+AnyPath = str | os.PathLike[str]
+
+_AGAIN = "restore the file, or delete it and run the stage that makes it again"
+
+
+def _quoted(path: AnyPath) -> str:
+    return shown(str(path), 160)
 
 
 @contextlib.contextmanager
-def open_regular(path: str | os.PathLike[str]) -> Iterator[io.BufferedReader]:
+def open_regular(path: AnyPath, *, mend: str = "correct the path") -> Iterator[io.BufferedReader]:
     """Yields a regular file, opened to read.
+
+    Args:
+      path: of the file.
+      mend: what to do about a missing file, said after the colon.
 
     Raises:
       ValueError: the file is missing, unreadable, or no regular file (a folder, a device, a FIFO).
     """
-    origin = shown(str(path), 160)
     try:
         # Asked first: to open a FIFO is to wait for whoever writes to it.
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise ValueError(f"{origin} must be a regular file: give the path of a file")
+            raise ValueError(f"{_quoted(path)} must be a regular file: give the path of a file")
         with open(path, "rb") as file:
             yield file
     except FileNotFoundError:
-        raise ValueError(f"no file {origin}: correct the path") from None
+        raise ValueError(f"no file {_quoted(path)}: {mend}") from None
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ValueError(f"{origin} cannot be read ({reason})") from None
+        raise ValueError(f"{_quoted(path)} cannot be read ({reason})") from None
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
+def read_bytes(path: AnyPath) -> bytes:
     """Returns the content of a regular file; refuses as `open_regular` does."""
     with open_regular(path) as file:
         return file.read()
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
-    """Returns the text of a UTF-8 file, whatever the locale.
-
-    Raises:
-      ValueError: as `read_bytes`; the file is not UTF-8.
-    """
-    return decode_text(read_bytes(path), path)
+def read_text(path: AnyPath, *, mend: str = "correct the path") -> str:
+    """Returns the text of a UTF-8 file, whatever the locale; refuses others and missing ones."""
+    with open_regular(path, mend=mend) as file:
+        return decode_text(file.read(), path)
 
 
-def decode_text(raw: bytes, path: str | os.PathLike[str]) -> str:
-    """Returns the text of a file's bytes, less a byte order mark.
-
-    Raises:
-      ValueError: they are not UTF-8.
-    """
+def decode_text(raw: bytes, path: AnyPath) -> str:
+    """Returns the text of a file's bytes, less a byte order mark; refuses what is not UTF-8."""
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ValueError(
-            f"{shown(str(path), 200)}:{line} must be UTF-8, got the byte "
-            f"0x{raw[error.start]:02x}: save it as UTF-8"
+            f"{_quoted(path)}:{line} must be UTF-8, got the byte 0x{raw[error.start]:02x}: save it "
+            "as UTF-8"
         ) from None
 
 
-def parse_json(text: str, origin: str) -> Any:
-    """Returns the value of a JSON text; refuses duplicate keys, NaN and Infinity.
+# JSON --------------------------------------------------------------------------------------------
 
-    Raises:
-      ValueError: it is none; `origin` names where it came from.
-    """
-    start = len(text) - len(text.lstrip(" \t\r\n"))
-    try:
-        value, end = decode_json(text, start)
-        if text[end:].strip(" \t\r\n"):
-            raise ValueError(f"text behind its end, {_place(text, end)}")
-    except ValueError as error:
-        raise ValueError(f"{origin} must be JSON, got something else ({error})") from None
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"the key {shown(next(n for n in names if names.count(n) > 1))} twice")
+    return dict(pairs)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:20]}, which JSON does not have")
     return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_finite, parse_float=_finite)
+
+
+def _decoded(decode: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return decode(*arguments)
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError as error:
+        reason = str(error)[:120]
+    raise ValueError(reason)
 
 
 def decode_json(text: str, position: int) -> tuple[Any, int]:
@@ -100,48 +118,28 @@ def decode_json(text: str, position: int) -> tuple[Any, int]:
     Raises:
       ValueError: there is none, or one that `parse_json` refuses; the reason alone.
     """
+    return _decoded(_DECODER.raw_decode, text, position)
+
+
+def parse_json(text: str, origin: str, shape: Shape = object, *, mend: str = "") -> Any:
+    """Returns the value of a JSON text; refuses duplicate keys, NaN, Infinity and another shape.
+
+    Args:
+      text: of one value.
+      origin: where it came from.
+      shape: what the value must be, see `Shape`.
+      mend: what to do about it, said after the colon.
+    """
+    rest = f": {mend}" if mend else ""
     try:
-        return _DECODER.raw_decode(text, position)
-    except json.JSONDecodeError as error:
-        reason = f"{error.msg}, {_place(text, error.pos)}"
-    except RecursionError:
-        reason = "it is nested too deeply"
-    except ValueError as error:  # of the two hooks, or an integer of thousands of digits
-        reason = str(error) if "digits" not in str(error) else "an integer of too many digits"
-    raise ValueError(reason[:120])
-
-
-def _place(text: str, position: int) -> str:
-    line = text.count("\n", 0, position) + 1
-    column = position - text.rfind("\n", 0, position)
-    return f"column {column}" if line == 1 else f"line {line}, column {column}"
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {shown(next(n for n in names if names.count(n) > 1))} twice")
+        value = _decoded(_DECODER.decode, text)
+    except ValueError as error:
+        raise ValueError(f"{origin} must be JSON, got something else ({error}){rest}") from None
+    check_shape(value, shape, origin, mend=mend)
     return value
 
 
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"the number {name}, which JSON does not have")
-
-
-def _finite_float(digits: str) -> float:
-    value = float(digits)
-    if value - value != 0:
-        raise ValueError(f"the number {digits[:20]}, which is too large")
-    return value
-
-
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite_float
-)
-
-
-def read_json(path: str | os.PathLike[str], shape: Shape = object, *, mend: str = "") -> Any:
+def read_json(path: AnyPath, shape: Shape = object, *, mend: str = _AGAIN) -> Any:
     """Returns the value of a JSON file that has this shape.
 
     Args:
@@ -152,112 +150,75 @@ def read_json(path: str | os.PathLike[str], shape: Shape = object, *, mend: str 
     Raises:
       ValueError: the file is missing, no JSON, or of another shape, naming file and field.
     """
-    origin = shown(str(path), 160)
-    mend = mend or "restore the file, or delete it and run the stage that makes it again"
-    if not os.path.lexists(path):
-        raise ValueError(f"no file {origin}: {mend}")
-    text = read_text(path)
-    try:
-        value = parse_json(text, origin)
-        check_shape(value, shape, origin)
-    except ValueError as error:
-        raise ValueError(f"{error}: {mend}") from None
-    return value
+    return parse_json(read_text(path, mend=mend), _quoted(path), shape, mend=mend)
 
 
-def read_json_lines(
-    path: str | os.PathLike[str], shape: Shape = object, *, mend: str = ""
-) -> list[Any]:
-    """Returns the values of a file of one JSON value per line; blank lines are left out.
-
-    Args and errors as `read_json`; the line is named.
-    """
-    origin = shown(str(path), 160)
-    mend = mend or "restore the file, or delete it and run the stage that makes it again"
-    if not os.path.lexists(path):
-        raise ValueError(f"no file {origin}: {mend}")
-    values = []
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if line.strip():
-            try:
-                value = parse_json(line, f"{origin}:{number}")
-                check_shape(value, shape, f"{origin}:{number}")
-            except ValueError as error:
-                raise ValueError(f"{error}: {mend}") from None
-            values.append(value)
-    return values
+def read_json_lines(path: AnyPath, shape: Shape = object) -> list[Any]:
+    """Returns the values of a file of one JSON value a line, each read as `read_json` does."""
+    lines = read_text(path, mend=_AGAIN).split("\n")
+    return [
+        parse_json(line, f"{_quoted(path)}:{number}", shape, mend=_AGAIN)
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
 
 
-def check_shape(value: Any, shape: Shape, origin: str, field: str = "") -> None:
+def check_shape(value: Any, shape: Shape, origin: str, *, mend: str = "") -> None:
     """Raises a ValueError that names the field where a value has another shape."""
-    place = f"{field} in {origin}" if field else origin
+    for field, problem in _misfits(value, shape, ""):
+        place, rest = f"{field} in {origin}" if field else origin, f": {mend}" if mend else ""
+        raise ValueError(f"{place} {problem}{rest}")
+
+
+def _misfits(value: Any, shape: Shape, field: str) -> Iterator[tuple[str, str]]:
+    """Yields each field that has another shape, and what it must be."""
+    kind = type(shape) if isinstance(shape, (list, dict)) else shape
     if isinstance(shape, tuple):
-        if not any(_has_shape(value, one) for one in shape):
-            raise ValueError(f"{place} must be {_name(shape)}, got {shown(value, 40)}")
-    elif isinstance(shape, list):
-        _check_type(value, list, place)
-        for position, item in enumerate(value):
-            check_shape(item, shape[0], origin, f"{field}[{position}]")
-    elif isinstance(shape, dict):
-        _check_type(value, dict, place)
-        prefix = f"{field}." if field else ""
-        if str in shape:
-            for key, item in value.items():
-                check_shape(item, shape[str], origin, prefix + shown(key, 30).strip("'\""))
-            return
-        missing = [key for key in shape if not key.endswith("?") and key not in value]
-        if missing:
-            raise ValueError(f"{place} must have {some_of(missing)}, got {some_of(value)}")
-        for key, item in shape.items():
-            name = key.removesuffix("?")
-            if name in value:
-                check_shape(value[name], item, origin, prefix + name)
-    else:
-        _check_type(value, shape, place)
-
-
-def _has_shape(value: Any, shape: Shape) -> bool:
-    try:
-        check_shape(value, shape, "")
-    except ValueError:
-        return False
-    return True
-
-
-def _check_type(value: Any, kind: type | None, place: str) -> None:
-    if kind is None:
-        is_right = value is None
+        is_right = any(not [*_misfits(value, one, "")] for one in shape)
+    elif isinstance(value, bool) or kind is None:
+        is_right = value is None if kind is None else kind in (bool, object)
     elif kind is float:
-        is_right = isinstance(value, (int, float)) and not isinstance(value, bool)
-        is_right = is_right and abs(value) <= sys.float_info.max
-    elif kind is int:
-        is_right = isinstance(value, int) and not isinstance(value, bool)
+        is_right = isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
     else:
         is_right = isinstance(value, kind)
     if not is_right:
-        raise ValueError(f"{place} must be {_name(kind)}, got {shown(value, 40)}")
+        yield field, f"must be {_name(shape)}, got {shown(value, 40)}"
+        return
+    items: Iterable[tuple[str, Any, Shape]] = ()
+    prefix = f"{field}." if field else ""
+    if isinstance(shape, list):
+        items = [(f"{field}[{place}]", item, shape[0]) for place, item in enumerate(value)]
+    elif isinstance(shape, dict) and str in shape:
+        items = [
+            (prefix + shown(k, 30).strip("'\""), item, shape[str]) for k, item in value.items()
+        ]
+    elif isinstance(shape, dict):
+        missing = [key for key in shape if not key.endswith("?") and key not in value]
+        if missing:
+            yield field, f"must have {some_of(missing)}, got {some_of(value)}"
+        named = ((key.removesuffix("?"), one) for key, one in shape.items())
+        items = [(prefix + key, value[key], one) for key, one in named if key in value]
+    for item in items:
+        yield from _misfits(item[1], item[2], item[0])
+
+
+_NAMES: dict[Any, str] = {
+    **{str: "text", int: "an integer", float: "a number", bool: "true or false", None: "null"},
+    **{list: "a list", dict: "an object"},
+}
 
 
 def _name(shape: Shape) -> str:
     if isinstance(shape, tuple):
         return " or ".join(map(_name, shape))
-    if isinstance(shape, list):
-        return "a list"
-    if isinstance(shape, dict) or shape is dict:
-        return "an object"
-    names: dict[Any, str] = {
-        str: "text",
-        int: "an integer",
-        float: "a number",
-        bool: "true or false",
-        list: "a list",
-        None: "null",
-    }
-    return names.get(shape, "something else")
+    return _NAMES[type(shape) if isinstance(shape, (list, dict)) else shape]
+
+
+# writing -----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+def replacing(path: AnyPath) -> Iterator[pathlib.Path]:
     """Yields a path beside the target; what is written there replaces the target, or nothing does.
 
     The file reaches the disk before it takes its name, so that a crash leaves the old file or the
@@ -269,84 +230,81 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """
     path = pathlib.Path(path)
     if not path.parent.is_dir():
-        raise ValueError(f"no folder {shown(str(path.parent), 200)}: make it first")
+        raise ValueError(f"no folder {_quoted(path.parent)}: make it first")
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
         raise ValueError(
-            f"{shown(str(path), 200)} is no regular file and is not replaced: give another path"
+            f"{_quoted(path)} is no regular file and is not replaced: give another path"
         )
     # On a shared disk two machines may have a process of the same id.
     own = f"{socket.gethostname()}.{os.getpid()}"
     temporary = path.with_name(f".{path.name}.{own}.partial")
     try:
         yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
+        sync(temporary)
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def check_new(path: str | os.PathLike[str], name: str) -> None:
-    """Raises a ValueError where a file could not be made without replacing something.
-
-    Args:
-      path: where a file of the user's is to go.
-      name: of the flag or argument that gave the path.
-    """
+def check_new(path: AnyPath, name: str) -> None:
+    """Raises a ValueError, by the flag's name, where a file could not be made without replacing."""
     path = pathlib.Path(path)
     if os.path.lexists(path):
         raise ValueError(
-            f"{name} must name a new file, {shown(str(path), 160)} is there already: give another "
-            "path, or delete it"
+            f"{name} must name a new file, {_quoted(path)} is there already: give another path, or "
+            "delete it"
         )
     if not path.parent.is_dir():
         raise ValueError(
-            f"{name} must lie in a folder that is there, {shown(str(path.parent), 160)} is none: "
-            "make it first"
+            f"{name} must lie in a folder that is there, {_quoted(path.parent)} is none: make it "
+            "first"
         )
 
 
-def check_new_folder(folder: str | os.PathLike[str]) -> None:
+def check_new_folder(folder: AnyPath) -> None:
     """Raises a ValueError where a folder holds something, or the path is a link or a file."""
     folder = pathlib.Path(folder)
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise ValueError(
-            f"{shown(str(folder), 160)} must be a new or empty directory, got one that holds "
-            "something, a link or a file: choose another"
+            f"{_quoted(folder)} must be a new or empty directory, got one that holds something, a "
+            "link or a file: choose another"
         )
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
+def write_text(path: AnyPath, text: str) -> None:
     """Writes a UTF-8 file whole or not at all; refuses as `replacing` does."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
+def write_json(path: AnyPath, value: Any) -> None:
     """Writes a JSON file whole or not at all; a NaN or infinity is a ValueError."""
     try:
         text = json.dumps(value, indent=2, allow_nan=False)
     except ValueError as error:
-        raise ValueError(
-            f"{shown(str(path), 160)} must hold finite numbers, got {list(_not_finite(value))[:5]}"
-        ) from error
+        raise ValueError(f"{_quoted(path)} must hold finite numbers: {error}") from error
     write_text(path, text + "\n")
 
 
-def _not_finite(value: Any, field: str = "") -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _not_finite(item, f"{field}.{key}" if field else str(key))
-    elif isinstance(value, (list, tuple)):
-        for position, item in enumerate(value):
-            yield from _not_finite(item, f"{field}[{position}]")
-    elif isinstance(value, float) and value - value != 0:
-        yield f"{field}={value}"
+def sync(*paths: AnyPath) -> None:
+    """Makes files durable, and the names in folders: a rename survives a crash only after this."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+# arrays, hashes ----------------------------------------------------------------------------------
 
 
 def read_array(
-    path: str | os.PathLike[str], shape: Sequence[int | None] | None = None, *, mend: str = ""
+    path: AnyPath,
+    shape: Sequence[int | None] | None = None,
+    *,
+    mend: str = "delete it and run the stage that makes it again",
 ) -> np.ndarray:
     """Returns the array of an .npy file, which never runs code.
 
@@ -359,41 +317,25 @@ def read_array(
       ValueError: the file is missing, no regular file, truncated, no array of numbers, or has
         another shape.
     """
-    origin = shown(str(path), 160)
-    mend = mend or "delete it and run the stage that makes it again"
-    if not os.path.lexists(path):
-        raise ValueError(f"no file {origin}: {mend}")
-    with open_regular(path) as file:
+    with open_regular(path, mend=mend) as file:
         try:
             array = np.load(file, allow_pickle=False)
         except Exception:  # a damaged header ends in any error of Python's own parser
             array = None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-        raise ValueError(f"{origin} must be a whole .npy file of numbers, got another: {mend}")
-    if shape is not None:
-        sizes = zip(array.shape, shape, strict=False)
-        if array.ndim != len(shape) or any(n not in (None, size) for size, n in sizes):
-            expected = " x ".join("any" if size is None else str(size) for size in shape)
-            raise ValueError(
-                f"{origin} must be {expected} numbers, got shape {array.shape}: {mend}"
-            )
+        raise ValueError(
+            f"{_quoted(path)} must be a whole .npy file of numbers, got another: {mend}"
+        )
+    expected = array.shape if shape is None else shape
+    if array.ndim != len(expected) or any(
+        n not in (None, size) for size, n in zip(array.shape, expected, strict=True)
+    ):
+        text = " x ".join("any" if size is None else str(size) for size in expected)
+        raise ValueError(f"{_quoted(path)} must be {text} numbers, got shape {array.shape}: {mend}")
     return array
 
 
-def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Makes the names in a folder durable: a rename survives a crash only after this."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def hash_file(path: str | os.PathLike[str]) -> str:
-    """Returns the SHA-256 of a regular file's bytes, as 64 hex digits.
-
-    Raises:
-      ValueError: the file is missing, unreadable or no regular file.
-    """
+def hash_file(path: AnyPath) -> str:
+    """Returns the SHA-256 of a regular file as 64 hex digits; refuses as `open_regular` does."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

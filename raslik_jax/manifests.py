@@ -14,7 +14,7 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-from raslik_jax.files import hash_file, read_json, write_json
+from raslik_jax.files import check_shape, hash_file, read_json, write_json
 from raslik_jax.messages import shown, some_of
 
 FORMAT = 3
@@ -52,29 +52,18 @@ class Hashes:
         if path and path.is_file():
             with contextlib.suppress(ValueError):  # it only saves time
                 self._known = read_json(path, {str: list})
-        self._stored = dict(self._known)
-        self._seen: dict[str, list[Any]] = {}
 
     def of_file(self, path: str | os.PathLike[str]) -> str:
         """Returns the hash of a file's bytes; reads it unless it is known and unchanged."""
         found = os.stat(path)
         # Under another name the file is the same.
         name, identity = f"{found.st_dev}-{found.st_ino}", [found.st_size, found.st_mtime_ns]
-        is_large = found.st_size > _LARGE
-        known = self._seen.get(name) or (self._known.get(name) if is_large else None)
-        if known is None or known[:2] != identity:
-            known = [*identity, hash_file(path)]
-        self._seen[name] = known
-        if is_large:
-            self._known[name] = known
-        return known[2]
+        if self._known.get(name, [])[:2] != identity:
+            self._known[name] = [*identity, hash_file(path)]
+        return self._known[name][2]
 
     def of_content(self, path: str | os.PathLike[str]) -> str:
-        """Returns the hash of a file, or of the names and contents of all files of a folder.
-
-        Raises:
-          ValueError: there is no such file or folder.
-        """
+        """Returns the hash of a file, or of the names and contents of all files of a folder."""
         folder = pathlib.Path(path)
         if not folder.exists():
             raise ValueError(f"no file or folder {shown(str(path), 200)}: correct the path")
@@ -85,11 +74,11 @@ class Hashes:
         )
 
     def save(self) -> None:
-        """Writes the hashes of large files, if there are new ones."""
-        if self._path and self._known != self._stored:
+        """Writes the hashes of large files."""
+        large = {name: known for name, known in self._known.items() if known[0] > _LARGE}
+        if self._path and large:
             self._path.parent.mkdir(exist_ok=True)
-            write_json(self._path, self._known)
-            self._stored = dict(self._known)
+            write_json(self._path, large)
 
 
 def files_of(folder: pathlib.Path) -> list[str]:
@@ -102,42 +91,37 @@ def is_note(name: str) -> bool:
     return name in (MANIFEST, STARTED) or name.startswith(f"{RESUME}/")
 
 
-def read_manifest(folder: pathlib.Path) -> Manifest | None:
-    """Returns the manifest of a unit's folder; None where it has none, or one of another version.
+def read_manifest(folder: pathlib.Path, *, any_version: bool = False) -> Manifest | None:
+    """Returns the manifest of a unit's folder; None where it has none.
+
+    Args:
+      folder: of the unit.
+      any_version: whether that of another version is returned as well, of which no more than `key`
+        and `outputs` is known to be there.
 
     Raises:
       ValueError: it is damaged.
     """
-    outputs = listed_outputs(folder)
-    if outputs is None or read_json(folder / MANIFEST).get("format") != FORMAT:
-        return None
-    return read_json(folder / MANIFEST, _SHAPE, mend=_mend(folder))
-
-
-def listed_outputs(folder: pathlib.Path) -> Mapping[str, Any] | None:
-    """Returns the files that a unit's manifest lists, in whatever version; None without one."""
     path = folder / MANIFEST
     if not path.is_file():
         return None
-    return read_json(path, {"key": str, "outputs": dict}, mend=_mend(folder))["outputs"]
-
-
-def _mend(folder: pathlib.Path) -> str:
-    return f"move or delete the folder {shown(folder.name)}, then run again"
+    mend = f"move or delete the folder {shown(folder.name)}, then run again"
+    manifest = read_json(path, {"key": str, "outputs": dict}, mend=mend)
+    if manifest.get("format") == FORMAT:
+        check_shape(manifest, _SHAPE, shown(str(path), 160), mend=mend)
+        return manifest
+    return manifest if any_version else None
 
 
 def damaged_outputs(folder: pathlib.Path, manifest: Manifest, hashes: Hashes) -> list[str]:
     """Returns the files of a unit that are missing or not as its manifest lists them."""
-
-    def is_as_listed(name: str, listed: Mapping[str, Any]) -> bool:
-        path = folder / name
-        return (
-            path.is_file()
-            and path.stat().st_size == listed["size"]
-            and hashes.of_file(path) == listed["sha256"]
-        )
-
-    return [name for name, listed in manifest["outputs"].items() if not is_as_listed(name, listed)]
+    return [
+        name
+        for name, listed in manifest["outputs"].items()
+        if not (folder / name).is_file()
+        or (folder / name).stat().st_size != listed["size"]
+        or hashes.of_file(folder / name) != listed["sha256"]
+    ]
 
 
 def content_below(path: str, owner: str, manifest: Manifest) -> str:
@@ -226,23 +210,19 @@ def check_finished(root: pathlib.Path, name: str) -> Manifest:
     Raises:
       ValueError: as `check_whole`; something has been made again since.
     """
-    manifest = check_whole(root, name)
-    seen, open_names = {name}, [name]
-    while open_names:
-        reader = open_names.pop()
+    manifest, names = check_whole(root, name), [name]
+    for reader in names:  # which grows by what it reads
         found = read_manifest(root / reader)
-        if found is None:
-            continue
-        for path in _changed_reads(root, found):
+        for path in _changed_reads(root, found) if found else ():
             raise ValueError(
                 f"{path} of {shown(str(root), 120)} has changed since {reader} read it: run "
                 "experiments/run.py on it to the end"
             )
-        owners = {owner_on_disk(root, path) for path in found["reads"]} - seen - {""}
-        for owner in sorted(owners if reader == name else ()):
+        owners = {owner_on_disk(root, path) for path in found["reads"]} if found else set()
+        new = sorted(owners - {"", *names})
+        for owner in new if reader == name else ():
             check_whole(root, owner)
-        seen |= owners
-        open_names += sorted(owners)
+        names += new
     return manifest
 
 

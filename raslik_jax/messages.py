@@ -1,7 +1,7 @@
 """Text from data, made safe and short for messages, terminals and logs."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 MAX_MESSAGE = 300
@@ -50,10 +50,11 @@ def shown(value: Any, limit: int = 60) -> str:
         return f"a {type(value).__name__}"
 
 
-def some_of(names: Any, limit: int = 5) -> str:
-    """Returns the first few of many names, quoted, and how many more there are."""
+def some_of(names: Iterable[Any], limit: int = 5, *, quoted: bool = True) -> str:
+    """Returns the first few of many names, and how many more there are."""
     listed = [str(name) for name in names]
-    text = ", ".join(shown(name, 40) for name in listed[:limit])
+    first = [shown(name, 40) if quoted else one_line(name, 160) for name in listed[:limit]]
+    text = ", ".join(first)
     return text + (f" and {len(listed) - limit} more" if len(listed) > limit else "")
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from raslik_jax import files
 from raslik_jax.axes import Tree
-from raslik_jax.messages import shown
+from raslik_jax.messages import shown, some_of
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import encoder as encoders
 from raslik_jax.models import key_map, quantize, storage
@@ -240,8 +240,8 @@ def save_model(
     packed = sorted("/".join(path) for path, leaf in leaves.items() if quantize.is_quantized(leaf))
     if packed:
         raise ValueError(
-            f"weights must be plain to be saved, {storage.some(packed)} are quantized; save the"
-            " original base or dequantize it"
+            f"weights must be plain to be saved, {some_of(packed, 3, quoted=False)} are quantized; "
+            "save the original base or dequantize it"
         )
     _, _, shapes = decoders.abstract(config, None)
     key_map.check_tree(base, shapes, f"a {config.model_type} of this config")
@@ -440,8 +440,8 @@ def read_adapter_config(folder: str | os.PathLike[str]) -> LoRAConfig:
     if active:
         settings = [f"{name}={shown(value, 40)}" for name, value in sorted(active.items())]
         raise ValueError(
-            f"{path} must be a plain LoRA on named modules, {storage.some(settings)} is not"
-            " supported; merge this adapter with peft and load the merged model"
+            f"{path} must be a plain LoRA on named modules, {some_of(settings, 3, quoted=False)} "
+            "is not supported; merge this adapter with peft and load the merged model"
         )
     shape = {"r": int, "lora_alpha": float, "lora_dropout?": (float, None)}
     files.check_shape(fields, shape, shown(str(path), 160))

@@ -16,6 +16,7 @@ import numpy as np
 
 from raslik_jax import files
 from raslik_jax.axes import Tree
+from raslik_jax.messages import some_of
 from raslik_jax.models import quantize, storage
 
 _NEOX_LAYER = "gpt_neox.layers.{layer}."
@@ -230,7 +231,8 @@ def fill(
         folder = next(iter(tensors.files.values())).parent
         raise ValueError(
             f"{folder}: weights must be finite, got NaN, infinity or values beyond the dtype in"
-            f" {storage.some(broken)}; fetch the checkpoint again or load it in a wider dtype"
+            f" {some_of(broken, 3, quoted=False)}; fetch the checkpoint again or load it in a wider"
+            " dtype"
         )
     return unflatten(leaves)
 
@@ -255,7 +257,9 @@ def check_tree(tree: Tree, shapes: Tree, what: str) -> None:
 
 def _refuse_misfit(what: str, problems: Mapping[str, Sequence[str]]) -> None:
     """Raises a ValueError that names the tensors of every kind of problem, if there are any."""
-    found = [f"{title} {storage.some(names)}" for title, names in problems.items() if names]
+    found = [
+        f"{title} {some_of(names, 3, quoted=False)}" for title, names in problems.items() if names
+    ]
     if found:
         raise ValueError(f"the weights do not fit {what}: {'; '.join(found)}; match the two")
 

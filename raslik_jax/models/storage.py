@@ -12,7 +12,7 @@ import pathlib
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -20,7 +20,7 @@ import numpy as np
 import safetensors
 
 from raslik_jax import files
-from raslik_jax.messages import one_line, printable, shown
+from raslik_jax.messages import one_line, printable, shown, some_of
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 2 << 30
@@ -40,7 +40,6 @@ TOKENIZER_FILES = (
 GENERATION = "generation_config.json"
 # The dtypes of weights, as a safetensors header spells them.
 FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-_MAX_NAMED = 3
 _HUB_SECONDS = 5.0
 _MEND = "point to a whole checkpoint, or fetch it again"
 
@@ -287,9 +286,10 @@ def open_tensors(
     absent = [shard for shard in shards if not shard.is_file()]
     if absent:
         lost = [key for key, name in weight_map.items() if folder / name in absent]
+        names = some_of((shard.name for shard in absent), 3, quoted=False)
         raise ValueError(
-            f"{found[0]} names {some([shard.name for shard in absent])}, which are not there"
-            f" and hold {some(lost)}; fetch the missing shards"
+            f"{found[0]} names {names}, which are not there and hold "
+            f"{some_of(lost, 3, quoted=False)}; fetch the missing shards"
         )
     tensors = Tensors(shards, stack, rename)
     moved = sorted(
@@ -297,17 +297,10 @@ def open_tensors(
     )
     if moved:
         raise ValueError(
-            f"{found[0]} promises {some(moved)}, which the named shards do not hold; fetch the"
-            " checkpoint again"
+            f"{found[0]} promises {some_of(moved, 3, quoted=False)}, which the named shards do not "
+            "hold; fetch the checkpoint again"
         )
     return tensors
-
-
-def some(items: Sequence[str]) -> str:
-    """Returns the items as one phrase, the first three by name and the others by number."""
-    rest = len(items) - _MAX_NAMED
-    named = ", ".join(one_line(str(item), 160) for item in items[:_MAX_NAMED])
-    return f"{named} and {rest} more" if rest > 0 else named
 
 
 # writing ----------------------------------------------------------------------------------------
@@ -332,8 +325,8 @@ def write_tensors(
     broken = sorted(name for name, tensor in tensors.items() if not is_finite(tensor))
     if broken:
         raise ValueError(
-            f"weights must be finite to be saved, got NaN or infinity in {some(broken)}: lower "
-            "the learning rate, or clip the gradient"
+            "weights must be finite to be saved, got NaN or infinity in "
+            f"{some_of(broken, 3, quoted=False)}: lower the learning rate, or clip the gradient"
         )
     noted = {"format": "pt", **(metadata or {})}
     noted |= {_CHECKSUM + name: _checksum(tensor) for name, tensor in tensors.items()}
@@ -373,12 +366,9 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         yield partial
-        for path in partial.rglob("*"):
-            if path.is_file():
-                with open(path, "rb") as file:
-                    os.fsync(file.fileno())
+        files.sync(*(path for path in partial.rglob("*") if path.is_file()))
         os.replace(partial, folder)
-        files.sync_folder(folder.parent)
+        files.sync(folder.parent)
     except OSError as error:
         reason = error.strerror or str(error)
         raise OSError(

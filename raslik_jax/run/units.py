@@ -17,13 +17,11 @@ from typing import Any, NamedTuple
 
 from raslik_jax import manifests
 from raslik_jax.config import STAGES
-from raslik_jax.files import read_json, sync_folder, write_json
+from raslik_jax.files import read_json, sync, write_json
 from raslik_jax.manifests import MANIFEST, RESUME, STARTED, Hashes, Manifest, content_hash
 from raslik_jax.messages import shown, some_of
 
 _MAKING = ".making"
-# A partial folder of shared units this old was left by a process that is gone.
-_ABANDONED_SECONDS = 24 * 3600.0
 
 
 class Unit(NamedTuple):
@@ -171,7 +169,7 @@ class Plan:
             old.parent.mkdir(parents=True, exist_ok=True)
             os.rename(final, old)
         os.rename(made, final)
-        sync_folder(final.parent)
+        sync(final.parent)
         shutil.rmtree(old, ignore_errors=True)
         self.done[unit.name] = read_json(final / MANIFEST)
 
@@ -198,27 +196,20 @@ class Plan:
         """Leaves a unit for other runs, unless another one was first."""
         key = self.done[unit.name]["key"]
         shared.mkdir(parents=True, exist_ok=True)
-        for left in shared.glob(".*.partial"):
-            with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
-                    shutil.rmtree(left, ignore_errors=True)
         place = shared / key
         if _is_whole(place, key):
             return
-        own = f".{key}.{socket.gethostname()}.{os.getpid()}"
-        partial, damaged = shared / f"{own}.partial", shared / f"{own}.damaged.partial"
+        partial = shared / f".{key}.{socket.gethostname()}.{os.getpid()}.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        if not _copy_whole(self.root / unit.name, partial, key):
-            return
-        # A rename never replaces a folder that holds something.
-        with contextlib.suppress(OSError):
-            os.rename(partial, place)
-        if partial.exists() and not _is_whole(place, key):
+        # A rename never replaces a folder that holds something: a damaged one goes first.
+        if _copy_whole(self.root / unit.name, partial, key):
             with contextlib.suppress(OSError):
-                os.rename(place, damaged)
                 os.rename(partial, place)
-        for left in (partial, damaged):
-            shutil.rmtree(left, ignore_errors=True)
+        if partial.exists() and not _is_whole(place, key):
+            shutil.rmtree(place, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.rename(partial, place)
+        shutil.rmtree(partial, ignore_errors=True)
 
     def finish(self) -> None:
         """Keeps the hashes of large files, and removes the folders that nothing is left in."""
@@ -272,7 +263,7 @@ def _run_in(folder: pathlib.Path, unit: Unit) -> float:
     seconds = round(time.monotonic() - begin, 1)
     for path in (folder, *folder.rglob("*")):
         if path.is_dir() or path.is_file():
-            sync_folder(path)
+            sync(path)
     return seconds
 
 
@@ -315,14 +306,15 @@ def check_own(folder: pathlib.Path) -> None:
     if not os.path.lexists(folder):
         return
     is_folder = folder.is_dir() and not folder.is_symlink()
-    outputs = manifests.listed_outputs(folder) if is_folder else None
-    if outputs is None:
+    manifest = manifests.read_manifest(folder, any_version=True) if is_folder else None
+    if manifest is None:
         raise ValueError(
             f"{shown(str(folder), 160)} must be a folder that a run made, it has no manifest.json: "
             "move it away, or choose another --workdir"
         )
-    names = manifests.files_of(folder)
-    foreign = [name for name in names if name not in outputs and not manifests.is_note(name)]
+    own = manifest["outputs"]
+    names = [name for name in manifests.files_of(folder) if not manifests.is_note(name)]
+    foreign = [name for name in names if name not in own]
     if foreign:
         raise ValueError(
             f"{shown(str(folder), 120)} must hold only what the run made to be replaced, got "
@@ -435,10 +427,11 @@ def _lacks(unit: Unit, missing: Unit) -> str:
 def announcement(plan: Plan, asked: Sequence[Unit]) -> Iterator[str]:
     """Yields a line for each finished unit that will or may be made again, and what it took."""
     for unit in asked:
-        folder = plan.root / unit.name
-        if unit.name in plan.done or manifests.listed_outputs(folder) is None:
+        old = manifests.read_manifest(plan.root / unit.name, any_version=True)
+        if unit.name in plan.done or old is None:
             continue
-        manifest, waits = manifests.read_manifest(folder), plan.missing(unit)
-        took = f"took {manifest['seconds']:.1f} s" if manifest else "older version"
+        waits = plan.missing(unit)
+        is_own = old.get("format") == manifests.FORMAT
+        took = f"took {old['seconds']:.1f} s" if is_own else "older version"
         when = f", if {waits[0]} changes" if waits else ""
         yield f"{'may' if waits else 'will'} be made again: {unit.name} ({took}{when})"

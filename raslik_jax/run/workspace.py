@@ -1,10 +1,11 @@
 """The work directory as the stages see it: results of earlier stages, read when asked for."""
 
+import collections
 import functools
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -60,13 +61,11 @@ class Model(NamedTuple):
 class _Answers(dict[str, str]):
     """Answers by query id, which name their file where one is missing."""
 
-    def __init__(self, path: pathlib.Path, answers: Mapping[str, str]):
-        super().__init__(answers)
-        self._path = path
+    path: pathlib.Path
 
     def __missing__(self, example_id: str) -> str:
         raise ValueError(
-            f"{shown(str(self._path), 160)} has no answer to the query {shown(example_id)}: delete "
+            f"{shown(str(self.path), 160)} has no answer to the query {shown(example_id)}: delete "
             "its folder and run again"
         )
 
@@ -97,22 +96,15 @@ class StoredCorpus:
         return read_examples(path) if path.stat().st_size else ()
 
 
-class _Queries(Mapping[str, tuple[Example, ...]]):
+class _Queries(collections.UserDict[str, tuple[Example, ...]]):
     """The query sets by name, each read when first asked for."""
 
     def __init__(self, read: Callable[[str], tuple[Example, ...]]):
+        super().__init__(dict.fromkeys(examples.QUERY_SETS, ()))
         self._read = functools.cache(read)
 
     def __getitem__(self, name: str) -> tuple[Example, ...]:
-        if name not in examples.QUERY_SETS:
-            raise KeyError(name)
-        return self._read(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(examples.QUERY_SETS)
-
-    def __len__(self) -> int:
-        return len(examples.QUERY_SETS)
+        return self._read(name) if name in self.data else super().__getitem__(name)
 
 
 class Workspace:
@@ -124,7 +116,7 @@ class Workspace:
         self._told: set[str] = set()
 
     @functools.cached_property
-    def corpus(self) -> "StoredCorpus | Corpus":
+    def corpus(self) -> StoredCorpus | Corpus:
         """The training examples and queries, each part read when first asked for."""
         return StoredCorpus(self.root / "corpus")
 
@@ -157,18 +149,16 @@ class Workspace:
             base_format=None if base_format == "plain" else base_format,
             double_quant=settings.double_quant and base_format == "nf4",
         )
-        checkpoint.check_vocabulary(
-            loaded.graphdef.config,
-            self.tokenizer.vocab_size,
-            origin=str(self.root / "corpus" / "tokenizer"),
-        )
+        origin = str(self.root / "corpus" / "tokenizer")
+        size = self.tokenizer.vocab_size
+        checkpoint.check_vocabulary(loaded.graphdef.config, size, origin=origin)
         return Model(
-            decoder=decoders.bind(loaded.graphdef),
-            base=loaded.base,
-            initial=loaded.lora,
-            lora_config=lora_config,
-            graphdef=loaded.graphdef,
-            identity=loaded.identity,
+            decoders.bind(loaded.graphdef),
+            loaded.base,
+            loaded.lora,
+            lora_config,
+            loaded.graphdef,
+            loaded.identity,
         )
 
     def adapter(self, *parts: str) -> Tree:
@@ -189,11 +179,6 @@ class Workspace:
     def train_rows(self) -> encoding.Encoded:
         """The training examples as whole rows of token ids; see `cut`."""
         return encoding.load_encoded(self.root / "corpus" / "train.npz")
-
-    @functools.cached_property
-    def backbone_rows(self) -> encoding.Encoded:
-        """The examples that the backbone is pretrained on, likewise."""
-        return encoding.load_encoded(self.root / "corpus" / "backbone.npz")
 
     def cut(
         self,
@@ -295,14 +280,10 @@ class Workspace:
     def generate(self, model: BoundModel, rows: Sequence[Example], what: str) -> list[str]:
         """Returns the greedy answers of a model."""
         tokenizer = self.tokenizer
+        max_len, template = self.config.corpus.max_len, self.config.corpus.template
         outputs = decode.generate(
             *model,
-            encoding.encode_prompts(
-                rows,
-                tokenizer,
-                max_len=self.config.corpus.max_len,
-                template=self.config.corpus.template,
-            ),
+            encoding.encode_prompts(rows, tokenizer, max_len=max_len, template=template),
             max_new_tokens=self.config.references.max_new_tokens,
             eos_id=self.end_ids,
             pad_id=tokenizer.pad_id,
@@ -311,21 +292,25 @@ class Workspace:
         )
         return [tokenizer.decode(tokens).strip() for tokens in outputs]
 
-    @functools.cached_property
-    def choices(self) -> dict[tuple[str, str], choice.Choice]:
-        """What --unlearn.choice says, by strategy and algorithm; empty without it."""
-        path = self.config.unlearn.choice
-        return choice.from_json(read_json(pathlib.Path(path)), origin=path) if path else {}
-
+    @functools.cache  # noqa: B019  one workspace lives as long as its run
     def _choice(self, strategy: str, name: str) -> choice.Choice | None:
-        if not self.config.unlearn.choice:
+        """Returns what --unlearn.choice says of a strategy and algorithm; None without it."""
+        path, last = self.config.unlearn.choice, self.config.unlearn.epochs
+        if not path:
             return None
-        if (strategy, name) not in self.choices:
+        choices = choice.from_json(read_json(path), origin=path)
+        if (strategy, name) not in choices:
             raise ValueError(
-                f"{self.config.unlearn.choice} must hold a choice for {strategy} and {name}, it "
-                f"has {sorted(self.choices)}: choose from runs of these strategies and algorithms"
+                f"{path} must hold a choice for {strategy} and {name}, it has {sorted(choices)}: "
+                "choose from runs of these strategies and algorithms"
             )
-        return self.choices[strategy, name]
+        chosen = choices[strategy, name]
+        if not 1 <= chosen.epoch <= last:
+            raise ValueError(
+                f"epoch {chosen.epoch} is chosen for {strategy} and {name}, the run has {last}: "
+                "set --unlearn.epochs as in the validation runs"
+            )
+        return chosen
 
     def learning_rate(self, strategy: str, name: str) -> float:
         """Returns the rate at which an algorithm unlearns a strategy's sets."""
@@ -333,18 +318,9 @@ class Workspace:
         return chosen.learning_rate if chosen else self.config.unlearn[name].learning_rate
 
     def epochs(self, strategy: str, name: str) -> tuple[int, ...]:
-        """Returns the epochs after which a strategy and algorithm are measured.
-
-        Raises:
-          ValueError: the chosen epoch comes after the last one.
-        """
-        chosen, last = self._choice(strategy, name), self.config.unlearn.epochs
-        if chosen and not 1 <= chosen.epoch <= last:
-            raise ValueError(
-                f"epoch {chosen.epoch} is chosen for {strategy} and {name}, the run has {last}: "
-                "set --unlearn.epochs as in the validation runs"
-            )
-        return (chosen.epoch,) if chosen else tuple(range(1, last + 1))
+        """Returns the epochs after which a strategy and algorithm are measured."""
+        chosen = self._choice(strategy, name)
+        return (chosen.epoch,) if chosen else tuple(range(1, self.config.unlearn.epochs + 1))
 
     def likelihood_of(
         self, model: BoundModel, encoded: encoding.Encoded, *, on_ladder: bool = False
@@ -387,8 +363,7 @@ def queries_to_answer(queries: Sequence[Example], query_output: str) -> tuple[Ex
         names = some_of(query.example_id for query in unanswered)
         raise ValueError(
             f"queries must have an output for --sketch.query_output=gold, got none for {names}: "
-            f"give "
-            "them one, or --sketch.query_output=given"
+            "give them one, or --sketch.query_output=given"
         )
     return unanswered
 
@@ -396,7 +371,9 @@ def queries_to_answer(queries: Sequence[Example], query_output: str) -> tuple[Ex
 def read_answers(path: pathlib.Path) -> dict[str, str]:
     """Returns decoded outputs by query id; asking for an id without one is a ValueError."""
     rows = read_json_lines(path, {"id": str, "output": str})
-    return _Answers(path, {row["id"]: row["output"] for row in rows})
+    answers = _Answers({row["id"]: row["output"] for row in rows})
+    answers.path = path
+    return answers
 
 
 def lora_config_of(config: Config) -> LoRAConfig:

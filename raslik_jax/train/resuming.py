@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from raslik_jax.files import hash_file, read_json, sync_folder, write_json
+from raslik_jax.files import hash_file, read_json, sync, write_json
 from raslik_jax.manifests import RESUME
 from raslik_jax.messages import one_line, shown
 
@@ -65,7 +65,7 @@ def save_progress(folder: pathlib.Path, step: int, progress: Any) -> None:
             checkpointer.save((partial / "state").absolute(), _numbered(progress))
         write_json(partial / _SEAL, _file_hashes(partial / "state"))
         partial.rename(place)
-        sync_folder(place.parent)
+        sync(place.parent)
     except (OSError, ValueError, RuntimeError) as error:
         raise OSError(
             f"the checkpoint {shown(str(place), 160)} cannot be written "

@@ -358,15 +358,6 @@ class SharedUnitsTest(UnitsCase):
             self.assertEqual(self.run_units(shared=shared), expected)
             self.assertEqual(self.result("sketch"), "sketch 1")
 
-    def test_abandoned_partial_folders_are_removed(self):
-        shared = self.folder / "shared"
-        old, young = shared / ".1.host.2.partial", shared / ".1.host.3.partial"
-        for path in (old, young):
-            path.mkdir(parents=True)
-        os.utime(old, (0, 0))
-        self.run_units(shared=shared)
-        self.assertEqual([path for path in shared.glob(".*")], [young])
-
     def test_many_processes_take_and_publish_at_once(self):
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(4, mp_context=context) as pool:

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 
-from raslik_jax.files import check_shape, parse_json, read_text
+from raslik_jax.files import parse_json, read_text
 from raslik_jax.messages import one_line, shown
 from raslik_jax.progress import progress
 
@@ -97,8 +97,7 @@ def _read_cache(path: str) -> dict[str, str]:
             file.write("\n")
     for line in lines:
         try:
-            record = parse_json(line, "the line")
-            check_shape(record, {"key": str, "answer": str}, "the line")
+            record = parse_json(line, "the line", {"key": str, "answer": str})
         except ValueError:
             continue
         answers[record["key"]] = record["answer"]

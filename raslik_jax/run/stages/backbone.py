@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from raslik_jax.config import Config
-from raslik_jax.data import batches
+from raslik_jax.data import batches, encoding
 from raslik_jax.models import checkpoint, decoder, gpt_neox
 from raslik_jax.run import memory
 from raslik_jax.run.stages.finetune import write_losses
@@ -39,7 +39,8 @@ def pretraining(config: Config, bound: decoder.Decoder) -> loop.Algorithm:
 def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     """Trains a small GPT-NeoX from scratch, all parameters, on the backbone's examples."""
     config, settings = workspace.config, workspace.config.backbone
-    encoded = workspace.cut(workspace.backbone_rows, "backbone examples").with_answers()
+    rows = encoding.load_encoded(workspace.root / "corpus" / "backbone.npz")
+    encoded = workspace.cut(rows, "backbone examples").with_answers()
     if not encoded.ids:
         raise ValueError(
             "the corpus must have examples to pretrain a backbone on, got none: name a "
