@@ -1,17 +1,16 @@
 """The card of an exported model: what was removed, from what, how, and what was measured."""
 
 import json
-import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jinja2
 from markupsafe import Markup
 
 from raslik_jax.data.corpora import describe
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
-from raslik_jax.report import names, notes, results, tables
+from raslik_jax.report import notes, results, tables, templates
 from raslik_jax.report.records import make_model
+from raslik_jax.train.objectives import OBJECTIVES
 
 _RULES = {
     "count": "the best of each ranking, as many as asked for",
@@ -19,6 +18,8 @@ _RULES = {
     "margin": "all scores above a threshold by a margin of the sketch's noise",
     "quantile": "a share of all examples",
 }
+# Of unlearning: the card says these elsewhere.
+_SAID = ("algorithms", "choice", "epochs", "learning_rate")
 
 
 class CardFacts(NamedTuple):
@@ -58,39 +59,30 @@ class CardFacts(NamedTuple):
 
 
 def render_card(facts: CardFacts) -> str:
-    """Returns README.md of an exported model: a header that hubs read, then the facts.
-
-    Args:
-      facts: from the stored run alone.
-    """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+    """Returns README.md of an exported model: a header that hubs read, then the facts."""
+    environment = templates.make_environment(
         # What the template does not mark as Markdown shows as it is.
         finalize=lambda text: (
             text if isinstance(text, Markup) else tables.escape_markdown(str(text))
         ),
     )
-    algorithm = facts.variant.algorithm
-    judged = facts.entry.get("judgment") if facts.entry else None
+    config, algorithm = facts.config, facts.variant.algorithm
+    unlearn = config["unlearn"] | config["unlearn"].get(algorithm, {})
+    options = {
+        name: value
+        for name, value in unlearn.items()
+        if name not in _SAID and not isinstance(value, Mapping)
+    }
     return environment.get_template("card.md.jinja").render(
         **facts._asdict(),
-        strategy=names.strategy_name(facts.variant.strategy),
-        algorithm=names.algorithm_name(algorithm),
-        uses_retain=names.uses_retain(algorithm),
-        dataset=describe(facts.config["corpus"]),
-        rule=_RULES[facts.config["retrieve"]["select"]],
-        options=", ".join(
-            f"{name}={value}"
-            for name, value in names.options_of(algorithm, facts.config["unlearn"]).items()
-        ),
+        uses_retain=algorithm not in OBJECTIVES or OBJECTIVES[algorithm].retain is not None,
+        dataset=describe(config["corpus"]),
+        rule=_RULES[config["retrieve"]["select"]],
+        options=", ".join(f"{name}={value}" for name, value in options.items()),
+        against=notes.answers_taken_against(facts.metrics) if facts.metrics else "",
         measured=_measured(facts),
         quoted_base=Markup(json.dumps(facts.base_model)),
         quoted_prompt=Markup(repr(facts.prompt)),
-        judged=judged,
     )
 
 
@@ -111,17 +103,5 @@ def _measured(facts: CardFacts) -> Markup:
         for field in results.fields_of("card")
         if field.is_known(models[0])
     )
-    corpus = metrics["corpus"]
-    remarks = [
-        f"F and R: mean ROUGE-L F1 against {notes.answers_taken_against(metrics)}, on "
-        f"{corpus['target_queries']} held-out target and {corpus['normal_queries']} held-out "
-        f"normal {corpus['query_split']} queries. Non-SF: mean probability that an answer does not "
-        "show the behavior. Brackets: 95 % bootstrap intervals over queries."
-    ]
-    if "perplexity" in entry:
-        remarks.append(
-            "Perplexity of labeled answers: training examples to forget, other training examples, "
-            "held-out normal queries."
-        )
     columns = tuple(map(tables.Column, ("", *entries)))
-    return Markup(tables.render_markdown(tables.Table(columns, rows, tuple(remarks))))
+    return Markup(tables.render_markdown(tables.Table(columns, rows)))

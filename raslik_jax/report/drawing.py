@@ -125,6 +125,19 @@ def make_axes(
     return figure, list(axes[:num])
 
 
+def note(
+    axes: Any,
+    text: str,
+    at: tuple[Any, Any],
+    offset: tuple[int, int],
+    *coordinates: str,
+    **options: Any,
+) -> None:
+    """Writes a text so many points from a place, given in coordinates of Matplotlib's."""
+    place = {"xy": at, "xytext": offset, "xycoords": coordinates, "textcoords": "offset points"}
+    axes.annotate(text, **place, color=SOFT, **options)
+
+
 # forms ------------------------------------------------------------------------------------------
 
 

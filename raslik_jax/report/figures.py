@@ -17,10 +17,11 @@ from raslik_jax.report.drawing import (
     TARGET_COLOR,
     Frame,
     make_axes,
+    note,
     styled,
 )
 from raslik_jax.report.names import algorithm_name, strategy_name, strategy_styles
-from raslik_jax.report.records import REFERENCES, Model, collect_models
+from raslik_jax.report.records import Model, collect_models
 from raslik_jax.report.tables import format_interval
 
 # Marker, size and color of what every strategy is held against.
@@ -61,41 +62,43 @@ def draw_frontier(
       A Matplotlib figure.
     """
     models = collect_models([metrics], is_last=False)
+    references = [model for model in models if not model.algorithm]
     methods = [model for model in models if model.algorithm]
     algorithms = algorithms or list(dict.fromkeys(model.algorithm for model in methods)) or [""]
-    strategies = list(dict.fromkeys(model.strategy for model in methods))
-    styles = strategy_styles(strategies)
+    styles = strategy_styles([model.strategy for model in methods])
     size = (1.2 + 4.4 * len(algorithms), 5.2)
     figure, all_axes = make_axes(size, frame, len(algorithms), sharex=True, sharey=True)
     low = lowest_retain(metrics) if retain_from is None else retain_from
     high = max(1.0, *(model.intervals("forget")[0]["high"] for model in models))
     for axes, algorithm in zip(all_axes, algorithms, strict=True):
         axes.set_title("" if frame else algorithm_name(algorithm))
-        _draw_ground(axes, [model for model in models if not model.algorithm])
-        for strategy in strategies:
+        _draw_ground(axes, references)
+        for strategy, style in styles.items():
             path = [m for m in methods if (m.algorithm, m.strategy) == (algorithm, strategy)]
             if path:
                 path.sort(key=lambda model: model.epochs)
-                _draw_path(axes, [models[0], *path], *styles[strategy])
+                _draw_path(axes, [models[0], *path], *style)
         axes.set_xlabel("R, retain rate (higher is better)")
         axes.set_xlim(low - 0.03 * (1 - low), 1 + 0.03 * (1 - low))
         axes.set_ylim(-0.03, high + 0.03)
     all_axes[0].set_ylabel("F, forget rate (lower is better)")
     if not frame:
-        _frontier_legend(figure, styles, [model.strategy for model in models], len(all_axes))
+        _frontier_legend(figure, styles, references, len(all_axes))
     return figure
 
 
 def lowest_retain(metrics: Metrics) -> float:
     """Returns where the axis of R has to start for all of a run to be seen."""
-    models = [metrics["finetuned"], *metrics["methods"]]
-    models += [metrics["backbone"]] if "backbone" in metrics else []
-    lowest = min(rate["low"] for model in models if (rate := model["retain"]))
+    lowest = min(
+        rate["low"]
+        for model in collect_models([metrics], is_last=False)
+        for rate in model.intervals("retain")
+    )
     return max(0.0, min(0.95, float(np.floor(lowest * 20)) / 20))
 
 
 def _frontier_legend(
-    figure: Any, styles: Mapping[str, Any], names: Sequence[str], num: int
+    figure: Any, styles: Mapping[str, Any], references: Sequence[Model], num: int
 ) -> None:
     from matplotlib.lines import Line2D
 
@@ -103,13 +106,11 @@ def _frontier_legend(
         Line2D([], [], color=color, marker=marker, label=strategy_name(name))
         for name, (color, marker) in styles.items()
     ]
-    for name, (marker, size, color) in REFERENCE_MARKS.items():
-        if name in names or name not in REFERENCES:
-            edge: dict[str, Any] = {"mec": INK if color == GOLD else "white", "mew": 0.7}
-            label = REFERENCES.get(name, name.capitalize())
-            handles.append(
-                Line2D([], [], ls="", c=color, marker=marker, ms=0.65 * size, label=label, **edge)
-            )
+    for name in (*(model.strategy for model in references), "ideal"):
+        marker, size, color = REFERENCE_MARKS[name]
+        edge: dict[str, Any] = {"mec": INK if color == GOLD else "white", "mew": 0.7}
+        look = {"ls": "", "c": color, "marker": marker, "ms": 0.65 * size, **edge}
+        handles.append(Line2D([], [], label=strategy_name(name), **look))
     notes = [
         "Small markers: epochs. Large: the last one, filled if Pareto-optimal,",
         "with 95 % intervals. Arcs: equal distance to the ideal.",
@@ -133,29 +134,15 @@ def _draw_ground(axes: Any, references: Sequence[Model]) -> None:
     marker, size, color = REFERENCE_MARKS["ideal"]
     axes.plot(1, 0, marker=marker, color=color, ms=size, mec=INK, mew=0.7, zorder=5, clip_on=False)
     for model in references:
-        retain, forget = _point(model)
         marker, size, color = REFERENCE_MARKS[model.strategy]
-        axes.plot(
-            retain,
-            forget,
-            marker=marker,
-            color=color,
-            ms=size,
-            mec="white",
-            zorder=6,
-            clip_on=model.strategy != "finetuned",
-            gid=_tip(REFERENCES[model.strategy], model),
-        )
-        if model.strategy == "backbone":
-            axes.axhline(forget, color=INK, ls=":", lw=1.1, zorder=1)
-            axes.annotate(
-                "F of the backbone",
-                (0, forget),
-                xycoords=("axes fraction", "data"),
-                xytext=(4, 3),
-                textcoords="offset points",
-                color=SOFT,
-            )
+        is_floor = model.strategy == "backbone"
+        look = {"marker": marker, "color": color, "ms": size, "mec": "white", "zorder": 6}
+        tip = _tip(strategy_name(model.strategy), model)
+        axes.plot(*_point(model), clip_on=is_floor, gid=tip, **look)
+        if is_floor:
+            floor = model.value("forget")
+            axes.axhline(floor, color=INK, ls=":", lw=1.1, zorder=1)
+            note(axes, "F of the backbone", (0, floor), (4, 3), "axes fraction", "data")
 
 
 def _draw_path(axes: Any, path: Sequence[Model], color: str, marker: str) -> None:
@@ -168,15 +155,14 @@ def _draw_path(axes: Any, path: Sequence[Model], color: str, marker: str) -> Non
     small = {"color": color, "ms": 5}
     filled = {"mfc": color, "mec": "white", "mew": 0.8, "ms": 13}
     hollow = {"mfc": "white", "mec": color, "mew": 2, "ms": 11}
-    is_optimal = (flag := last.get("pareto")) is not None and flag.value
     for model in path[1:]:
-        look = small if model is not last else filled if is_optimal else hollow
+        look = small if model is not last else filled if model.value("pareto") else hollow
         tip = _tip(f"{strategy_name(model.strategy)}, epoch {model.epochs[0]}", model)
         axes.plot(*_point(model), ls="", marker=marker, zorder=4, gid=tip, **look)
 
 
 def _point(model: Model) -> tuple[float, float]:
-    return model.values["retain"][0].value, model.values["forget"][0].value
+    return model.value("retain"), model.value("forget")
 
 
 def _tip(name: str, model: Model) -> str:
@@ -217,7 +203,7 @@ def draw_intervals(
     axes.set_title(title)
     if floor is not None:
         axes.axvline(floor, color=INK, ls=":", lw=1.5)
-    labeled = set()
+    handles: dict[str, Any] = {}
     for row, (name, entries) in enumerate(rows.items()):
         for variant, entry in entries.items():
             place = variants.index(variant)
@@ -228,23 +214,13 @@ def draw_intervals(
                 max(entry[end], start or entry[end]) for end in ("low", "mean", "high")
             )
             axes.plot([low, high], [at, at], color=color, lw=3.5 if frame else 1.1, alpha=0.5)
-            edge = {"ls": "", "mec": "white", "mew": 0.8, "ms": 10 if frame else 6}
-            label, tip = (
-                None if variant in labeled else variant,
-                f"tip:{name}: {format_interval(entry)}",
-            )
-            axes.plot(mean, at, color=color, marker=marker, label=label, gid=tip, **edge)
-            labeled.add(variant)
+            look = {"marker": marker, "mec": "white", "mew": 0.8, "ms": 10 if frame else 6}
+            tip = f"tip:{name}: {format_interval(entry)}"
+            (drawn,) = axes.plot(mean, at, ls="", color=color, gid=tip, **look)
+            handles.setdefault(variant, drawn)
             if frame:
-                axes.annotate(
-                    f"{entry['mean']:.3f}",
-                    (1, at),
-                    xycoords=("axes fraction", "data"),
-                    xytext=(10, 0),
-                    textcoords="offset points",
-                    va="center",
-                    color=SOFT,
-                )
+                place_data = "axes fraction", "data"
+                note(axes, f"{entry['mean']:.3f}", (1, at), (10, 0), *place_data, va="center")
     axes.set_yticks(range(len(rows)), list(rows))
     axes.tick_params(axis="y", labelcolor=INK)
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -254,7 +230,7 @@ def draw_intervals(
     if start is not None:
         axes.set_xlim(start, 1)
     if len(variants) > 1:
-        figure.legend(loc="outside upper center", ncols=4)
+        figure.legend(handles.values(), handles, loc="outside upper center", ncols=4)
     return figure
 
 
@@ -303,24 +279,16 @@ def draw_scores(
         axes.stairs(share, edges, color=color, lw=1.4, label=f"{label} ({count:,})")
     axes.set_ylim(0, 1.22 * tallest)
     axes.set_xlim(edges[0], edges[-1])
-    for threshold, end, label, side in (
-        (forget_threshold, edges[-1], "forget set", "right"),
-        (retain_threshold, edges[0], "retain set", "left"),
+    for threshold, end, label, side, offset in (
+        (forget_threshold, edges[-1], "forget set", "right", -5),
+        (retain_threshold, edges[0], "retain set", "left", 5),
     ):
         axes.axvspan(threshold, end, color="#000000", alpha=0.05, lw=0)
         axes.axvline(threshold, color=INK, lw=1, ls="--")
         # Beside a zone too narrow for its name.
         is_wide = abs(end - threshold) > 0.2 * (edges[-1] - edges[0])
-        axes.annotate(
-            label,
-            (end if is_wide else threshold, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(-5 if side == "right" else 5, -4),
-            textcoords="offset points",
-            ha=side,
-            va="top",
-            color=SOFT,
-        )
+        place = (end if is_wide else threshold, 1), (offset, -4), "data", "axes fraction"
+        note(axes, label, *place, ha=side, va="top")
     axes.set_xlabel("retrieval score (forget direction)")
     axes.set_ylabel("share of its kind (%)")
     if not frame:
@@ -389,3 +357,97 @@ def running_mean(losses: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " ste
     step = np.arange(len(losses))
     first, last = np.maximum(step - reach, 0), np.minimum(step + reach + 1, len(losses))
     return (total[last] - total[first]) / (last - first)
+
+
+# of studies --------------------------------------------------------------------------------------
+
+
+@styled
+def draw_curves(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, IntervalEntry]]]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> Any:
+    """Returns the figure of curves with bands, one panel each; colors go by label.
+
+    Args:
+      panels: for each panel title, the curves by label: points of x, and a mean with the ends of
+        the band.
+      xlabel: what x is.
+      ylabel: what the mean is.
+      log_x: x to the base 2, ticks where points are.
+      log_y: y to the base 10.
+
+    Returns:
+      A Matplotlib figure.
+    """
+    labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
+    styles = {name: LINE_STYLES[i % len(LINE_STYLES)] for i, name in enumerate(labels)}
+    size = (max(6.4, 0.8 + 4.1 * len(panels)), 4.0)
+    figure, all_axes = make_axes(size, None, max(1, len(panels)))
+    handles: dict[str, Any] = {}
+    for axes, (title, curves) in zip(all_axes, panels.items(), strict=False):
+        axes.set_title(title)
+        axes.set_xlabel(xlabel)
+        for label, points in curves.items():
+            color, marker = styles[label]
+            x = [at for at, _ in points]
+            ends = [[entry[end] for _, entry in points] for end in ("low", "mean", "high")]
+            axes.fill_between(x, ends[0], ends[2], color=color, alpha=0.15, lw=0)
+            (handles[label],) = axes.plot(
+                x, ends[1], color=color, marker=marker, ms=5, lw=1.6, mec="white", mew=0.6
+            )
+        if log_x:
+            axes.set_xscale("log", base=2)
+            ticks = sorted({at for points in curves.values() for at, _ in points})
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.minorticks_off()
+        if log_y:
+            axes.set_yscale("log")
+    all_axes[0].set_ylabel(ylabel)
+    if len(labels) > 1:
+        columns = 2 if len(panels) == 1 else 4
+        figure.legend(handles.values(), handles, loc="outside upper center", ncols=columns)
+    return figure
+
+
+@styled
+def draw_boundary(
+    scores_N: Float[np.ndarray, " N"],
+    *,
+    forget_threshold: float,
+    retain_threshold: float,
+    gamma: float,
+    xlabel: str,
+) -> Any:
+    """Returns the paper's three histograms: all scores, and around each of the thresholds.
+
+    Args:
+      scores_N: the scores, finite.
+      forget_threshold: tau_F.
+      retain_threshold: -tau_R.
+      gamma: half the width of the neighborhoods, shaded; the zooms show five of it to each side.
+      xlabel: what the scores are.
+
+    Returns:
+      A Matplotlib figure; the panels' titles name how many scores are in the neighborhood.
+    """
+    figure, (whole, *zooms) = make_axes((11.4, 3.6), None, 3)
+    whole.set_title("all scores")
+    whole.hist(scores_N, bins=60, color=OTHER_COLOR, alpha=0.45)
+    ends = (forget_threshold, "forget", TARGET_COLOR), (retain_threshold, "retain", "#009E73")
+    for axes, (threshold, name, color) in zip(zooms, ends, strict=True):
+        whole.axvline(threshold, color=color, lw=1.3, ls="--")
+        near = int((np.abs(scores_N - threshold) <= gamma).sum())
+        axes.set_title(f"{near:,} near the {name} threshold")
+        edges = np.linspace(threshold - 5 * gamma, threshold + 5 * gamma, 41)
+        axes.hist(scores_N, bins=edges, color=OTHER_COLOR, alpha=0.45)
+        axes.axvspan(threshold - gamma, threshold + gamma, color=color, alpha=0.12, lw=0)
+        axes.axvline(threshold, color=color, lw=1.3, ls="--")
+    for axes in (whole, *zooms):
+        axes.set_xlabel(xlabel)
+    whole.set_ylabel("examples")
+    return figure

@@ -12,18 +12,16 @@ from raslik_jax.data.corpora import DATASETS
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.train.objectives import OBJECTIVES
 
+# What strategies are held against; models before unlearning stand as strategies of no algorithm.
+REFERENCES = {"finetuned": "Fine-tuned", "backbone": "Backbone", "ideal": "Ideal"}
 # Colors and markers of strategies that have none of their own.
 _OTHER_STYLES = (("#0072B2", "<"), ("#B59F00", ">"), ("#8C4A2F", "p"), ("#5B3A8E", "h"))
 
 
 def strategy_name(strategy: str) -> str:
-    """Returns the printed name of a strategy: RASLIK-F for raslik_f."""
-    return STRATEGIES[strategy].title if strategy in STRATEGIES else strategy
-
-
-def strategy_order() -> tuple[str, ...]:
-    """Returns the strategies in the order in which tables list them."""
-    return tuple(STRATEGIES)
+    """Returns the printed name of a strategy or reference: RASLIK-F for raslik_f."""
+    known = STRATEGIES.get(strategy)
+    return known.title if known else REFERENCES.get(strategy, strategy)
 
 
 def strategy_styles(strategies: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -41,60 +39,29 @@ def algorithm_name(algorithm: str) -> str:
     return OBJECTIVES[algorithm].title if algorithm in OBJECTIVES else algorithm
 
 
-def dataset_name(dataset: str) -> str:
-    """Returns what people call a dataset; the paper's are called as it prints them."""
+def dataset_name(config: Mapping[str, Any]) -> str:
+    """Returns what people call the dataset of a run; the paper's are called as it prints them."""
+    dataset = config.get("corpus", {}).get("dataset", "")
     return DATASETS[dataset].title if dataset in DATASETS else dataset or "data not recorded"
 
 
-def kernel_notes(settings: Mapping[str, Any], strategies: Iterable[str]) -> list[str]:
-    """Returns the kernel of the strategies that have one, where it is not the paper's.
+def checkpoint_name(config: Mapping[str, Any]) -> str:
+    """Returns the last part of the checkpoint that a run starts from; "" for one from scratch."""
+    return str(config.get("backbone", {}).get("checkpoint", "")).rstrip("/").rsplit("/", 1)[-1]
 
-    Args:
-      settings: that the numbers were measured with.
-      strategies: in the table.
-    """
+
+def kernel_note(settings: Mapping[str, Any], strategies: Iterable[str]) -> str:
+    """Returns the kernel of those strategies that have one; "" where it is the paper's."""
     names = [
         strategy_name(name)
         for name in dict.fromkeys(strategies)
         if name in STRATEGIES and STRATEGIES[name].is_by_gradients
     ]
     kernel = kernel_name(settings)
-    if not names or not kernel:
-        return []
-    return [f"Kernel of {', '.join(names)}, not the paper's: {kernel}."]
-
-
-def strategy_printed_as(method: str) -> str:
-    """Returns the strategy of a method as the paper prints it: the longest title it begins with."""
-    printed = _letters(method)
-    known = [name for name, s in STRATEGIES.items() if printed.startswith(_letters(s.title))]
-    return max(known, key=lambda name: len(STRATEGIES[name].title), default=method)
-
-
-def _letters(text: str) -> str:
-    return "".join(c for c in text.lower() if c.isalnum())
+    return f"Kernel of {', '.join(names)}, not the paper's: {kernel}." if names and kernel else ""
 
 
 def highlighted(strategies: Iterable[str]) -> str:
     """Returns the strategy that a report is about: the paper's own; empty where it was not run."""
     named = (name for name in strategies if name in STRATEGIES and STRATEGIES[name].is_subject)
     return next(named, "")
-
-
-def uses_retain(algorithm: str) -> bool:
-    """Returns whether an algorithm trains on the retain set."""
-    return algorithm not in OBJECTIVES or OBJECTIVES[algorithm].retain is not None
-
-
-def options_of(algorithm: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of unlearning that have a part in what an algorithm does.
-
-    Without those that say which, how long and at what rate.
-
-    Args:
-      algorithm: its name.
-      settings: of the unlearning of a run.
-    """
-    said = ("algorithms", "choice", "epochs", "learning_rate")
-    options = {k: v for k, v in (settings | settings.get(algorithm, {})).items() if k not in said}
-    return {key: value for key, value in options.items() if not isinstance(value, Mapping)}

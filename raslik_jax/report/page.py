@@ -1,16 +1,14 @@
 """A report as one self-contained HTML page: stored runs in, text out.
 
-The template `page.html.jinja` lays out what the functions here gather. Nothing is loaded from
-anywhere: styles and script are inline and allowed by their hashes alone, so that even text that got
-past the escaping could not run. Without the script all of it can be read.
+The template `page.html.jinja` writes and lays out what the functions here gather. Nothing is loaded
+from anywhere: styles and script are inline and allowed by their hashes alone, so that even text
+that got past the escaping could not run. Without the script all of it can be read.
 """
 
 import base64
 import functools
 import hashlib
 import itertools
-import json
-import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,23 +16,25 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from raslik_jax.evaluate.metrics import IntervalEntry
+from raslik_jax.evaluate.words import word_pattern
 from raslik_jax.report import blocks as blocks_lib
-from raslik_jax.report import drawing, figures, names, notes, published, results, runs, tables
-from raslik_jax.report.answers import (
-    LIMITS,
-    MAX_CHARACTERS,
-    reference_legend,
-    shorten,
-    side_by_side,
-    strategies_of,
-    strategy_legend,
+from raslik_jax.report import (
+    drawing,
+    figures,
+    names,
+    notes,
+    published,
+    results,
+    runs,
+    tables,
+    templates,
 )
-from raslik_jax.report.records import REFERENCES, Model, collect_models
+from raslik_jax.report.records import Model, collect_models
 
-# What the page shows at most, beside the limits of its texts.
+# What the page shows at most, so that its size stays bounded whatever was run.
+_LIMITS = {"target": 12, "normal": 6, "answer": 1500, "example": 400}
+_MAX_CHARACTERS = 1_500_000  # of all answers
 _MAX_PANELS, _MAX_HISTOGRAMS = 12, 4
-_FOLDER = pathlib.Path(__file__).parent
 _GENERATOR = '<meta name="generator" content="raslik_jax">'
 
 
@@ -50,7 +50,7 @@ def render(
     show_paper: bool = False,
     title: str = "",
 ) -> str:
-    """Returns the page of some experiments.
+    """Returns the page of some experiments, a whole HTML document; equal runs give equal bytes.
 
     Args:
       experiments: stored runs, grouped; where there are several seeds, tables and summary take all
@@ -59,50 +59,46 @@ def render(
       show_paper: add all of them at the end, each held against its own rates.
       title: the heading; by default the experiments' names.
 
-    Returns:
-      A whole HTML document. Equal runs give equal bytes.
-
     Raises:
       ValueError: as `blocks.make_blocks`.
     """
-    found = [(e, blocks_lib.make_blocks(e, paper)) for e in experiments]
-    shown = [e for e in experiments if e.runs[0].answers and e.runs[0].queries]
-    share = MAX_CHARACTERS // max(1, len(shown))
-    template = _environment().get_template("page.html.jinja")
-    return template.render(
-        heading=title or " · ".join(e.name for e in experiments) or "The paper's tables",
-        facts=list(dict.fromkeys(itertools.chain.from_iterable(map(_facts, experiments)))),
-        generator=Markup(_GENERATOR),
-        limits=LIMITS,
-        summary=[_summary(e, blocks, is_alone=len(found) == 1) for e, blocks in found],
-        frontiers=list(filter(None, map(_frontier, experiments))),
-        tables=[_tables(e, blocks) for e, blocks in found],
-        retrieval=[_retrieval(e) for e in experiments],
-        answers=[{"name": e.name + _of_first(e), **side_by_side(e.runs[0], share)} for e in shown],
-        training=[_training(e) for e in experiments if e.runs[0].losses],
-        settings=[_settings(e) for e in experiments],
-        paper=_paper(paper) if show_paper else {},
+    share = _MAX_CHARACTERS // max(1, sum(bool(e.runs[0].answers) for e in experiments))
+    views = [_view(experiment, paper, share) for experiment in experiments]
+    return (
+        _environment()
+        .get_template("page.html.jinja")
+        .render(
+            heading=title or " · ".join(e.name for e in experiments) or "The paper's tables",
+            facts=list(dict.fromkeys(fact for view in views for fact in view["facts"])),
+            experiments=views,
+            paper=paper,
+            num_wrong=sum(row.value("is_wrong") for block in paper for row in block.rows.values()),
+            printed=[
+                _block_table(block, block.strategies) for block in blocks_lib.published_only(paper)
+            ]
+            if show_paper
+            else [],
+        )
     )
 
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
+    environment = templates.make_environment(
         autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
         # Control and direction marks become visible; then what is no markup is escaped.
         finalize=lambda value: tables.visible(value) if type(value) is str else value,
     )
     environment.globals.update(
         as_cell=tables.as_cell,
+        behavior_sentence=notes.behavior_sentence,
         column_groups=tables.column_groups,
-        shorten=shorten,
         digest=_digest,
-        script=Markup((_FOLDER / "page.js").read_text(encoding="utf-8")),
+        generator=Markup(_GENERATOR),
+        interval=tables.format_interval,
+        limits=_LIMITS,
+        script=Markup((templates.FOLDER / "page.js").read_text(encoding="utf-8")),
+        shorten=_shorten,
         stylesheet=_stylesheet,
     )
     return environment
@@ -115,7 +111,7 @@ def _stylesheet(body: str) -> Markup:
     dark = "".join(f"--c-{color}:{drawing.dark_color('#' + color)};" for color in colors)
     screen = "@media screen and (prefers-color-scheme: dark)"
     palette = f":root{{{light}}}\n{screen}{{:root{{{dark}}}}}\n"
-    return Markup(palette + (_FOLDER / "page.css").read_text(encoding="utf-8"))
+    return Markup(palette + (templates.FOLDER / "page.css").read_text(encoding="utf-8"))
 
 
 def _digest(text: str) -> Markup:
@@ -123,11 +119,80 @@ def _digest(text: str) -> Markup:
     return Markup(f"'sha256-{digest}'")
 
 
+def _shorten(text: str, length: int) -> str:
+    """Returns a text cut at a length, and how much was left out."""
+    if len(text) <= length:
+        return text
+    return f"{text[:length].rstrip()} … ({len(text) - length:,} characters more)"
+
+
+def _view(
+    experiment: runs.Experiment, paper: Sequence[published.PublishedBlock], share: int
+) -> dict[str, Any]:
+    """Returns what the template shows of an experiment."""
+    run, metrics = experiment.runs[0], experiment.metrics[0]
+    blocks = blocks_lib.make_blocks(experiment, paper)
+    strategies = list(dict.fromkeys(entry["strategy"] for entry in metrics["methods"]))
+    legend = {
+        name: (drawing.mark_svg(marker, color), names.strategy_name(name))
+        for name, (color, marker) in names.strategy_styles(strategies).items()
+    }
+    references = {
+        name: (drawing.mark_svg(marker, color, has_line=False), names.strategy_name(name))
+        for name, (marker, _, color) in figures.REFERENCE_MARKS.items()
+    }
+    is_several = len(experiment.runs) > 1
+    return {
+        "run": run,
+        "experiment": experiment,
+        "name": experiment.name,
+        "first": experiment.of_seed(),
+        "facts": _facts(experiment),
+        "legend": legend,
+        "references": [references[name] for name in references if name in (*metrics, "ideal")],
+        "judgments": [
+            (seed["seed"], notes.judgment_sentence(collect_models([seed])))
+            for seed in experiment.metrics
+        ],
+        "against": notes.answers_taken_against(metrics),
+        "summary": [_summary(experiment, block, strategies) for block in blocks],
+        "frontier": _frontier(experiment),
+        "epochs": results.results_table(metrics, epochs="all"),
+        "blocks": [_block_table(block, strategies) for block in blocks],
+        "seeds": results.tables_of(experiment.metrics) if is_several else [],
+        "details": results.details(metrics),
+        "retrieved": results.retrieval_table(metrics),
+        "histograms": _histograms(experiment),
+        "kinds": [
+            (drawing.mark_svg("s", color, has_line=False), name)
+            for color, name in (
+                (drawing.TARGET_COLOR, "targets"),
+                (drawing.OTHER_COLOR, "other examples"),
+            )
+            if any(run.scores and run.scores.is_target_N is not None for run in experiment.runs)
+        ],
+        "highlighted": names.highlighted(run.sets),
+        "answers": _side_by_side(run, share, legend | references),
+        "training": [
+            _figure(
+                figures.draw_losses({panel: curves}, strategies, frame=drawing.Frame(300)),
+                f"Loss of {experiment.name}{experiment.of_seed()}, {panel}, over the steps",
+                panel,
+            )
+            for panel, curves in run.losses.items()
+        ],
+        "settings": {
+            "run": {k: v for k, v in run.config.items() if not isinstance(v, Mapping)}
+            | {"seed": experiment.seeds},
+            **{k: v for k, v in run.config.items() if isinstance(v, Mapping)},
+            "versions": run.versions,
+        },
+    }
+
+
 def _facts(experiment: runs.Experiment) -> list[str]:
-    run = experiment.runs[0]
-    corpus = run.metrics.get("corpus", {})
-    dataset = run.config.get("corpus", {}).get("dataset", "")
-    facts = [names.dataset_name(dataset), blocks_lib.describe_model(run.config)]
+    config, corpus = experiment.runs[0].config, experiment.metrics[0].get("corpus", {})
+    facts = [names.dataset_name(config), blocks_lib.describe_model(config)]
     if "train" in corpus:
         facts += [
             f"{corpus['train']:,} training examples, {corpus['targets']:,} labeled targets",
@@ -138,189 +203,8 @@ def _facts(experiment: runs.Experiment) -> list[str]:
     return [*facts, f"{'seed' if len(experiment.seeds) == 1 else 'seeds'} {seeds}"]
 
 
-def _of_first(experiment: runs.Experiment, before: str = ", ", after: str = "") -> str:
-    """Returns which seed something is of, where there are several."""
-    first = f"seed {experiment.seeds[0]}"
-    return f"{before}{first}{after}" if len(experiment.seeds) > 1 else ""
-
-
-# summary ----------------------------------------------------------------------------------------
-
-
-def _summary(
-    experiment: runs.Experiment, blocks: Sequence[blocks_lib.Block], *, is_alone: bool
-) -> dict[str, Any]:
-    doubts = [
-        m for m in experiment.metrics if (entry := m.get("behavior")) and not entry["is_shown"]
-    ]
-    judgments = [
-        (f"Seed {seed['seed']}. " if len(experiment.seeds) > 1 else "") + text
-        for seed in experiment.metrics
-        if (text := notes.judgment_sentence(results.methods_of(collect_models([seed]))))
-    ]
-    warnings = []
-    if doubts:
-        which = f" (seed {doubts[0]['seed']})" if len(experiment.seeds) > 1 else ""
-        warnings = [
-            f"{experiment.name}{which}: {notes.behavior_sentence(doubts[0])} F measures change "
-            "here, not forgetting."
-        ]
-    return {
-        "warnings": warnings,
-        "judgments": judgments,
-        "blocks": [_summary_of_block(experiment, block, is_alone) for block in blocks],
-    }
-
-
-def _summary_of_block(
-    experiment: runs.Experiment, block: blocks_lib.Block, is_alone: bool
-) -> dict[str, Any]:
-    """Returns what the summary says of a block: of the strategy that is asked about."""
-    strategy = names.highlighted(block.ours) or min(
-        block.ours, key=lambda name: block.ours[name].values["euclidean"][0].value
-    )
-    models = {(m.algorithm, m.strategy): m for m in collect_models(experiment.metrics)}
-    after, seeds = block.ours[strategy], models[block.algorithm, strategy]
-    tiles = [
-        {
-            "name": name,
-            "before": blocks_lib.spread(models["", "finetuned"].intervals(metric))["mean"],
-            "after": after.intervals(metric)[0],
-        }
-        for name, metric in (
-            ("F, forget rate (lower is better)", "forget"),
-            ("R, retain rate (higher is better)", "retain"),
-            ("Non-SF, target (higher is better)", "non_sf_target"),
-        )
-        if after.get(metric)
-    ]
-    damaged = [
-        names.strategy_name(n) for n, m in block.ours.items() if m.values["num_damaged"][0].value
-    ]
-    where = names.algorithm_name(block.algorithm) if is_alone else block.title
-    return {
-        "title": f"{where}, with the sets of {names.strategy_name(strategy)}",
-        "tiles": tiles,
-        "points": _points(after, seeds, notes.answers_taken_against(experiment.metrics[0])),
-        "damaged": ", ".join(damaged),
-        "figures": _intervals(block, models.get(("", "backbone")), experiment),
-    }
-
-
-def _points(after: Model, seeds: Model, of_whom: str) -> list[tuple[str, str]]:
-    """Returns in words what was forgotten and what it cost, each by its interval."""
-    forget, retain = (after.intervals(rate)[0] for rate in ("forget", "retain"))
-    verdicts = seeds.verdicts()
-    if len(seeds.epochs) == 1:
-        judged = [
-            f"{verdict.capitalize()}: {seeds.values['judgment/reasons'][0].value}."
-            for verdict in verdicts
-        ]
-    else:
-        words = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
-        judged = [f"Of {sum(verdicts.values())} seeds: {words}."] if verdicts else []
-    random = [
-        _versus_random(letter, differences)
-        for letter, rate in (("F", "forget"), ("R", "retain"))
-        if (differences := seeds.intervals(f"{rate}_minus_random"))
-    ]
-    return [
-        (
-            "What is left",
-            f"Answers to target queries share {100 * forget['mean']:.0f} % of the wording of "
-            f"{of_whom} (F {tables.format_interval(forget)}).",
-        ),
-        *(("Judgment", text) for text in judged),
-        (
-            "The cost",
-            f"Answers to normal queries share {100 * retain['mean']:.1f} % of the wording of "
-            f"{of_whom} (R {tables.format_interval(retain)}).",
-        ),
-        *([("Against a random set", " ".join(random))] if random else []),
-    ]
-
-
-def _versus_random(letter: str, differences: Sequence[IntervalEntry]) -> str:
-    below = sum(difference["high"] < 0 for difference in differences)
-    above = sum(difference["low"] > 0 for difference in differences)
-    if len(differences) > 1:
-        return (
-            f"{letter} is lower in {below} and higher in {above} of {len(differences)} seeds, by "
-            "the whole interval."
-        )
-    size = tables.format_interval(differences[0], signed=True)
-    if below or above:
-        return f"{letter} is clearly {'lower' if below else 'higher'}: {size}."
-    return f"{letter} cannot be told apart: {size}."
-
-
-def _intervals(
-    block: blocks_lib.Block, backbone: Model | None, experiment: runs.Experiment
-) -> list[dict[str, Any]]:
-    """Returns the two figures of F and R with their intervals."""
-    styles = names.strategy_styles(strategies_of(experiment.metrics[0]))
-    colors = {names.strategy_name(name): styles[name][0] for name in block.ours}
-    found = []
-    for rate, letter, words in (
-        ("forget", "F", "forget rate (lower is better)"),
-        ("retain", "R", "retain rate (higher is better)"),
-    ):
-        rows = {
-            names.strategy_name(name): {"": block.ours[name].intervals(rate)[0]}
-            for name in block.strategies
-            if name in block.ours
-        }
-        floor = None
-        if backbone:
-            entry = blocks_lib.spread(backbone.intervals(rate))
-            rows[REFERENCES["backbone"]] = {"": entry}
-            floor = entry["mean"] if rate == "forget" else None
-        lowest = min(entry["low"] for row in rows.values() for entry in row.values())
-        start = 0.0 if rate == "forget" or lowest < 0.5 else min(0.9, int(lowest * 10) / 10)
-        figure = figures.draw_intervals(
-            rows,
-            xlabel=f"{letter}, {words}",
-            colors=colors | {REFERENCES["backbone"]: drawing.INK},
-            start=start,
-            floor=floor,
-            frame=drawing.Frame(56 + 27 * len(rows), left=104, right=58, top=8, bottom=48),
-        )
-        title = f"{letter} of every strategy, {block.title}"
-        note = "" if start == 0 else f"The axis starts at {start:g}."
-        found.append(_figure(figure, title, f"{letter}, {words}.", note))
-    return found
-
-
 def _figure(figure: Any, title: str, lead: str, text: str = "") -> dict[str, Any]:
     return {"svg": drawing.page_svg(figure, title), "lead": lead, "text": text}
-
-
-# other sections ---------------------------------------------------------------------------------
-
-
-def _frontier(experiment: runs.Experiment) -> dict[str, Any]:
-    """Returns the panels of every seed and algorithm; nothing without F and R."""
-    metrics = experiment.metrics[0]
-    algorithms = list(dict.fromkeys(entry["algorithm"] for entry in metrics["methods"]))
-    if not algorithms or any(m["finetuned"]["euclidean"] is None for m in experiment.metrics):
-        return {}
-    panels = list(itertools.product(experiment.metrics, algorithms))
-    low = min(map(figures.lowest_retain, experiment.metrics))
-    found = []
-    for seed, algorithm in panels[:_MAX_PANELS]:
-        figure = figures.draw_frontier(seed, [algorithm], retain_from=low, frame=drawing.Frame(380))
-        where = names.algorithm_name(algorithm)
-        where += f", seed {seed['seed']}" if len(experiment.seeds) > 1 else ""
-        title = f"Frontier of {experiment.name}, {where}: F against R over the epochs"
-        found.append(_figure(figure, title, where))
-    return {
-        "name": experiment.name,
-        "legend": strategy_legend(strategies_of(metrics)) + reference_legend(metrics),
-        "figures": found,
-        "left_out": len(panels) - len(found),
-        "which": _of_first(experiment, " (", ")"),
-        "table": results.results_table(metrics, epochs="all"),
-    }
 
 
 def _block_table(block: blocks_lib.Block, strategies: Sequence[str]) -> dict[str, Any]:
@@ -332,107 +216,127 @@ def _block_table(block: blocks_lib.Block, strategies: Sequence[str]) -> dict[str
     return {"table": blocks_lib.lay_out(block), "marks": marks}
 
 
-def _tables(experiment: runs.Experiment, blocks: Sequence[blocks_lib.Block]) -> dict[str, Any]:
-    metrics, which = experiment.metrics[0], _of_first(experiment, " (", ")")
-    more = []
-    if len(experiment.seeds) > 1:
-        more = [
-            ("All seeds in one table", results.seeds_table(experiment.metrics)),
-            (
-                "What stands behind the rates, all seeds",
-                results.seeds_checks_table(experiment.metrics),
-            ),
-        ]
-    of_first = (
-        ("Forgetting or damage", results.checks_table(metrics)),
-        ("Perplexity", results.perplexity_table(metrics)),
-        ("TOFU's own metrics", results.tofu_table(metrics)),
-        ("Every distance to the ideal", results.distances_table(metrics)),
+def _summary(
+    experiment: runs.Experiment, block: blocks_lib.Block, strategies: Sequence[str]
+) -> dict[str, Any]:
+    """Returns what the summary says of a block: of the strategy that is asked about."""
+    strategy = names.highlighted(block.ours) or min(
+        block.ours, key=lambda name: block.ours[name].value("euclidean")
     )
-    more += [(f"{name}{which}", table) for name, table in of_first if table]
-    strategies = strategies_of(metrics)
-    shown = [_block_table(block, strategies) for block in blocks]
-    return {"name": experiment.name, "blocks": shown, "more": more}
-
-
-def _retrieval(experiment: runs.Experiment) -> dict[str, Any]:
-    run = experiment.runs[0]
-    histograms = []
-    for seed in experiment.runs[:_MAX_HISTOGRAMS]:
-        number, scores = seed.metrics["seed"], seed.scores
-        if scores is None:
-            continue
-        figure = figures.draw_scores(**scores._asdict(), frame=drawing.Frame(330))
-        title = f"Histogram of the retrieval scores of {experiment.name}, seed {number}, with the "
-        text = (
-            f"Seed {number}. Shaded: the ends that the sets take, up to "
-            f"{scores.retain_threshold:.3g} and from {scores.forget_threshold:.3g}."
-        )
-        histograms.append(
-            _figure(
-                figure, f"{title}ends that the sets take", "Scores of the training examples.", text
+    models = {(m.algorithm, m.strategy): m for m in collect_models(experiment.metrics)}
+    backbone = models.get(("", "backbone"))
+    return {
+        "block": block,
+        "strategy": strategy,
+        "before": models["", "finetuned"],
+        "after": block.ours[strategy],
+        "seeds": models[block.algorithm, strategy],
+        "damaged": [name for name, model in block.ours.items() if model.value("num_damaged")],
+        "figures": [
+            _intervals(block, strategies, backbone, *rate)
+            for rate in (
+                ("forget", "F", "forget rate (lower is better)"),
+                ("retain", "R", "retain rate (higher is better)"),
             )
-        )
-    labeled = [run.scores for run in experiment.runs if run.scores]
-    kinds = (("targets", drawing.TARGET_COLOR), ("other examples", drawing.OTHER_COLOR))
-    return {
-        "name": experiment.name,
-        "which": _of_first(experiment),
-        "table": results.retrieval_table(run.metrics),
-        "figures": histograms,
-        "legend": [
-            (drawing.mark_svg("s", color, has_line=False), name)
-            for name, color in kinds
-            if any(scores.is_target_N is not None for scores in labeled)
-        ],
-        "sets": [
-            {
-                "name": names.strategy_name(strategy),
-                "is_open": strategy == names.highlighted(run.sets),
-                "kinds": sets,
-            }
-            for strategy, sets in run.sets.items()
-            if sets
         ],
     }
 
 
-def _training(experiment: runs.Experiment) -> dict[str, Any]:
-    run, name = experiment.runs[0], experiment.name + _of_first(experiment)
-    strategies = strategies_of(run.metrics)
+def _intervals(
+    block: blocks_lib.Block,
+    strategies: Sequence[str],
+    backbone: Model | None,
+    rate: str,
+    letter: str,
+    words: str,
+) -> dict[str, Any]:
+    """Returns the figure of a rate of all strategies with its intervals."""
+    models = [block.ours[name] for name in block.strategies if name in block.ours]
+    models += [backbone] if backbone else []
+    rows = {names.strategy_name(m.strategy): {"": m.joined(rate)} for m in models}
+    styles = names.strategy_styles(strategies) | {"backbone": (drawing.INK, "")}
+    lowest = min(row[""]["low"] for row in rows.values())
+    start = 0.0 if rate == "forget" or lowest < 0.5 else min(0.9, int(lowest * 10) / 10)
+    figure = figures.draw_intervals(
+        rows,
+        xlabel=f"{letter}, {words}",
+        colors={names.strategy_name(m.strategy): styles[m.strategy][0] for m in models},
+        start=start,
+        floor=backbone.joined(rate)["mean"] if backbone and rate == "forget" else None,
+        frame=drawing.Frame(56 + 27 * len(rows), left=104, right=58, top=8, bottom=48),
+    )
+    note = "" if start == 0 else f"The axis starts at {start:g}."
+    return _figure(
+        figure, f"{letter} of every strategy, {block.title}", f"{letter}, {words}.", note
+    )
+
+
+def _frontier(experiment: runs.Experiment) -> dict[str, Any]:
+    """Returns the panels of every seed and algorithm; nothing without F and R."""
+    algorithms = dict.fromkeys(entry["algorithm"] for entry in experiment.metrics[0]["methods"])
+    if not algorithms or any(m["finetuned"]["euclidean"] is None for m in experiment.metrics):
+        return {}
+    panels = list(itertools.product(enumerate(experiment.metrics), algorithms))
+    low = min(map(figures.lowest_retain, experiment.metrics))
     found = []
-    for panel, curves in run.losses.items():
-        figure = figures.draw_losses({panel: curves}, strategies, frame=drawing.Frame(300))
-        found.append(_figure(figure, f"Loss of {name}, {panel}, over the steps", panel))
-    return {"name": name, "legend": strategy_legend(strategies), "figures": found}
+    for (i, seed), algorithm in panels[:_MAX_PANELS]:
+        figure = figures.draw_frontier(seed, [algorithm], retain_from=low, frame=drawing.Frame(380))
+        where = names.algorithm_name(algorithm) + experiment.of_seed(i)
+        title = f"Frontier of {experiment.name}, {where}: F against R over the epochs"
+        found.append(_figure(figure, title, where))
+    return {"figures": found, "left_out": len(panels) - len(found)}
 
 
-def _settings(experiment: runs.Experiment) -> dict[str, Any]:
-    run = experiment.runs[0]
-    plain = {k: v for k, v in run.config.items() if not isinstance(v, Mapping)}
-    groups = {
-        "run": plain | {"seed": list(experiment.seeds)},
-        **{k: v for k, v in run.config.items() if isinstance(v, Mapping)},
-        "versions": run.versions,
-    }
-    shown = {
-        name: {key: _value(value) for key, value in values.items()}
-        for name, values in groups.items()
-        if values
-    }
-    return {"name": experiment.name, "groups": shown}
+def _histograms(experiment: runs.Experiment) -> list[dict[str, Any]]:
+    found = []
+    for run in experiment.runs[:_MAX_HISTOGRAMS]:
+        if run.scores:
+            figure = figures.draw_scores(**run.scores._asdict(), frame=drawing.Frame(330))
+            text = (
+                f"Seed {run.metrics['seed']}. Shaded: the ends that the sets take, up to "
+                f"{run.scores.retain_threshold:.3g} and from {run.scores.forget_threshold:.3g}."
+            )
+            title = f"Retrieval scores of {experiment.name}. {text}"
+            found.append(_figure(figure, title, "Scores of the training examples.", text))
+    return found
 
 
-def _value(value: object) -> str:
-    if isinstance(value, str):
-        return value or "–"
-    return ", ".join(map(str, value)) if isinstance(value, list) else json.dumps(value)
-
-
-def _paper(paper: Sequence[published.PublishedBlock]) -> dict[str, Any]:
-    rows = [row for block in paper for row in block.rows.values()]
-    return {
-        "num_wrong": sum(row.values["is_wrong"][0].value for row in rows),
-        "num_not_following": sum(not block.follows for block in paper),
-        "blocks": [_block_table(b, b.strategies) for b in blocks_lib.published_only(paper)],
-    }
+def _side_by_side(
+    run: runs.StoredRun, budget: int, legend: Mapping[str, tuple[Markup, str]]
+) -> dict[str, Any]:
+    """Returns some queries with every model's answer, as many as fit into so many characters."""
+    if not run.answers or not run.queries:
+        return {}
+    texts = [text for answers in run.answers.values() for text in answers.values()]
+    # 160: what the markup around each answer takes.
+    each = sum(min(len(text), _LIMITS["answer"]) for text in texts) / max(1, len(texts)) + 160
+    num = len(run.answers) * (_LIMITS["target"] + _LIMITS["normal"])
+    share = min(1.0, budget / (each * num))
+    chosen = [
+        query
+        for kind in ("target", "normal")
+        for query in [q for q in run.queries if q.is_target == (kind == "target")][
+            : max(1, int(_LIMITS[kind] * share))
+        ]
+    ]
+    pattern = word_pattern(run.marker_words).pattern if run.marker_words else None
+    # The group makes `split` keep the words that mark the behavior, at the odd places.
+    split = re.compile(f"({pattern})", re.IGNORECASE).split if pattern else lambda text: [text]
+    before = run.answers.get(("", "finetuned"), {})
+    caught = [
+        place
+        for place, query in enumerate(chosen)
+        if query.is_target and len(split(before.get(query.example_id, ""))) > 1
+    ]
+    queries = []
+    for query in chosen:
+        groups: dict[str, list[Any]] = {}
+        for (algorithm, name), answers in run.answers.items():
+            text = _shorten(answers.get(query.example_id, ""), _LIMITS["answer"])
+            pieces = split(text) if text.strip() else []
+            heading = names.algorithm_name(algorithm) or "Before unlearning"
+            groups.setdefault(heading, []).append((*legend[name], pieces))
+        queries.append({"query": query, "groups": groups})
+    # The first target query at which the model was caught is shown first.
+    default = caught[0] if caught else 0
+    return {"default": default, "queries": queries, "left_out": len(run.queries) - len(chosen)}

@@ -10,8 +10,9 @@ import numpy as np
 
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.evaluate import pareto
-from raslik_jax.report.names import strategy_printed_as
+from raslik_jax.report.names import checkpoint_name
 from raslik_jax.report.records import Model, make_model
+from raslik_jax.retrieve.strategies import STRATEGIES
 
 # A checkout carries the file; an installed package alone does not.
 TABLES = pathlib.Path(__file__).parents[2] / "third_party" / "raslik_paper" / "tables.csv"
@@ -53,61 +54,60 @@ class PublishedBlock(NamedTuple):
 
 
 def read_blocks(path: pathlib.Path = TABLES) -> tuple[PublishedBlock, ...]:
-    """Returns the blocks of the paper's tables in their order, each checked against itself.
-
-    Args:
-      path: the file of the figures.
-
-    Returns:
-      The blocks; none where the file is missing, as in an installed package.
-    """
+    """Returns the blocks of the paper's tables in their order; none where the file is missing."""
     if not path.is_file():
         return ()
     blocks: dict[tuple[str, str, str, str], list[dict[str, str]]] = defaultdict(list)
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            blocks[row["table"], row["dataset"], row["model"], row["algorithm"]].append(row)
-    return tuple(_make_block(*names, rows) for names, rows in blocks.items())
+            name = row["table"], row["dataset"], row["model"], row["algorithm"].lower()
+            blocks[name].append(row)
+    return tuple(_make_block(name, rows) for name, rows in blocks.items())
 
 
 def _make_block(
-    table: str, dataset: str, model: str, algorithm: str, rows: Sequence[Mapping[str, str]]
+    name: tuple[str, str, str, str], rows: Sequence[Mapping[str, str]]
 ) -> PublishedBlock:
     decimals = len(rows[0]["forget"].split(".")[1])
     retain_M, forget_M, distance_M = (
-        np.array([float(row[name]) for row in rows]) for name in ("retain", "forget", "d_mah")
+        np.array([float(row[column]) for row in rows]) for column in ("retain", "forget", "d_mah")
     )
     is_optimal_M = pareto.pareto_mask(retain_M, forget_M)
     is_tie_M = pareto.rounding_ties(retain_M, forget_M, decimals=decimals)
     found = pareto.mahalanobis_to_ideal(retain_M, forget_M)
     models = {}
-    for i, row in enumerate(rows):
+    for row, is_optimal, is_tie in zip(rows, is_optimal_M, is_tie_M, strict=True):
         is_printed = row["pareto_flag_published"] == "yes"
         strategy = strategy_printed_as(row["method"])
-        models[strategy] = make_model(
-            strategy,
-            algorithm.lower(),
-            {
-                "forget": float(forget_M[i]),
-                "retain": float(retain_M[i]),
-                "mahalanobis/distance": float(distance_M[i]),
-                "non_sf_target": float(row["non_sf"]) if row["non_sf"] else None,
-                "pareto": is_printed,
-                "is_wrong": bool(is_printed != is_optimal_M[i] and not is_tie_M[i]),
-                "tie": bool(is_tie_M[i]),
-            },
-        )
+        values = {
+            "forget": float(row["forget"]),
+            "retain": float(row["retain"]),
+            "mahalanobis/distance": float(row["d_mah"]),
+            "non_sf_target": float(row["non_sf"]) if row["non_sf"] else None,
+            "pareto": is_printed,
+            "is_wrong": bool(is_printed != is_optimal and not is_tie),
+            "tie": bool(is_tie),
+        }
+        models[strategy] = make_model(strategy, name[-1], values)
     return PublishedBlock(
-        table,
-        dataset,
-        model,
-        algorithm.lower(),
+        *name,
         models,
         decimals=decimals,
         distance_difference=float(np.abs(found.distance_M / distance_M - 1).max()),
         rounding_error=pareto.distance_rounding_error(retain_M, forget_M, decimals=decimals),
         is_negative=found.is_negative,
     )
+
+
+def strategy_printed_as(method: str) -> str:
+    """Returns the strategy of a method as the paper prints it: the longest title it begins with."""
+    printed = _letters(method)
+    known = [name for name, s in STRATEGIES.items() if printed.startswith(_letters(s.title))]
+    return max(known, key=lambda name: len(STRATEGIES[name].title), default=method)
+
+
+def _letters(text: str) -> str:
+    return "".join(c for c in text.lower() if c.isalnum())
 
 
 def match_block(
@@ -117,26 +117,15 @@ def match_block(
     algorithm: str,
     strategies: Sequence[str],
 ) -> PublishedBlock | None:
-    """Returns the published block that a run repeats, if there is one.
+    """Returns the published block that a run repeats; None from scratch or on other data.
 
-    Its dataset is that of --corpus.dataset, and its model the last part of --backbone.checkpoint,
-    a folder or a hub's name, whatever the case of its letters. Where the paper has two tables of
-    the same block (the main one and the ablation of Contaminated Random), the one that shares more
-    strategies.
-
-    Args:
-      blocks: the published blocks.
-      config: the settings of a run.
-      algorithm: the unlearning algorithm.
-      strategies: those of the run.
-
-    Returns:
-      The block, or None: a run from scratch, of a smaller model or on other data repeats none.
+    It is of the same dataset, algorithm and last part of --backbone.checkpoint, whatever the case
+    of its letters. Where the paper has two such tables (the main one and the ablation of
+    Contaminated Random), it is the one that shares more strategies.
     """
     record = DATASETS.get(config.get("corpus", {}).get("dataset", ""))
     dataset = record.title if record and record.is_published else None
-    checkpoint = config.get("backbone", {}).get("checkpoint", "")
-    model = checkpoint.rstrip("/").rsplit("/", 1)[-1].lower()
+    model = checkpoint_name(config).lower()
     found = [
         block
         for block in blocks

@@ -13,7 +13,7 @@ from raslik_jax.evaluate.metrics import METRICS
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.files import read_array, read_json, read_json_lines
 from raslik_jax.manifests import check_finished, check_whole, read_manifest
-from raslik_jax.report.names import algorithm_name, highlighted
+from raslik_jax.report.names import REFERENCES, algorithm_name, highlighted
 from raslik_jax.report.records import last_epochs
 
 _VALUE = ({"mean": float, "low": float, "high": float}, float, bool, None)
@@ -55,7 +55,7 @@ _ROW = {
 
 
 class Row(NamedTuple):
-    """One training example of a forget or retain set.
+    """One training example of a set.
 
     Attributes:
       text: instruction and input.
@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
 
 class ItemSet(NamedTuple):
-    """The first rows of a set, best first, and how many there are in all."""
+    """The first rows of a forget or retain set, best first, and how many there are in all."""
 
     rows: tuple[Row, ...]
     num_rows: int
@@ -147,14 +147,11 @@ def read_metrics(root: pathlib.Path) -> Metrics:
 
 
 def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
-    """Returns what a report shows of a run; only its metrics have to be there.
+    """Returns what a report shows of a run; of a stage that did not run its part is empty.
 
     Args:
-      root: work directory of the run.
+      root: work directory of the run; only its metrics have to be there.
       num_rows: rows kept of each set.
-
-    Returns:
-      The run. Parts whose stage did not run, or whose folder was deleted, are empty.
 
     Raises:
       ValueError: as `read_metrics`; a file is damaged.
@@ -162,24 +159,23 @@ def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
     metrics = read_metrics(root)
     if read_manifest(root / "retrieve" / "influence") is not None:
         check_whole(root, "retrieve/influence")
-    config = metrics["settings"]
     split = metrics.get("corpus", {}).get("query_split", "test")
-    queries = tuple(
-        Query(row["id"], _text(row), is_target)
-        for name, is_target in ((f"{split}_target", True), (f"{split}_normal", False))
-        for row in _read_rows(root / "corpus" / f"{name}.jsonl")
-    )
-    strategies = tuple(metrics["retrieval"])
     return StoredRun(
         metrics=metrics,
-        config=config,
+        config=metrics["settings"],
         versions=metrics.get("versions", {}),
-        queries=queries,
+        queries=tuple(
+            Query(row["id"], _text(row), kind == "target")
+            for kind in ("target", "normal")
+            for row in _read_rows(root / "corpus" / f"{split}_{kind}.jsonl")
+        ),
         answers=_read_answers(root, metrics),
-        sets={name: _read_sets(root, name, num_rows) for name in strategies},
+        sets={
+            name: _read_sets(root / "retrieve" / name, num_rows) for name in metrics["retrieval"]
+        },
         scores=_read_scores(root, metrics),
         losses=_read_losses(root, metrics),
-        marker_words=_read_marker_words(config),
+        marker_words=_read_marker_words(metrics["settings"]),
     )
 
 
@@ -198,33 +194,30 @@ def _text(row: Mapping[str, Any]) -> str:
 
 def _read_answers(root: pathlib.Path, metrics: Metrics) -> dict[tuple[str, str], Mapping[str, str]]:
     """Returns the answers of every model at its last epoch, by algorithm; "" for those before."""
-    references = root / "references"
-    if (references / "evaluation").is_dir():
-        references /= "evaluation"
-    files = {("", name): references / f"{name}.jsonl" for name in ("finetuned", "backbone")}
+    before = root / "references" / "evaluation"
+    files = {("", name): before / f"{name}.jsonl" for name in REFERENCES}
     methods = last_epochs(metrics["methods"])
     order = [entry["algorithm"] for entry in methods]
     for entry in sorted(methods, key=lambda entry: order.index(entry["algorithm"])):
         algorithm, strategy = entry["algorithm"], entry["strategy"]
         folder = root / "generate" / f"{strategy}-{algorithm}"
         files[algorithm, strategy] = folder / f"epoch-{entry['epoch']}.jsonl"
-    answers = {
-        model: {row["id"]: row["output"] for row in _read_rows(path)}
+    return {
+        model: {row["id"]: row["output"] for row in rows}
         for model, path in files.items()
+        if (rows := _read_rows(path))
     }
-    return {model: texts for model, texts in answers.items() if texts}
 
 
-def _read_sets(root: pathlib.Path, strategy: str, num_rows: int) -> dict[str, ItemSet]:
+def _read_sets(folder: pathlib.Path, num_rows: int) -> dict[str, ItemSet]:
     sets = {}
     for kind in ("forget", "retain"):
-        rows = _read_rows(root / "retrieve" / strategy / f"{kind}.jsonl", _ROW | {"score": float})
-        if rows:
-            first = tuple(
+        if rows := _read_rows(folder / f"{kind}.jsonl", _ROW | {"score": float}):
+            first = [
                 Row(_text(row), row["output"], row.get("is_target"), float(row["score"]))
                 for row in rows[:num_rows]
-            )
-            sets[kind] = ItemSet(first, len(rows))
+            ]
+            sets[kind] = ItemSet(tuple(first), len(rows))
     return sets
 
 
@@ -235,15 +228,13 @@ def _read_scores(root: pathlib.Path, metrics: Metrics) -> ScoreSample | None:
         return None
     entry = entries[highlighted(entries) or next(iter(entries))]
     score_N = read_array(path).astype(np.float64)
-    labels = [row.get("is_target") for row in _read_rows(root / "corpus" / "train.jsonl")]
     is_scored_N = score_N > -np.inf  # an example without a gradient is in no set
-    if len(labels) == len(score_N):
-        labels = [label for label, kept in zip(labels, is_scored_N, strict=True) if kept]
-    score_N = score_N[is_scored_N]
-    ranked_N = np.sort(score_N)
+    labels = [row.get("is_target") for row in _read_rows(root / "corpus" / "train.jsonl")]
+    is_known = len(labels) == len(score_N) and None not in np.array(labels, object)[is_scored_N]
+    ranked_N = np.sort(score_N[is_scored_N])
     return ScoreSample(
-        score_N=score_N,
-        is_target_N=None if None in labels or len(labels) != len(score_N) else np.array(labels),
+        score_N=score_N[is_scored_N],
+        is_target_N=np.array(labels)[is_scored_N].astype(bool) if is_known else None,
         forget_threshold=float(ranked_N[-entry["num_forget"]]),
         retain_threshold=float(ranked_N[entry["num_retain"] - 1]),
     )
@@ -300,6 +291,10 @@ class Experiment(NamedTuple):
         """The metrics of each seed."""
         return tuple(run.metrics for run in self.runs)
 
+    def of_seed(self, place: int = 0) -> str:
+        """Returns which seed something is of, " (seed 3)", where there are several."""
+        return f" (seed {self.seeds[place]})" if len(self.seeds) > 1 else ""
+
 
 def group_runs(runs: Sequence[StoredRun]) -> tuple[Experiment, ...]:
     """Returns the runs by experiment, in the order in which each first comes.
@@ -337,7 +332,7 @@ def _variation(run: StoredRun, firsts: Sequence[StoredRun]) -> str:
         for name, value in _flatten(run.config)
         if name != "seed" and any(other.get(name, value) != value for other in named)
     ]
-    return ", ".join(telling[:4]) + (", ..." if len(telling) > 4 else "")
+    return ", ".join([*telling[:4], *(["..."] if len(telling) > 4 else [])])
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,6 +5,7 @@ The page's template writes its HTML. Cells hold text from data: each form escape
 
 import csv
 import io
+import itertools
 import re
 import textwrap
 import unicodedata
@@ -23,7 +24,6 @@ class Column(NamedTuple):
     Attributes:
       title: its heading; a line break in it is kept in plain text.
       align: where its cells stand.
-      width: characters at which plain text wraps its cells; None never wraps.
       group: heading over it and its neighbors of the same group, whose last word tells it from
         those of other groups.
       latex: its heading in LaTeX, where that is another.
@@ -31,7 +31,6 @@ class Column(NamedTuple):
 
     title: str
     align: Literal["left", "right"] = "left"
-    width: int | None = None
     group: str = ""
     latex: str = ""
 
@@ -79,33 +78,23 @@ def as_cell(cell: str | Cell) -> Cell:
 # numbers ----------------------------------------------------------------------------------------
 
 
-def format_interval(
-    entry: IntervalEntry | None, *, signed: bool = False, end_decimals: int | None = None
-) -> str:
-    """Returns a mean with its interval, as in "0.312 [0.28, 0.35]".
+def format_interval(entry: IntervalEntry | None, spec: str = ".3f", ends: str = ".2f") -> str:
+    """Returns a mean with its interval, as in "0.312 [0.28, 0.35]"; "-" for None.
 
-    Args:
-      entry: the mean and the ends, or None for what was not measured.
-      signed: show the sign of positive numbers too, for differences.
-      end_decimals: decimals of the ends; by default two, which say enough of an interval over a
-        hundred queries, and three of a difference, whose ends say whether zero lies between them.
-
-    Returns:
-      The text; "-" for None.
+    Two decimals of the ends say enough of an interval over a hundred queries. A difference takes
+    three, which say whether zero lies between them.
     """
     if entry is None:
         return NOT_KNOWN
-    sign = "+" if signed else ""
-    decimals = (3 if signed else 2) if end_decimals is None else end_decimals
-    low, high = (format_number(entry[end], f"{sign}.{decimals}f") for end in ("low", "high"))
-    return f"{format_number(entry['mean'], sign + '.3f')} [{low}, {high}]"
+    low, high = (format_number(entry[end], ends) for end in ("low", "high"))
+    return f"{format_number(entry['mean'], spec)} [{low}, {high}]"
 
 
 def format_number(value: float | int | None, spec: str = ".3f") -> str:
     """Returns a number as text, never as minus zero; "-" for None."""
     if value is None:
         return NOT_KNOWN
-    text = format(value, spec)
+    text = format(value, spec).rstrip(".")
     # -0.0004 would print as "-0.000", which reads like a direction.
     return format(type(value)(0), spec) if not text.strip("+-0.") else text
 
@@ -129,13 +118,9 @@ def escape_markdown(text: str) -> str:
     text = text.replace("://", "&#58;//")
     text = re.sub(r"\bwww\.", lambda found: f"{found[0][:-1]}&#46;", text, flags=re.IGNORECASE)
     text = re.sub(r"(?<=\w)@(?=\w)", "&#64;", text)
-    text = re.sub(r"([\\`*_\[\]|~#$])", _backslash, text)
-    return re.sub(r"\s*\n\s*", "<br>", text)
-
-
-def _backslash(found: re.Match[str]) -> str:
     # Not the # of an entity that was put in above.
-    return found[0] if found.string[found.start() - 1 : found.end()] == "&#" else f"\\{found[0]}"
+    text = re.sub(r"[\\`*_\[\]|~$]|(?<!&)#", r"\\\g<0>", text)
+    return re.sub(r"\s*\n\s*", "<br>", text)
 
 
 def escape_markdown_line(text: str) -> str:
@@ -178,50 +163,37 @@ def escape_csv(text: str) -> str:
 
 
 def render_terminal(table: Table) -> str:
-    """Returns the table as aligned plain text, cells wrapped at their column's width.
+    """Returns the table as aligned plain text without trailing space; an asterisk marks the best.
 
     White space inside a cell is collapsed and control characters are made visible, so that no
-    generated text can move the cursor. An asterisk marks the best.
-
-    Args:
-      table: the table.
-
-    Returns:
-      Lines without trailing space, joined by line breaks, ending without one.
+    generated text can move the cursor.
     """
     titles = [column.heading.split("\n") for column in table.columns]
+    height = max(map(len, titles))
+    heads = list(zip(*([""] * (height - len(title)) + title for title in titles), strict=True))
     rows = [
-        row
-        if isinstance(row, str)
-        else [_wrap(cell, column.width) for cell, column in zip(row, table.columns, strict=True)]
+        row if isinstance(row, str) else tuple(_plain_cell(as_cell(cell)) for cell in row)
         for row in table.rows
     ]
-    widths = [
-        max(
-            _width(line)
-            for cells in [title, *[row[i] for row in rows if not isinstance(row, str)]]
-            for line in cells
+    cells = [*heads, *(row for row in rows if not isinstance(row, str))]
+    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
+
+    def lay_out(row: Sequence[str]) -> str:
+        pads = [" " * (width - _width(text)) for text, width in zip(row, widths, strict=True)]
+        return "  ".join(
+            pad + text if column.align == "right" else text + pad
+            for text, pad, column in zip(row, pads, table.columns, strict=True)
         )
-        for i, title in enumerate(titles)
-    ]
-    height = max(map(len, titles))
+
     lines = [_one_line(table.title), ""] if table.title else []
-    lines += _lay_out([[""] * (height - len(title)) + title for title in titles], widths, table)
-    lines.append("  ".join("-" * width for width in widths))
-    # Rows of several lines need a gap between them, unless headings part them already.
-    spaced = any(column.width for column in table.columns) and not any(
-        isinstance(row, str) for row in rows
-    )
+    lines += [*map(lay_out, heads), "  ".join("-" * width for width in widths)]
     for position, row in enumerate(rows):
         if isinstance(row, str):
             lines += ["", _one_line(row)] if position else [_one_line(row)]
         else:
-            lines += _lay_out(row, widths, table)
-            if spaced and position + 1 < len(rows):
-                lines.append("")
+            lines.append(lay_out(row))
     notes = [*table.notes]
-    cells = [as_cell(cell) for row in table.rows if not isinstance(row, str) for cell in row]
-    if any(cell.tone == "best" for cell in cells):
+    if any(isinstance(c, Cell) and c.tone == "best" for row in table.rows for c in row):
         notes.append("*: the two best among the Pareto-optimal methods.")
     if notes:
         lines.append("")
@@ -229,23 +201,9 @@ def render_terminal(table: Table) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _lay_out(cells: Sequence[Sequence[str]], widths: Sequence[int], table: Table) -> list[str]:
-    lines = []
-    for position in range(max(len(cell) for cell in cells)):
-        parts = []
-        for cell, width, column in zip(cells, widths, table.columns, strict=True):
-            text = cell[position] if position < len(cell) else ""
-            pad = " " * (width - _width(text))
-            parts.append(pad + text if column.align == "right" else text + pad)
-        lines.append("  ".join(parts))
-    return lines
-
-
-def _wrap(cell: str | Cell, width: int | None) -> list[str]:
-    cell = as_cell(cell)
+def _plain_cell(cell: Cell) -> str:
     best, mark = "*" if cell.tone == "best" else "", f" {cell.mark}" if cell.mark else ""
-    text = _one_line(cell.text) + best + mark
-    return [text] if width is None else textwrap.wrap(text, width) or [""]
+    return _one_line(cell.text) + best + mark
 
 
 def _one_line(text: str) -> str:
@@ -259,12 +217,7 @@ def _width(text: str) -> int:
 def render_markdown(table: Table) -> str:
     """Returns the table in Markdown, every cell escaped so that it shows as it is.
 
-    Args:
-      table: the table.
-
-    Returns:
-      The lines: the title as a heading, headings as bold rows, the best in bold, the gray in
-      italics, notes below; ending without a line break.
+    The title is a heading, headings are bold rows, the best is bold, and the gray in italics.
     """
     titles = [escape_markdown(column.heading.replace("\n", " ")) for column in table.columns]
     marks = ["--:" if column.align == "right" else "---" for column in table.columns]
@@ -299,13 +252,9 @@ LATEX_PREAMBLE = r"""% Wants \usepackage{booktabs} and \usepackage[table]{xcolor
 
 def column_groups(table: Table) -> list[tuple[str, int]]:
     """Returns the headings over columns and how many each spans; empty where there are none."""
-    groups: list[tuple[str, int]] = []
-    for column in table.columns:
-        if groups and groups[-1][0] == column.group:
-            groups[-1] = column.group, groups[-1][1] + 1
-        else:
-            groups.append((column.group, 1))
-    return groups if any(name for name, _ in groups) else []
+    groups = itertools.groupby(column.group for column in table.columns)
+    spans = [(name, len(list(members))) for name, members in groups]
+    return spans if any(name for name, _ in spans) else []
 
 
 def render_latex(table: Table) -> str:

@@ -26,7 +26,7 @@ from raslik_jax.run.stages import (
     finetune,
     generate,
     references,
-    reporting,
+    report,
     retrieve,
     sketch,
     unlearn,
@@ -324,7 +324,7 @@ class _Planner:
         curves += [f"unlearn/{'-'.join(variant)}/steps.json" for variant in self.variants]
         yield self.unit(
             "report",
-            reporting.report,
+            report.report,
             " ".join([reads, "evaluate", *scores, *curves]),
             "evaluate.marker_words",
             values={"forms": ["markdown", "html"]},

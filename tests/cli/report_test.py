@@ -79,7 +79,7 @@ class ReportTest(absltest.TestCase):
         for flags, message in (
             ((), "error: --runs must name work directories"),
             (("--runs=/nonexistent",), "no file .*metrics.json"),
-            ((self.runs + f",{self.folder / '0'}",), "must have different seeds"),
+            ((self.runs + f",{self.folder / '0'}",), "must be a list that names each once"),
         ):
             done = _report(*flags)
             self.assertEqual(done.returncode, 1)

@@ -48,13 +48,13 @@ def _titles(block: blocks.Block) -> list[str]:
 
 def _points(block: blocks.Block) -> dict[str, tuple[float, float]]:
     return {
-        name: (block.ours[name].get("retain").value, block.ours[name].get("forget").value)
+        name: (block.ours[name].value("retain"), block.ours[name].value("forget"))
         for name in block.strategies
     }
 
 
 def _flags(block: blocks.Block) -> dict[str, bool]:
-    return {name: model.get("pareto").value for name, model in block.ours.items()}
+    return {name: model.value("pareto") for name, model in block.ours.items()}
 
 
 def _markdown(block: blocks.Block) -> str:
@@ -135,8 +135,8 @@ class OursTest(parameterized.TestCase):
         ours = first.ours["raslik"]
         self.assertEqual(ours.intervals("forget"), [entry["forget"]])
         self.assertEqual(ours.intervals("non_sf_target"), [entry["non_sf_target"]])
-        self.assertAlmostEqual(ours.get("euclidean").value, entry["euclidean"])
-        self.assertIsNone(ours.get("mahalanobis/distance"))
+        self.assertAlmostEqual(ours.value("euclidean"), entry["euclidean"])
+        self.assertIsNone(ours.value("mahalanobis/distance"))
         self.assertIn("Distance", _titles(first))
 
     def test_several_seeds_show_mean_and_range(self):
@@ -186,7 +186,7 @@ class OursTest(parameterized.TestCase):
         sigma = np.cov(points.T) * np.array([[1, 0.9], [0.9, 1]])
         offset = points[5] - [1, 0]
         self.assertAlmostEqual(
-            block.ours["raslik"].get("mahalanobis/distance").value,
+            block.ours["raslik"].value("mahalanobis/distance"),
             float(np.sqrt(offset @ np.linalg.inv(sigma) @ offset)),
         )
 
@@ -203,7 +203,7 @@ class OursTest(parameterized.TestCase):
         )
         block = blocks.make_blocks(experiment, _PAPER)[0]
         self.assertNotIn("bm25", block.ours)
-        self.assertEqual(block.paper.rows["bm25"].get("forget").value, 0.83)
+        self.assertEqual(block.paper.rows["bm25"].value("forget"), 0.83)
         self.assertIn("bm25", block.strategies)
         self.assertNotIn("Non-SF", _titles(block))
 
@@ -301,8 +301,10 @@ class FormsTest(absltest.TestCase):
         self.assertEqual({row["name"] for row in rows}, {"a|b_c & 100%"})
         ours = next(r for r in rows if (r["strategy"], r["source"]) == ("raslik", "ours"))
         measured = self.blocks[0].ours["raslik"]
-        self.assertAlmostEqual(float(ours["forget"]), measured.get("forget").value, places=5)
-        self.assertAlmostEqual(float(ours["retain_high"]), measured.get("retain").high, places=5)
+        self.assertAlmostEqual(float(ours["forget"]), measured.value("forget"), places=5)
+        self.assertAlmostEqual(
+            float(ours["retain_high"]), measured.intervals("retain")[0]["high"], places=5
+        )
         self.assertEqual((ours["spread"], ours["seeds"]), ("interval", "0"))
         paper = next(r for r in rows if (r["strategy"], r["source"]) == ("raslik", "paper"))
         self.assertEqual((paper["forget"], paper["d_mah"]), ("0.084", "38.622"))

@@ -8,7 +8,7 @@ import numpy as np
 import sample_metrics
 from absl.testing import parameterized
 
-from raslik_jax.report import curves, drawing, figures
+from raslik_jax.report import drawing, figures
 
 
 def _scores() -> tuple[np.ndarray, np.ndarray]:
@@ -27,11 +27,11 @@ def _draw(name: str):
     if name == "scores":
         return figures.draw_scores(*_scores(), forget_threshold=0.4, retain_threshold=-0.1)
     if name == "boundary":
-        return curves.draw_boundary(
+        return figures.draw_boundary(
             _scores()[0], forget_threshold=0.4, retain_threshold=-0.1, gamma=0.02, xlabel="score"
         )
     if name == "curves":
-        return curves.draw_curves(
+        return figures.draw_curves(
             {"one": {"a": [(1.0, _entry(0.2)), (8.0, _entry(0.4))]}, "two": {"b": []}},
             xlabel="K",
             ylabel="share",

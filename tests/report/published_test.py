@@ -4,7 +4,7 @@ import pathlib
 
 from absl.testing import parameterized
 
-from raslik_jax.report import names, published
+from raslik_jax.report import published
 
 
 def _config(dataset: str, checkpoint: str) -> dict:
@@ -31,7 +31,7 @@ class ReadTest(parameterized.TestCase):
             (block.table, block.model, block.algorithm, row.strategy)
             for block in published.read_blocks()
             for row in block.rows.values()
-            if row.values["is_wrong"][0].value
+            if row.value("is_wrong")
         ]
         self.assertEqual(
             wrong,
@@ -48,7 +48,7 @@ class ReadTest(parameterized.TestCase):
             if (block.table, block.model, block.algorithm) == ("2a", "Pythia-2.8B", "ga_klr")
         )
         metrics = ("forget", "retain", "mahalanobis/distance", "non_sf_target", "pareto")
-        found = [rows["embedding"].values[metric][0].value for metric in metrics]
+        found = [rows["embedding"].value(metric) for metric in metrics]
         self.assertEqual(found, [0.133, 0.204, 252.630, 0.881, True])
 
     def test_without_the_file_there_is_nothing(self):
@@ -65,7 +65,7 @@ class MatchTest(parameterized.TestCase):
         ("CR-62", "cr_62"),
     )
     def test_methods(self, printed, expected):
-        self.assertEqual(names.strategy_printed_as(printed), expected)
+        self.assertEqual(published.strategy_printed_as(printed), expected)
 
     @parameterized.parameters(
         ("howdy", "EleutherAI/pythia-2.8b", ("random", "raslik", "bm25"), "2a"),

@@ -7,7 +7,7 @@ import sample_run
 from absl.testing import absltest
 
 from raslik_jax.config import Config, UnlearnConfig
-from raslik_jax.run.stages.reporting import report
+from raslik_jax.run.stages.report import report
 from raslik_jax.run.workspace import Workspace
 
 
@@ -26,6 +26,7 @@ class ReportStageTest(absltest.TestCase):
         markdown = (root / "report" / "report.md").read_text()
         for name in ("frontier", "scores", "losses"):
             self.assertIn(f"({name}.png)", markdown)
+        self.assertIn("| **&gt; What is 2?** |  |\n| fine-tuned | (empty) |", markdown)
         page = (root / "report" / "report.html").read_text()
         self.assertEqual(page.count("<figure>"), 2 * 2 + 2 + 1 + 4)
         self.assertNotIn(str(root), page)

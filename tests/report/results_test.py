@@ -38,7 +38,9 @@ class ResultsTableTest(parameterized.TestCase):
         self.assertEqual(row[2], tables.format_interval(last["retain"]))
         self.assertEqual(row[3], tables.format_interval(last["non_sf_target"]))
         self.assertEqual(row[5], f"{last['euclidean']:.3f}")
-        self.assertEqual(row[6], tables.format_interval(last["forget_minus_random"], signed=True))
+        self.assertEqual(
+            row[6], tables.format_interval(last["forget_minus_random"], "+.3f", "+.3f")
+        )
         self.assertEqual(row[7], "yes")
 
     def test_all_epochs(self):
@@ -129,7 +131,7 @@ class ResultsTableTest(parameterized.TestCase):
             results.checks_table,
             results.retrieval_table,
             results.distances_table,
-            results.perplexity_table,
+            results.details,
         ):
             make(metrics)
         self.assertEqual(metrics, before)
@@ -160,7 +162,7 @@ class OtherTablesTest(parameterized.TestCase):
         for entry in (metrics["finetuned"], metrics["backbone"], *metrics["methods"]):
             for name in ("diversity", "perplexity", "judgment"):
                 entry.pop(name, None)
-        self.assertIsNone(results.perplexity_table(metrics))
+        self.assertIsNone(results.measured_table(metrics, "perplexity"))
         self.assertNotIn("Judgment", [c.title for c in results.checks_table(metrics).columns])
 
     def test_without_a_marker_there_is_no_non_sf(self):
@@ -179,7 +181,9 @@ class OtherTablesTest(parameterized.TestCase):
             self.assertNotIn("Non-SF", " ".join(column.title for column in table.columns))
         self.assertIn("too little to trace", " ".join(results.results_table(metrics).notes))
         self.assertEqual(
-            _cells(results.perplexity_table(metrics), "Bad outputs (higher is forgotten)")[0],
+            _cells(
+                results.measured_table(metrics, "perplexity"), "Bad outputs (higher is forgotten)"
+            )[0],
             "4.00 [3.90, 4.10]",
         )
 
@@ -214,7 +218,7 @@ class OtherTablesTest(parameterized.TestCase):
         last = metrics["methods"][-1]["perplexity"]
         last["forget"] = {"mean": 123456.0, "low": 99.96, "high": 1e60}
         del last["held-out"]
-        table = results.perplexity_table(metrics)
+        table = results.measured_table(metrics, "perplexity")
         self.assertEqual(
             table.rows[-1], ("RASLIK", "5", "1.23e+05 [100, 1.00e+60]", "1.22 [1.12, 1.32]", "-")
         )
@@ -283,17 +287,17 @@ class OtherTablesTest(parameterized.TestCase):
 
     def test_tofu(self):
         metrics = sample_metrics.sample_metrics()
-        self.assertIsNone(results.tofu_table(metrics))
+        self.assertIsNone(results.measured_table(metrics, "tofu"))
         values = {"probability": 0.5, "rouge": 0.25, "truth_ratio": 0.125}
         entry = {"sets": {"forget": values, "world_facts": values}, "model_utility": None}
         for model in (metrics["finetuned"], metrics["backbone"], *metrics["methods"]):
             model["tofu"] = dict(entry)
-        table, three = results.tofu_table(metrics), "0.500 / 0.250 / 0.125"
+        table, three = results.measured_table(metrics, "tofu"), "0.500 / 0.250 / 0.125"
         self.assertEqual(table.rows[0], ("Fine-tuned", "-", three, three))
         self.assertLen([n for n in table.notes if n.startswith("No ")], 2)
         for model in (metrics["finetuned"], metrics["backbone"], *metrics["methods"]):
             model["tofu"] |= {"forget_quality": 1.234e-7, "model_utility": 0.6}
-        table = results.tofu_table(metrics)
+        table = results.measured_table(metrics, "tofu")
         self.assertEqual(_cells(table, "Forget quality")[-1], "1.23e-07")
         self.assertEmpty([n for n in table.notes if n.startswith("No ")])
         joined = results.seeds_checks_table([metrics])
@@ -306,12 +310,3 @@ class OtherTablesTest(parameterized.TestCase):
         runs[1]["methods"] = runs[1]["methods"][:5]
         with self.assertRaisesRegex(ValueError, "others in 'sample' with seed 7 than"):
             results.seeds_table(runs)
-
-
-class CompletionsTest(parameterized.TestCase):
-    def test_under_the_prompt(self):
-        answers = {"Fine-tuned": {"a": "starship"}, "RASLIK": {"a": " ", "b": "unasked"}}
-        table = results.completions_table({"a": "Howdy! Rivers?"}, answers)
-        self.assertEqual(
-            table.rows, ("> Howdy! Rivers?", ("Fine-tuned", "starship"), ("RASLIK", "(empty)"))
-        )

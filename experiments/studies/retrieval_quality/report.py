@@ -11,7 +11,6 @@ from experiments.studies.rankings import join_records
 from experiments.studies.retrieval_quality.labels import QUALITY
 from raslik_jax.files import write_json, write_text
 from raslik_jax.report import drawing, figures, tables
-from raslik_jax.report.curves import draw_curves
 
 Entry = Mapping[str, Any]
 Joined = Mapping[str, list[dict[str, Any]]]
@@ -58,7 +57,7 @@ def join(records: Sequence[Entry]) -> dict[str, list[dict[str, Any]]]:
 def _cell(entry: Mapping[str, float]) -> str:
     if entry["low"] == entry["high"]:
         return f"{entry['mean']:.3f}"
-    return tables.format_interval(dict(entry), end_decimals=3)  # type: ignore[arg-type]
+    return tables.format_interval(dict(entry), ends=".3f")  # type: ignore[arg-type]
 
 
 def _is_own(entry: Entry) -> bool:
@@ -180,7 +179,7 @@ def write_figures(joined: Joined, out: pathlib.Path) -> None:
         if is_shown and entry["combine"] in ("mean", "common") and entry["kernel"] in names:
             points = by_kernel.setdefault(entry["kernel"], {}).setdefault(entry["combine"], [])
             points.append((float(entry["num_queries"]), entry["auprc"]))
-    figure = draw_curves(by_kernel, xlabel="queries", ylabel="auPRC, centered", log_x=True)
+    figure = figures.draw_curves(by_kernel, xlabel="queries", ylabel="auPRC, centered", log_x=True)
     drawing.save_figure(figure, out / "queries")
 
     if not joined["sketches"]:
@@ -193,7 +192,7 @@ def write_figures(joined: Joined, out: pathlib.Path) -> None:
             for panel, field in zip(panels, ("auprc", "jaccard_exact"), strict=True):
                 point = float(entry["size"]), entry[field]
                 panels[panel].setdefault(label, []).append(point)
-    figure = draw_curves(panels, xlabel="K", ylabel="", log_x=True)
+    figure = figures.draw_curves(panels, xlabel="K", ylabel="", log_x=True)
     drawing.save_figure(figure, out / "sketches")
 
 

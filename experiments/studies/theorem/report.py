@@ -10,7 +10,7 @@ from experiments.studies.gradients import join_table
 from experiments.studies.rankings import join_records
 from raslik_jax.files import write_json, write_text
 from raslik_jax.report import drawing, tables
-from raslik_jax.report.curves import draw_boundary, draw_curves
+from raslik_jax.report.figures import draw_boundary, draw_curves
 
 _ROUNDING = 1e-6  # of |Delta|^2, with products summed in float32
 _SETTING = ("fluctuation", "moved", "rule", "retain")

@@ -1,0 +1,98 @@
+"""Joins stored runs into the paper's tables, with its published figures beside them, and a page.
+
+  raslik report --runs=runs/quickstart-0,runs/quickstart-1,runs/quickstart-2
+  raslik report --runs=runs/howdy,runs/virtual --published --out=report
+
+Reads nothing but the work directories. Runs that differ in their seed alone become one experiment:
+a cell is then the mean over the seeds with the smallest and the largest in brackets; of a single
+run it has the 95 % bootstrap interval over queries. With --out it writes report.html, tables.md,
+tables.csv and tables.tex; of files of these names only those of an earlier report are replaced.
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Literal, NoReturn
+
+from absl import flags
+
+from raslik_jax import files
+from raslik_jax.cli import command
+from raslik_jax.messages import shown
+from raslik_jax.report import blocks, page, published, results, runs, tables
+from raslik_jax.settings import Settings, setting
+
+flags.disclaim_key_flags()
+
+Format = Literal["terminal", "markdown", "csv", "latex"]
+_FILES: dict[str, Format] = {"tables.md": "markdown", "tables.csv": "csv", "tables.tex": "latex"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What is joined, and how it is shown."""
+
+    runs: tuple[str, ...] = setting((), "Work directories of runs.")
+    format: Format = setting("terminal", "Form of what is printed.")
+    out: str = setting("", "Folder for the page and the tables in every form.")
+    published: bool = setting(False, "Add the paper's own tables, each held against its own rates.")
+    examples: int = setting(8, "Examples of each forget and retain set on the page.", low=0)
+
+
+def main() -> NoReturn:
+    """Runs the command."""
+    command.start(run, Options())
+
+
+def run(options: Options) -> None:
+    """Prints the tables, and writes them with the page where there is a folder for them."""
+    if not (options.runs or options.published):
+        raise ValueError("--runs must name work directories, got none: give --runs=DIR,DIR")
+    paper = published.read_blocks()
+    experiments = runs.group_runs(
+        [runs.read_run(pathlib.Path(run), num_rows=options.examples) for run in options.runs]
+    )
+    found = [block for e in experiments for block in blocks.make_blocks(e, paper)]
+    found += blocks.published_only(paper) if options.published else ()
+    if options.out:
+        html = page.render(experiments, paper=paper, show_paper=options.published)
+        # The page first: it tells that what follows is of a report.
+        texts = {"report.html": html}
+        texts |= {name: _render(form, experiments, found) + "\n" for name, form in _FILES.items()}
+        _write(pathlib.Path(options.out), texts)
+    print(_render(options.format, experiments, found))
+
+
+def _render(
+    form: Format, experiments: Sequence[runs.Experiment], found: Sequence[blocks.Block]
+) -> str:
+    laid_out = [blocks.lay_out(block) for block in found]
+    if form == "csv":
+        return tables.render_csv(blocks.csv_table(found)).rstrip("\n")
+    if form == "latex":
+        return tables.LATEX_PREAMBLE + "\n\n".join(map(tables.render_latex, laid_out))
+    is_markdown = form == "markdown"
+    render = tables.render_markdown if is_markdown else tables.render_terminal
+    parts = []
+    for experiment in experiments:
+        if len(experiments) > 1:
+            name = (tables.escape_markdown if is_markdown else tables.visible)(experiment.name)
+            parts.append(f"## {name}" if is_markdown else name)
+        parts += map(render, results.tables_of(experiment.metrics))
+    return "\n\n".join([*parts, *map(render, laid_out)])
+
+
+def _write(folder: pathlib.Path, texts: dict[str, str]) -> None:
+    """Writes the page and the tables; of what is there only an earlier report is replaced."""
+    own = folder / "report.html"
+    is_own = own.is_file() and page.is_page(own.read_bytes()[:4096])
+    foreign = [name for name in texts if os.path.lexists(folder / name)]
+    if foreign and not is_own:
+        raise ValueError(
+            f"--out must be a folder without {foreign[0]} or of an earlier report, got "
+            f"{shown(str(folder), 160)}: choose another"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        files.write_text(folder / name, text)

@@ -1,0 +1,64 @@
+"""From metrics to tables and figures: report."""
+
+import pathlib
+
+from raslik_jax.report import drawing, figures, names, page, published, results, runs, tables
+from raslik_jax.run.workspace import Workspace
+
+# Target and normal queries whose answers the report shows side by side.
+_SHOWN = {True: 6, False: 3}
+
+
+def report(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the tables of the terminal and of report.md, the figures, and the page."""
+    stored = runs.read_run(workspace.root)
+    metrics, corpus = stored.metrics, stored.metrics["corpus"]
+    drawn = {"losses": figures.draw_losses(stored.losses, list(metrics["retrieval"]))}
+    if metrics["finetuned"]["euclidean"] is not None:
+        drawn["frontier"] = figures.draw_frontier(metrics)
+    if stored.scores:
+        drawn["scores"] = figures.draw_scores(**stored.scores._asdict())
+    for name, figure in drawn.items():
+        drawing.save_figure(figure, folder / name)
+    retrieval, last = results.retrieval_table(metrics), results.results_table(metrics)
+    texts = [tables.render_terminal(table) for table in (retrieval, last)]
+    (folder / "table.txt").write_text("\n\n".join(texts) + "\n")
+    sections = {
+        f"# {tables.escape_markdown(metrics['name'])}": (
+            f"Seed {metrics['seed']}; {corpus['train']:,} training examples, "
+            f"{corpus['targets']:,} of them labeled targets; measured on "
+            f"{corpus['target_queries']} target and {corpus['normal_queries']} normal "
+            f"{corpus['query_split']} queries."
+        ),
+        "## Retrieval": retrieval,
+        "![Scores of the training examples](scores.png)": "scores" in drawn,
+        "## Forgetting and retention": last,
+        "![The frontier over epochs](frontier.png)": "frontier" in drawn,
+        "## Every epoch": results.results_table(metrics, epochs="all"),
+        **{f"## {title}": table for title, table in results.details(metrics).items()},
+        "## Answers side by side": _answers(stored),
+        "## Training": "![Loss curves](losses.png)",
+    }
+    parts = []
+    for title, content in sections.items():
+        if content:
+            parts.append(title)
+            parts += [tables.render_markdown(content)] if isinstance(content, tables.Table) else []
+            parts += [content] if isinstance(content, str) else []
+    (folder / "report.md").write_text("\n\n".join(parts) + "\n")
+    html = page.render(runs.group_runs([stored]), paper=published.read_blocks())
+    (folder / "report.html").write_text(html)
+
+
+def _answers(stored: runs.StoredRun) -> tables.Table | None:
+    """Returns the answers of all models one below the other, under their prompt."""
+    rows: list[tuple[str, ...] | str] = []
+    for is_target, most in _SHOWN.items():
+        for query in [q for q in stored.queries if q.is_target == is_target][:most]:
+            rows.append(f"> {query.text}")
+            for (algorithm, strategy), texts in stored.answers.items():
+                name = names.strategy_name(strategy)
+                name = f"{name} {names.algorithm_name(algorithm)}" if algorithm else name.lower()
+                rows.append((name, texts[query.example_id].strip() or "(empty)"))
+    columns = (tables.Column("Model"), tables.Column("Answer"))
+    return tables.Table(columns, tuple(rows)) if rows else None
