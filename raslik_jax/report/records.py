@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raslik_jax.evaluate.judgment import VERDICTS
-from raslik_jax.evaluate.metrics import METRICS, IntervalEntry, mean_of
+from raslik_jax.evaluate.metrics import METRICS, IntervalEntry
 from raslik_jax.evaluate.summary import MethodEntry, Metrics
 from raslik_jax.report.names import REFERENCES
 
@@ -45,7 +45,7 @@ class Model(NamedTuple):
 
     def spread(self, metric: str) -> IntervalEntry:
         """Returns the mean over the runs that have it, the smallest and the largest."""
-        values = [mean_of(value) for value in self.values[metric]]
+        values = [entry["mean"] for entry in self.intervals(metric)]
         mean = sum(values) / len(values)
         if metric in METRICS and METRICS[metric].is_log:
             # One run that exploded does not hide the others.
