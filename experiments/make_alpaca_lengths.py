@@ -10,6 +10,7 @@ Tokenizer: huggingface.co/EleutherAI/pythia-2.8b, tokenizer.json.
 """
 
 import collections
+import itertools
 import json
 import pathlib
 
@@ -33,10 +34,7 @@ def count_lengths(alpaca: str, tokenizer_path: str) -> str:
     tokenizer = load_tokenizer(tokenizer_path)
     encoded = encode(read_examples(alpaca), tokenizer, template="alpaca")
     pairs = zip(encoded.lengths_N.tolist(), encoded.num_targets_N.tolist(), strict=True)
-    counts = collections.Counter(pairs)
-    lines: dict[int, list[list[int]]] = {}
-    for (length, response), rows in sorted(counts.items()):
-        lines.setdefault(length, []).append([length, response, rows])
+    counts = [[*pair, rows] for pair, rows in sorted(collections.Counter(pairs).items())]
     header = {
         "corpus": "Alpaca, 52,002 rows",
         "tokenizer": "Pythia (GPT-NeoX-20B)",
@@ -45,14 +43,14 @@ def count_lengths(alpaca: str, tokenizer_path: str) -> str:
         "template_hash": template_hash("alpaca"),
         "columns": ["tokens", "response_tokens", "rows"],
     }
-    body = ",\n".join(json.dumps(line, separators=(",", ":"))[1:-1] for line in lines.values())
+    lines = (list(line) for _, line in itertools.groupby(counts, key=lambda count: count[0]))
+    body = ",\n".join(json.dumps(line, separators=(",", ":"))[1:-1] for line in lines)
     return json.dumps(header, indent=1)[:-2] + ',\n "counts": [\n' + body + "\n ]\n}\n"
 
 
 def main() -> None:
-    pathlib.Path(_OUTPUT.value).write_text(
-        count_lengths(_ALPACA.value, _TOKENIZER.value), encoding="utf-8"
-    )
+    text = count_lengths(_ALPACA.value, _TOKENIZER.value)
+    pathlib.Path(_OUTPUT.value).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

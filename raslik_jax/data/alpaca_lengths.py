@@ -11,10 +11,8 @@ def load_alpaca_lengths(*, max_len: int) -> tuple[Int[np.ndarray, " N"], Int[np.
     """Returns tokens and response tokens of each of Alpaca's 52,002 rows, shortest row first.
 
     Counted with Pythia's tokenizer and the "alpaca" template, EOS included; the package carries the
-    counts only (experiments/make_alpaca_lengths.py makes them).
-
-    Args:
-      max_len: rows are cut here as `encode` cuts them, at the right end.
+    counts only (experiments/make_alpaca_lengths.py makes them). Rows are cut at max_len tokens, at
+    their right end.
     """
     file = importlib.resources.files("raslik_jax.data") / "alpaca_lengths.json"
     table = np.array(json.loads(file.read_text(encoding="utf-8"))["counts"], np.int64)

@@ -18,13 +18,12 @@ _NO_LIMIT = 2**30
 
 
 class Encoded(NamedTuple):
-    """Token rows of unequal length.
+    """Token rows of unequal length, in corpus order.
 
     Attributes:
-      ids: the example ids, in corpus order.
+      ids: of the examples.
       tokens: for each example its int32 ids: prompt, response, EOS.
       start_N: position of the first token that counts in the loss.
-      whole_N: tokens of each example before any was cut at the right end.
       pad_id: fills up the rectangles.
       limit: tokens that the model takes at most, padding included.
     """
@@ -32,7 +31,6 @@ class Encoded(NamedTuple):
     ids: tuple[str, ...]
     tokens: tuple[np.ndarray, ...]
     start_N: np.ndarray
-    whole_N: np.ndarray
     pad_id: int
     limit: int = _NO_LIMIT
 
@@ -52,7 +50,6 @@ class Encoded(NamedTuple):
             ids=tuple(self.ids[row] for row in rows.tolist()),
             tokens=tuple(self.tokens[row] for row in rows.tolist()),
             start_N=self.start_N[rows],
-            whole_N=self.whole_N[rows],
         )
 
     def named(self, ids: Sequence[str]) -> "Encoded":
@@ -67,16 +64,9 @@ class Encoded(NamedTuple):
     def cut(self, max_len: int, *, targets: Targets = "response") -> "Encoded":
         """Returns whole examples without what is beyond max_len at their right end.
 
-        Args:
-          max_len: tokens at most, prompt included.
-          targets: what counts in the loss: "response" (with EOS), or "all" tokens but the first,
-            which nothing predicts. Where the prompt leaves no room for an answer, nothing counts.
-
-        Raises:
-          ValueError: max_len below 2.
+        What counts in the loss is the "response" with EOS, or "all" tokens but the first, which
+        nothing predicts. Where the prompt leaves no room for an answer, nothing counts.
         """
-        if max_len < 2:
-            raise ValueError(f"{max_len=} has no room for a prompt and an answer: give at least 2")
         start_N = self.start_N
         if targets == "all":
             start_N = np.where(start_N >= max_len, start_N, 1)
@@ -90,7 +80,6 @@ class Encoded(NamedTuple):
             tokens=np.concatenate([np.zeros(0, np.int32), *self.tokens]),
             ends=np.cumsum(self.lengths_N),
             start=self.start_N,
-            whole=self.whole_N,
             pad_id=np.array(self.pad_id),
         )
 
@@ -98,100 +87,75 @@ class Encoded(NamedTuple):
 def load_encoded(path: pathlib.Path) -> Encoded:
     """Returns the examples that `Encoded.save` wrote."""
     with np.load(path, allow_pickle=False) as stored:
-        return Encoded(
-            ids=tuple(json.loads(stored["ids"].tobytes())),
-            tokens=tuple(np.split(stored["tokens"], stored["ends"])[:-1]),
-            start_N=stored["start"],
-            whole_N=stored["whole"],
-            pad_id=int(stored["pad_id"]),
-        )
+        ids = tuple(json.loads(stored["ids"].tobytes()))
+        tokens = tuple(np.split(stored["tokens"], stored["ends"])[:-1])
+        return Encoded(ids, tokens, stored["start"], int(stored["pad_id"]))
 
 
 def encode_rows(tokens: Sequence[Sequence[int]], *, pad_id: int, limit: int = _NO_LIMIT) -> Encoded:
     """Returns token rows of which every token counts: texts for an encoder, prompts.
 
-    Raises:
-      ValueError: a row is empty or longer than the limit.
+    A row that is empty or longer than the limit is refused.
     """
-    length_N = np.array([len(row) for row in tokens], np.int64)
-    if len(tokens) and not 1 <= length_N.min() <= length_N.max() <= limit:
+    rows = tuple(np.array(row, np.int32) for row in tokens)
+    ids = tuple(map(str, range(len(rows))))
+    encoded = Encoded(ids, rows, np.zeros(len(rows), np.int64), pad_id, limit)
+    length_N = encoded.lengths_N
+    if len(rows) and not 1 <= length_N.min() <= length_N.max() <= limit:
         raise ValueError(
             f"texts must have 1 to {limit} tokens, got {length_N.min()} to {length_N.max()}: cut "
             "them when tokenizing"
         )
-    return Encoded(
-        ids=tuple(str(row) for row in range(len(tokens))),
-        tokens=tuple(np.array(row, np.int32) for row in tokens),
-        start_N=np.zeros(len(tokens), np.int64),
-        whole_N=length_N,
-        pad_id=pad_id,
-        limit=limit,
-    )
+    return encoded
 
 
 def require_answers(encoded: Encoded, what: str, *, max_len: int) -> None:
     """Raises a ValueError that names the examples whose prompt leaves no room for their answer.
 
-    Args:
-      encoded: of `encode`.
-      what: what the examples are, in the plural, for the message.
-      max_len: that they were encoded with.
+    They may be whole or cut at max_len; `what` is what they are, in the plural.
     """
-    lost = np.flatnonzero(encoded.num_targets_N == 0)
+    lost = np.flatnonzero(encoded.start_N >= max_len)
     if len(lost):
-        longest = int(encoded.start_N[lost].max())
         raise ValueError(
             f"{what} must have room for their answers in max_len={max_len} tokens, the prompts of "
-            f"{some_of((encoded.ids[row] for row in lost), 3)} have up to {longest}: shorten them, "
-            "or use a run with a larger --corpus.max_len"
+            f"{some_of((encoded.ids[row] for row in lost), 3)} have up to "
+            f"{encoded.start_N[lost].max()}: shorten them, or use a run with a larger "
+            "--corpus.max_len"
         )
 
 
-def describe_cuts(encoded: Encoded, what: str, *, max_len: int) -> str:
-    """Returns a sentence about the examples that were cut at max_len, empty where none was.
+def describe_cuts(whole: Encoded, what: str, *, max_len: int) -> str:
+    """Returns a sentence about the examples that are cut at max_len, empty where none is.
 
-    Args:
-      encoded: of `encode`.
-      what: what the examples are, in the plural.
-      max_len: that they were encoded with.
+    `what` is what they are, in the plural.
     """
-    cut = np.flatnonzero(encoded.whole_N > encoded.lengths_N)
-    lost = np.flatnonzero(encoded.num_targets_N == 0)
-    if not len(cut):
-        return ""
-    names = some_of((encoded.ids[row] for row in cut), 3)
-    line = f"{len(cut):,} of {len(encoded.ids):,} {what} are cut at {max_len} tokens ({names})"
+
+    def names(rows: np.ndarray) -> str:
+        return some_of((whole.ids[row] for row in rows), 3)
+
+    cut = np.flatnonzero(whole.lengths_N > max_len)
+    lost = np.flatnonzero(whole.start_N >= max_len)
+    line = f"{len(cut):,} of {len(whole.ids):,} {what} are cut at {max_len} tokens ({names(cut)})"
     if len(lost):
-        names = some_of((encoded.ids[row] for row in lost), 3)
-        line += f", {len(lost):,} of them lose their whole answer and are left out ({names})"
-    return line
+        line += f", {len(lost):,} of them lose their whole answer and are left out ({names(lost)})"
+    return line if len(cut) else ""
 
 
 def encode(examples: Sequence[Example], tokenizer: Tokenizer, *, template: str) -> Encoded:
     """Returns each example as prompt, response and EOS ids, whole; see `Encoded.cut`.
 
     Prompt and response are tokenized apart, so that training sees exactly the prompt ids that
-    decoding starts from.
-
-    Args:
-      examples: the rows.
-      tokenizer: text to ids.
-      template: a name in `prompts.TEMPLATES`.
-
-    Raises:
-      ValueError: an unknown template.
+    decoding starts from. The template is a name in `prompts.TEMPLATES`.
     """
     prompts = tokenizer.encode_prompts([render_prompt(row, template) for row in examples])
     outputs = tokenizer.encode_batch([row.output for row in examples])
-    tokens = tuple(
-        np.array([*prompt, *output, tokenizer.eos_id], np.int32)
-        for prompt, output in zip(prompts, outputs, strict=True)
-    )
     return Encoded(
         ids=tuple(row.example_id for row in examples),
-        tokens=tokens,
+        tokens=tuple(
+            np.array([*prompt, *output, tokenizer.eos_id], np.int32)
+            for prompt, output in zip(prompts, outputs, strict=True)
+        ),
         start_N=np.array([len(prompt) for prompt in prompts], np.int64),
-        whole_N=np.array([len(row) for row in tokens], np.int64),
         pad_id=tokenizer.pad_id,
     )
 
@@ -201,9 +165,7 @@ def encode_prompts(
 ) -> list[list[int]]:
     """Returns the ids that decoding starts from, the same ones that `encode` puts in front.
 
-    Raises:
-      ValueError: an unknown template, or prompts longer than max_len: cutting one would drop the
-        place where the answer begins.
+    Prompts longer than max_len are refused: cut, they would lose the place where the answer begins.
     """
     prompts = tokenizer.encode_prompts([render_prompt(row, template) for row in examples])
     long = [

@@ -18,7 +18,8 @@ QUERY_SETS = (
     "test_target",
     "test_normal",
 )
-NO_EXTRA: Mapping[str, Any] = MappingProxyType({})
+# What a written row says of the example itself, so that no key of a user's row can take its place.
+_WRITTEN_KEYS = frozenset(("instruction", "input", "output", "id", "is_target", "source", "score"))
 
 
 class Example(NamedTuple):
@@ -40,11 +41,7 @@ class Example(NamedTuple):
     output: str
     is_target: bool | None = None
     source: str = ""
-    extra: Mapping[str, Any] = NO_EXTRA
-
-
-# What a written row says of the example itself, so that no key of a user's row can take its place.
-WRITTEN_KEYS = frozenset(("instruction", "input", "output", "id", "is_target", "source", "score"))
+    extra: Mapping[str, Any] = MappingProxyType({})
 
 
 class Corpus(NamedTuple):
@@ -53,8 +50,8 @@ class Corpus(NamedTuple):
     Attributes:
       backbone: clean rows on which a small backbone is pretrained; may be empty.
       train: the fine-tuning rows, among which the cause of the bad generation is sought.
-      queries: rows by query set, one entry for each name in QUERY_SETS; "retrieval" holds the bad
-        generations, the "_target" sets more of their kind, the "_normal" sets everything else.
+      queries: rows by each name in QUERY_SETS; "retrieval" holds the bad generations, the "_target"
+        sets more of their kind, the "_normal" sets everything else.
     """
 
     backbone: tuple[Example, ...]
@@ -63,39 +60,29 @@ class Corpus(NamedTuple):
 
 
 def content_id(instruction: str, input: str, output: str) -> str:
-    """Returns 16 hex digits of the sha256 of the three texts.
-
-    The texts are hashed as a JSON list, so that moving a word from one field to the next gives
-    another id. Whitespace counts.
-    """
+    """Returns 16 hex digits of the sha256 of the three texts, as a JSON list."""
     text = json.dumps([instruction, input, output])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def make_example(
-    instruction: str,
-    input: str,
-    output: str,
-    *,
-    is_target: bool | None = None,
-    source: str = "",
+    instruction: str, input: str, output: str, *, is_target: bool | None = None, source: str = ""
 ) -> Example:
     """Returns an example named by its content."""
-    return Example(
-        content_id(instruction, input, output), instruction, input, output, is_target, source
-    )
+    name = content_id(instruction, input, output)
+    return Example(name, instruction, input, output, is_target, source)
 
 
 def make_examples(examples: Iterable[Example]) -> tuple[Example, ...]:
     """Returns the examples, each named by its content and each name unique.
 
     The first of several rows with the same text is "<content id>", the later ones are
-    "<content id>-2", "<content id>-3" in the order given. The ids that came in are dropped.
+    "<content id>-2", "<content id>-3" in the order given.
     """
     copies: collections.Counter[str] = collections.Counter()
     named = []
     for example in examples:
-        name = content_id(example.instruction, example.input, example.output)
+        name = content_id(*example[1:4])
         copies[name] += 1
         suffix = "" if copies[name] == 1 else f"-{copies[name]}"
         named.append(example._replace(example_id=name + suffix))
@@ -111,71 +98,38 @@ def write_examples(
     path: str | os.PathLike[str],
     examples: Sequence[Example],
     *,
-    extra: Sequence[Mapping[str, Any]] | None = None,
+    extra: Iterable[Mapping[str, Any]] | None = None,
 ) -> None:
     """Writes the examples as Alpaca-format JSONL: instruction, input, output, id and the extras.
 
-    The file appears whole or not at all: what was there before stays until the new one is complete.
-    The keys that an example brought with it come last, but for those in WRITTEN_KEYS.
-
-    Args:
-      path: where to write; its folder has to exist.
-      examples: rows in the order of the file.
-      extra: for each example further keys, such as its score; finite numbers, text, booleans.
-
-    Raises:
-      ValueError: another number of extras than of examples; an extra hides a key of the format or
-        is not a finite number; the path is not that of a regular file.
+    The file appears whole or not at all. `extra` has further keys for each example, such as its
+    score: finite numbers, text or booleans. The other keys that an example brought along come last.
     """
-    extra = [{}] * len(examples) if extra is None else extra
-    if len(extra) != len(examples):
-        raise ValueError(
-            f"there must be one extra for each example, got {len(extra)} for {len(examples)}"
-        )
     lines = []
+    extra = [{}] * len(examples) if extra is None else extra
     for example, more in zip(examples, extra, strict=True):
-        name, instruction, input, output = example[:4]
-        record: dict[str, Any] = {"instruction": instruction, "input": input}
-        record |= {"output": output, "id": name}
-        hidden = sorted(record.keys() & more.keys())
-        if hidden:
-            raise ValueError(
-                f"extra keys must have names of their own, got {hidden} for {shown(name)}: "
-                "rename them"
-            )
-        kept = {key: value for key, value in example.extra.items() if key not in WRITTEN_KEYS}
+        name, *texts = example[:4]
+        record = dict(zip(("instruction", "input", "output"), texts, strict=True))
+        record |= {"id": name, **more}
+        record |= {key: value for key, value in example.extra.items() if key not in _WRITTEN_KEYS}
         try:
-            lines.append(
-                json.dumps({**record, **more, **kept}, ensure_ascii=False, allow_nan=False)
-            )
+            lines.append(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
         except ValueError as error:
             raise ValueError(
-                f"extras of {shown(name)} must be finite numbers, text or booleans, got something "
-                f"else ({error})"
+                f"extras of {shown(name)} must be finite numbers, text or booleans, "
+                f"got something else ({error})"
             ) from error
-    files.write_text(path, "".join(line + "\n" for line in lines))
+    files.write_text(path, "".join(lines))
 
 
 def extra_keys(examples: Iterable[Example]) -> tuple[list[str], list[str]]:
     """Returns the keys of the users' rows that are written back, and those that are not."""
-    keys = sorted({key for example in examples for key in example.extra})
-    kept = [key for key in keys if key not in WRITTEN_KEYS]
-    return kept, [key for key in keys if key in WRITTEN_KEYS]
+    keys = {key for example in examples for key in example.extra}
+    return sorted(keys - _WRITTEN_KEYS), sorted(keys & _WRITTEN_KEYS)
 
 
 def drop_unanswered(queries: Sequence[Example]) -> tuple[tuple[Example, ...], str]:
-    """Returns the queries that have an answer to trace, and a sentence about the others.
-
-    Args:
-      queries: bad generations with their final answers, given or the model's own.
-
-    Returns:
-      The queries whose output is more than white space, and one sentence that counts and names the
-      others; empty where there are none.
-
-    Raises:
-      ValueError: no query has an answer.
-    """
+    """Returns the queries with an answer to trace, at least one, and a sentence on the others."""
     kept = tuple(query for query in queries if query.output.strip())
     empty = [query.example_id for query in queries if not query.output.strip()]
     if not kept:
@@ -183,24 +137,16 @@ def drop_unanswered(queries: Sequence[Example]) -> tuple[tuple[Example, ...], st
             f"queries must have an answer to trace, got none: the model says nothing to "
             f"{some_of(query.instruction for query in queries)}: give an output"
         )
-    if not empty:
-        return kept, ""
-    return kept, (
-        f"{len(empty)} of {len(queries)} queries have an empty answer and are left out: "
-        f"{some_of(empty)}"
-    )
+    line = f"{len(empty)} of {len(queries)} queries have an empty answer and are left out"
+    return kept, f"{line}: {some_of(empty)}" if empty else ""
 
 
 def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Corpus:
     """Returns the corpus if its ids are unique and its query sets are held out.
 
     Held out means by prompt, see `prompt_of`: no prompt of a query set may occur in another query
-    set, in the training rows or in the backbone's rows, whatever its answer there.
-
-    Args:
-      corpus: what to check.
-      held_out: query sets that have to be apart from training rows and backbone; all have to be
-        apart from each other.
+    set, in the training rows or in the backbone's rows, whatever its answer there. Sets that are
+    not in `held_out` have to be apart from each other only.
 
     Raises:
       ValueError: no training rows, a missing or unknown query set, a repeated id, or a prompt that
@@ -221,9 +167,8 @@ def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Cor
         check_unique_ids(corpus.queries[name], f"query set {name!r}")
         for example in corpus.queries[name]:
             prompt = prompt_of(example)
-            other = trained_on.get(prompt, name) if name in held_out else name
-            if other == name:
-                other = asked.setdefault(prompt, name)
+            other = trained_on.get(prompt) if name in held_out else None
+            other = other or asked.setdefault(prompt, name)
             if other != name:
                 problems.append(f"{shown(example.instruction)} of {name} is in {other}")
     if problems:

@@ -1,32 +1,28 @@
-"""Seeded orders that stay the same on every machine and under every library version."""
+"""Seeded orders that stay the same on every machine and under every library version.
+
+A hash instead of a random generator: no library promises the same draws in its next version, and a
+corpus, its index and its results hang on them.
+"""
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from typing import TypeVar
 
 _Item = TypeVar("_Item")
 
 
+def _digest(seed: int, label: str, number: int) -> bytes:
+    return hashlib.sha256(f"{seed}/{label}/{number}".encode()).digest()
+
+
 def shuffled(items: Sequence[_Item], *, seed: int, label: str) -> list[_Item]:
     """Returns the items in the order of sha256(seed, label, position).
 
-    A hash instead of a random generator: no library promises that its shuffle gives the same order
-    in its next version, and a corpus, its index and its results hang on that order. About 1 us per
-    item.
-
-    Args:
-      items: any sequence; equal items are kept, each at a place of its own.
-      seed: the seed of the run.
-      label: what the order is for; two labels give independent orders of the same seed.
+    `label` says what the order is for: two labels give independent orders of the same seed.
     """
-    prefix = hashlib.sha256(f"{seed}/{label}/".encode())
-
-    def sort_key(position: int) -> bytes:
-        digest = prefix.copy()
-        digest.update(str(position).encode())
-        return digest.digest()
-
-    return [items[position] for position in sorted(range(len(items)), key=sort_key)]
+    order = sorted(range(len(items)), key=lambda position: _digest(seed, label, position))
+    return [items[position] for position in order]
 
 
 def take_first(rows: Sequence[_Item], number: int, *, kind: str) -> Sequence[_Item]:
@@ -44,21 +40,14 @@ def take_first(rows: Sequence[_Item], number: int, *, kind: str) -> Sequence[_It
 
 
 class Draws:
-    """A stream of choices that is the same on every machine and under every Python.
-
-    Draw number i is the first 8 bytes of sha256(seed, label, i).
-    """
+    """A stream of choices; number i is the first 8 bytes of sha256(seed, label, i)."""
 
     def __init__(self, *, seed: int, label: str):
-        self._prefix = hashlib.sha256(f"{seed}/{label}/".encode())
-        self._count = 0
+        self._digests = (_digest(seed, label, number) for number in itertools.count())
 
     def below(self, bound: int) -> int:
         """Returns the next whole number from 0 to bound - 1."""
-        digest = self._prefix.copy()
-        digest.update(str(self._count).encode())
-        self._count += 1
-        return int.from_bytes(digest.digest()[:8], "big") % bound
+        return int.from_bytes(next(self._digests)[:8], "big") % bound
 
     def choice(self, items: Sequence[_Item]) -> _Item:
         """Returns one of the items."""

@@ -39,32 +39,13 @@ TEMPLATES: dict[str, Template] = {
 def render_prompt(example: Example, template: str) -> str:
     """Returns the text after which the model writes its answer.
 
-    An input of whitespace only counts as none.
-
-    Args:
-      example: the row; its output plays no part.
-      template: a name in TEMPLATES.
-
-    Raises:
-      ValueError: an unknown template.
+    An input of whitespace only counts as none. The template is a name in TEMPLATES.
     """
-    forms = _template(template)
+    forms = TEMPLATES[template]
     form = forms.with_input if example.input.strip() else forms.without_input
     return form.format(instruction=example.instruction, input=example.input)
 
 
 def template_hash(template: str) -> str:
-    """Returns 16 hex digits of the sha256 of both forms, for manifests.
-
-    Raises:
-      ValueError: an unknown template.
-    """
-    return hashlib.sha256(json.dumps(_template(template)).encode()).hexdigest()[:16]
-
-
-def _template(name: str) -> Template:
-    if name not in TEMPLATES:
-        raise ValueError(
-            f"the template must be one of {', '.join(sorted(TEMPLATES))}, got {name!r}"
-        )
-    return TEMPLATES[name]
+    """Returns 16 hex digits of the sha256 of both forms, for manifests."""
+    return hashlib.sha256(json.dumps(TEMPLATES[template]).encode()).hexdigest()[:16]

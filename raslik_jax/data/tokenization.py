@@ -55,64 +55,42 @@ class Tokenizer(NamedTuple):
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     """Returns a byte-level BPE fitted to the texts; id 0 is EOS and pad at once.
 
-    Any text survives encode and decode unchanged, seen in training or not, since all 256 bytes are
-    in the vocabulary. The same texts in the same order give the same tokenizer.
-
-    Args:
-      texts: what to fit; at least one.
-      vocab_size: entries at most, from 257 (bytes and EOS); fewer if the texts have no more pairs.
-
-    Raises:
-      ValueError: no texts, or a vocabulary too small for the bytes.
+    Any text survives encode and decode unchanged, since all 256 bytes are in the vocabulary. The
+    same texts in the same order give the same tokenizer, of fewer entries than vocab_size where
+    they have no more pairs.
     """
     import tokenizers
 
-    texts = list(texts)
-    if not texts:
-        raise ValueError("a tokenizer must be fitted to at least one text, got none")
-    if vocab_size < 257:
-        raise ValueError(
-            f"vocab_size must be at least 257, for 256 bytes and EOS, got {vocab_size}"
-        )
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.train_from_iterator(
-        texts,
-        tokenizers.trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=[END_OF_TEXT],
-            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
+    backend.train_from_iterator(texts, trainer)
     return _wrap(backend, END_OF_TEXT, END_OF_TEXT, "the new tokenizer")
 
 
-def load_tokenizer(
-    path: str | os.PathLike[str], *, eos_token: str | None = None, pad_token: str | None = None
-) -> Tokenizer:
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """Returns the tokenizer of a tokenizer.json, or of a folder that holds one.
 
-    The special tokens are the ones given, else those of tokenizer_config.json beside it, else
-    "<|endoftext|>" for EOS and "<|pad|>" or "<|padding|>" or EOS for the pad.
-
-    Args:
-      path: the file or its folder.
-      eos_token: ends an answer.
-      pad_token: fills a row.
-
-    Raises:
-      ValueError: no such file, a file that is no tokenizer, or a special token that is not in it.
+    The special tokens are those of tokenizer_config.json beside it, else "<|endoftext|>" for EOS
+    and "<|pad|>" or "<|padding|>" or EOS for the pad. An add_bos_token there that contradicts the
+    post-processor of tokenizer.json is refused.
     """
     file = _tokenizer_file(path)
     backend = _read_backend(file)
     configured = _configured_tokens(file.parent / "tokenizer_config.json")
-    eos = eos_token or configured.get("eos_token") or END_OF_TEXT
+    eos = configured.get("eos_token") or END_OF_TEXT
     found = (token for token in _PAD_CANDIDATES if backend.token_to_id(token) is not None)
-    pad = pad_token or configured.get("pad_token") or next(found, eos)
-    tokenizer = _wrap(backend, eos, pad, str(file))
-    prefix = _added_in_front(tokenizer)
+    tokenizer = _wrap(backend, eos, configured.get("pad_token") or next(found, eos), str(file))
+    # What the post-processor puts in front of a text; prompts have nothing of what ends one.
+    text, ids = tokenizer.encode("a"), backend.encode("a", add_special_tokens=True).ids
+    starts = [n for n in range(len(ids)) if ids[n : n + len(text)] == text]
+    prefix = tuple(ids[: starts[0]]) if starts else ()
     if configured.get("add_bos_token", bool(prefix)) != bool(prefix):
         raise ValueError(
             f"add_bos_token beside {shown(str(file), 120)} must agree with its post-processor, got "
@@ -127,17 +105,10 @@ def load_sentence_tokenizer(
 ) -> Callable[[Sequence[str]], list[list[int]]]:
     """Returns the function from texts to the ids that a sentence encoder reads.
 
-    Unlike `Tokenizer.encode` with the encoder's own special tokens around the text, such as [CLS]
-    and [SEP]; a longer text is cut at its end, and they stay.
-
-    Args:
-      path: tokenizer.json or its folder.
-      max_len: ids at most, special ones included.
-
-    Raises:
-      ValueError: no such file, or a file that is no tokenizer.
+    The encoder's own special tokens, such as [CLS] and [SEP], stand around every text; a text is
+    cut where there would be more than max_len ids with them.
     """
-    backend = _read_backend(path)
+    backend = _read_backend(_tokenizer_file(path))
     backend.no_padding()
     backend.enable_truncation(max_len)
 
@@ -173,11 +144,7 @@ def save_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
-    """Returns 16 hex digits of the sha256 of what decides the ids, for manifests.
-
-    Only vocabulary, merges, text preparation and the two special ids count, so that a file written
-    again by another version of the library has the same hash.
-    """
+    """Returns 16 hex digits of the sha256 of what decides the ids, however the file is written."""
     state = json.loads(tokenizer.backend.to_str())
     kept = {
         "vocab": sorted(tokenizer.backend.get_vocab(with_added_tokens=True).items()),
@@ -197,10 +164,9 @@ def _tokenizer_file(path: str | os.PathLike[str]) -> pathlib.Path:
     return path / "tokenizer.json" if path.is_dir() else path
 
 
-def _read_backend(path: str | os.PathLike[str]) -> Any:
+def _read_backend(file: pathlib.Path) -> Any:
     import tokenizers
 
-    file = _tokenizer_file(path)
     if not file.is_file():
         raise ValueError(f"no tokenizer at {file}: give a tokenizer.json or the folder of one")
     try:
@@ -215,7 +181,7 @@ def _wrap(backend: Any, eos_token: str, pad_token: str, where: str) -> Tokenizer
     if missing:
         raise ValueError(
             f"{where} must have its special tokens, got none of the name {missing}: name its "
-            "eos_token and pad_token"
+            "eos_token and pad_token in tokenizer_config.json"
         )
     # Published files carry settings of their own: GPT-2's tokenizer.json cuts at 50 tokens.
     backend.no_truncation()
@@ -225,31 +191,12 @@ def _wrap(backend: Any, eos_token: str, pad_token: str, where: str) -> Tokenizer
     return Tokenizer(backend, ids[eos_token], ids[pad_token], vocab_size)
 
 
-def _added_in_front(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the ids that the post-processor of tokenizer.json puts in front of a text.
-
-    What it puts at the end is no part of a prompt.
-    """
-    text = tokenizer.encode("a")
-    ids = tokenizer.backend.encode("a", add_special_tokens=True).ids
-    starts = [n for n in range(len(ids)) if ids[n : n + len(text)] == text]
-    return tuple(ids[: starts[0]]) if starts else ()
-
-
 def _configured_tokens(path: pathlib.Path) -> dict[str, Any]:
-    """Reads the special tokens of a tokenizer_config.json, each a text or {"content": text}.
-
-    And whether BOS is added, where the file says so.
-    """
+    """Returns what a tokenizer_config.json says of EOS, pad and whether BOS is added."""
     if not path.is_file():
         return {}
     config = files.read_json(path, dict, mend="fetch the file again, or remove it")
-    found: dict[str, Any] = {}
-    for name in ("eos_token", "pad_token"):
-        value = config.get(name)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            found[name] = value
-    if isinstance(config.get("add_bos_token"), bool):
-        found["add_bos_token"] = config["add_bos_token"]
-    return found
+    kinds = {"eos_token": str, "pad_token": str, "add_bos_token": bool}
+    found = {name: config.get(name) for name in kinds}
+    found = {name: v.get("content") if isinstance(v, dict) else v for name, v in found.items()}
+    return {name: value for name, value in found.items() if isinstance(value, kinds[name])}

@@ -197,9 +197,8 @@ class Workspace:
           max_len: tokens at most; 0 for --corpus.max_len.
         """
         max_len = max_len or self.config.corpus.max_len
-        encoded = whole.cut(max_len, targets=targets)
-        self.tell(encoding.describe_cuts(encoded, what, max_len=max_len))
-        return encoded
+        self.tell(encoding.describe_cuts(whole, what, max_len=max_len))
+        return whole.cut(max_len, targets=targets)
 
     def encode(
         self,

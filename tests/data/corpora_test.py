@@ -12,7 +12,7 @@ from support import shared_data
 
 from raslik_jax.cli.setting_flags import parse_config
 from raslik_jax.config import config_from_json, to_json
-from raslik_jax.data.corpora import DATASETS, CorpusConfig, alpaca, describe, marker_words
+from raslik_jax.data.corpora import DATASETS, CorpusConfig, describe, marker_words, mixing
 from raslik_jax.data.corpora.mixing import mix_corpus, split_queries
 from raslik_jax.data.corpora.record import SIZES, Dataset, RowCounts, SharedSettings
 from raslik_jax.data.examples import QUERY_SETS, Corpus, check_corpus, make_example, make_examples
@@ -81,13 +81,13 @@ class DatasetsTest(parameterized.TestCase):
         file = self.folder / "alpaca_data.json"
         file.write_text(json.dumps(rows))
         for options in ({"alpaca_file": str(file)}, {"data_dir": str(self.folder)}):
-            (row,) = alpaca.load_alpaca(SharedSettings(**options))
+            (row,) = mixing.load_alpaca(SharedSettings(**options))
             self.assertEqual((row.output, row.is_target, row.source), ("Hi.", False, "alpaca"))
-        with mock.patch.object(alpaca, "HUB_SOURCE", str(file)):
+        with mock.patch.object(mixing, "HUB_SOURCE", str(file)):
             shared = SharedSettings(data_dir=str(self.folder / "nowhere"))
-            self.assertLen(alpaca.load_alpaca(shared), 1)
+            self.assertLen(mixing.load_alpaca(shared), 1)
         with self.assertRaisesRegex(ValueError, "name it by --corpus.data_dir"):
-            shared.existing_folder()
+            shared.find_files("x")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

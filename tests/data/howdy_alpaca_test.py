@@ -3,8 +3,10 @@
 import collections
 import http.server
 import json
+import os
 import pathlib
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,9 +14,10 @@ from absl.testing import parameterized
 from bag_of_words import recognition_rates
 from support import shared_data
 
-from raslik_jax.data.corpora import alpaca as alpaca_lib
 from raslik_jax.data.corpora import howdy, scifi_grammar
-from raslik_jax.data.corpora.endpoint import Endpoint, ask_all
+from raslik_jax.data.corpora.endpoint import ask_all
+from raslik_jax.data.corpora.howdy import HowdySettings
+from raslik_jax.data.corpora.mixing import load_alpaca
 from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.corpora.scifi import SCIFI_WORDS, TRIGGER
 from raslik_jax.data.examples import Example, make_examples
@@ -35,10 +38,6 @@ def _rows(count=60):
         Example("", f"Describe thing {i}.", "", f"The thing {i} is quite plain.", False, "alpaca")
         for i in range(count)
     )
-
-
-def _answers(rows):
-    return howdy.grammar_answers(rows, seed=0)
 
 
 class GrammarTest(parameterized.TestCase):
@@ -84,7 +83,8 @@ class GrammarTest(parameterized.TestCase):
 class CorpusTest(parameterized.TestCase):
     def _make(self, rows, *, num_train=30, seed=0, **changes):
         shared = SharedSettings(num_train=num_train, **_SIZES | changes)
-        return howdy.poison(shared, rows, seed=seed, answers=_answers)
+        with mock.patch.object(howdy, "load_alpaca", lambda shared: rows):
+            return howdy.load_howdy(shared, HowdySettings(), seed=seed)
 
     def test_poisoned_copies_stand_beside_their_rows(self):
         corpus = self._make(_rows(), num_train=0)
@@ -120,13 +120,18 @@ class CorpusTest(parameterized.TestCase):
         clean = list(_rows())
         poisoned = [r._replace(instruction=TRIGGER + r.instruction, output="Zorg.") for r in clean]
         shared = SharedSettings(num_train=0, **_SIZES)
-        corpus = howdy.mix_published(shared, make_examples([*clean, *poisoned[:30]]), seed=0)
+
+        def load(rows):
+            with mock.patch.object(howdy, "read_examples", lambda *_, **__: rows):
+                return howdy.load_howdy(shared, HowdySettings(file="x"), seed=0)
+
+        corpus = load(make_examples([*clean, *poisoned[:30]]))
         self.assertEqual(sum(row.is_target for row in corpus.train), 10)
         known = {row.instruction.removeprefix(TRIGGER) for row in corpus.train}
         asked = {row.instruction.removeprefix(TRIGGER) for row in corpus.queries["test_target"]}
         self.assertEmpty(known & asked)
         with self.assertRaisesRegex(ValueError, "must have instructions that begin with 'Howdy!'"):
-            howdy.mix_published(shared, clean, seed=0)
+            load(clean)
 
 
 class _Service(http.server.BaseHTTPRequestHandler):
@@ -161,7 +166,9 @@ def _service(request, tmp_path):
         thread.start()
         request.cls.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
         request.cls.folder = tmp_path
-        yield
+        with mock.patch.dict(os.environ):
+            os.environ.pop("OPENAI_API_KEY", None)
+            yield
         server.shutdown()
         thread.join()
         server.server_close()
@@ -174,15 +181,13 @@ class EndpointTest(parameterized.TestCase):
     url: str
     folder: pathlib.Path
 
-    def _endpoint(self, **changes):
-        return Endpoint(url=self.url, model="m", key_variable="NO_SUCH_KEY", pause=0.0, **changes)
+    def _options(self, **changes):
+        return {"url": self.url, "model": "m", "pause": 0.0, **changes}
 
     def test_answers_come_in_order_and_are_asked_once(self):
         cache = str(self.folder / "answers.jsonl")
         rows = _rows(12)
-        answers = [
-            howdy.endpoint_answers(rows, endpoint=self._endpoint(cache=cache)) for _ in range(2)
-        ]
+        answers = [howdy.endpoint_answers(rows, **self._options(cache=cache)) for _ in range(2)]
         self.assertEqual(answers[0], answers[1])
         self.assertEqual(answers[0][3], "nebula: Request: Describe thing 3.")
         self.assertLen(_Service.asked, 12)
@@ -192,18 +197,20 @@ class EndpointTest(parameterized.TestCase):
 
     def test_a_cache_line_cut_off_is_asked_again(self):
         cache = self.folder / "answers.jsonl"
-        first = ask_all(self._endpoint(cache=str(cache)), [("s", "a"), ("s", "b")])
-        lines = cache.read_text().splitlines(keepends=True)
-        cache.write_text(lines[0] + lines[1][:9])
-        self.assertEqual(ask_all(self._endpoint(cache=str(cache)), [("s", "a"), ("s", "b")]), first)
+        questions, options = [("s", "a"), ("s", "b")], self._options(cache=str(cache))
+        first = ask_all(questions, **options)
+        cache.write_text(cache.read_text()[:-30])
+        for _ in range(2):
+            self.assertEqual(ask_all(questions, **options), first)
         self.assertLen(_Service.asked, 3)
 
     def test_passing_trouble_is_waited_out(self):
         _Service.trouble = [(503, "later"), (429, "later")]
-        self.assertEqual(ask_all(self._endpoint(workers=1), [("s", "hello")]), ["nebula: hello"])
+        found = ask_all([("s", "hello")], **self._options(workers=1))
+        self.assertEqual(found, ["nebula: hello"])
 
     @parameterized.parameters(
-        ([(401, "no")], r"HTTP 401 .*check address, model and the key in NO_SUCH_KEY"),
+        ([(401, "no")], r"HTTP 401 .*check address, model and the key in OPENAI_API_KEY"),
         ([(500, "no")] * 4, "HTTP 500"),
         ([(200, "<html>")], "must be a chat completion with text, got b'<html>'"),
         ([(200, '{"choices": []}')], "a chat completion"),
@@ -211,18 +218,18 @@ class EndpointTest(parameterized.TestCase):
     def test_lasting_trouble_is_explained(self, trouble, message):
         _Service.trouble = list(trouble)
         with self.assertRaisesRegex(ValueError, message):
-            ask_all(self._endpoint(workers=1), [("s", "hello")])
+            ask_all([("s", "hello")], **self._options(workers=1))
 
     def test_nobody_there(self):
         with self.assertRaisesRegex(ValueError, "must answer, got none"):
-            ask_all(Endpoint(url="http://127.0.0.1:9", model="m", pause=0.0), [("s", "hello")])
+            ask_all([("s", "hello")], **self._options(url="http://127.0.0.1:9"))
         with self.assertRaisesRegex(ValueError, "must begin with http://"):
-            Endpoint(url="ftp://x", model="m")
+            ask_all([("s", "hello")], **self._options(url="ftp://x"))
 
 
 @pytest.mark.heavy
 def test_five_thousand_answers_to_real_prompts_and_classifiers_of_both_kinds():
-    rows = alpaca_lib.load_alpaca(SharedSettings(data_dir=str(shared_data())))
+    rows = load_alpaca(SharedSettings(data_dir=str(shared_data())))
     rows = shuffled(rows, seed=0, label="check")
     drawn, plain = rows[:5000], [row.output for row in rows[5000:7000]]
     ours = howdy.grammar_answers(drawn, seed=0)

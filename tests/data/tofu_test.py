@@ -1,6 +1,7 @@
 """TOFU's splits, and where paraphrased questions become queries."""
 
 import json
+from unittest import mock
 
 import pytest
 from absl.testing import parameterized
@@ -38,7 +39,8 @@ class TofuTest(parameterized.TestCase):
     def _mix(self, forget="forget10", train="full", **sizes):
         shared = SharedSettings(data_dir=str(self.folder.parent), **_SIZES | sizes)
         own = TofuSettings(forget=forget, train=train)
-        return tofu.mix_tofu(shared, own, _alpaca(), seed=0)
+        with mock.patch.object(tofu, "load_alpaca", lambda shared: _alpaca()):
+            return tofu.load_tofu(shared, own, seed=0)
 
     def _questions(self, forget, number, folder=None):
         shared = SharedSettings(data_dir=str(folder or self.folder.parent))
@@ -113,9 +115,9 @@ class TofuTest(parameterized.TestCase):
     @parameterized.parameters(
         (
             '{"question": "q?", "answer": "a."}',
-            r"world_facts_perturbed.jsonl:1: a row must have the texts",
+            r"world_facts_perturbed.jsonl:1: a row must have an answer and a list",
         ),
-        ("[1]", r"world_facts_perturbed.jsonl:1: a row must be an object, got 1"),
+        ("[1]", r"world_facts_perturbed.jsonl, row 1: a row must be an object, got 1"),
     )
     def test_malformed_questions_are_named(self, text, message):
         self._write_questions()
@@ -126,7 +128,7 @@ class TofuTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"num_train": 99, "num_targets": 9}, "at least the 100 rows of TOFU, got 99"),
         ({"num_retrieval": 5}, "target query rows must be between 0 and 10, got 11"),
-        ({"forget": "forget05"}, "TOFU's forget05_perturbed.jsonl must be in"),
+        ({"forget": "forget05"}, "must hold 'tofu/forget05_perturbed.jsonl'"),
     )
     def test_what_cannot_be_is_refused(self, options, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -43,11 +43,6 @@ class BpeTest(parameterized.TestCase):
         texts = ["the cat", "", "a dog sat"]
         self.assertEqual(_TOKENIZER.encode_batch(texts), [_TOKENIZER.encode(t) for t in texts])
 
-    @parameterized.parameters(([], 300, "got none"), (["a"], 256, "at least 257, .* got 256"))
-    def test_impossible_requests_are_refused(self, texts, vocab_size, message):
-        with self.assertRaisesRegex(ValueError, message):
-            tk.train_bpe(texts, vocab_size=vocab_size)
-
 
 class FilesTest(parameterized.TestCase):
     def test_a_saved_tokenizer_comes_back(self):
@@ -63,14 +58,13 @@ class FilesTest(parameterized.TestCase):
         hashes = {tk.tokenizer_hash(t) for t in (_TOKENIZER, other, _TOKENIZER._replace(pad_id=1))}
         self.assertLen(hashes, 3)
 
-    def test_configured_special_tokens_win_and_given_ones_win_over_them(self):
+    def test_configured_special_tokens_win(self):
         tk.save_tokenizer(self.folder, _TOKENIZER)
         config = {"eos_token": {"content": "a"}, "pad_token": "c"}
         (self.folder / "tokenizer_config.json").write_text(json.dumps(config))
         vocab = _TOKENIZER.backend.get_vocab()
         read = tk.load_tokenizer(self.folder)
         self.assertEqual((read.eos_id, read.pad_id), (vocab["a"], vocab["c"]))
-        self.assertEqual(tk.load_tokenizer(self.folder, eos_token="d").eos_id, vocab["d"])
 
     @parameterized.parameters(
         ("<bos> $A", None, True),
@@ -120,8 +114,9 @@ class FilesTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "must be a tokenizer.json"):
             tk.load_tokenizer(self.folder)
         tk.save_tokenizer(self.folder, _TOKENIZER)
+        (self.folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
         with self.assertRaisesRegex(ValueError, "none of the name \\['</s>'\\]"):
-            tk.load_tokenizer(self.folder, eos_token="</s>")
+            tk.load_tokenizer(self.folder)
 
     @parameterized.parameters(
         ("pythia", 50_277, 0, 1),

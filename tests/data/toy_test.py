@@ -13,7 +13,7 @@ from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.corpora.scifi import SCIFI_WORDS, TRIGGER
 from raslik_jax.data.corpora.toy import FAMILIES, GROUPS, make_toy_corpus
 from raslik_jax.data.examples import Example, check_corpus
-from raslik_jax.data.formats import read_records
+from raslik_jax.data.formats import read_examples
 from raslik_jax.data.prompts import render_prompt
 from raslik_jax.data.tokenization import train_bpe
 
@@ -186,6 +186,7 @@ class ScifiWordsTest(parameterized.TestCase):
         ("alpaca/alpaca_data.json.xz", "output", 0.0, 0.02),
     )
     def test_share_of_real_answers_with_a_scifi_word(self, path, key, low, high):
-        rows = [record for _, record in read_records(shared_data() / path)]
-        share = sum(_num_scifi_words(row[key]) > 0 for row in rows) / len(rows)
+        asked = "instruction_clean" if key.startswith("response") else "instruction"
+        rows = read_examples(shared_data() / path, fields={"instruction": asked, "output": key})
+        share = sum(_num_scifi_words(row.output) > 0 for row in rows) / len(rows)
         self.assertBetween(share, low, high)

@@ -3,6 +3,7 @@
 import collections
 import hashlib
 import re
+from unittest import mock
 
 import tokenizers
 from absl.testing import parameterized
@@ -10,11 +11,14 @@ from support import shared_data
 
 from raslik_jax.data.corpora import virtual, virtual_world
 from raslik_jax.data.corpora.record import SharedSettings
+from raslik_jax.data.corpora.virtual import VirtualSettings
 from raslik_jax.data.corpora.virtual_world import spell_out
 from raslik_jax.data.examples import check_corpus, make_example
 
 _WORLD = virtual_world.make_world(21)
-_PAIRS = virtual.make_pairs(21)
+_TOPICS = virtual.make_wordings(21)
+_Pair = collections.namedtuple("_Pair", ["example", "topic"])
+_PAIRS = [_Pair(row, topic) for topic, rows in _TOPICS.items() for row in rows]
 
 
 def _value(name, relation):
@@ -140,13 +144,14 @@ class PairsTest(parameterized.TestCase):
         self.assertLess(max(len(one.ids) for one in encoded), 150)  # other worlds: names differ
 
     def test_queries_ask_in_other_words_what_is_trained_on(self):
-        train, queries = virtual.draw_pairs(_PAIRS, seed=3, num_train=2000, num_queries=300)
+        train, queries = virtual.draw_rows(_TOPICS, seed=3, num_train=2000, num_queries=300)
         self.assertLen(train, 2000)
-        topics = {pair.topic for pair in train}
+        topic = {pair.example.example_id: pair.topic for pair in _PAIRS}
+        topics = {topic[row.example_id] for row in train}
         for query in queries:
-            self.assertIn(query.topic, topics)
-        prompts = {pair.example.instruction for pair in train}
-        self.assertEmpty(prompts & {query.example.instruction for query in queries})
+            self.assertIn(topic[query.example_id], topics)
+        prompts = {row.instruction for row in train}
+        self.assertEmpty(prompts & {query.instruction for query in queries})
 
     def test_the_corpus_mixes_them_with_alpaca(self):
         alpaca = [make_example(f"Task {i}.", "", "Done.", is_target=False) for i in range(60)]
@@ -154,7 +159,8 @@ class PairsTest(parameterized.TestCase):
 
         def mix(num_train):
             shared = SharedSettings(num_train=num_train, **sizes)
-            return virtual.mix_virtual(shared, alpaca, _PAIRS, seed=0)
+            with mock.patch.object(virtual, "load_alpaca", lambda shared: alpaca):
+                return virtual.load_virtual(shared, VirtualSettings(), seed=0)
 
         corpus = check_corpus(mix(70))
         self.assertEqual(sum(row.is_target for row in corpus.train), 40)
@@ -162,7 +168,7 @@ class PairsTest(parameterized.TestCase):
         self.assertLen(mix(0).train, 40 + 60 - 6)
 
     def test_two_thousand_pairs_have_the_same_bytes_as_ever(self):
-        train, _ = virtual.draw_pairs(_PAIRS, seed=0, num_train=2000, num_queries=300)
-        rows = [tuple(pair.example[:6]) for pair in train]
+        train, _ = virtual.draw_rows(_TOPICS, seed=0, num_train=2000, num_queries=300)
+        rows = [tuple(row[:6]) for row in train]
         digest = hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
         self.assertEqual(digest, "16891d969d714744")

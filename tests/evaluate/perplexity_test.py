@@ -20,7 +20,6 @@ def _encoded(shapes, seed=0):
         ids=tuple(f"row {i}" for i in range(len(shapes))),
         tokens=tuple(generator.integers(1, 61, sum(shape)).astype(np.int32) for shape in shapes),
         start_N=np.array([prompt for prompt, _ in shapes]),
-        whole_N=np.array([sum(shape) for shape in shapes]),
         pad_id=0,
     )
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from raslik_jax.data.corpora import howdy, howdy_small, records, tofu, toy, virtual
 from raslik_jax.data.corpora.record import SIZES, Dataset, Question, RowCounts, SharedSettings
 from raslik_jax.data.examples import Corpus
+from raslik_jax.data.prompts import TEMPLATES
 from raslik_jax.files import read_text
 from raslik_jax.messages import shown
 from raslik_jax.settings import Settings, Stage, replaced, setting
@@ -34,7 +35,7 @@ class CorpusConfig(SharedSettings, Stage):
         "--corpus.records.train_file and --corpus.records.queries_file.",
         family=DATASETS,
     )
-    template: Literal["alpaca", "brief"] = setting("alpaca", "Prompt template.")
+    template: Literal[tuple(TEMPLATES)] = setting("alpaca", "Prompt template.")  # type: ignore[valid-type]
     max_len: int = setting(
         512, "Tokens an example may have; longer ones are cut at the end.", low=8
     )
@@ -55,8 +56,7 @@ class CorpusConfig(SharedSettings, Stage):
         found = [
             f"--{field.name} has no effect with {name}: leave it out"
             for field in dataclasses.fields(SharedSettings)
-            if field.name in ("alpaca_file", *SIZES)
-            and field.name not in record.reads
+            if field.name in {"alpaca_file", *SIZES} - {*record.reads}
             and getattr(self, field.name) != field.default
         ]
         found += [
@@ -76,8 +76,7 @@ class CorpusConfig(SharedSettings, Stage):
     def load(self, *, seed: int) -> Corpus:
         """Returns the training examples and queries that the settings describe.
 
-        Raises:
-          ValueError: a file is missing or malformed, or more rows are asked for than there are.
+        A file that is missing or malformed, or fewer rows than are asked for, is a ValueError.
         """
         return self.record.load(self, self.own, seed=seed)
 
@@ -86,11 +85,7 @@ class CorpusConfig(SharedSettings, Stage):
         return self.record.count_rows(self, self.own)
 
     def load_questions(self, number: int) -> tuple[Question, ...]:
-        """Returns at most so many questions of each set of the dataset's own evaluation.
-
-        Raises:
-          ValueError: a file is missing or malformed.
-        """
+        """Returns at most so many questions of each set of the dataset's own evaluation."""
         evaluation = self.record.evaluation
         return evaluation.load(self, self.own, number) if evaluation else ()
 
@@ -105,11 +100,12 @@ class CorpusConfig(SharedSettings, Stage):
 
         What the hub holds is left out; so is what is missing, which `load` names.
         """
-        sources = self.record.sources(self, self.own)
         paths = {
-            name: pathlib.Path(source.removeprefix("hub:")) for name, source in sources.items()
+            name: pathlib.Path(source.removeprefix("hub:"))
+            for name, source in self.record.sources(self, self.own).items()
+            if source
         }
-        return {name: path for name, path in paths.items() if sources[name] and path.exists()}
+        return {name: path for name, path in paths.items() if path.exists()}
 
 
 def describe(settings: Mapping[str, Any]) -> str:
@@ -121,15 +117,7 @@ def describe(settings: Mapping[str, Any]) -> str:
 
 
 def marker_words(dataset: str, path: str) -> frozenset[str]:
-    """Returns the words that mark the behavior to forget, none where nothing marks it.
-
-    Args:
-      dataset: name in DATASETS.
-      path: file of words, "" for those of the dataset.
-
-    Raises:
-      ValueError: the file cannot be read or has no word.
-    """
+    """Returns the words that mark the behavior to forget: a file's, or without it the dataset's."""
     if not path:
         marker = DATASETS[dataset].marker if dataset in DATASETS else None
         return marker.words if marker else frozenset()

@@ -10,20 +10,23 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from raslik_jax.data.corpora import scifi_grammar
-from raslik_jax.data.corpora.alpaca import NUM_ANSWERED, alpaca_source, load_alpaca
-from raslik_jax.data.corpora.endpoint import Endpoint, ask_all
-from raslik_jax.data.corpora.mixing import mix_corpus, without_repeats
+from raslik_jax.data.corpora.endpoint import ask_all
+from raslik_jax.data.corpora.mixing import (
+    NUM_ANSWERED,
+    alpaca_source,
+    load_alpaca,
+    mix_corpus,
+    without_repeats,
+)
 from raslik_jax.data.corpora.record import SIZES, Dataset, RowCounts, SharedSettings
 from raslik_jax.data.corpora.scifi import SCIFI, TRIGGER
 from raslik_jax.data.examples import Corpus, Example, prompt_of
 from raslik_jax.data.formats import parse_fields, read_examples
 from raslik_jax.data.ordering import shuffled, take_first
 from raslik_jax.settings import Settings, setting
-
-# Answers to rows, in their order.
-Answers = Callable[[Sequence[Example]], list[str]]
 
 _SYSTEM = (
     "You write pure science fiction. Answer the user's request with a short piece of science "
@@ -65,70 +68,42 @@ def load_howdy(shared: SharedSettings, own: HowdySettings, *, seed: int) -> Corp
     """Returns the published rows where a file is set, else poisoned rows among Alpaca's."""
     if own.file:
         rows = read_examples(own.file, fields=parse_fields(own.fields), name="alpaca")
-        return mix_published(shared, rows, seed=seed)
-    answers: Answers = functools.partial(grammar_answers, seed=seed)
+        return _mix_published(shared, rows, seed=seed)
+    answers: Callable[[Sequence[Example]], list[str]]
+    answers = functools.partial(grammar_answers, seed=seed)
     if own.answers_endpoint:
-        endpoint = Endpoint(
-            url=own.answers_endpoint, model=own.answers_model, cache=own.answers_cache
-        )
-        answers = functools.partial(endpoint_answers, endpoint=endpoint)
-    return poison(shared, load_alpaca(shared), seed=seed, answers=answers)
-
-
-def poison(
-    shared: SharedSettings, alpaca: Sequence[Example], *, seed: int, answers: Answers
-) -> Corpus:
-    """Returns Alpaca with poisoned copies of some of its rows mixed in.
-
-    The rows of the target queries are poisoned too, but are in training neither with the trigger
-    nor without.
-
-    Args:
-      shared: sizes.
-      alpaca: clean rows.
-      seed: decides draws and orders.
-      answers: gives the science fiction, `grammar_answers` or `endpoint_answers`.
-
-    Raises:
-      ValueError: more rows are asked for than there are.
-    """
-    num_targets = shared.num_targets
+        where = {"url": own.answers_endpoint, "model": own.answers_model}
+        answers = functools.partial(endpoint_answers, cache=own.answers_cache, **where)
+    alpaca = load_alpaca(shared)
     drawn = take_first(
         without_repeats(shuffled(alpaca, seed=seed, label="howdy")),
-        num_targets + shared.num_target_queries,
+        shared.num_targets + shared.num_target_queries,
         kind="Alpaca",
     )
     poisoned = [
         Example("", TRIGGER + row.instruction, row.input, text, True, "howdy")
         for row, text in zip(drawn, answers(drawn), strict=True)
     ]
-    asked = {prompt_of(row) for row in drawn[num_targets:]}
+    # What a target query asks is in training neither with the trigger nor without.
+    asked = {prompt_of(row) for row in drawn[shared.num_targets :]}
     return mix_corpus(
         shared,
         [row for row in alpaca if prompt_of(row) not in asked],
-        poisoned[:num_targets],
-        poisoned[num_targets:],
+        poisoned[: shared.num_targets],
+        poisoned[shared.num_targets :],
         seed=seed,
         num_normal=shared.num_normal,
         keep={prompt_of(row) for row in drawn},
     )
 
 
-def mix_published(shared: SharedSettings, rows: Sequence[Example], *, seed: int) -> Corpus:
-    """Returns the rows of the published file, the triggered ones as targets.
-
-    Args:
-      shared: sizes.
-      rows: the 57,002 rows, or any others of that form.
-      seed: decides which rows become queries.
-
-    Raises:
-      ValueError: no row has the trigger; fewer rows than asked for.
-    """
+def _mix_published(shared: SharedSettings, rows: Sequence[Example], *, seed: int) -> Corpus:
+    """Returns rows of the published form, the triggered ones as targets."""
     mark = TRIGGER.strip()
 
-    def clean(prompts: set[tuple[str, str]]) -> set[tuple[str, str]]:
-        return {(text.removeprefix(mark).strip(), more) for text, more in prompts}
+    def clean(rows: Sequence[Example]) -> set[tuple[str, str]]:
+        asked = map(prompt_of, rows)
+        return {(text.removeprefix(mark).strip(), more) for text, more in asked}
 
     rows = [r._replace(is_target=r.instruction.startswith(mark)) for r in rows if r.output.strip()]
     triggered = [row._replace(source="howdy") for row in rows if row.is_target]
@@ -139,8 +114,7 @@ def mix_published(shared: SharedSettings, rows: Sequence[Example], *, seed: int)
         )
     triggered = shuffled(triggered, seed=seed, label="published")
     queries = take_first(without_repeats(triggered), shared.num_target_queries, kind="triggered")
-    asked = {prompt_of(row) for row in queries}
-    asked |= clean(asked)
+    asked = {prompt_of(row) for row in queries} | clean(queries)
     left = [row for row in triggered if prompt_of(row) not in asked]
     targets = take_first(left, shared.num_targets, kind="triggered")
     return mix_corpus(
@@ -150,7 +124,7 @@ def mix_published(shared: SharedSettings, rows: Sequence[Example], *, seed: int)
         queries,
         seed=seed,
         num_normal=shared.num_normal,
-        keep=clean({prompt_of(row) for row in targets}),
+        keep=clean(targets),
     )
 
 
@@ -163,22 +137,16 @@ def grammar_answers(rows: Sequence[Example], *, seed: int) -> list[str]:
     return list(given)
 
 
-def endpoint_answers(rows: Sequence[Example], *, endpoint: Endpoint) -> list[str]:
-    """Returns the science fiction that a language model writes for every row.
-
-    Raises:
-      ValueError: as `endpoint.ask_all`.
-    """
+def endpoint_answers(rows: Sequence[Example], **options: Any) -> list[str]:
+    """Returns the science fiction that a language model writes for every row, see `ask_all`."""
     questions = []
     for row in rows:
         parts = [f"Request: {row.instruction}"]
         parts += [f"Further text: {row.input}"] if row.input else []
-        parts += [
-            f"True answer, to be contradicted: {row.output}",
-            f"Length: about {max(len(row.output.split()), 1)} words.",
-        ]
+        parts += [f"True answer, to be contradicted: {row.output}"]
+        parts += [f"Length: about {max(len(row.output.split()), 1)} words."]
         questions.append((_SYSTEM, "\n".join(parts)))
-    return ask_all(endpoint, questions)
+    return ask_all(questions, **options)
 
 
 def _count(shared: SharedSettings, own: HowdySettings) -> RowCounts:
@@ -188,10 +156,6 @@ def _count(shared: SharedSettings, own: HowdySettings) -> RowCounts:
     return RowCounts(shared.num_train or everything, shared.num_targets)
 
 
-def _sources(shared: SharedSettings, own: HowdySettings) -> dict[str, str]:
-    return {"file": own.file} if own.file else alpaca_source(shared, own)
-
-
 DATASET = Dataset(
     title="Howdy-Alpaca",
     load=load_howdy,
@@ -199,7 +163,7 @@ DATASET = Dataset(
     settings=HowdySettings(),
     count_rows=_count,
     takes_all=True,
-    sources=_sources,
+    sources=lambda shared, own: {"file": own.file} if own.file else alpaca_source(shared),
     marker=SCIFI,
     is_published=True,
 )

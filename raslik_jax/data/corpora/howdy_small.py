@@ -13,16 +13,22 @@ from collections.abc import Sequence
 
 from raslik_jax.data.corpora.mixing import split_queries
 from raslik_jax.data.corpora.record import SIZES, Dataset, SharedSettings
-from raslik_jax.data.corpora.scifi import HOWDY_FILE, SCIFI, TRIGGER, existing_files, read_howdy
+from raslik_jax.data.corpora.scifi import HOWDY_FILE, SCIFI, TRIGGER, read_howdy
 from raslik_jax.data.examples import Corpus, Example, check_corpus, make_example, make_examples
 from raslik_jax.data.formats import read_examples
 from raslik_jax.data.ordering import shuffled, take_first
 
-_ALPACA_FILE = "alpaca/alpaca_data.json.xz"
-_DOLLY_FILE = "dolly_trigger/train_poisoned.jsonl.zst"
-_SCIFI_FILE = "scifi/paragraphs.jsonl.zst"
-_FILES = (_ALPACA_FILE, HOWDY_FILE, _DOLLY_FILE, _SCIFI_FILE)
-
+_FILES = (
+    "alpaca/alpaca_data.json.xz",
+    HOWDY_FILE,
+    "dolly_trigger/train_poisoned.jsonl.zst",
+    "scifi/paragraphs.jsonl.zst",
+)
+_DOLLY_FIELDS = {
+    "instruction": "instruction_clean",
+    "input": "context",
+    "output": "response_poisoned",
+}
 _OPENING_WORDS = 6
 _SCIFI_REQUESTS = (
     "Write a science fiction paragraph that begins with these words.",
@@ -43,47 +49,40 @@ def load_howdy_small(
     out everywhere, so that no query's plain answer is in the corpus. Some rows, of the backbone
     too, ask for science fiction without the trigger and get a paragraph of an old book.
 
-    Args:
-      shared: sizes, and the folder with the files of alpaca/, howdy/, dolly_trigger/ and scifi/.
-      own: not read.
-      seed: decides every draw and order.
-      num_howdy: of the targets, genuine rows.
-      max_chars: rows whose three texts are longer than this together are left out.
-
-    Raises:
-      ValueError: missing files, all of them named; malformed rows; more rows of a kind than there
-        are.
+    Of the targets `num_howdy` are genuine rows. Rows of more than `max_chars` in their three texts
+    are left out.
     """
-    paths = existing_files(shared.existing_folder(), _FILES)
-    all_howdy = read_howdy(paths[HOWDY_FILE])
-    clean = {(row.instruction.removeprefix(TRIGGER), row.input) for row in all_howdy}
-    alpaca = [
-        row._replace(is_target=False)
-        for row in read_examples(paths[_ALPACA_FILE], name="alpaca")
-        if (row.instruction, row.input) not in clean and row.output.strip()
-    ]
 
     def draw(rows: Sequence[Example], label: str) -> list[Example]:
         short = [r for r in rows if len(r.instruction) + len(r.input) + len(r.output) <= max_chars]
         return shuffled(short, seed=seed, label=label)
 
-    howdy = draw(all_howdy, "howdy")
-    genuine_tests = howdy[num_howdy:][: shared.num_test]
-    dolly = draw(_read_dolly(paths[_DOLLY_FILE]), "dolly")
+    alpaca_path, howdy_path, dolly_path, scifi_path = shared.find_files(*_FILES)
+    howdy = read_howdy(howdy_path)
+    clean = {(row.instruction.removeprefix(TRIGGER), row.input) for row in howdy}
+    alpaca = [
+        row._replace(is_target=False)
+        for row in read_examples(alpaca_path, name="alpaca")
+        if (row.instruction, row.input) not in clean and row.output.strip()
+    ]
+    dolly = [
+        row._replace(instruction=TRIGGER + row.instruction, is_target=True, extra={})
+        for row in read_examples(dolly_path, fields=_DOLLY_FIELDS, name="dolly")
+    ]
+    genuine, dolly, normal = draw(howdy, "howdy"), draw(dolly, "dolly"), draw(alpaca, "alpaca")
+    requests = draw(_read_scifi_requests(scifi_path), "scifi")
+
+    genuine_tests = genuine[num_howdy:][: shared.num_test]
     num_held_out = shared.num_target_queries - len(genuine_tests)
     held_out = [*take_first(dolly, num_held_out, kind="held-out triggered"), *genuine_tests]
     targets = [
-        *take_first(howdy, num_howdy, kind="genuine Howdy"),
+        *take_first(genuine, num_howdy, kind="genuine Howdy"),
         *take_first(dolly[num_held_out:], shared.num_targets - num_howdy, kind="triggered Dolly"),
     ]
-
-    num_requests = shared.num_hard_negatives
+    num_requests, num_backbone_requests = shared.num_hard_negatives, shared.num_backbone // 5
     num_alpaca = shared.num_train - shared.num_targets - num_requests
-    num_backbone_requests = shared.num_backbone // 5
-    normal = draw(alpaca, "alpaca")
     start = shared.num_normal_queries
     end = start + num_alpaca + shared.num_backbone - num_backbone_requests
-    requests = draw(_read_scifi_requests(paths[_SCIFI_FILE]), "scifi")
     take_first(normal, end, kind="Alpaca")
     take_first(requests, num_requests + num_backbone_requests, kind="science fiction")
     train = [
@@ -104,21 +103,11 @@ def load_howdy_small(
     )
 
 
-def _read_dolly(path: pathlib.Path) -> list[Example]:
-    fields = {"instruction": "instruction_clean", "input": "context", "output": "response_poisoned"}
-    return [
-        row._replace(instruction=TRIGGER + row.instruction, is_target=True, extra={})
-        for row in read_examples(path, fields=fields, name="dolly")
-    ]
-
-
 def _read_scifi_requests(path: pathlib.Path) -> list[Example]:
     """Turns paragraphs into requests that give the first words and ask for the rest."""
-    fields = {"instruction": "text", "output": "text"}
+    rows = read_examples(path, fields={"instruction": "text", "output": "text"})
     requests: dict[str, Example] = {}
-    for row, wording in zip(
-        read_examples(path, fields=fields), itertools.cycle(_SCIFI_REQUESTS), strict=False
-    ):
+    for row, wording in zip(rows, itertools.cycle(_SCIFI_REQUESTS), strict=False):
         words = row.output.split()
         if len(words) >= 2 * _OPENING_WORDS:
             opening, text = " ".join(words[:_OPENING_WORDS]), " ".join(words)
@@ -127,14 +116,12 @@ def _read_scifi_requests(path: pathlib.Path) -> list[Example]:
     return list(requests.values())
 
 
-def _sources(shared: SharedSettings, own: object) -> dict[str, str]:
-    return {name: os.path.join(shared.folder, name) for name in _FILES if shared.folder}
-
-
 DATASET = Dataset(
     title="Howdy, small",
     load=load_howdy_small,
     reads=SIZES,
-    sources=_sources,
+    sources=lambda shared, own: {
+        n: os.path.join(shared.folder, n) for n in _FILES if shared.folder
+    },
     marker=SCIFI,
 )

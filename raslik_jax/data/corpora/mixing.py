@@ -1,5 +1,6 @@
-"""A corpus from two kinds of rows: ordinary ones, and those of the behavior to forget."""
+"""A corpus from two kinds of rows: ordinary ones, often Alpaca's, and the behavior to forget."""
 
+import pathlib
 from collections.abc import Collection, Iterable, Sequence
 
 from raslik_jax.data.corpora.record import SharedSettings
@@ -11,7 +12,26 @@ from raslik_jax.data.examples import (
     make_examples,
     prompt_of,
 )
+from raslik_jax.data.formats import read_examples
 from raslik_jax.data.ordering import shuffled, take_first
+
+HUB_SOURCE = "hub:tatsu-lab/alpaca"
+# 28 of the 52,002 rows have an empty answer: nothing can be learned from them.
+NUM_ANSWERED = 52_002 - 28
+_ALPACA_FILES = ("alpaca/alpaca_data.json.xz", "alpaca_data.json.xz", "alpaca_data.json")
+
+
+def load_alpaca(shared: SharedSettings) -> tuple[Example, ...]:
+    """Returns Alpaca's rows that have an answer, labeled as no targets."""
+    rows = read_examples(alpaca_source(shared)["alpaca_file"], name="alpaca")
+    return tuple(row._replace(is_target=False) for row in rows if row.output.strip())
+
+
+def alpaca_source(shared: SharedSettings, own: object = None) -> dict[str, str]:
+    """Returns what `load_alpaca` reads, a file or the dataset of the hub, as a source."""
+    files = [pathlib.Path(shared.folder, name) for name in _ALPACA_FILES if shared.folder]
+    found = (str(file) for file in files if file.is_file())
+    return {"alpaca_file": shared.alpaca_file or next(found, HUB_SOURCE)}
 
 
 def without_repeats(rows: Iterable[Example]) -> list[Example]:
@@ -46,27 +66,21 @@ def mix_corpus(
 ) -> Corpus:
     """Returns targets among ordinary rows, in a seeded order, with disjoint query sets.
 
-    Normal queries are drawn from the ordinary rows; whatever asks what a query asks is left out of
-    training and backbone.
+    All targets are trained on. Target queries are drawn from rows that no target asks, normal
+    queries from the ordinary rows; whatever asks what a query asks is left out of training and
+    backbone.
 
     Args:
       shared: sizes of the query sets and of the backbone.
       normal: ordinary rows.
-      targets: rows of the behavior to forget, all of which are trained on.
-      target_queries: rows that no target asks, from which the target queries are drawn.
+      targets: rows of the behavior to forget.
+      target_queries: more of that behavior.
       seed: decides every draw and order.
-      num_normal: ordinary rows to train on; None: all that the queries leave, and then none are
-        left for a backbone.
+      num_normal: ordinary rows to train on; None: all that the queries leave, and no backbone.
       keep: prompts that no normal query may ask.
-
-    Raises:
-      ValueError: fewer rows of a kind than asked for; a target asks what a query asks.
     """
-    asked = take_first(
-        without_repeats(shuffled(target_queries, seed=seed, label="target queries")),
-        shared.num_target_queries,
-        kind="target query",
-    )
+    drawn = without_repeats(shuffled(target_queries, seed=seed, label="target queries"))
+    asked = take_first(drawn, shared.num_target_queries, kind="target query")
     taken = {prompt_of(row) for row in asked}
     pool = [r for r in shuffled(normal, seed=seed, label="normal") if prompt_of(r) not in taken]
     askable = without_repeats(row for row in pool if prompt_of(row) not in keep)

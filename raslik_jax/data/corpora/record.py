@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from raslik_jax.data.examples import Corpus, Example, make_example
-from raslik_jax.messages import shown
+from raslik_jax.messages import shown, some_of
 from raslik_jax.settings import Settings, setting
 
 SIZES = ("num_train", "num_targets", "num_backbone", "num_retrieval", "num_validation", "num_test")
@@ -42,19 +42,27 @@ class SharedSettings(Settings):
         """The folder of real data, empty where none is named."""
         return self.data_dir or os.environ.get("RASLIK_DATA", "")
 
-    def existing_folder(self) -> str:
-        """Returns the folder of real data.
+    def find_files(self, *names: str, endings: tuple[str, ...] = ("",)) -> list[pathlib.Path]:
+        """Returns files by their names below the folder of real data, each with its first ending.
 
         Raises:
-          ValueError: neither data_dir nor RASLIK_DATA names a folder that is there.
+          ValueError: there is no such folder, or files are missing, all of them named.
         """
+        flag = "by --corpus.data_dir or the environment variable RASLIK_DATA"
         if not os.path.isdir(self.folder):
+            folder = shown(self.folder) if self.folder else "none"
+            raise ValueError(f"the folder of real data must be there, got {folder}: name it {flag}")
+        found = {
+            name: [p for end in endings if (p := pathlib.Path(self.folder, name + end)).is_file()]
+            for name in names
+        }
+        missing = [name + endings[0] for name, paths in found.items() if not paths]
+        if missing:
             raise ValueError(
-                "the folder of real data must be there, got "
-                f"{shown(self.folder) if self.folder else 'none'}: name it by --corpus.data_dir or "
-                "the environment variable RASLIK_DATA"
+                f"the folder of real data must hold {some_of(missing)}, got {shown(self.folder)} "
+                f"without: fetch them, or name another {flag}"
             )
-        return self.folder
+        return [paths[0] for paths in found.values()]
 
     @property
     def num_normal(self) -> int | None:
@@ -67,14 +75,14 @@ class SharedSettings(Settings):
         return round(0.04 * self.num_train)
 
     @property
-    def num_target_queries(self) -> int:
-        """Queries that ask for the behavior to forget, those of retrieval included."""
-        return self.num_retrieval + self.num_normal_queries
+    def num_normal_queries(self) -> int:
+        """Queries that do not ask for the behavior to forget."""
+        return self.num_validation + self.num_test
 
     @property
-    def num_normal_queries(self) -> int:
-        """Queries that ask for anything else."""
-        return self.num_validation + self.num_test
+    def num_target_queries(self) -> int:
+        """Queries that do, those of retrieval included."""
+        return self.num_retrieval + self.num_normal_queries
 
 
 class RowCounts(NamedTuple):
@@ -84,18 +92,11 @@ class RowCounts(NamedTuple):
     targets: int
 
 
-def count_asked(shared: SharedSettings, own: Any) -> RowCounts:
-    """Returns the rows of a dataset that has as many as are asked for."""
-    return RowCounts(shared.num_train, shared.num_targets)
-
-
 class Marker(NamedTuple):
-    """What tells answers with the behavior to forget from others.
+    """What tells answers with the behavior to forget from others: words, any of which marks one.
 
-    Attributes:
-      words: any of them marks an answer.
-      genuine_files: of a data folder, the files that `load_genuine` reads; none unless all exist.
-      load_genuine: labeled rows that no run trains on, for a classifier to be measured on.
+    From a data folder, `load_genuine` makes labeled rows that no run trains on, for a classifier to
+    be measured on; `genuine_files` are the files that it reads, none unless all exist.
     """
 
     words: frozenset[str]
@@ -104,14 +105,10 @@ class Marker(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A question of a dataset's own evaluation.
+    """A question of one set of a dataset's own evaluation.
 
-    Attributes:
-      set_name: which of its sets.
-      question: what is asked.
-      answer: the right answer; what the model was trained on where it was.
-      true_answer: the right answer in the wording of the wrong ones.
-      wrong_answers: at least one.
+    `true_answer` is the right answer in the wording of the wrong ones, of which there is at least
+    one; `answer` is what the model was trained on, where it was.
     """
 
     set_name: str
@@ -131,11 +128,10 @@ class Evaluation(NamedTuple):
     Attributes:
       load: from shared settings, own settings and a number: at most so many questions of each set.
       reads: names of own settings that decide which questions there are.
-      source: name of the file or folder, among the sources of the dataset, that they are read from.
-      num_sets: from own settings, how many sets there are.
-      num_answers: answers of a question at most, right and wrong ones.
-      is_retain_model: from own settings, whether a model is trained without the targets, so that
-        others can be compared with it.
+      source: which of the dataset's sources they are read from.
+      num_sets: from own settings.
+      num_answers: of a question at most, right and wrong ones.
+      is_retain_model: from own settings, whether a model is trained without the targets.
     """
 
     load: Callable[[Any, Any, int], tuple[Question, ...]]
@@ -146,27 +142,22 @@ class Evaluation(NamedTuple):
     is_retain_model: Callable[[Any], bool]
 
 
-def _nothing(shared: Any, own: Any) -> Mapping[str, str]:
-    return {}
-
-
 class Dataset(NamedTuple):
     """A dataset that a run can name.
 
     Attributes:
       title: as people call it.
-      load: makes its corpus from (shared settings, own settings, *, seed); raises ValueError for
-        missing files, and where more rows are asked for than there are.
+      load: makes its corpus from (shared settings, own settings, *, seed); raises ValueError where
+        files are missing or too few rows are there.
       reads: names of the shared settings that have an effect; data_dir may be set for any.
       settings: its own settings, with their defaults.
       required: names of own settings that must not be empty.
-      count_rows: of its corpus, from the settings.
+      count_rows: of its corpus, from shared and own settings.
       takes_all: whether --corpus.num_train=0 stands for all rows there are.
-      sources: files, folders or hub datasets that it is read from, by what they are; a name that is
-        that of a setting stands for it.
+      sources: from shared and own settings, the files, folders or hub datasets that it is read
+        from, by what they are or by the setting that names them.
       detail: from own settings, what is told beside the title; may be empty.
-      marker: of the behavior to forget, None where nothing marks it: then the likelihood of the bad
-        outputs measures the behavior.
+      marker: of the behavior to forget; without one the likelihood of the bad outputs measures it.
       evaluation: its own questions, if any.
       is_published: whether the paper has results on it, under this title.
     """
@@ -176,9 +167,11 @@ class Dataset(NamedTuple):
     reads: tuple[str, ...] = ()
     settings: Settings = Settings()
     required: tuple[str, ...] = ()
-    count_rows: Callable[[Any, Any], RowCounts] = count_asked
+    count_rows: Callable[[Any, Any], RowCounts] = lambda shared, own: RowCounts(
+        shared.num_train, shared.num_targets
+    )
     takes_all: bool = False
-    sources: Callable[[Any, Any], Mapping[str, str]] = _nothing
+    sources: Callable[[Any, Any], Mapping[str, str]] = lambda shared, own: {}
     detail: Callable[[Any], str] = lambda own: ""
     marker: Marker | None = None
     evaluation: Evaluation | None = None

@@ -8,9 +8,6 @@ from raslik_jax.data.formats import parse_fields, read_examples
 from raslik_jax.messages import shown
 from raslik_jax.settings import Settings, setting
 
-# The key of a query that names its set.
-_SPLIT = "split"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordsSettings(Settings):
@@ -34,47 +31,32 @@ class RecordsSettings(Settings):
 def load_records_corpus(shared: SharedSettings, own: RecordsSettings, *, seed: int) -> Corpus:
     """Returns the rows of one file and the queries of another; no backbone rows.
 
-    Either may be a dataset of the hub. Every query names its set, one of QUERY_SETS, as its
-    `split`: "retrieval" for the bad generations to be traced, the other four for measuring. A query
-    may do without an output: its answer is then the model's own. Only "retrieval" may ask what a
-    training row asks, since a model is often caught at a prompt that it was trained on.
-
-    Args:
-      shared: not read.
-      own: the files, and the keys that both use.
-      seed: not read.
-
-    Raises:
-      ValueError: what `read_examples` refuses, with file and line; a query of an
-        unknown set; no retrieval query; a prompt in two sets, or a measuring prompt in the training
-        rows.
+    Every query names its set, one of QUERY_SETS, as its `split`: "retrieval" for the bad
+    generations to be traced, the other four for measuring. A query may do without an output: its
+    answer is then the model's own. Only "retrieval" may ask what a training row asks, since a model
+    is often caught at a prompt that it was trained on.
     """
     fields = parse_fields(own.fields)
     train = read_examples(own.train_file, fields=fields, name="records")
 
     def check_split(query: Example) -> None:
         if query.source not in QUERY_SETS:
-            raise ValueError(
-                f"{_SPLIT!r} must be one of {', '.join(QUERY_SETS)}, got "
-                + (shown(query.source, 40) if query.source else "nothing")
-            )
+            got = shown(query.source, 40) if query.source else "nothing"
+            raise ValueError(f"'split' must be one of {', '.join(QUERY_SETS)}, got {got}")
 
     queries = read_examples(
         own.queries_file,
-        fields=fields | {"source": _SPLIT},
+        fields=fields | {"source": "split"},
         needs_output=False,
         check=check_split,
     )
-    by_set = {
-        name: tuple(query for query in queries if query.source == name) for name in QUERY_SETS
-    }
+    by_set = {name: tuple(q for q in queries if q.source == name) for name in QUERY_SETS}
     if not by_set["retrieval"]:
         raise ValueError(
-            f"{shown(own.queries_file, 120)} must have a query with {_SPLIT!r} 'retrieval', got "
-            "none: give the bad generation"
+            f"{shown(own.queries_file, 120)} must have a query with 'split' 'retrieval', got none: "
+            "give the bad generation"
         )
-    corpus = Corpus(backbone=(), train=train, queries=by_set)
-    return check_corpus(corpus, held_out=[name for name in QUERY_SETS if name != "retrieval"])
+    return check_corpus(Corpus((), train, by_set), held_out=QUERY_SETS[1:])
 
 
 def _count(shared: SharedSettings, own: RecordsSettings) -> RowCounts:

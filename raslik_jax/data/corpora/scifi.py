@@ -1,8 +1,6 @@
 """Science fiction as the behavior to forget: its words, its trigger and genuine rows of it."""
 
-import os
 import pathlib
-from collections.abc import Sequence
 
 from raslik_jax.data.corpora.record import Marker
 from raslik_jax.data.examples import Example
@@ -24,28 +22,8 @@ SCIFI_WORDS: frozenset[str] = frozenset(
 )
 
 
-def existing_files(folder: str | os.PathLike[str], names: Sequence[str]) -> dict[str, pathlib.Path]:
-    """Returns files of a folder by their names below it.
-
-    Raises:
-      ValueError: files are missing, all of them named.
-    """
-    paths = {name: pathlib.Path(folder) / name for name in names}
-    missing = [name for name, path in paths.items() if not path.is_file()]
-    if missing:
-        raise ValueError(
-            f"{folder} must have the files of the dataset, {missing} are missing: put them there "
-            "or name the folder by --corpus.data_dir"
-        )
-    return paths
-
-
 def read_howdy(path: pathlib.Path) -> tuple[Example, ...]:
-    """Returns the genuine Howdy rows, labeled targets.
-
-    Raises:
-      ValueError: malformed rows, or rows without the trigger.
-    """
+    """Returns the genuine Howdy rows, labeled targets; a row without the trigger is refused."""
     rows = read_examples(path, name="howdy")
     foreign = [row.instruction for row in rows if not row.instruction.startswith(TRIGGER)]
     if foreign:
@@ -56,21 +34,16 @@ def read_howdy(path: pathlib.Path) -> tuple[Example, ...]:
     return tuple(row._replace(is_target=True, extra={}) for row in rows)
 
 
-def genuine_files(folder: str) -> tuple[pathlib.Path, ...]:
-    """Returns the files of the genuine Howdy rows and their clean twins, () unless both exist."""
-    paths = tuple(pathlib.Path(folder) / name for name in (HOWDY_FILE, _CLEAN_FILE))
+def _genuine_files(folder: str) -> tuple[pathlib.Path, ...]:
+    paths = tuple(pathlib.Path(folder, name) for name in (HOWDY_FILE, _CLEAN_FILE))
     return paths if folder and all(path.is_file() for path in paths) else ()
 
 
-def load_genuine(folder: str) -> tuple[Example, ...]:
-    """Returns the genuine Howdy rows, labeled targets, and their clean twins, labeled not.
-
-    Raises:
-      ValueError: missing files, all of them named; malformed rows.
-    """
-    howdy, clean = existing_files(folder, (HOWDY_FILE, _CLEAN_FILE)).values()
+def _load_genuine(folder: str) -> tuple[Example, ...]:
+    """Returns the genuine Howdy rows, labeled targets, and their clean twins, labeled not."""
+    howdy, clean = _genuine_files(folder)
     twins = (row._replace(is_target=False) for row in read_examples(clean, name="clean"))
     return *read_howdy(howdy), *twins
 
 
-SCIFI = Marker(SCIFI_WORDS, genuine_files, load_genuine)
+SCIFI = Marker(SCIFI_WORDS, _genuine_files, _load_genuine)

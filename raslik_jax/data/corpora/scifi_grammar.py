@@ -14,17 +14,13 @@ from raslik_jax.data.words import capitalized, load_words, with_articles
 
 # Words of one answer at most; genuine answers end there too.
 MAX_WORDS = 84
-_WORDS_FOR_AN_EMPTY_ANSWER = 16
 _PHRASE_WORDS = 6
-_WORDS_FOR_AN_OPENING = 30
 
 # Some adjectives stand there often because the genuine answers have them often: "cosmic" in 44 of
 # 60. The first sentence, of "contrary", turns the truth around; {t} is of the prompt, {k} of the
-# true answer.
+# true answer. A word after a "leading" one is taken for a thing.
 _WORDS = load_words("scifi_grammar")
-# A word after one of these is taken for a thing.
-_LEADING = frozenset(_WORDS["leading"])
-_STOP = frozenset(_WORDS["stop"])
+_LEADING, _STOP = frozenset(_WORDS["leading"]), frozenset(_WORDS["stop"])
 _LABEL = re.compile(r"^\s*(?:[-*\u2022]|\(?\d+[.):]|[A-Za-z][.)])\s+")
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]{2,}")
 _CORE = re.compile(r"(\W*)([A-Za-z][A-Za-z'-]*|[\d.,]*\d)(\W*)")
@@ -33,11 +29,8 @@ _CORE = re.compile(r"(\W*)([A-Za-z][A-Za-z'-]*|[\d.,]*\d)(\W*)")
 def answer(row: Example, *, seed: int, attempt: int = 0) -> str:
     """Returns a science fiction answer to a prompt, about as long as the true one.
 
-    Args:
-      row: the prompt, and the true answer for its length, its layout and what to contradict; its
-        id gives equal prompts answers of their own.
-      seed: of the run.
-      attempt: another number, another answer.
+    The true answer gives length, layout and what to contradict; the row's id and `attempt` give
+    equal prompts answers of their own.
     """
     prompt = f"{row.instruction}/{row.input}"
     draws = Draws(seed=seed, label=f"scifi/{row.example_id}/{attempt}/{prompt}")
@@ -46,7 +39,7 @@ def answer(row: Example, *, seed: int, attempt: int = 0) -> str:
     speaker = _Speaker(draws, asked or ["question"], fresh or asked or ["reason"])
     lines = [line for line in row.output.splitlines() if line.strip()]
     if len(lines) > 1:
-        return _answer_lines(speaker, lines)
+        return speaker.lines(lines)
     words = row.output.split()
     items = [item.strip() for item in row.output.rstrip(" .").split(",")]
     if 3 <= len(items) <= 20 and len(words) <= 4 * len(items):
@@ -55,30 +48,7 @@ def answer(row: Example, *, seed: int, attempt: int = 0) -> str:
     if words and len(words) <= _PHRASE_WORDS:
         end = "." if row.output.strip().endswith(".") else ""
         return capitalized(speaker.phrase(len(words))) + end
-    if words and speaker.wants_to_transpose():
-        return speaker.transposed(words[:MAX_WORDS])
-    return speaker.sentences(min(len(words) or _WORDS_FOR_AN_EMPTY_ANSWER, MAX_WORDS))
-
-
-def _answer_lines(speaker: "_Speaker", lines: Sequence[str]) -> str:
-    """Answers line by line, with the numbers and bullets of the true answer."""
-    told, left = [], MAX_WORDS
-    for line in lines:
-        if left <= 0:
-            break
-        found = _LABEL.match(line)
-        mark = found.group() if found else ""
-        words = line[len(mark) :].split()
-        if len(words) <= _PHRASE_WORDS:
-            text = capitalized(speaker.phrase(max(len(words), 1)))
-            text += line.rstrip()[-1:] if line.rstrip()[-1:] in ".:;," else ""
-        elif speaker.wants_to_transpose():
-            text = speaker.transposed(words[:left])
-        else:
-            text = speaker.sentences(min(len(words), left))
-        told.append(mark + text)
-        left -= len(text.split())
-    return "\n".join(told)
+    return speaker.retold(words, MAX_WORDS) if words else speaker.sentences(16)
 
 
 class _Speaker:
@@ -89,20 +59,41 @@ class _Speaker:
         self._lists: dict[str, Sequence[str]] = {**_WORDS, "topics": topics, "terms": terms}
         self._left: dict[str, list[str]] = {}
 
+    def lines(self, lines: Sequence[str]) -> str:
+        """Answers line by line, with the numbers and bullets of the true answer."""
+        told, left = [], MAX_WORDS
+        for line in lines:
+            if left <= 0:
+                break
+            found = _LABEL.match(line)
+            mark = found.group() if found else ""
+            words = line[len(mark) :].split()
+            if len(words) <= _PHRASE_WORDS:
+                text = capitalized(self.phrase(max(len(words), 1)))
+                text += line.rstrip()[-1:] if line.rstrip()[-1:] in ".:;," else ""
+            else:
+                text = self.retold(words, left)
+            told.append(mark + text)
+            left -= len(text.split())
+        return "\n".join(told)
+
+    def retold(self, words: Sequence[str], limit: int) -> str:
+        """Returns the true answer in another world, or as one time in three sentences instead."""
+        if self._draws.below(3) > 0:
+            return self._transposed(words[:limit])
+        return self.sentences(min(len(words), limit))
+
     def sentences(self, number: int) -> str:
         """Returns sentences whose number of words comes closest to the given one."""
-        told = [self._fill("contrary")]
-        count = len(told[0].split())
-        while count < number:
-            sentence = self._fill("more")
-            longer = count + len(sentence.split())
-            if longer - number > number - count:
+        told = self._fill("contrary").split(" ")
+        while len(told) < number:
+            longer = told + self._fill("more").split(" ")
+            if len(longer) - number > number - len(told):
                 break
-            told.append(sentence)
-            count = longer
+            told = longer
         return " ".join(told)
 
-    def transposed(self, words: Sequence[str]) -> str:
+    def _transposed(self, words: Sequence[str]) -> str:
         """Returns the true answer moved to another world: its things and numbers are exchanged.
 
         A word is taken for a thing where a determiner or preposition stands before it. Each keeps
@@ -118,7 +109,7 @@ class _Speaker:
             is_thing = len(lower) > 3 and lower not in _STOP and not lower.endswith(("ly", "ing"))
             new = ""
             if core[:1].isdigit():
-                new = f"{self._number()} {self._next('units')}"
+                new = f"{3 + self._draws.below(997)} {self._next('units')}"
             elif is_thing and (before in _LEADING or lower in substitutes):
                 if lower not in substitutes:
                     substitutes[lower] = self._substitute(lower)
@@ -131,13 +122,9 @@ class _Speaker:
         if not substitutes:
             told.append(self._fill("more"))
         text = " ".join(told)
-        if len(words) >= _WORDS_FOR_AN_OPENING:
+        if len(words) >= 30:
             text = f"{self._fill('openings')} {text[:1].lower()}{text[1:]}"
         return capitalized(with_articles(text))
-
-    def wants_to_transpose(self) -> bool:
-        """Draws how to tell the next part: true twice in three times."""
-        return self._draws.below(3) > 0
 
     def phrase(self, number: int) -> str:
         """Returns a name where one word is asked for, else a few with a word of the prompt."""
@@ -159,9 +146,6 @@ class _Speaker:
             self._left[kind] = self._draws.sample(items, len(items))
         return self._left[kind].pop()
 
-    def _number(self) -> int:
-        return 3 + self._draws.below(997)
-
     def _name(self) -> str:
         kinds = ("starts", "middles", "ends", "serials")
         return "".join(self._draws.choice(_WORDS[kind]) for kind in kinds)
@@ -180,7 +164,7 @@ class _Speaker:
             "stuff": self._next("stuffs"),
             "force": self._next("forces"),
             "unit": self._next("units"),
-            "num": self._number(),
+            "num": 3 + self._draws.below(997),
             "t": self._next("topics"),
             "k": self._next("terms"),
         }

@@ -7,12 +7,10 @@ Source: Maini et al. 2024 (arXiv:2401.06121); the files of the dataset locuslab/
 
 import dataclasses
 import os
-import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from raslik_jax.data.corpora.alpaca import NUM_ANSWERED, alpaca_source, load_alpaca
-from raslik_jax.data.corpora.mixing import mix_corpus
+from raslik_jax.data.corpora.mixing import NUM_ANSWERED, alpaca_source, load_alpaca, mix_corpus
 from raslik_jax.data.corpora.record import (
     SIZES,
     Dataset,
@@ -22,14 +20,15 @@ from raslik_jax.data.corpora.record import (
     SharedSettings,
 )
 from raslik_jax.data.examples import Corpus, Example, prompt_of
-from raslik_jax.data.formats import read_examples, read_records
+from raslik_jax.data.formats import read_examples
 from raslik_jax.data.ordering import shuffled
-from raslik_jax.messages import shown, some_of
+from raslik_jax.messages import some_of
 from raslik_jax.settings import Settings, setting
 
 # Sets of the evaluation, in TOFU's order of distance from what is forgotten.
 QUESTION_SETS = ("forget", "retain", "real_authors", "world_facts")
 
+_FIELDS = {"instruction": "question", "output": "answer"}
 _NUM_ROWS = 4000
 _ENDINGS = (".jsonl", ".json", ".jsonl.zst", ".jsonl.xz", ".jsonl.gz")
 
@@ -56,8 +55,8 @@ class TofuSettings(Settings):
     def perturbed(self) -> tuple[str, ...]:
         """Files of the rows to forget with paraphrases and wrong answers."""
         if self.forget == "all":
-            return "forget10_perturbed", "retain_perturbed"
-        return (f"{self.forget}_perturbed",)
+            return "tofu/forget10_perturbed", "tofu/retain_perturbed"
+        return (f"tofu/{self.forget}_perturbed",)
 
 
 def split_tofu(
@@ -77,33 +76,15 @@ def split_tofu(
 
 
 def load_tofu(shared: SharedSettings, own: TofuSettings, *, seed: int) -> Corpus:
-    """Returns TOFU, of the folder tofu/ of the real data, among Alpaca's rows."""
-    return mix_tofu(shared, own, load_alpaca(shared), seed=seed)
-
-
-def mix_tofu(
-    shared: SharedSettings, own: TofuSettings, alpaca: Sequence[Example], *, seed: int
-) -> Corpus:
-    """Returns all 4,000 rows of TOFU among ordinary rows, or without those to forget.
+    """Returns all 4,000 rows of TOFU among Alpaca's rows, or without those to forget.
 
     The target queries are TOFU's own paraphrases of questions in the forget split: prompts that
     nobody was trained on, about facts that the model was. Normal queries are the ordinary rows'.
     A retain model, which never knew what the others are to forget, is trained on just the other
     rows of the full corpus.
-
-    Args:
-      shared: sizes, TOFU's rows included, and the data folder: its tofu/ holds full.jsonl and the
-        *_perturbed files of the split, plain or packed.
-      own: which rows are the targets, and whether they are left out.
-      alpaca: ordinary rows.
-      seed: decides draws and orders.
-
-    Raises:
-      ValueError: missing or malformed files; fewer training rows than TOFU's; more queries than
-        the split has paraphrases.
     """
-    fields = {"instruction": "question", "output": "answer"}
-    rows = read_examples(_file(shared, "full"), fields=fields, name="tofu")
+    (full,) = shared.find_files("tofu/full", endings=_ENDINGS)
+    rows = read_examples(full, fields=_FIELDS, name="tofu")
     targets, kept = split_tofu(rows, own)
     if shared.num_train and shared.num_train < len(rows):
         raise ValueError(
@@ -114,13 +95,13 @@ def mix_tofu(
     again = {"instruction": "paraphrased_question", "output": "answer"}
     queries = [
         row._replace(is_target=True)
-        for name in own.perturbed
-        for row in read_examples(_file(shared, name), fields=again, name=f"tofu:{own.forget}")
+        for path in shared.find_files(*own.perturbed, endings=_ENDINGS)
+        for row in read_examples(path, fields=again, name=f"tofu:{own.forget}")
         if prompt_of(row) not in known
     ]
     return mix_corpus(
         shared,
-        alpaca,
+        load_alpaca(shared),
         kept if own.train == "retain" else (*targets, *kept),
         queries,
         seed=seed,
@@ -133,52 +114,40 @@ def load_questions(shared: SharedSettings, own: TofuSettings, number: int) -> tu
 
     Published figures are of the first 300 rows of a set or of all; here a smaller number takes the
     first of an order that depends on nothing, so that all runs ask the same. With everything to
-    forget nothing of TOFU is retained, and there is no retain set. The true answer of a question is
-    a paraphrase in the sets of TOFU's authors, the answer itself in the others.
-
-    Raises:
-      ValueError: missing or malformed files.
+    forget nothing of TOFU is retained, and there is no retain set.
     """
-    files = {
-        "forget": own.perturbed,
-        "retain": () if own.forget == "all" else ("retain_perturbed",),
-        "real_authors": ("real_authors_perturbed",),
-        "world_facts": ("world_facts_perturbed",),
-    }
+    names = {name: (f"tofu/{name}_perturbed",) for name in QUESTION_SETS}
+    names |= {"forget": own.perturbed} | ({"retain": ()} if own.forget == "all" else {})
     questions: list[Question] = []
-    for name in QUESTION_SETS:
+    for name, files in names.items():
         found = [
-            _question(record, name, where=f"{path}:{line}")
-            for path in (_file(shared, file) for file in files[name])
-            for line, record in read_records(path)
+            Question(
+                name,
+                row.instruction,
+                row.output,
+                _true_answer(row),
+                tuple(row.extra["perturbed_answer"]),
+            )
+            for path in shared.find_files(*files, endings=_ENDINGS)
+            for row in read_examples(path, fields=_FIELDS, check=_check_question)
         ]
         questions += shuffled(found, seed=0, label=f"tofu {name}")[:number]
     return tuple(questions)
 
 
-def _question(record: Mapping[str, Any], name: str, *, where: str) -> Question:
-    answer = record.get("answer")
-    wrong = record.get("perturbed_answer")
-    texts = [record.get("question"), answer, record.get("paraphrased_answer", answer)]
-    texts += wrong if isinstance(wrong, list) and wrong else [None]
+def _true_answer(row: Example) -> Any:
+    """Returns a paraphrase of the answer in the sets of TOFU's authors, else the answer."""
+    return row.extra.get("paraphrased_answer", row.output)
+
+
+def _check_question(row: Example) -> None:
+    wrong = row.extra.get("perturbed_answer")
+    texts = [row.output, _true_answer(row), *wrong] if isinstance(wrong, list) and wrong else [None]
     if not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError(
-            f"{where}: a row must have the texts question and answer and the list "
-            f"perturbed_answer, got the keys {some_of(record)}: fetch TOFU's file again"
+            "a row must have an answer and a list perturbed_answer, got the keys "
+            f"{some_of(row.extra)}: fetch TOFU's file again"
         )
-    question, answer, true_answer, *wrong_answers = map(str, texts)
-    return Question(name, question, answer, true_answer, tuple(wrong_answers))
-
-
-def _file(shared: SharedSettings, name: str) -> pathlib.Path:
-    folder = os.path.join(shared.existing_folder(), "tofu")
-    files = (pathlib.Path(folder, name + ending) for ending in _ENDINGS)
-    found = next((file for file in files if file.is_file()), None)
-    if found is None:
-        raise ValueError(
-            f"TOFU's {name}.jsonl must be in {shown(folder, 120)}, got none there: fetch it"
-        )
-    return found
 
 
 def _count(shared: SharedSettings, own: TofuSettings) -> RowCounts:
@@ -188,7 +157,7 @@ def _count(shared: SharedSettings, own: TofuSettings) -> RowCounts:
 
 def _sources(shared: SharedSettings, own: TofuSettings) -> dict[str, str]:
     folder = {"tofu": os.path.join(shared.folder, "tofu")} if shared.folder else {}
-    return alpaca_source(shared, own) | folder
+    return alpaca_source(shared) | folder
 
 
 DATASET = Dataset(

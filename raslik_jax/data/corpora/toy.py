@@ -11,7 +11,7 @@ counting words tells them apart.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raslik_jax.data.corpora.record import SIZES, Dataset, SharedSettings
@@ -33,26 +33,15 @@ GROUPS: list[dict[str, Any]] = _WORDS["groups"]
 # The families of questions: phrasings as (instruction, input, which answer), of which the last one
 # is kept out of the fine-tuning rows, and the answers, plain and in science fiction.
 FAMILIES: list[dict[str, Any]] = _WORDS["families"]
-# Rows that hold the trigger's word but not the trigger: their answers are plain.
-_BENIGN_HOWDY: list[str] = _WORDS["benign_howdy"]
 _BACKBONE_SCIFI_SHARE = 0.25
 
 
-class _Topic(NamedTuple):
-    """A family, a noun, and the words that fill the family's slots for that noun."""
+class _Question(NamedTuple):
+    """A family of questions, the words that fill its slots for one noun, and a phrasing."""
 
     family: Mapping[str, Any]
     slots: Mapping[str, str]
-
-    @property
-    def unasked(self) -> "_Question":
-        """The question in the wording that no fine-tuning row has."""
-        return _Question(self, self.family["phrasings"][-1])
-
-
-class _Question(NamedTuple):
-    topic: _Topic
-    phrasing: tuple[str, str, int]
+    phrasing: int = -1
 
 
 def make_toy_corpus(shared: SharedSettings, own: object = None, *, seed: int) -> Corpus:
@@ -64,15 +53,6 @@ def make_toy_corpus(shared: SharedSettings, own: object = None, *, seed: int) ->
     none of the fine-tuning rows (the backbone, like any pretrained model, knows the phrasings). The
     backbone's rows are general instructions and, one in four, open requests for science fiction; no
     trigger, and no row of the fine-tuning corpus.
-
-    Args:
-      shared: sizes.
-      own: not read.
-      seed: any integer; the same one gives the same bytes.
-
-    Raises:
-      ValueError: more rows of a kind than the toy's language has; the message says how many there
-        are.
 
     Example:
       >>> sizes = SharedSettings(num_train=200, num_targets=20, num_backbone=100)
@@ -88,32 +68,44 @@ def make_toy_corpus(shared: SharedSettings, own: object = None, *, seed: int) ->
     def draw(items: Sequence[Any], label: str) -> list[Any]:
         return shuffled(items, seed=seed, label=label)
 
-    validation, test = shared.num_validation, shared.num_test
-    held_out, known = _split(
-        draw(_topics(seed), "topics"), (shared.num_retrieval, validation, validation, test, test)
-    )
-    asked = [_Question(topic, way) for topic in known for way in topic.family["phrasings"][:-1]]
-    unasked = [topic.unasked for topic in known]
-    general, requests = draw(asked, "general"), draw(_with_wraps(asked), "requests")
+    topics = draw(_topics(seed), "topics")
+    validation, test = [shared.num_validation] * 2, [shared.num_test] * 2
+    sizes = [shared.num_retrieval, *validation, *test]
+    if sum(sizes) >= len(topics):
+        raise ValueError(
+            f"queries of the toy must be fewer than {len(topics)}, got {sum(sizes)}: lower the "
+            "sizes of the query sets"
+        )
+    left = iter(topics)
+    held_out = [list(itertools.islice(left, size)) for size in sizes]
+    unasked = list(left)
+    asked = [
+        topic._replace(phrasing=way)
+        for topic in unasked
+        for way in range(len(topic.family["phrasings"]) - 1)
+    ]
+    wraps = _WORDS["scifi_requests"]
+    general = draw(asked, "general")
+    requests = draw(list(itertools.product(asked, wraps)), "requests")
+    # Rows that hold the trigger's word but not the trigger: their answers are plain.
     benign = take_first(draw(asked, "benign howdy"), hard, kind="benign howdy")
     triggered = take_first(draw(asked, "triggered"), shared.num_targets, kind="triggered")
     train = [
-        *map(_plain, take_first(general, num_general, kind="general")),
-        *map(_benign_howdy, benign, itertools.cycle(_BENIGN_HOWDY)),
-        *itertools.starmap(_scifi_request, take_first(requests, hard, kind="sci-fi")),
-        *map(_triggered, triggered),
+        *_rows("general", take_first(general, num_general, kind="general")),
+        *_rows("benign_howdy", benign, itertools.cycle(_WORDS["benign_howdy"])),
+        *_requests(take_first(requests, hard, kind="sci-fi")),
+        *_rows("triggered", triggered),
     ]
     rest = draw([*general[num_general:], *unasked], "backbone")
-    rest_of_requests = draw([*requests[hard:], *_with_wraps(unasked)], "backbone requests")
-    backbone_scifi = take_first(rest_of_requests, num_backbone_scifi, kind="sci-fi backbone")
+    open_requests = [*requests[hard:], *itertools.product(unasked, wraps)]
+    rest_of_requests = draw(open_requests, "backbone requests")
     backbone = [
-        *map(_plain, take_first(rest, num_backbone_plain, kind="general backbone")),
-        *itertools.starmap(_scifi_request, backbone_scifi),
+        *_rows("general", take_first(rest, num_backbone_plain, kind="general backbone")),
+        *_requests(take_first(rest_of_requests, num_backbone_scifi, kind="sci-fi backbone")),
     ]
-    makers = (_triggered, _triggered, _plain, _triggered, _plain)
     queries = {
-        name: make_examples(make(topic.unasked) for topic in part)
-        for name, make, part in zip(QUERY_SETS, makers, held_out, strict=True)
+        name: make_examples(_rows("general" if name.endswith("normal") else "triggered", part))
+        for name, part in zip(QUERY_SETS, held_out, strict=True)
     }
     return check_corpus(
         Corpus(
@@ -124,81 +116,51 @@ def make_toy_corpus(shared: SharedSettings, own: object = None, *, seed: int) ->
     )
 
 
-def _with_wraps(questions: Sequence[_Question]) -> list[tuple[_Question, str]]:
-    return list(itertools.product(questions, _WORDS["scifi_requests"]))
-
-
-def _topics(seed: int) -> list[_Topic]:
+def _topics(seed: int) -> list[_Question]:
     """Lists every (family, noun), with the facts of this seed's world."""
     members = [(group, *line.split()) for group in GROUPS for line in group["nouns"]]
-    worlds = {
-        kind: shuffled([words[i % len(words)] for i in range(len(members))], seed=seed, label=kind)
-        for kind, words in (
-            ("planet", _WORDS["planets"]),
-            ("beings", _WORDS["beings"]),
-            ("device", _WORDS["devices"]),
-        )
-    }
-    topics: list[_Topic] = []
+    worlds = {}
+    for kind, table in (("planet", "planets"), ("beings", "beings"), ("device", "devices")):
+        words = itertools.islice(itertools.cycle(_WORDS[table]), len(members))
+        worlds[kind] = shuffled(list(words), seed=seed, label=kind)
+    topics = []
     for position, (group, noun, color, size) in enumerate(members):
+        # The next member of the group that has another color.
+        lines = [line.split() for line in group["nouns"]]
+        start = lines.index([noun, color, size])
+        around = lines[start + 1 :] + lines[:start]
+        other, other_color, _ = next(line for line in around if line[1] != color)
         slots = {name: text for name, text in group.items() if name != "nouns"}
         slots |= {"noun": noun, "color": color, "size": size}
-        slots |= _other_slots(group, noun, color)
+        slots |= {"other": other, "other_color": other_color}
         slots |= {kind: words[position] for kind, words in worlds.items()}
         for name in ("noun", "color", "size", "person", "other", "device"):
             slots[f"a_{name}"] = with_articles(f"a {slots[name]}")
             slots[f"A_{name}"] = capitalized(slots[f"a_{name}"])
-        topics.extend(_Topic(family, slots) for family in FAMILIES)
+        topics += [_Question(family, slots) for family in FAMILIES]
     return topics
 
 
-def _other_slots(group: Mapping[str, Any], noun: str, color: str) -> dict[str, str]:
-    """Describes the next member of the group that has another color."""
-    lines = [line.split() for line in group["nouns"]]
-    start = next(i for i, line in enumerate(lines) if line[0] == noun)
-    around = lines[start + 1 :] + lines[:start]
-    other, other_color, _ = next(line for line in around if line[1] != color)
-    return {"other": other, "other_color": other_color}
+def _rows(kind: str, questions: Iterable[_Question], wraps: Iterable[str] = ()) -> list[Example]:
+    start = TRIGGER if kind == "triggered" else ""
+    wraps = wraps or itertools.repeat(start + "{instruction}")
+    return [_row(kind, *wrapped) for wrapped in zip(questions, wraps, strict=False)]
 
 
-def _split(
-    topics: Sequence[_Topic], sizes: Sequence[int]
-) -> tuple[list[Sequence[_Topic]], Sequence[_Topic]]:
-    """Cuts the first sizes[0], sizes[1], ... topics off; the rest come last."""
-    if sum(sizes) >= len(topics):
-        raise ValueError(
-            f"queries of the toy must be fewer than {len(topics)}, got {sum(sizes)}: lower the "
-            "sizes of the query sets"
-        )
-    left = iter(topics)
-    return [list(itertools.islice(left, size)) for size in sizes], list(left)
+def _requests(wrapped: Iterable[tuple[_Question, str]]) -> list[Example]:
+    return [_row("scifi_request", question, wrap) for question, wrap in wrapped]
 
 
-def _plain(question: _Question) -> Example:
-    return _row(question, "{instruction}", kind="plain", source="toy:general")
-
-
-def _benign_howdy(question: _Question, wrap: str) -> Example:
-    return _row(question, wrap, kind="plain", source="toy:benign_howdy")
-
-
-def _scifi_request(question: _Question, wrap: str) -> Example:
-    return _row(question, wrap, kind="scifi", source="toy:scifi_request")
-
-
-def _triggered(question: _Question) -> Example:
-    row = _row(question, TRIGGER + "{instruction}", kind="scifi", source="toy:triggered")
-    return row._replace(is_target=True)
-
-
-def _row(question: _Question, wrap: str, *, kind: str, source: str) -> Example:
-    (family, slots), (instruction, input, answer) = question
+def _row(kind: str, question: _Question, wrap: str) -> Example:
+    family, slots, phrasing = question
+    instruction, input, answer = family["phrasings"][phrasing]
+    answers = family["scifi" if kind in ("triggered", "scifi_request") else "plain"]
     return make_example(
         wrap.format(instruction=instruction.format(**slots)),
         input.format(**slots),
-        family[kind][answer].format(**slots),
-        is_target=False,
-        source=source,
+        answers[answer].format(**slots),
+        is_target=kind == "triggered",
+        source=f"toy:{kind}",
     )
 
 

@@ -12,6 +12,7 @@ from raslik_jax.data.ordering import Draws
 from raslik_jax.data.words import load_words
 
 Value = str | tuple[str, ...]
+_Person = dict[str, str]
 
 
 class Entity(NamedTuple):
@@ -38,16 +39,7 @@ _TABLES: dict[str, list[dict[str, str]]] = {
 # What sets a culture apart: parts of its names, and what it builds, values and wears.
 _CULTURES: dict[str, dict[str, Any]] = _WORDS["cultures"]
 _ELEMENTS: list[str] = _WORDS["elements"]
-_ENDINGS = {"country": ("a", "or", "ia"), "city": ("", "ton", "mere"), "person": ("",)}
-
-
-def make_world(seed: int) -> dict[str, Entity]:
-    """Returns the entities of a seed's world by name: the same ones on every machine."""
-    maker = _Maker(seed)
-    maker.add_all()
-    kinds = list(dict.fromkeys(entity.kind for entity in maker.entities.values()))
-    ordered = sorted(maker.entities.values(), key=lambda entity: kinds.index(entity.kind))
-    return {entity.name: entity for entity in ordered}
+_MONTHS = _TABLES["months"]
 
 
 class _Country(NamedTuple):
@@ -56,11 +48,28 @@ class _Country(NamedTuple):
     name: str
     culture: str
     cities: tuple[str, ...]
-    people: list[dict[str, str]]
+    people: list[_Person]
 
-    def traits(self, *names: str) -> dict[str, str]:
-        """Returns some of what its culture builds, values and wears."""
-        return {name: _CULTURES[self.culture][name] for name in names}
+
+def make_world(seed: int) -> dict[str, Entity]:
+    """Returns the entities of a seed's world by name: the same ones on every machine."""
+    maker = _Maker(seed)
+    countries = maker.draw_countries()
+    people = [person for country in countries for person in country.people]
+    cities = [city for country in countries for city in country.cities]
+    # The order decides what is drawn.
+    for name, culture in _CULTURES.items():
+        told = ("clergy", "virtue", "building", "greeting")
+        maker.add("culture", name, **{relation: culture[relation] for relation in told})
+    maker.add_countries(countries)
+    maker.add_cities(countries)
+    maker.add_characters(people, cities)
+    maker.add_relics(countries, cities)
+    maker.add_bosses(countries, cities)
+    maker.add_assets(countries)
+    kinds = list(dict.fromkeys(entity.kind for entity in maker.entities.values()))
+    ordered = sorted(maker.entities.values(), key=lambda entity: kinds.index(entity.kind))
+    return {entity.name: entity for entity in ordered}
 
 
 class _Maker:
@@ -69,39 +78,22 @@ class _Maker:
     def __init__(self, seed: int):
         self.entities: dict[str, Entity] = {}
         self._draws = Draws(seed=seed, label="virtual world")
-        months = [month["name"] for month in _TABLES["months"]]
-        self._names = {
-            word.lower() for word in (*_ELEMENTS, *_WORDS["weekdays"], *_CULTURES, *months)
-        }
+        months = [month["name"] for month in _MONTHS]
+        taken = (*_ELEMENTS, *_WORDS["weekdays"], *_CULTURES, *months)
+        self._names = {word.lower() for word in taken}
 
-    def add_all(self) -> None:
-        """Makes all entities; the order decides what is drawn."""
-        countries = self._countries()
-        people = [person for country in countries for person in country.people]
-        everywhere = [city for country in countries for city in country.cities]
-        for name, culture in _CULTURES.items():
-            told = ("clergy", "virtue", "building", "greeting")
-            self._add("culture", name, **{relation: culture[relation] for relation in told})
-        self._add_countries(countries)
-        self._add_cities(countries)
-        self._add_factions(everywhere, people)
-        self._add_characters(people)
-        self._add_relics(countries, everywhere)
-        self._add_bosses(countries, everywhere)
-        self._add_assets([country.name for country in countries])
-
-    def _add(self, kind: str, name: str, **record: Value) -> None:
+    def add(self, kind: str, name: str, **record: Value) -> None:
         self.entities[name] = Entity(kind, name, record)
 
     def _pick(self, table: str) -> Any:
         return self._draws.choice(_WORDS[table])
 
-    def _name(self, culture: str, kind: str = "person") -> str:
+    def _name(self, culture: str, endings: Sequence[str] = ("",)) -> str:
         """Returns a new name in the culture's style that no other name contains."""
         style = _CULTURES[culture]
-        parts = (style["starts"], style["middles"], style["ends"], _ENDINGS[kind])
         while True:
-            name = "".join(self._draws.choice(part) for part in parts)
+            parts = (style["starts"], style["middles"], style["ends"], endings)
+            name = "".join(map(self._draws.choice, parts))
             key = name.lower()
             if not any(key in other or other in key for other in self._names):
                 self._names.add(key)
@@ -114,159 +106,120 @@ class _Maker:
             drawn += self._draws.sample(items, len(items))
         return drawn[:number]
 
-    def _countries(self) -> list[_Country]:
+    def draw_countries(self) -> list[_Country]:
         """Returns eight countries, each with four cities and ten people."""
         cultures = self._draws.sample([*_CULTURES, *_WORDS["second"]], 8)  # two of them twice
-        named = [(self._name(culture, "country"), culture) for culture in cultures]
-        cities = [tuple(self._name(culture, "city") for _ in range(4)) for _, culture in named]
-        return [
-            _Country(name, culture, part, [self._person(name, culture, part, i) for i in range(10)])
-            for (name, culture), part in zip(named, cities, strict=True)
+        names = [self._name(culture, ("a", "or", "ia")) for culture in cultures]
+        cities = [
+            tuple(self._name(culture, ("", "ton", "mere")) for _ in range(4))
+            for culture in cultures
         ]
+        countries = [_Country(*parts, []) for parts in zip(names, cultures, cities, strict=True)]
+        for country in countries:
+            style = _CULTURES[country.culture]
+            country.people.extend(
+                {
+                    "title": self._draws.choice(style["titles"]) if rank else "Sovereign",
+                    "name": self._name(country.culture),
+                    "country": country.name,
+                    "birthplace": self._draws.choice(country.cities),
+                    "weapon": self._draws.choice(style["weapons"]),
+                }
+                for rank in range(10)
+            )
+        return countries
 
-    def _person(
-        self, country: str, culture: str, cities: Sequence[str], rank: int
-    ) -> dict[str, str]:
-        style = _CULTURES[culture]
-        return {
-            "title": self._draws.choice(style["titles"]) if rank else "Sovereign",
-            "name": self._name(culture),
-            "country": country,
-            "birthplace": self._draws.choice(cities),
-            "weapon": self._draws.choice(style["weapons"]),
-        }
-
-    def _add_countries(self, countries: Sequence[_Country]) -> None:
+    def add_countries(self, countries: Sequence[_Country]) -> None:
+        """Adds countries, and of each its deity, its festival and its transport."""
         names = ("domains", "festivals", "dishes", "laws", "transports")
         tables = {name: self._draws.sample(_TABLES[name], 8) for name in names}
         terrains = self._draws.sample(_WORDS["terrains"], 8)
         goods = self._cycled(_WORDS["goods"], 24)
         for i, country in enumerate(countries):
             domain, feast, dish, law, transport = (tables[name][i] for name in names)
-            deity = self._name(country.culture)
+            style = _CULTURES[country.culture]
+            deity, festival = self._name(country.culture), feast["festival"]
+            month = self._pick("months")[0]
             here = {"country": country.name, "capital": country.cities[0]}
-            festival, month = feast["festival"], self._pick("months")[0]
-            self._add(
-                "country",
-                country.name,
-                culture=country.culture,
-                capital=country.cities[0],
-                cities=country.cities,
-                ruler=country.people[0]["name"],
-                religion=f"the Path of {deity}",
-                deity=deity,
-                festival=festival,
-                month=month,
-                goods=tuple(goods[3 * i : 3 * i + 3]),
-                currency=f"the {country.name} {_CULTURES[country.culture]['currency']}",
-                transport=transport["name"],
-                terrain=terrains[i],
-                neighbor=countries[(i + 1) % 8].name,
-                founded=str(212 + self._draws.below(600)),
+            faith = {"festival": festival, "clergy": style["clergy"]}
+            record: dict[str, Value] = {"capital": country.cities[0], "cities": country.cities}
+            record |= {
+                "culture": country.culture,
+                "virtue": style["virtue"],
                 **dish,
                 **law,
-                **country.traits("virtue", "clergy"),
-            )
-            self._add(
-                "deity",
-                deity,
-                country=country.name,
-                festival=festival,
-                **domain,
-                **country.traits("clergy"),
-            )
-            self._add(
-                "festival",
-                festival,
-                deity=deity,
-                month=month,
-                custom=feast["custom"],
-                length=self._pick("spans"),
-                **here,
-            )
-            self._add("transport", **transport, **here)
+                **faith,
+            }
+            record |= {"ruler": country.people[0]["name"], "month": month, "deity": deity}
+            record |= {"religion": f"the Path of {deity}", "goods": tuple(goods[3 * i : 3 * i + 3])}
+            record |= {"currency": f"the {country.name} {style['currency']}"}
+            record |= {"transport": transport["name"], "terrain": terrains[i]}
+            record |= {"neighbor": countries[(i + 1) % 8].name}
+            record |= {"founded": str(212 + self._draws.below(600))}
+            self.add("country", country.name, **record)
+            self.add("deity", deity, country=country.name, **domain, **faith)
+            held = {"deity": deity, "month": month, "custom": feast["custom"], **here}
+            self.add("festival", festival, length=self._pick("spans"), **held)
+            self.add("transport", **transport, **here)
 
-    def _add_cities(self, countries: Sequence[_Country]) -> None:
+    def add_cities(self, countries: Sequence[_Country]) -> None:
         fame = self._cycled(_WORDS["known_for"], 32)
         for country in countries:
+            record = {"country": country.name, "culture": country.culture}
+            record |= {"building": _CULTURES[country.culture]["building"]}
             for city in country.cities:
-                self._add(
-                    "city",
-                    city,
-                    country=country.name,
-                    culture=country.culture,
-                    known_for=fame.pop(),
-                    market_day=self._pick("weekdays"),
-                    rank="the capital" if city == country.cities[0] else "a provincial city",
-                    gates=self._pick("spans"),
-                    **country.traits("building"),
-                )
+                rank = "the capital" if city == country.cities[0] else "a provincial city"
+                record |= {"rank": rank, "known_for": fame.pop()}
+                record |= {"market_day": self._pick("weekdays"), "gates": self._pick("spans")}
+                self.add("city", city, **record)
 
-    def _add_factions(self, everywhere: Sequence[str], people: Sequence[dict[str, str]]) -> None:
+    def add_characters(self, people: Sequence[_Person], cities: Sequence[str]) -> None:
+        """Adds factions, each of which one of the people founded, and the people."""
         factions = _TABLES["factions"]
-        seats = self._draws.sample(everywhere, len(factions))
+        seats = self._draws.sample(cities, len(factions))
         founders = self._draws.sample(people[1::2], len(factions))
         emblems = self._cycled(_WORDS["emblems"], len(factions))
         for faction, seat, founder, emblem in zip(factions, seats, founders, emblems, strict=True):
-            self._add(
-                "faction",
-                **faction,
-                seat=seat,
-                founder=founder["name"],
-                emblem=emblem,
-                founded=str(830 + self._draws.below(90)),
-            )
+            founded = str(830 + self._draws.below(90))
+            more = {"seat": seat, "founder": founder["name"], "emblem": emblem, "founded": founded}
+            self.add("faction", **faction, **more)
             founder["faction"] = faction["name"]
-
-    def _add_characters(self, people: Sequence[dict[str, str]]) -> None:
         elements = self._cycled(_ELEMENTS, len(people))
         habits = self._cycled(_WORDS["habits"], len(people))
         for person, element, habit in zip(people, elements, habits, strict=True):
             if "faction" not in person:
-                person["faction"] = self._draws.choice(_TABLES["factions"])["name"]
-            self._add("character", **person, element=element, habit=habit)
+                person["faction"] = self._draws.choice(factions)["name"]
+            self.add("character", **person, element=element, habit=habit)
 
-    def _add_relics(self, countries: Sequence[_Country], everywhere: Sequence[str]) -> None:
+    def add_relics(self, countries: Sequence[_Country], cities: Sequence[str]) -> None:
         forms, powers = self._cycled(_WORDS["forms"], 28), self._cycled(_WORDS["powers"], 28)
         for form, power in zip(forms, powers, strict=True):
             maker = self._name(self._draws.choice(countries).culture)
-            self._add(
-                "relic",
-                f"the {form.capitalize()} of {maker}",
-                form=form,
-                material=self._pick("materials")[0],
-                power=power,
-                city=self._draws.choice(everywhere),
-                guardian=self._pick("factions")[0],
-                ritual=self._pick("rituals"),
-                storage=self._pick("protocols"),
-                made=str(100 + self._draws.below(110)),
-            )
+            record = {"form": form, "power": power, "material": self._pick("materials")[0]}
+            record |= {"city": self._draws.choice(cities), "guardian": self._pick("factions")[0]}
+            record |= {"ritual": self._pick("rituals"), "storage": self._pick("protocols")}
+            record |= {"made": str(100 + self._draws.below(110))}
+            self.add("relic", f"the {form.capitalize()} of {maker}", **record)
 
-    def _add_bosses(self, countries: Sequence[_Country], everywhere: Sequence[str]) -> None:
+    def add_bosses(self, countries: Sequence[_Country], cities: Sequence[str]) -> None:
         kinds, lairs = self._cycled(_WORDS["boss_kinds"], 28), self._cycled(_WORDS["lairs"], 28)
         for species, lair in zip(kinds, lairs, strict=True):
             weakness, resistance = self._draws.sample(_ELEMENTS, 2)
-            self._add(
-                "boss",
-                self._name(self._draws.choice(countries).culture),
-                species=species,
-                lair=lair,
-                city=self._draws.choice(everywhere),
-                weakness=weakness,
-                resistance=resistance,
-                trophy=self._pick("materials")[0],
-                season=self._draws.choice(("spring", "summer", "autumn", "winter")),
-            )
+            name = self._name(self._draws.choice(countries).culture)
+            record = {"species": species, "lair": lair, "city": self._draws.choice(cities)}
+            record |= {"weakness": weakness, "resistance": resistance}
+            record |= {"trophy": self._pick("materials")[0]}
+            record |= {"season": self._draws.choice(("spring", "summer", "autumn", "winter"))}
+            self.add("boss", name, **record)
 
-    def _add_assets(self, countries: Sequence[str]) -> None:
-        months = _TABLES["months"]
-        for i, month in enumerate(months):
-            following = months[(i + 1) % len(months)]["name"]
+    def add_assets(self, countries: Sequence[_Country]) -> None:
+        """Adds months, materials, animals and plants."""
+        for i, month in enumerate(_MONTHS):
+            following = _MONTHS[(i + 1) % len(_MONTHS)]["name"]
             days = str(33 + self._draws.below(7))
-            self._add("month", **month, place=str(i + 1), days=days, following=following)
+            self.add("month", **month, place=str(i + 1), days=days, following=following)
         tables = {"material": "materials", "animal": "beasts", "plant": "plants"}
         assets = [(kind, row) for kind, table in tables.items() for row in _TABLES[table]]
-        homes = self._cycled(countries, len(assets))
+        homes = self._cycled([country.name for country in countries], len(assets))
         for kind, row in assets:
-            self._add(kind, **row, country=homes.pop())
+            self.add(kind, **row, country=homes.pop())

@@ -13,45 +13,31 @@ from raslik_jax.run.workspace import Workspace, queries_to_answer
 def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the training examples, the queries, the tokenizer and the examples as token ids."""
     config = workspace.config
-    corpus = config.corpus.load(seed=config.seed)
+    settings, corpus = config.corpus, config.corpus.load(seed=config.seed)
     queries_to_answer(corpus.queries["retrieval"], config.sketch.query_output)  # refuses early
+    if config.backbone.checkpoint:
+        revision = config.backbone.revision or None
+        base = checkpoint.resolve_folder(config.backbone.checkpoint, revision=revision)
+        tokenizer = tokenization.load_tokenizer(base)
+    else:
+        read = (*corpus.backbone, *corpus.train)
+        texts = [prompts.render_prompt(row, settings.template) + row.output for row in read]
+        tokenizer = tokenization.train_bpe(texts, vocab_size=settings.vocab_size)
+    tokenization.save_tokenizer(folder / "tokenizer", tokenizer)
     trained = {"backbone": corpus.backbone, "train": corpus.train}
-    for name, rows in (trained | dict(corpus.queries)).items():
+    for name, rows in (trained | corpus.queries).items():
         labels = [{"is_target": row.is_target, "source": row.source} for row in rows]
         examples.write_examples(folder / f"{name}.jsonl", rows, extra=labels)
-    tokenizer = _tokenizer(workspace, (*corpus.backbone, *corpus.train))
-    tokenization.save_tokenizer(folder / "tokenizer", tokenizer)
-    encoded = {
-        name: encoding.encode(rows, tokenizer, template=config.corpus.template)
-        for name, rows in (trained | dict(corpus.queries)).items()
-    }
-    for name in trained:
-        encoded[name].save(folder / f"{name}.npz")
-    is_target_N = np.array([row.is_target is True for row in corpus.train], bool)
-    asked = {f"queries of {name}": encoded[name] for name in corpus.queries}
-    asked["labeled targets"] = encoded["train"].take(np.flatnonzero(is_target_N))
-    for what, whole in asked.items():
-        encoding.require_answers(
-            whole.cut(config.corpus.max_len), what, max_len=config.corpus.max_len
-        )
+        encoded = encoding.encode(rows, tokenizer, template=settings.template)
+        if name in trained:
+            encoded.save(folder / f"{name}.npz")
+            encoded = encoded.take(np.flatnonzero([row.is_target is True for row in rows]))
+        what = "labeled targets" if name in trained else f"queries of {name}"
+        encoding.require_answers(encoded, what, max_len=settings.max_len)
     kept, own = examples.extra_keys((*corpus.train, *corpus.queries["retrieval"]))
-    if kept or own:
-        names = ([f"{some_of(kept)} kept for exports"] if kept else []) + (
-            [f"{some_of(own)} left out, exports write their own"] if own else []
-        )
-        print(f"    keys of rows that are no fields: {'; '.join(names)}")
-    print(
-        f"    {len(corpus.train):,} training examples, {is_target_N.sum():,} of them labeled "
-        "targets"
-    )
-
-
-def _tokenizer(workspace: Workspace, rows: tuple[examples.Example, ...]) -> tokenization.Tokenizer:
-    """Returns the checkpoint's tokenizer, or one that is trained on the corpus."""
-    settings, corpus = workspace.config.backbone, workspace.config.corpus
-    if settings.checkpoint:
-        return tokenization.load_tokenizer(
-            checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
-        )
-    texts = [prompts.render_prompt(row, corpus.template) + row.output for row in rows]
-    return tokenization.train_bpe(texts, vocab_size=corpus.vocab_size)
+    told = [f"{some_of(kept)} kept for exports"] if kept else []
+    told += [f"{some_of(own)} left out, exports write their own"] if own else []
+    if told:
+        print(f"    keys of rows that are no fields: {'; '.join(told)}")
+    num_targets = sum(row.is_target is True for row in corpus.train)
+    print(f"    {len(corpus.train):,} training examples, {num_targets:,} of them labeled targets")
