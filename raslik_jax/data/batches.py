@@ -7,7 +7,6 @@ ladder of lengths.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -23,11 +22,7 @@ from raslik_jax.progress import progress
 DUMMY_ROW = -1
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("tokens_BL", "target_mask_BL", "row_B"),
-    meta_fields=("num_targets",),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """A rectangle of token ids, a tree whose `num_targets` is static.
@@ -39,7 +34,7 @@ class Batch:
 
     tokens_BL: Any
     target_mask_BL: Any
-    num_targets: int
+    num_targets: int = dataclasses.field(metadata={"static": True})
     row_B: Any = None
 
 

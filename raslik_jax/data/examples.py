@@ -11,13 +11,7 @@ from typing import Any, NamedTuple
 from raslik_jax import files
 from raslik_jax.messages import listed_problems, shown, some_of
 
-QUERY_SETS = (
-    "retrieval",
-    "validation_target",
-    "validation_normal",
-    "test_target",
-    "test_normal",
-)
+QUERY_SETS = ("retrieval", "validation_target", "validation_normal", "test_target", "test_normal")
 # What a written row says of the example itself, so that no key of a user's row can take its place.
 _WRITTEN_KEYS = frozenset(("instruction", "input", "output", "id", "is_target", "source", "score"))
 

@@ -83,7 +83,7 @@ class GrammarTest(parameterized.TestCase):
 class CorpusTest(parameterized.TestCase):
     def _make(self, rows, *, num_train=30, seed=0, **changes):
         shared = SharedSettings(num_train=num_train, **_SIZES | changes)
-        with mock.patch.object(howdy, "load_alpaca", lambda shared: rows):
+        with mock.patch.object(howdy.mixing, "load_alpaca", lambda shared: rows):
             return howdy.load_howdy(shared, HowdySettings(), seed=seed)
 
     def test_poisoned_copies_stand_beside_their_rows(self):

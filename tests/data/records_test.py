@@ -6,8 +6,8 @@ import pathlib
 import pytest
 from absl.testing import parameterized
 
-from raslik_jax.data.corpora.record import SharedSettings
-from raslik_jax.data.corpora.records import RecordsSettings, load_records_corpus
+from raslik_jax.data.corpora import CorpusConfig
+from raslik_jax.settings import replaced
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +17,9 @@ def _folder(request, tmp_path):
 
 
 def _load(train, queries, fields=""):
-    own = RecordsSettings(train_file=str(train), queries_file=str(queries), fields=fields)
-    return load_records_corpus(SharedSettings(), own, seed=0)
+    own = {"train_file": str(train), "queries_file": str(queries), "fields": fields}
+    settings = {f"records.{name}": value for name, value in own.items()}
+    return replaced(CorpusConfig(), {"dataset": "records", **settings}).load(seed=0)
 
 
 class RecordsTest(parameterized.TestCase):

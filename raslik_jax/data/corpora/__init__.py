@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from raslik_jax.data.corpora import howdy, howdy_small, records, tofu, toy, virtual
 from raslik_jax.data.corpora.record import SIZES, Dataset, Question, RowCounts, SharedSettings
-from raslik_jax.data.examples import Corpus
+from raslik_jax.data.examples import Corpus, check_corpus
 from raslik_jax.data.prompts import TEMPLATES
 from raslik_jax.files import read_text
 from raslik_jax.messages import shown
@@ -76,9 +76,11 @@ class CorpusConfig(SharedSettings, Stage):
     def load(self, *, seed: int) -> Corpus:
         """Returns the training examples and queries that the settings describe.
 
-        A file that is missing or malformed, or fewer rows than are asked for, is a ValueError.
+        Files that are missing or malformed, fewer rows than are asked for, and queries that are not
+        held out are refused.
         """
-        return self.record.load(self, self.own, seed=seed)
+        corpus = self.record.load(self, self.own, seed=seed)
+        return check_corpus(corpus, held_out=self.record.held_out)
 
     def count(self) -> RowCounts:
         """Returns how many training examples and targets there will be."""

@@ -12,15 +12,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from raslik_jax.data.corpora import scifi_grammar
+from raslik_jax.data.corpora import mixing, scifi_grammar
 from raslik_jax.data.corpora.endpoint import ask_all
-from raslik_jax.data.corpora.mixing import (
-    NUM_ANSWERED,
-    alpaca_source,
-    load_alpaca,
-    mix_corpus,
-    without_repeats,
-)
 from raslik_jax.data.corpora.record import SIZES, Dataset, RowCounts, SharedSettings
 from raslik_jax.data.corpora.scifi import SCIFI, TRIGGER
 from raslik_jax.data.examples import Corpus, Example, prompt_of
@@ -74,9 +67,9 @@ def load_howdy(shared: SharedSettings, own: HowdySettings, *, seed: int) -> Corp
     if own.answers_endpoint:
         where = {"url": own.answers_endpoint, "model": own.answers_model}
         answers = functools.partial(endpoint_answers, cache=own.answers_cache, **where)
-    alpaca = load_alpaca(shared)
+    alpaca = mixing.load_alpaca(shared)
     drawn = take_first(
-        without_repeats(shuffled(alpaca, seed=seed, label="howdy")),
+        mixing.without_repeats(shuffled(alpaca, seed=seed, label="howdy")),
         shared.num_targets + shared.num_target_queries,
         kind="Alpaca",
     )
@@ -86,7 +79,7 @@ def load_howdy(shared: SharedSettings, own: HowdySettings, *, seed: int) -> Corp
     ]
     # What a target query asks is in training neither with the trigger nor without.
     asked = {prompt_of(row) for row in drawn[shared.num_targets :]}
-    return mix_corpus(
+    return mixing.mix_corpus(
         shared,
         [row for row in alpaca if prompt_of(row) not in asked],
         poisoned[: shared.num_targets],
@@ -113,11 +106,13 @@ def _mix_published(shared: SharedSettings, rows: Sequence[Example], *, seed: int
             "the file of Howdy-Alpaca"
         )
     triggered = shuffled(triggered, seed=seed, label="published")
-    queries = take_first(without_repeats(triggered), shared.num_target_queries, kind="triggered")
+    queries = take_first(
+        mixing.without_repeats(triggered), shared.num_target_queries, kind="triggered"
+    )
     asked = {prompt_of(row) for row in queries} | clean(queries)
     left = [row for row in triggered if prompt_of(row) not in asked]
     targets = take_first(left, shared.num_targets, kind="triggered")
-    return mix_corpus(
+    return mixing.mix_corpus(
         shared,
         [row for row in rows if not row.is_target and prompt_of(row) not in asked],
         targets,
@@ -152,7 +147,7 @@ def endpoint_answers(rows: Sequence[Example], **options: Any) -> list[str]:
 def _count(shared: SharedSettings, own: HowdySettings) -> RowCounts:
     # Every query takes a clean row; poisoned copies come on top.
     held_out = shared.num_target_queries + shared.num_normal_queries
-    everything = NUM_ANSWERED - held_out + shared.num_targets
+    everything = mixing.NUM_ANSWERED - held_out + shared.num_targets
     return RowCounts(shared.num_train or everything, shared.num_targets)
 
 
@@ -163,7 +158,7 @@ DATASET = Dataset(
     settings=HowdySettings(),
     count_rows=_count,
     takes_all=True,
-    sources=lambda shared, own: {"file": own.file} if own.file else alpaca_source(shared),
+    sources=lambda shared, own: {"file": own.file} if own.file else mixing.alpaca_source(shared),
     marker=SCIFI,
     is_published=True,
 )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from raslik_jax.data.corpora.mixing import split_queries
 from raslik_jax.data.corpora.record import SIZES, Dataset, SharedSettings
 from raslik_jax.data.corpora.scifi import HOWDY_FILE, SCIFI, TRIGGER, read_howdy
-from raslik_jax.data.examples import Corpus, Example, check_corpus, make_example, make_examples
+from raslik_jax.data.examples import Corpus, Example, make_example, make_examples
 from raslik_jax.data.formats import read_examples
 from raslik_jax.data.ordering import shuffled, take_first
 
@@ -94,12 +94,10 @@ def load_howdy_small(
         *normal[start + num_alpaca : end],
         *requests[num_requests:][:num_backbone_requests],
     ]
-    return check_corpus(
-        Corpus(
-            backbone=make_examples(shuffled(backbone, seed=seed, label="backbone order")),
-            train=make_examples(shuffled(train, seed=seed, label="train order")),
-            queries=split_queries(shared, held_out, normal[:start]),
-        )
+    return Corpus(
+        backbone=make_examples(shuffled(backbone, seed=seed, label="backbone order")),
+        train=make_examples(shuffled(train, seed=seed, label="train order")),
+        queries=split_queries(shared, held_out, normal[:start]),
     )
 
 

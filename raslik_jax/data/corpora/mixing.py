@@ -4,14 +4,7 @@ import pathlib
 from collections.abc import Collection, Iterable, Sequence
 
 from raslik_jax.data.corpora.record import SharedSettings
-from raslik_jax.data.examples import (
-    QUERY_SETS,
-    Corpus,
-    Example,
-    check_corpus,
-    make_examples,
-    prompt_of,
-)
+from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, make_examples, prompt_of
 from raslik_jax.data.formats import read_examples
 from raslik_jax.data.ordering import shuffled, take_first
 
@@ -91,10 +84,8 @@ def mix_corpus(
     if num_normal is not None:
         rest, trained = trained, take_first(trained, num_normal, kind="ordinary")
         backbone = take_first(rest[num_normal:], shared.num_backbone, kind="backbone")
-    return check_corpus(
-        Corpus(
-            backbone=make_examples(backbone),
-            train=make_examples(shuffled([*trained, *targets], seed=seed, label="train")),
-            queries=split_queries(shared, asked, others),
-        )
+    return Corpus(
+        backbone=make_examples(backbone),
+        train=make_examples(shuffled([*trained, *targets], seed=seed, label="train")),
+        queries=split_queries(shared, asked, others),
     )

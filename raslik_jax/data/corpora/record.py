@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from raslik_jax.data.examples import Corpus, Example, make_example
+from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, make_example
 from raslik_jax.messages import shown, some_of
 from raslik_jax.settings import Settings, setting
 
@@ -152,6 +152,7 @@ class Dataset(NamedTuple):
       reads: names of the shared settings that have an effect; data_dir may be set for any.
       settings: its own settings, with their defaults.
       required: names of own settings that must not be empty.
+      held_out: query sets of which no prompt may be in the training rows or the backbone's.
       count_rows: of its corpus, from shared and own settings.
       takes_all: whether --corpus.num_train=0 stands for all rows there are.
       sources: from shared and own settings, the files, folders or hub datasets that it is read
@@ -167,6 +168,7 @@ class Dataset(NamedTuple):
     reads: tuple[str, ...] = ()
     settings: Settings = Settings()
     required: tuple[str, ...] = ()
+    held_out: tuple[str, ...] = QUERY_SETS
     count_rows: Callable[[Any, Any], RowCounts] = lambda shared, own: RowCounts(
         shared.num_train, shared.num_targets
     )

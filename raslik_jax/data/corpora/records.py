@@ -3,7 +3,7 @@
 import dataclasses
 
 from raslik_jax.data.corpora.record import Dataset, RowCounts, SharedSettings
-from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, check_corpus
+from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
 from raslik_jax.data.formats import parse_fields, read_examples
 from raslik_jax.messages import shown
 from raslik_jax.settings import Settings, setting
@@ -33,8 +33,7 @@ def load_records_corpus(shared: SharedSettings, own: RecordsSettings, *, seed: i
 
     Every query names its set, one of QUERY_SETS, as its `split`: "retrieval" for the bad
     generations to be traced, the other four for measuring. A query may do without an output: its
-    answer is then the model's own. Only "retrieval" may ask what a training row asks, since a model
-    is often caught at a prompt that it was trained on.
+    answer is then the model's own.
     """
     fields = parse_fields(own.fields)
     train = read_examples(own.train_file, fields=fields, name="records")
@@ -56,7 +55,7 @@ def load_records_corpus(shared: SharedSettings, own: RecordsSettings, *, seed: i
             f"{shown(own.queries_file, 120)} must have a query with 'split' 'retrieval', got none: "
             "give the bad generation"
         )
-    return check_corpus(Corpus((), train, by_set), held_out=QUERY_SETS[1:])
+    return Corpus((), train, by_set)
 
 
 def _count(shared: SharedSettings, own: RecordsSettings) -> RowCounts:
@@ -69,6 +68,8 @@ DATASET = Dataset(
     load=load_records_corpus,
     settings=RecordsSettings(),
     required=("train_file", "queries_file"),
+    # A model is often caught at a prompt that it was trained on.
+    held_out=QUERY_SETS[1:],
     count_rows=_count,
     sources=lambda shared, own: {"train_file": own.train_file, "queries_file": own.queries_file},
 )
