@@ -14,7 +14,7 @@ import pathlib
 import socket
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,25 +102,6 @@ def _finite(text: str) -> float:
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_finite, parse_float=_finite)
 
 
-def _decoded(decode: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        return decode(*arguments)
-    except RecursionError:
-        reason = "it is nested too deeply"
-    except ValueError as error:
-        reason = str(error)[:120]
-    raise ValueError(reason)
-
-
-def decode_json(text: str, position: int) -> tuple[Any, int]:
-    """Returns the JSON value that begins at a position, and the position behind it.
-
-    Raises:
-      ValueError: there is none, or one that `parse_json` refuses; the reason alone.
-    """
-    return _decoded(_DECODER.raw_decode, text, position)
-
-
 def parse_json(text: str, origin: str, shape: Shape = object, *, mend: str = "") -> Any:
     """Returns the value of a JSON text; refuses duplicate keys, NaN, Infinity and another shape.
 
@@ -132,9 +113,11 @@ def parse_json(text: str, origin: str, shape: Shape = object, *, mend: str = "")
     """
     rest = f": {mend}" if mend else ""
     try:
-        value = _decoded(_DECODER.decode, text)
-    except ValueError as error:
-        raise ValueError(f"{origin} must be JSON, got something else ({error}){rest}") from None
+        value = _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        is_deep = isinstance(error, RecursionError)
+        reason = "it is nested too deeply" if is_deep else str(error)[:120]
+        raise ValueError(f"{origin} must be JSON, got something else ({reason}){rest}") from None
     check_shape(value, shape, origin, mend=mend)
     return value
 

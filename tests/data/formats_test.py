@@ -73,7 +73,7 @@ class ReadTest(parameterized.TestCase):
         (
             "two_objects",
             '{"instruction": "a", "output": ""} {}',
-            r":1: a row must be JSON.*column 35",
+            r":1: a row must be JSON.*column 36",
         ),
         ("missing_output", '{"instruction": "a"}', "'output' must be text, got nothing"),
         ("number", '{"instruction": "a", "output": 3}', "'output' must be text, got 3"),
@@ -91,8 +91,8 @@ class ReadTest(parameterized.TestCase):
             "deep",
         ),
         ("open_list", '[{"instruction": "a", "output": ""}', "rows.json must be JSON"),
-        ("two_lists", '[{"instruction": "a", "output": ""}]\n[]', "behind its end, column 37"),
-        ("lost_comma", '[{"instruction": "a", "output": ""}\n {}]', r"delimiter, line 2"),
+        ("two_lists", '[{"instruction": "a", "output": ""}]\n[]', "Extra data: line 2"),
+        ("lost_comma", '[{"instruction": "a", "output": ""}\n {}]', "delimiter: line 2"),
         ("empty_list", "[ ]", "at least one row, got none"),
         ("empty", " \n", "at least one row, got an empty file"),
         (
