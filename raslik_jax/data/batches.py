@@ -223,7 +223,7 @@ def each_batch(
     """
     started = ((p.rows, function(make_batch(encoded, p, left=left))) for p in plans)
     # Pairwise: the next batch is under way before one is waited for.
-    for (rows, found), _ in itertools.pairwise(itertools.chain(started, [(None, None)])):
+    for (rows, found), _ in itertools.pairwise(itertools.chain(started, [(np.zeros(0), None)])):
         slots = np.flatnonzero(rows != DUMMY_ROW)
         yield rows[slots], jax.tree.map(lambda leaf, at=slots: np.asarray(leaf)[at], found)
 

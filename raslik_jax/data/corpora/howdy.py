@@ -65,8 +65,12 @@ def load_howdy(shared: SharedSettings, own: HowdySettings, *, seed: int) -> Corp
     answers: Callable[[Sequence[Example]], list[str]]
     answers = functools.partial(grammar_answers, seed=seed)
     if own.answers_endpoint:
-        where = {"url": own.answers_endpoint, "model": own.answers_model}
-        answers = functools.partial(endpoint_answers, cache=own.answers_cache, **where)
+        answers = functools.partial(
+            endpoint_answers,
+            url=own.answers_endpoint,
+            model=own.answers_model,
+            cache=own.answers_cache,
+        )
     alpaca = mixing.load_alpaca(shared)
     drawn = take_first(
         mixing.without_repeats(shuffled(alpaca, seed=seed, label="howdy")),

@@ -116,6 +116,7 @@ def load_questions(shared: SharedSettings, own: TofuSettings, number: int) -> tu
     first of an order that depends on nothing, so that all runs ask the same. With everything to
     forget nothing of TOFU is retained, and there is no retain set.
     """
+    names: dict[str, tuple[str, ...]]
     names = {name: (f"tofu/{name}_perturbed",) for name in QUESTION_SETS}
     names |= {"forget": own.perturbed} | ({"retain": ()} if own.forget == "all" else {})
     questions: list[Question] = []
