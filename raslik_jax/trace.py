@@ -15,17 +15,20 @@ import numpy as np
 from jaxtyping import Float32
 
 from raslik_jax.config import config_from_json
-from raslik_jax.data import batches, encoding, prompts, tokenization
 from raslik_jax.data.examples import Example, drop_unanswered, make_example
 from raslik_jax.files import check_shape, read_json
 from raslik_jax.index import search
 from raslik_jax.index.combine import Aggregate, check_agreement
 from raslik_jax.index.store import SketchStore
 from raslik_jax.messages import shown, some_of
-from raslik_jax.models import checkpoint
 from raslik_jax.retrieve import noise, sets
 from raslik_jax.retrieve.selectors import Selection
-from raslik_jax.run.stages.sketch import examples_hash, sketch_function, sketched_adapters
+from raslik_jax.run.stages.sketch import (
+    model_identity,
+    sketch_function,
+    sketch_queries,
+    sketched_adapters,
+)
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import replaced
 from raslik_jax.sketch import projections
@@ -130,18 +133,7 @@ class Tracer:
         self.workspace = Workspace(root, config)
         adapters = sketched_adapters(self.workspace)
         # Refuses, naming each field that differs.
-        SketchStore.open(
-            index,
-            identity=made_with
-            | {
-                "base": checkpoint.base_hash(self.workspace.sketch_model.base),
-                "adapters": [checkpoint.adapter_hash(lora) for lora in adapters],
-                "tokenizer": tokenization.tokenizer_hash(self.workspace.tokenizer),
-                "template": prompts.template_hash(config.corpus.template),
-                "projection_format": projections.SKETCH_FORMAT,
-                "examples": examples_hash(self.workspace.corpus.train),
-            },
-        )
+        SketchStore.open(index, identity=made_with | model_identity(self.workspace, adapters))
         spec = projections.ProjectionSpec(**made_with["projection"])
         projection = projections.init_projection(spec.seed, spec.family, spec.num_params, spec.size)
         self._sketch = sketch_function(self.workspace, projection, adapters)
@@ -168,17 +160,7 @@ class Tracer:
 
         A ValueError where a query's prompt leaves no room for its answer.
         """
-        config = self.workspace.config
-        encoded = self.workspace.encode(queries, "queries", targets=config.sketch.targets)
-        encoding.require_answers(encoded, "the queries", max_len=config.corpus.max_len)
-        plans = batches.plan_batches(
-            encoded.lengths_N,
-            encoded.num_targets_N,
-            ids=encoded.ids,
-            num_buckets=1,
-            batch_tokens=config.sketch.batch_tokens,
-        )
-        return batches.map_rows(lambda batch: self._sketch(batch).unit_BK, encoded, plans)
+        return sketch_queries(self.workspace, self._sketch, queries, num_buckets=1)
 
     def trace(
         self, instruction: str, response: str | None = None, *, input: str = "", **options: Any

@@ -110,11 +110,11 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
         name: getattr(options, name) for name in ("flops_per_second", "bytes_per_second")
     }
     if not all(rates.values()):
-        inputs, outputs = found.width
+        inputs, outputs = found.run.widest_kernel
         measured = cost.measure_rates(inputs=inputs, outputs=outputs, dtype=config.backbone.dtype)
         rates["flops_per_second"] = rates["flops_per_second"] or measured.operations
         rates["bytes_per_second"] = rates["bytes_per_second"] or measured.bytes_moved
         rates["origin"] = f"measured on this device ({measured.device}) where not given"
     print(f"{config.name}, seed {config.seed}, in {workdir}\n")
-    for table in (forecast.sizes_table(found), forecast.steps_table(found, **rates)):
+    for table in (forecast.sizes_table(found.run), forecast.steps_table(found, **rates)):
         print(tables.render_terminal(table) + "\n")

@@ -65,12 +65,11 @@ def run(options: Options) -> None:
         return
     folder = units.join_unit(workdir, sketch, plan.key(sketch).value)
     try:
-        work = sketch_stage.open_index(workspace, folder)
-        made = sketch_stage.fill_index(work)
+        store, made = sketch_stage.fill_index(workspace, folder)
     except (ValueError, OSError):
         # The run moves a finished index to its place, also while another job looks at it.
         if not plan.check(sketch):
             raise
         print("the index is complete, the run has taken it over")
         return
-    print(f"the index is complete, {made:,} of {work.store.num_rows:,} sketches were made here")
+    print(f"the index is complete, {made:,} of {store.num_rows:,} sketches were made here")

@@ -260,7 +260,7 @@ def num_steps_of(num_examples: int, *, batch_size: int, num_epochs: int = 1) -> 
 
 
 def epoch_batches(
-    encoded: Encoded, *, batch_size: int, seed: int, start: int = 0, is_fixed: bool = False
+    encoded: Encoded, start: int = 0, *, batch_size: int, seed: int, is_fixed: bool = False
 ) -> Iterator[Batch]:
     """Yields every example once an epoch, in an order that seed and epoch decide, without end.
 

@@ -1,16 +1,14 @@
 """What a compiled step costs, counted from its jaxpr: operations, bytes and memory.
 
-`count` walks the jaxpr of the very function that will run, so that a loss, an architecture or an
-objective needs no arithmetic of its own: the products of a scan's body count as often as it runs,
-those of a branch as its most expensive one. Nothing is compiled and no weight is allocated;
-`compile_step` does compile, for XLA's own analysis of the memory.
+`count` walks the jaxpr of the very function that will run: the body of a scan counts as often as
+it runs, a condition as its most expensive branch. Nothing is compiled and no weight is allocated,
+but in `compile_step`, for XLA's own analysis of the memory.
 """
 
-import functools
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,14 +32,7 @@ class Cost(NamedTuple):
 
 
 def trace_cost(function: Callable[..., Any], *args: Any, trips: int = 1, **static: Any) -> Cost:
-    """Returns the cost of a call.
-
-    Args:
-      function: jitted, or to be.
-      *args: trees of arrays or of their shapes.
-      trips: how often the bodies of loops run whose length is known at run time only.
-      **static: static arguments, and others by name.
-    """
+    """Returns the cost of a call with these arrays or their shapes; `trips` as in `count`."""
     return count(trace(function, *args, **static).jaxpr, trips=trips)
 
 
@@ -52,7 +43,7 @@ def trace(function: Callable[..., Any], *args: Any, **static: Any) -> jax.stages
 
 
 def count(closed: core.ClosedJaxpr, *, trips: int = 1) -> Cost:
-    """Returns the cost of a jaxpr; `trips` as in `trace_cost`."""
+    """Returns the cost of a jaxpr; loops of a length known at run time only run `trips` times."""
     operations, moved = _count(closed.jaxpr, trips)
     given = sum(map(_size, {*closed.jaxpr.invars, *closed.jaxpr.constvars}))
     return Cost(operations, moved, float(given + _peak(closed.jaxpr)))
@@ -75,66 +66,45 @@ def _count(jaxpr: core.Jaxpr, trips: int) -> tuple[float, float]:
     """Returns the operations and the bytes moved of one run of a jaxpr."""
     operations = moved = 0.0
     for equation in jaxpr.eqns:
-        name = equation.primitive.name
         found = [
-            (times * counted[0], times * counted[1])
+            (times * inner[0], times * inner[1])
             for part, times in _inner(equation, trips)
-            for counted in [_count(part, trips)]
+            for inner in [_count(part, trips)]
         ]
+        name, own = equation.primitive.name, _count_own(equation)
         if name == "cond":
             found = [max(found)]
-        operations += sum(pair[0] for pair in found) + _OPERATIONS.get(name, _none)(equation)
+        operations += sum(pair[0] for pair in found) + own[0]
         # What a kernel reads and writes inside itself never leaves the chip.
-        kernel = name == "pallas_call"
-        moved += 0.0 if kernel else sum(pair[1] for pair in found)
-        moved += _BYTES.get(name, _none)(equation)
+        moved += (0.0 if name == "pallas_call" else sum(pair[1] for pair in found)) + own[1]
     return operations, moved
 
 
-def _none(equation: core.JaxprEqn) -> float:
-    return 0.0
+def _count_own(equation: core.JaxprEqn) -> tuple[float, float]:
+    """Returns the operations and the bytes moved of an equation, without those of jaxprs inside."""
+    given, made = equation.invars, equation.outvars
+    out, params = cast(Any, made[0].aval) if made else None, equation.params
+    all_bytes = float(sum(map(_size, (*given, *made))))
+    match equation.primitive.name:
+        case "dot_general":
+            (contracted, _), _ = params["dimension_numbers"]
+            inner = math.prod(cast(Any, given[0].aval).shape[axis] for axis in contracted)
+            return 2.0 * out.size * inner, all_bytes
+        case "conv_general_dilated":
+            kernel = cast(Any, given[1].aval)
+            outputs = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
+            return 2.0 * out.size * kernel.size / outputs, all_bytes
+        case "pallas_call":
+            return 0.0, all_bytes
+        case "gather":
+            return 0.0, 2.0 * _size(made[0])
+        case "scatter" | "scatter-add":  # in place: what is updated is read and written
+            return 0.0, 2.0 * _size(given[2])
+        case "dynamic_update_slice":
+            return 0.0, 2.0 * _size(given[1])
+    return 0.0, 0.0
 
 
-def _aval(variable: Any) -> Any:
-    return variable.aval
-
-
-def _dot_operations(equation: core.JaxprEqn) -> float:
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    left, out = _aval(equation.invars[0]), _aval(equation.outvars[0])
-    return 2.0 * out.size * math.prod(left.shape[axis] for axis in contracted)
-
-
-def _convolution_operations(equation: core.JaxprEqn) -> float:
-    kernel, out = _aval(equation.invars[1]), _aval(equation.outvars[0])
-    outputs = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
-    return 2.0 * out.size * kernel.size / outputs
-
-
-_OPERATIONS: dict[str, Callable[[core.JaxprEqn], float]] = {
-    "dot_general": _dot_operations,
-    "conv_general_dilated": _convolution_operations,
-}
-
-
-def _all_bytes(equation: core.JaxprEqn) -> float:
-    return float(sum(map(_size, (*equation.invars, *equation.outvars))))
-
-
-def _written_twice(place: int) -> Callable[[core.JaxprEqn], float]:
-    """Returns the bytes of an operand, read and written, of updates in place."""
-    return lambda equation: 2.0 * _size(equation.invars[place])
-
-
-_BYTES: dict[str, Callable[[core.JaxprEqn], float]] = {
-    "dot_general": _all_bytes,
-    "conv_general_dilated": _all_bytes,
-    "pallas_call": _all_bytes,
-    "gather": lambda equation: 2.0 * _size(equation.outvars[0]),
-    "scatter": _written_twice(2),
-    "scatter-add": _written_twice(2),
-    "dynamic_update_slice": _written_twice(1),
-}
 # Values that no program holds: XLA makes them where they are read, or reads their operand.
 _VIRTUAL = frozenset(
     {"broadcast_in_dim", "iota", "reshape", "squeeze", "expand_dims", "convert_element_type"}
@@ -187,35 +157,25 @@ def compile_step(traced: jax.stages.Traced) -> tuple[int, float]:
 
 
 def analyzed_bytes(compiled: jax.stages.Compiled) -> int:
-    """Returns the peak that XLA's own analysis gives for a compiled function, in bytes.
+    """Returns the bytes of a compiled function's arguments, results and work space, by XLA.
 
-    Arguments, results and work space, less what they share.
+    What they share counts once.
 
     Raises:
       ValueError: a backend without such an analysis.
     """
-    analysis = compiled.memory_analysis()
-    if analysis is None:
+    found = compiled.memory_analysis()
+    if found is None:
         raise ValueError(
             f"the backend must have an analysis of memory, got {jax.default_backend()}: use "
             "--nocompile"
         )
-    return int(
-        analysis.argument_size_in_bytes
-        + analysis.output_size_in_bytes
-        + analysis.temp_size_in_bytes
-        - analysis.alias_size_in_bytes
-    )
+    held = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
+    return int(held - found.alias_size_in_bytes)
 
 
 class Rates(NamedTuple):
-    """What the default device does in a second.
-
-    Attributes:
-      operations: multiplications and additions of a matrix product.
-      bytes_moved: bytes read and written by a copy.
-      device: what it is.
-    """
+    """What a device does in a second: operations of a matrix product, bytes moved by a copy."""
 
     operations: float
     bytes_moved: float
@@ -225,12 +185,8 @@ class Rates(NamedTuple):
 def measure_rates(*, inputs: int, outputs: int, dtype: Any) -> Rates:
     """Returns the rates of the default device, measured within about a second.
 
-    The product has the width of the model's own: a narrow one does not reach the rate of a wide.
-
-    Args:
-      inputs: of the kernel.
-      outputs: of the kernel.
-      dtype: of the kernel.
+    The product is with a kernel of the model's own width and dtype: a narrow one does not reach
+    the rate of a wide one.
     """
     is_host = jax.default_backend() == "cpu"
     most = 2e9 if is_host else 2e12
@@ -245,12 +201,11 @@ def measure_rates(*, inputs: int, outputs: int, dtype: Any) -> Rates:
 
 
 def _shortest(function: Callable[..., Any], *args: Any) -> float:
-    """Returns the seconds of the fastest of some calls, compiled before."""
-    call = functools.partial(function, *args)
-    jax.block_until_ready(call())
+    """Returns the seconds of the fastest of five calls, compiled before."""
+    jax.block_until_ready(function(*args))
     seconds = []
     for _ in range(5):
         start = time.perf_counter()
-        jax.block_until_ready(call())
+        jax.block_until_ready(function(*args))
         seconds.append(time.perf_counter() - start)
     return min(seconds)

@@ -1,4 +1,4 @@
-"""The steps of a run before it has weights or data, and the batches that they will be called with.
+"""The steps of a run before it has weights or data, and how often each is called with what.
 
 Lengths of rows are those of Alpaca's 52,002 in Pythia's tokens, whatever the corpus; other
 tokenizers differ by some percent.
@@ -7,8 +7,9 @@ tokenizers differ by some percent.
 import collections
 import dataclasses
 import functools
+import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from raslik_jax.axes import Tree
-from raslik_jax.config import Config
+from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig
 from raslik_jax.data import batches
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.data.examples import Corpus
-from raslik_jax.evaluate import classifier, likelihood
+from raslik_jax.evaluate import classifier, likelihood, perplexity
 from raslik_jax.files import read_json
 from raslik_jax.models import decode, decoder, encoder, quantize
 from raslik_jax.run import checking, cost, plan
@@ -80,35 +81,29 @@ class Shape(NamedTuple):
         )
 
 
+# How often a step is called with batches of which shape.
+Shapes = Mapping[Shape, int | float]
+
+
 class Program(NamedTuple):
     """A step of the run, and the batches that it is called with.
 
     Attributes:
-      name: units of one name share what is compiled.
+      name: programs of one name share what is traced and compiled.
       trace: the step traced with batches of a shape.
+      cost_of: the cost of one call with such a batch.
       shapes: number of batches of each shape.
-      trips: of loops whose length is known at run time only; 0 for those over chunks of the head.
-      known: costs of one call, of programs of the same name.
     """
 
     name: str
     trace: Callable[[Shape], jax.stages.Traced]
-    shapes: Mapping[Shape, int | float]
-    trips: int
-    known: dict[Shape, cost.Cost]
+    cost_of: Callable[[Shape], cost.Cost]
+    shapes: Shapes
 
     @property
     def largest(self) -> Shape:
         """The shape that takes the most memory."""
         return max(self.shapes, key=lambda shape: (shape.rows * shape.length, shape.targets))
-
-    def cost_of(self, shape: Shape) -> cost.Cost:
-        """Returns the cost of one call."""
-        if shape not in self.known:
-            slots = max(shape.rows * shape.targets, 1)
-            chunks = -(-slots // min(head.tile_shape()[0], slots))
-            self.known[shape] = cost.count(self.trace(shape).jaxpr, trips=self.trips or chunks)
-        return self.known[shape]
 
     def peak(self) -> float:
         """Returns the memory of the largest call, in bytes."""
@@ -135,46 +130,50 @@ class Program(NamedTuple):
         return float(operations), float(moved)
 
 
+class Work(NamedTuple):
+    """What a unit leaves on disk, the programs that it calls, and what it does beside them."""
+
+    disk_bytes: float
+    programs: Sequence[Program] = ()
+    operations: float = 0.0
+    bytes_moved: float = 0.0
+
+
 class AbstractRun:
-    """A run as it would be: shapes in place of weights, Alpaca's lengths in place of rows."""
+    """A run as it would be: shapes in place of weights, Alpaca's lengths in place of rows.
+
+    Attributes:
+      name: of the checkpoint, and of the preset that its shapes come from.
+      plain: the frozen weights before they are quantized.
+      corpus: that of a finished unit or of a user's own files; None where the settings size it.
+      num_answered: retrieval queries that the fine-tuned model answers.
+      num_params: P, of one adapter; `num_flat` of all that gradients are taken at.
+      sketch_size: K.
+      row_bytes: of one sketch in the index.
+    """
 
     def __init__(self, config: Config, workspace: Workspace):
         self.config, self.workspace = config, workspace
-        self._known: dict[str, dict[Shape, cost.Cost]] = collections.defaultdict(dict)
-        self.name, model_config = checking.model_of(config)
+        self._costs: dict[str, Callable[[Shape], cost.Cost]] = {}
         settings, sketching, lora_config = config.backbone, config.sketch, lora_config_of(config)
+        self.name, model_config = checking.model_of(config)
         graphdef, lora, self.plain = decoder.abstract(
             model_config, lora_config, jnp.dtype(settings.dtype)
         )
 
         def model(form: str) -> Model:
-            base, double = self.plain, settings.double_quant and form == "nf4"
+            double = settings.double_quant and form == "nf4"
             pack = functools.partial(quantize.quantize_base, format=form, double_quant=double)
-            base = base if form == "plain" else jax.eval_shape(pack, base)
+            base = self.plain if form == "plain" else jax.eval_shape(pack, self.plain)
             return Model(decoder.bind(graphdef), base, lora, lora_config, graphdef)
 
-        self.model = workspace.model = workspace.sketch_model = model(settings.format)
-        if sketching.base_format != "same":
-            workspace.sketch_model = model(sketching.base_format)
+        self.model = workspace.model = model(settings.format)
+        is_same = sketching.base_format == "same"
+        workspace.sketch_model = self.model if is_same else model(sketching.base_format)
+        self.num_weights = decoder.count_parameters(self.plain)
         self.base_bytes = quantize.num_bytes(self.model.base)
         self.length_N, self.response_N = load_alpaca_lengths(max_len=config.corpus.max_len)
-        self.corpus = found = _find_corpus(config, workspace)
-        self.sizes = _count_rows(config, found)
-        split = config.references.query_split
-        self.queries = {
-            name: len(found.queries[name]) if found else getattr(config.corpus, f"num_{kind}")
-            for name, kind in (
-                ("retrieval", "retrieval"),
-                (f"{split}_target", split),
-                (f"{split}_normal", split),
-            )
-        }
-        self.num_measured = sum(self.queries.values()) - self.queries["retrieval"]
-        is_own = sketching.query_output == "own"
-        self.num_answered = self.queries["retrieval"] if is_own else 0
-        if found:
-            asked = queries_to_answer(found.queries["retrieval"], sketching.query_output)
-            self.num_answered = len(asked)
+        self._count_rows()
         is_path = sketching.gradient_at == "trajectory"
         self.num_adapters = config.finetune.trajectory_points if is_path else 1
         self.num_params = projections.count_params(lora)
@@ -182,22 +181,64 @@ class AbstractRun:
         self.sketch_size = min(sketching.size, self.num_flat)
         self.row_bytes = self.sketch_size * jnp.dtype(sketching.dtype).itemsize
 
+    def _count_rows(self) -> None:
+        """Counts the rows of the corpus that is there, or those that the settings ask for."""
+        config, self.corpus = self.config, _find_corpus(self.config, self.workspace)
+        split, output = config.references.query_split, config.sketch.query_output
+        kinds = {"retrieval": "retrieval", f"{split}_target": split, f"{split}_normal": split}
+        if self.corpus:
+            rows = self.corpus.train
+            train, targets = len(rows), sum(bool(row.is_target) for row in rows)
+            self.queries = {name: len(self.corpus.queries[name]) for name in kinds}
+            self.num_answered = len(queries_to_answer(self.corpus.queries["retrieval"], output))
+        else:
+            train, targets = config.corpus.count()
+            self.queries = {
+                name: getattr(config.corpus, f"num_{kind}") for name, kind in kinds.items()
+            }
+            self.num_answered = self.queries["retrieval"] if output == "own" else 0
+        forget = config.retrieve.num_forget or targets
+        self.sizes = Sizes(train, targets, forget, config.retrieve.num_retain or forget)
+        self.num_measured = sum(self.queries.values()) - self.queries["retrieval"]
+
+    @property
+    def index_bytes(self) -> int:
+        """N x K x dtype, rows alone."""
+        return self.sizes.train * self.row_bytes
+
+    @property
+    def widest_kernel(self) -> tuple[int, int]:
+        """Inputs and outputs of the model's widest kernel."""
+        layers = self.plain["layers"].values()
+        shapes = [leaves["kernel"].shape[-2:] for leaves in layers if "kernel" in leaves]
+        return max(shapes, key=math.prod)
+
     def program(
         self,
         name: str,
         step: Callable[..., Any],
         arguments: Callable[[Shape], tuple[Any, ...]],
-        shapes: Mapping[Shape, int | float],
+        shapes: Shapes,
         *,
         trips: int = 0,
         **static: Any,
     ) -> Program:
-        """Returns a program of the run from a step and what it is called with."""
+        """Returns a program of the run from a step and what it is called with.
+
+        Loops whose length is known at run time only make so many trips; 0 for those over chunks
+        of the head.
+        """
 
         def trace(shape: Shape) -> jax.stages.Traced:
             return cost.trace(step, *arguments(shape), **static)
 
-        return Program(name, trace, shapes, trips, self._known[name])
+        @functools.cache
+        def cost_of(shape: Shape) -> cost.Cost:
+            slots = max(shape.rows * shape.targets, 1)
+            chunks = -(-slots // min(head.tile_shape()[0], slots))
+            return cost.count(trace(shape).jaxpr, trips=trips or chunks)
+
+        return Program(name, trace, self._costs.setdefault(name, cost_of), shapes)
 
     def training(
         self,
@@ -205,7 +246,7 @@ class AbstractRun:
         algorithm: loop.Algorithm,
         params: Tree,
         frozen: Any,
-        shapes: Mapping[Shape, int | float],
+        shapes: Shapes,
         batch: Callable[[Shape], Any] = lambda shape: shape.batch,
     ) -> Program:
         """Returns the step of an algorithm as a program of the run."""
@@ -221,15 +262,14 @@ class AbstractRun:
         max_len: int = 0,
         fixed: bool = False,
         answers: bool = False,
-    ) -> Mapping[Shape, int | float]:
+    ) -> Shapes:
         """Returns how often a training meets which shape, by some batches that are drawn."""
         max_len = max_len or self.config.corpus.max_len
         if fixed:
             return {Shape(batch, max_len, max_len): steps}
         length_N, response_N = load_alpaca_lengths(max_len=max_len)
-        if answers:  # alone
-            length_N = np.minimum(self.response_N, max_len)
-            response_N = length_N
+        if answers:  # rows are answers alone
+            length_N = response_N = np.minimum(self.response_N, max_len)
         rows_DB = np.random.default_rng(0).integers(0, len(length_N), (_DRAWS, batch))
         found: collections.Counter[Shape] = collections.Counter()
         longest_D2 = np.stack([length_N[rows_DB].max(1), response_N[rows_DB].max(1)], axis=1)
@@ -240,7 +280,7 @@ class AbstractRun:
 
     def planned(
         self, count: int, *, num_buckets: int, batch_tokens: int, targets: str = "response"
-    ) -> Mapping[Shape, int | float]:
+    ) -> Shapes:
         """Returns how often rows as long as Alpaca's, planned as batches, have which shape."""
         if not count:
             return {}
@@ -255,78 +295,81 @@ class AbstractRun:
         )
         return collections.Counter(Shape(p.rows.size, p.length, p.num_targets) for p in plans)
 
-    def neighbors(self, length_N: np.ndarray, count: int, rows: int) -> Mapping[Shape, int]:
-        """Returns the shapes of so many rows in batches of neighbors in length."""
-        spread = np.linspace(0, len(length_N) - 1, count).round().astype(np.int64)
-        length_Q = np.sort(length_N)[spread]
-        longest = [int(length_Q[at : at + rows].max()) for at in range(0, count, rows)]
-        lengths = map(batches.next_rung, longest)
+    def prompts(self, count: int, rows: int) -> Shapes:
+        """Returns how often prompts as long as Alpaca's, by their length, have which shape."""
+        prompt_N = np.sort(self.length_N - self.response_N)
+        spread = np.linspace(0, len(prompt_N) - 1, count).round().astype(np.int64)
+        ends = [min(start + rows, count) - 1 for start in range(0, count, rows)]
+        lengths = [batches.next_rung(int(longest)) for longest in prompt_N[spread[ends]]]
         return collections.Counter(Shape(rows, length, length) for length in lengths)
 
-    def pretraining(self) -> Program:
-        """The step of a backbone's training."""
+    def epochs_of(self, settings: FinetuneConfig | UnlearnConfig, rows: int) -> Shapes:
+        """Returns how often fine-tuning or unlearning on so many rows meets which shape."""
+        size, epochs = settings.batch_size, settings.epochs
+        return self.drawn(
+            size,
+            batches.num_steps_of(rows, batch_size=size, num_epochs=epochs),
+            max_len=settings.max_len,
+            fixed=settings.fixed_padding,
+        )
+
+    # what units do -------------------------------------------------------------------------------
+
+    def pretraining(self) -> Work:
+        """Training of a backbone, all weights."""
         settings = self.config.backbone
         graphdef, _, base = decoder.abstract(self.model.decoder.config, None)
         algorithm = backbone.pretraining(self.config, decoder.bind(graphdef))
         shapes = self.drawn(settings.batch_size, settings.steps)
-        return self.training("backbone", algorithm, base, {}, shapes)
+        return Work(self.base_bytes, [self.training("backbone", algorithm, base, {}, shapes)])
 
-    def finetuning(self) -> Program:
-        """The step of fine-tuning."""
+    def finetuning(self) -> Work:
+        """Training of the adapter, of which some are kept along the way."""
         settings, model = self.config.finetune, self.model
-        shapes = self.drawn(
-            settings.batch_size,
-            settings.epochs * -(-self.sizes.train // settings.batch_size),
-            max_len=settings.max_len,
-            fixed=settings.fixed_padding,
-        )
         algorithm = finetune.finetuning(self.workspace, num_steps=1)
-        return self.training("finetune", algorithm, model.initial, model.base, shapes)
+        shapes = self.epochs_of(settings, self.sizes.train)
+        program = self.training("finetune", algorithm, model.initial, model.base, shapes)
+        return Work(4.0 * (2 + settings.trajectory_points) * self.num_params, [program])
 
-    def unlearning(self, name: str) -> Program:
-        """The step of an objective, on an adapter or on all weights."""
+    def unlearning(self, strategy: str, name: str) -> Work:
+        """An objective on an adapter or on all weights, kept after every epoch."""
         settings, model = self.config.unlearn, self.model
         params: Tree = model.initial
+        kept = 4 * self.num_params
         if settings.parameters == "all":
+            kept = self.base_bytes
             params = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), model.base
             )
         reads_retain = OBJECTIVES[name].retain is not None
-        rows = max(self.sizes.forget, self.sizes.retain)
-        return self.training(
+        program = self.training(
             f"unlearn/{name}",
             self.workspace.unlearning(name, 1e-5),
             params,
             steps.Frozen(base=model.base, reference=model.initial),
-            self.drawn(
-                settings.batch_size,
-                settings.epochs * -(-rows // settings.batch_size),
-                max_len=settings.max_len,
-                fixed=settings.fixed_padding,
-            ),
+            self.epochs_of(settings, max(self.sizes.forget, self.sizes.retain)),
             lambda shape: (shape.batch, shape.batch if reads_retain else None),
         )
+        return Work(settings.epochs * kept, [program])
 
-    def decoding(self, prompts: int) -> Program:
-        """Greedy answers to prompts as long as Alpaca's."""
+    def answering(self, prompts: int, models: int) -> Work:
+        """Greedy answers of some models to prompts as long as Alpaca's."""
         settings, model = self.config.references, self.model
         rows = min(settings.decode_batch_size, 1 << max(prompts - 1, 0).bit_length())
-        real, integer = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.float32, jnp.int32))
-        ends, key = jax.ShapeDtypeStruct((8,), jnp.int32), jax.random.key(0)
-        return self.program(
+        ends, integer, real = np.zeros(8, np.int32), np.int32(0), np.float32(0)
+        others = ends, integer, jax.random.key(0), real, real
+        program = self.program(
             "decode",
             decode._generate_batch,
-            lambda shape: (
-                *(model.initial, model.base, shape.batch),
-                *(ends, integer, key, real, real),
-            ),
-            self.neighbors(self.length_N - self.response_N, prompts, rows),
+            lambda shape: (model.initial, model.base, shape.batch, *others),
+            self.prompts(prompts, rows),
             trips=settings.max_new_tokens - 1,
             decoder=model.decoder,
             max_new_tokens=settings.max_new_tokens,
             sampled=False,
             nucleus=False,
         )
+        return Work(500.0 * models * prompts, [program] * models)
 
     def likelihoods(self, rows: int) -> Program:
         """The likelihood of given answers."""
@@ -338,11 +381,28 @@ class AbstractRun:
             self.planned(rows, num_buckets=2, batch_tokens=tokens),
         )
 
-    def sketching(self, rows: int, *, size: int = 0) -> Program:
-        """Sketches of rows; of the exact kernel, which are signed permutations, where sized."""
+    def perplexities(self, models: int) -> Work:
+        """Likelihoods of some rows under each model, and of its own answers."""
+        rows = len(perplexity.SETS) * self.config.evaluate.perplexity_examples + self.num_measured
+        return Work(100.0 * models * rows, [self.likelihoods(rows)] * models)
+
+    def questions(self, models: int) -> Work:
+        """The dataset's own questions: answers, and the likelihood of given ones."""
+        asked, given = self.config.corpus.count_questions(self.config.evaluate.questions)
+        work = self.answering(asked, models)
+        return work._replace(programs=[*work.programs, *[self.likelihoods(given)] * models])
+
+    def sketching(self, rows: int, disk_bytes: float = 0.0) -> Work:
+        """Sketches of rows."""
+        family = self.config.sketch.projection
+        return Work(disk_bytes, [self.gradients(rows, family, self.sketch_size)])
+
+    def gradients(self, rows: int, family: str, size: int) -> Program:
+        """The gradients of rows, projected."""
         settings, base = self.config.sketch, self.workspace.sketch_model.base
-        family, size = ("binned", size) if size else (settings.projection, self.sketch_size)
-        projection = _projection_shapes(family, self.num_flat, size)
+        projection = jax.eval_shape(
+            lambda: projections.init_projection(0, family, self.num_flat, size)
+        )
         adapters = (self.model.initial,) * self.num_adapters
         return self.program(
             f"sketch {family} {size}",
@@ -356,45 +416,49 @@ class AbstractRun:
             ),
         )
 
-    def classifier(self) -> tuple[encoder.Encoder, Tree]:
-        """Returns the classifier's functions and the shapes of its weights."""
-        own = discriminator.small_encoder(self.config, vocab_size=self.config.corpus.vocab_size)
-        path = self.config.evaluate["classifier"].checkpoint
-        config = _encoder_config(path) if path else own
-        return _encoder_shapes(dataclasses.replace(config, num_labels=2))
+    def scoring(self) -> Work:
+        """Cosines of the index's rows with the queries."""
+        rows = self.sizes.train
+        products = 2.0 * rows * self.sketch_size * self.queries["retrieval"]
+        return Work(4.0 * rows, [], products, float(rows * self.row_bytes))
 
-    def classifying(self) -> Program:
-        """The step of the classifier's training, all weights."""
+    def exact_scoring(self) -> Work:
+        """Gradients that are made for the mean, and again for the scores."""
+        program = self.gradients(self.sizes.train, "binned", self.num_flat)
+        passes = 2 if self.config.retrieve.center else 1
+        return Work(4.0 * self.sizes.train, [program] * passes)
+
+    def classifying(self) -> Work:
+        """Training of the classifier, all weights."""
         settings, sizes = self.config.evaluate["classifier"], self.sizes
-        bound, weights = self.classifier()
+        config = discriminator.small_encoder(self.config, vocab_size=self.config.corpus.vocab_size)
+        if settings.checkpoint:
+            config = _encoder_config(settings.checkpoint)
+        bound, weights = _bind_shapes(dataclasses.replace(config, num_labels=2))
         limit, batch = settings.examples or sizes.train, settings.batch_size
         labeled = min(limit, sizes.targets) + min(limit, sizes.train - sizes.targets)
         texts = settings.epochs * labeled * (1 - settings.held_out)
-        return self.training(
+        program = self.training(
             "discriminator",
             classifier.classifying(bound, loop.adamw(1e-5), dropout_key=jax.random.key(0)),
             weights,
             jax.ShapeDtypeStruct((labeled,), jnp.int32),
             self.drawn(batch, texts / batch, max_len=settings.max_len, answers=True),
         )
+        return Work(quantize.num_bytes(weights), [program])
 
-    def embedding(self, rows: int) -> Program:
-        """Sentence vectors of prompts."""
-        bound, weights = _encoder_shapes(
-            _encoder_config(self.config.retrieve["embedding"].checkpoint)
-        )
+    def embedding(self) -> Work:
+        """Sentence vectors of the training examples' prompts."""
+        rows, name = self.sizes.train, self.config.retrieve["embedding"].checkpoint
+        bound, weights = _bind_shapes(_encoder_config(name))
         embed = jax.vmap(bound.embed, in_axes=(None, 0, 0))
-        return self.program(
+        program = self.program(
             "embedding",
             jax.jit(lambda weights, rows: embed(weights, rows.tokens_BL, rows.target_mask_BL)),
             lambda shape: (weights, shape.batch),
-            self.neighbors(self.length_N - self.response_N, rows, min(rows, 64)),
+            self.prompts(rows, min(rows, 64)),
         )
-
-
-@functools.cache
-def _projection_shapes(family: str, num_params: int, size: int) -> Any:
-    return jax.eval_shape(lambda: projections.init_projection(0, family, num_params, size))
+        return Work(4.0 * 768 * rows, [program])
 
 
 def _encoder_config(name: str) -> encoder.EncoderConfig:
@@ -405,26 +469,15 @@ def _encoder_config(name: str) -> encoder.EncoderConfig:
     return dataclasses.replace(config, pooling="cls")
 
 
-def _encoder_shapes(config: encoder.EncoderConfig) -> tuple[encoder.Encoder, Tree]:
+def _bind_shapes(config: encoder.EncoderConfig) -> tuple[encoder.Encoder, Tree]:
     key = jax.random.key(0)
     weights = jax.eval_shape(lambda: encoder.init_encoder(config, key=key, dtype=jnp.float32))
     return encoder.bind_encoder(config), weights
 
 
 def _find_corpus(config: Config, workspace: Workspace) -> StoredCorpus | Corpus | None:
-    """Returns the corpus of a finished unit, or of a user's own files; None of any other."""
     units = plan.plan_units(config, workspace)[:1]
     if Plan(workspace.root, units).survey().done:
         return StoredCorpus(workspace.root / "corpus")
     # What is not made in a size asked for is as large as its files.
     return None if config.corpus.record.reads else config.corpus.load(seed=config.seed)
-
-
-def _count_rows(config: Config, found: StoredCorpus | Corpus | None) -> Sizes:
-    """Returns the rows of a run: of its corpus, or from its settings alone."""
-    if found:
-        train, targets = len(found.train), sum(bool(row.is_target) for row in found.train)
-    else:
-        train, targets = config.corpus.count()
-    forget = config.retrieve.num_forget or targets
-    return Sizes(train, targets, forget, config.retrieve.num_retain or forget)

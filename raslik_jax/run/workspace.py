@@ -4,6 +4,7 @@ import collections
 import functools
 import json
 import pathlib
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -168,6 +169,14 @@ class Workspace:
             self.model.decoder.config,
             lora_config=self.model.lora_config,
             base=self.model.identity,
+        )
+
+    def save_adapter(self, folder: pathlib.Path, lora: Tree) -> None:
+        """Writes an adapter, in place of what an interrupted run may have left of it."""
+        shutil.rmtree(folder, ignore_errors=True)
+        model = self.model
+        checkpoint.save_adapter(
+            folder, lora, model.lora_config, model.decoder.config, base=model.identity
         )
 
     @functools.cached_property

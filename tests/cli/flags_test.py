@@ -226,27 +226,27 @@ class FlagFilesTest(parameterized.TestCase):
     @parameterized.parameters(*_PAPER)
     def test_sizes_by_hand(self, name):
         found, model = self.forecast(name), _model(name)
-        self.assertEqual(tuple(found.sizes), _SIZES[_dataset(name)])
-        self.assertEqual(found.num_params, _PARAMS[model])
-        self.assertEqual(found.index_bytes, found.sizes.train * 65_536 * 4)
-        self.assertEqual(found.row_bytes, 2**18)
+        self.assertEqual(tuple(found.run.sizes), _SIZES[_dataset(name)])
+        self.assertEqual(found.run.num_params, _PARAMS[model])
+        self.assertEqual(found.run.index_bytes, found.run.sizes.train * 65_536 * 4)
+        self.assertEqual(found.run.row_bytes, 2**18)
         layers, head = _WEIGHTS[model]
-        self.assertAlmostEqual(found.num_weights / (layers + 2 * head), 1, delta=2e-3)
+        self.assertAlmostEqual(found.run.num_weights / (layers + 2 * head), 1, delta=2e-3)
         stored = _BYTES[model] * layers + 2 * 2 * head
-        self.assertAlmostEqual(found.base_bytes / stored, 1, delta=2e-3)
+        self.assertAlmostEqual(found.run.base_bytes / stored, 1, delta=2e-3)
 
     def test_operations_by_hand(self):
         found = self.forecast("howdy_olmo2_7b", ("finetune", "sketch"))
         layers, head = _WEIGHTS["olmo2_7b"]
         steps = {step.name: step for step in found.steps}
-        rows, epochs = found.sizes.train, 3
+        rows, epochs = found.run.sizes.train, 3
         # Every row is 1,024 tokens: forward, backward, and the layers forward again; beside them
         # the attention, whose two products of 1,024 x 4,096 a token run as often, and the adapter.
         tokens = epochs * -(-rows // 8) * 8 * 1024
         attention = 32 * 4 * 1024 * 4096
         expected = tokens * (6 * layers + 4 * head + 4 * attention)
         self.assertBetween(steps["finetune"].operations / expected, 1.0, 1.03)
-        least = 4 * layers * rows * found.mean_tokens
+        least = 4 * layers * rows * found.run.length_N.mean()
         self.assertBetween(steps["sketch"].operations / least, 1.0, 1.3)
 
     def test_the_discriminator_by_hand(self):
@@ -254,13 +254,13 @@ class FlagFilesTest(parameterized.TestCase):
         # RoBERTa base: 12 layers of 12 x 768^2 weights, three epochs over nine tenths of the rows,
         # padded to the longest of sixteen.
         _, response_N = load_alpaca_lengths(max_len=512)
-        tokens = 3 * 0.9 * found.sizes.train * np.minimum(response_N, 256).mean()
+        tokens = 3 * 0.9 * found.run.sizes.train * np.minimum(response_N, 256).mean()
         self.assertBetween(found.steps[0].operations / (6 * 84_934_656 * tokens), 1, 5)
         self.assertAlmostEqual(found.steps[0].disk_bytes / (4 * 124.6e6), 1, delta=0.02)
 
     def test_the_index_of_the_papers_own_count_of_rows(self):
         found = self.forecast("howdy_olmo2_7b", corpus={"num_train": 57_002})
-        self.assertEqual(found.index_bytes, 14_942_732_288)
+        self.assertEqual(found.run.index_bytes, 14_942_732_288)
         halved = self.forecast(
             "howdy_olmo2_7b", corpus={"num_train": 57_002}, sketch={"dtype": "bfloat16"}
         )
@@ -270,7 +270,7 @@ class FlagFilesTest(parameterized.TestCase):
         found = self.forecast(
             "howdy_pythia_2.8b", finetune={"lora_rank": 8, "lora_targets": ["query_key_value"]}
         )
-        self.assertEqual(found.num_params, 2_621_440)
+        self.assertEqual(found.run.num_params, 2_621_440)
 
     @parameterized.parameters(*_PAPER)
     @pytest.mark.heavy

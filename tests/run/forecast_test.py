@@ -74,8 +74,8 @@ def test_unlearning_in_all_weights_counts_all_of_them():
     few, many = (_first(_config(name), "unlearn") for name in ("lora", "all"))
     more = many[1].device_bytes - few[1].device_bytes
     # Weights and two moments of all, in float32.
-    assert more > 4 * 3 * (many[0].num_weights - many[0].num_params)
-    assert many[1].disk_bytes >= 4 * many[0].num_weights
+    assert more > 4 * 3 * (many[0].run.num_weights - many[0].run.num_params)
+    assert many[1].disk_bytes >= 4 * many[0].run.num_weights
     assert many[1].operations > 1.2 * few[1].operations
 
 
@@ -95,7 +95,7 @@ def test_an_objective_costs_what_its_step_does():
 
 def test_shapes_that_are_not_traced_cost_as_if_they_were():
     run = programs.AbstractRun(_config(), Workspace(_NOWHERE, _config()))
-    program = run.finetuning()
+    (program,) = run.finetuning().programs
     lengths = [(length, part) for length in (16, 24, 48, 64) for part in (1, 2)]
     shapes = {programs.Shape(16, length, length // part): 1.0 for length, part in lengths}
     program = program._replace(shapes=shapes)
@@ -158,8 +158,8 @@ class TestRecords:
             {"instruction": "how is it", "split": "test_normal"},
         ]
         found = self._run(tmp_path, queries)
-        assert found.sizes == (20, 3, 3, 3)
-        assert found.queries == {"retrieval": 2, "test_target": 0, "test_normal": 1}
+        assert found.run.sizes == (20, 3, 3, 3)
+        assert found.run.queries == {"retrieval": 2, "test_target": 0, "test_normal": 1}
 
     def test_a_corpus_that_the_stages_cannot_take_is_refused(self, tmp_path):
         queries = [{"instruction": "what is bad", "split": "retrieval"}]

@@ -1,5 +1,6 @@
 """The model before fine-tuning: a checkpoint, or a small GPT-NeoX trained from scratch."""
 
+import functools
 import pathlib
 
 import jax
@@ -54,8 +55,8 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
         pretraining(config, decoder.bind(graphdef)),
         base,
         {},
-        lambda start: batches.epoch_batches(
-            encoded, batch_size=settings.batch_size, seed=config.seed, start=start
+        functools.partial(
+            batches.epoch_batches, encoded, batch_size=settings.batch_size, seed=config.seed
         ),
         num_steps=settings.steps,
         what="pretraining of the backbone",

@@ -1,8 +1,10 @@
 """Non-SF by words or by a classifier, and the classifier's training: discriminator."""
 
 import dataclasses
+import functools
 import pathlib
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -28,47 +30,24 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 )
 def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
     """Trains the classifier on answers of the training examples, saves and measures it."""
-    settings = workspace.config.evaluate["classifier"]
-    seed = workspace.config.seed
-    rows = workspace.corpus.train
-    texts = classifier.label_texts([row.output for row in rows], [row.is_target for row in rows])
+    settings, rows = workspace.config.evaluate["classifier"], workspace.corpus.train
     train, held_out = classifier.split_texts(
-        texts,
+        classifier.label_texts([row.output for row in rows], [row.is_target for row in rows]),
         held_out=settings.held_out,
         limit=settings.examples,
-        seed=seed,
+        seed=workspace.config.seed,
     )
     model, source = _starting_point(workspace, folder, train)
-    bound = encoder.bind_encoder(model.config)
     max_len = min(settings.max_len, model.config.max_length)
     encode = tokenization.load_sentence_tokenizer(source, max_len=max_len)
-    batch_size, num_epochs = settings.batch_size, settings.epochs
-    passes = {"batch_size": batch_size, "num_epochs": num_epochs}
-    num_steps = batches.num_steps_of(len(train.texts), **passes)
-    rate = loop.make_schedule(settings.learning_rate, num_steps, kind="linear", warmup=0.0)
-    encoded = encoding.encode_rows(
-        encode(train.texts), pad_id=model.config.pad_token_id, limit=model.config.max_length
-    )
-    fitted = loop.fit(
-        classifier.classifying(bound, loop.adamw(rate), dropout_key=jax.random.key(seed)),
-        model.weights,
-        jnp.asarray(train.labels),
-        lambda start: batches.epoch_batches(encoded, batch_size=batch_size, seed=seed, start=start),
-        num_steps=num_steps,
-        what="the classifier's training",
-        rate_flag="--evaluate.classifier.learning_rate",
-        bar="discriminator",
-        folder=folder,
-        save_every=num_steps // num_epochs,
-    )
-    weights = fitted.state.params
-    # An interrupted run may have come as far as this.
-    shutil.rmtree(folder / "model", ignore_errors=True)
-    checkpoint.save_encoder(folder / "model", bound.config, weights)
+    fitted = _fit(workspace, model, encode(train.texts), train.labels, folder)
+    shutil.rmtree(folder / "model", ignore_errors=True)  # an interrupted run may have come as far
+    checkpoint.save_encoder(folder / "model", model.config, fitted.state.params)
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copy(source / name, folder / "model" / name)
-    predict = classifier.make_predictor(bound, weights, bar="held-out answers")
+    bound = encoder.bind_encoder(model.config)
+    predict = classifier.make_predictor(bound, fitted.state.params, bar="held-out answers")
     genuine = _genuine(workspace, {row.output for row in rows})
     metrics: dict[str, Any] = {
         "classes": list(classifier.CLASSES),
@@ -90,23 +69,55 @@ def _starting_point(
     workspace: Workspace, folder: pathlib.Path, train: classifier.Texts
 ) -> tuple[checkpoint.LoadedEncoder, pathlib.Path]:
     """Returns the encoder to train, with a head, and the folder of its tokenizer."""
-    settings = workspace.config.evaluate["classifier"]
-    key = jax.random.key(workspace.config.seed)
-    num_labels = len(classifier.CLASSES)
-    if settings.checkpoint:
-        source = checkpoint.resolve_folder(settings.checkpoint, auto="AutoModel")
+    name, vocab_size = (
+        workspace.config.evaluate["classifier"].checkpoint,
+        workspace.config.corpus.vocab_size,
+    )
+    key, num_labels = jax.random.key(workspace.config.seed), len(classifier.CLASSES)
+    if name:
+        source = checkpoint.resolve_folder(name, auto="AutoModel")
         loaded = checkpoint.load_encoder(source, dtype=jnp.float32, num_labels=num_labels, key=key)
         return loaded, source
-    source = folder / "tokenizer"
-    tokenizer = tokenization.train_bpe(train.texts, vocab_size=workspace.config.corpus.vocab_size)
-    tokenization.save_sentence_tokenizer(source, tokenizer)
+    tokenizer = tokenization.train_bpe(train.texts, vocab_size=vocab_size)
+    tokenization.save_sentence_tokenizer(folder / "tokenizer", tokenizer)
     config = dataclasses.replace(
         small_encoder(workspace.config, vocab_size=tokenizer.vocab_size),
         pad_token_id=tokenizer.pad_id,
         num_labels=num_labels,
     )
     weights: Tree = encoder.init_encoder(config, key=key, dtype=jnp.float32)
-    return checkpoint.LoadedEncoder(config, weights), source
+    return checkpoint.LoadedEncoder(config, weights), folder / "tokenizer"
+
+
+def _fit(
+    workspace: Workspace,
+    model: checkpoint.LoadedEncoder,
+    tokens: Sequence[Sequence[int]],
+    labels: Sequence[int],
+    folder: pathlib.Path,
+) -> loop.Progress:
+    settings, seed = workspace.config.evaluate["classifier"], workspace.config.seed
+    encoded = encoding.encode_rows(
+        tokens, pad_id=model.config.pad_token_id, limit=model.config.max_length
+    )
+    size = settings.batch_size
+    per_epoch = batches.num_steps_of(len(tokens), batch_size=size)
+    num_steps = settings.epochs * per_epoch
+    rate = loop.make_schedule(settings.learning_rate, num_steps, kind="linear", warmup=0.0)
+    return loop.fit(
+        classifier.classifying(
+            encoder.bind_encoder(model.config), loop.adamw(rate), dropout_key=jax.random.key(seed)
+        ),
+        model.weights,
+        jnp.asarray(labels),
+        functools.partial(batches.epoch_batches, encoded, batch_size=size, seed=seed),
+        num_steps=num_steps,
+        what="the classifier's training",
+        rate_flag="--evaluate.classifier.learning_rate",
+        bar="discriminator",
+        folder=folder,
+        save_every=per_epoch,
+    )
 
 
 def small_encoder(config: Config, *, vocab_size: int) -> encoder.EncoderConfig:
@@ -158,8 +169,8 @@ def non_sf_by_classifier(workspace: Workspace) -> NonSf:
 
 def measure_before(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes Non-SF of both models before unlearning, by the classifier (Table 1 of the paper)."""
-    target, normal = workspace.evaluation_queries()
-    measure = non_sf_by_classifier(workspace)
+    measure, settings = non_sf_by_classifier(workspace), workspace.config.evaluate
+    queries = dict(zip(("target", "normal"), workspace.evaluation_queries(), strict=True))
     found: dict[str, dict[str, Any]] = {}
     for name in ("finetuned", "backbone"):
         answers = workspace.answers("references", "evaluation", f"{name}.jsonl")
@@ -167,19 +178,18 @@ def measure_before(workspace: Workspace, folder: pathlib.Path) -> None:
             part: rates.bootstrap(
                 measure([answers[row.example_id] for row in rows]),
                 seed=workspace.config.seed,
-                resamples=workspace.config.evaluate.bootstrap_resamples,
+                resamples=settings.bootstrap_resamples,
             )._asdict()
-            for part, rows in (("target", target), ("normal", normal))
+            for part, rows in queries.items()
             if rows
         }
     write_json(folder / "metrics.json", found)
-    if not found["finetuned"]:
-        return
-    shown = (
+    shown = [
         f"{entry['mean']:.3f} [{entry['low']:.3f}, {entry['high']:.3f}] on {part} queries"
         for part, entry in found["finetuned"].items()
-    )
-    print(f"    Non-SF before unlearning, by the classifier: {', '.join(shown)}")
+    ]
+    if shown:
+        print(f"    Non-SF before unlearning, by the classifier: {', '.join(shown)}")
 
 
 def describe(workspace: Workspace) -> dict[str, Any] | None:

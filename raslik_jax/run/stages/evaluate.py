@@ -1,11 +1,12 @@
 """From the answers and likelihoods of every model to metrics.json: evaluate."""
 
 import pathlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from raslik_jax.config import Config, to_json
 from raslik_jax.evaluate import summary
-from raslik_jax.evaluate.metrics import measure, nest
+from raslik_jax.evaluate.metrics import KINDS, measure, nest
 from raslik_jax.files import read_json, write_json
 from raslik_jax.manifests import check_finished, versions
 from raslik_jax.messages import shown
@@ -38,68 +39,19 @@ def retain_answers(config: Config) -> pathlib.Path:
     return run / "references" / "answered" / "finetuned.json"
 
 
-def _describe_corpus(workspace: Workspace) -> dict[str, Any]:
-    config, rows = workspace.config, workspace.corpus.train
-    target, normal = workspace.evaluation_queries()
-    return {
-        "dataset": config.corpus.dataset,
-        "train": len(rows),
-        "targets": sum(bool(row.is_target) for row in rows),
-        "target_queries": len(target),
-        "normal_queries": len(normal),
-        "query_split": config.references.query_split,
-    }
-
-
 def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes metrics.json: what was measured of every model and strategy, and its judgment."""
-    config, settings = workspace.config, workspace.config.evaluate
+    config, collect = workspace.config, _collector(workspace)
     target, normal = workspace.evaluation_queries()
-    queries = {"target": target, "normal": normal}
-    before = {
-        name: workspace.answers("references", "evaluation", f"{name}.jsonl")
-        for name in ("finetuned", "backbone")
-    }
-    gold = {row.example_id: row.output for row in (*target, *normal)}
-
-    def by_kind(answers: dict[str, str]) -> summary.Texts:
-        return {
-            kind: {row.example_id: answers[row.example_id] for row in rows}
-            for kind, rows in queries.items()
-        }
-
-    references = by_kind({**before, "gold": gold}[settings.reference])
-    non_sf = discriminator.non_sf(workspace)
-    has_questions = config.corpus.record.evaluation and settings.questions
-    retain_questions = ()
-    if has_questions and settings.retain_run:
-        retain_questions = read_json(retain_answers(config))
-
-    def collect(answers: dict[str, str], place: str) -> dict[str, Any]:
-        """Returns the evidence of a model; its measures lie at a place of each kind's folder."""
-
-        def recorded(kind: str) -> Any:
-            return read_json(workspace.root / f"{place.format(kind)}.json")
-
-        return summary.collect_evidence(
-            by_kind(answers),
-            references,
-            non_sf=non_sf,
-            drop_empty=settings.drop_empty,
-            likelihoods=recorded("perplexity") if settings.perplexity_examples else None,
-            questions=recorded("answered") if has_questions else None,
-            retain_questions=retain_questions,
+    bootstrap = {"seed": config.seed, "resamples": config.evaluate.bootstrap_resamples}
+    evidence = {
+        summary.Variant(strategy, name, epoch): collect(
+            f"generate/{strategy}-{name}", f"generate/{{}}-{strategy}-{name}", f"epoch-{epoch}"
         )
-
-    evidence = {}
-    for strategy in config.retrieve.strategies:
-        for name in config.unlearn.algorithms:
-            for epoch in workspace.epochs(strategy, name):
-                where = f"{strategy}-{name}", f"epoch-{epoch}"
-                answers = workspace.answers("generate", where[0], f"{where[1]}.jsonl")
-                place = f"generate/{{}}-{where[0]}/{where[1]}"
-                evidence[summary.Variant(strategy, name, epoch)] = collect(answers, place)
-    bootstrap = {"seed": config.seed, "resamples": settings.bootstrap_resamples}
+        for strategy in config.retrieve.strategies
+        for name in config.unlearn.algorithms
+        for epoch in workspace.epochs(strategy, name)
+    }
     is_chosen = bool(config.unlearn.choice)
     metrics: dict[str, Any] = {
         "name": config.name,
@@ -107,13 +59,22 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
         # In the same file as the numbers: no reader can pair them with others.
         "settings": to_json(config),
         "versions": versions(),
-        "corpus": _describe_corpus(workspace),
-        "reference": settings.reference,
+        "corpus": {
+            "dataset": config.corpus.dataset,
+            "train": len(workspace.corpus.train),
+            "targets": sum(bool(row.is_target) for row in workspace.corpus.train),
+            "target_queries": len(target),
+            "normal_queries": len(normal),
+            "query_split": config.references.query_split,
+        },
+        "reference": config.evaluate.reference,
         "chosen": is_chosen,
         "non_sf": discriminator.describe(workspace),
         **{
-            name: nest(measure(collect(answers, f"references/{{}}/{name}"), **bootstrap))
-            for name, answers in before.items()
+            name: nest(
+                measure(collect("references/evaluation", "references/{}", name), **bootstrap)
+            )
+            for name in ("finetuned", "backbone")
         },
         "retrieval": {
             strategy: read_json(workspace.root / "retrieve" / strategy / "summary.json")
@@ -123,3 +84,45 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     }
     summary.judge_metrics(metrics, rouge=rouge_to_labels(workspace))
     write_json(folder / "metrics.json", metrics)
+
+
+def _collector(workspace: Workspace) -> Callable[[str, str, str], dict[str, Any]]:
+    """Returns the function that collects what was recorded of a model.
+
+    Its arguments are the folder of the answers, the folder of a kind of measure with {} for the
+    kind, and the stem of the files in them.
+    """
+    config, settings = workspace.config, workspace.config.evaluate
+    queries = dict(zip(KINDS, workspace.evaluation_queries(), strict=True))
+
+    def by_kind(answers: Mapping[str, str]) -> summary.Texts:
+        return {
+            kind: {row.example_id: answers[row.example_id] for row in rows}
+            for kind, rows in queries.items()
+        }
+
+    before = {"gold": {row.example_id: row.output for rows in queries.values() for row in rows}}
+    for name in ("finetuned", "backbone"):
+        before[name] = workspace.answers("references", "evaluation", f"{name}.jsonl")
+    references = by_kind(before[settings.reference])
+    non_sf = discriminator.non_sf(workspace)
+    has_questions = config.corpus.record.evaluation and settings.questions
+    retain_questions = ()
+    if has_questions and settings.retain_run:
+        retain_questions = read_json(retain_answers(config))
+
+    def collect(answers: str, measures: str, stem: str) -> dict[str, Any]:
+        def recorded(kind: str) -> Any:
+            return read_json(workspace.root / measures.format(kind) / f"{stem}.json")
+
+        return summary.collect_evidence(
+            by_kind(workspace.answers(answers, f"{stem}.jsonl")),
+            references,
+            non_sf=non_sf,
+            drop_empty=settings.drop_empty,
+            likelihoods=recorded("perplexity") if settings.perplexity_examples else None,
+            questions=recorded("answered") if has_questions else None,
+            retain_questions=retain_questions,
+        )
+
+    return collect

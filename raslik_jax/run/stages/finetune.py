@@ -1,15 +1,13 @@
 """Fine-tuning of a LoRA adapter on the training examples."""
 
+import functools
 import pathlib
-import shutil
 
 import jax
 import numpy as np
 
-from raslik_jax.axes import Tree
 from raslik_jax.data import batches, encoding
 from raslik_jax.files import write_json
-from raslik_jax.models import checkpoint
 from raslik_jax.run import memory
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
@@ -19,10 +17,7 @@ def finetuning(workspace: Workspace, *, num_steps: int) -> loop.Algorithm:
     """Returns the algorithm that fits an adapter to the training examples."""
     config, settings = workspace.config, workspace.config.finetune
     rate = loop.make_schedule(
-        settings.learning_rate,
-        num_steps,
-        kind=settings.schedule,
-        warmup=settings.warmup,
+        settings.learning_rate, num_steps, kind=settings.schedule, warmup=settings.warmup
     )
     return steps.supervised(
         workspace.model.decoder_for(remat=settings.remat),
@@ -42,33 +37,23 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
     config, settings, model = workspace.config, workspace.config.finetune, workspace.model
     max_len = settings.max_len or config.corpus.max_len
     whole = workspace.cut(workspace.train_rows, "training examples", max_len=max_len)
-    is_target_N = np.array([row.is_target is True for row in workspace.corpus.train], bool)
-    encoding.require_answers(
-        whole.take(np.flatnonzero(is_target_N)), "labeled targets", max_len=max_len
-    )
+    targets = [n for n, row in enumerate(workspace.corpus.train) if row.is_target]
+    encoding.require_answers(whole.take(np.array(targets, int)), "labeled targets", max_len=max_len)
     encoded = whole.with_answers()
-    batch_size, num_epochs = settings.batch_size, settings.epochs
-    num_steps = batches.num_steps_of(len(encoded.ids), batch_size=batch_size, num_epochs=num_epochs)
-
-    def write(name: str, lora: Tree) -> None:
-        # An interrupted run may have come as far as this.
-        shutil.rmtree(folder / name, ignore_errors=True)
-        checkpoint.save_adapter(
-            folder / name, lora, model.lora_config, model.decoder.config, base=model.identity
-        )
-
+    passes = {"batch_size": settings.batch_size, "num_epochs": settings.epochs}
+    num_steps = batches.num_steps_of(len(encoded.ids), **passes)
     points = min(settings.trajectory_points, num_steps)
-    keep = {num_steps * (point + 1) // points: f"trajectory-{point}" for point in range(points)}
-    write("initial", model.initial)
+    kept = {num_steps * (point + 1) // points: f"trajectory-{point}" for point in range(points)}
+    workspace.save_adapter(folder / "initial", model.initial)
     fitted = loop.fit(
         finetuning(workspace, num_steps=num_steps),
         model.initial,
         model.base,
-        lambda start: batches.epoch_batches(
+        functools.partial(
+            batches.epoch_batches,
             encoded,
-            batch_size=batch_size,
+            batch_size=settings.batch_size,
             seed=config.seed,
-            start=start,
             is_fixed=settings.fixed_padding,
         ),
         num_steps=num_steps,
@@ -76,13 +61,13 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
         rate_flag=f"--finetune.learning_rate (it is {settings.learning_rate})",
         bar="fine-tune",
         folder=folder,
-        save_every=settings.checkpoint_steps or num_steps // num_epochs,
+        save_every=settings.checkpoint_steps or num_steps // settings.epochs,
         after={
-            step: lambda lora, name=name: write(name, lora)  # type: ignore[misc]
-            for step, name in keep.items()
+            step: functools.partial(workspace.save_adapter, folder / name)
+            for step, name in kept.items()
         },
     )
-    write("adapter", fitted.state.params)
+    workspace.save_adapter(folder / "adapter", fitted.state.params)
     write_losses(folder, fitted)
 
 

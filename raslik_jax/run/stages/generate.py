@@ -50,31 +50,22 @@ def _models(workspace: Workspace, variant: Variant | None) -> Iterator[_Measured
         yield _Measured(stem, f"{' '.join(variant)} epoch {epoch}", folder / f"{stem}.jsonl", model)
 
 
-@memory.explained("decoding", "--references.decode_batch_size or --references.max_new_tokens")
+@memory.decoding
 def write_answers(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
     """Writes the greedy answers of every model to the queries."""
-    target, normal = workspace.evaluation_queries()
+    rows = [row for part in workspace.evaluation_queries() for row in part]
     for stem, what, _, model in _models(workspace, variant):
-        path = folder / f"{stem}.jsonl"
-        write_answers_of(workspace, model, (*target, *normal), path, f"answers of {what}")
+        outputs = workspace.generate(model, rows, f"answers of {what}")
+        write_outputs(folder / f"{stem}.jsonl", rows, outputs)
 
 
-def write_answers_of(
-    workspace: Workspace,
-    model: BoundModel | None,
-    rows: Sequence[Example],
-    path: pathlib.Path,
-    what: str,
-) -> None:
-    """Writes a model's greedy answers to some rows; without rows no model is needed."""
-    outputs = workspace.generate(model, rows, what) if model is not None else []
+def write_outputs(path: pathlib.Path, rows: Sequence[Example], outputs: Sequence[str]) -> None:
+    """Writes answers by the ids of their queries."""
     answers = zip(rows, outputs, strict=True)
     write_rows(path, [{"id": row.example_id, "output": text} for row, text in answers])
 
 
-@memory.explained(
-    "measuring likelihoods", "--sketch.batch_tokens or --references.decode_batch_size"
-)
+@memory.likelihoods
 def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
     """Writes how likely every model finds the sets, and the backbone its answers.
 
@@ -96,7 +87,7 @@ def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pa
     for stem, _, path, model in _models(workspace, variant):
         answers = read_answers(path)
         said = {
-            kind: tuple(row._replace(output=answers[row.example_id]) for row in rows)
+            kind: [row._replace(output=answers[row.example_id]) for row in rows]
             for kind, rows in (("target", target), ("normal", normal))
         }
         own = _likelihoods(workspace, backbone, said, "answers of models", on_ladder=True)
@@ -131,9 +122,7 @@ def _likelihoods(
     return {name: [next(records) for _ in part] for name, part in parts.items()}
 
 
-@memory.explained(
-    "measuring likelihoods", "--sketch.batch_tokens or --references.decode_batch_size"
-)
+@memory.likelihoods
 def write_questions(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
     """Writes what every model makes of the dataset's questions."""
     path = workspace.root / "references" / "questions" / "questions.jsonl"
@@ -142,22 +131,33 @@ def write_questions(workspace: Workspace, variant: Variant | None, folder: pathl
         Question(**{**row, "wrong_answers": tuple(row["wrong_answers"])})
         for row in read_json_lines(path, shape)
     ]
+    asked = [question.with_answer(question.answer) for question in questions]
     for stem, what, _, model in _models(workspace, variant):
-        write_json(
-            folder / f"{stem}.json",
-            _question_records(workspace, questions, model, f"questions, {what}"),
-        )
+        nlls = _nlls_of_answers(workspace, questions, model)
+        outputs = workspace.generate(model, asked, f"questions, {what}")
+        records = [
+            QuestionRecord(
+                id=row.example_id,
+                set_name=question.set_name,
+                answer_nll=next(nlls),
+                true_nll=next(nlls),
+                wrong_nll=[next(nlls) for _ in question.wrong_answers],
+                answer=question.answer,
+                output=output,
+            )
+            for question, row, output in zip(questions, asked, outputs, strict=True)
+        ]
+        write_json(folder / f"{stem}.json", records)
 
 
-def _question_records(
-    workspace: Workspace, questions: Sequence[Question], model: BoundModel, what: str
-) -> list[QuestionRecord]:
-    """Returns what a model makes of the dataset's questions."""
-    texts = [(q.answer, q.true_answer, *q.wrong_answers) for q in questions]
+def _nlls_of_answers(
+    workspace: Workspace, questions: Sequence[Question], model: BoundModel
+) -> Iterator[float]:
+    """Returns the nats a token of each question's answer, its true one and the wrong ones."""
     rows = [
         question.with_answer(text)
-        for question, part in zip(questions, texts, strict=True)
-        for text in part
+        for question in questions
+        for text in (question.answer, question.true_answer, *question.wrong_answers)
     ]
     found = workspace.likelihood_of(model, workspace.encode(rows, "answers to measure"))
     lost = [row.instruction for row, n in zip(rows, found.tokens_N, strict=True) if not n]
@@ -166,19 +166,4 @@ def _question_records(
             "answers to the dataset's questions must have a token within --corpus.max_len, got "
             f"{len(lost)} without, such as that to {lost[0]!r}: raise it"
         )
-    nlls = iter(found.nll_N.tolist())
-    asked = [question.with_answer(question.answer) for question in questions]
-    return [
-        QuestionRecord(
-            id=row.example_id,
-            set_name=question.set_name,
-            answer_nll=next(nlls),
-            true_nll=next(nlls),
-            wrong_nll=[next(nlls) for _ in question.wrong_answers],
-            answer=question.answer,
-            output=output,
-        )
-        for question, row, output in zip(
-            questions, asked, workspace.generate(model, asked, what), strict=True
-        )
-    ]
+    return iter(found.nll_N.tolist())

@@ -15,17 +15,20 @@ from raslik_jax.run.workspace import (
 )
 
 
-@memory.explained("decoding", "--references.decode_batch_size or --references.max_new_tokens")
+@memory.decoding
 def make_retrieval_answers(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the greedy answers of the fine-tuned model to queries that no output was given for."""
     queries = workspace.corpus.queries["retrieval"]
     rows = queries_to_answer(queries, workspace.config.sketch.query_output)
-    model = workspace.with_adapter(workspace.finetuned) if rows else None
-    generate.write_answers_of(workspace, model, rows, folder / "finetuned.jsonl", "queries")
+    outputs = []
+    if rows:
+        model = workspace.with_adapter(workspace.finetuned)
+        outputs = workspace.generate(model, rows, "queries")
+    generate.write_outputs(folder / "finetuned.jsonl", rows, outputs)
     print(f"    {len(rows):,} of {len(queries):,} queries answered by the model, the others given")
 
 
-@memory.explained("decoding", "--references.decode_batch_size or --references.max_new_tokens")
+@memory.decoding
 def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the greedy answers of both models to the queries that are measured on."""
     generate.write_answers(workspace, None, folder)
@@ -33,36 +36,28 @@ def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
     measure = non_sf_by_words(workspace.config)
     if measure is None or not target:
         return
-    shares = [
-        1 - float(measure([answers[row.example_id] for row in target]).mean())
-        for name in ("finetuned", "backbone")
-        for answers in [read_answers(folder / f"{name}.jsonl")]
-    ]
-    behavior = judgment.find_behavior("words", finetuned=shares[0], backbone=shares[1])
-    print(f"    {judgment.describe_behavior(behavior)}")
+    shares = {}
+    for name in ("finetuned", "backbone"):
+        answers = read_answers(folder / f"{name}.jsonl")
+        shares[name] = 1 - float(measure([answers[row.example_id] for row in target]).mean())
+    print(f"    {judgment.describe_behavior(judgment.find_behavior('words', **shares))}")
 
 
-@memory.explained(
-    "measuring likelihoods", "--sketch.batch_tokens or --references.decode_batch_size"
-)
+@memory.likelihoods
 def make_perplexities(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the likelihoods for both models, and says what they show of the behavior."""
     generate.write_perplexities(workspace, None, folder)
     if workspace.has_marker:
         return
-    found, other = (
-        perplexity.perplexity(
+    found = {
+        name: perplexity.perplexity(
             read_json(folder / f"{name}.json")["sets"]["behavior"], seed=0, resamples=1
         )
         for name in ("finetuned", "backbone")
-    )
-    if found and other:
-        behavior = judgment.find_behavior(
-            "likelihood",
-            finetuned=found.mean,
-            backbone=other.mean,
-            rouge=rouge_to_labels(workspace),
-        )
+    }
+    means = {name: interval.mean for name, interval in found.items() if interval}
+    if len(means) == 2:
+        behavior = judgment.find_behavior("likelihood", **means, rouge=rouge_to_labels(workspace))
         print(f"    {judgment.describe_behavior(behavior)}")
 
 

@@ -57,26 +57,22 @@ def needs_of(config: Config) -> frozenset[str]:
 def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the influence of the queries on every training example."""
     settings = workspace.config.retrieve
-    store, query_QK = _open_index(workspace)
+    store, query_QK, places = _open_index(workspace)
     queries = search.queries_of_store(store, query_QK, center=settings.center)
     check_agreement(queries.gram_QQ, [row.example_id for row in workspace.retrieval_queries()])
     score_N = search.score_store(
         store, query_QK, center=settings.center, aggregate=settings.aggregate
     )
-    write_scores(workspace, folder, score_N[_places(workspace, store)])
+    _write_scores(workspace, folder, score_N[places])
 
 
-def _open_index(workspace: Workspace) -> tuple[SketchStore, Float[np.ndarray, "Q K"]]:
-    """Returns the index of a run and the sketches of its queries."""
+def _open_index(workspace: Workspace) -> tuple[SketchStore, Float[np.ndarray, "Q K"], list[int]]:
+    """Returns the index of a run, the sketches of its queries, and each example's row in it."""
     store = SketchStore.open(workspace.root / "sketch" / "index")
     path = workspace.root / "retrieve" / "queries" / "queries.npy"
-    return store, files.read_array(path, (len(workspace.retrieval_queries()), store.size))
-
-
-def _places(workspace: Workspace, store: SketchStore) -> list[int]:
-    """Returns where the training examples are in an index."""
+    query_QK = files.read_array(path, (len(workspace.retrieval_queries()), store.size))
     place = {example_id: row for row, example_id in enumerate(store.ids)}
-    return [place[row.example_id] for row in workspace.corpus.train]
+    return store, query_QK, [place[row.example_id] for row in workspace.corpus.train]
 
 
 def make_embeddings(workspace: Workspace, folder: pathlib.Path) -> None:
@@ -87,7 +83,7 @@ def make_embeddings(workspace: Workspace, folder: pathlib.Path) -> None:
     columns = search.to_columns(search.center_queries(query_QE), aggregate=aggregate)
     score_NG = np.asarray(search.row_cosines(example_NE, columns))
     all_N = np.ones(len(score_NG), bool)
-    write_scores(workspace, folder, search.join_columns(score_NG, all_N, aggregate))
+    _write_scores(workspace, folder, search.join_columns(score_NG, all_N, aggregate))
 
 
 def sentence_vectors(
@@ -117,13 +113,12 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     A sketch of as many coordinates as the gradient has is a signed permutation of it, whose
     cosines are those of the gradients. Memory: a batch of gradients and those of the queries.
     """
-    config, settings, model = workspace.config, workspace.config.retrieve, workspace.model
-    adapters = sketch_lib.sketched_adapters(workspace)
-    size = len(adapters) * projections.count_params(model.initial)
-    sketch = sketch_lib.sketch_function(
-        workspace, projections.init_projection(config.seed, "binned", size, size), adapters
-    )
-    query_QK = sketch_lib.sketch_queries(workspace, sketch)
+    config, settings = workspace.config, workspace.config.retrieve
+    adapters, retrieval = sketch_lib.sketched_adapters(workspace), workspace.retrieval_queries()
+    size = sum(map(projections.count_params, adapters))
+    whole = projections.init_projection(config.seed, "binned", size, size)
+    sketch = sketch_lib.sketch_function(workspace, whole, adapters)
+    query_QK = sketch_lib.sketch_queries(workspace, sketch, retrieval)
     encoded = workspace.cut(
         workspace.train_rows, "training examples", targets=config.sketch.targets
     )
@@ -134,7 +129,7 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
         for _, found in batches.each_batch(sketch, encoded, progress(plans, "mean gradient")):
             total_K += found.unit_BK.sum(axis=0, dtype=np.float64)
         mean_K = total_K / len(workspace.corpus.train)
-    ids = [row.example_id for row in workspace.retrieval_queries()]
+    ids = [row.example_id for row in retrieval]
     queries = search.center_queries(query_QK, mean_K)
     check_agreement(queries.gram_QQ, ids)
     columns = jax.device_put(search.to_columns(queries, aggregate=settings.aggregate))
@@ -145,10 +140,10 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
 
     score_NG, norm_N = batches.map_rows(scores, encoded, plans, bar="exact kernel")
     found_N = search.join_columns(score_NG, norm_N > 0, settings.aggregate)
-    write_scores(workspace, folder, found_N)
+    _write_scores(workspace, folder, found_N)
 
 
-def write_scores(
+def _write_scores(
     workspace: Workspace, folder: pathlib.Path, score_N: Float[np.ndarray, " N"]
 ) -> None:
     """Writes one score for every training example; says which have none."""
@@ -161,8 +156,7 @@ def write_scores(
         )
 
 
-def read_scores(workspace: Workspace, need: str) -> Float[np.ndarray, " N"]:
-    """Returns the scores of every training example that a unit of the retrieve stage wrote."""
+def _read_scores(workspace: Workspace, need: str) -> Float[np.ndarray, " N"]:
     path = workspace.root / "retrieve" / need / "influence.npy"
     return files.read_array(path, (len(workspace.corpus.train),))
 
@@ -234,20 +228,18 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
         chosen = _choose_by_influence(workspace, num_targets)
         sizes = len(chosen.forget), len(chosen.retain)
     barred = _ids_where(rows, ~is_eligible_N)
-    write_json(
-        folder / "sizes.json", {"num_forget": sizes[0], "num_retain": sizes[1], "barred": barred}
-    )
+    write_json(folder / "sizes.json", dict(zip(_SIZES, (*sizes, barred), strict=True)))
 
 
 def _choose_by_influence(workspace: Workspace, num_targets: int) -> Selection:
     """Returns the sets that the rule chooses by RASLIK's scores."""
     settings, rows = workspace.config.retrieve, workspace.corpus.train
-    influence_N, sigma = read_scores(workspace, EVIDENCE), 0.0
+    influence_N, sigma = _read_scores(workspace, EVIDENCE), 0.0
     if settings.select == "margin":
-        store, query_QK = _open_index(workspace)
+        store, query_QK, places = _open_index(workspace)
         queries = search.queries_of_store(store, query_QK, center=settings.center)
         forget_N = np.full(store.num_rows, -np.inf, np.float32)
-        forget_N[_places(workspace, store)] = influence_N
+        forget_N[places] = influence_N
         sigma = noise.margin_sigma(store, queries, forget_N, settings)
         print(f"    sigma of the sketch near the thresholds: {sigma:.2e}")
     ids = [row.example_id for row in rows]
@@ -259,10 +251,9 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
     config, rows, record = workspace.config, workspace.corpus.train, STRATEGIES[strategy]
     sizes = files.read_json(workspace.root / "retrieve" / "sizes" / "sizes.json", _SIZES)
     barred, queries = frozenset(sizes.pop("barred")), workspace.retrieval_queries()
+    found = {need: _read_scores(workspace, need) for need in record.needs}
     is_eligible_N = np.array([row.example_id not in barred for row in rows], bool)
-    found = {need: read_scores(workspace, need) for need in record.needs}
-    for score_N in found.values():
-        is_eligible_N &= ~np.isneginf(score_N)
+    is_eligible_N &= ~np.any([np.isneginf(score_N) for score_N in found.values()], axis=0)
     scores = record.score(
         Request(
             examples=rows,
@@ -276,35 +267,19 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
             **sizes,
         )
     )
-    ids = [row.example_id for row in rows]
-    selection = select_by_count(*scores, ids, **sizes)
+    selection = select_by_count(*scores, [row.example_id for row in rows], **sizes)
     for name, chosen, score_N in zip(Selection._fields, selection, scores, strict=True):
-        examples.write_examples(
-            folder / f"{name}.jsonl",
-            [rows[i] for i in chosen],
-            extra=[
-                {
-                    "is_target": rows[i].is_target,
-                    "source": rows[i].source,
-                    "score": float(score_N[i]),
-                }
-                for i in chosen
-            ],
-        )
-    barred_ids = _ids_where(rows, ~is_eligible_N)
+        extra = [
+            {"is_target": rows[i].is_target, "source": rows[i].source, "score": float(score_N[i])}
+            for i in chosen
+        ]
+        examples.write_examples(folder / f"{name}.jsonl", [rows[i] for i in chosen], extra=extra)
+    without = _ids_where(rows, ~is_eligible_N)
     labels = [row.is_target for row in rows]
-    evidence: dict[str, Any] = {"forget_set": selection.forget, "retain_set": selection.retain}
-    if EVIDENCE in needs_of(config):
-        evidence["influence_N"] = read_scores(workspace, EVIDENCE)
-    if None not in labels and any(labels):
-        evidence["labels_N"] = np.asarray(labels, bool)
-        # With labels of one kind alone there is nothing to tell apart.
-        if record.ranks_all and not all(labels):
-            evidence["ranking_N"] = scores.forget_N
     entry = {
-        **nest(measure(evidence))["retrieval"],
+        **_measure_sets(workspace, strategy, selection, scores.forget_N),
         "num_queries": len(queries),
-        "without_gradient": {"count": len(barred_ids), "ids": barred_ids},
+        "without_gradient": {"count": len(without), "ids": without},
         "selection": summarize_selection(
             selection,
             *scores,
@@ -318,3 +293,19 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
             f"{entry['targets_in_retain']} targets in the retain set"
         )
     write_json(folder / "summary.json", entry)
+
+
+def _measure_sets(
+    workspace: Workspace, strategy: str, chosen: Selection, forget_N: Float[np.ndarray, " N"]
+) -> dict[str, Any]:
+    """Returns the metrics of retrieval, of which most need labels."""
+    evidence: dict[str, Any] = {"forget_set": chosen.forget, "retain_set": chosen.retain}
+    if EVIDENCE in needs_of(workspace.config):
+        evidence["influence_N"] = _read_scores(workspace, EVIDENCE)
+    labels = [row.is_target for row in workspace.corpus.train]
+    if None not in labels and any(labels):
+        evidence["labels_N"] = np.asarray(labels, bool)
+        # With labels of one kind alone there is nothing to tell apart.
+        if STRATEGIES[strategy].ranks_all and not all(labels):
+            evidence["ranking_N"] = forget_N
+    return nest(measure(evidence))["retrieval"]

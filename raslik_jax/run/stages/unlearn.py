@@ -1,6 +1,7 @@
 """Unlearning: a strategy's sets, an objective, a model after every epoch."""
 
 import functools
+import itertools
 import pathlib
 import shutil
 from collections.abc import Iterator
@@ -26,11 +27,9 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
     A run that was killed goes on after its last finished epoch, with the same result.
     """
     config, settings, model = workspace.config, workspace.config.unlearn, workspace.model
-    forget, retain = (_rows(workspace, strategy, kind) for kind in ("forget", "retain"))
-    batch_size = settings.batch_size
-    per_epoch = max(
-        batches.num_steps_of(len(rows.ids), batch_size=batch_size) for rows in (forget, retain)
-    )
+    sets = [_rows(workspace, strategy, kind) for kind in ("forget", "retain")]
+    size, reads_retain = settings.batch_size, OBJECTIVES[name].retain is not None
+    per_epoch = max(batches.num_steps_of(len(rows.ids), batch_size=size) for rows in sets)
     rate = workspace.learning_rate(strategy, name)
     params = workspace.finetuned
     if settings.parameters == "all":
@@ -40,19 +39,17 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
 
     def stream(start: int) -> Iterator[tuple[batches.Batch, batches.Batch | None]]:
         """Yields a batch of each set; the smaller set comes round again within an epoch."""
-        forgotten, kept = (
+        forget, retain = (
             batches.epoch_batches(
                 rows,
-                batch_size=batch_size,
+                start,
+                batch_size=size,
                 seed=config.seed + offset,  # each set in an order of its own
-                start=start,
                 is_fixed=settings.fixed_padding,
             )
-            for offset, rows in enumerate((forget, retain))
+            for offset, rows in enumerate(sets)
         )
-        reads_retain = OBJECTIVES[name].retain is not None
-        for batch in forgotten:
-            yield batch, next(kept) if reads_retain else None
+        return zip(forget, retain if reads_retain else itertools.repeat(None), strict=False)
 
     fitted = loop.fit(
         workspace.unlearning(name, rate),
@@ -88,13 +85,10 @@ def _rows(workspace: Workspace, strategy: str, kind: str) -> encoding.Encoded:
 
 def _save_epoch(workspace: Workspace, folder: pathlib.Path, params: Tree) -> None:
     """Writes an epoch's adapter, or its whole model in the dtype of the base."""
-    model = workspace.model
-    # An interrupted run may have come as far as this.
-    shutil.rmtree(folder, ignore_errors=True)
     if workspace.config.unlearn.parameters == "lora":
-        checkpoint.save_adapter(
-            folder, params, model.lora_config, model.decoder.config, base=model.identity
-        )
-    else:
-        weights = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, model.base)
-        checkpoint.save_model(folder, model.decoder.config, weights)
+        workspace.save_adapter(folder, params)
+        return
+    model = workspace.model
+    weights = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, model.base)
+    shutil.rmtree(folder, ignore_errors=True)  # an interrupted run may have come as far
+    checkpoint.save_model(folder, model.decoder.config, weights)
