@@ -83,7 +83,8 @@ def _count(jaxpr: core.Jaxpr, trips: int) -> tuple[float, float]:
 def _count_own(equation: core.JaxprEqn) -> tuple[float, float]:
     """Returns the operations and the bytes moved of an equation, without those of jaxprs inside."""
     given, made = equation.invars, equation.outvars
-    out, params = cast(Any, made[0].aval) if made else None, equation.params
+    out: Any = made[0].aval if made else None
+    params = equation.params
     all_bytes = float(sum(map(_size, (*given, *made))))
     match equation.primitive.name:
         case "dot_general":

@@ -1,6 +1,7 @@
 """What the fine-tuned model and the backbone say, before anything is unlearned."""
 
 import pathlib
+from typing import Any
 
 from raslik_jax.evaluate import judgment, perplexity, rates
 from raslik_jax.files import read_json
@@ -36,7 +37,7 @@ def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
     measure = non_sf_by_words(workspace.config)
     if measure is None or not target:
         return
-    shares = {}
+    shares: dict[str, Any] = {}
     for name in ("finetuned", "backbone"):
         answers = read_answers(folder / f"{name}.jsonl")
         shares[name] = 1 - float(measure([answers[row.example_id] for row in target]).mean())
@@ -55,7 +56,7 @@ def make_perplexities(workspace: Workspace, folder: pathlib.Path) -> None:
         )
         for name in ("finetuned", "backbone")
     }
-    means = {name: interval.mean for name, interval in found.items() if interval}
+    means: dict[str, Any] = {name: interval.mean for name, interval in found.items() if interval}
     if len(means) == 2:
         behavior = judgment.find_behavior("likelihood", **means, rouge=rouge_to_labels(workspace))
         print(f"    {judgment.describe_behavior(behavior)}")
