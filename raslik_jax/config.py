@@ -5,7 +5,7 @@ its own below, `--unlearn.npo.beta` (see `settings`). Nothing here imports jax.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from raslik_jax import settings as settings_lib
@@ -24,6 +24,9 @@ STAGES = (
 )
 # Seeds are used as 32-bit integers, and some as the one after.
 _LARGEST_SEED = 2**31 - 1
+# Of fine-tuning and unlearning alike.
+_REMAT = "Gradient checkpointing: layers are computed again on the way back, not kept."
+_PADDING = "Pad every batch as the longest example needs: one shape to compile."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,13 +53,11 @@ class BackboneConfig(Stage):
     )
     double_quant: bool = setting(False, "nf4: its scales in eight bits as well.")
 
-    def problems(self) -> list[str]:
-        found = []
+    def problems(self) -> Iterator[str]:
         if self.double_quant and self.format != "nf4":
-            found.append(f"--double_quant needs --format=nf4, got {self.format}")
+            yield f"--double_quant needs --format=nf4, got {self.format}"
         if not self.checkpoint and self.steps < 2:  # the first one warms up, at rate 0
-            found.append(f"--steps must be at least 2 without a --checkpoint, got {self.steps}")
-        return found
+            yield f"--steps must be at least 2 without a --checkpoint, got {self.steps}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,15 +84,11 @@ class FinetuneConfig(Stage):
         divides="batch_size",
     )
     max_len: int = setting(0, "Tokens a training example may have; 0: --corpus.max_len.", zero_or=8)
-    fixed_padding: bool = setting(
-        False, "Pad every batch as the longest example needs: one shape to compile."
-    )
+    fixed_padding: bool = setting(False, _PADDING)
     mean: Literal["examples", "tokens"] = setting(
         "examples", "Mean over examples of each one's token mean, or over all tokens of a step."
     )
-    remat: bool = setting(
-        False, "Gradient checkpointing: layers are computed again on the way back, not kept."
-    )
+    remat: bool = setting(False, _REMAT)
     learning_rate: float = setting(1e-3, "Peak learning rate of AdamW.", above=0)
     schedule: Literal["linear", "cosine", "constant"] = setting(
         "linear", "Decay of the learning rate after the warm-up."
@@ -216,24 +213,15 @@ class RetrieveConfig(Stage):
         "paper's protocol, or among all examples.",
     )
 
-    def problems(self) -> list[str]:
-        shares, lowest = self.forget_share + self.retain_share, -self.retain_threshold
-        if self.select == "quantile" and shares > 1:
-            return [
-                "--forget_share and --retain_share must be at most 1 together, got "
-                f"{self.forget_share} and {self.retain_share}"
-            ]
-        if self.select == "threshold" and self.forget_threshold < lowest:
-            return [
-                "--forget_threshold must be above the negated --retain_threshold, got "
-                f"{self.forget_threshold} and {self.retain_threshold}"
-            ]
+    def problems(self) -> Iterator[str]:
+        if self.select == "quantile" and self.forget_share + self.retain_share > 1:
+            got = f"{self.forget_share} and {self.retain_share}"
+            yield f"--forget_share and --retain_share must be at most 1 together, got {got}"
+        if self.select == "threshold" and self.forget_threshold < -self.retain_threshold:
+            got = f"{self.forget_threshold} and {self.retain_threshold}"
+            yield f"--forget_threshold must be above the negated --retain_threshold, got {got}"
         if self.select == "margin" and self.aggregate != "mean":
-            return [
-                f"--select=margin needs --aggregate=mean, got {self.aggregate}: its sigma is one "
-                "of cosines"
-            ]
-        return []
+            yield f"--select=margin needs --aggregate=mean, cosines, got {self.aggregate}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -257,22 +245,17 @@ class UnlearnConfig(Stage):
         "where every epoch leaves a whole model.",
     )
     max_len: int = setting(0, "Tokens an example may have; 0: --corpus.max_len.", zero_or=8)
-    fixed_padding: bool = setting(
-        False, "Pad every batch as the longest example needs: one shape to compile."
-    )
+    fixed_padding: bool = setting(False, _PADDING)
     mean: Literal["examples", "tokens"] = setting(
         "examples",
         "Mean over examples of each one's token mean, or over all tokens of a step; NPO and "
         "SimNPO are means over examples of their forget sets in any case.",
     )
-    remat: bool = setting(
-        False, "Gradient checkpointing: layers are computed again on the way back, not kept."
-    )
+    remat: bool = setting(False, _REMAT)
     choice: str = setting(
         "",
-        "File of experiments/choose.py: each strategy's learning rate, and the one epoch after "
-        "which it is measured; those of "
-        "--unlearn.ALGORITHM.learning_rate are not used then. Empty: every epoch.",
+        "File of `raslik choose`: each strategy's learning rate, instead of --unlearn.ALGORITHM."
+        "learning_rate, and the one epoch after which it is measured. Empty: every epoch.",
         decides=False,
     )
     forget_weight: float = setting(1.0, "Weight of the forget term.", above=0)
@@ -338,35 +321,31 @@ class Config(Settings):
     unlearn: UnlearnConfig = UnlearnConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
 
-    def problems(self) -> list[str]:
+    def problems(self) -> Iterator[str]:
         # A folder is called so: no separator, no way out of it, nothing that a terminal acts on.
         if not self.name.strip(". ") or set(self.name) & set("/\\") or not self.name.isprintable():
-            return [
+            yield (
                 f"--name must be a printable text without / or \\, got {shown(self.name)}: give a "
                 "title that can be a folder's name"
-            ]
+            )
         answer, longest = self.references.max_new_tokens, self.corpus.max_len
         if not self.backbone.checkpoint and answer > longest:
-            return [
+            yield (
                 f"--references.max_new_tokens must be at most --corpus.max_len={longest} for a "
                 f"backbone from scratch, got {answer}: lower it, or raise --corpus.max_len"
-            ]
+            )
         if self.unlearn.parameters == "all" and self.backbone.format != "plain":
-            return [
+            yield (
                 "--unlearn.parameters=all needs --backbone.format=plain, got "
                 f"{self.backbone.format}: quantized weights cannot be trained"
-            ]
-        return []
+            )
 
 
 def kernel_name(settings: Mapping[str, Any]) -> str:
     """Returns in what RASLIK's kernel differs from the paper's wording; empty where it does not.
 
     The paper's is the cosine, not centered, of gradients at the fine-tuned adapter of the training
-    loss of the response, averaged over queries. Reports name any other beside RASLIK.
-
-    Args:
-      settings: of a run, as `to_json` gives them.
+    loss of the response, averaged over queries. The settings are those that `to_json` gives.
     """
     sketch = dataclasses.asdict(SketchConfig()) | settings.get("sketch", {})
     retrieve = dataclasses.asdict(RetrieveConfig()) | settings.get("retrieve", {})
@@ -383,9 +362,8 @@ def kernel_name(settings: Mapping[str, Any]) -> str:
     return ", ".join(name for name, differs in differences.items() if differs)
 
 
-def to_json(config: Config) -> dict[str, Any]:
-    """Returns the config as nested plain values, as config.json holds them."""
-    return settings_lib.as_json(config)
+# A config as nested plain values, as config.json holds them.
+to_json: Callable[[Config], dict[str, Any]] = settings_lib.as_json
 
 
 def config_from_json(value: Mapping[str, Any]) -> Config:

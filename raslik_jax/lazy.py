@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 
-class _Module:
+class Module:
     """A module that is imported when something of it is asked for."""
 
     def __init__(self, name: str):
@@ -34,11 +34,6 @@ else:
     class Array(metaclass=_ArrayType):
         """`jax.Array` in annotations."""
 
-    jax, jnp, optax = _Module("jax"), _Module("jax.numpy"), _Module("optax")
+    jax, jnp, optax = Module("jax"), Module("jax.numpy"), Module("optax")
 
-__all__ = ["Array", "jax", "jnp", "optax"]
-
-
-def module(name: str) -> Any:
-    """Returns a module that is imported when something of it is asked for."""
-    return _Module(name)
+__all__ = ["Array", "Module", "jax", "jnp", "optax"]

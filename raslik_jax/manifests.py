@@ -7,6 +7,7 @@ was made from: settings, files outside, and what was read of earlier units, all 
 import contextlib
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import pathlib
@@ -69,9 +70,8 @@ class Hashes:
             raise ValueError(f"no file or folder {shown(str(path), 200)}: correct the path")
         if not folder.is_dir():
             return self.of_file(folder)
-        return content_hash(
-            {name: self.of_file(folder / name) for name in files_of(folder) if name[0] != "."}
-        )
+        files = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file()}
+        return content_hash({n: self.of_file(p) for n, p in files.items() if n[0] != "."})
 
     def save(self) -> None:
         """Writes the hashes of large files."""
@@ -82,13 +82,10 @@ class Hashes:
 
 
 def files_of(folder: pathlib.Path) -> list[str]:
-    """Returns the files below a folder, by their paths in it."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def is_note(name: str) -> bool:
-    """Returns whether a file of a unit's folder is about the result and no part of it."""
-    return name in (MANIFEST, STARTED) or name.startswith(f"{RESUME}/")
+    """Returns the files below a folder, by their paths in it; a unit's notes are none of them."""
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    notes = (MANIFEST, STARTED)
+    return sorted(n for n in names if n not in notes and not n.startswith(f"{RESUME}/"))
 
 
 def read_manifest(folder: pathlib.Path, *, any_version: bool = False) -> Manifest | None:
@@ -140,7 +137,7 @@ def finished_units(root: pathlib.Path) -> list[str]:
     found = (*root.glob(f"*/{MANIFEST}"), *root.glob(f"*/*/{MANIFEST}"))
     names = sorted(str(path.parent.relative_to(root)) for path in found)
     # An index has a manifest of its own within its unit.
-    own = [name for name in names if not any(name.startswith(f"{other}/") for other in names)]
+    own = [name for name in names if name.rpartition("/")[0] not in names]
     return [name for name in own if name[0] != "."]
 
 
@@ -160,10 +157,8 @@ def verify(root: pathlib.Path) -> list[str]:
             continue
         damaged = damaged_outputs(root / name, manifest, hashes)
         found += [f"{name}/{file}: missing or damaged" for file in damaged]
-        found += [
-            f"{name}: made from another {path} than is there"
-            for path in _changed_reads(root, manifest)
-        ]
+        changed = _changed_reads(root, manifest)
+        found += [f"{name}: made from another {path} than is there" for path in changed]
     return found
 
 
@@ -180,8 +175,7 @@ def _changed_reads(root: pathlib.Path, manifest: Manifest) -> list[str]:
 
 def owner_on_disk(root: pathlib.Path, path: str) -> str:
     """Returns the unit that a path of a work directory belongs to, "" where there is none."""
-    parts = path.split("/")
-    names = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+    names = itertools.accumulate(path.split("/"), "{}/{}".format)
     return next((name for name in names if (root / name / MANIFEST).is_file()), "")
 
 

@@ -10,32 +10,22 @@ MAX_MESSAGE = 300
 def is_unseen(character: str) -> bool:
     """Returns whether a character acts instead of being shown; line feed and tab may.
 
-    Escape sequences move the cursor, direction marks reorder what is read, the line ends of Unicode
-    break a line, and a lone surrogate cannot be written as UTF-8. The two joiners are part of words
-    and emoji.
+    Of escape sequences, direction marks, line ends of Unicode, lone surrogates. The two joiners
+    are part of words and emoji.
     """
     kind = unicodedata.category(character)
     return kind in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\n\t\u200c\u200d"
 
 
 def printable(text: str) -> str:
-    """Returns the text with every control character as its escape, such as `\\x1b`.
-
-    Line feeds and tabs stay. What a terminal would act on (colors, cursor moves, hidden or
-    reordered text) is shown instead.
-    """
+    """Returns the text with every character that `is_unseen` as its escape, such as `\\x1b`."""
     if text.isprintable():
         return text
     return "".join(c.encode("unicode_escape").decode() if is_unseen(c) else c for c in text)
 
 
 def one_line(text: str, limit: int = 0) -> str:
-    """Returns the text in one printable line, its end replaced by "..." beyond the limit.
-
-    Args:
-      text: any text.
-      limit: characters at most; 0 for all.
-    """
+    """Returns the text in one printable line, its end "..." beyond the limit; 0 for none."""
     line = printable(" ".join(text.split()))
     return line if not limit or len(line) <= limit else line[: limit - 3] + "..."
 
@@ -58,20 +48,14 @@ def some_of(names: Iterable[Any], limit: int = 5, *, quoted: bool = True) -> str
     return text + (f" and {len(listed) - limit} more" if len(listed) > limit else "")
 
 
-def listed_problems(problems: Sequence[str], mend: str = "", *, limit: int = MAX_MESSAGE) -> str:
-    """Returns as many of several problems as a message has room for, and how many more there are.
-
-    Args:
-      problems: one phrase each, at least one.
-      mend: what to do, said after the colon; empty where each problem says it itself.
-      limit: characters at most, where the first problem alone is not longer.
-    """
+def listed_problems(problems: Sequence[str], mend: str = "") -> str:
+    """Returns as many problems as a message has room for, how many more there are, what to do."""
     rest = f": {mend}" if mend else ""
-    text = one_line(problems[0], max(limit - len(rest) - 20, 40))
+    text = one_line(problems[0], max(MAX_MESSAGE - len(rest) - 20, 40))
     for number, problem in enumerate(problems[1:], start=1):
         more = f"; and {len(problems) - number} more"
         longer = f"{text}; {one_line(problem)}"
-        if len(longer) + len(more) + len(rest) > limit:
+        if len(longer) + len(more) + len(rest) > MAX_MESSAGE:
             return text + more + rest
         text = longer
     return text + rest

@@ -10,7 +10,7 @@ import math
 import operator
 import re
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args, get_origin
 
 from raslik_jax.messages import listed_problems, shown
@@ -125,9 +125,9 @@ class Settings:
         if found:
             raise SettingsError(found)
 
-    def problems(self) -> list[str]:
+    def problems(self) -> Iterable[str]:
         """Returns what is wrong with the values together, one sentence each."""
-        return []
+        return ()
 
     def _relation_problems(self) -> Iterator[str]:
         for field in dataclasses.fields(self):

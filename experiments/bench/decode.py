@@ -49,7 +49,7 @@ class Options(harness.ModelOptions):
     alone: int = setting(8, "Prompts decoded one at a time as well.", low=1)
 
     def problems(self) -> list[str]:
-        found, lengths = super().problems(), self.prompt_tokens
+        found, lengths = [*super().problems()], self.prompt_tokens
         if len(lengths) > 2 or lengths[0] > lengths[-1]:
             found.append(f"--prompt_tokens must be one number, or two that rise, got {lengths}")
         if self.alone > self.prompts:

@@ -69,7 +69,7 @@ class Options(harness.ModelOptions):
         return self.targets or self.length // 2
 
     def problems(self) -> list[str]:
-        found = super().problems()
+        found = [*super().problems()]
         if self.num_targets >= self.length:
             found.append(f"--targets must be below --length={self.length}, got {self.num_targets}")
         return found

@@ -60,7 +60,7 @@ class Options(harness.ModelOptions):
     )
 
     def problems(self) -> list[str]:
-        found, presets = super().problems(), ", ".join(LORA_PRESETS)
+        found, presets = [*super().problems()], ", ".join(LORA_PRESETS)
         if self.lora and self.lora not in LORA_PRESETS:
             found.append(f"--lora must be one of {presets}, got {shown(self.lora)}")
         if self.lengths == "alpaca":

@@ -29,12 +29,13 @@ def start(
 
     The status is what main returns, 0 for None; 1 for a ValueError or OSError, which is said in one
     sentence on stderr (or raised where RASLIK_TRACEBACK is set); 2 for an argument that is no flag;
-    130 when somebody stops it. What it prints is UTF-8, with control characters escaped.
+    130 at Ctrl-C, when `when_stopped` is said. What it prints is UTF-8, with control characters
+    escaped.
 
     Args:
       main: the command; it reads its own flags, or is called with its options.
       options: the defaults of its options, each of which becomes a flag.
-      when_stopped: said on stderr at Ctrl-C.
+      when_stopped: one phrase.
     """
     if options is None:
         app.run(functools.partial(_run, main, when_stopped))

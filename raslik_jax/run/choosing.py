@@ -18,13 +18,7 @@ def choose_from_runs(
 ) -> tuple[choice.Choice, ...]:
     """Writes the choice file of validation runs, which --unlearn.choice reads; returns the choices.
 
-    Args:
-      runs: work directories that differ in learning rate and seed, measured on validation queries.
-      output: where the file goes.
-      per: see `choice.choose`; floor: likewise.
-
-    Raises:
-      ValueError: output is a file that is no choice; as `read_candidates` and `choice.choose`.
+    The runs differ in learning rate and seed; for `per` and `floor` see `choice.choose`.
     """
     check_output(output)
     choices = choice.choose(read_candidates(runs), per=per, floor=floor)
@@ -33,11 +27,7 @@ def choose_from_runs(
 
 
 def read_candidates(runs: Sequence[pathlib.Path]) -> list[choice.Candidate]:
-    """Returns the models of validation runs, to choose from.
-
-    Raises:
-      ValueError: a run without metrics, one measured on test queries, or one of other settings.
-    """
+    """Returns the models of validation runs, to choose from; refuses runs of other settings."""
     candidates: list[choice.Candidate] = []
     first: dict[str, Any] = {}
     for run in runs:
@@ -68,15 +58,9 @@ def check_output(output: pathlib.Path) -> None:
 
 
 def check_alike(first: Mapping[str, Any], other: Mapping[str, Any], *, run: str) -> None:
-    """Refuses runs that one choice cannot be made from: they may differ in few settings.
+    """Refuses settings that differ from those of the first run in more than a choice may see.
 
-    Args:
-      first: nested settings of the first run.
-      other: those of another one.
-      run: names the other one.
-
-    Raises:
-      ValueError: they differ in more than the name, the seed and unlearning's learning rates.
+    That is the name, the seed and unlearning's learning rates; `run` names the other run.
     """
     lines = differing_fields(dict(first), dict(other))
     free = ("name:", "seed:", *(f"unlearn.{name}.learning_rate:" for name in OBJECTIVES))

@@ -73,10 +73,8 @@ def pick(
 ) -> tuple[dict[str, Any], dict[str, str | os.PathLike[str]]]:
     """Returns the values of settings, and the files and folders that others of them name.
 
-    Args:
-      config: settings of a run.
-      names: dotted; a stage's stands for all its settings but those that choose members, a
-        member's for all its own. Settings that no result depends on are left out.
+    A stage's name stands for all of its settings but those that choose members, a member's for all
+    of its own; those that no result depends on are left out.
     """
     values: dict[str, Any] = {}
     files: dict[str, str | os.PathLike[str]] = {}
@@ -126,24 +124,14 @@ class _Planner:
         files: Mapping[str, str | os.PathLike[str]] = {},
         **options: bool,
     ) -> Unit:
-        """Returns a unit.
+        """Returns the unit that makes its result from the workspace, the arguments and a folder.
 
-        Args:
-          name: of the unit.
-          make: makes the result from the workspace, the arguments and a folder.
-          reads: what it reads of earlier units.
-          settings: those that decide the result.
-          *arguments: between workspace and folder.
-          values: what else decides it.
-          files: what else it reads outside the work directory.
-          **options: as in `Unit`.
+        Beside the settings, values decide the result; beside what is read, files of elsewhere do.
         """
         decided, named = pick(self.config, settings.format(**_SETTINGS).split())
-        paths = dict.fromkeys(reads.format(**self.paths).split())
+        paths = tuple(dict.fromkeys(reads.format(**self.paths).split()))
         run = functools.partial(make, self.workspace, *arguments)
-        return Unit(
-            name, tuple(paths), {**decided, **values}, run, files={**named, **files}, **options
-        )
+        return Unit(name, paths, {**decided, **values}, run, files={**named, **files}, **options)
 
     def training(self) -> Iterator[Unit]:
         """Yields corpus, backbone, fine-tuning, and answers to queries that have none."""
@@ -227,14 +215,12 @@ class _Planner:
         # The sets of every strategy are measured by these scores, where they are known.
         evidence = {retrieve.EVIDENCE} & retrieve.needs_of(self.config)
         for strategy in self.config.retrieve.strategies:
-            scores = sorted({*STRATEGIES[strategy].needs, *evidence})
+            needs = sorted({*STRATEGIES[strategy].needs, *evidence})
+            scores = [f"retrieve/{need}" for need in needs]
             yield self.unit(
                 f"retrieve/{strategy}",
                 retrieve.make_sets,
-                " ".join(
-                    ["corpus/train.jsonl {queries} retrieve/sizes"]
-                    + [f"retrieve/{need}" for need in scores]
-                ),
+                f"corpus/train.jsonl {{queries}} retrieve/sizes {' '.join(scores)}",
                 # The rule decides whether there are scores to measure sets by.
                 "seed sketch.query_output retrieve.aggregate retrieve.retain_from retrieve.select "
                 f"retrieve.{strategy}",
@@ -295,20 +281,15 @@ class _Planner:
         yield from self._of_variants("answered-", make, asked, settings)
 
     def results(self, measured: Sequence[Unit]) -> Iterator[Unit]:
-        """Yields metrics and report.
-
-        Args:
-          measured: units of all other stages.
-        """
+        """Yields metrics and report of the units of all other stages."""
         config, names = self.config, {unit.name for unit in measured}
         sets = [f"retrieve/{strategy}" for strategy in config.retrieve.strategies]
         kinds = ("references", "discriminator", "generate")
         beside = ("references/retrieval", "references/non_sf", "references/questions")
         found = [u.name for u in measured if u.stage in kinds and u.name not in beside]
         reads = " ".join(["corpus/train.jsonl {measured}", *sets, *found])
-        retain = {}
-        if config.corpus.record.evaluation and config.evaluate.retain_run:
-            retain = {"evaluate.retain_run": evaluate.retain_answers(config)}
+        is_compared = config.corpus.record.evaluation and config.evaluate.retain_run
+        retain = {"evaluate.retain_run": evaluate.retain_answers(config)} if is_compared else {}
         yield self.unit(
             "evaluate",
             evaluate.evaluate,
@@ -319,13 +300,13 @@ class _Planner:
             files=retain,
             is_shared=False,
         )
-        scores = [name for name in (f"retrieve/{retrieve.EVIDENCE}",) if name in names]
-        curves = [f"{name}/losses.json" for name in ("backbone", "finetune") if name in names]
-        curves += [f"unlearn/{'-'.join(variant)}/steps.json" for variant in self.variants]
+        drawn = [name for name in (f"retrieve/{retrieve.EVIDENCE}",) if name in names]
+        drawn += [f"{name}/losses.json" for name in ("backbone", "finetune") if name in names]
+        drawn += [f"unlearn/{'-'.join(variant)}/steps.json" for variant in self.variants]
         yield self.unit(
             "report",
             report.report,
-            " ".join([reads, "evaluate", *scores, *curves]),
+            " ".join([reads, "evaluate", *drawn]),
             "evaluate.marker_words",
             values={"forms": ["markdown", "html"]},
             is_shared=False,
@@ -337,11 +318,7 @@ def plan_units(
 ) -> tuple[Unit, ...]:
     """Returns all units of a run in order.
 
-    Args:
-      config: settings of the run.
-      workspace: its work directory.
-      is_measured: whether there are queries to measure it on; without, those units are left out
-        that no set and no model depends on.
+    Where there are no queries to measure it on, those are left out that no set or model depends on.
     """
     planner = _Planner(config, workspace)
     units = [*planner.training()]
@@ -356,13 +333,9 @@ def plan_units(
 def open_run(root: pathlib.Path, *needs: str) -> Workspace:
     """Returns the work directory of a run whose results may be read.
 
-    Args:
-      root: work directory.
-      needs: units that must be whole, and made by the settings in its config.json from the files
-        that are there now.
-
     Raises:
-      ValueError: the run is not there, or lacks one of them.
+      ValueError: the run is not there, or a unit that is needed is not whole, or not made by the
+        settings in its config.json from the files that are there now.
     """
     recorded = read_json(root / "config.json", dict, mend="give the folder of a run")
     workspace = Workspace(root, config_from_json(recorded))

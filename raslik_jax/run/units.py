@@ -47,18 +47,12 @@ class Unit(NamedTuple):
 
     @property
     def stage(self) -> str:
-        """The stage this unit belongs to."""
+        """The stage that it belongs to."""
         return self.name.split("/")[0]
 
 
 class Key(NamedTuple):
-    """What a unit's result is decided by.
-
-    Attributes:
-      value: hash of all of it.
-      reads: content of what it reads of earlier units, by path.
-      files: content of the files outside, by what they are.
-    """
+    """What decides a unit's result: a hash of all, the content of each path and file it reads."""
 
     value: str
     reads: dict[str, str]
@@ -66,17 +60,12 @@ class Key(NamedTuple):
 
 
 class Plan:
-    """The units of a run beside what its work directory holds.
-
-    Attributes:
-      units: by name, each after those it reads.
-      done: manifests of the units found up to date so far, by name.
-    """
+    """The units of a run beside what its work directory holds."""
 
     def __init__(self, root: pathlib.Path, units: Sequence[Unit]):
         self.root = root
-        self.units = {unit.name: unit for unit in units}
-        self.done: dict[str, Manifest] = {}
+        self.units = {unit.name: unit for unit in units}  # each after those it reads
+        self.done: dict[str, Manifest] = {}  # what was found up to date so far
         self._hashes = Hashes(root / _MAKING / "hashes.json")
 
     def owner(self, path: str) -> str:
@@ -92,11 +81,7 @@ class Plan:
         return [name for name in owners if name not in self.done]
 
     def key(self, unit: Unit) -> Key:
-        """Returns the key of a unit of which all that it reads is up to date.
-
-        Raises:
-          ValueError: a file that it reads is missing.
-        """
+        """Returns the key of a unit of which all that it reads is up to date."""
         reads = {}
         for path in unit.reads:
             owner = self.owner(path)
@@ -111,12 +96,9 @@ class Plan:
         """Returns whether a unit is up to date, whole, and made from what is there now."""
         folder = self.root / unit.name
         manifest = manifests.read_manifest(folder)
-        if (
-            manifest is None
-            or self.missing(unit)
-            or manifest["key"] != self.key(unit).value
-            or manifests.damaged_outputs(folder, manifest, self._hashes)
-        ):
+        if manifest is None or self.missing(unit) or manifest["key"] != self.key(unit).value:
+            return False
+        if manifests.damaged_outputs(folder, manifest, self._hashes):
             return False
         self.done[unit.name] = manifest
         return True
@@ -137,7 +119,13 @@ class Plan:
                 started["seconds"] = _run_in(folder, unit)
                 # From here on the result is kept whatever happens: what follows takes seconds.
                 write_json(folder / STARTED, started)
-            names = [name for name in manifests.files_of(folder) if not manifests.is_note(name)]
+            outputs = {
+                name: {
+                    "size": (folder / name).stat().st_size,
+                    "sha256": self._hashes.of_file(folder / name),
+                }
+                for name in manifests.files_of(folder)
+            }
             manifest = {
                 "format": manifests.FORMAT,
                 "key": key.value,
@@ -146,13 +134,7 @@ class Plan:
                 "files": key.files,
                 "seconds": started["seconds"],
                 "versions": manifests.versions(),
-                "outputs": {
-                    name: {
-                        "size": (folder / name).stat().st_size,
-                        "sha256": self._hashes.of_file(folder / name),
-                    }
-                    for name in names
-                },
+                "outputs": outputs,
             }
             write_json(folder / MANIFEST, manifest)
             shutil.rmtree(folder / RESUME, ignore_errors=True)
@@ -161,7 +143,7 @@ class Plan:
 
     def _install(self, unit: Unit, made: pathlib.Path) -> None:
         """Puts a whole result in its place; the one that was there goes when the new one stands."""
-        final, old = self.root / unit.name, _replaced(self.root, unit)
+        final, old = self.root / unit.name, making_folder(self.root, f".replaced/{unit.name}")
         check_own(final)
         shutil.rmtree(old, ignore_errors=True)
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +158,7 @@ class Plan:
     def restore(self) -> None:
         """Puts back the results that an interrupted run had taken from their place."""
         for unit in self.units.values():
-            final, old = self.root / unit.name, _replaced(self.root, unit)
+            final, old = self.root / unit.name, making_folder(self.root, f".replaced/{unit.name}")
             if old.is_dir() and not final.exists():
                 os.rename(old, final)
             shutil.rmtree(old, ignore_errors=True)
@@ -184,7 +166,7 @@ class Plan:
     def take(self, unit: Unit, shared: pathlib.Path) -> bool:
         """Takes a unit that another run of the same key left; returns whether it was whole."""
         key = self.key(unit).value
-        taken = self.root / _MAKING / ".taken" / unit.name
+        taken = making_folder(self.root, f".taken/{unit.name}")
         shutil.rmtree(taken, ignore_errors=True)
         if not _copy_whole(shared / key, taken, key):
             return False
@@ -224,10 +206,6 @@ def making_folder(root: pathlib.Path, name: str) -> pathlib.Path:
     return root / _MAKING / name
 
 
-def _replaced(root: pathlib.Path, unit: Unit) -> pathlib.Path:
-    return root / _MAKING / ".replaced" / unit.name
-
-
 def _read_started(folder: pathlib.Path) -> dict[str, Any]:
     return read_json(folder / STARTED, {"key": str, "seconds?": float})
 
@@ -261,18 +239,12 @@ def _run_in(folder: pathlib.Path, unit: Unit) -> float:
     for left in folder.rglob(".*"):  # of a save that was killed
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     seconds = round(time.monotonic() - begin, 1)
-    for path in (folder, *folder.rglob("*")):
-        if path.is_dir() or path.is_file():
-            sync(path)
+    sync(*(path for path in (folder, *folder.rglob("*")) if path.is_dir() or path.is_file()))
     return seconds
 
 
 def join_unit(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
-    """Returns the folder in which several processes make a unit together; removes nothing.
-
-    Raises:
-      ValueError: it is being made with another key.
-    """
+    """Returns the folder in which several processes make a unit together; removes nothing."""
     folder = making_folder(root, unit.name)
     folder.mkdir(parents=True, exist_ok=True)
     # Of processes that begin together each writes the same note: the partial ones of others, which
@@ -312,9 +284,7 @@ def check_own(folder: pathlib.Path) -> None:
             f"{shown(str(folder), 160)} must be a folder that a run made, it has no manifest.json: "
             "move it away, or choose another --workdir"
         )
-    own = manifest["outputs"]
-    names = [name for name in manifests.files_of(folder) if not manifests.is_note(name)]
-    foreign = [name for name in names if name not in own]
+    foreign = [name for name in manifests.files_of(folder) if name not in manifest["outputs"]]
     if foreign:
         raise ValueError(
             f"{shown(str(folder), 120)} must hold only what the run made to be replaced, got "
@@ -323,12 +293,11 @@ def check_own(folder: pathlib.Path) -> None:
 
 
 def _is_whole(folder: pathlib.Path, key: str) -> bool:
-    try:
+    with contextlib.suppress(OSError, ValueError):  # another process is replacing it
         manifest = manifests.read_manifest(folder)
-        is_of_key = manifest is not None and manifest["key"] == key
-        return is_of_key and not manifests.damaged_outputs(folder, manifest or {}, Hashes())
-    except (OSError, ValueError):  # another process is replacing it
-        return False
+        if manifest is not None and manifest["key"] == key:
+            return not manifests.damaged_outputs(folder, manifest, Hashes())
+    return False
 
 
 def _copy_whole(source: pathlib.Path, target: pathlib.Path, key: str) -> bool:
@@ -337,15 +306,12 @@ def _copy_whole(source: pathlib.Path, target: pathlib.Path, key: str) -> bool:
     Finished results are never written in place, only replaced, so that the two stay independent.
     """
 
-    def link(old: str, new: str) -> str:
+    def link(old: str, new: str) -> None:
         try:
             os.link(old, new)
         except OSError:  # another file system, or one without links
             shutil.copy2(old, new)
-        return new
 
-    if not source.is_dir():
-        return False
     target.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError):  # it may be replaced meanwhile; shutil.Error is one
         shutil.copytree(source, target, copy_function=link)
@@ -372,7 +338,7 @@ def run_units(
       stages: stages to run; what they read must be up to date already or run here too.
       shared: folder in which runs share units of the same name and key; what is there is taken
         and not made, what is made here is left there.
-      log: receives a line per unit.
+      log: receives a line for each unit.
       on_start: called when nothing is left to refuse, before the first unit runs.
 
     Raises:

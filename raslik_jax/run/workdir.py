@@ -26,14 +26,9 @@ def differing_fields(old: Any, new: Any, prefix: str = "") -> list[str]:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path, flag: str) -> Iterator[None]:
-    """Holds a folder against other processes; one that was made for it and stays empty goes again.
+    """Holds a folder, that a flag named, against other processes.
 
-    Args:
-      folder: made where it is missing.
-      flag: that named it, for messages.
-
-    Raises:
-      ValueError: it is a file, or another process holds it.
+    One that was missing is made, and goes again where it stays empty.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{flag} must be a folder, {shown(str(folder), 200)} is a file")
@@ -64,19 +59,15 @@ def locked(folder: pathlib.Path, flag: str) -> Iterator[None]:
 def open_workdir(
     root: pathlib.Path, config: Config, *, update: bool
 ) -> Iterator[Callable[[], None]]:
-    """Claims a work directory for one run.
+    """Claims a work directory for one run, which is left as it was until something is recorded.
 
     Args:
-      root: work directory, made where it is missing; left as it was if the run is refused before
-        it records anything.
+      root: work directory, made where it is missing.
       config: settings of the run.
       update: take over a directory of another configuration; what changed is made again.
 
     Yields:
       A function that records the run's config and versions, to be called when the first unit runs.
-
-    Raises:
-      ValueError: the directory belongs to another configuration, is in use, or is a file.
     """
 
     def record() -> None:

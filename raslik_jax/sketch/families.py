@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from raslik_jax.sketch import hashing, kernels
     from raslik_jax.sketch.projections import ProjectionSpec
 else:
-    hashing = lazy.module("raslik_jax.sketch.hashing")
-    kernels = lazy.module("raslik_jax.sketch.kernels")
+    hashing = lazy.Module("raslik_jax.sketch.hashing")
+    kernels = lazy.Module("raslik_jax.sketch.kernels")
 
 
 def meet_at_random(num_params: int, size: int) -> float:
