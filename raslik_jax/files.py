@@ -36,14 +36,9 @@ def _quoted(path: AnyPath) -> str:
 
 @contextlib.contextmanager
 def open_regular(path: AnyPath, *, mend: str = "correct the path") -> Iterator[io.BufferedReader]:
-    """Yields a regular file, opened to read.
+    """Yields a regular file, opened to read; refuses others (folders, devices, FIFOs).
 
-    Args:
-      path: of the file.
-      mend: what to do about a missing file, said after the colon.
-
-    Raises:
-      ValueError: the file is missing, unreadable, or no regular file (a folder, a device, a FIFO).
+    What to do about a missing file is said after the colon.
     """
     try:
         # Asked first: to open a FIFO is to wait for whoever writes to it.
@@ -205,11 +200,7 @@ def replacing(path: AnyPath) -> Iterator[pathlib.Path]:
     """Yields a path beside the target; what is written there replaces the target, or nothing does.
 
     The file reaches the disk before it takes its name, so that a crash leaves the old file or the
-    new one.
-
-    Raises:
-      ValueError: the folder is missing, or the target is there and no regular file: links,
-        devices and FIFOs are never replaced.
+    new one. Links, devices and FIFOs are never replaced.
     """
     path = pathlib.Path(path)
     if not path.parent.is_dir():
@@ -289,16 +280,12 @@ def read_array(
     *,
     mend: str = "delete it and run the stage that makes it again",
 ) -> np.ndarray:
-    """Returns the array of an .npy file, which never runs code.
+    """Returns the array of an .npy file, which never runs code; refuses all but whole numbers.
 
     Args:
       path: the file.
       shape: that the array must have, None where any length will do; None for any shape.
       mend: what to do about a damaged or missing file, said after the colon.
-
-    Raises:
-      ValueError: the file is missing, no regular file, truncated, no array of numbers, or has
-        another shape.
     """
     with open_regular(path, mend=mend) as file:
         try:

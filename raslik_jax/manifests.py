@@ -89,15 +89,9 @@ def files_of(folder: pathlib.Path) -> list[str]:
 
 
 def read_manifest(folder: pathlib.Path, *, any_version: bool = False) -> Manifest | None:
-    """Returns the manifest of a unit's folder; None where it has none.
+    """Returns the manifest of a unit's folder; None where it has none, or one of another version.
 
-    Args:
-      folder: of the unit.
-      any_version: whether that of another version is returned as well, of which no more than `key`
-        and `outputs` is known to be there.
-
-    Raises:
-      ValueError: it is damaged.
+    With `any_version` that one is returned too, of which only `key` and `outputs` are sure to be.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -142,11 +136,7 @@ def finished_units(root: pathlib.Path) -> list[str]:
 
 
 def verify(root: pathlib.Path) -> list[str]:
-    """Returns what is wrong with the results of a work directory, a line each; reads every byte.
-
-    Raises:
-      ValueError: there are no results.
-    """
+    """Returns what is wrong with the results of a work directory, a line each; reads every byte."""
     names, hashes, found = finished_units(root), Hashes(), []
     if not names:
         raise ValueError(f"{shown(str(root), 200)} must hold results of a run: correct --workdir")
@@ -180,11 +170,7 @@ def owner_on_disk(root: pathlib.Path, path: str) -> str:
 
 
 def check_whole(root: pathlib.Path, name: str) -> Manifest:
-    """Returns the manifest of a finished unit whose files are as it lists them.
-
-    Raises:
-      ValueError: the unit is missing or damaged, or an older version made it.
-    """
+    """Returns the manifest of a unit; refuses a missing, damaged or older one."""
     manifest, shown_root = read_manifest(root / name), shown(str(root), 120)
     mend = "run experiments/run.py on it to the end"
     if manifest is None:

@@ -167,11 +167,7 @@ def _make_grid(
 
 
 def plan_cells(options: Options) -> tuple[list[Cell], list[Cell]]:
-    """Returns the grid, and the cells that measure on test queries what was chosen from it.
-
-    Raises:
-      ValueError: a grid that cannot be run, or that nothing can be chosen from.
-    """
+    """Returns the grid, and the cells that measure on test queries what was chosen from it."""
     _check_names(options)
     axes, common = [*map(_parse_axis, options.vary)], [f"--{text}" for text in options.set]
     grid = [*_make_grid(options, axes, (*common, *(_VALIDATION if options.choose else ())))]
@@ -180,7 +176,7 @@ def plan_cells(options: Options) -> tuple[list[Cell], list[Cell]]:
         return grid, []
     tests = []
     for cell in _make_grid(options, (), common):
-        path = choice_path(options, cell.experiment).resolve()
+        path = _choice_path(options, cell.experiment).resolve()
         arguments = (*cell.arguments, f"--unlearn.choice={path}", "--references.query_split=test")
         tests.append(Cell(f"test-{cell.name}", cell.experiment, f"{cell.group} test", arguments))
     first: dict[str, Any] = {}
@@ -192,16 +188,14 @@ def plan_cells(options: Options) -> tuple[list[Cell], list[Cell]]:
     return grid, tests
 
 
-def choice_path(options: Options, experiment: str) -> pathlib.Path:
-    """Returns where the choice of an experiment is."""
+def _choice_path(options: Options, experiment: str) -> pathlib.Path:
     return pathlib.Path(options.out) / f"choice-{experiment}.json"
 
 
 def run_process(arguments: Sequence[str], log: pathlib.Path) -> int:
     """Runs a command to its end, writing to a log, and returns its exit status.
 
-    Raises:
-      KeyboardInterrupt: Ctrl-C or a termination of this process; the command has ended.
+    At Ctrl-C, or a termination of this process, the command is ended first.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A run finds the package where this process did, installed or not.
@@ -281,7 +275,7 @@ class Suite:
         """Writes the choice from validation runs; returns why there is none, if so."""
         if not all(map(self.is_done, cells)):
             return "not run, its validation runs are not all done"
-        folders, path = [*map(self.workdir, cells)], choice_path(self.options, experiment)
+        folders, path = [*map(self.workdir, cells)], _choice_path(self.options, experiment)
         rule: dict[str, Any] = {"per": self.options.per, "floor": self.options.floor}
         try:
             found = choosing.choose_from_runs(folders, path, **rule)

@@ -26,11 +26,7 @@ _RETRIEVING = frozenset({"retrieve", "unlearn", "generate", "evaluate", "report"
 
 
 def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
-    """Returns the name and the shapes of a run's model; reads no more than a config.json.
-
-    Raises:
-      ValueError: a checkpoint that is neither a folder nor a published model with a preset.
-    """
+    """Returns the name and the shapes of a run's model; reads no more than a config.json."""
     settings = config.backbone
     if not settings.checkpoint:
         return "trained from scratch", gpt_neox.GPTNeoXConfig(
@@ -56,12 +52,7 @@ def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
 def check_inputs(config: Config, *, making: Collection[Unit]) -> None:
     """Refuses models and files that units of a run would miss only after hours.
 
-    Args:
-      config: settings of the run.
-      making: the units that are not up to date; what none of them reads may be gone.
-
-    Raises:
-      ValueError: a file or model is missing, or one that `check_model` refuses.
+    Of the units that are made: what none of them reads may be gone.
     """
     corpora.marker_words(config.corpus.dataset, config.evaluate.marker_words)
     if any(unit.stage == "finetune" for unit in making):
@@ -100,7 +91,10 @@ def check_corpus(
     *,
     stages: Sequence[str],
 ) -> None:
-    """Refuses what the corpus shows of a run's later stages to be impossible or void.
+    """Refuses what the corpus shows of a run's later stages to be impossible or void, all at once.
+
+    That is rows without room for an answer, too few rows for two steps or for the sets, strategies
+    or a classifier without labels.
 
     Args:
       config: settings of the run.
@@ -108,10 +102,6 @@ def check_corpus(
       whole: the training examples as whole rows of token ids; None leaves out what depends on the
         length of prompts.
       stages: those that run.
-
-    Raises:
-      ValueError: all problems in one error: rows without room for an answer, too few rows for two
-        steps or for the sets, strategies or a classifier without labels.
     """
     prompt_N = np.zeros(len(corpus.train), np.int64) if whole is None else whole.start_N
     problems = [*_training_problems(config, corpus, prompt_N, stages)]
@@ -165,10 +155,7 @@ def _selection_problems(
 ) -> list[str]:
     """Returns why strategies cannot choose sets, found by choosing with made-up scores.
 
-    Args:
-      config: settings of the run.
-      corpus: with its labels.
-      num_barred: rows without an answer, which have no gradient and are in no set.
+    Rows without an answer are barred: they have no gradient and are in no set.
     """
     settings, rows = config.retrieve, corpus.train
     eligible = len(rows) - num_barred

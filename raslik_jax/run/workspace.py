@@ -37,7 +37,7 @@ class Model(NamedTuple):
       decoder: pure functions; with the initial adapter (B = 0) they are the backbone's.
       base: frozen weights, quantized where --backbone.format says so.
       initial: the adapter as fine-tuning started from it.
-      lora_config: its rank, alpha, dropout and targets.
+      lora_config: its settings.
       graphdef: what the decoder is bound from.
       identity: of the base as it is stored, whatever format it is loaded in.
     """
@@ -52,11 +52,6 @@ class Model(NamedTuple):
     def decoder_for(self, *, remat: bool) -> decoders.Decoder:
         """Returns the pure functions, with or without gradient checkpointing."""
         return decoders.bind(self.graphdef, remat=remat)
-
-    def whole_decoder(self, *, remat: bool = False) -> decoders.Decoder:
-        """Returns the pure functions of the model without places for an adapter."""
-        graphdef, _, _ = decoders.abstract(self.decoder.config, None)
-        return decoders.bind(graphdef, remat=remat)
 
 
 class _Answers(dict[str, str]):
@@ -197,13 +192,9 @@ class Workspace:
         targets: encoding.Targets = "response",
         max_len: int = 0,
     ) -> encoding.Encoded:
-        """Returns rows of at most max_len tokens, and says how many of them are cut.
+        """Returns rows of at most max_len tokens, 0 for --corpus.max_len; says how many are cut.
 
-        Args:
-          whole: the rows.
-          what: what they are, in the plural.
-          targets: as in `Encoded.cut`.
-          max_len: tokens at most; 0 for --corpus.max_len.
+        Of `what` the message speaks, in the plural; for targets see `Encoded.cut`.
         """
         max_len = max_len or self.config.corpus.max_len
         self.tell(encoding.describe_cuts(whole, what, max_len=max_len))
@@ -234,9 +225,6 @@ class Workspace:
         """Returns the queries that retrieval sees, each with the output that is traced.
 
         Whoever reads retrieval queries reads them here: those whose answer is empty are left out.
-
-        Raises:
-          ValueError: as `queries_to_answer`; no query has an answer.
         """
         queries = self.corpus.queries["retrieval"]
         unanswered = queries_to_answer(queries, self.config.sketch.query_output)
@@ -346,24 +334,23 @@ class Workspace:
         """Returns an objective's algorithm, one for all strategies: its step compiles once."""
         settings, objective = self.config.unlearn, OBJECTIVES[name]
         tx = loop.adamw(learning_rate, weight_decay=settings.weight_decay, clip=settings.clip)
-        is_whole = settings.parameters == "all"
+        whole = None
+        if settings.parameters == "all":  # without places for an adapter
+            graphdef, _, _ = decoders.abstract(self.model.decoder.config, None)
+            whole = decoders.bind(graphdef, remat=settings.remat)
         options = steps.Options(
             forget_weight=settings.forget_weight,
             retain_weight=settings.retain_weight,
             mean=settings.mean,
             micro_batch=settings.micro_batch_size,
-            whole=self.model.whole_decoder(remat=settings.remat) if is_whole else None,
+            whole=whole,
         )
         bound = self.model.decoder_for(remat=settings.remat)
         return steps.unlearning(objective, bound, tx, options, settings[name])
 
 
 def queries_to_answer(queries: Sequence[Example], query_output: str) -> tuple[Example, ...]:
-    """Returns the retrieval queries that the fine-tuned model answers, by --sketch.query_output.
-
-    Raises:
-      ValueError: "gold", and a query has no output.
-    """
+    """Returns the retrieval queries that the fine-tuned model answers, by --sketch.query_output."""
     if query_output == "own":
         return tuple(queries)
     unanswered = tuple(query for query in queries if not query.output.strip())
@@ -401,9 +388,6 @@ def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def non_sf_by_words(config: Config) -> NonSf | None:
-    """Returns the function that says of each text whether it is free of marker words.
-
-    None where the dataset has no marker words and --evaluate.marker_words names none.
-    """
+    """Returns the function that says which texts have no marker word; None without such words."""
     words = corpora.marker_words(config.corpus.dataset, config.evaluate.marker_words)
     return functools.partial(rates.non_sf_by_words, vocabulary=words) if words else None
