@@ -221,7 +221,7 @@ class RetrieveConfig(Stage):
             got = f"{self.forget_threshold} and {self.retain_threshold}"
             yield f"--forget_threshold must be above the negated --retain_threshold, got {got}"
         if self.select == "margin" and self.aggregate != "mean":
-            yield f"--select=margin needs --aggregate=mean, got {self.aggregate}: no cosine"
+            yield f"--select=margin needs --aggregate=mean, got {self.aggregate}: it takes cosines"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

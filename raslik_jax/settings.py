@@ -63,11 +63,10 @@ def setting(
     Args:
       default: of the field and of its flag.
       text: help.
-      low: least value; above: bound that is not a value itself.
-      high: largest value; below: likewise.
+      low, high: least and largest value.
+      above, below: bounds that are no values themselves.
       zero_or: least value beside 0.
-      divides: field that the value must divide; 0 is allowed.
-      multiple_of: field that the value must be a multiple of.
+      divides, multiple_of: field that the value, if not 0, must divide or be a multiple of.
       choices: what the value, or each item of a list, may be; as a Literal in the type.
       family: of which the value names a member, or several.
       decides: whether results depend on it.
@@ -92,11 +91,7 @@ def setting(
 
 
 class SettingsError(ValueError):
-    """Settings are refused.
-
-    Attributes:
-      problems: a sentence each, in which `--name` is a setting.
-    """
+    """Settings are refused; each of the problems is a sentence in which `--name` is a setting."""
 
     def __init__(self, problems: list[str]):
         super().__init__(listed_problems(problems))
@@ -114,13 +109,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
-        values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
-        found = [
-            f"--{field.name} must be {must}, got {shown(value)}"
-            for field, value in values.items()
-            if not (value == field.default == ())
-            for must in _unmet(value, hints[field.name], field.metadata)
-        ]
+        found = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            must = _unmet(value, hints[field.name], field.metadata)
+            if must and not value == field.default == ():
+                found.append(f"--{field.name} must be {must}, got {shown(value)}")
         found = found or [*self._relation_problems(), *self.problems()]
         if found:
             raise SettingsError(found)
@@ -142,12 +136,10 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage(Settings):
-    """Settings of a stage, with those of the members that it may choose.
+    """Settings of a stage, with those of its chosen members where they are not the record's.
 
-    Attributes:
-      members: own settings of chosen members, by name, where they are not the record's. Those of
-        a member that a list leaves out have no effect and are dropped; those of another member
-        than the one chosen are refused.
+    Those of a member that a list leaves out have no effect and are dropped; those of another member
+    than the one chosen are refused.
     """
 
     members: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
@@ -193,34 +185,33 @@ class Stage(Settings):
         return tuple(name for names in values for name in names)
 
 
-def _unmet(value: Any, hint: Any, metadata: Mapping[str, Any]) -> list[str]:
-    """Returns what a field's value must be and is not."""
+def _unmet(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str:
+    """Returns what a field's value must be and is not, empty where it is."""
     choices = choices_of(hint, metadata)
     if get_origin(hint) is tuple:
         item = get_args(hint)[0]
         if item in (int, float):
-            must = ["different"] if len(set(value)) < len(value) else []
-            must += [text for number in value for text in _unmet(number, item, metadata)]
-            if not value:
-                return ["a list of numbers"]
-            return [f"a list of numbers, each {must[0]}"] if must else []
+            must = [text for number in value if (text := _unmet(number, item, metadata))]
+            must += ["different"] if len(set(value)) < len(value) else []
+            each = f", each {must[0]}" if must else ""
+            return "" if value and not must else f"a list of numbers{each}"
         is_names = isinstance(value, tuple) and all(isinstance(name, str) for name in value)
         if not is_names or not value or not all(value):
-            return ["a list of names, none of them empty"]
+            return "a list of names, none of them empty"
         if choices and not set(value) <= set(choices):
-            return [f"a list of {', '.join(choices)}"]
-        return [] if len(set(value)) == len(value) else ["a list that names each once"]
+            return f"a list of {', '.join(choices)}"
+        return "" if len(set(value)) == len(value) else "a list that names each once"
     if choices:
-        return [] if value in choices else [f"one of {', '.join(choices)}"]
+        return "" if value in choices else f"one of {', '.join(choices)}"
     if hint not in _KINDS:  # settings, which check themselves
-        return []
+        return ""
     is_kind = type(value) is hint or (hint is float and type(value) is int)
     if not is_kind or (hint is float and not math.isfinite(value)):
-        return [_KINDS[hint]]
+        return _KINDS[hint]
     limits = metadata["limits"]
     if all(_HOLDS[name](value, bound) for name, bound in limits.items()):
-        return []
-    return [" and ".join(f"{name} {bound:,}" for name, bound in limits.items())]
+        return ""
+    return " and ".join(f"{name} {bound:,}" for name, bound in limits.items())
 
 
 def choices_of(hint: Any, metadata: Mapping[str, Any]) -> tuple[str, ...]:
@@ -233,15 +224,7 @@ def choices_of(hint: Any, metadata: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class Leaf(NamedTuple):
-    """One setting.
-
-    Attributes:
-      name: dotted, as in its flag.
-      value: of the settings that were asked.
-      hint: its type.
-      metadata: of its field, see `setting`.
-      member: title of the member that it belongs to, if any.
-    """
+    """One setting: its dotted name, value, type, metadata, and the title of its member if any."""
 
     name: str
     value: Any
@@ -268,11 +251,7 @@ _S = TypeVar("_S", bound=Settings)
 
 
 def replaced(settings: _S, values: Mapping[str, Any]) -> _S:
-    """Returns the settings with other values.
-
-    Args:
-      settings: of a run, a stage or a member.
-      values: by dotted name.
+    """Returns the settings with other values, by dotted name.
 
     Raises:
       SettingsError: unknown names, or values that are refused; all problems at once.

@@ -15,15 +15,21 @@ paper's ideal point. `raslik suite --choose` does all of this for a grid.
 """
 
 import dataclasses
+import os
 import pathlib
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from absl import flags
 
 from raslik_jax.cli import command
 from raslik_jax.evaluate import choice
-from raslik_jax.run.choosing import choose_from_runs
+from raslik_jax.files import read_json, write_json
+from raslik_jax.messages import one_line, shown
+from raslik_jax.report.runs import read_metrics
+from raslik_jax.run.workdir import differing_fields
 from raslik_jax.settings import Settings, setting
+from raslik_jax.train.objectives import OBJECTIVES
 
 flags.disclaim_key_flags()
 
@@ -44,10 +50,58 @@ def main() -> NoReturn:
 
 
 def run(options: Options) -> None:
-    """Chooses, and prints what was chosen."""
+    """Writes the choice file, and prints what was chosen."""
     if not options.runs:
         raise ValueError("--runs must name work directories, got none: give --runs=DIR,DIR")
-    runs, output = [pathlib.Path(run) for run in options.runs], pathlib.Path(options.output)
-    choices = choose_from_runs(runs, output, per=options.per, floor=options.floor)
+    check_output(output := pathlib.Path(options.output))
+    rule: dict[str, Any] = {"per": options.per, "floor": options.floor}
+    choices = choice.choose(read_candidates([*map(pathlib.Path, options.runs)]), **rule)
+    write_json(output, choice.to_json(choices, **rule))
     print(choice.describe(choices))
-    print(f"choice: {output}")
+    print(f"choice: {output}", flush=True)
+
+
+def read_candidates(runs: Sequence[pathlib.Path]) -> list[choice.Candidate]:
+    """Returns the models of validation runs, to choose from; refuses runs of other settings."""
+    candidates: list[choice.Candidate] = []
+    first: dict[str, Any] = {}
+    for run in runs:
+        metrics = read_metrics(run)
+        settings = metrics["settings"]
+        first = first or settings
+        check_alike(first, settings, run=str(run))
+        names = {entry["algorithm"] for entry in metrics["methods"]}
+        if not names:
+            raise ValueError(f"{shown(str(run))} measured no unlearned model: finish the run first")
+        rates = {name: settings["unlearn"][name]["learning_rate"] for name in names}
+        candidates += choice.candidates_of(metrics, rates)
+    # Runs that differ in the rate of one algorithm hold the same of the others.
+    return list(dict.fromkeys(candidates))
+
+
+def check_output(output: pathlib.Path) -> None:
+    """Raises a ValueError where a choice would replace a file that is no choice."""
+    if not os.path.lexists(output):
+        return
+    try:
+        choice.from_json(read_json(output), origin=str(output))
+    except ValueError:
+        raise ValueError(
+            f"--output must be a new file or an earlier choice, got {shown(str(output), 160)}: "
+            "give another path"
+        ) from None
+
+
+def check_alike(first: Mapping[str, Any], other: Mapping[str, Any], *, run: str) -> None:
+    """Refuses settings that differ from those of the first run in more than a choice may see.
+
+    That is the name, the seed and unlearning's learning rates; `run` names the other run.
+    """
+    lines = differing_fields(dict(first), dict(other))
+    free = ("name:", "seed:", *(f"unlearn.{name}.learning_rate:" for name in OBJECTIVES))
+    wrong = [line for line in lines if not line.startswith(free)]
+    if wrong:
+        raise ValueError(
+            f"runs to choose from must differ in learning rate and seed alone, got "
+            f"{one_line(wrong[0], 120)} in {shown(run)}: choose from runs of the same settings"
+        )

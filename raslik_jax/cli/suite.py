@@ -34,13 +34,12 @@ from typing import Any, NamedTuple, NoReturn
 
 from absl import flags
 
-from raslik_jax.cli import command, setting_flags
+from raslik_jax.cli import choose, command, setting_flags
 from raslik_jax.config import Config, to_json
 from raslik_jax.evaluate import choice
 from raslik_jax.files import write_json, write_text
 from raslik_jax.messages import shown, some_of
 from raslik_jax.report import page, published, results, runs, tables
-from raslik_jax.run import choosing
 from raslik_jax.run.workdir import locked
 from raslik_jax.settings import Settings, setting
 
@@ -182,7 +181,7 @@ def plan_cells(options: Options) -> tuple[list[Cell], list[Cell]]:
     first: dict[str, Any] = {}
     for cell, config in zip(grid, _parse_cells([*grid, *tests]), strict=False):
         settings = to_json(config)
-        choosing.check_alike(first.setdefault(cell.experiment, settings), settings, run=cell.name)
+        choose.check_alike(first.setdefault(cell.experiment, settings), settings, run=cell.name)
     if not axes:
         raise ValueError("--choose needs --vary of learning rates, got none")
     return grid, tests
@@ -275,14 +274,17 @@ class Suite:
         """Writes the choice from validation runs; returns why there is none, if so."""
         if not all(map(self.is_done, cells)):
             return "not run, its validation runs are not all done"
-        folders, path = [*map(self.workdir, cells)], _choice_path(self.options, experiment)
-        rule: dict[str, Any] = {"per": self.options.per, "floor": self.options.floor}
+        print(f"chosen for {experiment} on validation queries:", flush=True)
+        options = choose.Options(
+            runs=tuple(str(self.workdir(cell)) for cell in cells),
+            per=self.options.per,
+            floor=self.options.floor,
+            output=str(_choice_path(self.options, experiment)),
+        )
         try:
-            found = choosing.choose_from_runs(folders, path, **rule)
+            choose.run(options)
         except ValueError as error:
             return f"not run, nothing could be chosen ({error})"
-        print(f"chosen for {experiment} on validation queries:")
-        print(choice.describe(found), flush=True)
         return ""
 
     def report(self, cells: Sequence[Cell]) -> str:

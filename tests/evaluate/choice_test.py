@@ -7,9 +7,9 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
+from raslik_jax.cli.choose import check_alike, check_output
 from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig, to_json
 from raslik_jax.evaluate import choice
-from raslik_jax.run.choosing import check_alike, check_output
 from raslik_jax.settings import replaced
 
 

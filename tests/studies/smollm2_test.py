@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support import shared_data
 
+from raslik_jax.cli.choose import read_candidates
 from raslik_jax.config import config_from_json
 from raslik_jax.evaluate import choice
 from raslik_jax.files import read_json
@@ -17,7 +18,6 @@ from raslik_jax.report import results, tables
 from raslik_jax.report.runs import read_metrics
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
-from raslik_jax.run.choosing import read_candidates
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _STORED = _REPOSITORY / "experiments" / "studies" / "smollm2"
