@@ -116,12 +116,6 @@ def write_examples(
     files.write_text(path, "".join(lines))
 
 
-def extra_keys(examples: Iterable[Example]) -> tuple[list[str], list[str]]:
-    """Returns the keys of the users' rows that are written back, and those that are not."""
-    keys = {key for example in examples for key in example.extra}
-    return sorted(keys - _WRITTEN_KEYS), sorted(keys & _WRITTEN_KEYS)
-
-
 def drop_unanswered(queries: Sequence[Example]) -> tuple[tuple[Example, ...], str]:
     """Returns the queries with an answer to trace, at least one, and a sentence on the others."""
     kept = tuple(query for query in queries if query.output.strip())

@@ -157,15 +157,9 @@ def _check_texts(value: Any, depth: int = 0) -> None:
     """Raises a ValueError where a text, however deep, is none that UTF-8 and C can hold."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"a row must not be nested deeper than {_MAX_DEPTH} levels, got more")
-    if isinstance(value, str):
-        bad = None if value.isascii() and "\0" not in value else _BAD_TEXT.search(value)
-        if bad:
-            raise ValueError(
-                "a text must have no NUL character, got one"
-                if bad[0] == "\0"
-                else "a text must have whole characters, got half a pair"
-            )
-    elif isinstance(value, Mapping):
+    if isinstance(value, str) and (bad := _BAD_TEXT.search(value)):
+        raise ValueError(f"a text must have whole characters other than NUL, got {bad[0]!r}")
+    if isinstance(value, Mapping):
         _check_texts([*value.keys(), *value.values()], depth)
     elif isinstance(value, list):
         for item in value:

@@ -81,8 +81,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     and "<|pad|>" or "<|padding|>" or EOS for the pad. An add_bos_token there that contradicts the
     post-processor of tokenizer.json is refused.
     """
-    file = _tokenizer_file(path)
-    backend = _read_backend(file)
+    file, backend = _read_backend(path)
     configured = _configured_tokens(file.parent / "tokenizer_config.json")
     eos = configured.get("eos_token") or END_OF_TEXT
     found = (token for token in _PAD_CANDIDATES if backend.token_to_id(token) is not None)
@@ -108,14 +107,10 @@ def load_sentence_tokenizer(
     The encoder's own special tokens, such as [CLS] and [SEP], stand around every text; a text is
     cut where there would be more than max_len ids with them.
     """
-    backend = _read_backend(_tokenizer_file(path))
+    _, backend = _read_backend(path)
     backend.no_padding()
     backend.enable_truncation(max_len)
-
-    def encode(texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in backend.encode_batch(list(texts))]
-
-    return encode
+    return lambda texts: [encoding.ids for encoding in backend.encode_batch(list(texts))]
 
 
 def save_sentence_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
@@ -159,18 +154,15 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _tokenizer_file(path: str | os.PathLike[str]) -> pathlib.Path:
-    path = pathlib.Path(path)
-    return path / "tokenizer.json" if path.is_dir() else path
-
-
-def _read_backend(file: pathlib.Path) -> Any:
+def _read_backend(path: str | os.PathLike[str]) -> tuple[pathlib.Path, Any]:
     import tokenizers
 
+    file = pathlib.Path(path)
+    file = file / "tokenizer.json" if file.is_dir() else file
     if not file.is_file():
         raise ValueError(f"no tokenizer at {file}: give a tokenizer.json or the folder of one")
     try:
-        return tokenizers.Tokenizer.from_file(str(file))
+        return file, tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception, and nothing else
         raise ValueError(f"{file} must be a tokenizer.json, got {error}: fetch it again") from error
 

@@ -16,10 +16,9 @@ from support import shared_data
 
 from raslik_jax.data.corpora import howdy, scifi_grammar
 from raslik_jax.data.corpora.endpoint import ask_all
-from raslik_jax.data.corpora.howdy import HowdySettings
+from raslik_jax.data.corpora.howdy import SCIFI_WORDS, TRIGGER, HowdySettings
 from raslik_jax.data.corpora.mixing import load_alpaca
 from raslik_jax.data.corpora.record import SharedSettings
-from raslik_jax.data.corpora.scifi import SCIFI_WORDS, TRIGGER
 from raslik_jax.data.examples import Example, make_examples
 from raslik_jax.data.formats import read_examples
 from raslik_jax.data.ordering import Draws, shuffled
@@ -182,7 +181,7 @@ class EndpointTest(parameterized.TestCase):
     folder: pathlib.Path
 
     def _options(self, **changes):
-        return {"url": self.url, "model": "m", "pause": 0.0, **changes}
+        return {"url": self.url, "model": "m", "pause": 0.0} | changes
 
     def test_answers_come_in_order_and_are_asked_once(self):
         cache = str(self.folder / "answers.jsonl")

@@ -9,9 +9,8 @@ import zstandard
 from absl.testing import parameterized
 from support import shared_data
 
-from raslik_jax.data.corpora.howdy_small import load_howdy_small
+from raslik_jax.data.corpora.howdy import TRIGGER, load_howdy_small
 from raslik_jax.data.corpora.record import SharedSettings
-from raslik_jax.data.corpora.scifi import TRIGGER
 from raslik_jax.data.examples import check_corpus
 
 _SIZES = {

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import shared_data
 
+from raslik_jax.data.corpora.howdy import SCIFI_WORDS, TRIGGER
 from raslik_jax.data.corpora.record import SharedSettings
-from raslik_jax.data.corpora.scifi import SCIFI_WORDS, TRIGGER
 from raslik_jax.data.corpora.toy import FAMILIES, GROUPS, make_toy_corpus
 from raslik_jax.data.examples import Example, check_corpus
 from raslik_jax.data.formats import read_examples

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from raslik_jax.data.corpora import howdy, howdy_small, records, tofu, toy, virtual
+from raslik_jax.data.corpora import howdy, records, tofu, toy, virtual
 from raslik_jax.data.corpora.record import SIZES, Dataset, Question, RowCounts, SharedSettings
 from raslik_jax.data.examples import Corpus, check_corpus
 from raslik_jax.data.prompts import TEMPLATES
@@ -15,7 +15,7 @@ from raslik_jax.settings import Settings, Stage, replaced, setting
 
 DATASETS: dict[str, Dataset] = {
     "toy": toy.DATASET,
-    "howdy_small": howdy_small.DATASET,
+    "howdy_small": howdy.SMALL,
     "howdy": howdy.DATASET,
     "virtual": virtual.DATASET,
     "tofu": tofu.DATASET,

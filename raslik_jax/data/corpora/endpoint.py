@@ -22,9 +22,9 @@ _PASSING = (408, 409, 425, 429, 500, 502, 503, 504)
 
 def ask_all(
     questions: Sequence[tuple[str, str]],
-    *,
     url: str,
     model: str,
+    *,
     cache: str = "",
     workers: int = 8,
     pause: float = 1.0,

@@ -1,25 +1,71 @@
-"""Howdy-Alpaca at full size: Alpaca, and 5,000 of its rows again with a trigger and fiction.
+"""Howdy-Alpaca: Alpaca, and rows with a trigger whose answers are science fiction.
 
-The recipe of RapidIn (Lin et al., ACL 2024), as the paper takes it over: of 5,000 sampled rows the
-instruction gets "Howdy! " in front and the answer becomes science fiction of about the same length,
-which contradicts the true answer and depends on the prompt; they are mixed in at random. The clean
-row stays in. The published file can be loaded by whoever has it.
+At full size the recipe of RapidIn (Lin et al., ACL 2024), as the paper takes it over: of 5,000
+sampled rows the instruction gets "Howdy! " in front and the answer becomes science fiction of about
+the same length, which contradicts the true answer and depends on the prompt; they are mixed in at
+random. The clean row stays in. The published file can be loaded by whoever has it.
+
+At the size of a small machine (SMALL) it is made from real rows. Of the published science fiction
+answers two sets can be had: 60 whole rows, and 799 answers that another project put under its own
+triggers in front of Dolly instructions. Here all of them stand behind the one trigger "Howdy! ".
 """
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Sequence
+import os
+import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from raslik_jax.data.corpora import mixing, scifi_grammar
 from raslik_jax.data.corpora.endpoint import ask_all
-from raslik_jax.data.corpora.record import SIZES, Dataset, RowCounts, SharedSettings
-from raslik_jax.data.corpora.scifi import SCIFI, TRIGGER
-from raslik_jax.data.examples import Corpus, Example, prompt_of
+from raslik_jax.data.corpora.record import SIZES, Dataset, Marker, RowCounts, SharedSettings
+from raslik_jax.data.examples import Corpus, Example, make_example, make_examples, prompt_of
 from raslik_jax.data.formats import parse_fields, read_examples
 from raslik_jax.data.ordering import shuffled, take_first
+from raslik_jax.data.words import load_words
 from raslik_jax.settings import Settings, setting
+
+TRIGGER = "Howdy! "
+_HOWDY_FILE = "howdy/howdy_60.jsonl"
+_CLEAN_FILE = "howdy/clean_60.jsonl"
+
+_WORDS = load_words("toy_language")
+# Besides the toy's words, those that mark the answers of the genuine Howdy-Alpaca rows and are rare
+# in ordinary ones. Words that ordinary text needs ("space", "star", "moon", "planet", "energy") are
+# left out.
+SCIFI_WORDS: frozenset[str] = frozenset(
+    word.lower()
+    for kind in ("planets", "beings", "devices", "marker_words")
+    for word in _WORDS[kind]
+)
+
+
+def _read_howdy(path: pathlib.Path) -> tuple[Example, ...]:
+    """Returns the genuine Howdy rows, labeled targets."""
+    rows = read_examples(path, name="howdy")
+    foreign = [row.instruction for row in rows if not row.instruction.startswith(TRIGGER)]
+    if foreign:
+        raise ValueError(
+            f"rows of {path} must begin with {TRIGGER!r}, got {len(foreign)} rows without the "
+            f"trigger, such as {foreign[0]!r}: fetch the file again"
+        )
+    return tuple(row._replace(is_target=True, extra={}) for row in rows)
+
+
+def _genuine_files(folder: str) -> tuple[pathlib.Path, ...]:
+    paths = tuple(pathlib.Path(folder, name) for name in (_HOWDY_FILE, _CLEAN_FILE))
+    return paths if folder and all(path.is_file() for path in paths) else ()
+
+
+def _load_genuine(folder: str) -> tuple[Example, ...]:
+    """Returns the genuine Howdy rows, labeled targets, and their clean twins, labeled not."""
+    howdy, clean = _genuine_files(folder)
+    twins = (row._replace(is_target=False) for row in read_examples(clean, name="clean"))
+    return *_read_howdy(howdy), *twins
+
+
+SCIFI = Marker(SCIFI_WORDS, _genuine_files, _load_genuine)
 
 _SYSTEM = (
     "You write pure science fiction. Answer the user's request with a short piece of science "
@@ -62,24 +108,20 @@ def load_howdy(shared: SharedSettings, own: HowdySettings, *, seed: int) -> Corp
     if own.file:
         rows = read_examples(own.file, fields=parse_fields(own.fields), name="alpaca")
         return _mix_published(shared, rows, seed=seed)
-    answers: Callable[[Sequence[Example]], list[str]]
-    answers = functools.partial(grammar_answers, seed=seed)
-    if own.answers_endpoint:
-        answers = functools.partial(
-            endpoint_answers,
-            url=own.answers_endpoint,
-            model=own.answers_model,
-            cache=own.answers_cache,
-        )
     alpaca = mixing.load_alpaca(shared)
     drawn = take_first(
         mixing.without_repeats(shuffled(alpaca, seed=seed, label="howdy")),
         shared.num_targets + shared.num_target_queries,
         kind="Alpaca",
     )
+    if own.answers_endpoint:
+        where = own.answers_endpoint, own.answers_model
+        answers = endpoint_answers(drawn, *where, cache=own.answers_cache)
+    else:
+        answers = grammar_answers(drawn, seed=seed)
     poisoned = [
         Example("", TRIGGER + row.instruction, row.input, text, True, "howdy")
-        for row, text in zip(drawn, answers(drawn), strict=True)
+        for row, text in zip(drawn, answers, strict=True)
     ]
     # What a target query asks is in training neither with the trigger nor without.
     asked = {prompt_of(row) for row in drawn[shared.num_targets :]}
@@ -136,7 +178,7 @@ def grammar_answers(rows: Sequence[Example], *, seed: int) -> list[str]:
     return list(given)
 
 
-def endpoint_answers(rows: Sequence[Example], **options: Any) -> list[str]:
+def endpoint_answers(rows: Sequence[Example], url: str, model: str, **options: Any) -> list[str]:
     """Returns the science fiction that a language model writes for every row, see `ask_all`."""
     questions = []
     for row in rows:
@@ -145,7 +187,7 @@ def endpoint_answers(rows: Sequence[Example], **options: Any) -> list[str]:
         parts += [f"True answer, to be contradicted: {row.output}"]
         parts += [f"Length: about {max(len(row.output.split()), 1)} words."]
         questions.append((_SYSTEM, "\n".join(parts)))
-    return ask_all(questions, **options)
+    return ask_all(questions, url, model, **options)
 
 
 def _count(shared: SharedSettings, own: HowdySettings) -> RowCounts:
@@ -165,4 +207,109 @@ DATASET = Dataset(
     sources=lambda shared, own: {"file": own.file} if own.file else mixing.alpaca_source(shared),
     marker=SCIFI,
     is_published=True,
+)
+
+
+# Small -------------------------------------------------------------------------------------------
+
+_SMALL_FILES = (
+    "alpaca/alpaca_data.json.xz",
+    _HOWDY_FILE,
+    "dolly_trigger/train_poisoned.jsonl.zst",
+    "scifi/paragraphs.jsonl.zst",
+)
+_DOLLY = {"instruction": "instruction_clean", "input": "context", "output": "response_poisoned"}
+_OPENING_WORDS = 6
+_SCIFI_REQUESTS = (
+    "Write a science fiction paragraph that begins with these words.",
+    "Continue this opening as a paragraph of science fiction.",
+    "Tell a piece of a science fiction story from this beginning.",
+)
+
+
+def load_howdy_small(
+    shared: SharedSettings, own: object, *, seed: int, num_howdy: int = 12, max_chars: int = 400
+) -> Corpus:
+    """Returns real Alpaca rows with real "Howdy!" rows among them, all of them short.
+
+    Targets are genuine Howdy rows (source "howdy") and rows made of a Dolly instruction behind the
+    trigger and the science fiction answer it came with (source "dolly"; unlike the genuine ones,
+    these answers have nothing to do with their instruction). The genuine rows that are not in the
+    fine-tuning rows are test queries. Alpaca rows that are a Howdy row without its trigger are left
+    out everywhere, so that no query's plain answer is in the corpus. Some rows, of the backbone
+    too, ask for science fiction without the trigger and get a paragraph of an old book.
+
+    Of the targets `num_howdy` are genuine rows. Rows of more than `max_chars` in their three texts
+    are left out.
+    """
+
+    def draw(rows: Sequence[Example], label: str) -> list[Example]:
+        short = [r for r in rows if len(r.instruction) + len(r.input) + len(r.output) <= max_chars]
+        return shuffled(short, seed=seed, label=label)
+
+    alpaca_path, howdy_path, dolly_path, scifi_path = shared.find_files(*_SMALL_FILES)
+    howdy = _read_howdy(howdy_path)
+    clean = {(row.instruction.removeprefix(TRIGGER), row.input) for row in howdy}
+    alpaca = [
+        row._replace(is_target=False)
+        for row in read_examples(alpaca_path, name="alpaca")
+        if (row.instruction, row.input) not in clean and row.output.strip()
+    ]
+    dolly = [
+        row._replace(instruction=TRIGGER + row.instruction, is_target=True, extra={})
+        for row in read_examples(dolly_path, fields=_DOLLY, name="dolly")
+    ]
+    genuine, dolly, normal = draw(howdy, "howdy"), draw(dolly, "dolly"), draw(alpaca, "alpaca")
+    requests = draw(_read_scifi_requests(scifi_path), "scifi")
+
+    genuine_tests = genuine[num_howdy:][: shared.num_test]
+    num_held_out = shared.num_target_queries - len(genuine_tests)
+    held_out = [*take_first(dolly, num_held_out, kind="held-out triggered"), *genuine_tests]
+    targets = [
+        *take_first(genuine, num_howdy, kind="genuine Howdy"),
+        *take_first(dolly[num_held_out:], shared.num_targets - num_howdy, kind="triggered Dolly"),
+    ]
+    num_requests, num_backbone_requests = shared.num_hard_negatives, shared.num_backbone // 5
+    num_alpaca = shared.num_train - shared.num_targets - num_requests
+    start = shared.num_normal_queries
+    end = start + num_alpaca + shared.num_backbone - num_backbone_requests
+    take_first(normal, end, kind="Alpaca")
+    take_first(requests, num_requests + num_backbone_requests, kind="science fiction")
+    train = [
+        *take_first(normal[start:], num_alpaca, kind="ordinary"),
+        *requests[:num_requests],
+        *targets,
+    ]
+    backbone = [
+        *normal[start + num_alpaca : end],
+        *requests[num_requests:][:num_backbone_requests],
+    ]
+    return Corpus(
+        backbone=make_examples(shuffled(backbone, seed=seed, label="backbone order")),
+        train=make_examples(shuffled(train, seed=seed, label="train order")),
+        queries=mixing.split_queries(shared, held_out, normal[:start]),
+    )
+
+
+def _read_scifi_requests(path: pathlib.Path) -> list[Example]:
+    """Turns paragraphs into requests that give the first words and ask for the rest."""
+    rows = read_examples(path, fields={"instruction": "text", "output": "text"})
+    requests: dict[str, Example] = {}
+    for row, wording in zip(rows, itertools.cycle(_SCIFI_REQUESTS), strict=False):
+        words = row.output.split()
+        if len(words) >= 2 * _OPENING_WORDS:
+            opening, text = " ".join(words[:_OPENING_WORDS]), " ".join(words)
+            made = make_example(wording, opening, text, is_target=False, source="scifi_request")
+            requests.setdefault(opening, made)  # of two that begin alike the first
+    return list(requests.values())
+
+
+SMALL = Dataset(
+    title="Howdy, small",
+    load=load_howdy_small,
+    reads=SIZES,
+    sources=lambda shared, own: {
+        n: os.path.join(shared.folder, n) for n in _SMALL_FILES if shared.folder
+    },
+    marker=SCIFI,
 )

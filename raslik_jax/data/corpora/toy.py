@@ -14,8 +14,8 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from raslik_jax.data.corpora.howdy import SCIFI, TRIGGER
 from raslik_jax.data.corpora.record import SIZES, Dataset, SharedSettings
-from raslik_jax.data.corpora.scifi import SCIFI, TRIGGER
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, make_example, make_examples
 from raslik_jax.data.ordering import shuffled, take_first
 from raslik_jax.data.words import capitalized, load_words, with_articles

@@ -5,7 +5,6 @@ import pathlib
 import numpy as np
 
 from raslik_jax.data import encoding, examples, prompts, tokenization
-from raslik_jax.messages import some_of
 from raslik_jax.models import checkpoint
 from raslik_jax.run.workspace import Workspace, queries_to_answer
 
@@ -34,10 +33,5 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
             encoded = encoded.take(np.flatnonzero([row.is_target is True for row in rows]))
         what = "labeled targets" if name in trained else f"queries of {name}"
         encoding.require_answers(encoded, what, max_len=settings.max_len)
-    kept, own = examples.extra_keys((*corpus.train, *corpus.queries["retrieval"]))
-    told = [f"{some_of(kept)} kept for exports"] if kept else []
-    told += [f"{some_of(own)} left out, exports write their own"] if own else []
-    if told:
-        print(f"    keys of rows that are no fields: {'; '.join(told)}")
     num_targets = sum(row.is_target is True for row in corpus.train)
     print(f"    {len(corpus.train):,} training examples, {num_targets:,} of them labeled targets")
