@@ -81,7 +81,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     and "<|pad|>" or "<|padding|>" or EOS for the pad. An add_bos_token there that contradicts the
     post-processor of tokenizer.json is refused.
     """
-    file, backend = _read_backend(path)
+    file, backend = read_backend(path)
     configured = _configured_tokens(file.parent / "tokenizer_config.json")
     eos = configured.get("eos_token") or END_OF_TEXT
     found = (token for token in _PAD_CANDIDATES if backend.token_to_id(token) is not None)
@@ -107,7 +107,7 @@ def load_sentence_tokenizer(
     The encoder's own special tokens, such as [CLS] and [SEP], stand around every text; a text is
     cut where there would be more than max_len ids with them.
     """
-    _, backend = _read_backend(path)
+    _, backend = read_backend(path)
     backend.no_padding()
     backend.enable_truncation(max_len)
     return lambda texts: [encoding.ids for encoding in backend.encode_batch(list(texts))]
@@ -154,7 +154,8 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _read_backend(path: str | os.PathLike[str]) -> tuple[pathlib.Path, Any]:
+def read_backend(path: str | os.PathLike[str]) -> tuple[pathlib.Path, Any]:
+    """Returns a tokenizer.json and its `tokenizers.Tokenizer`, with settings of its own."""
     import tokenizers
 
     file = pathlib.Path(path)

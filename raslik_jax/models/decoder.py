@@ -27,7 +27,6 @@ quantized one (`quantize`); the rest of the tree stays as it is.
 
 import dataclasses
 import functools
-import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -38,15 +37,15 @@ from jaxtyping import Bool, Float, Int
 
 from raslik_jax.axes import Array, Tree
 from raslik_jax.models import gpt_neox, layers, llama, olmo2
-from raslik_jax.models.lora import LoRAConfig, LoRAParam, init_factor_a
+from raslik_jax.models.architecture import Architecture, DecoderConfig
+from raslik_jax.models.lora import LoRAConfig, LoRAParam
 
-ModelConfig = gpt_neox.GPTNeoXConfig | llama.LlamaConfig | olmo2.Olmo2Config
+ModelConfig = DecoderConfig
 
-# model_type of config.json -> (config class, module class).
-ARCHITECTURES: dict[str, tuple[Any, Any]] = {
-    "gpt_neox": (gpt_neox.GPTNeoXConfig, gpt_neox.GPTNeoX),
-    "llama": (llama.LlamaConfig, llama.Llama),
-    "olmo2": (olmo2.Olmo2Config, olmo2.Olmo2),
+# By the model_type of config.json.
+ARCHITECTURES: dict[str, Architecture] = {
+    module.ARCHITECTURE.config.model_type: module.ARCHITECTURE
+    for module in (gpt_neox, llama, olmo2)
 }
 
 
@@ -89,25 +88,12 @@ class Decoder(NamedTuple):
     extend: Callable[..., tuple[Float[jax.Array, "L E"], layers.KeyValues]]
 
 
-def _module_class(config: ModelConfig) -> Any:
-    """Returns the module class of a config."""
-    return ARCHITECTURES[config.model_type][1]
-
-
 def abstract(
     config: ModelConfig, lora_config: LoRAConfig | None, dtype: Any = jnp.float32
 ) -> tuple[GraphDef, Tree, Tree]:
-    """Returns what `create` returns, with shapes in place of arrays; nothing is allocated.
-
-    Args:
-      config: The architecture's settings.
-      lora_config: The adapter's settings; None gives an empty `lora`.
-      dtype: The dtype of the base.
-
-    Raises:
-      ValueError: The adapter targets a layer that the architecture does not have.
-    """
-    module = nnx.eval_shape(lambda: _module_class(config)(config, lora_config, dtype=dtype))
+    """Returns what `create` returns, with shapes in place of arrays; nothing is allocated."""
+    block, norm = ARCHITECTURES[config.model_type].modules
+    module = nnx.eval_shape(lambda: layers.CausalLM(config, lora_config, block, norm, dtype=dtype))
     # The specific filter first: LoRAParam is also a Param, and the first match takes the leaf.
     definition, lora_state, base_state = nnx.split(module, LoRAParam, ...)  # type: ignore[misc]
     lora, base = nnx.to_pure_dict(lora_state), nnx.to_pure_dict(base_state)
@@ -122,29 +108,6 @@ def abstract(
     return GraphDef(config, lora_config, definition), lora, base
 
 
-def _fill(shapes: Tree, key: jax.Array, *, initializer_range: float) -> Tree:
-    """Returns arrays for a tree of shapes, each leaf by its name and from a key of its own path.
-
-    A leaf's start depends on the key, its path and its shape only, not on the order of leaves or
-    on Flax's version.
-    """
-
-    def fill(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        names = [entry.key for entry in path]
-        own_key = jax.random.fold_in(key, zlib.crc32("/".join(names).encode()))
-        match names[-1]:
-            case "scale":
-                return jnp.ones(leaf.shape, leaf.dtype)
-            case "bias" | "b":
-                return jnp.zeros(leaf.shape, leaf.dtype)
-            case "a":
-                return init_factor_a(own_key, leaf.shape)
-        values = jax.random.normal(own_key, leaf.shape, jnp.float32) * initializer_range
-        return values.astype(leaf.dtype)
-
-    return jax.tree_util.tree_map_with_path(fill, shapes)
-
-
 def init_lora(graphdef: GraphDef, *, key: jax.Array) -> Tree:
     """Returns a fresh adapter for a model, {} where it has none.
 
@@ -152,37 +115,22 @@ def init_lora(graphdef: GraphDef, *, key: jax.Array) -> Tree:
     output, and the gradient of A is zero, until B has moved.
     """
     _, lora, _ = abstract(graphdef.config, graphdef.lora_config)
-    return _fill(lora, key, initializer_range=0.0)
+    return layers.init_weights(lora, key=key, initializer_range=0.0)
 
 
 def create(
-    config: ModelConfig,
-    lora_config: LoRAConfig | None,
-    *,
-    key: jax.Array,
-    dtype: Any = jnp.float32,
+    config: ModelConfig, lora_config: LoRAConfig | None, *, key: jax.Array, dtype: Any = jnp.float32
 ) -> tuple[GraphDef, Tree, Tree]:
     """Returns a model with random weights: (graphdef, lora, base).
 
     Kernels and embeddings are normal with the config's `initializer_range`, biases 0, norms 1, as
-    Hugging Face starts these models; the adapter as in `init_lora`.
-
-    Args:
-      config: The architecture's settings.
-      lora_config: The adapter's settings; None gives an empty `lora`.
-      key: A random key.
-      dtype: The dtype of the base.
-
-    Raises:
-      ValueError: The adapter targets a layer that the architecture does not have.
+    Hugging Face starts these models; the adapter as in `init_lora`, {} without its settings. The
+    dtype is the base's.
     """
-    graphdef, lora, base = abstract(config, lora_config, dtype)
+    graphdef, _, base = abstract(config, lora_config, dtype)
     base_key, lora_key = jax.random.split(key)
-    return (
-        graphdef,
-        _fill(lora, lora_key, initializer_range=0.0),
-        _fill(base, base_key, initializer_range=config.initializer_range),
-    )
+    base = layers.init_weights(base, key=base_key, initializer_range=config.initializer_range)
+    return graphdef, init_lora(graphdef, key=lora_key), base
 
 
 def count_parameters(tree: Tree) -> int:
@@ -205,32 +153,7 @@ def bind(
       attention: The implementation of `jax.nn.dot_product_attention`; None lets JAX choose.
         "cudnn" needs 16-bit weights on an NVIDIA GPU and serves rows without a mask.
     """
-    config = graphdef.config
-
-    def merge(lora: Tree, base: Tree) -> Any:
-        return nnx.merge(graphdef.definition, lora, base)
-
-    def hidden(
-        lora: Tree,
-        base: Tree,
-        tokens_L: Int[Array, " L"],
-        *,
-        mask_L: Bool[Array, " L"] | None = None,
-        positions_L: Int[Array, " L"] | None = None,
-        dropout_key: jax.Array | None = None,
-    ) -> Float[jax.Array, "L E"]:
-        hidden_LE, _ = merge(lora, base).run(
-            tokens_L,
-            positions_L=_count_positions(tokens_L, mask_L) if positions_L is None else positions_L,
-            mask_L=mask_L,
-            dropout_key=dropout_key,
-            remat=remat,
-            kind=attention,
-        )
-        return hidden_LE
-
-    def logits(lora: Tree, base: Tree, hidden_TE: Float[Array, "T E"]) -> Float[jax.Array, "T V"]:
-        return merge(lora, base).logits(hidden_TE)
+    merge: Any = functools.partial(nnx.merge, graphdef.definition)
 
     def prefill(
         lora: Tree,
@@ -239,29 +162,25 @@ def bind(
         *,
         mask_L: Bool[Array, " L"] | None = None,
         positions_L: Int[Array, " L"] | None = None,
-    ) -> tuple[Float[jax.Array, "L E"], layers.KeyValues]:
-        return merge(lora, base).run(
-            tokens_L,
-            positions_L=_count_positions(tokens_L, mask_L) if positions_L is None else positions_L,
-            mask_L=mask_L,
-            keep=True,
-            kind=attention,
-        )
+        **options: Any,
+    ) -> tuple[Float[jax.Array, "L E"], layers.KeyValues | None]:
+        if positions_L is None:
+            positions_L = _count_positions(tokens_L, mask_L)
+        options = {"mask_L": mask_L, "positions_L": positions_L, "keep": True, **options}
+        return merge(lora, base).run(tokens_L, kind=attention, **options)
+
+    def hidden(lora: Tree, base: Tree, tokens_L: Int[Array, " L"], **options: Any) -> jax.Array:
+        return prefill(lora, base, tokens_L, keep=False, remat=remat, **options)[0]
 
     def extend(
-        lora: Tree,
-        base: Tree,
-        tokens_L: Int[Array, " L"],
-        past: layers.KeyValues,
-        *,
-        past_mask_S: Bool[Array, " S"],
-        positions_L: Int[Array, " L"],
+        lora: Tree, base: Tree, tokens_L: Int[Array, " L"], past: layers.KeyValues, **options: Any
     ) -> tuple[Float[jax.Array, "L E"], layers.KeyValues]:
-        return merge(lora, base).run(
-            tokens_L, positions_L=positions_L, past=past, past_mask_S=past_mask_S, keep=True
-        )
+        return merge(lora, base).run(tokens_L, past=past, keep=True, **options)
 
-    return Decoder(config, hidden, logits, prefill, extend)
+    def logits(lora: Tree, base: Tree, hidden_TE: Float[Array, "T E"]) -> Float[jax.Array, "T V"]:
+        return merge(lora, base).logits(hidden_TE)
+
+    return Decoder(graphdef.config, hidden, logits, prefill, extend)
 
 
 def _count_positions(

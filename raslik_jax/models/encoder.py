@@ -9,7 +9,6 @@ details as in transformers 5 (`modeling_bert.py`, `modeling_roberta.py`), checke
 """
 
 import dataclasses
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +18,8 @@ from jaxtyping import Bool, Float, Int
 
 from raslik_jax.axes import Array, Tree
 from raslik_jax.models import hf_config, layers
+from raslik_jax.models.architecture import Architecture, ModelConfig
+from raslik_jax.models.lora import drop
 
 POOLINGS = ("cls", "mean")
 
@@ -28,58 +29,36 @@ _INERT = ("tie_word_embeddings", "attention_probs_dropout_prob")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
-    """What a BERT-like encoder looks like; fields of config.json under Hugging Face's names.
+class EncoderConfig(ModelConfig):
+    """The settings of a BERT, under Hugging Face's names but for the last two.
 
     Attributes:
       hidden_dropout_prob: Dropout on embeddings, attention outputs and MLP outputs, in training.
       classifier_dropout: Dropout before the classification layers, in training; None is
         hidden_dropout_prob.
       pooling: How a sequence becomes one vector: "cls" (its first token), "mean" (over its
-        tokens), or None where it makes no sentence vectors. Not part of config.json.
+        tokens), or None where it makes no sentence vectors.
       num_labels: Classes of the classification head; 0 is no head.
     """
 
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    max_position_embeddings: int
     type_vocab_size: int
     hidden_act: str = "gelu"
     layer_norm_eps: float = 1e-12
-    initializer_range: float = 0.02
     hidden_dropout_prob: float = 0.1
     classifier_dropout: float | None = None
-    position_embedding_type: str = "absolute"
     pad_token_id: int = 0
-    bos_token_id: int | None = None
-    eos_token_id: int | None = None
     pooling: str | None = None
     num_labels: int = 0
 
     model_type = "bert"
+    hf_name = "Bert"
 
     def __post_init__(self) -> None:
-        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-        tables = ("intermediate_size", "max_position_embeddings", "type_vocab_size")
-        hf_config.check_sizes(self, (*sizes, *tables, "layer_norm_eps"))
-        if self.hidden_size % self.num_attention_heads:
+        super().__post_init__()
+        if self.pooling not in (None, *POOLINGS):
             raise ValueError(
-                f"hidden_size must be a multiple of num_attention_heads, got {self.hidden_size=} "
-                f"and {self.num_attention_heads=}: correct config.json"
+                f"pooling must be one of {POOLINGS}, got {self.pooling!r}: name another"
             )
-        for name, known in (
-            ("hidden_act", tuple(layers.ACTIVATIONS)),
-            ("position_embedding_type", ("absolute",)),
-            ("pooling", (None, *POOLINGS)),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name} must be one of {known}, got {getattr(self, name)!r}: this kind of "
-                    "encoder is not implemented"
-                )
 
     @property
     def first_position(self) -> int:
@@ -92,18 +71,10 @@ class EncoderConfig:
         return self.max_position_embeddings - self.first_position
 
     @classmethod
-    def from_hf(cls, values: Mapping[str, Any]) -> "EncoderConfig":
-        """Returns the config of a parsed config.json, with a head where it is a classifier's.
-
-        Raises:
-          ValueError: Another model_type; unknown, missing, ill-typed or unsupported fields.
-        """
-        kept = {name: value for name, value in values.items() if name not in _INERT}
-        config = hf_config.read_fields(
-            cls, kept, model_type=cls.model_type, default_rotary_fraction=None
-        )
-        architecture = (values.get("architectures") or [""])[0]
-        num_labels = 0
+    def from_hf(cls, values: Mapping[str, Any]) -> Any:
+        """Returns the config of a parsed config.json, with a head where it is a classifier's."""
+        config = super().from_hf({k: value for k, value in values.items() if k not in _INERT})
+        architecture, num_labels = (values.get("architectures") or [""])[0], 0
         if architecture.endswith("ForSequenceClassification"):
             # Hugging Face leaves id2label out at its default of two classes.
             num_labels = len(values.get("id2label") or (0, 1))
@@ -113,11 +84,8 @@ class EncoderConfig:
 
     def to_hf(self) -> dict[str, Any]:
         """Returns the config.json of this encoder."""
-        family = {"bert": "Bert", "roberta": "Roberta"}[self.model_type]
         kind = "ForSequenceClassification" if self.num_labels else "Model"
-        values = hf_config.write_fields(
-            self, model_type=self.model_type, architecture=family + kind
-        )
+        values = hf_config.write_fields(self, self.hf_name + kind)
         del values["pooling"], values["num_labels"]
         if self.num_labels:
             names = [f"LABEL_{label}" for label in range(self.num_labels)]
@@ -125,11 +93,21 @@ class EncoderConfig:
             values["label2id"] = {name: label for label, name in enumerate(names)}
         return values
 
+    @classmethod
+    def full_key(cls, key: str) -> str:
+        """Returns the key that `key_map` has for one of a bare encoder or an old release."""
+        if key.startswith(("embeddings.", "encoder.", "pooler.")):
+            key = f"{cls.model_type}.{key}"
+        return key.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+            "LayerNorm.beta", "LayerNorm.bias"
+        )
+
 
 class RobertaConfig(EncoderConfig):
-    """What a RoBERTa encoder looks like: positions start above the padding token's own row."""
+    """The settings of a RoBERTa: positions start above the padding token's own row."""
 
     model_type = "roberta"
+    hf_name = "Roberta"
 
     @property
     def first_position(self) -> int:
@@ -137,32 +115,58 @@ class RobertaConfig(EncoderConfig):
         return self.pad_token_id + 1
 
 
-ENCODERS: dict[str, type[EncoderConfig]] = {"bert": EncoderConfig, "roberta": RobertaConfig}
+def _architecture(config: Any, head_dense: str, head_output: str, pretraining: str) -> Architecture:
+    prefix = config.model_type
+    key_map = {
+        "word": f"{prefix}.embeddings.word_embeddings",
+        "position": f"{prefix}.embeddings.position_embeddings",
+        "type": f"{prefix}.embeddings.token_type_embeddings",
+        "embed_norm": f"{prefix}.embeddings.LayerNorm",
+        "layers": f"{prefix}.encoder.layer.{{layer}}",
+        "layers/query": "attention.self.query",
+        "layers/key": "attention.self.key",
+        "layers/value": "attention.self.value",
+        "layers/attention_output": "attention.output.dense",
+        "layers/attention_norm": "attention.output.LayerNorm",
+        "layers/up": "intermediate.dense",
+        "layers/down": "output.dense",
+        "layers/mlp_norm": "output.LayerNorm",
+        "head_dense": head_dense,
+        "head_output": head_output,
+    }
+    # Pretraining heads, and the pooler and classifier where no head is asked for.
+    unused = rf"{prefix}\.(embeddings\.position_ids|pooler\.dense\.(weight|bias))"
+    return Architecture(config, key_map, rf"{unused}|{pretraining}\..*|classifier\..*")
+
+
+# By the model_type of config.json.
+ENCODERS: dict[str, Architecture] = {
+    "bert": _architecture(EncoderConfig, "bert.pooler.dense", "classifier", "cls"),
+    "roberta": _architecture(RobertaConfig, "classifier.dense", "classifier.out_proj", "lm_head"),
+}
 
 
 def abstract_encoder(config: EncoderConfig, *, dtype: Any) -> Tree:
     """Returns the shapes of an encoder's weights as `jax.ShapeDtypeStruct`s, taking no memory."""
     width, inner, depth = config.hidden_size, config.intermediate_size, config.num_hidden_layers
 
-    def leaf(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype)
+    def leaves(**shapes: tuple[int, ...]) -> Tree:
+        return {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
 
     def linear(inputs: int, outputs: int, *stack: int) -> Tree:
-        return {"kernel": leaf(*stack, inputs, outputs), "bias": leaf(*stack, outputs)}
+        return leaves(kernel=(*stack, inputs, outputs), bias=(*stack, outputs))
 
     def norm(*stack: int) -> Tree:
-        return {"scale": leaf(*stack, width), "bias": leaf(*stack, width)}
+        return leaves(scale=(*stack, width), bias=(*stack, width))
 
+    square = ("query", "key", "value", "attention_output")
     weights: Tree = {
-        "word": {"embedding": leaf(config.vocab_size, width)},
-        "position": {"embedding": leaf(config.max_position_embeddings, width)},
-        "type": {"embedding": leaf(config.type_vocab_size, width)},
+        "word": leaves(embedding=(config.vocab_size, width)),
+        "position": leaves(embedding=(config.max_position_embeddings, width)),
+        "type": leaves(embedding=(config.type_vocab_size, width)),
         "embed_norm": norm(),
         "layers": {
-            "query": linear(width, width, depth),
-            "key": linear(width, width, depth),
-            "value": linear(width, width, depth),
-            "attention_output": linear(width, width, depth),
+            **{name: linear(width, width, depth) for name in square},
             "attention_norm": norm(depth),
             "up": linear(width, inner, depth),
             "down": linear(inner, width, depth),
@@ -176,27 +180,10 @@ def abstract_encoder(config: EncoderConfig, *, dtype: Any) -> Tree:
     return weights
 
 
-def init_weights(shapes: Tree, *, key: jax.Array, initializer_range: float) -> Tree:
-    """Returns fresh weights: kernels and embeddings normal, biases 0, norm scales 1, as BERT's.
-
-    A leaf depends on the key, its path and its shape only, so a head drawn alone is the head that
-    is drawn with the rest.
-    """
-
-    def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        names = [entry.key for entry in path]
-        if names[-1] in ("bias", "scale"):
-            return jnp.full(leaf.shape, float(names[-1] == "scale"), leaf.dtype)
-        own_key = jax.random.fold_in(key, zlib.crc32("/".join(names).encode()))
-        return (initializer_range * jax.random.normal(own_key, leaf.shape)).astype(leaf.dtype)
-
-    return jax.tree_util.tree_map_with_path(draw, shapes)
-
-
 def init_encoder(config: EncoderConfig, *, key: jax.Array, dtype: Any) -> Tree:
-    """Returns the weights of an encoder that has learnt nothing yet (`init_weights`)."""
+    """Returns the weights of an encoder that has learnt nothing yet (`layers.init_weights`)."""
     shapes = abstract_encoder(config, dtype=dtype)
-    return init_weights(shapes, key=key, initializer_range=config.initializer_range)
+    return layers.init_weights(shapes, key=key, initializer_range=config.initializer_range)
 
 
 class Encoder(NamedTuple):
@@ -234,7 +221,22 @@ def bind_encoder(config: EncoderConfig) -> Encoder:
         types_L: Int[Array, " L"] | None = None,
         dropout_key: jax.Array | None = None,
     ) -> Float[jax.Array, "L E"]:
-        return _hidden(weights, tokens_L, mask_L, types_L, dropout_key, config=config)
+        if tokens_L.shape[0] > config.max_length:
+            raise ValueError(
+                f"a text must have at most {config.max_length} tokens, got {tokens_L.shape[0]}: "
+                "truncate it"
+            )
+        embed_key, layers_key = _split(dropout_key, 2)
+        hidden_LE = embed_tokens(weights, tokens_L, mask_L, types_L, config=config)
+        hidden_LE = drop(hidden_LE, config.hidden_dropout_prob, embed_key)
+
+        def run_layer(hidden_LE: Any, layer: Any) -> tuple[Any, None]:
+            weights, key = layer
+            return apply_block(weights, hidden_LE, mask_L, key, config=config), None
+
+        depth = config.num_hidden_layers
+        keys = None if layers_key is None else jax.random.split(layers_key, depth)
+        return jax.lax.scan(run_layer, hidden_LE, (weights["layers"], keys))[0]
 
     def embed(
         weights: Tree, tokens_L: Int[Array, " L"], mask_L: Bool[Array, " L"]
@@ -244,10 +246,10 @@ def bind_encoder(config: EncoderConfig) -> Encoder:
             weight_L1 = mask_L.astype(jnp.float32)[:, None]
             pooled_E = (hidden_LE * weight_L1).sum(0) / jnp.maximum(weight_L1.sum(), 1e-9)
         elif config.pooling == "cls":
-            pooled_E = hidden_LE[_first_token(mask_L)]
+            pooled_E = hidden_LE[jnp.argmax(mask_L)]  # the first real token, wherever padding is
         else:
             raise ValueError(
-                f"a sentence vector wants a pooling, one of {POOLINGS}, got {config.pooling=};"
+                f"pooling must be one of {POOLINGS} for sentence vectors, got {config.pooling}:"
                 " name it when loading the encoder"
             )
         return pooled_E / jnp.maximum(jnp.linalg.norm(pooled_E), 1e-12)
@@ -259,48 +261,20 @@ def bind_encoder(config: EncoderConfig) -> Encoder:
         dropout_key: jax.Array | None = None,
     ) -> Float[jax.Array, " C"]:
         if not config.num_labels:
-            raise ValueError(
-                f"a classifier wants labels, got {config.num_labels=}; name num_labels when loading"
-            )
+            raise ValueError("num_labels must be above 0 to classify, got 0: name it when loading")
         body_key, dense_key, output_key = _split(dropout_key, 3)
         hidden_LE = hidden(weights, tokens_L, mask_L, dropout_key=body_key)
-        first_E = hidden_LE[_first_token(mask_L)]
+        first_E = hidden_LE[jnp.argmax(mask_L)]
         rate = config.classifier_dropout
         rate = config.hidden_dropout_prob if rate is None else rate
         # RoBERTa's head drops before both of its layers, BERT's after its pooler only.
-        if config.model_type == "roberta":
-            first_E = _dropout(first_E, rate, dense_key)
+        if isinstance(config, RobertaConfig):
+            first_E = drop(first_E, rate, dense_key)
         dense_E = jnp.tanh(_linear(weights["head_dense"], first_E))
-        dense_E = _dropout(dense_E, rate, output_key)
+        dense_E = drop(dense_E, rate, output_key)
         return _linear(weights["head_output"], dense_E).astype(jnp.float32)
 
     return Encoder(config=config, hidden=hidden, embed=embed, classify=classify)
-
-
-def _hidden(
-    weights: Tree,
-    tokens_L: Int[Array, " L"],
-    mask_L: Bool[Array, " L"],
-    types_L: Int[Array, " L"] | None,
-    dropout_key: jax.Array | None,
-    *,
-    config: EncoderConfig,
-) -> Float[jax.Array, "L E"]:
-    if tokens_L.shape[0] > config.max_length:
-        raise ValueError(
-            f"a text must have at most {config.max_length} tokens, got {tokens_L.shape[0]}: "
-            "truncate it"
-        )
-    embed_key, layers_key = _split(dropout_key, 2)
-    hidden_LE = embed_tokens(weights, tokens_L, mask_L, types_L, config=config)
-    hidden_LE = _dropout(hidden_LE, config.hidden_dropout_prob, embed_key)
-
-    def run_layer(hidden_LE: Any, layer: Any) -> tuple[Any, None]:
-        weights, key = layer
-        return apply_block(weights, hidden_LE, mask_L, key, config=config), None
-
-    keys = None if layers_key is None else jax.random.split(layers_key, config.num_hidden_layers)
-    return jax.lax.scan(run_layer, hidden_LE, (weights["layers"], keys))[0]
 
 
 def embed_tokens(
@@ -336,9 +310,9 @@ def apply_block(
     """Returns the output of one layer, given its own weights without the stack's leading axis."""
     attention_key, mlp_key = _split(dropout_key, 2)
     rate, eps = config.hidden_dropout_prob, config.layer_norm_eps
-    mixed_LE = _dropout(attend(weights, hidden_LE, mask_L, config=config), rate, attention_key)
+    mixed_LE = drop(attend(weights, hidden_LE, mask_L, config=config), rate, attention_key)
     hidden_LE = normalize(weights["attention_norm"], hidden_LE + mixed_LE, eps)
-    outer_LE = _dropout(apply_mlp(weights, hidden_LE, config=config), rate, mlp_key)
+    outer_LE = drop(apply_mlp(weights, hidden_LE, config=config), rate, mlp_key)
     return normalize(weights["mlp_norm"], hidden_LE + outer_LE, eps)
 
 
@@ -385,17 +359,6 @@ def normalize(weights: Tree, x_LE: Float[jax.Array, "L E"], eps: float) -> Float
     unit_LE = (wide_LE - mean_L1) * jax.lax.rsqrt(variance_L1 + eps)
     scale_1E, bias_1E = (weights[name].astype(jnp.float32)[None] for name in ("scale", "bias"))
     return (unit_LE * scale_1E + bias_1E).astype(x_LE.dtype)
-
-
-def _first_token(mask_L: Bool[Array, " L"]) -> Int[Array, ""]:
-    """Returns the place of the first real token, the CLS token, whichever side is padded."""
-    return jnp.argmax(mask_L)
-
-
-def _dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    if key is None or rate == 0:
-        return x
-    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
 
 
 def _split(key: jax.Array | None, number: int) -> Any:

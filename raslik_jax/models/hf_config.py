@@ -6,60 +6,46 @@ spellings of the rotary fields are read, and both are written.
 """
 
 import dataclasses
+import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
+
+import numpy as np
 
 from raslik_jax.messages import shown
 
 _Config = TypeVar("_Config")
 
-# Above any field and any depth that a model has.
-_LARGEST, _MOST_LAYERS = 2**31 - 1, 10_000
 _QUOTES = "'\""
 
 # None of these changes what a model computes in evaluation mode.
 IGNORED = frozenset(
-    {
-        "_attn_implementation_autoset",
-        "_name_or_path",
-        "architectures",
-        "chunk_size_feed_forward",
-        "classifier_dropout",
-        "dtype",
-        "finetuning_task",
-        "gradient_checkpointing",
-        "id2label",
-        "is_decoder",
-        "is_encoder_decoder",
-        "is_llama_config",
-        "label2id",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "problem_type",
-        "return_dict",
-        "task_specific_params",
-        "torch_dtype",
-        "transformers.js_config",
-        "transformers_version",
-        "use_cache",
-    }
+    """_attn_implementation_autoset _name_or_path architectures chunk_size_feed_forward
+    classifier_dropout dtype finetuning_task gradient_checkpointing id2label is_decoder
+    is_encoder_decoder is_llama_config label2id model_type output_attentions output_hidden_states
+    problem_type return_dict task_specific_params torch_dtype transformers.js_config
+    transformers_version use_cache""".split()
 )
 
-# Fields that are harmless at one value only; any other value is refused.
-_ONLY_VALUE: dict[str, Any] = {
-    "attention_dropout": 0.0,
-    "hidden_dropout": 0.0,
-    "pretraining_tp": 1,
-    "rope_interleaved": False,
-    "clip_qkv": None,
-    "sep_token_id": None,
-    "decoder_start_token_id": None,
-    "cross_attention_hidden_size": None,
-    "add_cross_attention": False,
-    "tie_encoder_decoder": False,
+# Fields that are harmless where they are off (zero, false or null), or at one value only.
+_OFF = frozenset(
+    """attention_dropout hidden_dropout rope_interleaved clip_qkv sep_token_id
+    decoder_start_token_id cross_attention_hidden_size add_cross_attention
+    tie_encoder_decoder""".split()
+)
+_ONLY_VALUE = {"pretraining_tp": 1, "position_embedding_type": "absolute"}
+
+# Older spellings of rotary fields, which stand beside the other fields and not in an object.
+_OLD_ROPE = {
+    "rope_theta": "rope_theta",
+    "rotary_emb_base": "rope_theta",
+    "partial_rotary_factor": "partial_rotary_factor",
+    "rotary_pct": "partial_rotary_factor",
 }
+# What each kind of rotary scaling needs.
+_LLAMA3 = "factor low_freq_factor high_freq_factor original_max_position_embeddings".split()
+_SCALING = {"default": [], "linear": ["factor"], "llama3": _LLAMA3}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,22 +73,12 @@ class RopeParameters:
     original_max_position_embeddings: int | None = None
 
     def __post_init__(self) -> None:
-        expected = {
-            "default": (),
-            "linear": ("factor",),
-            "llama3": (
-                "factor",
-                "low_freq_factor",
-                "high_freq_factor",
-                "original_max_position_embeddings",
-            ),
-        }
-        if self.rope_type not in expected:
+        if self.rope_type not in _SCALING:
             raise ValueError(
-                f"rope_type must be one of {sorted(expected)}, got {shown(self.rope_type)}: "
+                f"rope_type must be one of {sorted(_SCALING)}, got {shown(self.rope_type)}: "
                 "this kind of rotary scaling is not implemented"
             )
-        missing = [name for name in expected[self.rope_type] if getattr(self, name) is None]
+        missing = [name for name in _SCALING[self.rope_type] if getattr(self, name) is None]
         if missing:
             raise ValueError(
                 f"rope_type {self.rope_type!r} needs {missing}: add them to rope_parameters"
@@ -113,63 +89,70 @@ class RopeParameters:
                 f"{self.rope_theta=} and {self.partial_rotary_factor=}: correct config.json"
             )
 
-    @property
-    def llama3_fields(self) -> tuple[float, float, float, float]:
-        """The factor, the two frequency factors and the original length of "llama3"."""
-        fields = (
-            self.factor,
-            self.low_freq_factor,
-            self.high_freq_factor,
-            self.original_max_position_embeddings,
-        )
-        return tuple(float(field) for field in fields if field is not None)  # type: ignore[return-value]
-
     def to_hf(self) -> dict[str, Any]:
         """Returns the fields that are set, as they stand in a config.json."""
-        values = dataclasses.asdict(self)
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
-def _read_rope(
-    values: dict[str, Any], *, default_fraction: float, max_positions: int | None, source: str
-) -> RopeParameters:
+def rope_frequencies(rope: RopeParameters, head_dim: int) -> np.ndarray:
+    """Returns the rotary frequency of each rotated pair, in radians per position.
+
+    ``theta ** (-2 i / d)`` for i = 0 .. ceil(d / 2) - 1 with d = int(head_dim * fraction); "linear"
+    divides all by `factor`; "llama3" divides long wavelengths by it, keeps short ones and
+    interpolates between (Llama 3.1's schedule).
+
+    Source: Su et al. 2021 (arXiv:2104.09864); transformers `modeling_rope_utils.py`, release 5.23.
+    """
+    width = int(head_dim * rope.partial_rotary_factor)
+    exponent_F = np.arange(0, width, 2).astype(np.float32) / np.float32(width)
+    if 2 * len(exponent_F) > head_dim:
+        raise ValueError(
+            f"rotary positions need pairs, got {head_dim=} with "
+            f"partial_rotary_factor={rope.partial_rotary_factor}: use an even head width"
+        )
+    # Rounded where torch rounds. At position 5,000 one unit in the last place of a frequency is
+    # 3e-4 radians, and the models were trained with these very numbers.
+    power_F = (np.float64(rope.rope_theta) ** exponent_F.astype(np.float64)).astype(np.float32)
+    frequency_F = np.float32(1.0) / power_F
+    scaling = [float(getattr(rope, name)) for name in _SCALING[rope.rope_type]]
+    if not scaling:
+        return frequency_F
+    stretched_F = frequency_F / np.float32(scaling[0])
+    if rope.rope_type == "linear":
+        return stretched_F
+    factor, low, high, original = scaling
+    wavelength_F = np.float32(2 * math.pi) / frequency_F
+    smooth_F = (np.float32(original) / wavelength_F - np.float32(low)) / np.float32(high - low)
+    between_F = (1 - smooth_F) * frequency_F / np.float32(factor) + smooth_F * frequency_F
+    return np.where(
+        smooth_F <= 0, stretched_F, np.where(smooth_F >= 1, frequency_F, between_F)
+    ).astype(np.float32)
+
+
+def _read_rope(values: dict[str, Any], default: RopeParameters, source: str) -> RopeParameters:
     """Returns the rotary settings and takes their fields, of any spelling, out of `values`."""
-    nested: dict[str, Any] = {}
     # Newer files carry `rope_parameters`; `rope_scaling` is its older, partial form.
+    pairs: list[tuple[str, Any]] = []
     for field in ("rope_scaling", "rope_parameters"):
-        given = values.pop(field, None)
-        if given is None:
-            continue
+        given = values.pop(field, None) or {}
         if not isinstance(given, Mapping):
             raise ValueError(
                 f"{field} of {source} must be an object, got {shown(given)}: correct it"
             )
-        renamed = {("rope_type" if k == "type" else k): v for k, v in given.items()}
-        _merge(nested, renamed, source)
-    for old, new in (
-        ("rope_theta", "rope_theta"),
-        ("rotary_emb_base", "rope_theta"),
-        ("partial_rotary_factor", "partial_rotary_factor"),
-        ("rotary_pct", "partial_rotary_factor"),
-    ):
-        if values.get(old) is not None:
-            _merge(nested, {new: values[old]}, source)
-        values.pop(old, None)
-    nested.setdefault("partial_rotary_factor", default_fraction)
-    if nested.get("rope_type") == "llama3":
-        nested.setdefault("original_max_position_embeddings", max_positions)
-    return _build(RopeParameters, nested, f"rope_parameters of {source}")
-
-
-def _merge(into: dict[str, Any], values: Mapping[str, Any], source: str) -> None:
-    """Adds `values` to `into`; two spellings of one field must agree."""
-    for name, value in values.items():
-        if name in into and into[name] != value:
+        pairs += [("rope_type" if name == "type" else name, given[name]) for name in given]
+    old = [(name, values.pop(field, None)) for field, name in _OLD_ROPE.items()]
+    found: dict[str, Any] = {}
+    for name, value in pairs + [pair for pair in old if pair[1] is not None]:
+        if found.setdefault(name, value) != value:
             raise ValueError(
-                f"{source} gives {name} as {shown(into[name])} in one spelling and as "
+                f"{source} gives {name} as {shown(found[name])} in one spelling and as "
                 f"{shown(value)} in another: keep one of them"
             )
-        into[name] = value
+    found.setdefault("partial_rotary_factor", default.partial_rotary_factor)
+    if found.get("rope_type") == "llama3":
+        length = values.get("max_position_embeddings")
+        found.setdefault("original_max_position_embeddings", length)
+    return _build(RopeParameters, found, f"rope_parameters of {source}")
 
 
 def _convert(name: str, value: Any, expected: Any, source: str) -> Any:
@@ -179,17 +162,13 @@ def _convert(name: str, value: Any, expected: Any, source: str) -> Any:
         return None
     if isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in kinds):
         return tuple(_convert(name, item, int, source) for item in value)
-    if isinstance(value, bool):
-        if bool in kinds:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # No field of a model is larger; later arithmetic would overflow.
+    if not (is_number and abs(value) > 2**31 - 1):
+        if type(value) in kinds:
             return value
-    elif isinstance(value, int | float) and abs(value) > _LARGEST:
-        pass  # no field of a model is as large; later arithmetic would overflow
-    elif isinstance(value, int) and int in kinds:
-        return value
-    elif isinstance(value, int | float) and float in kinds:
-        return float(value)
-    elif isinstance(value, str) and str in kinds:
-        return value
+        if is_number and float in kinds:
+            return float(value)
     raise ValueError(
         f"{name} of {source} must be {getattr(expected, '__name__', expected)}, got "
         f"{shown(value)}: correct it"
@@ -203,9 +182,7 @@ def _build(config_class: type[_Config], values: Mapping[str, Any], source: str) 
     missing = sorted(
         name
         for name, field in fields.items()
-        if field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-        and values.get(name) is None
+        if field.default is dataclasses.MISSING and values.get(name) is None
     )
     problems = []
     if unknown:
@@ -230,113 +207,45 @@ def _build(config_class: type[_Config], values: Mapping[str, Any], source: str) 
     return config_class(**kept)
 
 
-def read_fields(
-    config_class: type[_Config],
-    values: Mapping[str, Any],
-    *,
-    model_type: str,
-    default_rotary_fraction: float | None = 1.0,
-) -> _Config:
+def read_fields(config_class: Any, values: Mapping[str, Any]) -> Any:
     """Returns a config dataclass filled from the fields of a config.json.
 
-    Args:
-      config_class: A frozen dataclass whose fields carry Hugging Face's names. Fields without a
-        default must be in the file; null stands for the default.
-      values: The parsed config.json.
-      model_type: The architecture that the file must name.
-      default_rotary_fraction: The rotated fraction of a head where the file gives none; None for
-        a model without rotary positions (its dataclass has no field `rope_parameters`).
-
-    Raises:
-      ValueError: Another model_type; unknown, missing or ill-typed fields; two spellings of a
-        rotary field that disagree; a base dropout other than 0 in a decoder.
+    Fields without a default must be in the file; null stands for the default. Refused are another
+    model_type, fields that are unknown, missing or ill-typed, and two spellings that disagree.
     """
+    model_type, given = config_class.model_type, values.get("model_type")
     source = f"the config.json of this {model_type} model"
-    given_type = values.get("model_type")
-    if given_type != model_type:
+    if given != model_type:
         raise ValueError(
-            f"model_type must be {model_type!r}, got {shown(given_type)}: "
+            f"model_type must be {model_type!r}, got {shown(given)}: "
             "load this checkpoint with its own architecture"
         )
-    rest = {name: value for name, value in values.items() if name not in IGNORED}
-    names = {field.name for field in dataclasses.fields(config_class)}  # type: ignore[arg-type]
-    for name, only in _ONLY_VALUE.items():
-        if name in rest and name not in names and (rest[name] == only or rest[name] is None):
-            del rest[name]
-    if default_rotary_fraction is not None:
-        rest["rope_parameters"] = _read_rope(
-            rest,
-            default_fraction=default_rotary_fraction,
-            max_positions=rest.get("max_position_embeddings"),
-            source=source,
-        )
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+
+    def is_harmless(name: str, value: Any) -> bool:
+        if name in _ONLY_VALUE:
+            return value in (_ONLY_VALUE[name], None)
+        return name in IGNORED or (name in _OFF and not value)
+
+    rest = {k: value for k, value in values.items() if k in fields or not is_harmless(k, value)}
+    if "rope_parameters" in fields:
+        default = fields["rope_parameters"].default
+        rest["rope_parameters"] = _read_rope(rest, default, source)
     return _build(config_class, rest, source)
 
 
-def write_fields(config: Any, *, model_type: str, architecture: str) -> dict[str, Any]:
+def write_fields(config: Any, architecture: str) -> dict[str, Any]:
     """Returns the config.json of a model, as `transformers` 4 and 5 both read it.
 
-    The rotary settings are written in the old and in the new spelling; `read_fields` checks that
-    the two agree.
+    The rotary settings are written in the new spelling and in the old one of the model's kind.
     """
-    values: dict[str, Any] = {"model_type": model_type, "architectures": [architecture]}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, RopeParameters):
-            values["rope_parameters"] = value.to_hf()
-            if model_type == "gpt_neox":
-                values["rotary_emb_base"] = value.rope_theta
-                values["rotary_pct"] = value.partial_rotary_factor
-            else:
-                values["rope_theta"] = value.rope_theta
-            if value.rope_type != "default":
-                scaling = value.to_hf()
-                del scaling["rope_theta"], scaling["partial_rotary_factor"]
-                values["rope_scaling"] = scaling
-        else:
-            values[field.name] = list(value) if isinstance(value, tuple) else value
-    return values
-
-
-def check_sizes(config: Any, names: tuple[str, ...]) -> None:
-    """Raises ValueError unless every named field of the config is a number of possible size."""
-    wrong = {name: getattr(config, name) for name in names if not getattr(config, name) > 0}
-    if wrong:
-        raise ValueError(f"these sizes must be positive: {shown(wrong, 200)}; correct config.json")
-    # No model is as large; a damaged file would otherwise be worked on without an end.
-    if config.num_hidden_layers > _MOST_LAYERS:
-        raise ValueError(
-            f"num_hidden_layers must be at most {_MOST_LAYERS:,}, got "
-            f"{shown(config.num_hidden_layers)}: correct config.json"
-        )
-
-
-def check_heads(config: Any, *, explicit_head_dim: bool) -> None:
-    """Raises ValueError unless the heads divide the width, and the key-value heads the heads.
-
-    Args:
-      config: A decoder's config.
-      explicit_head_dim: Whether the architecture may set its head width apart from hidden_size.
-    """
-    heads = config.num_attention_heads
-    if not (explicit_head_dim and config.head_dim) and config.hidden_size % heads:
-        raise ValueError(
-            "hidden_size must be a multiple of num_attention_heads, got "
-            f"hidden_size={config.hidden_size} and num_attention_heads={heads}: "
-            "correct config.json"
-        )
-    groups = getattr(config, "num_key_value_heads", None)
-    if groups is not None and (groups < 1 or heads % groups):
-        raise ValueError(
-            "num_attention_heads must be a multiple of num_key_value_heads, got "
-            f"num_attention_heads={heads} and num_key_value_heads={shown(groups)}: correct "
-            "config.json"
-        )
-
-
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """Raises ValueError unless the value of a field is one that is implemented."""
-    if value not in set(choices):
-        raise ValueError(
-            f"{name} must be one of {sorted(choices)}, got {shown(value)}: it is not implemented"
-        )
+    values = {"model_type": config.model_type, "architectures": [architecture], **vars(config)}
+    rope = values.get("rope_parameters")
+    if rope is not None:
+        new = values["rope_parameters"] = rope.to_hf()
+        values |= {old: getattr(rope, name) for old, name in config.old_rope.items()}
+        if rope.rope_type != "default":
+            values["rope_scaling"] = {name: new[name] for name in new if name not in _OLD_ROPE}
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
+    }

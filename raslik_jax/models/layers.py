@@ -10,7 +10,6 @@ O the input and output width of a linear layer.
 """
 
 import functools
-import math
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -22,9 +21,10 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from raslik_jax.axes import Tree
 from raslik_jax.models import quantize
-from raslik_jax.models.hf_config import RopeParameters
-from raslik_jax.models.lora import LoRAConfig, LoRAParam, adapter_output
+from raslik_jax.models.hf_config import rope_frequencies
+from raslik_jax.models.lora import LoRAConfig, LoRAParam, adapter_output, init_factor_a
 
 AttentionKind = Literal["xla", "cudnn"]
 
@@ -41,8 +41,8 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 class Linear(nnx.Module):
     """A linear layer x W + b, with an adapter where the LoRA settings name it.
 
-    Parameters: "kernel" [in, out], an array or a quantized kernel (`quantize`), "bias" [out] (both
-    frozen), "a" [in, rank], "b" [rank, out].
+    Frozen parameters "kernel" [in, out], an array or a quantized kernel (`quantize`), and "bias"
+    [out]; the adapter's are "a" [in, rank] and "b" [rank, out].
     """
 
     def __init__(
@@ -94,23 +94,26 @@ class Embedding(nnx.Module):
         return jnp.asarray(self.embedding.get_value())[tokens_L]
 
 
-class LayerNorm(nnx.Module):
-    """Normalization to mean 0 and variance 1 over the last axis, "scale" and "bias"."""
+def normalize(
+    hidden_LE: Float[Array, "L E"],
+    epsilon: float,
+    scale_E: Float[Array, " E"],
+    bias_E: Float[Array, " E"] | None = None,
+) -> Float[Array, "L E"]:
+    """Returns rows over their root mean square, times a scale; with a bias, centered first.
 
-    def __init__(self, width: int, *, epsilon: float, dtype: Any):
-        self.scale = nnx.Param(jnp.ones((width,), dtype))
-        self.bias = nnx.Param(jnp.zeros((width,), dtype))
-        self.epsilon = epsilon
-
-    def __call__(self, hidden_LE: Float[Array, "L E"]) -> Float[Array, "L E"]:
-        """Returns the normalized array; moments in float32, output in the input's dtype."""
-        wide_LE = hidden_LE.astype(jnp.float32)
-        centered_LE = wide_LE - jnp.mean(wide_LE, axis=-1, keepdims=True)
-        variance_L1 = jnp.mean(jnp.square(centered_LE), axis=-1, keepdims=True)
-        unit_LE = centered_LE * jax.lax.rsqrt(variance_L1 + self.epsilon)
-        scale_1E = self.scale.get_value().astype(jnp.float32)[None, :]
-        bias_1E = self.bias.get_value().astype(jnp.float32)[None, :]
-        return (unit_LE * scale_1E + bias_1E).astype(hidden_LE.dtype)
+    Without a bias it is RMSNorm, with one LayerNorm. Moments are taken in float32: bfloat16 loses
+    the small deviations that a norm divides by. The output has the input's dtype.
+    """
+    wide_LE = hidden_LE.astype(jnp.float32)
+    if bias_E is not None:
+        wide_LE = wide_LE - jnp.mean(wide_LE, axis=-1, keepdims=True)
+    mean_square_L1 = jnp.mean(jnp.square(wide_LE), axis=-1, keepdims=True)
+    unit_LE = wide_LE * jax.lax.rsqrt(mean_square_L1 + epsilon)
+    output_LE = unit_LE * scale_E.astype(jnp.float32)[None, :]
+    if bias_E is not None:
+        output_LE = output_LE + bias_E.astype(jnp.float32)[None, :]
+    return output_LE.astype(hidden_LE.dtype)
 
 
 class RMSNorm(nnx.Module):
@@ -121,12 +124,20 @@ class RMSNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, hidden_LE: Float[Array, "L E"]) -> Float[Array, "L E"]:
-        """Returns the normalized array; moments in float32, output in the input's dtype."""
-        wide_LE = hidden_LE.astype(jnp.float32)
-        mean_square_L1 = jnp.mean(jnp.square(wide_LE), axis=-1, keepdims=True)
-        unit_LE = wide_LE * jax.lax.rsqrt(mean_square_L1 + self.epsilon)
-        scale_1E = self.scale.get_value().astype(jnp.float32)[None, :]
-        return (unit_LE * scale_1E).astype(hidden_LE.dtype)
+        """Returns the normalized rows."""
+        return normalize(hidden_LE, self.epsilon, self.scale.get_value())
+
+
+class LayerNorm(RMSNorm):
+    """Normalization to mean 0 and variance 1 over the last axis, "scale" and "bias"."""
+
+    def __init__(self, width: int, *, epsilon: float, dtype: Any):
+        super().__init__(width, epsilon=epsilon, dtype=dtype)
+        self.bias = nnx.Param(jnp.zeros((width,), dtype))
+
+    def __call__(self, hidden_LE: Float[Array, "L E"]) -> Float[Array, "L E"]:
+        """Returns the normalized rows."""
+        return normalize(hidden_LE, self.epsilon, self.scale.get_value(), self.bias.get_value())
 
 
 class Rotation(NamedTuple):
@@ -134,43 +145,6 @@ class Rotation(NamedTuple):
 
     cos_LF: Float[Array, "L F"]
     sin_LF: Float[Array, "L F"]
-
-
-def rope_frequencies(rope: RopeParameters, head_dim: int) -> np.ndarray:
-    """Returns the rotary frequency of each rotated pair, in radians per position.
-
-    ``theta ** (-2 i / d)`` for i = 0 .. ceil(d / 2) - 1 with d = int(head_dim * fraction); "linear"
-    divides all by `factor`; "llama3" divides long wavelengths by it, keeps short ones and
-    interpolates between (Llama 3.1's schedule).
-
-    Source: Su et al. 2021 (arXiv:2104.09864); transformers `modeling_rope_utils.py`, release 5.23.
-
-    Raises:
-      ValueError: The rotated part would be wider than the head.
-    """
-    width = int(head_dim * rope.partial_rotary_factor)
-    exponent_F = np.arange(0, width, 2).astype(np.float32) / np.float32(width)
-    if 2 * len(exponent_F) > head_dim:
-        raise ValueError(
-            f"rotary positions need pairs, got {head_dim=} with "
-            f"partial_rotary_factor={rope.partial_rotary_factor}: use an even head width"
-        )
-    # Rounded where torch rounds. At position 5,000 one unit in the last place of a frequency is
-    # 3e-4 radians, and the models were trained with these very numbers.
-    power_F = (np.float64(rope.rope_theta) ** exponent_F.astype(np.float64)).astype(np.float32)
-    frequency_F = np.float32(1.0) / power_F
-    if rope.rope_type == "linear":
-        return frequency_F / np.float32(rope.factor or 1.0)  # checked to be set
-    if rope.rope_type == "llama3":
-        factor, low, high, original = rope.llama3_fields
-        wavelength_F = np.float32(2 * math.pi) / frequency_F
-        smooth_F = (np.float32(original) / wavelength_F - np.float32(low)) / np.float32(high - low)
-        stretched_F = frequency_F / np.float32(factor)
-        between_F = (1 - smooth_F) * frequency_F / np.float32(factor) + smooth_F * frequency_F
-        frequency_F = np.where(
-            smooth_F <= 0, stretched_F, np.where(smooth_F >= 1, frequency_F, between_F)
-        )
-    return frequency_F.astype(np.float32)
 
 
 def rotation_at(frequency_F: np.ndarray, positions_L: Int[Array, " L"]) -> Rotation:
@@ -207,34 +181,29 @@ class KeyValues(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What every layer of one forward pass shares.
+    """What a layer reads beside hidden states; the last two are the layer's own.
 
     Attributes:
       rotation: The rotary angles of the tokens at hand.
       mask_L: Which of the tokens at hand are real; None where all are, or where only the right
         end is padded (a causal model never looks there).
       past_mask_S: Which slots of the cache may be attended to; None without a cache.
+      kind: The implementation of `jax.nn.dot_product_attention`; None lets JAX choose. "cudnn"
+        (16-bit weights on a GPU) serves whole unmasked rows; all else runs on XLA.
+      past: The cache, or None.
+      key: Switches the adapters' dropout on.
     """
 
     rotation: Rotation
-    mask_L: Bool[Array, " L"] | None
-    past_mask_S: Bool[Array, " S"] | None
+    mask_L: Bool[Array, " L"] | None = None
+    past_mask_S: Bool[Array, " S"] | None = None
+    kind: AttentionKind | None = None
+    past: KeyValues | None = None
+    key: jax.Array | None = None
 
 
-def _dot_product_attention(
-    query_LHD: Float[Array, "L H D"],
-    key_SGD: Float[Array, "S G D"],
-    value_SGD: Float[Array, "S G D"],
-    mask: Bool[Array, "1 #L S"] | None,
-    *,
-    is_causal: bool,
-    kind: AttentionKind | None,
-) -> Float[Array, "L H D"]:
-    """Returns JAX's own attention; its bfloat16 path mixes dtypes, which strict mode forbids."""
-    with jax.numpy_dtype_promotion("standard"):
-        return jax.nn.dot_product_attention(
-            query_LHD, key_SGD, value_SGD, mask=mask, is_causal=is_causal, implementation=kind
-        )
+# Hidden states, and the keys and values of their tokens.
+LayerOutput = tuple[Float[Array, "L E"], KeyValues]
 
 
 def attend(
@@ -242,60 +211,41 @@ def attend(
     key_LGD: Float[Array, "L G D"],
     value_LGD: Float[Array, "L G D"],
     context: Context,
-    past: KeyValues | None,
-    *,
-    kind: AttentionKind | None,
 ) -> Float[Array, "L H D"]:
     """Returns causal attention of the tokens at hand to the cache and to each other.
 
     A masked-out token contributes exactly 0 to every real token. Grouped heads are native: query
-    head h reads key-value head h // (H / G).
-
-    Args:
-      query_LHD: Rotated queries.
-      key_LGD: Rotated keys of the same tokens.
-      value_LGD: Their values.
-      context: The masks.
-      past: One layer of the cache, or None.
-      kind: The implementation of `jax.nn.dot_product_attention`; None lets JAX choose. "cudnn"
-        (16-bit weights on a GPU) serves whole unmasked rows; all else runs on XLA.
+    head h reads key-value head h // (H / G). Queries and keys are rotated already.
     """
-    num_tokens = query_LHD.shape[0]
+    kind, mask, is_causal, dtype = None, None, True, query_LHD.dtype
+    past = context.past
     if past is None or context.past_mask_S is None:
         # cudnn takes a mask only as a [H, L, L] bias, which is what it is there to avoid. Right
         # padding needs no mask, so per-example gradients run on it; masked prompts do not.
-        if context.mask_L is not None and kind == "cudnn":
-            kind = None
+        kind = None if context.mask_L is not None and context.kind == "cudnn" else context.kind
         # XLA keeps the [H, L, L] weights in float32 anyway, and its bfloat16 products have a
         # backward pass that mixes dtypes; cudnn takes 16 bits only.
-        dtype = query_LHD.dtype if kind == "cudnn" else jnp.float32
-        mixed_LHD = _dot_product_attention(
-            query_LHD.astype(dtype),
-            key_LGD.astype(dtype),
-            value_LGD.astype(dtype),
-            None if context.mask_L is None else context.mask_L[None, None, :],
-            is_causal=True,
-            kind=kind,
+        dtype = dtype if kind == "cudnn" else jnp.float32
+        mask = None if context.mask_L is None else context.mask_L[None, None, :]
+    else:
+        num_tokens, num_slots = query_LHD.shape[0], context.past_mask_S.shape[0]
+        fresh_mask_LL = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
+        past_mask_LS = jnp.broadcast_to(context.past_mask_S[None, :], (num_tokens, num_slots))
+        mask = jnp.concatenate([past_mask_LS, fresh_mask_LL], axis=1)[None]
+        is_causal = False
+        # The cache keeps the head axis first, as the batched matmuls want it; the swaps below only
+        # rename axes.
+        fresh = fresh_key_values(key_LGD, value_LGD)
+        key_GSD = jnp.concatenate([past.key_GSD, fresh.key_GSD], axis=1)
+        value_GSD = jnp.concatenate([past.value_GSD, fresh.value_GSD], axis=1)
+        key_LGD, value_LGD = jnp.swapaxes(key_GSD, 0, 1), jnp.swapaxes(value_GSD, 0, 1)
+    heads = (head.astype(dtype) for head in (query_LHD, key_LGD, value_LGD))
+    # JAX's own bfloat16 path mixes dtypes, which strict promotion forbids.
+    with jax.numpy_dtype_promotion("standard"):
+        mixed_LHD = jax.nn.dot_product_attention(
+            *heads, mask=mask, is_causal=is_causal, implementation=kind
         )
-        return mixed_LHD.astype(query_LHD.dtype)
-    fresh_mask_LL = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
-    past_mask_LS = jnp.broadcast_to(
-        context.past_mask_S[None, :], (num_tokens, context.past_mask_S.shape[0])
-    )
-    mask_LS = jnp.concatenate([past_mask_LS, fresh_mask_LL], axis=1)
-    # The cache keeps the head axis first, as the batched matmuls want it; the swaps below only
-    # rename axes.
-    fresh = fresh_key_values(key_LGD, value_LGD)
-    key_GSD = jnp.concatenate([past.key_GSD, fresh.key_GSD], axis=1)
-    value_GSD = jnp.concatenate([past.value_GSD, fresh.value_GSD], axis=1)
-    return _dot_product_attention(
-        query_LHD,
-        jnp.swapaxes(key_GSD, 0, 1),
-        jnp.swapaxes(value_GSD, 0, 1),
-        mask_LS[None],
-        is_causal=False,
-        kind=None,
-    )
+    return mixed_LHD.astype(query_LHD.dtype)
 
 
 def fresh_key_values(key_LGD: Float[Array, "L G D"], value_LGD: Float[Array, "L G D"]) -> KeyValues:
@@ -303,32 +253,78 @@ def fresh_key_values(key_LGD: Float[Array, "L G D"], value_LGD: Float[Array, "L 
     return KeyValues(jnp.swapaxes(key_LGD, 0, 1), jnp.swapaxes(value_LGD, 0, 1))
 
 
-def stack(module: nnx.Module, num_layers: int) -> nnx.Module:
-    """Returns the module with a leading layer axis on every parameter."""
-    graph, state = nnx.split(module)
-    stacked = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_layers, *x.shape)), state)
-    return nnx.merge(graph, stacked)
+def mix_tokens(
+    query_LHD: Float[Array, "L H D"],
+    key_LGD: Float[Array, "L G D"],
+    value_LGD: Float[Array, "L G D"],
+    context: Context,
+) -> tuple[Float[Array, "L I"], KeyValues]:
+    """Returns the heads' attention side by side, rotated here, and these keys and values."""
+    query_LHD = rotate(query_LHD, context.rotation)
+    key_LGD = rotate(key_LGD, context.rotation)
+    mixed_LHD = attend(query_LHD, key_LGD, value_LGD, context)
+    return mixed_LHD.reshape(len(mixed_LHD), -1), fresh_key_values(key_LGD, value_LGD)
+
+
+class GatedBlock(nnx.Module):
+    """Llama's attention with grouped heads and its gated MLP, down(silu(gate(x)) * up(x)).
+
+    A family adds norms and, in `__call__`, where they stand. Norms that it calls q_norm and k_norm
+    are applied to the projections, before they are cut into heads.
+    """
+
+    q_norm: Any = staticmethod(lambda projected_LI: projected_LI)
+    k_norm: Any = q_norm
+
+    def __init__(self, config: Any, lora: LoRAConfig | None, *, mlp_bias: bool, dtype: Any):
+        width, inner, bias = config.hidden_size, config.intermediate_size, config.attention_bias
+        query_width = config.num_attention_heads * config.head_width
+        key_width = config.num_cached_heads * config.head_width
+        linear = functools.partial(Linear, lora=lora, dtype=dtype)
+        self.config = config
+        self.q_proj = linear("q_proj", width, query_width, bias=bias)
+        self.k_proj = linear("k_proj", width, key_width, bias=bias)
+        self.v_proj = linear("v_proj", width, key_width, bias=bias)
+        self.o_proj = linear("o_proj", query_width, width, bias=bias)
+        self.gate_proj = linear("gate_proj", width, inner, bias=mlp_bias)
+        self.up_proj = linear("up_proj", width, inner, bias=mlp_bias)
+        self.down_proj = linear("down_proj", inner, width, bias=mlp_bias)
+
+    def attention(self, hidden_LE: Float[Array, "L E"], context: Context) -> LayerOutput:
+        """Returns the attention's output and the keys and values of these tokens."""
+        projected = (
+            self.q_norm(self.q_proj(hidden_LE, context.key)),
+            self.k_norm(self.k_proj(hidden_LE, context.key)),
+            self.v_proj(hidden_LE, context.key),
+        )
+        heads = (x_LI.reshape(len(hidden_LE), -1, self.config.head_width) for x_LI in projected)
+        mixed_LI, fresh = mix_tokens(*heads, context)
+        return self.o_proj(mixed_LI, context.key), fresh
+
+    def mlp(self, hidden_LE: Float[Array, "L E"], context: Context) -> Float[Array, "L E"]:
+        """Returns the gated perceptron's output."""
+        gate_LI = ACTIVATIONS[self.config.hidden_act](self.gate_proj(hidden_LE, context.key))
+        return self.down_proj(gate_LI * self.up_proj(hidden_LE, context.key), context.key)
 
 
 class CausalLM(nnx.Module):
-    """A decoder: embedding, stacked blocks, final norm, head. Families give the block and norm.
+    """A decoder: embedding, stacked blocks, final norm, head.
 
-    A family sets `block_class`, whose call is
-    ``block(hidden_LE, context, past, key, kind=...) -> (hidden_LE, KeyValues of these tokens)``,
-    and `norm_class` and `norm_epsilon`.
+    `block` is the class of a layer, whose call is ``block(hidden_LE, context) -> LayerOutput``, and
+    `norm` that of the final norm.
     """
 
-    block_class: type[nnx.Module]
-    norm_class: type[nnx.Module]
-
-    def __init__(self, config: Any, lora: LoRAConfig | None, *, dtype: Any):
+    def __init__(self, config: Any, lora: LoRAConfig | None, block: Any, norm: Any, *, dtype: Any):
         self.config = config
         width = config.hidden_size
-        block: Any = self.block_class
-        norm: Any = self.norm_class
         self.embed = Embedding(config.vocab_size, width, dtype=dtype)
-        self.layers = stack(block(config, lora, dtype=dtype), config.num_hidden_layers)
-        self.final_norm = norm(width, epsilon=config.norm_epsilon, dtype=dtype)
+        graph, state = nnx.split(block(config, lora, dtype=dtype))
+        depth = config.num_hidden_layers
+        # A leading layer axis on every parameter.
+        stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (depth, *leaf.shape)), state)
+        self.layers = nnx.merge(graph, stacked)
+        epsilon = getattr(config, "rms_norm_eps", None) or config.layer_norm_eps
+        self.final_norm = norm(width, epsilon=epsilon, dtype=dtype)
         if not config.tie_word_embeddings:
             self.head = Linear("head", width, config.vocab_size, bias=False, lora=None, dtype=dtype)
 
@@ -347,19 +343,12 @@ class CausalLM(nnx.Module):
     ) -> tuple[Float[Array, "L E"], KeyValues | None]:
         """Returns the final hidden states and, with `keep`, the keys and values of all layers.
 
-        Args:
-          tokens_L: Token ids.
-          positions_L: Rotary position of each token.
-          mask_L: Real tokens; None where all count.
-          past: The cache, with a leading layer axis on both arrays.
-          past_mask_S: The slots of the cache that are filled.
-          dropout_key: Switches the adapters' dropout on.
-          keep: Whether to return the keys and values.
-          remat: Recompute each block in the backward pass instead of storing its activations.
-          kind: The attention implementation.
+        `past` is the cache, with a leading layer axis on both arrays, and `remat` recomputes each
+        block in the backward pass instead of storing its activations; the others are as in
+        `Context` and `decoder.Decoder`.
         """
         frequency_F = rope_frequencies(self.config.rope_parameters, self.config.head_width)
-        context = Context(rotation_at(frequency_F, positions_L), mask_L, past_mask_S)
+        context = Context(rotation_at(frequency_F, positions_L), mask_L, past_mask_S, kind)
         # lax.scan over the split state, not nnx.scan: NNX transforms fail inside vmap(grad).
         graph, stacked = nnx.split(self.layers)
         num_layers = self.config.num_hidden_layers
@@ -368,7 +357,7 @@ class CausalLM(nnx.Module):
         def run_block(hidden_LE: Any, layer: Any) -> tuple[Any, KeyValues | None]:
             state, past_layer, key = layer
             block: Any = nnx.merge(graph, state)
-            hidden_LE, fresh = block(hidden_LE, context, past_layer, key, kind=kind)
+            hidden_LE, fresh = block(hidden_LE, context._replace(past=past_layer, key=key))
             return hidden_LE, fresh if keep else None
 
         body = jax.checkpoint(run_block) if remat else run_block
@@ -377,14 +366,10 @@ class CausalLM(nnx.Module):
 
     def logits(self, hidden_TE: Float[Array, "T E"]) -> Float[Array, "T V"]:
         """Returns float32 logits; a tied head reads the embedding table."""
-        if self.config.tie_word_embeddings:
-            table, contract = self.embed.embedding.get_value(), 1
-        else:
-            table = self.head.kernel.get_value()
-            contract = 0
-        if hidden_TE.dtype == jnp.float32:
-            return _contract(hidden_TE, table, contract)
-        return _project(hidden_TE, table, contract)
+        is_tied = self.config.tie_word_embeddings
+        table = (self.embed.embedding if is_tied else self.head.kernel).get_value()
+        project = _contract if hidden_TE.dtype == jnp.float32 else _project
+        return project(hidden_TE, table, int(is_tied))
 
 
 def _contract(
@@ -396,27 +381,12 @@ def _contract(
     )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _project(
-    hidden_TE: Float[Array, "T E"], table: Float[Array, "rows columns"], contract: int
-) -> Float[Array, "T V"]:
-    """Returns `_contract`, with a backward pass in the dtype of the weights.
-
-    It rounds the float32 cotangent first, as a framework does that casts bfloat16 logits up:
-    otherwise XLA would convert the whole table to float32.
-    """
-    return _contract(hidden_TE, table, contract)
+# With bfloat16 weights the backward pass is in their dtype: it rounds the float32 cotangent first,
+# as a framework does that casts bfloat16 logits up. Else XLA converts the whole table to float32.
+_project = jax.custom_vjp(_contract, nondiff_argnums=(2,))
 
 
-def _project_forward(
-    hidden_TE: Float[Array, "T E"], table: Float[Array, "rows columns"], contract: int
-) -> tuple[Float[Array, "T V"], tuple[Array, Array]]:
-    return _contract(hidden_TE, table, contract), (hidden_TE, table)
-
-
-def _project_backward(
-    contract: int, residuals: tuple[Array, Array], cotangent_TV: Float[Array, "T V"]
-) -> tuple[Array, Array]:
+def _project_backward(contract: int, residuals: Any, cotangent_TV: Array) -> tuple[Array, Array]:
     hidden_TE, table = residuals
     narrow_TV = cotangent_TV.astype(hidden_TE.dtype)
     hidden_cotangent = jax.lax.dot_general(narrow_TV, table, (((1,), (1 - contract,)), ((), ())))
@@ -424,4 +394,28 @@ def _project_backward(
     return hidden_cotangent, jax.lax.dot_general(left, right, (((0,), (0,)), ((), ())))
 
 
-_project.defvjp(_project_forward, _project_backward)
+_project.defvjp(
+    lambda hidden, table, contract: (_contract(hidden, table, contract), (hidden, table)),
+    _project_backward,
+)
+
+
+def init_weights(shapes: Tree, *, key: jax.Array, initializer_range: float) -> Tree:
+    """Returns arrays for a tree of shapes, started as Hugging Face and PEFT start these models.
+
+    Kernels and embeddings are normal, biases 0, norm scales 1; an adapter's A is uniform and its B
+    0. A leaf depends on the key, its path and its shape only, so a part drawn alone is the part
+    that is drawn with the rest.
+    """
+
+    def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        names = [entry.key for entry in path]
+        if names[-1] in ("scale", "bias", "b"):
+            return jnp.full(leaf.shape, float(names[-1] == "scale"), leaf.dtype)
+        own_key = jax.random.fold_in(key, zlib.crc32("/".join(names).encode()))
+        if names[-1] == "a":
+            return init_factor_a(own_key, leaf.shape)
+        values = jax.random.normal(own_key, leaf.shape, jnp.float32) * initializer_range
+        return values.astype(leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)

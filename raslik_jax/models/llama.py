@@ -5,154 +5,131 @@ asks for them); fewer key-value heads than query heads; a gated MLP, down(silu(g
 often a tied head; rotary scaling "linear" or "llama3".
 
 Source: Touvron et al. 2023 (arXiv:2302.13971), Grattafiori et al. 2024 (arXiv:2407.21783); layout
-as in transformers `models/llama/modeling_llama.py`, release 5.23.
+as in transformers `models/llama/modeling_llama.py`, release 5.23; presets as published on the
+Hugging Face hub by meta-llama, TinyLlama and HuggingFaceTB.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import functools
 from typing import Any
 
-from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from raslik_jax.models import hf_config, layers
+from raslik_jax.models import architecture, layers
+from raslik_jax.models.hf_config import RopeParameters
 from raslik_jax.models.lora import LoRAConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LlamaConfig:
+class LlamaConfig(architecture.DecoderConfig):
     """The settings of a Llama model, under Hugging Face's names."""
 
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
     num_key_value_heads: int | None = None
     head_dim: int | None = None
-    hidden_act: str = "silu"
-    max_position_embeddings: int = 2048
-    initializer_range: float = 0.02
     rms_norm_eps: float = 1e-6
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
     mlp_bias: bool = False
-    rope_parameters: hf_config.RopeParameters = hf_config.RopeParameters()
-    bos_token_id: int | None = None
-    eos_token_id: int | tuple[int, ...] | None = None
-    pad_token_id: int | None = None
 
     model_type = "llama"
-
-    def __post_init__(self) -> None:
-        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-        more = ("intermediate_size", "max_position_embeddings")
-        hf_config.check_sizes(self, (*sizes, *more, "rms_norm_eps"))
-        hf_config.check_heads(self, explicit_head_dim=True)
-        hf_config.check_choice("hidden_act", self.hidden_act, layers.ACTIVATIONS)
-        layers.rope_frequencies(self.rope_parameters, self.head_width)
-
-    @property
-    def head_width(self) -> int:
-        """The width of one attention head."""
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    @property
-    def num_cached_heads(self) -> int:
-        """The number of key-value heads; Hugging Face leaves it out where all heads have one."""
-        return self.num_key_value_heads or self.num_attention_heads
-
-    @property
-    def norm_epsilon(self) -> float:
-        """The constant added to the mean square in every norm."""
-        return self.rms_norm_eps
-
-    @classmethod
-    def from_hf(cls, values: Mapping[str, Any]) -> "LlamaConfig":
-        """Returns the config of a parsed config.json.
-
-        Raises:
-          ValueError: See `hf_config.read_fields`.
-        """
-        return hf_config.read_fields(cls, values, model_type=cls.model_type)
-
-    def to_hf(self) -> dict[str, Any]:
-        """Returns the fields of a config.json."""
-        return hf_config.write_fields(
-            self, model_type=self.model_type, architecture="LlamaForCausalLM"
-        )
+    hf_name = "Llama"
 
 
-class LlamaBlock(nnx.Module):
+class LlamaBlock(layers.GatedBlock):
     """One Llama layer; parameter names are the last parts of Hugging Face's."""
 
     def __init__(self, config: LlamaConfig, lora: LoRAConfig | None, *, dtype: Any):
-        width, inner = config.hidden_size, config.intermediate_size
-        query_width = config.num_attention_heads * config.head_width
-        key_width = config.num_cached_heads * config.head_width
-
-        def linear(name: str, in_features: int, out_features: int, bias: bool) -> layers.Linear:
-            return layers.Linear(name, in_features, out_features, bias=bias, lora=lora, dtype=dtype)
-
-        def norm() -> layers.RMSNorm:
-            return layers.RMSNorm(width, epsilon=config.rms_norm_eps, dtype=dtype)
-
-        self.config = config
-        self.input_layernorm = norm()
-        self.post_attention_layernorm = norm()
-        self.q_proj = linear("q_proj", width, query_width, config.attention_bias)
-        self.k_proj = linear("k_proj", width, key_width, config.attention_bias)
-        self.v_proj = linear("v_proj", width, key_width, config.attention_bias)
-        self.o_proj = linear("o_proj", query_width, width, config.attention_bias)
-        self.gate_proj = linear("gate_proj", width, inner, config.mlp_bias)
-        self.up_proj = linear("up_proj", width, inner, config.mlp_bias)
-        self.down_proj = linear("down_proj", inner, width, config.mlp_bias)
-
-    def attention(
-        self,
-        hidden_LE: Float[Array, "L E"],
-        context: layers.Context,
-        past: layers.KeyValues | None,
-        key: Array | None,
-        *,
-        kind: layers.AttentionKind | None,
-    ) -> tuple[Float[Array, "L E"], layers.KeyValues]:
-        """Returns the attention's output and the keys and values of these tokens."""
-        num_tokens, head_width = hidden_LE.shape[0], self.config.head_width
-        query_LHD = self.q_proj(hidden_LE, key).reshape(num_tokens, -1, head_width)
-        key_LGD = self.k_proj(hidden_LE, key).reshape(num_tokens, -1, head_width)
-        value_LGD = self.v_proj(hidden_LE, key).reshape(num_tokens, -1, head_width)
-        query_LHD = layers.rotate(query_LHD, context.rotation)
-        key_LGD = layers.rotate(key_LGD, context.rotation)
-        mixed_LHD = layers.attend(query_LHD, key_LGD, value_LGD, context, past, kind=kind)
-        output_LE = self.o_proj(mixed_LHD.reshape(num_tokens, -1), key)
-        return output_LE, layers.fresh_key_values(key_LGD, value_LGD)
-
-    def mlp(self, hidden_LE: Float[Array, "L E"], key: Array | None) -> Float[Array, "L E"]:
-        """Returns the gated perceptron's output."""
-        gate_LI = layers.ACTIVATIONS[self.config.hidden_act](self.gate_proj(hidden_LE, key))
-        return self.down_proj(gate_LI * self.up_proj(hidden_LE, key), key)
+        super().__init__(config, lora, mlp_bias=config.mlp_bias, dtype=dtype)
+        norm = functools.partial(layers.RMSNorm, epsilon=config.rms_norm_eps, dtype=dtype)
+        self.input_layernorm = norm(config.hidden_size)
+        self.post_attention_layernorm = norm(config.hidden_size)
 
     def __call__(
-        self,
-        hidden_LE: Float[Array, "L E"],
-        context: layers.Context,
-        past: layers.KeyValues | None,
-        key: Array | None,
-        *,
-        kind: layers.AttentionKind | None,
-    ) -> tuple[Float[Array, "L E"], layers.KeyValues]:
+        self, hidden_LE: Float[Array, "L E"], context: layers.Context
+    ) -> layers.LayerOutput:
         """Returns the residual stream after this layer, and its keys and values."""
-        attention_LE, fresh = self.attention(
-            self.input_layernorm(hidden_LE), context, past, key, kind=kind
-        )
+        attention_LE, fresh = self.attention(self.input_layernorm(hidden_LE), context)
         hidden_LE = hidden_LE + attention_LE
-        return hidden_LE + self.mlp(self.post_attention_layernorm(hidden_LE), key), fresh
+        return hidden_LE + self.mlp(self.post_attention_layernorm(hidden_LE), context), fresh
 
 
-class Llama(layers.CausalLM):
-    """A Llama language model."""
+# OLMo-2 shares it, with more norms.
+KEY_MAP = {
+    "embed": "model.embed_tokens",
+    "layers": "model.layers.{layer}",
+    **{f"layers/{name}": f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")},
+    **{f"layers/{name}": f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")},
+    **{f"layers/{name}": name for name in ("input_layernorm", "post_attention_layernorm")},
+    "final_norm": "model.norm",
+    "head": "lm_head",
+}
+# Older releases of transformers wrote these beside the weights.
+BUFFERS = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
-    block_class = LlamaBlock
-    norm_class = layers.RMSNorm
+
+def _preset(
+    width: int, depth: int, heads: int, groups: int, inner: int, **others: Any
+) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=width,
+        num_hidden_layers=depth,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        intermediate_size=inner,
+        rms_norm_eps=1e-5,
+        **others,
+    )
+
+
+_smollm2 = functools.partial(
+    _preset,
+    vocab_size=49152,
+    max_position_embeddings=8192,
+    tie_word_embeddings=True,
+    bos_token_id=0,
+    eos_token_id=0,
+)
+_llama2 = functools.partial(_preset, vocab_size=32000, bos_token_id=1, eos_token_id=2)
+
+
+def _llama3(*sizes: int, factor: float, tied: bool) -> LlamaConfig:
+    return _preset(
+        *sizes,
+        vocab_size=128256,
+        max_position_embeddings=131072,
+        tie_word_embeddings=tied,
+        rope_parameters=RopeParameters(
+            rope_type="llama3",
+            rope_theta=500000.0,
+            factor=factor,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+        ),
+        bos_token_id=128000,
+        eos_token_id=128001,
+    )
+
+
+_theta = {theta: RopeParameters(rope_theta=theta) for theta in (100000.0, 130000.0)}
+ARCHITECTURE = architecture.Architecture(
+    LlamaConfig,
+    key_map=KEY_MAP,
+    buffers=BUFFERS,
+    modules=(LlamaBlock, layers.RMSNorm),
+    presets={
+        "smollm2-135m": _smollm2(576, 30, 9, 3, 1536, rope_parameters=_theta[100000.0]),
+        "smollm2-360m": _smollm2(960, 32, 15, 5, 2560, rope_parameters=_theta[100000.0]),
+        "smollm2-1.7b": _smollm2(2048, 24, 32, 32, 8192, rope_parameters=_theta[130000.0]),
+        "tinyllama-1.1b": _llama2(2048, 22, 32, 4, 5632),
+        "llama-2-7b": _llama2(4096, 32, 32, 32, 11008, max_position_embeddings=4096),
+        "llama-2-13b": _llama2(5120, 40, 40, 40, 13824, max_position_embeddings=4096),
+        "llama-3.1-8b": _llama3(4096, 32, 32, 8, 14336, factor=8.0, tied=False),
+        "llama-3.2-1b": _llama3(2048, 16, 32, 8, 8192, factor=32.0, tied=True),
+    },
+    hub_names={
+        r"SmolLM2-(\d[\d.]*[MB])(-Instruct)?": "smollm2-{}",
+        r"TinyLlama-(1\.1B)(-.*|_v1\.1)?": "tinyllama-{}",
+        r"Llama-2-(\d+b)(-chat)?-hf": "llama-2-{}",
+        r"Llama-(3\.1-8B|3\.2-1B)(-Instruct)?": "llama-{}",
+    },
+)

@@ -22,11 +22,11 @@ class LoRAConfig:
     """The settings of one adapter.
 
     Attributes:
-      rank: The inner width r, at least 1.
+      rank: The inner width r.
       alpha: The output of the adapter is scaled by alpha / rank.
       dropout: The probability with which an input of the adapter is zeroed in training, in [0, 1).
-      targets: Names of the linear layers that get an adapter, as the last part of their Hugging
-        Face name ("query_key_value", "q_proj", ...). The order is irrelevant and is sorted away.
+      targets: The linear layers that get an adapter, by the last part of their Hugging Face name
+        ("query_key_value", "q_proj", ...), in any order; kept sorted.
     """
 
     rank: int
@@ -55,11 +55,7 @@ class LoRAConfig:
 
 
 class LoRAParam(nnx.Param):
-    """A parameter of an adapter, kept apart from the frozen weights when a model is split.
-
-    It is a subclass of `nnx.Param`, so a split must name it first:
-    `nnx.split(model, LoRAParam, ...)`. The other order silently yields no LoRA leaves.
-    """
+    """A parameter of an adapter, kept apart from the frozen weights when a model is split."""
 
 
 NEOX_TARGETS = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
@@ -68,25 +64,31 @@ ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 # The paper gives alpha and dropout for both of its models as 32 and 0.05. Its Pythia table (r = 16
 # on four modules) and its count d = 2,621,440 (r = 8 on query_key_value) disagree: both are here.
 LORA_PRESETS = {
-    "olmo2": LoRAConfig(rank=8, alpha=32.0, dropout=0.05, targets=ATTENTION_TARGETS),
-    "pythia": LoRAConfig(rank=16, alpha=32.0, dropout=0.05, targets=NEOX_TARGETS),
-    "pythia-qkv": LoRAConfig(rank=8, alpha=32.0, dropout=0.05, targets=("query_key_value",)),
-    "llama": LoRAConfig(rank=8, alpha=32.0, dropout=0.05, targets=ATTENTION_TARGETS),
+    name: LoRAConfig(rank=rank, alpha=32.0, dropout=0.05, targets=targets)
+    for name, rank, targets in (
+        ("olmo2", 8, ATTENTION_TARGETS),
+        ("pythia", 16, NEOX_TARGETS),
+        ("pythia-qkv", 8, ("query_key_value",)),
+        ("llama", 8, ATTENTION_TARGETS),
+    )
 }
 
 
 def init_factor_a(key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "..."]:
-    """Returns the first factor at its start, uniform in +-1 / sqrt(in).
+    """Returns the first factor [..., in, rank] at its start, uniform in +-1 / sqrt(in).
 
     This is `kaiming_uniform_(a=sqrt(5))`, which PEFT inherits from `torch.nn.Linear`. The second
     factor starts at zero, so that a fresh adapter changes nothing.
-
-    Args:
-      key: A random key.
-      shape: [..., in, rank].
     """
     bound = 1.0 / math.sqrt(shape[-2])
     return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+
+def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    """Returns x with entries zeroed at this rate and the others scaled up; no key, no dropout."""
+    if key is None or rate == 0:
+        return x
+    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
 
 
 def adapter_output(
@@ -97,19 +99,8 @@ def adapter_output(
     config: LoRAConfig,
     key: jax.Array | None = None,
 ) -> Float[Array, "L O"]:
-    """Returns the adapter's share of a linear layer's output, in float32.
-
-    Args:
-      input_LI: The input of the linear layer, in the dtype of the frozen weights.
-      a_IR: The first factor, float32.
-      b_RO: The second factor, float32.
-      config: The adapter's settings.
-      key: Dropout on the adapter's input is drawn from this key; without a key there is none.
-    """
-    # The adapter is the product: its matmuls stay in float32 whatever the frozen weights are.
+    """Returns the adapter's share of a linear layer's output; `key` switches its dropout on."""
+    # The adapter is what is learned: its matmuls stay in float32 whatever the frozen weights are.
     # They cost rank / in_features of the frozen matmul.
-    hidden_LI = input_LI.astype(jnp.float32)
-    if key is not None and config.dropout > 0.0:
-        keep_LI = jax.random.bernoulli(key, 1.0 - config.dropout, hidden_LI.shape)
-        hidden_LI = jnp.where(keep_LI, hidden_LI / (1.0 - config.dropout), 0.0)
+    hidden_LI = drop(input_LI.astype(jnp.float32), config.dropout, key)
     return ((hidden_LI @ a_IR) @ b_RO) * config.scale

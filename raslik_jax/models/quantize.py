@@ -13,6 +13,7 @@ quantization 0.5 + 1/64 + 4/(64 * 256) = 0.5159.
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -27,24 +28,10 @@ FORMATS = ("int8", "nf4")
 # QLoRA (Dettmers et al. 2023, arXiv:2305.14314), Appendix E: quantiles of a standard normal, made
 # asymmetric so that zero is exact, scaled to [-1, 1]. bitsandbytes prints the same float32 values.
 NF4_CODEBOOK = np.array(
-    [
-        -1.0,
-        -0.6961928009986877,
-        -0.5250730514526367,
-        -0.39491748809814453,
-        -0.28444138169288635,
-        -0.18477343022823334,
-        -0.09105003625154495,
-        0.0,
-        0.07958029955625534,
-        0.16093020141124725,
-        0.24611230194568634,
-        0.33791524171829224,
-        0.44070982933044434,
-        0.5626170039176941,
-        0.7229568362236023,
-        1.0,
-    ],
+    """-1.0 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453 -0.28444138169288635
+    -0.18477343022823334 -0.09105003625154495 0.0 0.07958029955625534 0.16093020141124725
+    0.24611230194568634 0.33791524171829224 0.44070982933044434 0.5626170039176941
+    0.7229568362236023 1.0""".split(),
     np.float32,
 )
 _NF4_BLOCK = 64
@@ -55,7 +42,7 @@ class Int8Kernel(NamedTuple):
     """A kernel as signed bytes with one scale per output channel.
 
     codes: [*layers, inputs, outputs] int8 in [-127, 127]; -128 is not used, so that -w has the
-        negated codes of w.
+      negated codes of w.
     scale: [*layers, outputs] float32, largest absolute weight of the channel / 127.
     """
 
@@ -69,7 +56,7 @@ class GroupedScales(NamedTuple):
     codes: [*layers, groups, 256] int8: the scales minus `offset`, flat, zero-padded at the end.
     scale: [*layers, groups] float32, largest absolute value of the group / 127.
     offset: [*layers] float32, the mean scale of the layer; scales are positive, so without it one
-        bit would be wasted.
+      bit would be wasted.
     """
 
     codes: Any
@@ -81,10 +68,10 @@ class Nf4Kernel(NamedTuple):
     """A kernel as 4-bit codes, two to a byte, with one scale per block of inputs and output.
 
     packed: [*layers, inputs / 2, outputs] uint8. A block of 64 inputs is 32 rows: the high half of
-        a byte is the code of input i of the block, the low half that of input i + 32, so that
-        unpacking is a concatenation and not an interleaving.
+      a byte is the code of input i of the block, the low half that of input i + 32, so that
+      unpacking is a concatenation and not an interleaving.
     scale: [*layers, blocks, outputs] float32, the block's largest absolute weight, or
-        GroupedScales of these.
+      GroupedScales of these.
     """
 
     packed: Any
@@ -102,35 +89,34 @@ def block_size(num_inputs: int) -> int:
     64, as in QLoRA, wherever 64 divides the inputs, which every published width of the supported
     architectures does. A toy width takes its largest power-of-two divisor instead, so that a block
     never runs over the edge.
-
-    Raises:
-        ValueError: the number of inputs is odd, so that two codes do not fill a byte.
     """
     block = min(_NF4_BLOCK, num_inputs & -num_inputs)
     if block < 2:
         raise ValueError(
-            f"nf4 packs two inputs into a byte and wants an even number of them, got {num_inputs=};"
-            " use int8 for this kernel"
+            "nf4 packs two inputs into a byte: a kernel must have an even number of them, got"
+            f" {num_inputs=}: use int8"
         )
     return block
 
 
+def _round_to_int8(
+    values: Float[Array, "*batch size"], axis: int
+) -> tuple[jax.Array, Float[jax.Array, "*rest"]]:
+    """Returns codes in [-127, 127] and, over an axis, the step: the largest value / 127."""
+    step = jnp.max(jnp.abs(values), axis=axis) / 127
+    codes = jnp.round(values / jnp.expand_dims(jnp.where(step == 0, 1, step), axis))
+    # The division can land one rounding above 127 when the step is a denormal.
+    return jnp.clip(codes, -127, 127).astype(jnp.int8), step
+
+
 def quantize_int8(kernel: Float[Array, "*layers inputs outputs"]) -> Int8Kernel:
-    """Returns the kernel as int8 with one scale per output channel.
+    """Returns the kernel as int8 with one scale per output channel; of an all-zero one it is 0.
 
     scale_o = max_i |w_io| / 127; code_io = round(w_io / scale_o), ties to even. This is the weight
     side of LLM.int8 (Dettmers et al. 2022, arXiv:2208.07339) without its outlier decomposition of
     the activations, which stay in the compute dtype here.
-
-    Args:
-        kernel: `x @ kernel` layout. An all-zero channel gets the scale 0 and comes back as zeros.
     """
-    wide = jnp.asarray(kernel, jnp.float32)
-    scale = jnp.max(jnp.abs(wide), axis=-2) / 127
-    safe = jnp.where(scale == 0, 1, scale)
-    codes = jnp.round(wide / jnp.expand_dims(safe, -2))
-    # The division can land one rounding above 127 when the scale is a denormal.
-    return Int8Kernel(codes=jnp.clip(codes, -127, 127).astype(jnp.int8), scale=scale)
+    return Int8Kernel(*_round_to_int8(jnp.asarray(kernel, jnp.float32), -2))
 
 
 def quantize_nf4(
@@ -147,11 +133,8 @@ def quantize_nf4(
     Source: QLoRA, arXiv:2305.14314, Sec. 3.
 
     Args:
-        kernel: `x @ kernel` layout, an even number of inputs.
-        double_quant: Hold the scales in eight bits as well, in groups of 256.
-
-    Raises:
-        ValueError: the number of inputs is odd.
+      kernel: `x @ kernel` layout, an even number of inputs.
+      double_quant: Hold the scales in eight bits as well, in groups of 256.
     """
     *layers, inputs, outputs = kernel.shape
     block = block_size(inputs)
@@ -177,11 +160,7 @@ def _group_scales(scale: Float[Array, "*layers blocks outputs"]) -> GroupedScale
     centered = jnp.pad(
         flat - jnp.expand_dims(offset, -1), [(0, 0)] * len(layers) + [(0, padding)]
     ).reshape(*layers, -1, _SCALE_GROUP)
-    step = jnp.max(jnp.abs(centered), axis=-1) / 127
-    codes = jnp.round(centered / jnp.expand_dims(jnp.where(step == 0, 1, step), -1))
-    return GroupedScales(
-        codes=jnp.clip(codes, -127, 127).astype(jnp.int8), scale=step, offset=offset
-    )
+    return GroupedScales(*_round_to_int8(centered, -1), offset)
 
 
 def _ungroup_scales(
@@ -204,30 +183,28 @@ def dequantize(
     if isinstance(kernel, Int8Kernel):
         wide = kernel.codes.astype(jnp.float32) * jnp.expand_dims(kernel.scale, -2)
         return wide.astype(dtype)
-    if isinstance(kernel, Nf4Kernel):
-        *layers, half, outputs = kernel.packed.shape
-        block = block_size(2 * half)
-        blocks = 2 * half // block
-        scale = kernel.scale
-        if isinstance(scale, GroupedScales):
-            scale = _ungroup_scales(scale, blocks=blocks, outputs=outputs)
-        bytes_ = kernel.packed.reshape(*layers, blocks, block // 2, outputs)
-        codes = jnp.concatenate([bytes_ >> 4, bytes_ & 15], axis=-2)
-        # Codes are below 16 by construction: the gather need not check its bounds.
-        unit = jnp.asarray(NF4_CODEBOOK).at[codes].get(mode="promise_in_bounds")
-        wide = unit * jnp.expand_dims(scale, -2)
-        return wide.reshape(*layers, 2 * half, outputs).astype(dtype)
-    return jnp.asarray(kernel).astype(dtype)
+    if not isinstance(kernel, Nf4Kernel):
+        return jnp.asarray(kernel).astype(dtype)
+    *layers, inputs, outputs = kernel_shape(kernel)
+    block = block_size(inputs)
+    blocks = inputs // block
+    scale = kernel.scale
+    if isinstance(scale, GroupedScales):
+        scale = _ungroup_scales(scale, blocks=blocks, outputs=outputs)
+    bytes_ = kernel.packed.reshape(*layers, blocks, block // 2, outputs)
+    codes = jnp.concatenate([bytes_ >> 4, bytes_ & 15], axis=-2)
+    # Codes are below 16 by construction: the gather need not check its bounds.
+    unit = jnp.asarray(NF4_CODEBOOK).at[codes].get(mode="promise_in_bounds")
+    wide = unit * jnp.expand_dims(scale, -2)
+    return wide.reshape(*layers, inputs, outputs).astype(dtype)
 
 
 def kernel_shape(kernel: Array | Int8Kernel | Nf4Kernel) -> tuple[int, ...]:
     """Returns the shape [*layers, inputs, outputs] of the kernel that `dequantize` would give."""
-    if isinstance(kernel, Int8Kernel):
-        return tuple(kernel.codes.shape)
     if isinstance(kernel, Nf4Kernel):
         *layers, half, outputs = kernel.packed.shape
         return (*layers, 2 * half, outputs)
-    return tuple(kernel.shape)
+    return tuple((kernel.codes if isinstance(kernel, Int8Kernel) else kernel).shape)
 
 
 def matmul(
@@ -252,45 +229,32 @@ def _checkpointed_matmul(inputs: Any, kernel: Any) -> Any:
 def quantize_kernel(
     kernel: Float[Array, "*layers inputs outputs"], format: str, *, double_quant: bool
 ) -> Int8Kernel | Nf4Kernel:
-    """Returns the kernel in one of FORMATS; `double_quant` concerns nf4 only.
+    """Returns the kernel in one of FORMATS.
 
     Raises:
-        ValueError: an unknown format, or double quantization asked of int8, whose one scale per
-            channel leaves nothing to save.
+      ValueError: an unknown format, or double quantization asked of int8, whose one scale per
+        channel leaves nothing to save.
     """
     if format not in FORMATS:
-        raise ValueError(f"a quantized base is one of {FORMATS}, got {format=}")
+        raise ValueError(f"a quantized base must be one of {FORMATS}, got {format=}")
     if format == "nf4":
         return quantize_nf4(kernel, double_quant=double_quant)
     if double_quant:
-        raise ValueError(f"double quantization belongs to nf4, got {format=}; leave it off")
+        raise ValueError(f"double quantization belongs to nf4, got {format=}: leave it off")
     return quantize_int8(kernel)
-
-
-def is_linear_kernel(path: tuple[Any, ...]) -> bool:
-    """Says whether the leaf at this key path is the kernel of a linear layer inside the stack.
-
-    Embeddings, norms, biases and the head are not: they are read row by row or cost little, and
-    QLoRA leaves them in full precision too.
-    """
-    names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-    return bool(names) and names[0] == "layers" and names[-1] == "kernel"
 
 
 def quantize_base(base: Tree, format: str, *, double_quant: bool) -> Tree:
     """Returns the base weights with every linear kernel of the layers quantized.
 
-    The result fits everywhere the base did. Works under `jax.eval_shape`, which tells the memory
-    of a model without having one (`num_bytes`).
+    Embeddings, norms, biases and the head are not: they are read row by row or cost little, and
+    QLoRA leaves them in full precision too. The result fits everywhere the base did. Under
+    `jax.eval_shape` it tells the memory of a model without having one (`num_bytes`).
 
     Args:
-        base: Base weights as `create` or `load_model` hands them out.
-        format: "int8" or "nf4".
-        double_quant: nf4 only: the scales in eight bits as well.
-
-    Raises:
-        ValueError: an unknown format, a kernel that is quantized already, or one that nf4 cannot
-            pack.
+      base: Base weights as `create` or `load_model` hands them out.
+      format: "int8" or "nf4".
+      double_quant: nf4 only: the scales in eight bits as well.
     """
 
     def quantize(path: tuple[Any, ...], leaf: Any) -> Any:
@@ -299,7 +263,7 @@ def quantize_base(base: Tree, format: str, *, double_quant: bool) -> Tree:
                 f"{jax.tree_util.keystr(path)} must be a plain kernel, it is quantized already: "
                 "quantize the original base"
             )
-        if not is_linear_kernel(path):
+        if (path[0].key, path[-1].key) != ("layers", "kernel"):
             return leaf
         return quantize_kernel(leaf, format, double_quant=double_quant)
 
@@ -309,5 +273,5 @@ def quantize_base(base: Tree, format: str, *, double_quant: bool) -> Tree:
 def num_bytes(tree: Tree) -> int:
     """Returns the bytes that the arrays (or abstract arrays) of a tree take."""
     return sum(
-        int(np.prod(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree)
+        math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree)
     )

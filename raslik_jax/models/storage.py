@@ -25,26 +25,18 @@ from raslik_jax.messages import one_line, printable, shown, some_of
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 2 << 30
 # Files that make up a tokenizer, and how a model is to be decoded, in the folder of a checkpoint.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
+TOKENIZER_FILES = tuple(
+    """tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json
+    chat_template.jinja chat_template.json vocab.txt merges.txt tokenizer.model""".split()
 )
 GENERATION = "generation_config.json"
 # The dtypes of weights, as a safetensors header spells them.
 FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _HUB_SECONDS = 5.0
 _MEND = "point to a whole checkpoint, or fetch it again"
-
-
-# where checkpoints are --------------------------------------------------------------------------
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+# Before a tensor's name in a header: the checksum of its bytes.
+_CHECKSUM = "crc32 "
 
 
 def resolve_folder(
@@ -64,7 +56,7 @@ def resolve_folder(
       ValueError: No such directory or hub model, it cannot be reached from here, or it has pickled
         weights only.
     """
-    folder = pathlib.Path(name)
+    folder, name = pathlib.Path(name), str(name)
     if folder.is_dir():
         if revision is not None:
             raise ValueError(
@@ -72,14 +64,14 @@ def resolve_folder(
                 f" {folder}; leave it out"
             )
         return folder
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)):
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise ValueError(f"a checkpoint must be a directory, {folder} is none: correct the path")
     import huggingface_hub
     import huggingface_hub.errors
 
     fetch = functools.partial(
         huggingface_hub.snapshot_download,
-        str(name),
+        name,
         allow_patterns=["*.json", "*.safetensors", "1_Pooling/*", *TOKENIZER_FILES],
     )
     names: set[str] = set()
@@ -89,30 +81,24 @@ def resolve_folder(
         if _find_weights(cached):
             return cached
         names = {path.name for path in cached.iterdir()}
+    reason: BaseException | None = None
     try:
         # Asked first because it takes a time limit; a download waits for a silent hub for minutes.
-        info = huggingface_hub.HfApi().model_info(
-            str(name), revision=revision, timeout=_HUB_SECONDS
-        )
+        info = huggingface_hub.HfApi().model_info(name, revision=revision, timeout=_HUB_SECONDS)
         names = {file.rfilename for file in info.siblings or ()}
         if any(file.endswith(".safetensors") for file in names) or names.isdisjoint(_PICKLES):
             return pathlib.Path(fetch(revision=info.sha))
     except Exception as error:  # the hub's client raises its own, its transport's and OS errors
-        if not names.isdisjoint(_PICKLES):
-            raise ValueError(_pickled_on_hub(str(name), auto, revision)) from error
-        at = f" at revision {revision!r}" if revision else ""
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(
-            f"model {str(name)!r}{at} is neither a directory nor in the local hub cache, and the"
-            f" hub did not give it ({reason}); name a directory, or fetch it where there is a"
-            " network"
-        ) from error
-    raise ValueError(_pickled_on_hub(str(name), auto, revision))
-
-
-def _pickled_on_hub(name: str, auto: str, revision: str | None) -> str:
-    options = f", revision='{revision}'" if revision else ""
-    return _pickled(name, auto, "FOLDER", options) + " and name FOLDER"
+        reason = error
+    if not names.isdisjoint(_PICKLES):
+        options = f", revision='{revision}'" if revision else ""
+        raise ValueError(_pickled(name, auto, "FOLDER", options) + " and name FOLDER") from reason
+    at = f" at revision {revision!r}" if revision else ""
+    said = (str(reason).strip().splitlines() or [type(reason).__name__])[0]
+    raise ValueError(
+        f"model {name!r}{at} is neither a directory nor in the local hub cache, and the hub did not"
+        f" give it ({said}); name a directory, or fetch it where there is a network"
+    ) from reason
 
 
 def _pickled(name: str, auto: str, folder: str, options: str = "") -> str:
@@ -133,9 +119,6 @@ def _find_weights(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(folder.glob("model.*.safetensors"))
 
 
-# reading tensors --------------------------------------------------------------------------------
-
-
 def read_json(path: pathlib.Path, shape: Mapping[str, files.Shape] | None = None) -> dict[str, Any]:
     """Returns the object in a JSON file of a checkpoint or adapter; see `files.read_json`."""
     fields: dict[str, Any] = files.read_json(path, dict, mend=_MEND)
@@ -147,11 +130,8 @@ def read_json(path: pathlib.Path, shape: Mapping[str, files.Shape] | None = None
 class Tensors:
     """The named tensors of one or more safetensors files, read one at a time.
 
-    `rename` turns a key of the file into the key of the plan; errors show the file's.
-
-    Attributes:
-      files: the file of each key.
-      metadata: of the headers, joined.
+    `rename` turns a key of the file into the key that the other methods take; errors show the
+    file's. `files` has the file of each key, `metadata` that of the headers.
     """
 
     def __init__(
@@ -165,12 +145,10 @@ class Tensors:
         self.files: dict[str, pathlib.Path] = {}
         self.metadata: dict[str, str] = {}
         for path in paths:
-            if path.exists() and not path.is_file():
-                raise ValueError(f"{shown(str(path), 160)} must be a regular file: {_MEND}")
+            if not path.is_file():  # or a pipe, which would be waited for
+                raise ValueError(f"no file {shown(str(path), 160)}: {_MEND}")
             try:
                 handle = stack.enter_context(safetensors.safe_open(path, framework="numpy"))
-            except FileNotFoundError:
-                raise ValueError(f"no file {shown(str(path), 160)}: {_MEND}") from None
             except (OSError, safetensors.SafetensorError) as error:
                 raise ValueError(
                     f"{shown(str(path), 160)} is truncated, corrupt or no safetensors file "
@@ -186,33 +164,18 @@ class Tensors:
                     )
                 self._entries[key], self.files[key] = (handle, stored), path
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._entries
-
-    def keys(self) -> set[str]:
-        """Returns the keys of all tensors."""
-        return set(self._entries)
-
     def label(self, key: str) -> str:
         """Returns the key as it stands in its file, and the file, for errors."""
         return f"{self._entries[key][1]} in {self.files[key].name}"
 
-    def shape(self, key: str) -> tuple[int, ...]:
-        """Returns the shape from the header."""
+    def header(self, key: str) -> tuple[tuple[int, ...], str]:
+        """Returns the shape, and the dtype as the header spells it, such as "BF16"."""
         handle, stored = self._entries[key]
-        return tuple(handle.get_slice(stored).get_shape())
-
-    def dtype(self, key: str) -> str:
-        """Returns the dtype as the header spells it, such as "BF16"."""
-        handle, stored = self._entries[key]
-        return str(handle.get_slice(stored).get_dtype())
+        found = handle.get_slice(stored)
+        return tuple(found.get_shape()), str(found.get_dtype())
 
     def read(self, key: str) -> np.ndarray:
-        """Returns a copy of one tensor.
-
-        Raises:
-          ValueError: its bytes are not those that `write_tensors` wrote.
-        """
+        """Returns a copy of one tensor, or refuses bytes that `write_tensors` did not write."""
         handle, stored = self._entries[key]
         tensor: np.ndarray = handle.get_tensor(stored)
         self._checksums[key] = _checksum(tensor)
@@ -230,10 +193,6 @@ class Tensors:
         return hashlib.sha256(lines.encode()).hexdigest()[:32]
 
 
-# Before a tensor's name in a header: the checksum of its bytes.
-_CHECKSUM = "crc32 "
-
-
 def _checksum(tensor: np.ndarray) -> str:
     """Returns the CRC-32 of a tensor: seven times as fast as SHA-256, and against accidents."""
     raw = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
@@ -248,9 +207,6 @@ def is_finite(tensor: np.ndarray) -> bool:
     return bool(np.isfinite(tensor).all())
 
 
-_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-
-
 def open_tensors(
     folder: pathlib.Path,
     stack: contextlib.ExitStack,
@@ -258,14 +214,7 @@ def open_tensors(
     auto: str,
     rename: Callable[[str], str] = str,
 ) -> Tensors:
-    """Returns the tensors of a checkpoint directory.
-
-    Args:
-      folder: The directory.
-      stack: Closes the files.
-      auto: The transformers class that converts a pickled checkpoint of this kind.
-      rename: As in Tensors.
-    """
+    """Returns the tensors of a checkpoint directory; `auto` is as in `resolve_folder`."""
     found = _find_weights(folder)
     if not found and any((folder / name).is_file() for name in _PICKLES):
         raise ValueError(_pickled(str(folder), auto, str(folder)))
@@ -278,32 +227,12 @@ def open_tensors(
     if found[0].name != INDEX:
         return Tensors(found, stack, rename)
     weight_map = read_json(found[0], {"weight_map": {str: str}})["weight_map"]
-    if not weight_map:
-        raise ValueError(f"{found[0]} has an empty weight_map; fetch the file again")
     shards = sorted({folder / name for name in weight_map.values()})
-    if any(shard.parent != folder for shard in shards):
-        raise ValueError(f"{found[0]} names files outside {folder}; fetch the file again")
-    absent = [shard for shard in shards if not shard.is_file()]
-    if absent:
-        lost = [key for key, name in weight_map.items() if folder / name in absent]
-        names = some_of((shard.name for shard in absent), 3, quoted=False)
+    if not shards or any(shard.parent != folder for shard in shards):
         raise ValueError(
-            f"{found[0]} names {names}, which are not there and hold "
-            f"{some_of(lost, 3, quoted=False)}; fetch the missing shards"
+            f"{found[0]} must name files, none of them outside its folder: fetch the file again"
         )
-    tensors = Tensors(shards, stack, rename)
-    moved = sorted(
-        key for key, name in weight_map.items() if tensors.files.get(rename(key)) != folder / name
-    )
-    if moved:
-        raise ValueError(
-            f"{found[0]} promises {some_of(moved, 3, quoted=False)}, which the named shards do not "
-            "hold; fetch the checkpoint again"
-        )
-    return tensors
-
-
-# writing ----------------------------------------------------------------------------------------
+    return Tensors(shards, stack, rename)
 
 
 def write_tensors(
@@ -316,11 +245,8 @@ def write_tensors(
 
     Args:
       path: a file in a folder of `new_folder`.
-      tensors: of floating point numbers.
+      tensors: of finite floating point numbers.
       metadata: further entries of the header.
-
-    Raises:
-      ValueError: a tensor holds NaN or infinity.
     """
     broken = sorted(name for name, tensor in tensors.items() if not is_finite(tensor))
     if broken:
@@ -328,8 +254,8 @@ def write_tensors(
             "weights must be finite to be saved, got NaN or infinity in "
             f"{some_of(broken, 3, quoted=False)}: lower the learning rate, or clip the gradient"
         )
-    noted = {"format": "pt", **(metadata or {})}
-    noted |= {_CHECKSUM + name: _checksum(tensor) for name, tensor in tensors.items()}
+    checksums = {_CHECKSUM + name: _checksum(tensor) for name, tensor in tensors.items()}
+    noted = {"format": "pt", **(metadata or {}), **checksums}
     header: dict[str, Any] = {"__metadata__": dict(sorted(noted.items()))}
     # Wide dtypes first keeps every tensor aligned, as the format's own writer does.
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
@@ -352,12 +278,7 @@ def write_tensors(
 
 @contextlib.contextmanager
 def new_folder(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Gives a working directory that takes the folder's name, durably, when all went well.
-
-    Raises:
-      ValueError: the folder holds something, or is a link or no folder.
-      OSError: the disk is full, or the place cannot be written.
-    """
+    """Gives a working directory that takes the folder's name, durably, when all went well."""
     files.check_new_folder(folder)
     folder = pathlib.Path(os.path.abspath(folder))
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")

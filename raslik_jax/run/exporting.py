@@ -1,10 +1,12 @@
 """A stored run's unlearned model as files that other programs read."""
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import re
 import shutil
+from collections.abc import Collection
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -12,9 +14,9 @@ import jax.numpy as jnp
 from raslik_jax import files
 from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data import prompts, tokenization
-from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
+from raslik_jax.evaluate.summary import Variant
 from raslik_jax.files import hash_file, read_json
-from raslik_jax.manifests import Hashes, check_finished
+from raslik_jax.manifests import Hashes, Manifest, check_finished
 from raslik_jax.messages import shown
 from raslik_jax.models import checkpoint, storage
 from raslik_jax.report.card import CardFacts, render_card
@@ -55,15 +57,15 @@ def export_model(
     files.check_new_folder(out)
     name = f"unlearn/{strategy}-{algorithm}"
     metrics = read_metrics(root) if metrics_path(root).is_file() else None
-    if metrics is None:
-        config = open_run(root, name).config
-        entry, variant = None, _variant(config, strategy, algorithm, epoch)
-    else:
-        config = config_from_json(metrics["settings"])
-        entry = _entry(metrics, strategy, algorithm, epoch)
-        variant = Variant(strategy, algorithm, entry["epoch"])
+    config = config_from_json(metrics["settings"]) if metrics else open_run(root, name).config
+    methods = metrics["methods"] if metrics else ()
+    entries = {Variant(e["strategy"], e["algorithm"], e["epoch"]): e for e in methods}
+    epochs = range(1, config.unlearn.epochs + 1)
+    made = itertools.product(config.retrieve.strategies, config.unlearn.algorithms, epochs)
+    known = entries if metrics else [Variant(*names) for names in made]
+    variant = _find_variant(known, strategy, algorithm, epoch)
     # The card's numbers are of these weights: nothing was made again, no byte is another.
-    made = check_finished(root, name)
+    manifest = check_finished(root, name)
     scratch = () if config.backbone.checkpoint else ("backbone",)
     for other in ("corpus", *scratch, f"retrieve/{strategy}"):
         check_finished(root, other)
@@ -73,65 +75,64 @@ def export_model(
             f"{root} must have an adapter to export one, it was unlearned in all weights: export "
             "the merged model"
         )
-    # As the run had it: of a merged model the base is read again, unquantized.
-    recorded, quantized = to_json(config), config.backbone.format
+    # Of a merged model the base is read again, unquantized: what was learned on a quantized base is
+    # folded into the weights that were quantized.
+    backbone = config.backbone
     if merged:
-        # What was learned on a quantized base is folded into the weights that were quantized.
-        plain = dataclasses.replace(config.backbone, format="plain", double_quant=False)
-        config = dataclasses.replace(config, backbone=plain)
-    workspace = Workspace(root, config)
-    unlearned = workspace.unlearned(*variant)
-    model = workspace.model
-    base = _base_of(config)
-    given = pathlib.Path(config.backbone.checkpoint) if config.backbone.checkpoint else None
-    if (
-        given
-        and given.is_dir()
-        and Hashes().of_content(given) != made["files"]["backbone.checkpoint"]
-    ):
-        raise ValueError(
-            f"the checkpoint {shown(str(given), 120)} must be the one that the run was made with, "
-            "its content has changed: restore it"
-        )
+        backbone = dataclasses.replace(backbone, format="plain", double_quant=False)
+    workspace = Workspace(root, dataclasses.replace(config, backbone=backbone))
+    unlearned, model = workspace.unlearned(*variant), workspace.model
+    base = _base_of(config, manifest)
+    train = [] if metrics else [bool(row.is_target) for row in workspace.corpus.train]
+    sets, kinds = root / "retrieve" / strategy, ("forget", "retain")
+    facts = CardFacts(
+        config=to_json(config),
+        metrics=metrics,
+        entry=entries.get(variant),
+        variant=variant,
+        num_train=metrics["corpus"]["train"] if metrics else len(train),
+        num_targets=metrics["corpus"]["targets"] if metrics else sum(train),
+        learning_rate=manifest["settings"][f"unlearn.{algorithm}.learning_rate"],
+        retrieved=read_json(sets / "summary.json"),
+        set_hashes={kind: hash_file(sets / f"{kind}.jsonl")[:16] for kind in kinds},
+        base_model=base.hub_name,
+        base_origin=f"{base.origin}, weights in {jnp.dtype(backbone.dtype).name}, "
+        f"identity {model.identity}",
+        base_format="" if config.backbone.format == "plain" else config.backbone.format,
+        is_merged=merged,
+        prompt=prompts.TEMPLATES[config.corpus.template].without_input,
+    )
+    shapes, settings = model.decoder.config, model.lora_config
     with storage.new_folder(out) as partial:
         if merged:
             weights = unlearned.base
             if not is_whole:
-                weights = checkpoint.merge(unlearned.lora, weights, model.lora_config)
-            checkpoint.save_model(partial, model.decoder.config, weights)
+                weights = checkpoint.merge(unlearned.lora, weights, settings)
+            checkpoint.save_model(partial, shapes, weights)
             _write_generation(partial, base, workspace)
         else:
-            checkpoint.save_adapter(
-                partial,
-                unlearned.lora,
-                model.lora_config,
-                model.decoder.config,
-                base=model.identity,
-                base_model=base.hub_name,
-            )
+            names = {"base": model.identity, "base_model": base.hub_name}
+            checkpoint.save_adapter(partial, unlearned.lora, settings, shapes, **names)
         _write_tokenizer(partial, base, workspace.tokenizer)
-        folder = root / "retrieve" / strategy
-        kinds = ("forget", "retain")
-        train = [row.is_target for row in workspace.corpus.train] if metrics is None else []
-        facts = CardFacts(
-            config=recorded,
-            metrics=metrics,
-            entry=entry,
-            variant=variant,
-            num_train=metrics["corpus"]["train"] if metrics else len(train),
-            num_targets=metrics["corpus"]["targets"] if metrics else sum(map(bool, train)),
-            learning_rate=made["settings"][f"unlearn.{algorithm}.learning_rate"],
-            retrieved=read_json(folder / "summary.json"),
-            set_hashes={kind: hash_file(folder / f"{kind}.jsonl")[:16] for kind in kinds},
-            base_model=base.hub_name,
-            base_origin=f"{base.origin}, weights in {jnp.dtype(config.backbone.dtype).name}, "
-            f"identity {model.identity}",
-            base_format="" if quantized == "plain" else quantized,
-            is_merged=merged,
-            prompt=prompts.TEMPLATES[config.corpus.template].without_input,
-        )
         files.write_text(partial / "README.md", render_card(facts))
     return out
+
+
+def _find_variant(
+    known: Collection[Variant], strategy: str, algorithm: str, epoch: int | None
+) -> Variant:
+    """Returns the model asked for, of those that the run has."""
+    epochs = sorted(one.epoch for one in known if one[:2] == (strategy, algorithm))
+    if not epochs:
+        names = sorted({f"{one.strategy}-{one.algorithm}" for one in known})
+        raise ValueError(
+            f"--strategy and --algorithm must name a model of the run, {shown(strategy)} with "
+            f"{shown(algorithm)} is none of {names}"
+        )
+    epoch = epochs[-1] if epoch is None else epoch
+    if epoch not in epochs:
+        raise ValueError(f"--epoch must be one of {epochs} or last, got {epoch}")
+    return Variant(strategy, algorithm, epoch)
 
 
 class _Base(NamedTuple):
@@ -148,7 +149,7 @@ class _Base(NamedTuple):
     origin: str
 
 
-def _base_of(config: Config) -> _Base:
+def _base_of(config: Config, manifest: Manifest) -> _Base:
     settings = config.backbone
     name, revision = settings.checkpoint, settings.revision
     if not name:
@@ -161,6 +162,11 @@ def _base_of(config: Config) -> _Base:
     folder = checkpoint.resolve_folder(name, revision=revision or None)
     if not pathlib.Path(name).is_dir():
         return _Base(folder, name, name + (f" at {revision}" if revision else ""))
+    if Hashes().of_content(folder) != manifest["files"]["backbone.checkpoint"]:
+        raise ValueError(
+            f"the checkpoint {shown(name, 120)} must be the one that the run was made with, "
+            "its content has changed: restore it"
+        )
     # A path says nothing on another machine; the name that the checkpoint gives itself may.
     fields = storage.read_json(folder / "config.json", {"_name_or_path?": (str, None)})
     own = fields.get("_name_or_path") or ""
@@ -197,36 +203,3 @@ def _write_generation(out: pathlib.Path, base: _Base, workspace: Workspace) -> N
         "pad_token_id": workspace.tokenizer.pad_id,
     }
     files.write_json(out / storage.GENERATION, ids)
-
-
-def _variant(config: Config, strategy: str, algorithm: str, epoch: int | None) -> Variant:
-    """Returns the model asked for of a run that has not measured it."""
-    last = config.unlearn.epochs
-    strategies, algorithms = config.retrieve.strategies, config.unlearn.algorithms
-    if strategy not in strategies or algorithm not in algorithms:
-        raise ValueError(
-            f"--strategy must be one of {list(strategies)} and --algorithm one of "
-            f"{list(algorithms)}, got {shown(strategy)} and {shown(algorithm)}"
-        )
-    if epoch is not None and not 1 <= epoch <= last:
-        raise ValueError(f"--epoch must be 1 to {last} or last, got {epoch}")
-    return Variant(strategy, algorithm, last if epoch is None else epoch)
-
-
-def _entry(metrics: Metrics, strategy: str, algorithm: str, epoch: int | None) -> MethodEntry:
-    """Returns the metrics of the model asked for."""
-    found = {
-        entry["epoch"]: entry
-        for entry in metrics["methods"]
-        if (entry["strategy"], entry["algorithm"]) == (strategy, algorithm)
-    }
-    if not found:
-        known = sorted({f"{e['strategy']}-{e['algorithm']}" for e in metrics["methods"]})
-        raise ValueError(
-            f"--strategy and --algorithm must name a model of the run, {strategy}-{algorithm} is "
-            f"none of {known}"
-        )
-    epoch = max(found) if epoch is None else epoch
-    if epoch not in found:
-        raise ValueError(f"--epoch must be one of {sorted(found)} or last, got {epoch}")
-    return found[epoch]

@@ -356,18 +356,20 @@ class AbstractRun:
         """Greedy answers of some models to prompts as long as Alpaca's."""
         settings, model = self.config.references, self.model
         rows = min(settings.decode_batch_size, 1 << max(prompts - 1, 0).bit_length())
-        ends, integer, real = np.zeros(8, np.int32), np.int32(0), np.float32(0)
-        others = ends, integer, jax.random.key(0), real, real
         program = self.program(
             "decode",
-            decode._generate_batch,
-            lambda shape: (model.initial, model.base, shape.batch, *others),
+            decode.generate_batch,
+            lambda shape: (
+                model.initial,
+                model.base,
+                shape.batch,
+                np.zeros(8, np.int32),
+                np.int32(0),
+            ),
             self.prompts(prompts, rows),
             trips=settings.max_new_tokens - 1,
             decoder=model.decoder,
             max_new_tokens=settings.max_new_tokens,
-            sampled=False,
-            nucleus=False,
         )
         return Work(500.0 * models * prompts, [program] * models)
 
@@ -465,7 +467,7 @@ def _encoder_config(name: str) -> encoder.EncoderConfig:
     path, config = pathlib.Path(name) / "config.json", _BASE_ENCODER
     if name and path.is_file():
         fields = read_json(path, {"model_type": str})
-        config = encoder.ENCODERS[fields["model_type"]].from_hf(fields)
+        config = encoder.ENCODERS[fields["model_type"]].config.from_hf(fields)
     return dataclasses.replace(config, pooling="cls")
 
 

@@ -24,7 +24,7 @@ _NEW = 6
 @functools.cache
 def _model(family: str, dtype: str = "float32"):
     case = decoder_cases.CASES[family][_FAMILIES[family]]
-    config = decoder.ARCHITECTURES[family][0].from_hf(case.config)
+    config = decoder.ARCHITECTURES[family].config.from_hf(case.config)
     lora_config = LoRAConfig(rank=2, alpha=4.0, dropout=0.5, targets=case.targets)
     graphdef, *shapes = decoder.abstract(config, lora_config, jnp.dtype(dtype))
     rng = np.random.default_rng(0)
@@ -75,11 +75,11 @@ class GreedyTest(parameterized.TestCase):
         self.assertEqual(_generate(eos_id=free[0][0])[0], [])
 
     def test_shapes_are_compiled_once(self):
-        decode._generate_batch.clear_cache()
+        decode.generate_batch.clear_cache()
         for prompts in (_PROMPTS[:1], _PROMPTS[:1] * 2, [(1,) * 16], [(2,) * 17]):
             _generate(prompts=prompts, max_new_tokens=2, batch_size=1)
         # 16 tokens for the first three, 24 for the last.
-        self.assertEqual(decode._generate_batch._cache_size(), 2)
+        self.assertEqual(decode.generate_batch._cache_size(), 2)
 
     def test_bfloat16_weights_decode(self):
         new = _generate(dtype="bfloat16", prompts=_PROMPTS[:1])
@@ -106,45 +106,6 @@ class GreedyTest(parameterized.TestCase):
         self.assertEqual(expected[:5] + new[1][:56], expected)
 
 
-class SampledTest(parameterized.TestCase):
-    def test_draws_follow_the_key_and_not_the_batch(self):
-        options = {"temperature": 1.0, "top_p": 0.9}
-        one = _generate(key=jax.random.key(1), **options)
-        alone = _generate(key=jax.random.key(1), prompts=_PROMPTS[:1], batch_size=1, **options)
-        self.assertEqual(alone, one[:1])
-        self.assertNotEqual(_generate(key=jax.random.key(2), **options), one)
-
-    @parameterized.parameters(1.0, 0.5)
-    def test_first_tokens_are_drawn_from_the_softmax(self, temperature: float):
-        bound, lora, base = _model("llama")
-        prompt, num_draws = [3, 1, 4], 512
-        logits_V = bound.logits(lora, base, bound.hidden(lora, base, jnp.asarray(prompt)))[-1]
-        probability_V = np.asarray(jax.nn.softmax(logits_V / temperature))
-        new = _generate(
-            prompts=[prompt] * num_draws,
-            batch_size=num_draws,
-            max_new_tokens=1,
-            temperature=temperature,
-            key=jax.random.key(0),
-        )
-        frequency_V = np.bincount([t[0] for t in new], minlength=len(probability_V)) / num_draws
-        error_V = np.sqrt(probability_V * (1 - probability_V) / num_draws)
-        self.assertTrue(np.all(np.abs(frequency_V - probability_V) < 5 * error_V + 1e-6))
-
-    @parameterized.parameters(0.05, 0.6, 0.999)
-    def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(self, top_p: float):
-        logits_V = np.random.default_rng(0).normal(size=40).astype(np.float32) * 2
-        kept = np.isfinite(decode.nucleus_logits(jnp.asarray(logits_V), jnp.float32(top_p)))
-        probability_V = np.exp(logits_V) / np.exp(logits_V).sum()
-        order, total, expected = np.argsort(-logits_V), 0.0, set()
-        for token in order:
-            if total >= top_p:
-                break
-            expected.add(int(token))
-            total += probability_V[token]
-        self.assertEqual(set(np.flatnonzero(kept).tolist()), expected)
-
-
 class EdgeTest(parameterized.TestCase):
     @parameterized.named_parameters(
         ("empty_prompt", {"prompts": [[1], []]}, "prompt 1 is empty"),
@@ -153,9 +114,6 @@ class EdgeTest(parameterized.TestCase):
         ("too_long", {"prompts": [[1] * 60]}, "prompt 0 has 60 tokens"),
         ("no_tokens", {"max_new_tokens": 0}, "must be at least 1"),
         ("no_rows", {"batch_size": 0}, "must be at least 1"),
-        ("no_key", {"temperature": 1.0}, "sampling needs a key"),
-        ("cold", {"temperature": -1.0}, "temperature must be 0 or more"),
-        ("no_nucleus", {"top_p": 0.0}, r"top_p in \(0, 1\]"),
     )
     def test_what_cannot_be_decoded_is_refused(self, change: dict, message: str):
         with pytest.raises(ValueError, match=message):

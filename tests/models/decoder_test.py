@@ -26,7 +26,7 @@ _jit = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
 def _model(family: str, dtype: str = "float32") -> decoder_parity.Port:
     """Returns a tiny random model of a family, both LoRA factors random."""
     case = decoder_cases.CASES[family][_FAMILIES[family]]
-    config = decoder.ARCHITECTURES[family][0].from_hf(case.config)
+    config = decoder.ARCHITECTURES[family].config.from_hf(case.config)
     lora_config = LoRAConfig(rank=2, alpha=4.0, dropout=0.5, targets=case.targets)
     graphdef, *shapes = decoder.abstract(config, lora_config, jnp.dtype(dtype))
     rng = np.random.default_rng(0)
@@ -282,11 +282,11 @@ class BehaviorTest(parameterized.TestCase):
                 model.config.rope_parameters, model.config.head_width
             )
             rotation = decoder.layers.rotation_at(frequency_F, jnp.arange(_LENGTH))
-            context = decoder.layers.Context(rotation, None, None)
+            context = decoder.layers.Context(rotation)
             graph, stacked = nnx.split(model.layers)
             for layer in range(model.config.num_hidden_layers):
                 block = nnx.merge(graph, jax.tree.map(lambda x, layer=layer: x[layer], stacked))
-                hidden_LE, _ = block(hidden_LE, context, None, None, kind=None)
+                hidden_LE, _ = block(hidden_LE, context)
             return model.logits(model.final_norm(hidden_LE))
 
         np.testing.assert_allclose(

@@ -116,7 +116,7 @@ class CheckpointTest(parameterized.TestCase):
             encoder_cases.write(self.folder / "in", name), dtype=jnp.float32
         )
         config = dataclasses.replace(first.config, pooling="mean")
-        checkpoint.save_encoder(self.folder / "out", config, first.weights)
+        checkpoint.save_model(self.folder / "out", config, first.weights)
         second = checkpoint.load_encoder(self.folder / "out", dtype=jnp.float32)
         self.assertEqual(second.config, config)
         jax.tree.map(np.testing.assert_array_equal, first.weights, second.weights)

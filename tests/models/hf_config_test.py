@@ -121,7 +121,7 @@ class ReadTest(parameterized.TestCase):
     )
     def test_what_is_written_reads_back_as_the_same(self, config):
         self.assertEqual(type(config).from_hf(config.to_hf()), config)
-        self.assertIs(decoder.ARCHITECTURES[config.to_hf()["model_type"]][0], type(config))
+        self.assertIs(decoder.ARCHITECTURES[config.to_hf()["model_type"]].config, type(config))
 
 
 class RefusalTest(parameterized.TestCase):

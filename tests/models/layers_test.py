@@ -38,10 +38,8 @@ class AttentionTest(parameterized.TestCase):
     def test_attention_equals_the_naive_one_with_padding_and_groups(self, heads: int, groups: int):
         query, key, value = _normal(6, heads, 4), _normal(6, groups, 4), _normal(6, groups, 4)
         mask_L = jnp.asarray([False, True, True, True, True, False])
-        context = layers.Context(
-            layers.rotation_at(np.ones(1, np.float32), jnp.arange(6)), mask_L, None
-        )
-        ours = layers.attend(query, key, value, context, None, kind=None)
+        context = layers.Context(layers.rotation_at(np.ones(1, np.float32), jnp.arange(6)), mask_L)
+        ours = layers.attend(query, key, value, context)
         seen = np.tril(np.ones((6, 6), bool)) & np.asarray(mask_L)[None]
         real = np.flatnonzero(np.asarray(mask_L))
         theirs = _naive_attention(query[real], key, value, seen[real])
@@ -56,7 +54,7 @@ class AttentionTest(parameterized.TestCase):
             layers.rotation_at(np.ones(1, np.float32), jnp.arange(2)), None, past_mask_S
         )
         past = layers.fresh_key_values(past_key, past_value)
-        ours = layers.attend(query, key, value, context, past, kind=None)
+        ours = layers.attend(query, key, value, context._replace(past=past))
         seen = np.concatenate(
             [np.tile(np.asarray(past_mask_S), (2, 1)), np.tril(np.ones((2, 2), bool))], axis=1
         )

@@ -104,11 +104,11 @@ class DecoderParityTest(parameterized.TestCase):
             block = nnx.merge(graph, jax.tree.map(lambda x: x[layer], stacked))
             match kind:
                 case "block":
-                    return block(given, context, None, None, kind=None)[0]
+                    return block(given, context)[0]
                 case "attention":
-                    return block.attention(given, context, None, None, kind=None)[0]
+                    return block.attention(given, context)[0]
                 case "mlp":
-                    return block.mlp(given, None)
+                    return block.mlp(given, context)
             return getattr(block, kind)(given)
 
         seen = set()

@@ -257,8 +257,8 @@ def test_logits_and_gradients_of_weights_and_of_adapters_equal_torch(name, load)
 
     side = load(name)
     config = side.bound.config
-    modules = key_map.MODULES[config.model_type]
-    paths = [modules[f"layers/{target}"].split("{layer}.")[1] for target in _TARGETS]
+    modules = encoder.ENCODERS[config.model_type].key_map
+    paths = [modules[f"layers/{target}"] for target in _TARGETS]
     model = peft.get_peft_model(
         side.model,
         peft.LoraConfig(r=_RANK, lora_alpha=_ALPHA, lora_dropout=0.1, target_modules=paths),
@@ -297,8 +297,8 @@ def test_logits_and_gradients_of_weights_and_of_adapters_equal_torch(name, load)
         }
         for target in _TARGETS
     }
-    slots = key_map.plan(config.model_type, side.weights)
-    slots |= key_map.plan(config.model_type, {"layers": factors})
+    slots = key_map.plan(modules, side.weights)
+    slots |= key_map.plan(modules, {"layers": factors})
     assert set(slots) == set(theirs)
     for key, slot in slots.items():
         if slot.path[-1] in ("a", "b"):

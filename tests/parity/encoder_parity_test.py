@@ -32,7 +32,7 @@ def test_transformers_loads_what_is_saved(name, tmp_path):
     import transformers
 
     bound, weights = encoder_cases.load(name)
-    checkpoint.save_encoder(tmp_path / "saved", bound.config, weights)
+    checkpoint.save_model(tmp_path / "saved", bound.config, weights)
     family, settings = make_encoders.CASES[name]
     kind = "ForSequenceClassification" if "num_labels" in settings else "Model"
     model = getattr(transformers, family + kind).from_pretrained(tmp_path / "saved").eval()

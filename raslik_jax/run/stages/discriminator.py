@@ -42,7 +42,7 @@ def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
     encode = tokenization.load_sentence_tokenizer(source, max_len=max_len)
     fitted = _fit(workspace, model, encode(train.texts), train.labels, folder)
     shutil.rmtree(folder / "model", ignore_errors=True)  # an interrupted run may have come as far
-    checkpoint.save_encoder(folder / "model", model.config, fitted.state.params)
+    checkpoint.save_model(folder / "model", model.config, fitted.state.params)
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copy(source / name, folder / "model" / name)

@@ -1,0 +1,58 @@
+"""Writes the unlearned model of a stored run as files that other programs read.
+
+  raslik export --run=runs/quickstart --strategy=raslik --algorithm=ga_gdr --out=exported
+
+writes a PEFT adapter; --merged a whole Hugging Face checkpoint. Either has the tokenizer and a
+model card, which says what was removed, from what, by which settings, and what was measured. The
+folder appears whole or not at all, and one that holds something is refused.
+"""
+
+import dataclasses
+from typing import NoReturn
+
+from absl import flags, logging
+
+from raslik_jax.cli import command
+from raslik_jax.settings import Settings, setting
+
+flags.disclaim_key_flags()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What is exported, and where to."""
+
+    run: str = setting("", "Work directory of a run that has unlearned.")
+    strategy: str = setting("raslik", "Whose sets were forgotten and retained.")
+    algorithm: str = setting("ga_gdr", "Algorithm that unlearned.")
+    epoch: str = setting("last", "Epoch after which, or last.")
+    out: str = setting("", "Folder to write, new or empty.")
+    merged: bool = setting(False, "A whole checkpoint instead of an adapter.")
+
+    def problems(self) -> list[str]:
+        if self.epoch == "last" or self.epoch.isdecimal():
+            return []
+        return [f"--epoch must be a number or last, got {self.epoch!r}"]
+
+
+def main() -> NoReturn:
+    """Runs the command."""
+    command.start(run, Options())
+
+
+def run(options: Options) -> None:
+    """Exports, and prints where to."""
+    if not options.run or not options.out:
+        raise ValueError("--run and --out must be named: give --run=WORKDIR and --out=DIR")
+    logging.set_verbosity(logging.WARNING)
+    from raslik_jax.run.exporting import export_model  # it takes jax with it, and --help should not
+
+    folder = export_model(
+        options.run,
+        options.out,
+        strategy=options.strategy,
+        algorithm=options.algorithm,
+        epoch=None if options.epoch == "last" else int(options.epoch),
+        merged=options.merged,
+    )
+    print(f"{'model' if options.merged else 'adapter'} and its card: {folder}")

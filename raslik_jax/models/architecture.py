@@ -1,0 +1,132 @@
+"""What an architecture declares in its own file: its settings, and its record."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from raslik_jax.messages import shown
+from raslik_jax.models import hf_config, layers
+
+_SIZES = """vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size
+    max_position_embeddings type_vocab_size layer_norm_eps rms_norm_eps""".split()
+# Above any depth that a model has: a damaged file would be worked on without an end.
+_MOST_LAYERS = 10_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The settings that all models have, under Hugging Face's names.
+
+    Fields without a default must be in a config.json, and fields that a class does not have are
+    refused there. Class attributes: `model_type` and `hf_name`, the architecture as Hugging Face
+    spells it in config.json and in front of its classes.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int
+    hidden_act: str
+    initializer_range: float = 0.02
+    bos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
+    pad_token_id: int | None = None
+
+    model_type: ClassVar[str]
+    hf_name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        sizes = {name: vars(self)[name] for name in _SIZES if name in vars(self)}
+        wrong = {name: size for name, size in sizes.items() if not size > 0}
+        if wrong:
+            raise ValueError(
+                f"these sizes must be positive: {shown(wrong, 200)}; correct config.json"
+            )
+        if self.num_hidden_layers > _MOST_LAYERS:
+            raise ValueError(
+                f"num_hidden_layers must be at most {_MOST_LAYERS:,}, got "
+                f"{shown(self.num_hidden_layers)}: correct config.json"
+            )
+        heads, groups = self.num_attention_heads, getattr(self, "num_key_value_heads", None)
+        if not getattr(self, "head_dim", None) and self.hidden_size % heads:
+            raise ValueError(
+                "hidden_size must be a multiple of num_attention_heads, got "
+                f"{self.hidden_size} and {heads}: correct config.json"
+            )
+        if groups is not None and (groups < 1 or heads % groups):
+            raise ValueError(
+                "num_attention_heads must be a multiple of num_key_value_heads, got "
+                f"{heads} and {shown(groups)}: correct config.json"
+            )
+        if self.hidden_act not in layers.ACTIVATIONS:
+            raise ValueError(
+                f"hidden_act must be one of {sorted(layers.ACTIVATIONS)}, got "
+                f"{shown(self.hidden_act)}: it is not implemented"
+            )
+
+    @classmethod
+    def from_hf(cls, values: Mapping[str, Any]) -> Any:
+        """Returns the config of a parsed config.json; refuses as `hf_config.read_fields` does."""
+        return hf_config.read_fields(cls, values)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig(ModelConfig):
+    """The settings that all decoders have; a subclass adds `rms_norm_eps` or `layer_norm_eps`.
+
+    Class attribute: `old_rope`, the older spellings of rotary fields that are written beside the
+    new one.
+    """
+
+    max_position_embeddings: int = 2048
+    hidden_act: str = "silu"
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    rope_parameters: hf_config.RopeParameters = hf_config.RopeParameters()
+
+    old_rope: ClassVar[Mapping[str, str]] = {"rope_theta": "rope_theta"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hf_config.rope_frequencies(self.rope_parameters, self.head_width)
+
+    @property
+    def head_width(self) -> int:
+        """The width of one attention head."""
+        width: int | None = getattr(self, "head_dim", None)
+        return width or self.hidden_size // self.num_attention_heads
+
+    @property
+    def num_cached_heads(self) -> int:
+        """The number of key-value heads; Hugging Face leaves it out where all heads have one."""
+        groups: int | None = getattr(self, "num_key_value_heads", None)
+        return groups or self.num_attention_heads
+
+    def to_hf(self) -> dict[str, Any]:
+        """Returns the fields of a config.json."""
+        return hf_config.write_fields(self, f"{self.hf_name}ForCausalLM")
+
+
+class Architecture(NamedTuple):
+    """All that the rest of the program knows of one architecture.
+
+    Attributes:
+      config: The class of its settings.
+      key_map: Our module -> Hugging Face's, which for those of a layer follows "layers", where
+        {layer} is the layer's number. What a config does without is not looked up.
+      buffers: A pattern of tensors in files that are not read: they follow from the config, or
+        belong to a head that is not asked for.
+      modules: The Flax modules of a decoder's layer and of its final norm.
+      presets: Published models by name: their config.json files, so that counts, shapes and memory
+        are found without a download.
+      hub_names: Pattern of a checkpoint's name on the hub, without its owner -> name of its preset.
+    """
+
+    config: Any
+    key_map: Mapping[str, str]
+    buffers: str
+    modules: tuple[Any, Any] = (None, None)
+    presets: Mapping[str, DecoderConfig] = {}
+    hub_names: Mapping[str, str] = {}
