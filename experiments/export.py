@@ -5,7 +5,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from raslik_jax.cli import export  # noqa: E402
+from raslik_jax.cli import export
 
 if __name__ == "__main__":
     __doc__ = export.__doc__

@@ -42,29 +42,27 @@ class ModelConfig:
         wrong = {name: size for name, size in sizes.items() if not size > 0}
         if wrong:
             raise ValueError(
-                f"these sizes must be positive: {shown(wrong, 200)}; correct config.json"
+                f"these sizes must be positive: {shown(wrong, 200)}: correct config.json"
             )
-        if self.num_hidden_layers > _MOST_LAYERS:
-            raise ValueError(
-                f"num_hidden_layers must be at most {_MOST_LAYERS:,}, got "
-                f"{shown(self.num_hidden_layers)}: correct config.json"
-            )
-        heads, groups = self.num_attention_heads, getattr(self, "num_key_value_heads", None)
-        if not getattr(self, "head_dim", None) and self.hidden_size % heads:
-            raise ValueError(
-                "hidden_size must be a multiple of num_attention_heads, got "
-                f"{self.hidden_size} and {heads}: correct config.json"
-            )
-        if groups is not None and (groups < 1 or heads % groups):
-            raise ValueError(
-                "num_attention_heads must be a multiple of num_key_value_heads, got "
-                f"{heads} and {shown(groups)}: correct config.json"
-            )
-        if self.hidden_act not in layers.ACTIVATIONS:
-            raise ValueError(
-                f"hidden_act must be one of {sorted(layers.ACTIVATIONS)}, got "
-                f"{shown(self.hidden_act)}: it is not implemented"
-            )
+        depth, width, heads = self.num_hidden_layers, self.hidden_size, self.num_attention_heads
+        groups = getattr(self, "num_key_value_heads", None) or heads
+        is_cut = getattr(self, "head_dim", None) or width % heads == 0
+        of_heads = f"a multiple of num_attention_heads, got {width} and {heads}"
+        of_groups = f"a multiple of num_key_value_heads, got {heads} and {shown(groups)}"
+        for is_right, must in (
+            (
+                depth <= _MOST_LAYERS,
+                f"num_hidden_layers must be at most {_MOST_LAYERS:,}, got {shown(depth)}",
+            ),
+            (is_cut, f"hidden_size must be {of_heads}"),
+            (groups > 0 and heads % groups == 0, f"num_attention_heads must be {of_groups}"),
+            (
+                self.hidden_act in layers.ACTIVATIONS,
+                f"hidden_act must be of {sorted(layers.ACTIVATIONS)}, got {shown(self.hidden_act)}",
+            ),
+        ):
+            if not is_right:
+                raise ValueError(f"{must}: correct config.json, or use another model")
 
     @classmethod
     def from_hf(cls, values: Mapping[str, Any]) -> Any:

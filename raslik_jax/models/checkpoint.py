@@ -237,6 +237,7 @@ def load_encoder(
     folder = resolve_folder(name, auto="AutoModel")
     config, fields = _read_config(folder, encoders.ENCODERS, "encoders")
     architecture = encoders.ENCODERS[config.model_type]
+    names = architecture.key_map
     has_own_head = config.num_labels > 0
     config = dataclasses.replace(
         config,
@@ -250,22 +251,15 @@ def load_encoder(
         tensors = storage.open_tensors(folder, stack, auto="AutoModel", rename=config.full_key)
         if config.num_labels and not has_own_head:
             # A BERT without a classifier may still bring the pooler, its first half.
-            absent = [
-                name
-                for name in ("head_dense", "head_output")
-                if f"{architecture.key_map[name]}.weight" not in tensors.files
-            ]
+            keys = {name: f"{names[name]}.weight" for name in ("head_dense", "head_output")}
+            absent = {name: shapes.pop(name) for name in keys if keys[name] not in tensors.files}
             if absent and key is None:
                 raise ValueError(
                     f"{folder} has no classification head for {num_labels=}; give a key to draw one"
                 )
-            if key is not None:
-                fresh = layers.init_weights(
-                    {name: shapes.pop(name) for name in absent},
-                    key=key,
-                    initializer_range=config.initializer_range,
-                )
-        slots = key_map.plan(architecture.key_map, shapes)
+            spread = config.initializer_range
+            fresh = absent and layers.init_weights(absent, key=key, initializer_range=spread)
+        slots = key_map.plan(names, shapes)
         what = f"the {config.model_type} of {folder / 'config.json'}"
         key_map.check_fit(slots, tensors, what, architecture.buffers)
         weights = key_map.fill(shapes, slots, tensors)

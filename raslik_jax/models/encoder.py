@@ -22,6 +22,9 @@ from raslik_jax.models.architecture import Architecture, ModelConfig
 from raslik_jax.models.lora import drop
 
 POOLINGS = ("cls", "mean")
+Tokens, Mask = Int[Array, " L"], Bool[Array, " L"]
+Hidden = Float[jax.Array, "L E"]
+Key = jax.Array | None
 
 # Known fields of an encoder's config.json that change nothing here: what is tied is a language
 # model head, which is not loaded, and attention dropout is left out (see `bind_encoder`).
@@ -52,13 +55,6 @@ class EncoderConfig(ModelConfig):
 
     model_type = "bert"
     hf_name = "Bert"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.pooling not in (None, *POOLINGS):
-            raise ValueError(
-                f"pooling must be one of {POOLINGS}, got {self.pooling!r}: name another"
-            )
 
     @property
     def first_position(self) -> int:
@@ -160,24 +156,18 @@ def abstract_encoder(config: EncoderConfig, *, dtype: Any) -> Tree:
         return leaves(scale=(*stack, width), bias=(*stack, width))
 
     square = ("query", "key", "value", "attention_output")
+    stacked = {name: linear(width, width, depth) for name in square}
+    stacked |= {"up": linear(width, inner, depth), "down": linear(inner, width, depth)}
     weights: Tree = {
         "word": leaves(embedding=(config.vocab_size, width)),
         "position": leaves(embedding=(config.max_position_embeddings, width)),
         "type": leaves(embedding=(config.type_vocab_size, width)),
         "embed_norm": norm(),
-        "layers": {
-            **{name: linear(width, width, depth) for name in square},
-            "attention_norm": norm(depth),
-            "up": linear(width, inner, depth),
-            "down": linear(inner, width, depth),
-            "mlp_norm": norm(depth),
-        },
+        "layers": {**stacked, "attention_norm": norm(depth), "mlp_norm": norm(depth)},
     }
-    if config.num_labels:
-        # BERT calls the first layer of its head a pooler; it is the same tanh layer.
-        weights["head_dense"] = linear(width, width)
-        weights["head_output"] = linear(width, config.num_labels)
-    return weights
+    # BERT calls the first layer of its head a pooler; it is the same tanh layer.
+    head = {"head_dense": linear(width, width), "head_output": linear(width, config.num_labels)}
+    return weights | head if config.num_labels else weights
 
 
 def init_encoder(config: EncoderConfig, *, key: jax.Array, dtype: Any) -> Tree:
@@ -189,7 +179,6 @@ def init_encoder(config: EncoderConfig, *, key: jax.Array, dtype: Any) -> Tree:
 class Encoder(NamedTuple):
     """Pure functions of one encoder on one sequence; the caller vmaps.
 
-    config: The encoder's settings.
     hidden: (weights, tokens_L, mask_L, types_L=None, dropout_key=None) -> hidden_LE.
     embed: (weights, tokens_L, mask_L) -> the pooled sentence vector of length 1, float32 [E].
     classify: (weights, tokens_L, mask_L, dropout_key=None) -> logits, float32 [num_labels].
@@ -216,11 +205,11 @@ def bind_encoder(config: EncoderConfig) -> Encoder:
 
     def hidden(
         weights: Tree,
-        tokens_L: Int[Array, " L"],
-        mask_L: Bool[Array, " L"],
-        types_L: Int[Array, " L"] | None = None,
-        dropout_key: jax.Array | None = None,
-    ) -> Float[jax.Array, "L E"]:
+        tokens_L: Tokens,
+        mask_L: Mask,
+        types_L: Tokens | None = None,
+        dropout_key: Key = None,
+    ) -> Hidden:
         if tokens_L.shape[0] > config.max_length:
             raise ValueError(
                 f"a text must have at most {config.max_length} tokens, got {tokens_L.shape[0]}: "
@@ -238,9 +227,7 @@ def bind_encoder(config: EncoderConfig) -> Encoder:
         keys = None if layers_key is None else jax.random.split(layers_key, depth)
         return jax.lax.scan(run_layer, hidden_LE, (weights["layers"], keys))[0]
 
-    def embed(
-        weights: Tree, tokens_L: Int[Array, " L"], mask_L: Bool[Array, " L"]
-    ) -> Float[jax.Array, " E"]:
+    def embed(weights: Tree, tokens_L: Tokens, mask_L: Mask) -> Float[jax.Array, " E"]:
         hidden_LE = hidden(weights, tokens_L, mask_L).astype(jnp.float32)
         if config.pooling == "mean":
             weight_L1 = mask_L.astype(jnp.float32)[:, None]
@@ -255,10 +242,7 @@ def bind_encoder(config: EncoderConfig) -> Encoder:
         return pooled_E / jnp.maximum(jnp.linalg.norm(pooled_E), 1e-12)
 
     def classify(
-        weights: Tree,
-        tokens_L: Int[Array, " L"],
-        mask_L: Bool[Array, " L"],
-        dropout_key: jax.Array | None = None,
+        weights: Tree, tokens_L: Tokens, mask_L: Mask, dropout_key: Key = None
     ) -> Float[jax.Array, " C"]:
         if not config.num_labels:
             raise ValueError("num_labels must be above 0 to classify, got 0: name it when loading")
@@ -278,13 +262,8 @@ def bind_encoder(config: EncoderConfig) -> Encoder:
 
 
 def embed_tokens(
-    weights: Tree,
-    tokens_L: Int[Array, " L"],
-    mask_L: Bool[Array, " L"],
-    types_L: Int[Array, " L"] | None,
-    *,
-    config: EncoderConfig,
-) -> Float[jax.Array, "L E"]:
+    weights: Tree, tokens_L: Tokens, mask_L: Mask, types_L: Tokens | None, *, config: EncoderConfig
+) -> Hidden:
     """Returns what the first layer reads: word, type and position vectors, summed and normed."""
     # A token's position is the number of tokens before it, so left padding changes nothing.
     # RoBERTa starts above the padding's own row, which its padding tokens keep.
@@ -300,13 +279,8 @@ def embed_tokens(
 
 
 def apply_block(
-    weights: Tree,
-    hidden_LE: Float[jax.Array, "L E"],
-    mask_L: Bool[Array, " L"],
-    dropout_key: jax.Array | None,
-    *,
-    config: EncoderConfig,
-) -> Float[jax.Array, "L E"]:
+    weights: Tree, hidden_LE: Hidden, mask_L: Mask, dropout_key: Key, *, config: EncoderConfig
+) -> Hidden:
     """Returns the output of one layer, given its own weights without the stack's leading axis."""
     attention_key, mlp_key = _split(dropout_key, 2)
     rate, eps = config.hidden_dropout_prob, config.layer_norm_eps
@@ -316,13 +290,7 @@ def apply_block(
     return normalize(weights["mlp_norm"], hidden_LE + outer_LE, eps)
 
 
-def attend(
-    weights: Tree,
-    hidden_LE: Float[jax.Array, "L E"],
-    mask_L: Bool[Array, " L"],
-    *,
-    config: EncoderConfig,
-) -> Float[jax.Array, "L E"]:
+def attend(weights: Tree, hidden_LE: Hidden, mask_L: Mask, *, config: EncoderConfig) -> Hidden:
     """Returns one layer's attention in both directions, its output projection applied."""
 
     def heads(name: str) -> Float[jax.Array, "L H D"]:
@@ -337,9 +305,7 @@ def attend(
     return _linear(weights["attention_output"], mixed_LE)
 
 
-def apply_mlp(
-    weights: Tree, hidden_LE: Float[jax.Array, "L E"], *, config: EncoderConfig
-) -> Float[jax.Array, "L E"]:
+def apply_mlp(weights: Tree, hidden_LE: Hidden, *, config: EncoderConfig) -> Hidden:
     """Returns one layer's MLP: up, activation, down."""
     inner = layers.ACTIVATIONS[config.hidden_act](_linear(weights["up"], hidden_LE))
     return _linear(weights["down"], inner)
@@ -350,7 +316,7 @@ def _linear(weights: Tree, x: Float[jax.Array, "*batch I"]) -> Float[jax.Array, 
     return out + weights["bias"].reshape((1,) * (out.ndim - 1) + (-1,))
 
 
-def normalize(weights: Tree, x_LE: Float[jax.Array, "L E"], eps: float) -> Float[jax.Array, "L E"]:
+def normalize(weights: Tree, x_LE: Hidden, eps: float) -> Hidden:
     """Returns the rows at mean 0 and variance 1, scaled and shifted: layer normalization."""
     # Mean and variance in float32: bfloat16 loses the small deviations that a norm divides by.
     wide_LE = x_LE.astype(jnp.float32)
@@ -361,5 +327,5 @@ def normalize(weights: Tree, x_LE: Float[jax.Array, "L E"], eps: float) -> Float
     return (unit_LE * scale_1E + bias_1E).astype(x_LE.dtype)
 
 
-def _split(key: jax.Array | None, number: int) -> Any:
+def _split(key: Key, number: int) -> Any:
     return (None,) * number if key is None else jax.random.split(key, number)

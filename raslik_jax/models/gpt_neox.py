@@ -14,8 +14,6 @@ import functools
 from typing import Any
 
 from flax import nnx
-from jax import Array
-from jaxtyping import Float
 
 from raslik_jax.models import architecture, hf_config, layers
 from raslik_jax.models.lora import LoRAConfig
@@ -50,9 +48,7 @@ class GPTNeoXBlock(nnx.Module):
         self.dense_h_to_4h = linear("dense_h_to_4h", width, inner, bias=True)
         self.dense_4h_to_h = linear("dense_4h_to_h", inner, width, bias=True)
 
-    def attention(
-        self, hidden_LE: Float[Array, "L E"], context: layers.Context
-    ) -> layers.LayerOutput:
+    def attention(self, hidden_LE: layers.Hidden, context: layers.Context) -> layers.LayerOutput:
         """Returns the attention's output and the keys and values of these tokens."""
         # The fused projection is laid out by head first, and only then query, key, value.
         fused_LHCD = self.query_key_value(hidden_LE, context.key).reshape(
@@ -62,15 +58,13 @@ class GPTNeoXBlock(nnx.Module):
         mixed_LI, fresh = layers.mix_tokens(query_LHD, key_LHD, value_LHD, context)
         return self.dense(mixed_LI, context.key), fresh
 
-    def mlp(self, hidden_LE: Float[Array, "L E"], context: layers.Context) -> Float[Array, "L E"]:
+    def mlp(self, hidden_LE: layers.Hidden, context: layers.Context) -> layers.Hidden:
         """Returns the two-layer perceptron's output."""
         activation = layers.ACTIVATIONS[self.config.hidden_act]
         inner_LI = activation(self.dense_h_to_4h(hidden_LE, context.key))
         return self.dense_4h_to_h(inner_LI, context.key)
 
-    def __call__(
-        self, hidden_LE: Float[Array, "L E"], context: layers.Context
-    ) -> layers.LayerOutput:
+    def __call__(self, hidden_LE: layers.Hidden, context: layers.Context) -> layers.LayerOutput:
         """Returns the residual stream after this layer, and its keys and values."""
         attention_LE, fresh = self.attention(self.input_layernorm(hidden_LE), context)
         if self.config.use_parallel_residual:

@@ -73,21 +73,16 @@ class RopeParameters:
     original_max_position_embeddings: int | None = None
 
     def __post_init__(self) -> None:
-        if self.rope_type not in _SCALING:
-            raise ValueError(
-                f"rope_type must be one of {sorted(_SCALING)}, got {shown(self.rope_type)}: "
-                "this kind of rotary scaling is not implemented"
-            )
-        missing = [name for name in _SCALING[self.rope_type] if getattr(self, name) is None]
-        if missing:
-            raise ValueError(
-                f"rope_type {self.rope_type!r} needs {missing}: add them to rope_parameters"
-            )
-        if not self.rope_theta > 0 or not 0 < self.partial_rotary_factor <= 1:
-            raise ValueError(
-                "rope_theta must be positive and partial_rotary_factor in (0, 1], got "
-                f"{self.rope_theta=} and {self.partial_rotary_factor=}: correct config.json"
-            )
+        missing = [n for n in _SCALING.get(self.rope_type, ()) if getattr(self, n) is None]
+        kinds, fraction = sorted(_SCALING), self.partial_rotary_factor
+        for is_right, must in (
+            (self.rope_type in kinds, f"rope_type must be of {kinds}, got {shown(self.rope_type)}"),
+            (not missing, f"rope_type {self.rope_type!r} needs {missing}"),
+            (self.rope_theta > 0, f"rope_theta must be positive, got {self.rope_theta}"),
+            (0 < fraction <= 1, f"partial_rotary_factor must be in (0, 1], got {fraction}"),
+        ):
+            if not is_right:
+                raise ValueError(f"{must}: correct config.json, or use another model")
 
     def to_hf(self) -> dict[str, Any]:
         """Returns the fields that are set, as they stand in a config.json."""

@@ -62,24 +62,54 @@ def plan(key_map: Mapping[str, str], shapes: Tree, *, prefix: str = "") -> dict[
 
 def check_fit(slots: Mapping[str, Slot], tensors: storage.Tensors, what: str, inert: str) -> None:
     """Raises one ValueError that names every tensor that is missing, unexpected or ill-shaped."""
-    label, headers = tensors.label, {key: tensors.header(key) for key in tensors.files}
-    both = [(label(key), slots[key].shape, *headers[key]) for key in slots if key in headers]
-    unexpected = [key for key in headers if key not in slots and not re.fullmatch(inert, key)]
-    problems = {
-        "missing": [key for key in slots if key not in headers],
-        "unexpected": sorted(map(label, unexpected)),
-        "of another shape": [
-            f"{name} is {list(shape)}, not {list(expected)}"
-            for name, expected, shape, _ in both
-            if shape != expected
-        ],
-        "no floating point weights": [
-            f"{name} is {dtype}"
-            for name, _, _, dtype in both
-            if dtype not in storage.FLOATS.values()
-        ],
+    headers = {
+        key: tensors.header(key)
+        for key in tensors.files
+        if key in slots or not re.fullmatch(inert, key)
     }
-    _refuse_misfit(what, problems)
+    integers = [
+        f"{tensors.label(key)} is {dtype}"
+        for key, (_, dtype) in headers.items()
+        if key in slots and dtype not in storage.FLOATS.values()
+    ]
+    expected = {key: slot.shape for key, slot in slots.items()}
+    given = {key: shape for key, (shape, _) in headers.items()}
+    more = {"no floating point weights": integers}
+    _refuse_misfit(what, expected, given, tensors.label, more)
+
+
+def check_tree(tree: Tree, shapes: Tree, what: str) -> None:
+    """Raises a ValueError unless the tree has exactly these leaves and shapes, none quantized."""
+    leaves = {"/".join(path): leaf for path, leaf in flatten(tree).items()}
+    packed = [name for name, leaf in leaves.items() if quantize.is_quantized(leaf)]
+    given = {name: quantize.kernel_shape(leaf) for name, leaf in leaves.items()}
+    expected = {"/".join(path): leaf.shape for path, leaf in flatten(shapes).items()}
+    _refuse_misfit(what, expected, given, str, {"quantized": packed})
+
+
+def _refuse_misfit(
+    what: str,
+    expected: Mapping[str, tuple[int, ...]],
+    given: Mapping[str, tuple[int, ...]],
+    label: Callable[[str], str],
+    problems: Mapping[str, Sequence[str]],
+) -> None:
+    """Raises a ValueError that names what differs in name or shape, and further problems."""
+    problems = {
+        "missing": [name for name in expected if name not in given],
+        "unexpected": sorted(label(name) for name in given if name not in expected),
+        "of another shape": [
+            f"{label(name)} is {list(shape)}, not {list(expected[name])}"
+            for name, shape in given.items()
+            if shape != expected.get(name, shape)
+        ],
+        **problems,
+    }
+    found = [
+        f"{title} {some_of(names, 3, quoted=False)}" for title, names in problems.items() if names
+    ]
+    if found:
+        raise ValueError(f"the weights do not fit {what}: {'; '.join(found)}; match the two")
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -141,35 +171,6 @@ def fill(
             " dtype"
         )
     return tree
-
-
-def check_tree(tree: Tree, shapes: Tree, what: str) -> None:
-    """Raises a ValueError unless the tree has exactly these leaves and shapes, none quantized."""
-    leaves = {"/".join(path): leaf for path, leaf in flatten(tree).items()}
-    given = {name: list(quantize.kernel_shape(leaf)) for name, leaf in leaves.items()}
-    expected = {"/".join(path): list(leaf.shape) for path, leaf in flatten(shapes).items()}
-    _refuse_misfit(
-        what,
-        {
-            "missing": [name for name in expected if name not in given],
-            "unexpected": [name for name in given if name not in expected],
-            "quantized": [name for name, leaf in leaves.items() if quantize.is_quantized(leaf)],
-            "of another shape": [
-                f"{name} is {shape}, not {expected[name]}"
-                for name, shape in given.items()
-                if shape != expected.get(name, shape)
-            ],
-        },
-    )
-
-
-def _refuse_misfit(what: str, problems: Mapping[str, Sequence[str]]) -> None:
-    """Raises a ValueError that names the tensors of every kind of problem, if there are any."""
-    found = [
-        f"{title} {some_of(names, 3, quoted=False)}" for title, names in problems.items() if names
-    ]
-    if found:
-        raise ValueError(f"the weights do not fit {what}: {'; '.join(found)}; match the two")
 
 
 def tensors_of(tree: Tree, slots: Mapping[str, Slot]) -> dict[str, np.ndarray]:

@@ -27,6 +27,8 @@ from raslik_jax.models.hf_config import rope_frequencies
 from raslik_jax.models.lora import LoRAConfig, LoRAParam, adapter_output, init_factor_a
 
 AttentionKind = Literal["xla", "cudnn"]
+Hidden, Vector = Float[Array, "L E"], Float[Array, " E"]
+Queries, Keys = Float[Array, "L H D"], Float[Array, "L G D"]
 
 # `gelu` is the exact function of the normal distribution; Pythia uses it, GPT-2 the tanh form.
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
@@ -89,17 +91,14 @@ class Embedding(nnx.Module):
     def __init__(self, num_rows: int, width: int, *, dtype: Any):
         self.embedding = nnx.Param(jnp.zeros((num_rows, width), dtype))
 
-    def __call__(self, tokens_L: Int[Array, " L"]) -> Float[Array, "L E"]:
+    def __call__(self, tokens_L: Int[Array, " L"]) -> Hidden:
         """Returns the rows of the given tokens."""
         return jnp.asarray(self.embedding.get_value())[tokens_L]
 
 
 def normalize(
-    hidden_LE: Float[Array, "L E"],
-    epsilon: float,
-    scale_E: Float[Array, " E"],
-    bias_E: Float[Array, " E"] | None = None,
-) -> Float[Array, "L E"]:
+    hidden_LE: Hidden, epsilon: float, scale_E: Vector, bias_E: Vector | None = None
+) -> Hidden:
     """Returns rows over their root mean square, times a scale; with a bias, centered first.
 
     Without a bias it is RMSNorm, with one LayerNorm. Moments are taken in float32: bfloat16 loses
@@ -123,7 +122,7 @@ class RMSNorm(nnx.Module):
         self.scale = nnx.Param(jnp.ones((width,), dtype))
         self.epsilon = epsilon
 
-    def __call__(self, hidden_LE: Float[Array, "L E"]) -> Float[Array, "L E"]:
+    def __call__(self, hidden_LE: Hidden) -> Hidden:
         """Returns the normalized rows."""
         return normalize(hidden_LE, self.epsilon, self.scale.get_value())
 
@@ -135,7 +134,7 @@ class LayerNorm(RMSNorm):
         super().__init__(width, epsilon=epsilon, dtype=dtype)
         self.bias = nnx.Param(jnp.zeros((width,), dtype))
 
-    def __call__(self, hidden_LE: Float[Array, "L E"]) -> Float[Array, "L E"]:
+    def __call__(self, hidden_LE: Hidden) -> Hidden:
         """Returns the normalized rows."""
         return normalize(hidden_LE, self.epsilon, self.scale.get_value(), self.bias.get_value())
 
@@ -203,15 +202,10 @@ class Context(NamedTuple):
 
 
 # Hidden states, and the keys and values of their tokens.
-LayerOutput = tuple[Float[Array, "L E"], KeyValues]
+LayerOutput = tuple[Hidden, KeyValues]
 
 
-def attend(
-    query_LHD: Float[Array, "L H D"],
-    key_LGD: Float[Array, "L G D"],
-    value_LGD: Float[Array, "L G D"],
-    context: Context,
-) -> Float[Array, "L H D"]:
+def attend(query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context) -> Queries:
     """Returns causal attention of the tokens at hand to the cache and to each other.
 
     A masked-out token contributes exactly 0 to every real token. Grouped heads are native: query
@@ -254,10 +248,7 @@ def fresh_key_values(key_LGD: Float[Array, "L G D"], value_LGD: Float[Array, "L 
 
 
 def mix_tokens(
-    query_LHD: Float[Array, "L H D"],
-    key_LGD: Float[Array, "L G D"],
-    value_LGD: Float[Array, "L G D"],
-    context: Context,
+    query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context
 ) -> tuple[Float[Array, "L I"], KeyValues]:
     """Returns the heads' attention side by side, rotated here, and these keys and values."""
     query_LHD = rotate(query_LHD, context.rotation)
@@ -290,7 +281,7 @@ class GatedBlock(nnx.Module):
         self.up_proj = linear("up_proj", width, inner, bias=mlp_bias)
         self.down_proj = linear("down_proj", inner, width, bias=mlp_bias)
 
-    def attention(self, hidden_LE: Float[Array, "L E"], context: Context) -> LayerOutput:
+    def attention(self, hidden_LE: Hidden, context: Context) -> LayerOutput:
         """Returns the attention's output and the keys and values of these tokens."""
         projected = (
             self.q_norm(self.q_proj(hidden_LE, context.key)),
@@ -301,7 +292,7 @@ class GatedBlock(nnx.Module):
         mixed_LI, fresh = mix_tokens(*heads, context)
         return self.o_proj(mixed_LI, context.key), fresh
 
-    def mlp(self, hidden_LE: Float[Array, "L E"], context: Context) -> Float[Array, "L E"]:
+    def mlp(self, hidden_LE: Hidden, context: Context) -> Hidden:
         """Returns the gated perceptron's output."""
         gate_LI = ACTIVATIONS[self.config.hidden_act](self.gate_proj(hidden_LE, context.key))
         return self.down_proj(gate_LI * self.up_proj(hidden_LE, context.key), context.key)
@@ -340,7 +331,7 @@ class CausalLM(nnx.Module):
         keep: bool = False,
         remat: bool = False,
         kind: AttentionKind | None = None,
-    ) -> tuple[Float[Array, "L E"], KeyValues | None]:
+    ) -> tuple[Hidden, KeyValues | None]:
         """Returns the final hidden states and, with `keep`, the keys and values of all layers.
 
         `past` is the cache, with a leading layer axis on both arrays, and `remat` recomputes each

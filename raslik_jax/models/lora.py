@@ -36,17 +36,15 @@ class LoRAConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "targets", tuple(sorted(self.targets)))
-        if self.rank < 1:
-            raise ValueError(f"rank must be at least 1, got {self.rank=}: set a positive rank")
-        if not (self.alpha > 0 and math.isfinite(self.alpha)):
-            raise ValueError(f"alpha must be positive, got {self.alpha=}: set a positive alpha")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout=}: set a probability")
-        if not self.targets or len(set(self.targets)) != len(self.targets):
-            raise ValueError(
-                f"targets must be distinct module names, at least one, got {self.targets=}: "
-                "name each linear layer once"
-            )
+        is_named_once = self.targets and len(set(self.targets)) == len(self.targets)
+        for is_right, must in (
+            (self.rank >= 1, f"rank must be at least 1, got {self.rank}"),
+            (0 < self.alpha < math.inf, f"alpha must be positive, got {self.alpha}"),
+            (0 <= self.dropout < 1, f"dropout must lie in [0, 1), got {self.dropout}"),
+            (is_named_once, f"targets must be distinct names, at least one, got {self.targets}"),
+        ):
+            if not is_right:
+                raise ValueError(f"{must}: correct the adapter's settings")
 
     @property
     def scale(self) -> float:

@@ -12,9 +12,6 @@ import dataclasses
 import functools
 from typing import Any
 
-from jax import Array
-from jaxtyping import Float
-
 from raslik_jax.models import architecture, layers, llama
 from raslik_jax.models.hf_config import RopeParameters
 from raslik_jax.models.lora import LoRAConfig
@@ -43,9 +40,7 @@ class Olmo2Block(layers.GatedBlock):
         self.post_attention_layernorm = norm(config.hidden_size)
         self.post_feedforward_layernorm = norm(config.hidden_size)
 
-    def __call__(
-        self, hidden_LE: Float[Array, "L E"], context: layers.Context
-    ) -> layers.LayerOutput:
+    def __call__(self, hidden_LE: layers.Hidden, context: layers.Context) -> layers.LayerOutput:
         """Returns the residual stream after this layer, and its keys and values."""
         attention_LE, fresh = self.attention(hidden_LE, context)
         hidden_LE = hidden_LE + self.post_attention_layernorm(attention_LE)

@@ -41,8 +41,7 @@ _SCALE_GROUP = 256
 class Int8Kernel(NamedTuple):
     """A kernel as signed bytes with one scale per output channel.
 
-    codes: [*layers, inputs, outputs] int8 in [-127, 127]; -128 is not used, so that -w has the
-      negated codes of w.
+    codes: [*layers, inputs, outputs] int8 in [-127, 127], so that -w has the negated codes of w.
     scale: [*layers, outputs] float32, largest absolute weight of the channel / 127.
     """
 
@@ -55,8 +54,7 @@ class GroupedScales(NamedTuple):
 
     codes: [*layers, groups, 256] int8: the scales minus `offset`, flat, zero-padded at the end.
     scale: [*layers, groups] float32, largest absolute value of the group / 127.
-    offset: [*layers] float32, the mean scale of the layer; scales are positive, so without it one
-      bit would be wasted.
+    offset: [*layers] float32, the layer's mean scale; without it the sign bit would be wasted.
     """
 
     codes: Any
@@ -84,11 +82,9 @@ def is_quantized(kernel: object) -> bool:
 
 
 def block_size(num_inputs: int) -> int:
-    """Returns the number of inputs that share one nf4 scale.
+    """Returns the number of inputs that share one nf4 scale: 64, as in QLoRA, where that divides.
 
-    64, as in QLoRA, wherever 64 divides the inputs, which every published width of the supported
-    architectures does. A toy width takes its largest power-of-two divisor instead, so that a block
-    never runs over the edge.
+    A toy width takes its largest power-of-two divisor, so that a block never runs over the edge.
     """
     block = min(_NF4_BLOCK, num_inputs & -num_inputs)
     if block < 2:
@@ -127,14 +123,8 @@ def quantize_nf4(
     scale_bo = max over block b of |w_io|; the code is that of the codebook level nearest to
     w_io / scale_bo. Blocks run along the inputs of one output channel. Where 64 divides the inputs
     these are bitsandbytes' blocks, which run over the flat [outputs, inputs] weight; the order of
-    the packed nibbles and the 8-bit format of the doubly quantized scales (linear here, a dynamic
-    exponent there) are our own.
-
-    Source: QLoRA, arXiv:2305.14314, Sec. 3.
-
-    Args:
-      kernel: `x @ kernel` layout, an even number of inputs.
-      double_quant: Hold the scales in eight bits as well, in groups of 256.
+    the packed nibbles and the format of the scales in eight bits, where `double_quant` asks for it
+    (linear here, a dynamic exponent there), are our own. Source: arXiv:2305.14314, Sec. 3.
     """
     *layers, inputs, outputs = kernel.shape
     block = block_size(inputs)
@@ -175,11 +165,7 @@ def _ungroup_scales(
 def dequantize(
     kernel: Array | Int8Kernel | Nf4Kernel, dtype: Any
 ) -> Float[jax.Array, "*layers inputs outputs"]:
-    """Returns the kernel as an ordinary array of `dtype`; a plain kernel is only cast.
-
-    code * scale is taken in float32 and rounded once, so that a bfloat16 kernel is the rounded
-    float32 one.
-    """
+    """Returns the kernel as an array: code * scale in float32, rounded once to `dtype`."""
     if isinstance(kernel, Int8Kernel):
         wide = kernel.codes.astype(jnp.float32) * jnp.expand_dims(kernel.scale, -2)
         return wide.astype(dtype)
@@ -212,9 +198,8 @@ def matmul(
 ) -> Float[jax.Array, "*batch outputs"]:
     """Returns `inputs @ kernel`; a quantized kernel takes the dtype of the inputs.
 
-    For a quantized kernel the product is a checkpoint: a gradient with respect to the inputs
-    rebuilds the kernel from its codes. Without that, differentiating a scan over layers would keep
-    every layer's rebuilt kernel until the backward pass, which is the memory that quantizing saved.
+    Its product is a checkpoint: the backward pass rebuilds the kernel from its codes. Otherwise a
+    scan over layers would keep every rebuilt kernel, which is the memory that quantizing saved.
     """
     if not is_quantized(kernel):
         return inputs @ jnp.asarray(kernel)
@@ -229,12 +214,7 @@ def _checkpointed_matmul(inputs: Any, kernel: Any) -> Any:
 def quantize_kernel(
     kernel: Float[Array, "*layers inputs outputs"], format: str, *, double_quant: bool
 ) -> Int8Kernel | Nf4Kernel:
-    """Returns the kernel in one of FORMATS.
-
-    Raises:
-      ValueError: an unknown format, or double quantization asked of int8, whose one scale per
-        channel leaves nothing to save.
-    """
+    """Returns the kernel in one of FORMATS; double quantization is of nf4 only."""
     if format not in FORMATS:
         raise ValueError(f"a quantized base must be one of {FORMATS}, got {format=}")
     if format == "nf4":
@@ -250,11 +230,6 @@ def quantize_base(base: Tree, format: str, *, double_quant: bool) -> Tree:
     Embeddings, norms, biases and the head are not: they are read row by row or cost little, and
     QLoRA leaves them in full precision too. The result fits everywhere the base did. Under
     `jax.eval_shape` it tells the memory of a model without having one (`num_bytes`).
-
-    Args:
-      base: Base weights as `create` or `load_model` hands them out.
-      format: "int8" or "nf4".
-      double_quant: nf4 only: the scales in eight bits as well.
     """
 
     def quantize(path: tuple[Any, ...], leaf: Any) -> Any:

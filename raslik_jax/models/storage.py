@@ -50,11 +50,7 @@ def resolve_folder(
     Args:
       name: A directory, or "owner/model" on the hub.
       revision: Branch, tag or commit of a hub model; refused for a directory, which has none.
-      auto: The transformers class that converts a pickled checkpoint of this kind.
-
-    Raises:
-      ValueError: No such directory or hub model, it cannot be reached from here, or it has pickled
-        weights only.
+      auto: The transformers class that converts pickled weights of this kind, which are refused.
     """
     folder, name = pathlib.Path(name), str(name)
     if folder.is_dir():
@@ -241,12 +237,7 @@ def write_tensors(
     """Writes a safetensors file whose header has a checksum of every tensor.
 
     The same tensors give the same bytes, which the format's own writer does not promise for a
-    header of several entries.
-
-    Args:
-      path: a file in a folder of `new_folder`.
-      tensors: of finite floating point numbers.
-      metadata: further entries of the header.
+    header of several entries. NaN and infinity are refused.
     """
     broken = sorted(name for name, tensor in tensors.items() if not is_finite(tensor))
     if broken:

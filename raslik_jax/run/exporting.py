@@ -37,21 +37,17 @@ def export_model(
     """Writes one unlearned model of a stored run, with tokenizer and card, and returns its folder.
 
     The folder appears whole or not at all. Nothing is computed but the merge, and nothing read but
-    the run and, where it has one, its base checkpoint.
+    the run and, where it has one, its base checkpoint. What was made again since it was unlearned
+    or measured is refused.
 
     Args:
-      run: work directory of a run that has unlearned; of one that has not measured the model, the
-        card says so.
+      run: work directory of a run that has unlearned; where it has not measured, the card says so.
       out: a folder that is not there yet or empty; its tokenizer and generation files are those
         of the checkpoint, byte for byte, where the run has one.
       strategy: whose sets were forgotten and retained.
       algorithm: that unlearned.
       epoch: after which; None takes the last.
       merged: a whole checkpoint that transformers loads; otherwise an adapter that peft loads.
-
-    Raises:
-      ValueError: the run is not there, has no such model, or something was made again since it was
-        unlearned or measured; the folder holds something.
     """
     root, out = pathlib.Path(run), pathlib.Path(out)
     files.check_new_folder(out)
@@ -136,13 +132,7 @@ def _find_variant(
 
 
 class _Base(NamedTuple):
-    """Where the base of a run came from.
-
-    Attributes:
-      folder: its files; None for a base that the run trained itself.
-      hub_name: its name on the hub; "" where it has none.
-      origin: what it is, for people.
-    """
+    """The base of a run: its files where it has any, its name on the hub or "", and what it is."""
 
     folder: pathlib.Path | None
     hub_name: str
@@ -153,12 +143,9 @@ def _base_of(config: Config, manifest: Manifest) -> _Base:
     settings = config.backbone
     name, revision = settings.checkpoint, settings.revision
     if not name:
-        return _Base(
-            None,
-            "",
-            f"a GPT-NeoX of {settings.num_hidden_layers} layers, {settings.hidden_size} wide, "
-            "trained from scratch in the same run (its folder backbone/model), published nowhere",
-        )
+        size = f"{settings.num_hidden_layers} layers, {settings.hidden_size} wide"
+        how = "trained from scratch in the same run (its folder backbone/model), published nowhere"
+        return _Base(None, "", f"a GPT-NeoX of {size}, {how}")
     folder = checkpoint.resolve_folder(name, revision=revision or None)
     if not pathlib.Path(name).is_dir():
         return _Base(folder, name, name + (f" at {revision}" if revision else ""))
@@ -170,10 +157,9 @@ def _base_of(config: Config, manifest: Manifest) -> _Base:
     # A path says nothing on another machine; the name that the checkpoint gives itself may.
     fields = storage.read_json(folder / "config.json", {"_name_or_path?": (str, None)})
     own = fields.get("_name_or_path") or ""
-    local = f"the local folder {folder.resolve().name}"
-    if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", own):
-        return _Base(folder, own, f"{local}, which calls itself {own}")
-    return _Base(folder, "", f"{local}, which does not say where it came from")
+    own = own if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", own) else ""
+    says = f"calls itself {own}" if own else "does not say where it came from"
+    return _Base(folder, own, f"the local folder {folder.resolve().name}, which {says}")
 
 
 def _write_tokenizer(out: pathlib.Path, base: _Base, tokenizer: tokenization.Tokenizer) -> None:
@@ -197,9 +183,7 @@ def _write_generation(out: pathlib.Path, base: _Base, workspace: Workspace) -> N
     if base.folder is not None and (base.folder / storage.GENERATION).is_file():
         shutil.copyfile(base.folder / storage.GENERATION, out / storage.GENERATION)
         return
-    ends = workspace.end_ids
-    ids = {
-        "eos_token_id": ends[0] if len(ends) == 1 else list(ends),
-        "pad_token_id": workspace.tokenizer.pad_id,
-    }
+    ends: int | list[int] = list(workspace.end_ids)
+    ends = ends[0] if len(ends) == 1 else ends
+    ids = {"eos_token_id": ends, "pad_token_id": workspace.tokenizer.pad_id}
     files.write_json(out / storage.GENERATION, ids)

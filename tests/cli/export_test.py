@@ -195,7 +195,7 @@ class ExportTest(parameterized.TestCase):
         self.assertIn(f"{forget['mean']:.3f} \\[{forget['low']:.2f}, {forget['high']:.2f}\\]", body)
 
     @parameterized.parameters(
-        ({"strategy": "bm25"}, "bm25-ga_gdr is none of .'oracle-ga_gdr'"),
+        ({"strategy": "bm25"}, "'bm25' with 'ga_gdr' is none of .'oracle-ga_gdr'"),
         ({"epoch": 3}, r"--epoch must be one of \[1, 2\] or last, got 3"),
     )
     def test_what_the_run_does_not_have_is_refused(self, options, message):
@@ -252,7 +252,7 @@ class ExportTest(parameterized.TestCase):
                 export_model(run.root, self.folder / "out", **options)
             plan.return_value.survey.return_value.done = {"unlearn/raslik-ga_gdr": {}}
             out = export_model(run.root, self.folder / "out", **options)
-            with self.assertRaisesRegex(ValueError, "--epoch must be 1 to 2 or last, got 7"):
+            with self.assertRaisesRegex(ValueError, "--epoch must be one of .1, 2. or last, got 7"):
                 export_model(run.root, self.folder / "more", **(options | {"epoch": 7}))
         card = _plain((out / "README.md").read_text())
         self.assertIn("Nothing: the run was exported before it was evaluated.", card)

