@@ -42,7 +42,7 @@ class ModelConfig:
         wrong = {name: size for name, size in sizes.items() if not size > 0}
         if wrong:
             raise ValueError(
-                f"these sizes must be positive: {shown(wrong, 200)}: correct config.json"
+                f"sizes must be positive, got {shown(wrong, 200)}: correct config.json"
             )
         depth, width, heads = self.num_hidden_layers, self.hidden_size, self.num_attention_heads
         groups = getattr(self, "num_key_value_heads", None) or heads

@@ -74,10 +74,8 @@ def _read_config(
     path = pathlib.Path(folder) / "config.json"
     fields = storage.read_json(path, {"model_type": str})
     if fields["model_type"] not in known:
-        raise ValueError(
-            f"model_type in {path} must be one of the {kind} {sorted(known)}, got"
-            f" {shown(fields['model_type'])}: point to another checkpoint"
-        )
+        must = f"must be one of the {kind} {sorted(known)}, got {shown(fields['model_type'])}"
+        raise ValueError(f"model_type in {path} {must}: point to another checkpoint")
     with _naming(path):
         return known[fields["model_type"]].config.from_hf(fields), fields
 
@@ -255,7 +253,7 @@ def load_encoder(
             absent = {name: shapes.pop(name) for name in keys if keys[name] not in tensors.files}
             if absent and key is None:
                 raise ValueError(
-                    f"{folder} has no classification head for {num_labels=}; give a key to draw one"
+                    f"{folder} has no classification head for {num_labels=}: give a key"
                 )
             spread = config.initializer_range
             fresh = absent and layers.init_weights(absent, key=key, initializer_range=spread)
@@ -273,10 +271,8 @@ def _read_pooling(folder: pathlib.Path, fields: Mapping[str, Any], asked: str | 
         modes = [name for name in on if name.startswith("pooling_mode_")]
         own = _POOLINGS.get(modes[0].removeprefix("pooling_mode_")) if len(modes) == 1 else None
         if own is None:
-            raise ValueError(
-                f"{path} must set one pooling mode of {sorted(_POOLINGS)}, got {sorted(modes)}: "
-                "another kind of pooling is not implemented"
-            )
+            must = f"must set one pooling mode of {sorted(_POOLINGS)}"
+            raise ValueError(f"{path} {must}, got {sorted(modes)}: use another encoder")
     elif "bge-" in str(fields.get("_name_or_path", "")).lower():
         own = "cls"
     if own is not None and asked not in (None, own):
@@ -303,11 +299,9 @@ def read_adapter_config(folder: str | os.PathLike[str]) -> LoRAConfig:
     """
     path = pathlib.Path(folder) / _ADAPTER_CONFIG
     fields = storage.read_json(path)
-    if fields.get("peft_type") != "LORA":
-        raise ValueError(
-            f"peft_type in {path} must be 'LORA', got {shown(fields.get('peft_type'))}: point to"
-            " another adapter"
-        )
+    kind = fields.get("peft_type")
+    if kind != "LORA":
+        raise ValueError(f"peft_type in {path} must be 'LORA', got {shown(kind)}: take another")
     # PEFT grows switches; off, they are False, None or empty, and change nothing.
     active = {name: value for name, value in fields.items() if value and name not in _ADAPTER_INERT}
     if active.get("bias") == "none":
@@ -362,10 +356,8 @@ def load_adapter(
             if getattr(own, name) != getattr(lora_config, name)
         ]
         if differing:
-            raise ValueError(
-                f"{path} must be of this run's settings, got {'; '.join(differing)}: point to"
-                " another adapter or change the settings"
-            )
+            got = "; ".join(differing)
+            raise ValueError(f"{path} must be of this run's settings, got {got}: take another")
     with _naming(path):
         _, shapes, _ = decoders.abstract(config, own)
     names = decoders.ARCHITECTURES[config.model_type].key_map
@@ -437,13 +429,9 @@ def merge(lora: Tree, base: Tree, lora_config: LoRAConfig) -> Tree:
     """
     stacked = dict(base["layers"])
     for name, factors in lora["layers"].items():
-        kernel = stacked.get(name, {}).get("kernel")
-        if kernel is None or quantize.is_quantized(kernel):
-            state = "absent" if kernel is None else "quantized"
-            raise ValueError(
-                f"layers/{name}/kernel must be a plain kernel to fold the adapter into, it is"
-                f" {state}: merge into the original base"
-            )
+        kernel = stacked[name]["kernel"]
+        if quantize.is_quantized(kernel):
+            raise ValueError(f"layers/{name}/kernel is quantized: merge into the original base")
         folded = _fold(kernel, factors["a"], factors["b"], scale=lora_config.scale)
         stacked[name] = {**stacked[name], "kernel": folded}
     return {**base, "layers": stacked}

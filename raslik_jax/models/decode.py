@@ -97,18 +97,16 @@ def generate_batch(
 
 
 def _check(prompts: Sequence[Sequence[int]], config: Any, max_new_tokens: int) -> None:
+    rows, most = config.vocab_size, config.max_position_embeddings
     for index, prompt in enumerate(prompts):
-        if len(prompt) == 0:
-            raise ValueError(f"prompt {index} is empty: give it at least one token")
-        if len(prompt) + max_new_tokens > config.max_position_embeddings:
+        size = len(prompt)
+        if not 0 < size <= most - max_new_tokens:
+            room = f"must have 1 to {most - max_new_tokens} tokens beside the new ones, got {size}"
+            raise ValueError(f"prompt {index} {room}: the model has {most} positions")
+        if min(prompt) < 0 or max(prompt) >= rows:
+            got = f"{min(prompt)} to {max(prompt)} in prompt {index}"
             raise ValueError(
-                f"prompt {index} has {len(prompt)} tokens and {max_new_tokens=}, but the model has "
-                f"{config.max_position_embeddings} positions: shorten one of them"
-            )
-        if min(prompt) < 0 or max(prompt) >= config.vocab_size:
-            raise ValueError(
-                f"tokens must lie in [0, {config.vocab_size}), got {min(prompt)} to {max(prompt)}"
-                f" in prompt {index}: use this model's tokenizer"
+                f"tokens must lie in [0, {rows}), got {got}: use the model's tokenizer"
             )
 
 
@@ -143,10 +141,8 @@ def generate(
       bar: Text before the progress bar; empty for silence.
     """
     if max_new_tokens < 1 or batch_size < 1:
-        raise ValueError(
-            f"max_new_tokens and batch_size must be at least 1, got {max_new_tokens=} and "
-            f"{batch_size=}: raise them"
-        )
+        got = f"{max_new_tokens} and {batch_size}"
+        raise ValueError(f"max_new_tokens and batch_size must be at least 1, got {got}: raise them")
     _check(prompts, decoder.config, max_new_tokens)
     if not prompts:
         return []

@@ -211,10 +211,8 @@ def bind_encoder(config: EncoderConfig) -> Encoder:
         dropout_key: Key = None,
     ) -> Hidden:
         if tokens_L.shape[0] > config.max_length:
-            raise ValueError(
-                f"a text must have at most {config.max_length} tokens, got {tokens_L.shape[0]}: "
-                "truncate it"
-            )
+            most, got = config.max_length, tokens_L.shape[0]
+            raise ValueError(f"a text must have at most {most} tokens, got {got}: truncate it")
         embed_key, layers_key = _split(dropout_key, 2)
         hidden_LE = embed_tokens(weights, tokens_L, mask_L, types_L, config=config)
         hidden_LE = drop(hidden_LE, config.hidden_dropout_prob, embed_key)
@@ -235,10 +233,8 @@ def bind_encoder(config: EncoderConfig) -> Encoder:
         elif config.pooling == "cls":
             pooled_E = hidden_LE[jnp.argmax(mask_L)]  # the first real token, wherever padding is
         else:
-            raise ValueError(
-                f"pooling must be one of {POOLINGS} for sentence vectors, got {config.pooling}:"
-                " name it when loading the encoder"
-            )
+            got = f"one of {POOLINGS} for sentence vectors, got {config.pooling}"
+            raise ValueError(f"pooling must be {got}: name it when loading the encoder")
         return pooled_E / jnp.maximum(jnp.linalg.norm(pooled_E), 1e-12)
 
     def classify(

@@ -101,10 +101,7 @@ def rope_frequencies(rope: RopeParameters, head_dim: int) -> np.ndarray:
     width = int(head_dim * rope.partial_rotary_factor)
     exponent_F = np.arange(0, width, 2).astype(np.float32) / np.float32(width)
     if 2 * len(exponent_F) > head_dim:
-        raise ValueError(
-            f"rotary positions need pairs, got {head_dim=} with "
-            f"partial_rotary_factor={rope.partial_rotary_factor}: use an even head width"
-        )
+        raise ValueError(f"rotary positions need pairs, got {head_dim=}: use an even head width")
     # Rounded where torch rounds. At position 5,000 one unit in the last place of a frequency is
     # 3e-4 radians, and the models were trained with these very numbers.
     power_F = (np.float64(rope.rope_theta) ** exponent_F.astype(np.float64)).astype(np.float32)
@@ -139,10 +136,8 @@ def _read_rope(values: dict[str, Any], default: RopeParameters, source: str) -> 
     found: dict[str, Any] = {}
     for name, value in pairs + [pair for pair in old if pair[1] is not None]:
         if found.setdefault(name, value) != value:
-            raise ValueError(
-                f"{source} gives {name} as {shown(found[name])} in one spelling and as "
-                f"{shown(value)} in another: keep one of them"
-            )
+            both = f"{shown(found[name])} and, in another spelling, {shown(value)}"
+            raise ValueError(f"{source} gives {name} as {both}: keep one of them")
     found.setdefault("partial_rotary_factor", default.partial_rotary_factor)
     if found.get("rope_type") == "llama3":
         length = values.get("max_position_embeddings")
@@ -164,10 +159,8 @@ def _convert(name: str, value: Any, expected: Any, source: str) -> Any:
             return value
         if is_number and float in kinds:
             return float(value)
-    raise ValueError(
-        f"{name} of {source} must be {getattr(expected, '__name__', expected)}, got "
-        f"{shown(value)}: correct it"
-    )
+    kind = getattr(expected, "__name__", expected)
+    raise ValueError(f"{name} of {source} must be {kind}, got {shown(value)}: correct it")
 
 
 def _build(config_class: type[_Config], values: Mapping[str, Any], source: str) -> _Config:
@@ -189,10 +182,8 @@ def _build(config_class: type[_Config], values: Mapping[str, Any], source: str) 
     if missing:
         problems.append(f"missing fields ({', '.join(missing)})")
     if problems:
-        raise ValueError(
-            f"{source} has {' and '.join(problems)}: use a checkpoint of this architecture, or "
-            "remove a field that is known to be harmless"
-        )
+        mend = "use another checkpoint, or remove a field that is known to be harmless"
+        raise ValueError(f"{source} has {' and '.join(problems)}: {mend}")
     kept = {}
     for name, value in values.items():
         expected: Any = fields[name].type
@@ -205,16 +196,10 @@ def _build(config_class: type[_Config], values: Mapping[str, Any], source: str) 
 def read_fields(config_class: Any, values: Mapping[str, Any]) -> Any:
     """Returns a config dataclass filled from the fields of a config.json.
 
-    Fields without a default must be in the file; null stands for the default. Refused are another
-    model_type, fields that are unknown, missing or ill-typed, and two spellings that disagree.
+    Fields without a default must be in the file; null stands for the default. Refused are fields
+    that are unknown, missing or ill-typed, and two spellings that disagree.
     """
-    model_type, given = config_class.model_type, values.get("model_type")
-    source = f"the config.json of this {model_type} model"
-    if given != model_type:
-        raise ValueError(
-            f"model_type must be {model_type!r}, got {shown(given)}: "
-            "load this checkpoint with its own architecture"
-        )
+    source = f"the config.json of this {config_class.model_type} model"
     fields = {field.name: field for field in dataclasses.fields(config_class)}
 
     def is_harmless(name: str, value: Any) -> bool:

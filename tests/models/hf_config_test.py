@@ -138,10 +138,8 @@ class RefusalTest(parameterized.TestCase):
         ("heads", {"num_attention_heads": 30}, "multiple of num_attention_heads"),
         ("groups", {"num_key_value_heads": 5}, "multiple of num_key_value_heads"),
         ("activation", {"hidden_act": "swish2"}, "hidden_act must be of"),
-        ("size", {"intermediate_size": 0}, "must be positive: {'intermediate_size': 0}"),
+        ("size", {"intermediate_size": 0}, "must be positive, got {'intermediate_size': 0}"),
         ("odd_head", {"head_dim": 7}, "even head width"),
-        ("other_model", {"model_type": "mistral"}, "model_type must be 'llama', got 'mistral'"),
-        ("no_model", {"model_type": None}, "model_type must be 'llama', got None"),
         ("missing", {"vocab_size": None}, r"missing fields \(vocab_size\)"),
     )
     def test_a_config_that_may_mean_something_else_is_refused(self, change: dict, message: str):
