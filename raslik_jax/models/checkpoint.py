@@ -298,8 +298,9 @@ def read_adapter_config(folder: str | os.PathLike[str]) -> LoRAConfig:
     rank-stabilized scaling, rank patterns, biases, modules saved whole, targets as a pattern, ...
     """
     path = pathlib.Path(folder) / _ADAPTER_CONFIG
-    fields = storage.read_json(path)
-    kind = fields.get("peft_type")
+    shape = {"peft_type": str, "r": int, "lora_alpha": float, "lora_dropout?": (float, None)}
+    fields = storage.read_json(path, shape)
+    kind = fields["peft_type"]
     if kind != "LORA":
         raise ValueError(f"peft_type in {path} must be 'LORA', got {shown(kind)}: take another")
     # PEFT grows switches; off, they are False, None or empty, and change nothing.
@@ -317,8 +318,6 @@ def read_adapter_config(folder: str | os.PathLike[str]) -> LoRAConfig:
             f"{path} must be a plain LoRA on named modules, {some_of(settings, 3, quoted=False)} "
             "is not supported; merge this adapter with peft and load the merged model"
         )
-    shape = {"r": int, "lora_alpha": float, "lora_dropout?": (float, None)}
-    files.check_shape(fields, shape, shown(str(path), 160))
     with _naming(path):
         return LoRAConfig(
             rank=fields["r"],
@@ -368,10 +367,8 @@ def load_adapter(
         key_map.check_fit(slots, tensors, what, "")
         trained_on = tensors.metadata.get(_BASE, base)
         if base and trained_on != base:
-            raise ValueError(
-                f"{shown(str(folder), 160)} was trained on the base {shown(trained_on)}, got"
-                f" {shown(base)}: use the base it was trained on, or train it again"
-            )
+            differ = f"the base {shown(trained_on)}, got {shown(base)}"
+            raise ValueError(f"{shown(str(folder), 160)} was trained on {differ}: train it again")
         return key_map.fill(shapes, slots, tensors)
 
 

@@ -61,65 +61,52 @@ KEY_MAP = {
 BUFFERS = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
 
-def _preset(
-    width: int, depth: int, heads: int, groups: int, inner: int, **others: Any
-) -> LlamaConfig:
-    return LlamaConfig(
-        hidden_size=width,
-        num_hidden_layers=depth,
-        num_attention_heads=heads,
-        num_key_value_heads=groups,
-        intermediate_size=inner,
-        rms_norm_eps=1e-5,
-        **others,
+def _preset(*sizes: int, theta: float = 1e4, **others: Any) -> LlamaConfig:
+    names = (
+        "hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size"
     )
+    others.setdefault("rope_parameters", RopeParameters(rope_theta=theta))
+    others |= zip(names.split(), sizes, strict=True)
+    return LlamaConfig(rms_norm_eps=1e-5, **others)
 
 
 _smollm2 = functools.partial(
-    _preset,
-    vocab_size=49152,
-    max_position_embeddings=8192,
-    tie_word_embeddings=True,
-    bos_token_id=0,
-    eos_token_id=0,
+    _preset, vocab_size=49152, max_position_embeddings=8192, bos_token_id=0, eos_token_id=0
 )
 _llama2 = functools.partial(_preset, vocab_size=32000, bos_token_id=1, eos_token_id=2)
-
-
-def _llama3(*sizes: int, factor: float, tied: bool) -> LlamaConfig:
-    return _preset(
-        *sizes,
-        vocab_size=128256,
-        max_position_embeddings=131072,
-        tie_word_embeddings=tied,
-        rope_parameters=RopeParameters(
-            rope_type="llama3",
-            rope_theta=500000.0,
-            factor=factor,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=8192,
-        ),
-        bos_token_id=128000,
-        eos_token_id=128001,
-    )
-
-
-_theta = {theta: RopeParameters(rope_theta=theta) for theta in (100000.0, 130000.0)}
+_llama3 = functools.partial(
+    _preset,
+    vocab_size=128256,
+    max_position_embeddings=131072,
+    bos_token_id=128000,
+    eos_token_id=128001,
+)
+_stretched = functools.partial(
+    RopeParameters,
+    rope_type="llama3",
+    rope_theta=500000.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)
 ARCHITECTURE = architecture.Architecture(
     LlamaConfig,
     key_map=KEY_MAP,
     buffers=BUFFERS,
     modules=(LlamaBlock, layers.RMSNorm),
     presets={
-        "smollm2-135m": _smollm2(576, 30, 9, 3, 1536, rope_parameters=_theta[100000.0]),
-        "smollm2-360m": _smollm2(960, 32, 15, 5, 2560, rope_parameters=_theta[100000.0]),
-        "smollm2-1.7b": _smollm2(2048, 24, 32, 32, 8192, rope_parameters=_theta[130000.0]),
+        "smollm2-135m": _smollm2(576, 30, 9, 3, 1536, theta=1e5, tie_word_embeddings=True),
+        "smollm2-360m": _smollm2(960, 32, 15, 5, 2560, theta=1e5, tie_word_embeddings=True),
+        "smollm2-1.7b": _smollm2(2048, 24, 32, 32, 8192, theta=1.3e5, tie_word_embeddings=True),
         "tinyllama-1.1b": _llama2(2048, 22, 32, 4, 5632),
         "llama-2-7b": _llama2(4096, 32, 32, 32, 11008, max_position_embeddings=4096),
         "llama-2-13b": _llama2(5120, 40, 40, 40, 13824, max_position_embeddings=4096),
-        "llama-3.1-8b": _llama3(4096, 32, 32, 8, 14336, factor=8.0, tied=False),
-        "llama-3.2-1b": _llama3(2048, 16, 32, 8, 8192, factor=32.0, tied=True),
+        "llama-3.1-8b": _llama3(4096, 32, 32, 8, 14336, rope_parameters=_stretched(factor=8.0)),
+        "llama-3.2-1b": _llama3(
+            *(2048, 16, 32, 8, 8192),
+            rope_parameters=_stretched(factor=32.0),
+            tie_word_embeddings=True,
+        ),
     },
     hub_names={
         r"SmolLM2-(\d[\d.]*[MB])(-Instruct)?": "smollm2-{}",

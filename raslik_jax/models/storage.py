@@ -55,10 +55,7 @@ def resolve_folder(
     folder, name = pathlib.Path(name), str(name)
     if folder.is_dir():
         if revision is not None:
-            raise ValueError(
-                f"a revision belongs to a model on the hub, got {revision=} for the directory"
-                f" {folder}; leave it out"
-            )
+            raise ValueError(f"{folder} is a directory without revisions, got {revision=}: omit it")
         return folder
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise ValueError(f"a checkpoint must be a directory, {folder} is none: correct the path")
@@ -115,12 +112,9 @@ def _find_weights(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(folder.glob("model.*.safetensors"))
 
 
-def read_json(path: pathlib.Path, shape: Mapping[str, files.Shape] | None = None) -> dict[str, Any]:
+def read_json(path: pathlib.Path, shape: files.Shape = dict) -> Any:
     """Returns the object in a JSON file of a checkpoint or adapter; see `files.read_json`."""
-    fields: dict[str, Any] = files.read_json(path, dict, mend=_MEND)
-    if shape:
-        files.check_shape(fields, shape, shown(str(path), 160))
-    return fields
+    return files.read_json(path, shape, mend=_MEND)
 
 
 class Tensors:
@@ -141,23 +135,20 @@ class Tensors:
         self.files: dict[str, pathlib.Path] = {}
         self.metadata: dict[str, str] = {}
         for path in paths:
+            origin = shown(str(path), 160)
             if not path.is_file():  # or a pipe, which would be waited for
-                raise ValueError(f"no file {shown(str(path), 160)}: {_MEND}")
+                raise ValueError(f"no file {origin}: {_MEND}")
             try:
                 handle = stack.enter_context(safetensors.safe_open(path, framework="numpy"))
             except (OSError, safetensors.SafetensorError) as error:
-                raise ValueError(
-                    f"{shown(str(path), 160)} is truncated, corrupt or no safetensors file "
-                    f"({one_line(str(error), 80)}): fetch the file again"
-                ) from error
+                what = f"is truncated, corrupt or no safetensors file ({one_line(str(error), 80)})"
+                raise ValueError(f"{origin} {what}: fetch the file again") from error
             self.metadata |= handle.metadata() or {}
             for stored in handle.keys():
                 key = rename(stored)
                 if key in self._entries:
-                    raise ValueError(
-                        f"{path} holds {shown(stored)}, which {self.files[key]} holds too: fetch "
-                        "the checkpoint again"
-                    )
+                    twice = f"{shown(stored)}, which {self.files[key].name} holds too"
+                    raise ValueError(f"{origin} holds {twice}: fetch the checkpoint again")
                 self._entries[key], self.files[key] = (handle, stored), path
 
     def label(self, key: str) -> str:
@@ -177,10 +168,8 @@ class Tensors:
         self._checksums[key] = _checksum(tensor)
         written = self.metadata.get(_CHECKSUM + stored, self._checksums[key])
         if written != self._checksums[key]:
-            raise ValueError(
-                f"{shown(str(self.files[key]), 160)} is damaged: {printable(stored)} is not what "
-                "was written; restore the file, or run again the stage that makes it"
-            )
+            damaged = f"{shown(str(self.files[key]), 160)} is damaged: {printable(stored)}"
+            raise ValueError(f"{damaged} is not what was written; restore it or make it again")
         return tensor
 
     def identity(self, keys: Iterable[str]) -> str:
@@ -216,18 +205,13 @@ def open_tensors(
         raise ValueError(_pickled(str(folder), auto, str(folder)))
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
-        raise ValueError(
-            f"{folder} must hold {WEIGHTS} or {INDEX}, got {names}: give a whole checkpoint, "
-            "converted to safetensors if it has pickled weights only"
-        )
+        raise ValueError(f"{folder} must hold {WEIGHTS} or {INDEX}, got {names}: {_MEND}")
     if found[0].name != INDEX:
         return Tensors(found, stack, rename)
     weight_map = read_json(found[0], {"weight_map": {str: str}})["weight_map"]
     shards = sorted({folder / name for name in weight_map.values()})
     if not shards or any(shard.parent != folder for shard in shards):
-        raise ValueError(
-            f"{found[0]} must name files, none of them outside its folder: fetch the file again"
-        )
+        raise ValueError(f"{found[0]} names no file, or one outside its folder: fetch it again")
     return Tensors(shards, stack, rename)
 
 
