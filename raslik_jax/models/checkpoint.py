@@ -153,8 +153,8 @@ def load_model(
     graphdef, lora, shapes = decoders.abstract(config, lora_config, dtype)
     architecture = decoders.ARCHITECTURES[config.model_type]
     slots = key_map.plan(architecture.key_map, shapes)
-    options = {"format": base_format, "double_quant": double_quant}
-    pack = base_format and jax.jit(functools.partial(quantize.quantize_kernel, **options))
+    options: dict[str, Any] = {"format": base_format, "double_quant": double_quant}
+    pack = functools.partial(quantize.quantize_kernel, **options) if base_format else None
     with contextlib.ExitStack() as stack:
         tensors = storage.open_tensors(folder, stack, auto="AutoModelForCausalLM")
         inert = architecture.buffers
@@ -170,7 +170,7 @@ def load_model(
                     )
         what = f"the {config.model_type} of {folder / 'config.json'}"
         key_map.check_fit(slots, tensors, what, inert)
-        base = key_map.fill(shapes, slots, tensors, pack)
+        base = key_map.fill(shapes, slots, tensors, pack and jax.jit(pack))
         identity = tensors.identity(slots)
     if lora_config is not None and key is not None:
         lora = decoders.init_lora(graphdef, key=key)
@@ -179,7 +179,7 @@ def load_model(
 
 def save_model(
     folder: str | os.PathLike[str],
-    config: ModelConfig,
+    config: decoders.ModelConfig | encoders.EncoderConfig,
     weights: Tree,
     *,
     shard_bytes: int = storage.SHARD_BYTES,
@@ -251,12 +251,11 @@ def load_encoder(
             # A BERT without a classifier may still bring the pooler, its first half.
             keys = {name: f"{names[name]}.weight" for name in ("head_dense", "head_output")}
             absent = {name: shapes.pop(name) for name in keys if keys[name] not in tensors.files}
-            if absent and key is None:
-                raise ValueError(
-                    f"{folder} has no classification head for {num_labels=}: give a key"
-                )
             spread = config.initializer_range
-            fresh = absent and layers.init_weights(absent, key=key, initializer_range=spread)
+            if absent and key is None:
+                raise ValueError(f"{folder} has no head for {num_labels=}: give a key to draw one")
+            if key is not None:
+                fresh = layers.init_weights(absent, key=key, initializer_range=spread)
         slots = key_map.plan(names, shapes)
         what = f"the {config.model_type} of {folder / 'config.json'}"
         key_map.check_fit(slots, tensors, what, architecture.buffers)

@@ -163,7 +163,7 @@ def bind(
         mask_L: Bool[Array, " L"] | None = None,
         positions_L: Int[Array, " L"] | None = None,
         **options: Any,
-    ) -> tuple[Float[jax.Array, "L E"], layers.KeyValues | None]:
+    ) -> tuple[Float[jax.Array, "L E"], layers.KeyValues]:
         if positions_L is None:
             positions_L = _count_positions(tokens_L, mask_L)
         options = {"mask_L": mask_L, "positions_L": positions_L, "keep": True, **options}

@@ -22,7 +22,8 @@ from raslik_jax.models.architecture import Architecture, ModelConfig
 from raslik_jax.models.lora import drop
 
 POOLINGS = ("cls", "mean")
-Tokens, Mask = Int[Array, " L"], Bool[Array, " L"]
+Tokens = Int[Array, " L"]
+Mask = Bool[Array, " L"]
 Hidden = Float[jax.Array, "L E"]
 Key = jax.Array | None
 

@@ -209,7 +209,7 @@ def read_fields(config_class: Any, values: Mapping[str, Any]) -> Any:
 
     rest = {k: value for k, value in values.items() if k in fields or not is_harmless(k, value)}
     if "rope_parameters" in fields:
-        default = fields["rope_parameters"].default
+        default: Any = fields["rope_parameters"].default
         rest["rope_parameters"] = _read_rope(rest, default, source)
     return _build(config_class, rest, source)
 

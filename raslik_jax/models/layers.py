@@ -27,8 +27,10 @@ from raslik_jax.models.hf_config import rope_frequencies
 from raslik_jax.models.lora import LoRAConfig, LoRAParam, adapter_output, init_factor_a
 
 AttentionKind = Literal["xla", "cudnn"]
-Hidden, Vector = Float[Array, "L E"], Float[Array, " E"]
-Queries, Keys = Float[Array, "L H D"], Float[Array, "L G D"]
+Hidden = Float[Array, "L E"]
+Vector = Float[Array, " E"]
+Queries = Float[Array, "L H D"]
+Keys = Float[Array, "L G D"]
 
 # `gelu` is the exact function of the normal distribution; Pythia uses it, GPT-2 the tanh form.
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
@@ -233,7 +235,7 @@ def attend(query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context)
         key_GSD = jnp.concatenate([past.key_GSD, fresh.key_GSD], axis=1)
         value_GSD = jnp.concatenate([past.value_GSD, fresh.value_GSD], axis=1)
         key_LGD, value_LGD = jnp.swapaxes(key_GSD, 0, 1), jnp.swapaxes(value_GSD, 0, 1)
-    heads = (head.astype(dtype) for head in (query_LHD, key_LGD, value_LGD))
+    heads: Any = (head.astype(dtype) for head in (query_LHD, key_LGD, value_LGD))
     # JAX's own bfloat16 path mixes dtypes, which strict promotion forbids.
     with jax.numpy_dtype_promotion("standard"):
         mixed_LHD = jax.nn.dot_product_attention(
@@ -283,12 +285,11 @@ class GatedBlock(nnx.Module):
 
     def attention(self, hidden_LE: Hidden, context: Context) -> LayerOutput:
         """Returns the attention's output and the keys and values of these tokens."""
-        projected = (
-            self.q_norm(self.q_proj(hidden_LE, context.key)),
-            self.k_norm(self.k_proj(hidden_LE, context.key)),
-            self.v_proj(hidden_LE, context.key),
-        )
-        heads = (x_LI.reshape(len(hidden_LE), -1, self.config.head_width) for x_LI in projected)
+        query_LI = self.q_norm(self.q_proj(hidden_LE, context.key))
+        key_LI = self.k_norm(self.k_proj(hidden_LE, context.key))
+        value_LI = self.v_proj(hidden_LE, context.key)
+        shape = (len(hidden_LE), -1, self.config.head_width)
+        heads = query_LI.reshape(shape), key_LI.reshape(shape), value_LI.reshape(shape)
         mixed_LI, fresh = mix_tokens(*heads, context)
         return self.o_proj(mixed_LI, context.key), fresh
 

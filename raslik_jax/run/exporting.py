@@ -183,7 +183,6 @@ def _write_generation(out: pathlib.Path, base: _Base, workspace: Workspace) -> N
     if base.folder is not None and (base.folder / storage.GENERATION).is_file():
         shutil.copyfile(base.folder / storage.GENERATION, out / storage.GENERATION)
         return
-    ends: int | list[int] = list(workspace.end_ids)
-    ends = ends[0] if len(ends) == 1 else ends
-    ids = {"eos_token_id": ends, "pad_token_id": workspace.tokenizer.pad_id}
+    ends, pad = list(workspace.end_ids), workspace.tokenizer.pad_id
+    ids = {"eos_token_id": ends[0] if len(ends) == 1 else ends, "pad_token_id": pad}
     files.write_json(out / storage.GENERATION, ids)
