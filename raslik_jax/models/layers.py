@@ -235,11 +235,15 @@ def attend(query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context)
         key_GSD = jnp.concatenate([past.key_GSD, fresh.key_GSD], axis=1)
         value_GSD = jnp.concatenate([past.value_GSD, fresh.value_GSD], axis=1)
         key_LGD, value_LGD = jnp.swapaxes(key_GSD, 0, 1), jnp.swapaxes(value_GSD, 0, 1)
-    heads: Any = (head.astype(dtype) for head in (query_LHD, key_LGD, value_LGD))
     # JAX's own bfloat16 path mixes dtypes, which strict promotion forbids.
     with jax.numpy_dtype_promotion("standard"):
         mixed_LHD = jax.nn.dot_product_attention(
-            *heads, mask=mask, is_causal=is_causal, implementation=kind
+            query_LHD.astype(dtype),
+            key_LGD.astype(dtype),
+            value_LGD.astype(dtype),
+            mask=mask,
+            is_causal=is_causal,
+            implementation=kind,
         )
     return mixed_LHD.astype(query_LHD.dtype)
 
