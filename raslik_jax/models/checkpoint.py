@@ -105,7 +105,7 @@ def check_vocabulary(config: ModelConfig, num_tokens: int, *, origin: str) -> No
 def _check_own_tokenizer(folder: pathlib.Path, config: ModelConfig) -> None:
     path = folder / "tokenizer.json"
     if path.is_file():
-        ids = tokenization.read_backend(path).get_vocab(with_added_tokens=True).values()
+        ids = tokenization.read_backend(path)[1].get_vocab(with_added_tokens=True).values()
         check_vocabulary(config, max(ids, default=-1) + 1, origin=str(path))
 
 
