@@ -38,15 +38,13 @@ def job(
 ) -> Iterator[None]:
     """Joins this process to a job, and ends it with one sentence when the job loses another.
 
-    A dead process's connections close at once, and each process watches one to process 0, so all
-    end within a moment; a lost machine or network JAX notices when heartbeats stay out. A process
-    that raises ends the others when it exits, its own error said, with the status of that error.
-    To be entered before anything else of JAX.
+    To be entered before anything else of JAX. A dead process's connections close at once, and each
+    process watches one to process 0, so all end within a moment; a lost machine or network JAX
+    notices when heartbeats stay out. A process that raises ends the others when it exits.
 
     Args:
       coordinator: host:port of process 0.
-      num_processes: of the job.
-      process_id: 0 to num_processes - 1.
+      num_processes, process_id: of the job, and this one's number from 0.
       num_cpu_devices: run on so many CPU devices, for trying things out without accelerators.
       lost_after_s: seconds without a heartbeat after which JAX counts a process as lost.
 
@@ -70,12 +68,8 @@ def job(
     try:
         yield
     except BaseException as error:
-        text = str(error).lower()
-        if (
-            isinstance(error, jax.errors.JaxRuntimeError)
-            and num_processes > 1
-            and any(sign in text for sign in _SIGNS_OF_LOSS)
-        ):
+        is_loss = any(sign in str(error).lower() for sign in _SIGNS_OF_LOSS)
+        if is_loss and num_processes > 1 and isinstance(error, jax.errors.JaxRuntimeError):
             _end(str(error).splitlines()[0][:200])
         # This process's own failure. The others end when it exits, and no earlier: JAX aborts a
         # process that misses its coordinator, and the error has to be seen first.
@@ -117,15 +111,6 @@ def _status_of(error: BaseException) -> int:
     return 1
 
 
-def _leave(status: int) -> None:
-    """Ends a failed process at its exit, its connections with it, and so the others."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(status)  # as in _end
-
-
 def _end(reason: str) -> NoReturn:
     print(
         f"error: process {jax.process_index()} of {jax.process_count()} lost another process of "
@@ -133,8 +118,17 @@ def _end(reason: str) -> NoReturn:
         file=sys.stderr,
         flush=True,
     )
-    # Not sys.exit: the shutdown of jax.distributed would wait for the lost process.
-    os._exit(LOST_PROCESS_STATUS)
+    os._exit(LOST_PROCESS_STATUS)  # as in _leave, but the main thread may hold the output
+
+
+def _leave(status: int) -> NoReturn:
+    """Ends a failed process at its exit, its connections with it, and so the others."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        # Not sys.exit: the shutdown of jax.distributed would wait for a lost process.
+        os._exit(status)
 
 
 def data_mesh() -> Mesh:

@@ -5,7 +5,6 @@ What decides a gradient is read from the index's own manifest, and a model, adap
 template that is not the manifest's is refused.
 """
 
-import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
@@ -19,16 +18,12 @@ from raslik_jax.data.examples import Example, drop_unanswered, make_example
 from raslik_jax.files import check_shape, read_json
 from raslik_jax.index import search
 from raslik_jax.index.combine import Aggregate, check_agreement
+from raslik_jax.index.format import refuse_differences
 from raslik_jax.index.store import SketchStore
 from raslik_jax.messages import shown, some_of
 from raslik_jax.retrieve import noise, sets
 from raslik_jax.retrieve.selectors import Selection
-from raslik_jax.run.stages.sketch import (
-    model_identity,
-    sketch_function,
-    sketch_queries,
-    sketched_adapters,
-)
+from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import replaced
 from raslik_jax.sketch import projections
@@ -50,8 +45,7 @@ class Influence(NamedTuple):
     Attributes:
       example: the training example.
       score: mean (centered) cosine with the queries, s_F: positive pulls toward the generation.
-      sigma: standard deviation of that score over random sketches, for this mean over queries;
-        None where the score is no mean of cosines.
+      sigma: its standard deviation over random sketches; None where it is no mean of cosines.
     """
 
     example: Example
@@ -66,19 +60,15 @@ class Trace(NamedTuple):
       queries: the generations, with the model's own answers where none were given.
       toward: examples of the highest scores, best first.
       against: examples of the lowest scores, lowest first.
-      score_N: s_F of every example in the order of `ids`; minus infinity for those that can be in
-        no set, deleted ones and those without a gradient.
-      ids: of the index.
+      score_N: s_F of every example, of `search.score_store`.
       query_QK: unit sketches of the queries.
-      center: whether the cosines are centered.
-      aggregate: how the scores of several queries became one.
+      center, aggregate: how they were scored.
     """
 
     queries: tuple[Example, ...]
     toward: tuple[Influence, ...]
     against: tuple[Influence, ...]
     score_N: Float32[np.ndarray, " N"]
-    ids: tuple[str, ...]
     query_QK: Float32[np.ndarray, "Q K"]
     center: bool
     aggregate: Aggregate
@@ -111,15 +101,10 @@ class Tracer:
     """
 
     def __init__(self, index: str | os.PathLike[str], *, run: str | os.PathLike[str] | None = None):
-        """Opens the index and loads the model.
+        """Opens an index of any dtype and loads the model of the run that made it.
 
-        Args:
-          index: of any dtype.
-          run: work directory of the run that made it; None finds it above the index.
-
-        Raises:
-          ValueError: the index or the run is not there, or the index was not made with the run's
-            model, adapter, tokenizer and template; each differing field is named.
+        None for the run finds it above the index. A ValueError where one of them is not there, or
+        the index was not made with the run's model, adapter, tokenizer, template and examples.
         """
         self.store = SketchStore.open(index)
         root = run_of(index) if run is None else pathlib.Path(run)
@@ -129,14 +114,14 @@ class Tracer:
         # The manifest and not the config says how: the run may have been changed since.
         names = ("gradient_at", "loss", "targets", "normalize")
         changes = {f"sketch.{name}": made_with[name] for name in names}
-        config = replaced(config, changes | {"corpus.max_len": made_with["max_len"]})
-        self.workspace = Workspace(root, config)
-        adapters = sketched_adapters(self.workspace)
-        # Refuses, naming each field that differs.
-        SketchStore.open(index, identity=made_with | model_identity(self.workspace, adapters))
+        changes["corpus.max_len"] = made_with["max_len"]
+        self.workspace = Workspace(root, replaced(config, changes))
+        adapters = sketch_stage.sketched_adapters(self.workspace)
+        today = made_with | sketch_stage.model_identity(self.workspace, adapters)
+        refuse_differences(self.store.path, made_with, today)
         spec = projections.ProjectionSpec(**made_with["projection"])
         projection = projections.init_projection(spec.seed, spec.family, spec.num_params, spec.size)
-        self._sketch = sketch_function(self.workspace, projection, adapters)
+        self._sketch = sketch_stage.sketch_function(self.workspace, projection, adapters)
         self._positions = {name: position for position, name in enumerate(self.store.ids)}
         self.examples = {row.example_id: row for row in self.workspace.corpus.train}
         unknown = self._positions.keys() - self.examples.keys()
@@ -148,30 +133,20 @@ class Tracer:
 
     def answer(self, queries: Sequence[Example]) -> tuple[Example, ...]:
         """Returns the queries with the fine-tuned model's greedy answers as their outputs."""
-        outputs = self.workspace.generate(
-            self.workspace.with_adapter(self.workspace.finetuned), queries, "answers"
-        )
-        return tuple(
-            query._replace(output=output) for query, output in zip(queries, outputs, strict=True)
-        )
+        model = self.workspace.with_adapter(self.workspace.finetuned)
+        outputs = self.workspace.generate(model, queries, "answers")
+        return tuple(q._replace(output=text) for q, text in zip(queries, outputs, strict=True))
 
     def sketch(self, queries: Sequence[Example]) -> Float32[np.ndarray, "Q K"]:
-        """Returns the unit sketches of the queries' gradients, made as the index's rows were.
-
-        A ValueError where a query's prompt leaves no room for its answer.
-        """
-        return sketch_queries(self.workspace, self._sketch, queries, num_buckets=1)
+        """Returns the unit sketches of the queries' gradients, made as the index's rows were."""
+        return sketch_stage.sketch_queries(self.workspace, self._sketch, queries, num_buckets=1)
 
     def trace(
         self, instruction: str, response: str | None = None, *, input: str = "", **options: Any
     ) -> Trace:
         """Returns what pulls toward one generation and what pulls against it.
 
-        Args:
-          instruction: the prompt's instruction.
-          response: what the model said; None lets it answer, and traces that.
-          input: the prompt's input, if any.
-          **options: of `trace_queries`.
+        Without a response the model answers, and that is traced; options are of `trace_queries`.
         """
         return self.trace_queries((make_example(instruction, input, response or ""),), **options)
 
@@ -185,12 +160,12 @@ class Tracer:
         aggregate: Aggregate | None = None,
         finer: SketchStore | None = None,
     ) -> Trace:
-        """Returns what pulls toward the mean of several generations and what pulls against it.
+        """Returns what pulls toward several generations and what pulls against them.
 
         Args:
           queries: generations of one behavior; those with an empty output are answered first, and
             left out where the model says nothing.
-          top: examples to show that pull toward them; `bottom`: that pull against.
+          top, bottom: examples to show that pull toward them, and that pull against.
           center: the centered cosine; None as the run has it.
           aggregate: how the scores of several queries become one; None as the run has it.
           finer: a finer index of the same rows from which the candidates are scored again.
@@ -214,14 +189,9 @@ class Tracer:
         check_agreement(asked.gram_QQ, [query.example_id for query in queries])
         how: Any = {"center": center, "aggregate": aggregate}
         score_N = search.score_store(self.store, query_QK, **how)
+        sizes: Any = {"k_forget": top, "k_retain": bottom}
         tails = search.search_store(
-            self.store,
-            query_QK,
-            **how,
-            k_forget=top,
-            k_retain=bottom,
-            finer=finer,
-            score_N=score_N,
+            self.store, query_QK, **how, **sizes, finer=finer, score_N=score_N
         )
 
         def influences(ids: Sequence[str], score_M: np.ndarray) -> tuple[Influence, ...]:
@@ -234,40 +204,22 @@ class Tracer:
                 for name, score, sigma in zip(ids, score_M, sigmas, strict=True)
             )
 
-        return Trace(
-            queries=queries,
-            toward=influences(tails.forget_ids, tails.forget_scores),
-            against=influences(tails.retain_ids, -tails.retain_scores),
-            score_N=score_N,
-            ids=self.store.ids,
-            query_QK=query_QK,
-            center=center,
-            aggregate=aggregate,
-        )
+        toward = influences(tails.forget_ids, tails.forget_scores)
+        against = influences(tails.retain_ids, -tails.retain_scores)
+        return Trace(queries, toward, against, score_N, query_QK, **how)
 
     def select_sets(self, trace: Trace, **changes: Any) -> Selection:
         """Returns the forget and the retain set that the run's rule chooses for a trace.
 
-        Args:
-          trace: of this tracer.
-          **changes: settings of `RetrieveConfig` that differ from the run's, such as `num_forget`.
-
-        Returns:
-          Positions in `trace.ids`.
-
-        Raises:
-          ValueError: the settings do not fit together; see `retrieve.sets.select_sets`.
+        The sets are positions in `store.ids`. Settings of `RetrieveConfig` that differ from the
+        run's, such as `num_forget`, are given by name.
         """
-        settings = dataclasses.replace(
-            self.workspace.config.retrieve,
-            **{"center": trace.center, "aggregate": trace.aggregate, **changes},
-        )
-        sigma = 0.0
+        changes = {"center": trace.center, "aggregate": trace.aggregate, **changes}
+        settings, sigma = replaced(self.workspace.config.retrieve, changes), 0.0
         if settings.select == "margin":
             asked = search.queries_of_store(self.store, trace.query_QK, center=trace.center)
             sigma = noise.margin_sigma(self.store, asked, trace.score_N, settings)
-        rows = [self.examples[name] for name in trace.ids]
+        ids = self.store.ids
+        rows = [self.examples[name] for name in ids]
         num_targets = sets.count_targets(rows, trace.score_N > -np.inf)
-        return sets.select_sets(
-            trace.score_N, trace.ids, settings, num_targets=num_targets, sigma=sigma
-        )
+        return sets.select_sets(trace.score_N, ids, settings, num_targets=num_targets, sigma=sigma)

@@ -57,7 +57,7 @@ def run(options: Options) -> int:
     if not options.index:
         raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
     store = SketchStore.open(options.index)
-    print(_describe(store))
+    _describe(store)
     status = 0
     if options.verify or options.repair:
         damages = verify(store)
@@ -73,23 +73,20 @@ def run(options: Options) -> int:
         copy = requantize(
             store, options.compact_to, dtype=options.dtype, is_centered=options.center
         )
-        print(_describe(copy))
+        _describe(copy)
     return status
 
 
-def _describe(store: "SketchStore") -> str:
-    """Returns what an index is, a line for each thing."""
+def _describe(store: "SketchStore") -> None:
+    """Prints what an index is, a line for each thing."""
     from raslik_jax.index.format import INDEX_FORMAT
 
-    missing = store.missing_chunks()
-    lines = [
-        f"{store.path}: format {INDEX_FORMAT}",
-        f"rows      {store.num_rows:,} of {store.size:,} coordinates, {store.dtype}",
-        f"deleted   {len(store.manifest.deleted):,}",
-        f"chunks    {store.num_chunks:,} of {store.chunk_rows:,} rows, {len(missing):,} missing",
-        f"made from {json.dumps(store.identity, sort_keys=True)}",
-    ]
-    return "\n".join(lines)
+    missing = len(store.missing_chunks())
+    print(f"{store.path}: format {INDEX_FORMAT}")
+    print(f"rows      {store.num_rows:,} of {store.size:,} coordinates, {store.dtype}")
+    print(f"deleted   {len(store.manifest.deleted):,}")
+    print(f"chunks    {store.num_chunks:,} of {store.chunk_rows:,} rows, {missing:,} missing")
+    print(f"made from {json.dumps(store.identity, sort_keys=True)}")
 
 
 def _repair(store: "SketchStore", damages: "Sequence[Damage]") -> str:
@@ -104,8 +101,7 @@ def _repair(store: "SketchStore", damages: "Sequence[Damage]") -> str:
         store.finish()
         return "mended"
     discard(store, chunks)
-    index = pathlib.Path(store.path)
-    folder = index.parent
+    index, folder = pathlib.Path(store.path), pathlib.Path(store.path).parent
     dropped, manifest = f"{len(chunks)} chunks dropped", read_manifest(folder)
     # The run goes on with what is whole, and does not make all of it again. A copy beside the index
     # is none of its results.

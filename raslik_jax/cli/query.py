@@ -34,18 +34,8 @@ if TYPE_CHECKING:  # it takes jax with it, and --help should not
 flags.disclaim_key_flags()
 
 # Settings of the run that a flag of the same name replaces.
-_OF_RUN = (
-    "center",
-    "aggregate",
-    "select",
-    "num_forget",
-    "num_retain",
-    "forget_threshold",
-    "retain_threshold",
-    "margin_z",
-    "forget_share",
-    "retain_share",
-)
+_RULE = ("select", "num_forget", "num_retain", "forget_threshold", "retain_threshold")
+_OF_RUN = ("center", "aggregate", *_RULE, "margin_z", "forget_share", "retain_share")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,16 +56,6 @@ class Options(settings.Settings):
     export_forget: str = setting("", "New JSONL file to write the forget set to.")
     export_retain: str = setting("", "New JSONL file to write the retain set to.")
 
-    def paths(self) -> dict[str, pathlib.Path]:
-        """Returns where the forget and the retain set go, those of the two that are asked for."""
-        given = {"forget": self.export_forget, "retain": self.export_retain}
-        paths = {name: pathlib.Path(path) for name, path in given.items() if path}
-        for name, path in paths.items():
-            files.check_new(path, f"--export_{name}")
-        if len({path.resolve() for path in paths.values()}) < len(paths):
-            raise ValueError("--export_forget and --export_retain must be two files, they are one")
-        return paths
-
 
 def main() -> NoReturn:
     """Runs the command."""
@@ -88,14 +68,19 @@ def run(options: Options) -> None:
     """Traces, prints what was found and writes the sets that are asked for."""
     if not options.index:
         raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
-    paths = options.paths()
+    exports = {"forget": options.export_forget, "retain": options.export_retain}
+    paths = {name: pathlib.Path(path) for name, path in exports.items() if path}
+    for name, path in paths.items():
+        files.check_new(path, f"--export_{name}")
+    if len({path.resolve() for path in paths.values()}) < len(paths):
+        raise ValueError("--export_forget and --export_retain must be two files, they are one")
     if bool(options.queries) == bool(options.instruction):
         raise ValueError("either --instruction or --queries must be given: give one of the two")
-    queries: tuple[Example, ...]
+    queries: Sequence[Example] = [
+        make_example(options.instruction, options.input, options.response)
+    ]
     if options.queries:
         queries = read_examples(options.queries, needs_output=False)
-    else:
-        queries = (make_example(options.instruction, options.input, options.response),)
     from raslik_jax.index.store import SketchStore
     from raslik_jax.trace import Tracer
 
@@ -123,7 +108,7 @@ def _export(
     chosen, lines = tracer.select_sets(trace, **rule), []
     for name, path in paths.items():
         positions, sign = getattr(chosen, name), 1 if name == "forget" else -1
-        rows = [tracer.examples[trace.ids[position]] for position in positions]
+        rows = [tracer.examples[tracer.store.ids[position]] for position in positions]
         extra = [{"score": sign * float(trace.score_N[position])} for position in positions]
         write_examples(path, rows, extra=extra)
         lines.append(f"{len(rows)} examples to {name} written to {path}")

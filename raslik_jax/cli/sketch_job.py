@@ -66,10 +66,9 @@ def run(options: Options) -> None:
     folder = units.join_unit(workdir, sketch, plan.key(sketch).value)
     try:
         store, made = sketch_stage.fill_index(workspace, folder)
+        print(f"the index is complete, {made:,} of {store.num_rows:,} sketches were made here")
     except (ValueError, OSError):
         # The run moves a finished index to its place, also while another job looks at it.
         if not plan.check(sketch):
             raise
         print("the index is complete, the run has taken it over")
-        return
-    print(f"the index is complete, {made:,} of {store.num_rows:,} sketches were made here")

@@ -34,15 +34,14 @@ def fill_store(
     chunks: Iterable[int],
     count: Callable[[int], None] = lambda rows: None,
 ) -> int:
-    """Makes and commits the rows of these chunks; how many were made.
+    """Makes and commits the rows of some chunks of a corpus; how many were made.
 
     Whole batches are computed even where a chunk needs a part of one, so that what a batch holds,
     and with it every bit of a row, never depends on what is left to do.
 
     Args:
       store: index whose ids are in the plans' sketching order.
-      encoded: the corpus.
-      plans: batches of the whole corpus, the same on every run.
+      encoded, plans: the whole corpus and its batches, the same on every run.
       sketch: makes the sketches of one batch.
       chunks: such as `store.missing_chunks()`.
       count: is given the number of rows after every batch, committed or not yet.

@@ -5,9 +5,9 @@ committed nor claimed, by a conditional write of `claims/<chunk>.json` that only
 Then its heart beats: it rewrites its claim every few seconds. A heart that stopped loses its claim.
 
 No clock is shared. Each watcher measures, by its own clock, for how long a claim has not changed;
-a process of its own host it can simply look for. A job that was only slow may so lose its chunk to
-another, and both make it. That is harmless: the same chunk has the same bytes, and every write is
-atomic. Claims save work, they guard nothing.
+a process of its own host it can simply look for. A slow job may so lose its chunk to another, and
+both make it. That is harmless: the same chunk has the same bytes, and every write is atomic. Claims
+save work, they guard nothing.
 """
 
 import contextlib
@@ -84,23 +84,18 @@ class Claims:
         ):
             return None
         self._store.require_current(chunk)
-        if seen.value is None:
-            generation = self._place.create(file, value, seen.generation)
-        else:
-            generation = self._place.write(file, value, if_equal=seen.generation)
+        write = self._place.create if seen.value is None else self._place.write
+        generation = write(file, value, if_equal=seen.generation)
         if not generation:
             return None  # another job was faster
         # Its last maker may have committed it between our look and our claim.
         if chunk in self._store.missing_chunks():
             return Claim(chunk, generation)
-        self._place.delete(file, if_equal=generation)
+        self._place.write(file, None, if_equal=generation)
         return None
 
     def _is_void(self, chunk: int, value: bytes) -> bool:
-        """Whether a claim is of an index that was here before, or of a dead process of this host.
-
-        One that cannot be read, such as one just being written, is waited for like any other.
-        """
+        """Whether a claim is of an index that was here before, or of this host's dead process."""
         try:
             claim = parse_json(value.decode(errors="replace"), "a claim")
             check_shape(claim, _CLAIM, "a claim")
@@ -110,17 +105,15 @@ class Claims:
                 return False
         except ProcessLookupError:
             return True
-        except (ValueError, PermissionError, OverflowError):
+        except (ValueError, PermissionError, OverflowError):  # perhaps one just being written
             return False
         return True
 
     def _is_expired(self, chunk: int, generation: bytes) -> bool:
         now = self._clock()
         known, since = self._seen.get(chunk, (b"", now))
-        if known != generation:
-            since = now
-        self._seen[chunk] = (generation, since)
-        return now - since > self._expiry_s
+        self._seen[chunk] = (generation, since if known == generation else now)
+        return now - self._seen[chunk][1] > self._expiry_s
 
     def _origin(self, chunk: int) -> str:
         return self._store.manifest.chunks[chunk].origin
@@ -179,12 +172,8 @@ def claimed_chunks(
     """Yields chunks for this job to make, until none of the index is missing.
 
     A chunk is this job's until the next one is asked for. While other jobs hold all that is
-    missing, waits: for their commits, or for a claim to expire.
-
-    Args:
-      store: the index, the same for all jobs (`SketchStore.create` by each of them is safe).
-      worker, heartbeat_s, expiry_s: see `Claims`.
-      poll_s: seconds between two looks while waiting.
+    missing, looks again every `poll_s` seconds for a claim that has expired. For the rest see
+    `Claims`.
 
     Example:
       for chunk in claimed_chunks(store, worker=f"{socket.gethostname()}-{os.getpid()}"):

@@ -19,10 +19,7 @@ COMMON_RIDGE = 0.5
 def directions(
     vector_MK: Float[np.ndarray, "M K"], mean_K: Float[np.ndarray, " K"] | None = None
 ) -> Float[np.ndarray, "M K"]:
-    """Returns unit vectors, less the mean of unit vectors if given, at length 1 again.
-
-    What has no length stays zero.
-    """
+    """Returns unit vectors, less the mean if given and at length 1 again; zeros stay zero."""
     unit_MK = np.asarray(vector_MK, np.float64)
     for shift_K in (0.0, 0.0 if mean_K is None else np.asarray(mean_K, np.float64)):
         unit_MK = unit_MK - shift_K
@@ -35,11 +32,8 @@ def check_agreement(query_gram_QQ: Float[np.ndarray, "Q Q"], ids: Sequence[str])
     """Raises a ValueError where queries point apart, naming those that do most.
 
     The mean score of queries that point against each other means nothing. Unrelated queries have a
-    mean direction of squared length 1 / Q; less than half of that is refused.
-
-    Args:
-      query_gram_QQ: cosines between the queries, of the centered sketches where scores are.
-      ids: of the queries.
+    mean direction of squared length 1 / Q; less than half of that is refused. The cosines between
+    the queries are of the centered sketches where scores are.
     """
     count, square = len(query_gram_QQ), query_gram_QQ.mean()
     if square < 0.5 / count:
@@ -99,8 +93,7 @@ def best_positions(
 ) -> Int[np.ndarray, " k"]:
     """Returns the positions of the `count` highest scores, best first, equal ones by id.
 
-    Raises:
-      ValueError: fewer have a score above minus infinity; `name` says what `count` is.
+    A ValueError where fewer are above minus infinity; there, `name` says what `count` is.
     """
     check_count(count, int(np.sum(score_N > -np.inf)), name)
     if count == 0:

@@ -11,15 +11,10 @@ Layout of an index, local folder or `gs://`, `s3://` prefix alike:
                        its checksums, and that of the manifest it was made for
     claims/            of running jobs only, see `raslik_jax.index.claims`
 
-The only codec is `bytes` (little endian): a sketch is noise, zstd saves 22 % and costs 20 times the
-read. So a chunk file is the raw row block, and a local reader maps it into memory; the checksums
-are those of the commit records.
-
-Every segment begins with a new chunk: an append touches no old file. The price is that the last
-chunk of a segment is padded with zero rows on disk.
-
-Nothing in an index depends on time, process or order of work, so any number of interrupted or
-concurrent runs end with the same bytes.
+A chunk file is the raw row block, little endian, which a local reader maps into memory (a sketch is
+noise: zstd would save 22 % and cost 20 times the read). Every segment begins with a new chunk, so
+an append touches no old file; its last chunk is padded with zero rows. Nothing depends on time,
+process or order of work: interrupted or concurrent runs end with the same bytes.
 """
 
 import dataclasses
@@ -69,12 +64,10 @@ class Segment(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Rows that are written together.
+    """Rows that are written together: their positions, and for which index they are made.
 
-    Attributes:
-      span: their positions.
-      origin: checksum of the manifest as it was when their segment came. Neither a later append
-        nor a deletion changes it: it says for which index a chunk was made.
+    The origin is a hash of the manifest as it was when their segment came, so neither a later
+    append nor a deletion changes it.
     """
 
     span: slice
@@ -83,14 +76,14 @@ class Chunk(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What an index is.
+    """What an index is, as `SketchStore.create` describes it.
 
     Attributes:
       size: K, coordinates of a sketch.
       dtype: a key of `DTYPES`.
       chunk_rows: rows of a full chunk.
-      rotation_seed: key of the rotation of int8 and sign rows, otherwise None.
-      center_sha256: of what was subtracted before signs were taken, if anything.
+      rotation_seed: None where rows are not rotated.
+      center_sha256: of the center, if there is one.
       identity: what the rows were made from.
       segments: what was created, then each append.
       deleted: ids that are marked deleted, in order.
@@ -122,8 +115,7 @@ class Manifest:
         start, segments = 0, []
         for segment in self.segments:
             segments.append(segment._asdict())
-            record = {**self.settings(), "segments": segments}
-            origin = hashlib.sha256(json_bytes(record)).hexdigest()[:16]
+            origin = sha256(json_bytes({**self.settings(), "segments": segments}))[:16]
             end = start + segment.rows
             found += [
                 Chunk(slice(a, min(a + self.chunk_rows, end)), origin)
@@ -177,13 +169,14 @@ class Manifest:
     def seal_record(self, chunk: int, arrays: Mapping[str, np.ndarray]) -> bytes:
         """Returns the commit record of a chunk with these arrays."""
         span, origin = self.chunks[chunk]
-        checksums = {name: checksum(values) for name, values in arrays.items()}
-        count = span.stop - span.start
-        return sealed({"chunk": chunk, "rows": count, "index": origin, "checksums": checksums})
+        sums = {name: checksum(values) for name, values in arrays.items()}
+        rows = span.stop - span.start
+        return sealed({"chunk": chunk, "rows": rows, "index": origin, "checksums": sums})
 
-    def read_record(self, chunk: int, value: bytes, file: str) -> dict[str, int]:
+    def read_record(self, chunk: int, value: bytes | None, path: str) -> dict[str, int]:
         """Returns the checksums of a commit record; a ValueError where it is not this chunk's."""
-        record = unsealed(value, file)
+        file = f"{path}/{record_file(chunk)}"
+        record = unsealed(value or b"", file)
         check_shape(record, _RECORD, file)
         span, origin = self.chunks[chunk]
         if (record["chunk"], record["rows"]) != (chunk, span.stop - span.start):
@@ -193,12 +186,13 @@ class Manifest:
         return record["checksums"]
 
 
-def read_manifest(value: bytes, path: str) -> Manifest:
-    """Returns the manifest that a file of the index at `path` holds.
+def record_file(chunk: int) -> str:
+    """Returns the name of the file of a chunk's commit record."""
+    return f"commits/{chunk}.json"
 
-    Raises:
-      ValueError: it is damaged, or of another format.
-    """
+
+def read_manifest(value: bytes, path: str) -> Manifest:
+    """Returns the manifest in a file of the index at `path`; refuses other formats and damage."""
     file = f"{path}/{MANIFEST}"
     record = unsealed(value, file)
     found = record.pop("index_format", None)
@@ -214,28 +208,25 @@ def read_manifest(value: bytes, path: str) -> Manifest:
 
 def check_settings(manifest: Manifest, ids: Sequence[str], center_K: np.ndarray | None) -> None:
     """Raises a ValueError where an index cannot be made so."""
-    size, dtype, chunk_rows = manifest.size, manifest.dtype, manifest.chunk_rows
-    if not ids or len(set(ids)) != len(ids):
-        raise ValueError(
-            f"an index must have one or more ids that all differ, got {len(ids)} of which "
-            f"{len(set(ids))} differ: make them unique"
-        )
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {sorted(DTYPES)}, got {dtype!r}")
-    if size < 1 or not 1 <= chunk_rows <= 2**20:
-        raise ValueError(
-            f"size must be at least 1 and chunk_rows 1 to 2^20, got {size=}, {chunk_rows=}"
-        )
-    if center_K is not None and (dtype != "sign" or center_K.shape != (size,)):
-        raise ValueError(
-            f"center_K must be of shape {(size,)} and for dtype 'sign', got {center_K.shape} and "
-            f"{dtype!r}: other rows are centered when they are scored"
-        )
-    if dtype == "int8" and rotated_size(size) > 2**17:
-        raise ValueError(
-            f"size must be at most 131,072 for int8, where sums of 8-bit products still fit 32 "
-            f"bits, got {size}: use bfloat16"
-        )
+    size, dtype, rows = manifest.size, manifest.dtype, manifest.chunk_rows
+    distinct, shape = len(set(ids)), None if center_K is None else center_K.shape
+    for is_right, message in (
+        (ids and distinct == len(ids), f"ids must all differ, got {len(ids)}, {distinct} differ"),
+        (dtype in DTYPES, f"dtype must be one of {sorted(DTYPES)}, got {dtype!r}"),
+        (size >= 1, f"size must be at least 1, got {size}"),
+        (1 <= rows <= 2**20, f"chunk_rows must be 1 to 2^20, got {rows}"),
+        (
+            shape is None or (dtype == "sign" and shape == (size,)),
+            f"center_K must be of shape {(size,)} and for dtype 'sign', got {shape} and {dtype!r}",
+        ),
+        # Sums of 8-bit products must fit 32 bits.
+        (
+            dtype != "int8" or rotated_size(size) <= 2**17,
+            f"size must be at most 131,072 for int8, got {size}: use bfloat16",
+        ),
+    ):
+        if not is_right:
+            raise ValueError(f"an index cannot be made: {message}")
 
 
 def refuse_differences(path: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -257,7 +248,12 @@ def refuse_differences(path: str, stored: Mapping[str, Any], given: Mapping[str,
 def make_segment(ids: Sequence[str]) -> tuple[Segment, bytes]:
     """Returns a segment of these ids, and the content of their file."""
     value = json_bytes(list(ids))
-    return Segment(len(ids), hashlib.sha256(value).hexdigest()), value
+    return Segment(len(ids), sha256(value)), value
+
+
+def sha256(value: bytes) -> str:
+    """Returns the SHA-256 of some bytes as hex digits."""
+    return hashlib.sha256(value).hexdigest()
 
 
 def json_bytes(value: Any) -> bytes:

@@ -27,12 +27,7 @@ class Read(NamedTuple):
 
 
 class Place:
-    """Files by name, in a folder or below a prefix. A write that fails is an OSError.
-
-    Attributes:
-      path: of the folder, or the prefix.
-      local: the folder; None of a prefix.
-    """
+    """Files by name, in a folder (`local`) or below a prefix. A write that fails is an OSError."""
 
     def __init__(self, path: str | os.PathLike):
         text = os.fspath(path)
@@ -62,11 +57,7 @@ class Place:
         return {key.decode() for key in keys if not key.endswith(_UNFINISHED.encode())}
 
     def map(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Returns a file as an array; a local one is mapped into memory, read-only.
-
-        Raises:
-          ValueError: there is none, or it has another size.
-        """
+        """Returns a file as an array, a local one mapped into memory; refuses another size."""
         size = int(np.prod(shape)) * dtype.itemsize
         if self.local is not None:
             file = self.local / name
@@ -81,20 +72,14 @@ class Place:
         raise ValueError(f"it must have {size} bytes, it has {actual}")
 
     def write(self, name: str, value: bytes | None, *, if_equal: bytes | None = None) -> bytes:
-        """Writes a file; returns its generation, empty where `if_equal` is another's."""
+        """Writes a file, or deletes it for None; its generation, none if `if_equal` is another."""
         with self._explained(name):
             return self._kv.write(name, value, if_equal=if_equal).result().generation
 
-    def create(self, name: str, value: bytes, absent: bytes) -> bytes:
-        """Writes a file that is not there; returns its generation, empty where another was faster.
-
-        Args:
-          name: of the file.
-          value: its bytes.
-          absent: the generation of `look`, where there was nothing.
-        """
+    def create(self, name: str, value: bytes, *, if_equal: bytes) -> bytes:
+        """Writes a file that was not there for `look`; as `write`, but one of many has it."""
         if self.local is None:
-            return self.write(name, value, if_equal=absent)
+            return self.write(name, value, if_equal=if_equal)
         # Exclusive creation: of many that start at once one has it, without a lock.
         with self._explained(name):
             path = self.local / name
@@ -105,10 +90,6 @@ class Place:
             except FileExistsError:
                 return b""
         return self.look(name).generation
-
-    def delete(self, name: str, *, if_equal: bytes | None = None) -> None:
-        """Deletes a file, if it is of a generation where one is given."""
-        self.write(name, None, if_equal=if_equal)
 
     def delete_folder(self, folder: str) -> None:
         """Deletes all files of a folder, and the folder."""

@@ -1,34 +1,24 @@
 """Compact rows: a fixed random rotation of the sketch, then 8 bits or one bit a coordinate.
 
-On real gradients a few coordinates of a sketch carry most of its mass. Eight bits then spend their
-range on those few, and the angle that sign bits estimate is wrong (slope 0.72). A random sign flip
-and a Walsh-Hadamard transform first make the coordinates about Gaussian (slope 0.999, and int8's
-error 3.5 times smaller). The rotation is orthogonal, so inner products and lengths stay.
+A few coordinates of a real gradient's sketch carry most of its mass: eight bits would spend their
+range on them, and the angle that sign bits estimate be wrong (slope 0.72). A random sign flip and a
+Walsh-Hadamard transform make the coordinates about Gaussian (slope 0.999, and int8's error 3.5
+times smaller). The rotation is orthogonal, so inner products and lengths stay.
 
 Everything here is additions, multiplications and roundings of IEEE floats in a fixed order, so the
 same rows give the same bytes on every machine; every step is odd: the row -x gives the stored -x.
 """
-
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Float32, Int8, UInt8
 
 INT8_LEVELS = 127
 _ROWS_AT_ONCE = 16  # 4 MiB of float32 at K = 65,536: the transform stays in the cache
-_MIN_SIZE = 64  # so that packed signs are whole 64-bit words
-
-
-class Int8Rows(NamedTuple):
-    """Rows as 8-bit integers times a scale per row."""
-
-    values_CW: Int8[np.ndarray, "C W"]
-    scale_C: Float32[np.ndarray, " C"]
 
 
 def rotated_size(size: int) -> int:
-    """Returns W, the power of two (64 at least) that a row of `size` coordinates is padded to."""
-    return max(_MIN_SIZE, 1 << (size - 1).bit_length())
+    """Returns W, the power of two a row is padded to: 64 at least, for whole words of signs."""
+    return max(64, 1 << (size - 1).bit_length())
 
 
 def key_signs(count: int, *, seed: int, stream: int = 0) -> Float32[np.ndarray, " W"]:
@@ -95,11 +85,13 @@ def unrotate(
     return (back_CW * (signs_W * rows_CW.dtype.type(width**-0.5)))[:, :size]
 
 
-def quantize_int8(rotated_CW: Float32[np.ndarray, "C W"]) -> Int8Rows:
-    """Returns each row as round(x / scale), scale = max |x| / 127; a zero row has scale 0."""
+def quantize_int8(
+    rotated_CW: Float32[np.ndarray, "C W"],
+) -> tuple[Int8[np.ndarray, "C W"], Float32[np.ndarray, " C"]]:
+    """Returns round(x / scale) and scale = max |x| / 127 of each row; a zero row has scale 0."""
     scale_C = np.abs(rotated_CW).max(axis=1) / np.float32(INT8_LEVELS)
     divisor_C = np.where(scale_C > 0, scale_C, np.float32(1))
-    return Int8Rows(np.rint(rotated_CW / divisor_C[:, None]).astype(np.int8), scale_C)
+    return np.rint(rotated_CW / divisor_C[:, None]).astype(np.int8), scale_C
 
 
 def pack_signs(
@@ -107,9 +99,8 @@ def pack_signs(
 ) -> UInt8[np.ndarray, "C bytes"]:
     """Returns a bit a coordinate, set where it is positive; bit b of byte i is coordinate 8 i + b.
 
-    A coordinate that is exactly zero takes a sign of the key times the sign of the row's first
-    coordinate that is not: so the row -x has every bit flipped, as linearity wants. A zero row has
-    no direction; its bits are the key's, and its length, 0, says not to use them.
+    A zero takes a sign of the key times the sign of the row's first coordinate that is not zero, so
+    that the row -x has every bit flipped. The bits of a zero row, of length 0, say nothing.
     """
     is_positive_CW = rotated_CW > 0
     is_zero_CW = rotated_CW == 0
@@ -131,10 +122,8 @@ def unpack_signs(packed: UInt8[np.ndarray, "C bytes"]) -> Float32[np.ndarray, "C
 def int8_error(scale_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
     """Returns the standard error of each row's plain score that 8 bits add: scale / sqrt(12).
 
-    A coordinate's rounding error is uniform within half a step, and the query a unit vector (a
-    mean of several is shorter, and errs less): about 4e-5 at W = 65,536. The query's own two 8-bit
-    terms add 1 / 254 of that. For comparison, bfloat16 rows err at most 2^-8, and by about
-    1.6e-3 / sqrt(K) where coordinates are of like size.
+    A coordinate's rounding error is uniform within half a step, and the query a unit vector: about
+    4e-5 at W = 65,536. For comparison, bfloat16 rows err by about 1.6e-3 / sqrt(K).
     """
     return scale_N / np.sqrt(12)
 
@@ -146,10 +135,9 @@ def sign_error(score_N: Float[np.ndarray, " N"], *, width: int) -> Float[np.ndar
     with probability p (Goemans and Williamson 1995, Lemma 3.2; Charikar 2002), so the estimate is
     cos(pi h / W). 0.0061 at right angles and W = 65,536.
 
-    That is the error against the cosine of the gradients, with a sketch of K = W; the sketch's own
-    error, 1 / sqrt(K), is a part of it. Against the cosine of the sketches it is less: at right
-    angles sqrt(1 - 4 / pi^2) = 0.77 of it, since signs agree more where products are positive.
-    For a mean over queries both are upper bounds: as far as queries agree, they err alike.
+    That is the error against the cosine of the gradients, the sketch's own of 1 / sqrt(K) included.
+    Against the cosine of the sketches it is less: sqrt(1 - 4 / pi^2) = 0.77 of it at right angles.
+    For a mean over queries both are upper bounds.
     """
     angle_N = np.arccos(np.clip(np.asarray(score_N, np.float64), -1, 1))
     share_N = angle_N / np.pi

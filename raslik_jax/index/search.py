@@ -44,12 +44,7 @@ _TERMS = {"float32": 1, "bfloat16": 2, "int8": 2}
 
 
 class Queries(NamedTuple):
-    """Queries as cosines with them need them.
-
-    Attributes:
-      direction_QK: unit vectors, of the queries less the mean.
-      mean_K: what was subtracted; zeros where cosines are not centered.
-    """
+    """Unit vectors of the queries less the mean, and that mean: zeros for plain cosines."""
 
     direction_QK: Float64[np.ndarray, "Q K"]
     mean_K: Float64[np.ndarray, " K"]
@@ -77,8 +72,8 @@ class Columns(NamedTuple):
         for bfloat16 and int8 [2 M, W], coarse terms, then fine ones, whose sum keeps 16 bits of the
         query; for signs [Q, W / 32] words.
       column_scale_M: what a product with each row of `columns` is multiplied by.
-      offset_G: <v, mu> for each of the G score columns, 0 when not centered.
-      mean_square: <mu, mu>, 0 when not centered.
+      offset_G: <v, mu> for each of the G score columns; 0, as the next, when not centered.
+      mean_square: <mu, mu>.
       weight_GS: for signs, how S queries' cosines make G scores.
     """
 
@@ -92,11 +87,7 @@ class Columns(NamedTuple):
 def center_queries(
     query_QK: Float[np.ndarray, "Q K"], mean_K: Float[np.ndarray, " K"] | None = None
 ) -> Queries:
-    """Returns queries of any length but zero as unit vectors, less the mean where there is one.
-
-    Raises:
-      ValueError: a query is zero or not finite.
-    """
+    """Returns queries of any finite length but zero, less the mean where there is one."""
     lengths_Q = np.linalg.norm(np.asarray(query_QK, np.float64), axis=1)
     bad = np.flatnonzero(~(np.isfinite(lengths_Q) & (lengths_Q > 0)))
     if len(bad):
@@ -113,9 +104,7 @@ def queries_of_store(
 ) -> Queries:
     """Returns queries, centered on the mean of an index where its cosines are to be.
 
-    Raises:
-      ValueError: a query is zero, not finite or of another size, or the index holds signs of
-        rows that are centered where plain ones are asked for, or the other way round.
+    A ValueError where they do not fit the index: one of signs is centered for good, or is not.
     """
     if query_QK.ndim != 2 or query_QK.shape[1] != store.size or not len(query_QK):
         raise ValueError(
@@ -127,8 +116,7 @@ def queries_of_store(
     if center != is_centered:
         raise ValueError(
             f"the 1-bit index {store.path} holds signs of {'' if is_centered else 'un'}centered "
-            f"rows, got {center=}: make it again from the finer index, centering comes before the "
-            "sign"
+            f"rows, got {center=}: make another from the finer index"
         )
     return center_queries(query_QK, store.center_K)
 
@@ -136,42 +124,29 @@ def queries_of_store(
 def to_columns(
     queries: Queries, *, aggregate: Aggregate, dtype: str = "float32", rotation_seed: int = 0
 ) -> Columns:
-    """Returns queries ready to be multiplied with rows.
+    """Returns queries, centered as the scores are to be, ready to be multiplied with rows.
 
-    Args:
-      queries: centered as the scores are to be.
-      aggregate: `mean` and `common` make one score per row, `mean_rank` one for every query.
-      dtype: of the rows as stored.
-      rotation_seed: of the rotation of int8 and sign rows.
+    `mean` and `common` make one score per row, `mean_rank` one for every query. Dtype and rotation
+    are those of the rows as stored.
     """
-    count = len(queries.direction_QK)
+    count, mean_K = len(queries.direction_QK), queries.mean_K
     weight_GQ = np.full((1, count), 1 / count)
     if aggregate == "mean_rank":
         weight_GQ = np.eye(count)
     elif aggregate == "common":
         weight_GQ = common_weights(queries.gram_QQ)[None]
-    empty = Columns(
-        columns=np.zeros((0, 0), np.float32),
-        column_scale_M=np.zeros(0, np.float32),
-        offset_G=np.zeros(len(weight_GQ), np.float32),
-        mean_square=np.zeros((), np.float32),
-        weight_GS=np.zeros((len(weight_GQ), 0), np.float32),
-    )
+    direction_GK = weight_GQ @ queries.direction_QK
     if dtype == "sign":
         rotated = rotate(queries.direction_QK.astype(np.float32), seed=rotation_seed)
-        words = pack_signs(rotated, seed=rotation_seed).view(np.uint32)
-        return empty._replace(columns=words, weight_GS=weight_GQ.astype(np.float32))
-    direction_GK = weight_GQ @ queries.direction_QK
-    # The last column is mu, or the zeros that make a single query two (XLA's CPU backend has no
-    # fast bf16 or int8 matrix-vector product: 15 to 30 times slower).
-    column_MK = np.concatenate([direction_GK, queries.mean_K[None]])
-    columns, scale_M = _in_terms(column_MK, dtype, rotation_seed)
-    return empty._replace(
-        columns=columns,
-        column_scale_M=scale_M,
-        offset_G=(direction_GK @ queries.mean_K).astype(np.float32),
-        mean_square=np.asarray(queries.mean_K @ queries.mean_K, np.float32),
-    )
+        columns, scale_M = pack_signs(rotated, seed=rotation_seed).view(np.uint32), np.ones(count)
+    else:
+        # The last column is mu, or the zeros that make a single query two (XLA's CPU backend has no
+        # fast bf16 or int8 matrix-vector product: 15 to 30 times slower).
+        column_MK = np.concatenate([direction_GK, mean_K[None]])
+        columns, scale_M = _in_terms(column_MK, dtype, rotation_seed)
+    weight_GS = weight_GQ if dtype == "sign" else weight_GQ[:, :0]
+    numbers = (scale_M, direction_GK @ mean_K, mean_K @ mean_K, weight_GS)
+    return Columns(columns, *(np.asarray(value, np.float32) for value in numbers))
 
 
 def _in_terms(
@@ -179,12 +154,12 @@ def _in_terms(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns columns in the dtype of the rows, and the scale of each."""
     if dtype == "float32":
-        return column_MK.astype(np.float32), np.ones(len(column_MK), np.float32)
+        return column_MK.astype(np.float32), np.ones(len(column_MK))
     if dtype == "bfloat16":
         coarse = column_MK.astype(np.float32).astype(ml_dtypes.bfloat16)
         fine = (column_MK - coarse.astype(np.float64)).astype(np.float32)
         both = np.concatenate([coarse, fine.astype(ml_dtypes.bfloat16)])
-        return both, np.ones(len(both), np.float32)
+        return both, np.ones(len(both))
     left_MW = rotate(column_MK, seed=rotation_seed)
     values, scales = [], []
     for _ in range(_TERMS["int8"]):
@@ -193,7 +168,7 @@ def _in_terms(
         value_MW = np.clip(np.rint(left_MW / scale_M[:, None]), -INT8_LEVELS, INT8_LEVELS)
         left_MW = left_MW - value_MW * scale_M[:, None]
         values.append(value_MW.astype(np.int8))
-        scales.append(scale_M.astype(np.float32))
+        scales.append(scale_M)
     return np.concatenate(values), np.concatenate(scales)
 
 
@@ -206,9 +181,8 @@ def block_scores(
     """Returns the (centered) cosines of a block of rows with the queries; pure, for one device.
 
     Args:
-      stored_CW: rows as stored; signs as words of 32 bits.
-      scale_C: scales of int8 rows; of others, ones.
-      length_C: lengths of the rows as stored; zero rows score 0.
+      stored_CW: of `SketchStore.stored_words`.
+      scale_C, length_C: of `SketchStore.column`; rows of length 0 score 0.
       columns: of `to_columns` for the rows' dtype.
     """
     stored_CW = jnp.asarray(stored_CW)
@@ -267,11 +241,10 @@ def centered_cosine(
 ) -> Float32[jax.Array, " N"]:
     """Returns the mean over queries of the (centered) cosine with every row.
 
-    The formula of this module; Algorithm 1, lines 3 and 4.
+    The formula of this module; Algorithm 1, lines 3 and 4. A zero row scores 0.
 
     Args:
-      sketch_NK: rows, float32 or bfloat16, near unit length where there is a mean, since that is
-        what the mean is of. A zero row scores 0.
+      sketch_NK: rows, float32 or bfloat16, near unit length where there is a mean.
       query_QK: queries of any length but zero.
       mean_K: mean of the unit rows, or None for the plain cosine.
     """
@@ -301,9 +274,6 @@ def score_store(
 
     Returns:
       Scores in the order of `store.ids`, minus infinity for rows that are deleted or zero.
-
-    Raises:
-      ValueError: see `queries_of_store`; or a chunk is missing or damaged.
     """
     store.require_complete()
     columns = columns_of_store(store, query_QK, center=center, aggregate=aggregate)
@@ -367,19 +337,14 @@ def search_store(
     """Returns both ends of the ranking from one pass over the index.
 
     Args:
-      store: the index.
-      query_QK: sketches of the queries.
-      center: the centered cosine.
-      k_forget: number of rows with the highest scores.
-      k_retain: number of rows with the lowest.
-      aggregate: see `combine.aggregate_scores`.
+      store, query_QK, center, aggregate: see `score_store`.
+      k_forget: number of rows with the highest scores; `k_retain`: with the lowest.
       finer: an index of the same rows in a finer dtype; the candidates are scored again from it.
       candidates: candidates per row that is asked for, when there is a finer index.
       score_N: of `score_store` for the same arguments, where the caller has them already.
 
     Raises:
-      ValueError: more rows are asked for than there are; the finer index is of something else; see
-        `score_store`.
+      ValueError: more rows are asked for than there are; the finer index is of something else.
     """
     if finer is not None and aggregate != "mean":
         raise ValueError(f"aggregate must be mean with a finer index, got {aggregate}")

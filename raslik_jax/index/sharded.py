@@ -1,8 +1,7 @@
-"""An index held in the memory of many devices: local ends of the ranking, one merge.
+"""An index held in the memory of many devices, for one that is asked again and again.
 
-Each device scores its own rows and sorts out its own best and worst; only those few travel. For an
-index that is asked again and again, or is too large for one host; `search.search_store` reads the
-memory map instead and needs no device memory.
+Each device scores its own rows and sorts out its own best and worst; only those few travel.
+`search.search_store` reads the memory map instead and needs no device memory.
 """
 
 import functools
@@ -25,12 +24,8 @@ from raslik_jax.index.store import SketchStore
 class ShardedRows(NamedTuple):
     """The rows of an index over devices, padded to a multiple of their number.
 
-    Attributes:
-      stored_NW: rows as stored; signs as words of 32 bits.
-      scale_N: scales of int8 rows; of others, ones.
-      length_N: lengths of the rows as stored.
-      id_rank_N: place of each row's id among all ids in order, the tie-breaker; -1 for deleted
-        rows and padding.
+    The first three are those of `search.block_scores`; `id_rank_N` is the place of each row's id
+    among all ids in order, the tie-breaker, and -1 for deleted rows and padding.
     """
 
     stored_NW: Shaped[Array, "N W"]
@@ -40,13 +35,9 @@ class ShardedRows(NamedTuple):
 
 
 def shard_store(store: SketchStore, mesh: Mesh) -> ShardedRows:
-    """Returns the rows of a complete index over the devices of `mesh`.
+    """Returns the rows of a complete index over the devices of `distributed.data_mesh`.
 
-    Each process reads the chunks of its own rows only.
-
-    Args:
-      store: the index, opened by every process.
-      mesh: of `distributed.data_mesh`.
+    Every process opens the index, and reads the chunks of its own rows only.
     """
     store.require_complete()
     total = -(-store.num_rows // mesh.size) * mesh.size
@@ -124,19 +115,9 @@ def search_sharded(
     k_forget: int,
     k_retain: int,
 ) -> Tails:
-    """Returns both ends of the ranking by mean cosine, the same in every process.
+    """Returns both ends of the ranking by mean cosine, as `search.search_store` does.
 
-    Args:
-      store: the index that `rows` are of; ids and mean come from it.
-      rows: of `shard_store`.
-      query_QK: sketches of the queries, the same in every process.
-      mesh: the devices that hold the rows.
-      center: the centered cosine.
-      k_forget: rows asked for with the highest scores.
-      k_retain: rows asked for with the lowest.
-
-    Raises:
-      ValueError: more rows are asked for than there are; see `search.queries_of_store`.
+    `rows` are of `shard_store` for this index and mesh; the queries are the same in every process.
     """
     for count in (k_forget, k_retain):
         check_count(count, int(store.is_eligible_N.sum()))

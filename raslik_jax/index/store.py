@@ -6,7 +6,6 @@ changes an index.
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,9 @@ from raslik_jax.index.format import (
     checksum,
     make_segment,
     read_manifest,
+    record_file,
     refuse_differences,
+    sha256,
 )
 from raslik_jax.index.place import Place
 from raslik_jax.index.quantize import unpack_signs
@@ -36,17 +37,14 @@ class SketchStore:
     Made by `SketchStore.create` (which also resumes) or `SketchStore.open`.
 
     Attributes:
-      path: where it is.
-      place: its files.
-      manifest: what it is.
+      path, place, manifest: where it is, its files, and what it is.
       identity: what the rows were made from.
       ids: of all rows in sketching order, deleted ones included.
       size: K, coordinates of a sketch.
       dtype: how rows are stored, a key of `format.DTYPES`.
       chunk_rows: rows of a full chunk.
       rotation_seed: key of the rotation; 0 where rows are not rotated.
-      num_rows: N, deleted rows included.
-      num_chunks: chunks, written or not.
+      num_rows, num_chunks: N and its chunks, deleted or missing ones included.
 
     Example:
       store = SketchStore.create(path, identity={"model": "..."}, ids=ids, size=4096)
@@ -93,11 +91,10 @@ class SketchStore:
           chunk_rows: rows of one chunk: what one commit, one claim and one kill are worth.
           rotation_seed: key of the sign flips before int8 or sign quantization.
           center_K: for `sign` only: the mean to subtract before the signs are taken, which makes
-            this an index of centered cosines. Centering cannot come after the sign.
+            this an index of centered cosines.
 
         Raises:
-          ValueError: an argument is not usable, the index at `path` was made with others, or
-            `path` holds files that are no index.
+          ValueError: an argument is not usable, or `path` holds something else.
         """
         place = Place(path)
         segment, ids_bytes = make_segment(ids)
@@ -109,7 +106,7 @@ class SketchStore:
             dtype=dtype,
             chunk_rows=chunk_rows,
             rotation_seed=rotation_seed if dtype in ("int8", "sign") else None,
-            center_sha256=None if center_K is None else _sha256(files["center"]),
+            center_sha256=None if center_K is None else sha256(files["center"]),
             identity=_as_json(identity),
             segments=(segment,),
         )
@@ -117,7 +114,14 @@ class SketchStore:
         found = place.look(MANIFEST)
         if found.value is None:
             files |= manifest.zarr_files()
-            _refuse_foreign_files(place, files)
+            # What a creation that was killed, or is at work, has left is its own.
+            names = place.names()
+            foreign = [n for n in sorted(names) if n not in files or place.read(n) != files[n]]
+            if foreign and MANIFEST not in names:  # with one, another process was faster
+                raise ValueError(
+                    f"an index must have a new or empty folder, {place.path} has no manifest.json "
+                    f"and holds {some_of(foreign, 3)}: give another path, or delete what is there"
+                )
             for file, value in files.items():
                 place.write(file, value)
             # Absent when looked for; should another job have made it since, its word stands.
@@ -131,12 +135,7 @@ class SketchStore:
     def open(
         cls, path: str | os.PathLike, *, identity: Mapping[str, Any] | None = None
     ) -> "SketchStore":
-        """Returns the index at `path`; refuses it when `identity` is given and differs anywhere.
-
-        Raises:
-          ValueError: no index is there, it is damaged, its format is not ours, or a field of
-            its identity differs (each differing field is named with both values).
-        """
+        """Returns the index at `path`; refuses one that is damaged or of another identity."""
         place = Place(path)
         file = place.local and place.local / MANIFEST
         if file and os.path.lexists(file) and not file.is_file():  # a FIFO never ends
@@ -177,8 +176,6 @@ class SketchStore:
         """Which rows can be found: not deleted, and of a gradient that is not zero."""
         return self.is_live_N & (self.column("lengths") > 0)
 
-    # writing -------------------------------------------------------------------------------------
-
     def missing_chunks(self) -> tuple[int, ...]:
         """Returns the chunks without a commit record of this index, ascending: what is to do."""
         there = self.place.names("commits")
@@ -188,7 +185,7 @@ class SketchStore:
         values = self.place.read_many([record_file(i) for i in unread])
         for chunk, value in zip(unread, values, strict=True):
             with contextlib.suppress(ValueError):  # damaged or of another index: to be made again
-                self._records[chunk] = self.read_record(chunk, value)
+                self._records[chunk] = self.manifest.read_record(chunk, value, self.path)
         return tuple(i for i in range(self.num_chunks) if i not in self._records)
 
     def require_complete(self) -> None:
@@ -221,14 +218,12 @@ class SketchStore:
 
         Args:
           chunk: which one.
-          rows_CK: the unit sketches of the chunk, in order; a zero gradient's is zero.
+          rows_CK: its unit sketches, in order; a zero gradient's is zero.
           norms_C: each sketch's norm before it was made a unit vector.
 
         Raises:
-          ValueError: wrong shape, a value that is not finite, or a row that is no unit vector;
-            the index on disk was replaced by one of other settings meanwhile.
-          OSError: the disk is full or the write failed. The chunk is still missing then, and can
-            be written when there is space.
+          ValueError: rows that are no unit vectors; the index on disk was replaced meanwhile.
+          OSError: the disk is full or the write failed: the chunk is still missing.
         """
         ids = self.ids[self.chunk_positions(chunk)]
         if rows_CK.shape != (len(ids), self.size) or norms_C.shape != (len(ids),):
@@ -242,7 +237,7 @@ class SketchStore:
         record, file = self.manifest.seal_record(chunk, arrays), record_file(chunk)
         self.require_current(chunk)
         if self.place.read(file) not in (None, record):
-            self.place.delete(file)  # missing until all of the other bytes are there
+            self.place.write(file, None)  # missing until all of the other bytes are there
         self.forget(chunk)
         try:
             for name, values in arrays.items():
@@ -256,11 +251,7 @@ class SketchStore:
                 raise
 
     def finish(self) -> None:
-        """Clears away what killed or waiting jobs left; to be called when no chunk is missing.
-
-        Raises:
-          ValueError: a chunk is missing.
-        """
+        """Clears away what killed or waiting jobs left; refuses where a chunk is missing."""
         self.require_complete()
         for file, value in self.manifest.zarr_files().items():
             if self.place.read(file) != value:
@@ -278,25 +269,17 @@ class SketchStore:
         for name in ("is_eligible_N", "mean_K"):
             self.__dict__.pop(name, None)
 
-    # reading -------------------------------------------------------------------------------------
-
-    def read_record(self, chunk: int, value: bytes | None) -> dict[str, int]:
-        """Returns the checksums of a chunk; ValueError where the record is not of this chunk."""
-        file = f"{self.path}/{record_file(chunk)}"
-        return self.manifest.read_record(chunk, value or b"", file)
-
     def read_array(self, name: str, chunk: int) -> np.ndarray:
         """Returns a chunk of an array, with the zeros that pad it to `chunk_rows`.
 
         A local one is mapped into memory, and held against the checksum of its commit record when
-        this object reads it for the first time; one in a cloud store each time.
-
-        Raises:
-          ValueError: the chunk is missing or damaged.
+        this object reads it for the first time; one in a cloud store each time. A ValueError where
+        the chunk is missing or damaged.
         """
         file = self.manifest.chunk_file(name, chunk)
         if chunk not in self._records:
-            self._records[chunk] = self.read_record(chunk, self.place.read(record_file(chunk)))
+            record = self.place.read(record_file(chunk))
+            self._records[chunk] = self.manifest.read_record(chunk, record, self.path)
         try:
             values = self.place.map(file, *self.manifest.arrays[name])
             if (name, chunk) not in self._checked:
@@ -320,9 +303,6 @@ class SketchStore:
         """Returns the rows at `positions` of `ids` as float32 sketches, rotated back if need be.
 
         Signs come back as unit vectors that share the signs, so only their direction means much.
-
-        Raises:
-          ValueError: their chunk is missing or damaged.
         """
         position_M = np.asarray(positions, np.int64)
         starts = np.array([chunk.span.start for chunk in self.manifest.chunks])
@@ -369,9 +349,6 @@ class SketchStore:
 
         A function of the set of live rows alone: appends and deletions lead to the very bits
         that an index made of the remaining rows would give (chunk sums are kept as integers).
-
-        Raises:
-          ValueError: a chunk is missing, or the rows are signs, which have no mean.
         """
         if self.dtype == "sign":
             raise ValueError(
@@ -392,38 +369,13 @@ class SketchStore:
         return rows_lib.unrotated(self.manifest, mean_W[None])[0]
 
 
-def record_file(chunk: int) -> str:
-    """Returns the name of the file of a chunk's commit record."""
-    return f"commits/{chunk}.json"
-
-
 def _as_json(identity: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(dict(identity), allow_nan=False))
 
 
-def _sha256(value: bytes) -> str:
-    return hashlib.sha256(value).hexdigest()
-
-
-def _read_hashed(place: Place, name: str, sha256: str) -> bytes:
+def _read_hashed(place: Place, name: str, expected: str) -> bytes:
     """Returns a file whose hash is in the manifest."""
     value = place.read(name) or b""
-    if _sha256(value) != sha256:
+    if sha256(value) != expected:
         raise ValueError(f"{place.path}/{name} is damaged: its content does not match the manifest")
     return value
-
-
-def _refuse_foreign_files(place: Place, own: Mapping[str, bytes]) -> None:
-    """Raises a ValueError where the place of a new index holds anything but its own files.
-
-    Its own are those that a creation that was killed, or is at work, has left.
-    """
-    names = place.names()
-    if MANIFEST in names:  # another process was faster
-        return
-    foreign = [n for n in sorted(names) if n not in own or place.read(n) != own[n]]
-    if foreign:
-        raise ValueError(
-            f"an index must have a new or empty folder, {place.path} has no manifest.json and "
-            f"holds {some_of(foreign, 3)}: give another path, or delete what is there"
-        )

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raslik_jax.index.format import MANIFEST, checksum, make_segment
-from raslik_jax.index.store import SketchStore, record_file
+from raslik_jax.index.format import MANIFEST, checksum, make_segment, record_file
+from raslik_jax.index.store import SketchStore
 from raslik_jax.messages import some_of
 
 
@@ -23,8 +23,7 @@ class Damage(NamedTuple):
 def verify(store: SketchStore) -> tuple[Damage, ...]:
     """Returns what is damaged, after reading everything and checking every checksum.
 
-    Missing chunks are no damage. To have damaged chunks made again: `discard` them, then write
-    what `missing_chunks` names.
+    Missing chunks are no damage. To have damaged ones made again, `discard` them.
     """
     damages = [
         Damage(None, file, "differs from what the manifest says")
@@ -45,7 +44,7 @@ def verify(store: SketchStore) -> tuple[Damage, ...]:
 def _verify_chunk(store: SketchStore, chunk: int) -> list[Damage]:
     file = record_file(chunk)
     try:
-        checksums = store.read_record(chunk, store.place.read(file))
+        checksums = store.manifest.read_record(chunk, store.place.read(file), store.path)
     except ValueError as error:
         return [Damage(chunk, file, str(error))]
     damages = []
@@ -63,16 +62,15 @@ def _verify_chunk(store: SketchStore, chunk: int) -> list[Damage]:
 def discard(store: SketchStore, chunks: Iterable[int]) -> None:
     """Drops the commit records of `chunks`, which makes them missing."""
     for chunk in chunks:
-        store.place.delete(record_file(chunk))
+        store.place.write(record_file(chunk), None)
         store.forget(chunk)
 
 
 def append(store: SketchStore, ids: Sequence[str]) -> SketchStore:
     """Returns the index with rows for `ids`, which are missing still; old chunks are not touched.
 
-    Raises:
-      ValueError: an id is in the index already (deleted or not), or twice in `ids`; the index was
-        changed since it was opened; its bits are of centered rows.
+    Refused are ids that the index has (deleted or not), an index that was changed since it was
+    opened, and bits of centered rows.
     """
     known = set(store.ids)
     clashing = [i for i in ids if i in known]
@@ -90,11 +88,7 @@ def append(store: SketchStore, ids: Sequence[str]) -> SketchStore:
 def delete(store: SketchStore, ids: Iterable[str]) -> SketchStore:
     """Returns the index with rows marked deleted: they leave the mean and every search.
 
-    Their bytes stay.
-
-    Raises:
-      ValueError: an id is not in the index, or no row would be left; the index was changed since it
-        was opened; its bits are of centered rows.
+    Their bytes stay. Refused are unknown ids, all ids, and what `append` refuses.
     """
     given = set(ids)
     unknown = sorted(given - set(store.ids))
@@ -139,11 +133,9 @@ def requantize(
 
     Args:
       source: the finer index.
-      path: of the copy.
-      dtype: of the copy.
+      path, dtype, rotation_seed: of the copy, see `SketchStore.create`.
       is_centered: for `sign`: take the signs of row minus `source.mean_K`.
       chunk_rows: of the copy; by default that of `source`.
-      rotation_seed: of the copy's rotation.
     """
     positions = np.flatnonzero(source.is_live_N)
     store = SketchStore.create(

@@ -23,12 +23,7 @@ _QUERIES_AT_ONCE = 64
 
 
 class Bm25Index(NamedTuple):
-    """Documents ready to be scored.
-
-    Attributes:
-      weight_NW: what one occurrence of a word in a query adds to each document's score, sparse.
-      column_of: the column of each word of the documents.
-    """
+    """What one occurrence of a word in a query adds to each document's score; columns of words."""
 
     weight_NW: scipy.sparse.csc_array
     column_of: dict[str, int]

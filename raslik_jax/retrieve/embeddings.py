@@ -24,14 +24,10 @@ def embed_texts(
     """Returns the sentence vector, of length 1, of every text.
 
     Args:
-      encoder: bound, with a pooling.
-      weights: its weights.
+      encoder, weights: bound, with a pooling, and what it is bound to.
       tokens: ids of each text, with the encoder's special tokens.
       batch_size: texts at a time.
       bar: text before the progress bar; empty for silence.
-
-    Raises:
-      ValueError: a text is empty or longer than the encoder takes.
     """
     config = encoder.config
     if not tokens:

@@ -30,8 +30,7 @@ def score_sigma(
       rho_NQ: cosines of the rows with the queries, likewise.
       p: probability that two coordinates meet, about 1 / K.
 
-    Source: expansion of Li and Li, KDD 2023, arXiv 2302.03505; `sketch.theory` has it row by
-    row.
+    Source: expansion of Li and Li, KDD 2023, arXiv 2302.03505; `sketch.theory` has it by rows.
     """
     gram_QQ, rho_NQ = np.asarray(query_gram_QQ, np.float64), np.asarray(rho_NQ, np.float64)
     sum_N, square_NQ = rho_NQ.sum(axis=1), rho_NQ**2
@@ -66,10 +65,7 @@ def margin_sigma(
     score_N: Float[np.ndarray, " N"],
     settings: RetrieveConfig,
 ) -> float:
-    """Returns the one sigma_k of --retrieve.select=margin: of the rows near the thresholds.
-
-    Scores are s_F in the order of the index's ids, queries centered as they are.
-    """
+    """Returns the one sigma_k of --retrieve.select=margin: of the rows near the thresholds."""
     distance_N = np.minimum(
         np.abs(score_N - settings.forget_threshold), np.abs(score_N + settings.retain_threshold)
     )

@@ -37,12 +37,7 @@ def select_by_count(
       forget_N: s_F, higher is more aligned with the query.
       retain_N: s_R = -s_F for the antipodal search.
       ids: example ids, the tie-breaker.
-      num_forget: size of the forget set.
-      num_retain: size of the retain set.
-
-    Raises:
-      ValueError: a score is NaN or infinite, the lengths differ, or more is asked for than there
-        is.
+      num_forget, num_retain: sizes of the sets.
     """
     _check_scores(forget_N, retain_N, ids)
     forget = best_positions(forget_N, ids, num_forget, "num_forget")
@@ -67,15 +62,13 @@ def select_by_threshold(
     tau* by z standard deviations of the sketch (Section 3.4, "Suggested thresholds").
 
     Args:
-      forget_N: s_F; minus infinity bars an example.
-      retain_N: s_R = -s_F for the antipodal search.
-      ids: example ids, the tie-breaker.
+      forget_N, retain_N, ids: as `select_by_count` has them.
       forget_threshold: tau_F, a cosine for influence scores.
       retain_threshold: tau_R; an example is retained where s_F is at most -tau_R.
       margin: z sigma_k, of the normal quantile z_{1 - delta} and `noise.score_sigma`.
 
     Raises:
-      ValueError: a score is NaN or infinite; a set is empty; an example passes both thresholds.
+      ValueError: a set is empty; an example passes both thresholds.
     """
     _check_scores(forget_N, retain_N, ids)
     # In float64, so that a threshold of .1 means .1 and not the float32 next to it.
@@ -104,11 +97,6 @@ def select_by_threshold(
 def _check_scores(
     forget_N: Float[np.ndarray, " N"], retain_N: Float[np.ndarray, " N"], ids: Sequence[str]
 ) -> None:
-    if not len(forget_N) == len(retain_N) == len(ids):
-        raise ValueError(
-            f"each example must have a forget score, a retain score and an id, got "
-            f"{len(forget_N)}, {len(retain_N)} and {len(ids)}"
-        )
     for name, score_N in (("forget", forget_N), ("retain", retain_N)):
         where = np.flatnonzero(np.isnan(score_N) | (score_N == np.inf))
         if len(where):
@@ -155,28 +143,17 @@ def summarize_selection(
     for name, positions, score_N, words in zip(
         ("forget", "retain"), selection, (forget_N, retain_N), chosen_texts, strict=True
     ):
+        part = summary[name] = {"lowest": None, "highest": None}
+        if len(positions):
+            chosen_M = score_N[positions].astype(np.float64)
+            finite_N = score_N[np.isfinite(score_N)].astype(np.float64)
+            part |= {"lowest": float(chosen_M.min()), "highest": float(chosen_M.max())}
+            for suffix, scale in (("", 1.0), ("_scaled", float(np.abs(finite_N).max()) or 1.0)):
+                near = int((np.abs(finite_N - part["lowest"]) <= margin * scale).sum())
+                part[f"near_threshold{suffix}"] = near
+                part[f"density{suffix}"] = near / (2 * margin * len(finite_N))
         found = [labels[i] for i in positions]
-        summary[name] = {
-            **_summarize_scores(score_N, positions, margin),
-            "duplicates": len(words) - len(set(words)),
-            "targets": found.count(True),
-            "non_targets": found.count(False),
-            "unlabeled": found.count(None),
-        }
+        part["duplicates"] = len(words) - len(set(words))
+        kinds = {"targets": True, "non_targets": False, "unlabeled": None}
+        part |= {kind: found.count(label) for kind, label in kinds.items()}
     return summary
-
-
-def _summarize_scores(
-    score_N: Float[np.ndarray, " N"], positions: Int[np.ndarray, " M"], margin: float
-) -> dict[str, Any]:
-    chosen_M = score_N[positions].astype(np.float64)
-    if not len(chosen_M):
-        return {"lowest": None, "highest": None}
-    finite_N = score_N[np.isfinite(score_N)].astype(np.float64)
-    lowest, largest = float(chosen_M.min()), float(np.abs(finite_N).max())
-    part: dict[str, Any] = {"lowest": lowest, "highest": float(chosen_M.max())}
-    for suffix, scale in (("", 1.0), ("_scaled", largest or 1.0)):
-        near = int((np.abs(finite_N - lowest) <= margin * scale).sum())
-        part[f"near_threshold{suffix}"] = near
-        part[f"density{suffix}"] = near / (2 * margin * len(finite_N))
-    return part

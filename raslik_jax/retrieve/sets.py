@@ -21,13 +21,8 @@ def set_sizes(
 ) -> tuple[int, int] | None:
     """Returns the sizes of both sets where the rule needs no scores for them, otherwise None.
 
-    A num_forget of 0 stands for the number of targets, a num_retain of 0 for num_forget; a quantile
-    is that of the scores of all who can be chosen.
-
-    Args:
-      settings: the rule and its options.
-      num_targets: labeled targets that can be chosen.
-      num_eligible: examples that can be chosen.
+    A num_forget of 0 stands for the labeled targets that can be chosen, a num_retain of 0 for
+    num_forget; shares are of the examples that can be chosen.
 
     Raises:
       ValueError: num_forget is 0 and there are no targets; a share is no example.
@@ -69,9 +64,6 @@ def select_sets(
       settings: the rule and its options.
       num_targets: labeled targets that can be chosen.
       sigma: of `noise.margin_sigma`, for the rule that needs it.
-
-    Raises:
-      ValueError: see the rules.
     """
     poles = score_N, opposite(score_N)
     eligible = int((score_N > -np.inf).sum())

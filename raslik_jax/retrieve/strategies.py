@@ -27,9 +27,7 @@ class Request(NamedTuple):
       examples: the training examples, in corpus order.
       is_eligible_N: examples that may be in a set: those with a token of an answer and with the
         scores that the strategy needs.
-      seed: seed of the strategies that draw at random.
-      retain_from: `non_target` draws random retain sets among labeled non-targets, the paper's
-        protocol; `anywhere` among all examples.
+      seed, retain_from: of random draws, see --retrieve.retain_from.
       num_forget, num_retain: sizes of the sets, for controlled randomization.
       settings: the strategy's own, like its record's `settings`.
       queries: the retrieval queries, for the strategies that read texts.
@@ -64,8 +62,7 @@ class Strategy(NamedTuple):
       score: from what there is to both scores.
       needs: names of the scores in `Request.scores` that it reads; each is made by a unit of the
         run that is left out where no strategy needs it.
-      ranks_all: whether the forget score orders all examples, so that the whole ranking can be
-        measured, not the set alone.
+      ranks_all: whether the forget score orders all examples and can be measured as a ranking.
       settings: its own settings, with the defaults.
       color, marker: in figures; empty: the next of those that no strategy has.
       is_subject: whether it is the one that reports speak of where it was run.
@@ -86,22 +83,14 @@ class Strategy(NamedTuple):
         return bool({"influence", "exact_kernel"} & set(self.needs))
 
 
-def prompt_text(example: Example) -> str:
-    """Returns instruction and input, the text that EmbeddingSim compares (Appendix)."""
-    return f"{example.instruction} {example.input}".strip()
-
-
-def query_text(example: Example, include: QueryText) -> str:
-    """Returns the text of a query: its prompt, with its output by option."""
-    prompt = prompt_text(example)
+def query_text(example: Example, include: QueryText = "prompt") -> str:
+    """Returns instruction and input, as EmbeddingSim compares (Appendix), perhaps the output."""
+    prompt = f"{example.instruction} {example.input}".strip()
     return prompt if include == "prompt" else f"{prompt} {example.output}".strip()
 
 
 def _uniform(request: Request, stream: int) -> Float[np.ndarray, " N"]:
-    """Returns one uniform draw per example, tied to its place in the order of ids.
-
-    So the draw follows the example when the rows are shuffled.
-    """
+    """Returns one uniform draw per example, which follows its id when rows are shuffled."""
     generator = np.random.Generator(np.random.Philox(key=[request.seed, stream]))
     draw_N = generator.random(len(request.examples))
     order = np.argsort(np.asarray([example.example_id for example in request.examples]))
@@ -128,7 +117,7 @@ def _random_retain(request: Request) -> np.ndarray:
     return score_N if is_anywhere else _where_label(request, False, score_N)
 
 
-def _both_ends(request: Request, score_N: Float[np.ndarray, " N"]) -> Scores:
+def _poles(request: Request, score_N: Float[np.ndarray, " N"]) -> Scores:
     """Returns s_F and s_R = -s_F, minus infinity in both where barred."""
     forget_N = np.where(request.is_eligible_N, score_N, -np.inf)
     return Scores(forget_N, opposite(forget_N))
@@ -179,14 +168,9 @@ def oracle(request: Request) -> Scores:
     )
 
 
-def poles_of(need: str) -> Callable[[Request], Scores]:
-    """Returns the strategy that takes both ends of one of a request's scores."""
-    return lambda request: _both_ends(request, request.scores[need])
-
-
 def raslik_f(request: Request) -> Scores:
     """Returns the aligned pole of RASLIK, with a random retain set."""
-    return Scores(poles_of("influence")(request).forget_N, _random_retain(request))
+    return Scores(_poles(request, request.scores["influence"]).forget_N, _random_retain(request))
 
 
 def bm25(request: Request) -> Scores:
@@ -205,7 +189,7 @@ def bm25(request: Request) -> Scores:
     score_QN = bm25_lib.score_queries(
         index, [query_text(row, request.settings.query_text).split() for row in request.queries]
     )
-    return _both_ends(request, aggregate_scores(score_QN, request.aggregate))
+    return _poles(request, aggregate_scores(score_QN, request.aggregate))
 
 
 def mixture(request: Request) -> Scores:
@@ -216,12 +200,8 @@ def mixture(request: Request) -> Scores:
     """
     best, ids = oracle(request), [row.example_id for row in request.examples]
     num_targets = int((best.forget_N > -np.inf).sum())
-    chosen = select_by_count(
-        *best,
-        ids,
-        num_forget=min(request.num_forget, num_targets),
-        num_retain=request.num_retain,
-    )
+    num_forget = min(request.num_forget, num_targets)
+    chosen = select_by_count(*best, ids, num_forget=num_forget, num_retain=request.num_retain)
     num_oracle = round(request.settings.oracle_share * request.num_forget)
     if num_oracle > num_targets:
         raise ValueError(
@@ -248,6 +228,17 @@ def variant(strategy: Strategy, title: str, **bound: Any) -> Strategy:
     return strategy._replace(title=title, score=score, settings=Settings(), color="", marker="")
 
 
+def by_score(title: str, need: str, **more: Any) -> Strategy:
+    """Returns a strategy that takes both poles of one of a request's scores."""
+    return Strategy(
+        title,
+        lambda request: _poles(request, request.scores[need]),
+        needs=(need,),
+        ranks_all=True,
+        **more,
+    )
+
+
 _RANDOM = Strategy("Random", random, color="#7A7A7A", marker="o")
 _ORACLE = Strategy("Oracle", oracle, color="#009E73", marker="D")
 _MIXTURE = Strategy("CR", mixture, settings=MixtureSettings())
@@ -258,14 +249,9 @@ _RASLIK_F = Strategy(
 # In the paper's order; colors of Okabe and Ito, which stay apart for color-blind readers.
 STRATEGIES: dict[str, Strategy] = {
     "random": _RANDOM,
-    "embedding": Strategy(
-        "Embedding",  # mean cosine of sentence vectors over queries (Section 4.2)
-        poles_of("embeddings"),
-        needs=("embeddings",),
-        ranks_all=True,
-        settings=EmbeddingSettings(),
-        color="#CC79A7",
-        marker="P",
+    # The mean cosine of sentence vectors over queries (Section 4.2).
+    "embedding": by_score(
+        "Embedding", "embeddings", settings=EmbeddingSettings(), color="#CC79A7", marker="P"
     ),
     "bm25": Strategy(
         "BM25", bm25, ranks_all=True, settings=Bm25Settings(), color="#E69F00", marker="v"
@@ -278,23 +264,9 @@ STRATEGIES: dict[str, Strategy] = {
         for x in (25, 35, 45, 50, 62, 75)
     },
     "raslik_f": _RASLIK_F,
-    "raslik": Strategy(
-        "RASLIK",
-        poles_of("influence"),
-        needs=("influence",),
-        ranks_all=True,
-        color="#D55E00",
-        marker="^",
-        is_subject=True,
-    ),
-    "exact": Strategy(
-        "Exact kernel",  # on whole gradients, what RASLIK's sketch estimates
-        poles_of("exact_kernel"),
-        needs=("exact_kernel",),
-        ranks_all=True,
-        color="#0072B2",
-        marker="X",
-    ),
+    "raslik": by_score("RASLIK", "influence", color="#D55E00", marker="^", is_subject=True),
+    # On whole gradients, what RASLIK's sketch estimates.
+    "exact": by_score("Exact kernel", "exact_kernel", color="#0072B2", marker="X"),
     # Beside the paper's protocol in one table, whatever the run's --retrieve.retain_from.
     "random_anywhere": variant(_RANDOM, "Random, any retain", retain_from="anywhere"),
     "oracle_anywhere": variant(_ORACLE, "Oracle, any retain", retain_from="anywhere"),

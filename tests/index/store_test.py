@@ -226,10 +226,10 @@ class StoreTest(parameterized.TestCase):
         self.assertEqual(tree_bytes(self.path), pristine)
 
     @parameterized.named_parameters(
-        ("no ids", {"ids": ()}, "got 0 of which 0 differ"),
-        ("twice", {"ids": ["a", "b", "a"]}, "got 3 of which 2 differ"),
+        ("no ids", {"ids": ()}, "got 0, 0 differ"),
+        ("twice", {"ids": ["a", "b", "a"]}, "got 3, 2 differ"),
         ("dtype", {"dtype": "float16"}, "must be one of .*'bfloat16'.* got 'float16'"),
-        ("chunk_rows", {"chunk_rows": 0}, "chunk_rows=0"),
+        ("chunk_rows", {"chunk_rows": 0}, "chunk_rows must be .* got 0"),
         ("center", {"center_K": np.ones(24)}, "for dtype 'sign', got .* 'float32'"),
         ("int8", {"dtype": "int8", "size": 2**17 + 1}, "at most 131,072"),
     )

@@ -96,7 +96,7 @@ def sentence_vectors(
     bound = encoder.bind_encoder(model.config)
     encode = tokenization.load_sentence_tokenizer(path, max_len=model.config.max_length)
     texts = {
-        "examples": [strategies_lib.prompt_text(row) for row in workspace.corpus.train],
+        "examples": [strategies_lib.query_text(row) for row in workspace.corpus.train],
         "queries": [strategies_lib.query_text(row, settings.query_text) for row in queries],
     }
     example_NE, query_QE = (
