@@ -72,7 +72,7 @@ class Place:
         raise ValueError(f"it must have {size} bytes, it has {actual}")
 
     def write(self, name: str, value: bytes | None, *, if_equal: bytes | None = None) -> bytes:
-        """Writes a file, or deletes it for None; its generation, none if `if_equal` is another."""
+        """Writes a file, or deletes it for None; its generation, empty where not `if_equal`."""
         with self._explained(name):
             return self._kv.write(name, value, if_equal=if_equal).result().generation
 

@@ -107,7 +107,7 @@ class SketchStore:
             chunk_rows=chunk_rows,
             rotation_seed=rotation_seed if dtype in ("int8", "sign") else None,
             center_sha256=None if center_K is None else sha256(files["center"]),
-            identity=_as_json(identity),
+            identity=json.loads(json.dumps(dict(identity), allow_nan=False)),
             segments=(segment,),
         )
         check_settings(manifest, ids, center_K)
@@ -132,10 +132,8 @@ class SketchStore:
         return store
 
     @classmethod
-    def open(
-        cls, path: str | os.PathLike, *, identity: Mapping[str, Any] | None = None
-    ) -> "SketchStore":
-        """Returns the index at `path`; refuses one that is damaged or of another identity."""
+    def open(cls, path: str | os.PathLike) -> "SketchStore":
+        """Returns the index at `path`; refuses one that is damaged or of another format."""
         place = Place(path)
         file = place.local and place.local / MANIFEST
         if file and os.path.lexists(file) and not file.is_file():  # a FIFO never ends
@@ -146,8 +144,6 @@ class SketchStore:
                 f"{place.path} must be an index, it has no manifest.json: correct the path"
             )
         manifest = read_manifest(value, place.path)
-        if identity is not None:
-            refuse_differences(place.path, manifest.identity, _as_json(identity))
         ids: list[str] = []
         for number, segment in enumerate(manifest.segments):
             ids += json.loads(_read_hashed(place, f"ids/{number}.json", segment.ids_sha256))
@@ -367,10 +363,6 @@ class SketchStore:
         sums = map(live_sum, range(self.num_chunks))
         mean_W = rows_lib.mean_of_sums(sums, int(self.is_live_N.sum()))
         return rows_lib.unrotated(self.manifest, mean_W[None])[0]
-
-
-def _as_json(identity: Mapping[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(dict(identity), allow_nan=False))
 
 
 def _read_hashed(place: Place, name: str, expected: str) -> bytes:

@@ -55,7 +55,7 @@ class StoreTest(parameterized.TestCase):
     @parameterized.product(dtype=["float32", "bfloat16", "int8", "sign"], scheme=["", "file://"])
     def test_reads_back_what_was_written(self, dtype, scheme):
         self.make(scheme + self.path, dtype=dtype)
-        store = SketchStore.open(scheme + self.path, identity=IDENTITY)
+        store = SketchStore.open(scheme + self.path)
         # A local chunk is the file itself, a remote one is fetched.
         self.assertEqual(isinstance(store.read_array("rows", 0), np.memmap), not scheme)
         self.assertEqual(store.ids, tuple(self.ids))
@@ -136,11 +136,11 @@ class StoreTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             self.make(**options)
 
-    def test_open_names_every_differing_field(self):
+    def test_every_differing_field_is_named(self):
         self.make()
         identity = IDENTITY | {"loss": "next_token", "model": "other"}
         with self.assertRaisesRegex(ValueError, r"loss \(.*model \("):
-            SketchStore.open(self.path, identity=identity)
+            self.make(identity=identity)
         with self.assertRaisesRegex(ValueError, "no manifest.json"):
             SketchStore.open(f"{self.root}/nowhere")
 
