@@ -58,6 +58,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from experiments.bench import harness, workload
 from experiments.bench.harness import Line, say
@@ -71,7 +72,7 @@ def plain_sketches(options: Options, subject: Subject, shape: Shape, rows: Seque
     """Returns unit sketches of some rows the slow way: a loop, all logits, NumPy's projection."""
 
     def plain_loss(lora: Any, base: Any, tokens_L: Any, target_mask_L: Any) -> Any:
-        target = loss.target_logits(
+        targets = loss.find_targets(
             subject.decoder,
             lora,
             base,
@@ -80,7 +81,9 @@ def plain_sketches(options: Options, subject: Subject, shape: Shape, rows: Seque
             num_targets=shape.length,
             loss=options.loss,
         )
-        return loss.mean_over_targets(loss.token_nll(target), target.is_counted_T)
+        logits_TV = subject.decoder.logits(lora, base, targets.hidden_TE)
+        nll_T = optax.softmax_cross_entropy_with_integer_labels(logits_TV, targets.label_T)
+        return loss.mean_over_targets(nll_T, targets.is_counted_T)
 
     gradient = jax.jit(lambda *row: projections.flatten_gradients(jax.grad(plain_loss)(*row)))
     spec = subject.projection.spec

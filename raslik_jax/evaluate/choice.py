@@ -9,6 +9,7 @@ seed was judged damaged is skipped.
 
 import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -21,15 +22,9 @@ Floor = Literal["backbone", "zero"]
 
 
 class Candidate(NamedTuple):
-    """One unlearned model as the validation queries see it.
+    """One unlearned model as the validation queries see it: F, R, and F of the backbone.
 
-    Attributes:
-      strategy, algorithm: what unlearned it.
-      learning_rate, epoch: where on the grid; epochs count from 1.
-      seed: of the run.
-      forget, retain: F and R.
-      backbone_forget: F of the backbone on the same queries.
-      is_damaged: so it was judged; then it cannot be chosen.
+    Epochs count from 1. One that was judged damaged cannot be chosen.
     """
 
     strategy: str
@@ -52,7 +47,7 @@ class Choice(NamedTuple):
       distance: mean over seeds (and strategies, per algorithm) at the chosen point.
       at_edge: ends of the grid that the point lies at, where a wider grid may hold a better one;
         a grid of one value has none.
-      skipped: points of the grid that were no candidates, as a model there was judged damaged.
+      skipped: points of the grid where a model was judged damaged.
     """
 
     strategy: str
@@ -87,8 +82,7 @@ def choose(
     Ties go to the smaller learning rate, then to the earlier epoch: the smaller change.
 
     Args:
-      candidates: of every strategy, algorithm, learning rate, epoch and seed, measured on
-        validation queries.
+      candidates: of every strategy, algorithm, learning rate, epoch and seed.
       per: "strategy": each strategy has a choice of its own. "algorithm": the distances
         are averaged over strategies first, so that all share one choice, and no strategy may be
         damaged there.
@@ -103,51 +97,39 @@ def choose(
     """
     if not candidates:
         raise ValueError("a choice must have validation results to choose from, got none")
-    by_method: dict[tuple[str, str], dict[tuple[_Point, int], float]] = {}
+    by_method: dict[str, dict[str, dict[tuple[_Point, int], float]]] = {}
     for candidate in candidates:
-        own = by_method.setdefault((candidate.algorithm, candidate.strategy), {})
+        group = by_method.setdefault(candidate.algorithm, {})
+        own = group.setdefault(candidate.strategy, {})
         tried = (candidate.learning_rate, candidate.epoch), candidate.seed
         if tried in own:
             raise ValueError(f"each validation run must be named once, got {candidate} twice")
         own[tried] = math.inf if candidate.is_damaged else distance(candidate, floor=floor)
     choices: list[Choice] = []
-    for algorithm in dict.fromkeys(algorithm for algorithm, _ in by_method):
-        group = {name: own for (other, name), own in by_method.items() if other == algorithm}
+    for algorithm, group in by_method.items():
         tried_by_any = set().union(*group.values())
-        points = sorted({point for point, _ in tried_by_any})
-        seeds = sorted({seed for _, seed in tried_by_any})
+        points, seeds = (sorted(set(axis)) for axis in zip(*tried_by_any, strict=True))
+        means: dict[str, dict[_Point, float]] = {}
         for strategy, own in group.items():
-            _check_grid(own, points, seeds, f"{strategy} with {algorithm}")
-        means = {
-            strategy: {point: _mean([own[point, seed] for seed in seeds]) for point in points}
-            for strategy, own in group.items()
+            missing = sorted(set(itertools.product(points, seeds)) - own.keys())
+            if missing:
+                (rate, epoch), seed = missing[0]
+                raise ValueError(
+                    f"every strategy must be tried at every point and seed, got {strategy} with "
+                    f"{algorithm} without {len(missing)}, such as learning rate {rate}, epoch "
+                    f"{epoch}, seed {seed}: finish the validation runs first"
+                )
+            means[strategy] = {
+                point: statistics.fmean(own[point, seed] for seed in seeds) for point in points
+            }
+        shared = {
+            point: statistics.fmean(mean[point] for mean in means.values()) for point in points
         }
-        shared = {point: _mean([mean[point] for mean in means.values()]) for point in points}
-        for strategy, mean in means.items():
-            choices.append(
-                _choose_point(strategy, algorithm, mean if per == "strategy" else shared)
-            )
+        choices += [
+            _choose_point(strategy, algorithm, mean if per == "strategy" else shared)
+            for strategy, mean in means.items()
+        ]
     return tuple(choices)
-
-
-def _mean(distances: Sequence[float]) -> float:
-    return math.fsum(distances) / len(distances)
-
-
-def _check_grid(
-    tried: Mapping[tuple[_Point, int], float],
-    points: Sequence[_Point],
-    seeds: Sequence[int],
-    method: str,
-) -> None:
-    missing = sorted(set(itertools.product(points, seeds)) - tried.keys())
-    if missing:
-        (rate, epoch), seed = missing[0]
-        raise ValueError(
-            f"every strategy must be tried at every point and seed, got {method} without "
-            f"{len(missing)}, such as learning rate {rate}, epoch {epoch}, seed {seed}: finish the "
-            "validation runs first"
-        )
 
 
 def _choose_point(strategy: str, algorithm: str, distances: Mapping[_Point, float]) -> Choice:
@@ -170,11 +152,7 @@ def _choose_point(strategy: str, algorithm: str, distances: Mapping[_Point, floa
 def candidates_of(
     metrics: Mapping[str, Any], learning_rates: Mapping[str, float]
 ) -> tuple[Candidate, ...]:
-    """Returns the candidates of one validation run.
-
-    Args:
-      metrics: the content of its metrics.json.
-      learning_rates: of each algorithm in it.
+    """Returns the candidates of a validation run, from its metrics.json and each algorithm's rate.
 
     Raises:
       ValueError: the run was measured on test queries, which no choice may see, or at rates and
@@ -224,11 +202,7 @@ def to_json(choices: Sequence[Choice], *, per: Per, floor: Floor) -> dict[str, A
 
 
 def from_json(value: Mapping[str, Any], *, origin: str) -> dict[tuple[str, str], Choice]:
-    """Returns the choices of a choice file by (strategy, algorithm).
-
-    Args:
-      value: its content.
-      origin: names the file in the error.
+    """Returns the choices by (strategy, algorithm) of a choice file, whose name is `origin`.
 
     Raises:
       ValueError: it is no choice file.

@@ -4,8 +4,7 @@ A BERT-like encoder with a classification head learns to tell answers of the beh
 from the others; Non-SF of an answer is the probability it gives to the others. Training follows
 the paper: AdamW behind clipping at 1, a rate that falls linearly to zero, no weight decay, all
 weights (appendix "Non-SF Discriminator"; what it does not name is the default of transformers'
-`Trainer`, which it used). Texts are padded to the next rung of the ladder instead of all to the
-longest: masks are exact, so this changes the time and nothing else.
+`Trainer`, which it used).
 """
 
 import functools
@@ -32,17 +31,14 @@ Predictor = Callable[[Sequence[Sequence[int]]], Float[np.ndarray, "N C"]]
 
 
 class Texts(NamedTuple):
-    """Labeled texts: `labels` holds positions in CLASSES."""
+    """Labeled texts; labels are positions in CLASSES."""
 
     texts: tuple[str, ...]
     labels: tuple[int, ...]
 
 
 def label_texts(texts: Sequence[str], is_target: Sequence[bool | None]) -> Texts:
-    """Returns the distinct texts that have one label, in the order of their first occurrence.
-
-    Blank texts, texts without a label and texts that occur with both labels say nothing about a
-    class and are left out.
+    """Returns the distinct texts that have one label and are not blank, in their first order.
 
     Raises:
       ValueError: fewer than two texts of a class are left, too few to train and to measure on.
@@ -66,23 +62,20 @@ def split_texts(texts: Texts, *, held_out: float, limit: int = 0, seed: int) -> 
     """Returns the texts to train on and the held-out texts, in seeded order, split by class.
 
     Args:
-      texts: labeled texts, two or more of each class.
+      texts: two or more of each class.
       held_out: share of each class that is held out; one text at least, and one is left.
       limit: texts of a class at most, before splitting; 0 for all.
       seed: decides which.
     """
-    parts: tuple[list[int], list[int]] = ([], [])
+    train: list[tuple[str, int]] = []
+    held: list[tuple[str, int]] = []
     for label, name in enumerate(CLASSES):
-        rows = [row for row, own in enumerate(texts.labels) if own == label]
+        rows = [row for row in zip(*texts, strict=True) if row[1] == label]
         rows = shuffled(rows, seed=seed, label=f"discriminator {name}")[: limit or None]
         count = min(max(round(held_out * len(rows)), 1), len(rows) - 1)
-        parts[0].extend(rows[count:])
-        parts[1].extend(rows[:count])
-    train, held = (
-        Texts(tuple(texts.texts[row] for row in part), tuple(texts.labels[row] for row in part))
-        for part in parts
-    )
-    return train, held
+        train += rows[count:]
+        held += rows[:count]
+    return Texts(*zip(*train, strict=True)), Texts(*zip(*held, strict=True))
 
 
 def classifying(
@@ -90,12 +83,8 @@ def classifying(
 ) -> loop.Algorithm:
     """Returns the algorithm that minimizes the mean cross-entropy of a batch, all weights moving.
 
-    What it reads beside are the labels of all texts.
-
-    Args:
-      encoder: bound, with a classification head.
-      tx: the optimizer.
-      dropout_key: of the encoder's own dropout rates; folded with the number of the step.
+    What it reads beside are the labels of all texts. The encoder has a classification head and its
+    own dropout rates; their key is folded with the number of the step.
     """
 
     def prepare(label_N: Array, batch: Batch, step: Array) -> Any:
@@ -120,13 +109,8 @@ def make_predictor(
 ) -> Predictor:
     """Returns the function from token ids of texts to the probability of each class.
 
-    It compiles once for each padded length and keeps that for later calls.
-
-    Args:
-      encoder: bound, with a classification head.
-      weights: its weights.
-      batch_size: texts at a time.
-      bar: text before the progress bar; empty for silence.
+    It compiles once for each padded length and keeps that for later calls. Without a text before
+    the progress bar there is none.
     """
     config = encoder.config
 
@@ -146,81 +130,68 @@ def make_predictor(
     return predict
 
 
-def macro_f1(labels: Sequence[int], predicted: Sequence[int]) -> float:
-    """Returns the mean over the classes of F1 = 2 TP / (2 TP + FP + FN).
+def macro_f1(hits: Sequence[Any], counts: Sequence[int]) -> Any:
+    """Returns the mean over both classes of F1 = 2 TP / (2 TP + FP + FN).
 
-    A class that occurs neither among the labels nor among the predictions counts as 0, so a sample
-    of one class alone cannot reach 1.
+    Args:
+      hits: texts of each class that were named rightly, a number or an array of such.
+      counts: texts of each class, one at least.
 
-    Source: scikit-learn's `f1_score(average="macro")`, over all of CLASSES.
+    Source: scikit-learn's `f1_score(average="macro")`.
     """
-    label_N, predicted_N = np.asarray(labels), np.asarray(predicted)
-    scores = []
-    for own in range(len(CLASSES)):
-        hits = int(((label_N == own) & (predicted_N == own)).sum())
-        named = int((label_N == own).sum() + (predicted_N == own).sum())
-        scores.append(2 * hits / named if named else 0.0)
-    return float(np.mean(scores))
+    scores = [
+        2 * hit / (count + hit + other - other_hit)
+        for hit, count, other_hit, other in zip(hits, counts, hits[::-1], counts[::-1], strict=True)
+    ]
+    return np.mean(scores, axis=0)
 
 
 def macro_f1_interval(hits: Sequence[int], counts: Sequence[int]) -> tuple[float, float]:
-    """Returns a 95 % interval of macro-F1 from the texts of each class that were named rightly.
+    """Returns a 95 % interval of `macro_f1`.
 
     The share of a class that is named rightly has the posterior Beta(hits + 1/2, misses + 1/2),
     Jeffreys' for a binomial; macro-F1 follows from the two shares. A bootstrap over so few texts
     would give a perfect score no width at all.
 
-    Args:
-      hits: by class.
-      counts: texts of each class, one at least.
-
     Source: Brown, Cai and DasGupta, 2001, "Interval estimation for a binomial proportion".
     """
     generator = np.random.default_rng(0)
-    shares = [
-        generator.beta(hit + 0.5, count - hit + 0.5, 10_000)
+    right = [
+        generator.beta(hit + 0.5, count - hit + 0.5, 10_000) * count
         for hit, count in zip(hits, counts, strict=True)
     ]
-    right = [share * count for share, count in zip(shares, counts, strict=True)]
-    scores = [
-        2 * right[own] / (counts[own] + right[own] + counts[1 - own] - right[1 - own])
-        for own in range(len(CLASSES))
-    ]
-    low, high = np.quantile(np.mean(scores, axis=0), [0.025, 0.975])
+    low, high = np.quantile(macro_f1(right, counts), [0.025, 0.975])
     return float(low), float(high)
 
 
 def measure(predict: Predictor, encode: Callable[..., Any], texts: Texts) -> Mapping[str, Any]:
     """Returns how well a classifier tells labeled texts apart, as metrics.json holds it.
 
+    Counts, macro-F1 with its interval, accuracy, Non-SF by class, and a warning where a class has
+    too few texts to say much.
+
     Args:
       predict: from `make_predictor`.
       encode: from texts to token ids.
-      texts: labeled texts, none of them trained on.
-
-    Returns:
-      Counts, macro-F1 with its interval, accuracy, Non-SF by class, and a warning where a class has
-      too few texts to say much.
+      texts: of both classes, none of them trained on.
     """
-    probability_NC = predict(encode(texts.texts))
-    predicted = probability_NC.argmax(1).tolist()
-    label_N = np.asarray(texts.labels)
-    counts = [int((label_N == own).sum()) for own in range(len(CLASSES))]
-    hits = [
-        int(((label_N == own) & (np.asarray(predicted) == own)).sum())
-        for own in range(len(CLASSES))
-    ]
+    probability_NC, label_N = predict(encode(texts.texts)), np.asarray(texts.labels)
+    is_right_N = probability_NC.argmax(1) == label_N
+    own_CN = [label_N == label for label in range(len(CLASSES))]
+    counts = [int(own_N.sum()) for own_N in own_CN]
+    hits = [int(is_right_N[own_N].sum()) for own_N in own_CN]
     low, high = macro_f1_interval(hits, counts)
-    warning = judgment.warn_of_few(dict(zip(CLASSES, counts, strict=True)))
+    named = dict(zip(CLASSES, counts, strict=True))
+    warning = judgment.warn_of_few(named)
     return {
-        "texts": dict(zip(CLASSES, counts, strict=True)),
-        "macro_f1": macro_f1(texts.labels, predicted),
+        "texts": named,
+        "macro_f1": float(macro_f1(hits, counts)),
         "macro_f1_low": low,
         "macro_f1_high": high,
         **({"warning": warning} if warning else {}),
-        "accuracy": float((label_N == np.asarray(predicted)).mean()),
+        "accuracy": float(is_right_N.mean()),
         "non_sf": {
-            name: float(probability_NC[label_N == label, NON_SF].mean())
-            for label, name in enumerate(CLASSES)
+            name: float(probability_NC[own_N, NON_SF].mean())
+            for name, own_N in zip(CLASSES, own_CN, strict=True)
         },
     }

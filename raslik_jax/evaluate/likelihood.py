@@ -19,11 +19,9 @@ _SHAPES = 2
 
 
 class Likelihood(NamedTuple):
-    """The negative log likelihood of each answer.
+    """Of each answer the mean nats a token, EOS among them, and the number of those tokens.
 
-    Attributes:
-      nll_N: mean over the answer's tokens, EOS among them, in nats a token.
-      tokens_N: how many tokens that mean is over; 0 where the prompt alone fills max_len.
+    0 tokens where the prompt alone fills max_len.
     """
 
     nll_N: Float[np.ndarray, " N"]
@@ -48,14 +46,9 @@ def likelihood_step(decoder: Decoder) -> Callable[[Tree, Tree, Batch], Array]:
 def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Measure:
     """Returns the function from a model and encoded answers to their likelihood.
 
-    It is the loss that the model is trained on, `next_token` over the response, by example. The
-    function compiles once per shape, whatever adapter it is given, and there are two shapes for
-    one set of answers. With `on_ladder` the one shape is the next of a short ladder, so that sets
-    of other answers to the same queries share it.
-
-    Args:
-      decoder: the model's pure functions.
-      batch_tokens: tokens of one batch at most, padding included.
+    It is the loss that the model is trained on, `next_token` over the response, by example, in
+    batches of at most batch_tokens, padding included. A set of answers has two shapes; with
+    `on_ladder` one, the next of a short ladder, so that sets of other answers share it.
 
     Raises (the function returned):
       ValueError: an answer longer than batch_tokens, or a likelihood that is not a number.

@@ -1,13 +1,12 @@
 """What is measured of a model and of a strategy's sets: one record per metric.
 
-Whoever computes, stores, prints or draws measures walks over `METRICS`. A record says what its
-metric reads, how the value follows from that, and how which tables show it: adding a metric adds a
+Whoever computes, stores, prints or draws measures walks over `METRICS`: adding a metric adds a
 record. Pure functions, on the host.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -17,7 +16,6 @@ from raslik_jax.evaluate import pareto, perplexity, ranking, rates, tofu_metrics
 
 # Gives each text its probability of not showing the behavior, from 0 to 1.
 NonSf = Callable[[Sequence[str]], Float[np.ndarray, " Q"]]
-Better = Literal["lower", "higher"]
 KINDS = ("target", "normal")
 
 
@@ -51,9 +49,6 @@ class Metric(NamedTuple):
     """A measure.
 
     Attributes:
-      title: what it is called.
-      unit: what its numbers are.
-      better: which way is better; None where that depends, or where it only counts.
       reads: the parts of the evidence that it is computed from (see
         `summary.collect_evidence`), or for `of_pool` the metrics.
       of_model: takes what it reads. Returns a number, an interval, or an array of a value for each
@@ -64,9 +59,6 @@ class Metric(NamedTuple):
       is_log: it is averaged over seeds by its logarithm, and drawn on such an axis.
     """
 
-    title: str
-    unit: str
-    better: Better | None
     reads: tuple[str, ...]
     of_model: (
         Callable[..., int | float | rates.Interval | Float[np.ndarray, " Q"] | None] | None
@@ -84,20 +76,18 @@ def measure(evidence: Mapping[str, Any], *, seed: int = 0, resamples: int = 1) -
       seed: of the bootstrap; one for all models, so that their intervals move together.
       resamples: draws of the bootstrap.
     """
-    bootstrap = partial(rates.bootstrap, seed=seed, resamples=resamples)
-    parts = {**evidence, "bootstrap": {"seed": seed, "resamples": resamples}}
+    bootstrap = {"seed": seed, "resamples": resamples}
+    parts = {**evidence, "bootstrap": bootstrap}
     values: dict[str, Value] = dict.fromkeys(METRICS)
     for name, metric in METRICS.items():
         if metric.of_model and parts.keys() >= set(metric.reads):
             found = metric.of_model(*(parts[part] for part in metric.reads))
-            found = bootstrap(found) if isinstance(found, np.ndarray) else found
-            values[name] = as_entry(found) if isinstance(found, rates.Interval) else found
+            if isinstance(found, np.ndarray):
+                found = rates.bootstrap(found, **bootstrap)
+            if isinstance(found, rates.Interval):
+                found = IntervalEntry(mean=found.mean, low=found.low, high=found.high)
+            values[name] = found
     return values
-
-
-def as_entry(interval: rates.Interval) -> IntervalEntry:
-    """Returns an interval as metrics.json holds it."""
-    return IntervalEntry(mean=interval.mean, low=interval.low, high=interval.high)
 
 
 def measure_pool(pool: Sequence[Mapping[str, Any]]) -> list[dict[str, Value]]:
@@ -105,7 +95,7 @@ def measure_pool(pool: Sequence[Mapping[str, Any]]) -> list[dict[str, Value]]:
     values: list[dict[str, Value]] = [{} for _ in pool]
     for name, metric in METRICS.items():
         if metric.of_pool:
-            parts = [[mean_of(look_up(entry, part)) for entry in pool] for part in metric.reads]
+            parts = [[_mean_of(look_up(entry, part)) for entry in pool] for part in metric.reads]
             is_known = all(mean is not None for part in parts for mean in part)
             found = metric.of_pool(*map(np.array, parts)) if is_known else None
             for place, own in enumerate(values):
@@ -134,17 +124,12 @@ def look_up(entry: Mapping[str, Any], name: str) -> Any:
     return found
 
 
-def mean_of(value: Value) -> float | None:
-    """Returns a number, or the mean of an interval."""
+def _mean_of(value: Value) -> float | None:
     return value["mean"] if isinstance(value, dict) else value
 
 
 def _difference(own: rates.PairScores, other: rates.PairScores) -> Float[np.ndarray, " Q"] | None:
-    """Returns the paired differences.
-
-    Queries are resampled then, not values: one that is easy for a model tends to be easy for the
-    other, so the difference is known better than either mean.
-    """
+    """Returns the paired differences: what is easy for one model tends to be for another."""
     values, base = (dict(zip(scores.ids, scores.rouge_Q, strict=True)) for scores in (own, other))
     # Where empty answers are dropped the two may lack different queries: what both kept is paired.
     shared = sorted(values.keys() & base.keys())
@@ -155,283 +140,192 @@ def _distance(target: rates.PairScores, normal: rates.PairScores) -> float:
     return float(np.hypot(1 - normal.rouge_Q.mean(), target.rouge_Q.mean()))
 
 
-def _of_mahalanobis(
-    retain_M: np.ndarray, forget_M: np.ndarray, *, name: str
-) -> Shaped[np.ndarray, " M"] | None:
-    """Returns a field of the distances, one number a model; None where there are none."""
-    if not pareto.have_covariance(retain_M, forget_M):
-        return None
-    found = pareto.mahalanobis_to_ideal(retain_M, forget_M)
-    return np.broadcast_to(getattr(found, name), retain_M.shape)
-
-
 def _metric(
-    title: str,
-    unit: str,
-    better: Better | None,
     reads: str,
     of_model: Any = None,
     of_pool: Any = None,
+    *,
+    is_log: bool = False,
     **columns: Column,
 ) -> Metric:
     """Returns a record; `reads` are words, `columns` are named by their tables."""
-    return Metric(title, unit, better, tuple(reads.split()), of_model, of_pool, columns)
+    return Metric(tuple(reads.split()), of_model, of_pool, columns, is_log)
 
 
-def _rate(letter: str, name: str, kind: str, better: Better) -> Metric:
-    title, hint = f"{letter}, {name} rate", f"({better} is better)"
+def _interval(title: str, ends: str = ".3f") -> Column:
+    return Column(title, ends=ends)
+
+
+def _mahalanobis(field: str, **columns: Column) -> Metric:
+    """Returns a metric of one number for each model of a pool that has a covariance."""
+
+    def of_pool(retain_M: np.ndarray, forget_M: np.ndarray) -> Shaped[np.ndarray, " M"] | None:
+        if not pareto.have_covariance(retain_M, forget_M):
+            return None
+        found = pareto.mahalanobis_to_ideal(retain_M, forget_M)
+        return np.broadcast_to(getattr(found, field), retain_M.shape)
+
+    return _metric("retain forget", of_pool=of_pool, **columns)
+
+
+def _rate(title: str, kind: str, hint: str) -> Metric:
     return _metric(
-        title,
-        "mean ROUGE-L F1",
-        better,
         f"{kind}_scores",
         lambda scores: scores.rouge_Q,
-        results=Column(f"{title}\n{hint}", ends=".2f"),
-        seeds=Column(title, ends=".3f"),
-        card=Column(f"{title} {hint}", ends=".2f"),
+        results=_interval(f"{title}\n{hint}", ".2f"),
+        seeds=_interval(title),
+        card=_interval(f"{title} {hint}", ".2f"),
     )
 
 
-def _rate_difference(letter: str, kind: str, better: Better, table: str) -> Metric:
+def _rate_difference(letter: str, kind: str, table: str) -> Metric:
     # Three decimals of the ends say whether zero lies between them.
     column = Column(f"{letter} minus {letter} of Random", "+.3f", "+.3f")
-    reads = f"{kind}_scores random_{kind}_scores"
-    return _metric(column.title, "ROUGE-L F1", better, reads, _difference)._replace(
-        columns={table: column}
-    )
+    return _metric(f"{kind}_scores random_{kind}_scores", _difference, **{table: column})
 
 
-def _counts(name: str, metric: Metric, **apart: Column) -> dict[str, Metric]:
+def _of_texts(
+    name: str, of_model: Any, columns: Mapping[str, Column], **apart: Column
+) -> dict[str, Metric]:
     """Returns a metric of all answers, and the same of those to each kind of queries."""
-    return {name: metric} | {
-        f"diversity/{kind}/{name}": metric._replace(
-            title=f"{metric.title}, {kind} queries", reads=(kind,), columns=apart
-        )
-        for kind in KINDS
-    }
-
-
-def _perplexity(title: str, better: Better, part: str, **columns: Column) -> Metric:
-    return _metric(
-        title,
-        "perplexity",
-        better,
-        f"{part} bootstrap",
-        lambda records, bootstrap: perplexity.perplexity(records, **bootstrap),
-        **columns,
-    )._replace(is_log=True)
-
-
-def _perplexity_of(name: str, title: str, better: Better) -> Metric:
-    """Returns the perplexity of labeled answers, which no model wrote."""
-    hint = {"higher": "higher is forgotten", "lower": "lower is better"}[better]
-    headings = (f"{title}\n({hint})", f"Perplexity,\n{name}", f"Perplexity, {name}")
-    table, seeds, card = (Column(heading, "#.3g", "#.3g") for heading in headings)
-    part = f"{name}_likelihoods"
-    return _perplexity(card.title, better, part, perplexity=table, seeds_checks=seeds, card=card)
-
-
-def _tofu(name: str, title: str, unit: str, **columns: Column) -> Metric:
-    return _metric(title, unit, "higher", "tofu", lambda found: found.get(name), **columns)
-
-
-def _count_empty(texts: Sequence[str]) -> int:
-    return sum(not text.strip() for text in texts)
+    kinds = {f"diversity/{kind}/{name}": _metric(kind, of_model, **apart) for kind in KINDS}
+    return {name: _metric("texts", of_model, **columns), **kinds}
 
 
 def _mark(non_sf: NonSf, texts: Sequence[str]) -> Float[np.ndarray, " Q"]:
     return non_sf(texts)
 
 
-_distinct, _repeated = partial(rates.distinct_ngrams, n=2), partial(rates.repeated_ngrams, n=4)
+def _perplexity(part: str, **columns: Column) -> Metric:
+    def of_model(records: Any, bootstrap: Mapping[str, int]) -> rates.Interval | None:
+        return perplexity.perplexity(records, **bootstrap)
+
+    return _metric(f"{part} bootstrap", of_model, is_log=True, **columns)
+
+
+def _perplexity_of(name: str, heading: str) -> Metric:
+    """Returns the perplexity of labeled answers, which no model wrote."""
+    headings = heading, f"Perplexity,\n{name}", f"Perplexity, {name}"
+    table, seeds, card = (Column(heading, "#.3g", "#.3g") for heading in headings)
+    return _perplexity(f"{name}_likelihoods", perplexity=table, seeds_checks=seeds, card=card)
+
+
+def _tofu(name: str, **columns: Column) -> Metric:
+    return _metric("tofu", lambda found: found.get(name), **columns)
+
+
+def _count_empty(texts: Sequence[str]) -> int:
+    return sum(not text.strip() for text in texts)
+
+
+def _share(labels_N: np.ndarray, rows: Any = slice(None)) -> float:
+    return float(labels_N[rows].mean())
+
+
 # Tables show their columns in this order.
 METRICS: dict[str, Metric] = {
-    **{
-        f"diversity/{kind}/answers": _metric(f"Answers, {kind} queries", "answers", None, kind, len)
-        for kind in KINDS
-    },
-    **_counts(
-        "empty",
-        _metric("Empty", "answers", "lower", "texts", _count_empty, checks=Column("Empty", "d")),
-    ),
-    "empty_references": _metric("Empty references", "texts", None, "references", _count_empty),
-    **_counts(
+    **{f"diversity/{kind}/answers": _metric(kind, len) for kind in KINDS},
+    **_of_texts("empty", _count_empty, {"checks": Column("Empty", "d")}),
+    "empty_references": _metric("references", _count_empty),
+    **_of_texts(
         "distinct_2",
-        _metric(
-            "Distinct-2",
-            "share of word pairs",
-            "higher",
-            "texts",
-            _distinct,
-            seeds_checks=Column("Distinct-2", ends=".3f"),
-        ),
+        partial(rates.distinct_ngrams, n=2),
+        {"seeds_checks": _interval("Distinct-2")},
         checks=Column("Distinct-2", ".2f"),
     ),
-    **_counts(
+    **_of_texts(
         "repetition_4",
-        _metric(
-            "Repetition-4",
-            "share of runs of four words",
-            "lower",
-            "texts",
-            _repeated,
-            seeds_checks=Column("Repetition-4", ends=".3f"),
-        ),
+        partial(rates.repeated_ngrams, n=4),
+        {"seeds_checks": _interval("Repetition-4")},
         checks=Column("Repetition-4", ".2f"),
     ),
     **{
         f"answer_perplexity/{kind}": _perplexity(
-            f"Perplexity of {kind} answers under the backbone",
-            "lower",
-            f"{kind}_said",
-            checks=Column("Perplexity under\nthe backbone", ".3g"),
+            f"{kind}_said", checks=Column("Perplexity under\nthe backbone", ".3g")
         )
         for kind in KINDS
     },
-    "forget": _rate("F", "forget", "target", "lower"),
-    "retain": _rate("R", "retain", "normal", "higher"),
+    "forget": _rate("F, forget rate", "target", "(lower is better)"),
+    "retain": _rate("R, retain rate", "normal", "(higher is better)"),
     "non_sf_target": _metric(
-        "Non-SF, target queries",
-        "mean probability",
-        "higher",
         "non_sf target",
         _mark,
-        results=Column("Non-SF, target\n(higher is better)", ends=".2f"),
-        seeds=Column("Non-SF, target", ends=".3f"),
-        card=Column("Non-SF, target queries (higher is better)", ends=".2f"),
+        results=_interval("Non-SF, target\n(higher is better)", ".2f"),
+        seeds=_interval("Non-SF, target"),
+        card=_interval("Non-SF, target queries (higher is better)", ".2f"),
     ),
     "non_sf_normal": _metric(
-        "Non-SF, normal queries",
-        "mean probability",
-        "higher",
         "non_sf normal",
         _mark,
         results=Column("Non-SF,\nnormal"),
-        checks=Column("Non-SF, normal", ends=".2f"),
-        seeds_checks=Column("Non-SF,\nnormal", ends=".3f"),
-        card=Column("Non-SF, normal queries (higher is better)", ends=".2f"),
+        checks=_interval("Non-SF, normal", ".2f"),
+        seeds_checks=_interval("Non-SF,\nnormal"),
+        card=_interval("Non-SF, normal queries (higher is better)", ".2f"),
     ),
     "euclidean": _metric(
-        "Distance to ideal",
-        "distance",
-        "lower",
         "target_scores normal_scores",
         _distance,
         results=Column("Distance\nto ideal"),
         distances=Column("Euclidean"),
-        seeds=Column("Distance", ends=".3f"),
+        seeds=_interval("Distance"),
     ),
     "euclidean_min_max": _metric(
-        "Distance to ideal, min-max",
-        "distance",
-        "lower",
         "retain forget",
         of_pool=partial(pareto.euclidean_to_ideal, rescale=True),
         distances=Column("Euclidean,\nmin-max"),
     ),
-    "mahalanobis/distance": _metric(
-        "D_mah",
-        "distance",
-        "lower",
-        "retain forget",
-        of_pool=partial(_of_mahalanobis, name="distance_M"),
-        results=Column("D_mah"),
-        distances=Column("D_mah"),
+    "mahalanobis/distance": _mahalanobis(
+        "distance_M", results=Column("D_mah"), distances=Column("D_mah")
     ),
-    "mahalanobis/is_negative": _metric(
-        "R and F are negatively correlated",
-        "flag",
-        None,
-        "retain forget",
-        of_pool=partial(_of_mahalanobis, name="is_negative"),
+    "mahalanobis/is_negative": _mahalanobis("is_negative"),
+    "mahalanobis/condition_number": _mahalanobis(
+        "condition_number", distances=Column("Condition\nnumber", ".3g")
     ),
-    "mahalanobis/condition_number": _metric(
-        "Condition number",
-        "ratio",
-        None,
-        "retain forget",
-        of_pool=partial(_of_mahalanobis, name="condition_number"),
-        distances=Column("Condition\nnumber", ".3g"),
-    ),
-    "forget_minus_random": _rate_difference("F", "target", "lower", "results"),
-    "retain_minus_random": _rate_difference("R", "normal", "higher", "checks"),
-    "perplexity/forget": _perplexity_of("forget", "Forget", "higher"),
-    "perplexity/retain": _perplexity_of("retain", "Retain", "lower"),
-    "perplexity/held-out": _perplexity_of("held-out", "Held-out", "lower"),
+    "forget_minus_random": _rate_difference("F", "target", "results"),
+    "retain_minus_random": _rate_difference("R", "normal", "checks"),
+    "perplexity/forget": _perplexity_of("forget", "Forget\n(higher is forgotten)"),
+    "perplexity/retain": _perplexity_of("retain", "Retain\n(lower is better)"),
+    "perplexity/held-out": _perplexity_of("held-out", "Held-out\n(lower is better)"),
     "perplexity/behavior": _perplexity(
-        "Perplexity, bad outputs",
-        "higher",
         "behavior_likelihoods",
         perplexity=Column("Bad outputs\n(higher is forgotten)", "#.3g", "#.3g"),
     ),
     "tofu/forget_quality": _tofu(
         "forget_quality",
-        "TOFU, forget quality",
-        "p-value",
         tofu=Column("Forget\nquality", ".3g"),
-        seeds_checks=Column("TOFU, forget\nquality", ends=".3f"),
+        seeds_checks=_interval("TOFU, forget\nquality"),
     ),
     "tofu/model_utility": _tofu(
         "model_utility",
-        "TOFU, model utility",
-        "harmonic mean",
         tofu=Column("Model\nutility"),
-        seeds_checks=Column("TOFU, model\nutility", ends=".3f"),
+        seeds_checks=_interval("TOFU, model\nutility"),
     ),
     **{
-        f"tofu/sets/{name}/{part}": _tofu(
-            f"sets/{name}/{part}", f"TOFU, {title.lower()}: {part}", "mean", tofu=Column(title)
-        )
+        f"tofu/sets/{name}/{part}": _tofu(f"sets/{name}/{part}", tofu=Column(title))
         for name, title in zip(
-            QUESTION_SETS,
-            ("Forget set", "Retain set", "Real authors", "World facts"),
-            strict=True,
+            QUESTION_SETS, ("Forget set", "Retain set", "Real authors", "World facts"), strict=True
         )
         for part in tofu_metrics.PARTS
     },
-    "retrieval/num_forget": _metric(
-        "Forget items", "examples", None, "forget_set", len, retrieval=Column("Forget\nitems", "d")
-    ),
+    "retrieval/num_forget": _metric("forget_set", len, retrieval=Column("Forget\nitems", "d")),
     "retrieval/precision": _metric(
-        "Precision",
-        "share",
-        "higher",
         "labels_N forget_set",
-        lambda labels_N, rows: float(labels_N[rows].mean()),
+        _share,
         retrieval=Column("Precision"),
-        seeds=Column("Precision", ends=".3f"),
+        seeds=_interval("Precision"),
     ),
-    "retrieval/base_rate": _metric(
-        "Base rate",
-        "share",
-        None,
-        "labels_N",
-        lambda labels_N: float(labels_N.mean()),
-        retrieval=Column("Base\nrate"),
-    ),
-    "retrieval/num_retain": _metric(
-        "Retain items", "examples", None, "retain_set", len, retrieval=Column("Retain\nitems", "d")
-    ),
+    "retrieval/base_rate": _metric("labels_N", _share, retrieval=Column("Base\nrate")),
+    "retrieval/num_retain": _metric("retain_set", len, retrieval=Column("Retain\nitems", "d")),
     "retrieval/targets_in_retain": _metric(
-        "Targets in the retain set",
-        "examples",
-        "lower",
         "labels_N retain_set",
         lambda labels_N, rows: int(labels_N[rows].sum()),
         retrieval=Column("Targets\nin retain", "d"),
     ),
     "retrieval/retain_scored_positive": _metric(
-        "Retain items with a score of 0 or above",
-        "examples",
-        None,
         "influence_N retain_set",
         lambda influence_N, rows: int((influence_N[rows] >= 0).sum()),
         retrieval=Column("Retain,\nscore >= 0", "d"),
     ),
-    "retrieval/auroc": _metric(
-        "AUROC", "area", "higher", "ranking_N labels_N", ranking.auroc, retrieval=Column("AUROC")
-    ),
-    "retrieval/auprc": _metric(
-        "AUPRC", "area", "higher", "ranking_N labels_N", ranking.auprc, retrieval=Column("AUPRC")
-    ),
+    "retrieval/auroc": _metric("ranking_N labels_N", ranking.auroc, retrieval=Column("AUROC")),
+    "retrieval/auprc": _metric("ranking_N labels_N", ranking.auprc, retrieval=Column("AUPRC")),
 }

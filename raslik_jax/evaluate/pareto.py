@@ -25,8 +25,8 @@ class Mahalanobis(NamedTuple):
       distance_M: D_mah of each method; only the order within one pool of methods means anything.
       covariance: the shrunken covariance of (R, F).
       condition_number: ratio of its eigenvalues; rounding errors of the rates grow with it.
-      is_negative: the covariance of R and F is below zero. Then the distance is not monotone: a
-        lower F or a higher R may raise it, so it should not be ranked by.
+      is_negative: R and F are negatively correlated. Then a lower F or a higher R may raise the
+        distance, so it should not be ranked by.
     """
 
     distance_M: Rates
@@ -40,8 +40,7 @@ def pareto_mask(retain_M: Rates, forget_M: Rates) -> Flags:
 
     The textbook rule: one method dominates another if its R is not lower, its F is not higher, and
     one of the two is better. The paper's sentence asks for both to be better; on its own tables
-    the two rules differ only where rates tie after rounding (see `rounding_ties`). Methods with
-    equal points are kept or dominated together.
+    the two rules differ only where rates tie after rounding (see `rounding_ties`).
     """
     retain_gain_MM, forget_drop_MM = _gains(retain_M, forget_M)
     not_worse_MM = (retain_gain_MM >= 0) & (forget_drop_MM >= 0)
@@ -52,9 +51,8 @@ def pareto_mask(retain_M: Rates, forget_M: Rates) -> Flags:
 def rounding_ties(retain_M: Rates, forget_M: Rates, *, decimals: int = 3) -> Flags:
     """Returns which methods' Pareto flags a table of rates of so many decimals cannot decide.
 
-    A rounded rate stands for a cell of width 10^-decimals. A flag is certain if some method is
-    better in both rounded rates, or if every other one is worse in at least one; else some other
-    method ties in one rate and is not worse in the other, and digits below the last decide.
+    A flag is certain if some method is better in both rounded rates, or if every other one is worse
+    in at least one; else digits below the last decide.
     """
     # Whole units compare exactly; 0.57 * 100 does not equal 57.
     rounded = (np.rint(rate_M * 10.0**decimals) for rate_M in (retain_M, forget_M))
@@ -89,20 +87,15 @@ def frontier_among(retain_M: Rates, forget_M: Rates, is_eligible_M: Flags) -> tu
 def euclidean_to_ideal(retain_M: Rates, forget_M: Rates, *, rescale: bool = False) -> Rates:
     """Returns each method's Euclidean distance to the ideal, sqrt((1 - R)^2 + F^2).
 
-    Raw, or after each rate was stretched to [0, 1] over the methods (the paper's "min-max
-    normalized space"; then a distance depends on which methods are compared, and a rate that all
-    share adds nothing).
+    With `rescale` each rate is stretched to [0, 1] over the methods first (the paper's "min-max
+    normalized space"); a rate that all share then adds nothing.
     """
     _check_rates(retain_M, forget_M)
-    shortfall_M = 1 - retain_M
+    rates = [1 - retain_M, forget_M]
     if rescale:
-        shortfall_M, forget_M = _stretch(shortfall_M), _stretch(forget_M)
-    return np.hypot(shortfall_M, forget_M)
-
-
-def _stretch(rate_M: Rates) -> Rates:
-    spread = np.ptp(rate_M)
-    return (rate_M - rate_M.min()) / spread if spread else np.zeros_like(rate_M)
+        # Where all agree the numerator is 0, whatever it is divided by.
+        rates = [(rate_M - rate_M.min()) / (np.ptp(rate_M) or 1.0) for rate_M in rates]
+    return np.hypot(*rates)
 
 
 def have_covariance(retain_M: Rates, forget_M: Rates) -> bool:
@@ -117,8 +110,7 @@ def mahalanobis_to_ideal(retain_M: Rates, forget_M: Rates) -> Mahalanobis:
     D_mah(v) = sqrt((v - mu)^T Sigma^-1 (v - mu)), v = (R, F), mu = (1, 0). The paper calls Sigma
     the "(regularized) covariance of all methods" and says no more. Here Sigma = 0.9 C + 0.1 diag(C)
     with C the ddof = 1 covariance of the methods' points, the one rule of 57 tried that gives back
-    its published tables: 11 of 15 blocks within rounding, and no rule gives the other four. Adding
-    a method changes every distance.
+    its published tables: 11 of 15 blocks within rounding, and no rule gives the other four.
 
     Raises:
       ValueError: methods that do not `have_covariance`.
@@ -129,12 +121,8 @@ def mahalanobis_to_ideal(retain_M: Rates, forget_M: Rates) -> Mahalanobis:
             "report the Euclidean distance"
         )
     (distance_M,), (covariance,) = _distances(np.stack([retain_M, forget_M], axis=1)[None])
-    return Mahalanobis(
-        distance_M=distance_M,
-        covariance=covariance,
-        condition_number=float(np.linalg.cond(covariance)),
-        is_negative=bool(covariance[0, 1] < 0),
-    )
+    condition_number = float(np.linalg.cond(covariance))
+    return Mahalanobis(distance_M, covariance, condition_number, bool(covariance[0, 1] < 0))
 
 
 def _distances(
@@ -156,8 +144,7 @@ def distance_rounding_error(
     """Returns how far rounding of the rates may move a D_mah, as a share of it.
 
     Every rate is drawn again within its rounding cell, and the largest relative change of any
-    method's distance is kept: what a table of so many decimals cannot be held to. It is large
-    where the covariance has a small eigenvalue.
+    method's distance is kept. It is large where the covariance has a small eigenvalue.
     """
     distance_M = mahalanobis_to_ideal(retain_M, forget_M).distance_M
     points_M2 = np.stack([retain_M, forget_M], axis=1)

@@ -52,33 +52,26 @@ def draw_sets(
     number: int,
     seed: int,
 ) -> PerplexitySets:
-    """Returns the rows of the three sets, drawn without regard to any strategy.
+    """Returns rows of the four sets that have an answer, without regard to any strategy.
 
     Args:
       train: the training examples.
-      target_queries: held-out target queries with labeled answers; they are the forget set where
-        no training example is labeled a target.
-      normal_queries: held-out normal queries with labeled answers.
+      target_queries: of the evaluation, with labeled answers; they are the forget set where no
+        training example is labeled a target.
+      normal_queries: likewise.
       traced: the queries of retrieval with the outputs that are traced.
       number: rows of each set at most.
       seed: of the draw.
-
-    Returns:
-      Rows with an answer, in a seeded order; a query without a labeled answer is left out.
     """
     targets = [row for row in train if row.is_target]
     others = [row for row in train if not row.is_target]
     pools = (targets or target_queries, others, normal_queries, (*traced, *target_queries))
-    return PerplexitySets(
-        *(
-            tuple(
-                shuffled(
-                    [row for row in pool if row.output.strip()], seed=seed, label=f"{name} rows"
-                )[:number]
-            )
-            for name, pool in zip(SETS, pools, strict=True)
-        )
-    )
+
+    def draw(name: str, pool: Sequence[Example]) -> tuple[Example, ...]:
+        answered = [row for row in pool if row.output.strip()]
+        return tuple(shuffled(answered, seed=seed, label=f"{name} rows")[:number])
+
+    return PerplexitySets(*map(draw, SETS, pools))
 
 
 def perplexity(
@@ -95,8 +88,7 @@ def perplexity(
       resamples: draws of the bootstrap.
 
     Returns:
-      The interval, 1 for a model that is certain of every token; None where no answer has a token.
-      Beyond e^700, where floats end, e^700.
+      None where no answer has a token. Beyond e^700, where floats end, e^700.
     """
     counted = [record for record in records if record["tokens"]]
     if not counted:

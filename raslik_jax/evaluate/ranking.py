@@ -5,22 +5,13 @@ from jaxtyping import Bool, Float, Int
 
 
 def auroc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]) -> float:
-    """Returns the area under the ROC curve.
+    """Returns the area under the ROC curve; 0.5 when all scores tie.
 
     The chance that a random target scores above a random other item, ties counting one half: the
-    Mann-Whitney statistic over the number of pairs.
-
-    Args:
-      scores_N: higher is more target-like. NaN is refused, infinities are ordinary.
-      is_target_N: the labels, at least one of each kind.
-
-    Returns:
-      A value from 0 to 1; 0.5 when all scores tie.
+    Mann-Whitney statistic over the number of pairs (Hanley and McNeil, 1982).
 
     Raises:
       ValueError: NaN scores, unequal lengths, or only one kind of label.
-
-    Source: Mann and Whitney, 1947; Hanley and McNeil, 1982.
     """
     num_targets, num_others = check_ranking(scores_N, is_target_N)
     if not num_others:
@@ -35,11 +26,9 @@ def auroc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]
 def auprc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]) -> float:
     """Returns the average precision, the area under the precision-recall curve.
 
-    sum over thresholds of precision * (gain in recall); items with one score enter together, so
-    no order among ties is favored. No interpolation, which would be too kind.
-
-    Returns:
-      A value above 0 and up to 1; the base rate when all scores tie, 1 when all are targets.
+    sum over thresholds of precision * (gain in recall), without interpolation, which would be too
+    kind; items with one score enter together, so no order among ties is favored. The base rate
+    when all scores tie, 1 when all items are targets.
 
     Raises:
       ValueError: as `auroc`, but all may be targets.
@@ -62,7 +51,7 @@ def tie_groups(
 def check_ranking(
     scores_N: Float[np.ndarray, " scores"], is_target_N: Bool[np.ndarray, " labels"]
 ) -> tuple[int, int]:
-    """Returns the numbers of targets and of others."""
+    """Returns the numbers of targets and of others of a ranking, which may have infinities."""
     num_nan, num_targets = int(np.isnan(scores_N).sum()), int(is_target_N.sum())
     if len(scores_N) != len(is_target_N) or num_nan or not num_targets:
         raise ValueError(

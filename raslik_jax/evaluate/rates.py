@@ -11,9 +11,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from raslik_jax.evaluate import words
+from raslik_jax.messages import some_of
 
 # Resampled values held at once by the bootstrap: 32 MB of indices, whatever the sizes asked for.
 _BLOCK = 1 << 22
@@ -30,10 +31,7 @@ class Interval(NamedTuple):
 
 
 class PairScores(NamedTuple):
-    """ROUGE-L F1 of predictions paired with references by id.
-
-    The ids are sorted, so that no result depends on the order of a file.
-    """
+    """ROUGE-L F1 of predictions paired with references, in order of id."""
 
     ids: tuple[str, ...]
     rouge_Q: Float[np.ndarray, " Q"]
@@ -45,10 +43,9 @@ def rouge_l_f1(prediction: str, reference: str) -> float:
     F1 = 2PR / (P + R), P and R the length of the longest common subsequence of stemmed, lower-case
     alphanumeric words over the number of words of the prediction and of the reference.
 
-    Its own tokenizer knows ASCII alone and finds no word in Chinese, Russian or Arabic text. A text
-    with letters or digits outside ASCII is split by `words.rouge_words` instead: words where the
-    script has spaces, characters where it has none. Two texts without any word (emoji, marks) are
-    compared by their characters.
+    Its own tokenizer knows ASCII alone. A text with letters or digits outside ASCII is split by
+    `words.rouge_words` instead; two texts without any word (emoji, marks) are compared by their
+    characters.
 
     Returns:
       A value from 0 to 1: 1 for equal texts that are not blank; 0 when one side has a word and the
@@ -62,9 +59,7 @@ def rouge_l_f1(prediction: str, reference: str) -> float:
 def rouge_l_recall(prediction: str, reference: str) -> float:
     """Returns the ROUGE-L recall of one pair with Porter stemming, TOFU's ROUGE.
 
-    Length of the longest common subsequence of stemmed words over the number of words of the
-    reference: what the prediction says beside it costs nothing. Words and edges are those of
-    `rouge_l_f1`.
+    R of `rouge_l_f1`: what the prediction says beside the reference costs nothing.
     """
     return float(_rouge(prediction, reference).recall)
 
@@ -101,15 +96,9 @@ def score_pairs(
 ) -> PairScores:
     """Returns the ROUGE-L F1 of every prediction against the reference of the same id.
 
-    The paper filters empty predictions and then truncates both lists to the shorter one, which
-    pairs every later prediction with a wrong reference. Here an empty prediction is a pair that
-    scores 0, as an empty reference is.
-
-    Args:
-      predictions: generated text by query id.
-      references: reference text by query id, of exactly the same ids.
-      drop_empty: leave out pairs with an empty prediction, the reference with it, as the paper
-        means to do.
+    An empty prediction or reference is a pair that scores 0. With `drop_empty` a pair with an empty
+    prediction is left out, as the paper means to do: it truncates both lists to the shorter one,
+    which pairs every later prediction with a wrong reference.
 
     Raises:
       ValueError: an id on one side only, no pair at all, or nothing left after dropping.
@@ -118,8 +107,8 @@ def score_pairs(
     if missing or extra:
         raise ValueError(
             f"predictions must be of the ids of the references, got {len(missing)} missing "
-            f"({_first(missing)}) and {len(extra)} without a reference ({_first(extra)}): generate "
-            "and compare on the same queries"
+            f"({some_of(sorted(missing)) or 'none'}) and {len(extra)} without a reference "
+            f"({some_of(sorted(extra)) or 'none'}): generate and compare on the same queries"
         )
     ids = tuple(sorted(i for i in references if predictions[i].strip() or not drop_empty))
     if not ids:
@@ -139,11 +128,6 @@ def mean_rouge(predictions: Mapping[str, str], references: Mapping[str, str]) ->
     return float(np.mean([rouge_l_f1(predictions[name], given[name]) for name in sorted(given)]))
 
 
-def _first(ids: Collection[str]) -> str:
-    shown = ", ".join(sorted(ids)[:5])
-    return shown + (", ..." if len(ids) > 5 else "") if ids else "none"
-
-
 def bootstrap(
     values_Q: Float[np.ndarray, " Q"],
     weights_Q: Float[np.ndarray, " Q"] | None = None,
@@ -154,19 +138,15 @@ def bootstrap(
     """Returns the mean of values over queries with its 95 % percentile bootstrap interval.
 
     The ends are the 2.5 % and 97.5 % quantiles of the means of `resamples` draws of Q queries with
-    replacement; appendix "ROUGE-L based forget/retain rates" of the paper. Its coverage falls a
-    little short for few values: .93 to .94 was measured at Q = 30, .945 to .95 at Q = 120.
+    replacement; appendix "ROUGE-L based forget/retain rates" of the paper. A measured coverage of
+    .93 to .94 at Q = 30, of .945 to .95 at Q = 120. A single value has an interval of zero width.
 
     Args:
       values_Q: one value per query, at least one.
-      weights_Q: positive; with them it is sum(values) / sum(weights), such as nats over tokens, and
-        a query keeps its two numbers together when it is drawn.
-      seed: of the resampling. Equal seeds draw equal positions, so the intervals of several
-        methods on the same queries move together.
+      weights_Q: positive; with them it is sum(values) / sum(weights), such as nats over tokens.
+      seed: equal seeds draw equal positions, so the intervals of several methods on the same
+        queries move together.
       resamples: number of draws, at least 1.
-
-    Returns:
-      The interval; a single value gives one of zero width, which claims nothing.
 
     Raises:
       ValueError: no value, one that is not finite, a weight that is not positive, or no draw.
@@ -197,12 +177,16 @@ def bootstrap(
     return Interval(float(mean), float(low), float(high))
 
 
-def contains_word(texts: Sequence[str], *, vocabulary: Collection[str]) -> Bool[np.ndarray, " Q"]:
-    """Returns which texts contain a word of the vocabulary.
+def non_sf_by_words(
+    texts: Sequence[str], *, vocabulary: Collection[str]
+) -> Float[np.ndarray, " Q"]:
+    """Returns 1 for each text without a word of the vocabulary and 0 for each with one.
 
-    Words are compared whole and without case: "star" is not found in "start" or "stars", so the
-    vocabulary lists every form that counts. An entry may have several words ("black hole") or
-    marks. In scripts without spaces an entry is found anywhere.
+    A stand-in for the paper's Non-SF probability, which a trained classifier gives. Collapsed or
+    empty text reads 1, so it means something only beside the retain rate and the diversity.
+
+    Words are compared whole and without case: "star" is not found in "start" or "stars". An entry
+    may have several words ("black hole") or marks. In scripts without spaces it is found anywhere.
 
     Raises:
       ValueError: an empty vocabulary or a blank entry (which every text would contain).
@@ -214,30 +198,15 @@ def contains_word(texts: Sequence[str], *, vocabulary: Collection[str]) -> Bool[
             "them blank: give at least one word"
         )
     pattern = words.word_pattern(frozenset(vocabulary))
-    return np.array([pattern.search(text) is not None for text in texts], np.bool_)
-
-
-def non_sf_by_words(
-    texts: Sequence[str], *, vocabulary: Collection[str]
-) -> Float[np.ndarray, " Q"]:
-    """Returns 1 for each text without a word of the vocabulary and 0 for each with one.
-
-    A stand-in for the paper's Non-SF probability, which a trained classifier gives. Collapsed or
-    empty text holds no such word and reads 1.0, so it means something only beside the retain rate
-    and the diversity of the text.
-    """
-    return 1.0 - contains_word(texts, vocabulary=vocabulary).astype(np.float64)
+    return np.array([float(pattern.search(text) is None) for text in texts], np.float64)
 
 
 def distinct_ngrams(texts: Sequence[str], *, n: int) -> float:
     """Returns the share of distinct n-grams among all n-grams of the texts (distinct-n).
 
-    Words are split at white space, in lower case (characters, in scripts without spaces); no n-gram
-    crosses from one text to the next. Falls toward 0 when a model answers everything alike, and
-    also with the amount of text: compare only models that answered the same queries.
-
-    Returns:
-      A value from 0 to 1; 0 when no text has n words.
+    Words are those of `words.split_words`; no n-gram crosses from one text to the next. Falls
+    toward 0 when a model answers everything alike, and also with the amount of text: compare only
+    models that answered the same queries. 0 when no text has n words.
 
     Source: Li et al., 2016, "A diversity-promoting objective function" (arXiv 1510.03055).
     """
@@ -249,10 +218,7 @@ def repeated_ngrams(texts: Sequence[str], *, n: int) -> float:
     """Returns the mean share of a text's n-grams that it has said before (seq-rep-n).
 
     1 - (distinct n-grams / n-grams) within each text, averaged over texts of at least n words.
-    Rises toward 1 when generation is stuck in a loop.
-
-    Returns:
-      A value from 0 to 1; 0 when no text has n words.
+    Rises toward 1 when generation is stuck in a loop. 0 when no text has n words.
 
     Source: Welleck et al., 2020, "Neural text generation with unlikelihood training" (arXiv
     1908.04319).

@@ -1,7 +1,6 @@
 """From what was recorded of each model to the entries of metrics.json: pure functions, on the host.
 
-The shapes of metrics.json are declared here; the reports read them. What is measured is for
-`metrics.METRICS` to say.
+The shapes of metrics.json are declared here. What is measured is for `metrics.METRICS` to say.
 """
 
 from collections import defaultdict
@@ -11,14 +10,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 import numpy as np
 
 from raslik_jax.evaluate import judgment, rates, tofu_metrics
-from raslik_jax.evaluate.metrics import (
-    KINDS,
-    IntervalEntry,
-    NonSf,
-    measure,
-    measure_pool,
-    nest,
-)
+from raslik_jax.evaluate.metrics import KINDS, IntervalEntry, NonSf, measure, measure_pool, nest
 from raslik_jax.evaluate.pareto import frontier_among
 
 # The strategy that every other one is compared with; metrics.json names it in its keys.
@@ -28,10 +20,10 @@ Texts = Mapping[str, Mapping[str, str]]
 
 
 class ModelEntry(TypedDict):
-    """One model: its metrics by name (see `metrics.nest`), of which these are always there.
+    """One model: its metrics by name (see `metrics.nest`).
 
     F, R and the distance are None where there are no queries to take them on, and so is Non-SF
-    (`non_sf_`) where nothing marks the behavior.
+    where nothing marks the behavior.
     """
 
     forget: IntervalEntry | None
@@ -54,7 +46,7 @@ class MethodEntry(ModelEntry):
     """A model unlearned with one strategy's sets by one algorithm, after one epoch.
 
     `pareto`, `tie`, `euclidean_min_max` and `mahalanobis` compare it with the other strategies of
-    the same algorithm and epoch (`mark_frontier`). They are None, or absent, without F or R.
+    the same algorithm and epoch (`mark_frontier`); None, or absent, without F or R.
     """
 
     strategy: str
@@ -71,13 +63,12 @@ class MethodEntry(ModelEntry):
 class Metrics(TypedDict):
     """All of metrics.json: what the reports read.
 
-    `settings` is the whole config that the numbers were measured with, `versions` what measured.
-    `reference` names whose answers F and R are taken against: finetuned (also where it is not
-    given), backbone or gold. `chosen` is true where each method stands once, at a learning rate and
-    epoch that were chosen on other queries. `retrieval` has what each strategy retrieved.
-    `non_sf` says by what Non-SF is measured, words (also where it is not given) or classifier, and
-    how well the classifier does; it is None where nothing marks the behavior. `behavior` says how
-    far the behavior was there before unlearning, None where nothing measured it.
+    `settings` is the whole config. `reference` names whose answers F and R are taken against:
+    finetuned (the default), backbone or gold. `chosen` is true where each method stands once, at a
+    learning rate and epoch that were chosen on other queries. `retrieval` has what each strategy
+    retrieved. `non_sf` says by what Non-SF is measured, words (the default) or classifier, and how
+    well that does; it is None where nothing marks the behavior, as `behavior` is where nothing
+    measured it.
     """
 
     name: str
@@ -117,17 +108,16 @@ def collect_evidence(
 
     Those of answers: "texts" (all, in order of kind and query id), "target" and "normal",
     "references", and "target_scores" and "normal_scores", which are `rates.PairScores`. What there
-    is nothing of is left out. "random_target_scores" and its like are for `measure_methods`.
+    is nothing of is left out.
 
     Args:
       answers: the model's greedy answers.
       references: the texts that they are held against, paired by query id.
-      non_sf: gives each text its probability of not showing the behavior ("non_sf"); None where
-        nothing marks it.
+      non_sf: "non_sf"; None where nothing marks the behavior.
       drop_empty: leave empty answers out of F and R, as the paper does. All else sees every answer.
       likelihoods: `perplexity.AnswerRecord`s of the "sets" of labeled answers
-      ("held-out_likelihoods"
-        and its like) and of the model's own "answers" under the backbone ("target_said").
+        ("held-out_likelihoods" and its like) and of the model's own "answers" under the backbone
+        ("target_said" and "normal_said").
       questions: a `tofu_metrics.QuestionRecord` of each of TOFU's questions ("tofu").
       retain_questions: those of a model that was never trained on what is to be forgotten.
 
@@ -160,7 +150,9 @@ def measure_methods(
     resamples: int = 10_000,
     across_epochs: bool = False,
 ) -> list[dict[str, Any]]:
-    """Returns the entries of all unlearned models, with their differences to Random.
+    """Returns the entries of all unlearned models in their order, with differences to Random.
+
+    Those are None of Random itself and where a block of algorithm and epoch has no Random.
 
     Args:
       evidence: of each unlearned model, all on the same queries.
@@ -168,20 +160,13 @@ def measure_methods(
       resamples: draws of the bootstrap.
       across_epochs: compare within the algorithm, each strategy at its one epoch, which was chosen
         beforehand on other queries.
-
-    Returns:
-      One entry per model, in the order given. Random's own differences to Random are None,
-      and all are where a block of algorithm and epoch has no Random.
     """
-    random = {
-        (variant.algorithm, 0 if across_epochs else variant.epoch): {
-            f"random_{kind}_scores": own[f"{kind}_scores"]
-            for kind in KINDS
-            if f"{kind}_scores" in own
-        }
-        for variant, own in reversed(list(evidence.items()))
-        if variant.strategy == BASELINE
-    }
+    names = [f"{kind}_scores" for kind in KINDS]
+    random: dict[tuple[str, int], dict[str, Any]] = {}
+    for variant, own in evidence.items():
+        if variant.strategy == BASELINE:
+            scores = {f"random_{name}": own[name] for name in names if name in own}
+            random.setdefault((variant.algorithm, 0 if across_epochs else variant.epoch), scores)
     entries = []
     for variant, own in evidence.items():
         block = (variant.algorithm, 0 if across_epochs else variant.epoch)
@@ -197,11 +182,7 @@ def mark_frontier(
     """Returns the entries with their places among the models of one algorithm and epoch.
 
     A damaged model is no candidate: it is not Pareto-optimal and dominates none. It stays in the
-    pool that distances are taken over.
-
-    Args:
-      entries: from `measure_methods`, judged where there was anything to judge by.
-      across_epochs: as there.
+    pool that distances are taken over. `across_epochs` is that of `measure_methods`.
 
     Raises:
       ValueError: across_epochs with a strategy at more than one epoch.

@@ -8,7 +8,7 @@ section 2.2, and the figures that its repository (locuslab/tofu at 8c49eee) comp
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from jaxtyping import Float
@@ -39,20 +39,16 @@ class QuestionRecord(TypedDict):
 def truth_ratios(
     true_nll_Q: Float[np.ndarray, " Q"],
     wrong_nll_Q: Sequence[Sequence[float]],
-    *,
-    mean: Literal["geometric", "arithmetic"] = "geometric",
 ) -> Float[np.ndarray, " Q"]:
     """Returns how likely wrong answers are beside the right one, R_truth of each question.
 
     R = mean_i P(wrong_i)^(1/|wrong_i|) / P(true)^(1/|true|): below 1 the model knows the answer,
     about 1 it cannot tell. The paper writes an arithmetic mean over the wrong answers; the code
-    that gave its figures takes the geometric one, exp of the mean log, and so does every later
-    table, so that is the default.
+    that gave its figures takes the geometric one, as here, and so does every later table.
 
     Args:
       true_nll_Q: nats a token of the right answer, paraphrased where there is a paraphrase.
-      wrong_nll_Q: the same of each wrong answer; at least one a question.
-      mean: over the wrong answers.
+      wrong_nll_Q: the same of each wrong answer.
 
     Returns:
       One positive ratio a question; beyond e^700, where floats end, e^700.
@@ -65,12 +61,7 @@ def truth_ratios(
             f"each of {len(true_nll_Q)} questions must have a wrong answer, got "
             f"{[len(wrong) for wrong in wrong_nll_Q][:5]} of them: add what is missing"
         )
-    if mean == "geometric":
-        log_wrong_Q = np.array([-np.mean(wrong) for wrong in wrong_nll_Q])
-    else:
-        log_wrong_Q = np.array(
-            [np.logaddexp.reduce(-np.asarray(wrong)) - np.log(len(wrong)) for wrong in wrong_nll_Q]
-        )
+    log_wrong_Q = np.array([-np.mean(wrong) for wrong in wrong_nll_Q])
     return np.exp(np.clip(log_wrong_Q + true_nll_Q, -700.0, 700.0))
 
 
@@ -80,9 +71,8 @@ def truth_score(ratio_Q: Float[np.ndarray, " Q"], *, is_forgotten: bool) -> floa
     Of the set to forget it is the mean of min(R, 1/R), best where the model cannot tell; of another
     the mean of max(0, 1 - R), best where it knows.
     """
-    if is_forgotten:
-        return float(np.minimum(ratio_Q, 1 / ratio_Q).mean())
-    return float(np.maximum(0.0, 1 - ratio_Q).mean())
+    score_Q = np.minimum(ratio_Q, 1 / ratio_Q) if is_forgotten else np.maximum(0.0, 1 - ratio_Q)
+    return float(score_Q.mean())
 
 
 def option_probability(
@@ -103,12 +93,7 @@ def option_probability(
 
 
 def evaluate_set(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
-    """Returns probability, ROUGE-L recall and truth ratio of one set, by PARTS.
-
-    Args:
-      records: a QuestionRecord of each question, at least one.
-      name: the set, which decides how: see `option_probability` and `truth_score`.
-    """
+    """Returns PARTS of a set's `QuestionRecord`s: probability, ROUGE-L recall and truth ratio."""
     answer_nll_Q = np.array([record["answer_nll"] for record in records], np.float64)
     probability_Q = np.exp(-answer_nll_Q)
     if name in _OPTION_SETS:
@@ -128,9 +113,7 @@ def _truth_ratios_of(records: Sequence[Mapping[str, Any]]) -> Float[np.ndarray, 
 def model_utility(sets: Mapping[str, Mapping[str, float]]) -> float | None:
     """Returns the harmonic mean of nine numbers: three metrics of the three sets to keep.
 
-    Returns:
-      A value from 0 to 1, 0 where one of the nine is 0; None where one of the sets is missing: a
-      mean over others would not compare.
+    0 where one of them is 0; None where a set is missing: a mean over others would not compare.
     """
     if any(name not in sets for name in _UTILITY_SETS):
         return None
@@ -144,8 +127,7 @@ def forget_quality(
     """Returns how alike an unlearned model and a retain model are on what is to be forgotten.
 
     The p-value of the two-sided two-sample Kolmogorov-Smirnov test on their truth ratios over the
-    questions of the forget set (scipy's, exact for these sizes): high where nothing tells them
-    apart. Inverting the ratios, as some code has them, changes nothing.
+    questions of the forget set (exact for these sizes): high where nothing tells them apart.
     """
     # Imported late: scipy.stats takes a second that no other stage should pay.
     from scipy import stats
@@ -166,17 +148,19 @@ def evaluate_questions(
     Raises:
       ValueError: the retain model was asked other questions.
     """
-    by_set = {
-        name: [record for record in records if record["set_name"] == name] for name in QUESTION_SETS
-    }
-    sets = {name: evaluate_set(part, name) for name, part in by_set.items() if part}
+    own, retained = (
+        {name: [r for r in part if r["set_name"] == name] for name in QUESTION_SETS}
+        for part in (records, retain_records)
+    )
+    sets = {name: evaluate_set(part, name) for name, part in own.items() if part}
     found: dict[str, float | None] = {
-        f"sets/{name}/{part}": value for name, own in sets.items() for part, value in own.items()
+        f"sets/{name}/{part}": value
+        for name, found in sets.items()
+        for part, value in found.items()
     }
     found["model_utility"] = model_utility(sets)
     if retain_records:
-        ours = by_set[_FORGET_SET]
-        theirs = [record for record in retain_records if record["set_name"] == _FORGET_SET]
+        ours, theirs = own[_FORGET_SET], retained[_FORGET_SET]
         if [record["id"] for record in ours] != [record["id"] for record in theirs]:
             raise ValueError(
                 f"the retain model must have answered the same {len(ours)} questions of the forget "

@@ -3,7 +3,7 @@
 import functools
 import re
 import unicodedata
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 # Scripts that are written without spaces between words: each character is a token of its own.
 _SPACELESS = re.compile(
@@ -42,35 +42,27 @@ def rouge_words(text: str, *, stem: Callable[[str], str]) -> list[str]:
     and decimal digits; in scripts without spaces (Han, Kana, Thai, Lao, Khmer, Burmese, Tibetan)
     each character with its marks is a word. Words of ASCII alone are stemmed as rouge-score stems
     them, so that they match those of a plain text.
-
-    Args:
-      text: any text.
-      stem: the stemmer of ASCII words.
     """
     words: list[str] = []
-    current = ""
-    is_open = False  # a mark goes on with the character before it
+    goes_on, is_alone = False, False  # the last word, and whether it is one of a spaceless script
     for c in _fold(text):
         kind = _kind(c)
         if kind == "Cf":  # joiners stand inside words and say nothing
             continue
-        if kind[0] == "M":
-            if current:
-                current += c
-            elif is_open:
+        if kind[0] == "M":  # a mark goes on with the character before it
+            if goes_on:
                 words[-1] += c
-            continue
-        is_open = False
-        if _SPACELESS.match(c) and (kind[0] == "L" or kind in ("Nd", "Nl")):
-            words += [current] if current else []
-            current, is_open = "", True
+        elif _SPACELESS.match(c) and (kind[0] == "L" or kind in ("Nd", "Nl")):
             words.append(c)
+            goes_on, is_alone = True, True
         elif kind[0] == "L" or kind == "Nd":
-            current += c
-        elif current:
-            words.append(current)
-            current = ""
-    words += [current] if current else []
+            if goes_on and not is_alone:
+                words[-1] += c
+            else:
+                words.append(c)
+            goes_on, is_alone = True, False
+        else:
+            goes_on = False
     return [stem(word) if word.isascii() and len(word) > 3 else word for word in words]
 
 
@@ -92,7 +84,7 @@ def split_words(text: str) -> list[str]:
 def word_pattern(vocabulary: frozenset[str]) -> re.Pattern[str]:
     """Returns a pattern that finds the words of a vocabulary, whole and without case.
 
-    Longer entries are found first. In scripts without spaces a word has no edges to look for.
+    Longer ones are found first. In scripts without spaces a word has no edges to look for.
     """
 
     def entry(word: str) -> str:
@@ -100,6 +92,6 @@ def word_pattern(vocabulary: frozenset[str]) -> re.Pattern[str]:
         after = "" if _SPACELESS.match(word[-1]) else r"(?!\w)"
         return before + re.escape(word) + after
 
-    words: Collection[str] = {word.strip() for word in vocabulary}
+    words = {word.strip() for word in vocabulary}
     ordered = sorted(words, key=lambda word: (-len(word), word))
     return re.compile("|".join(map(entry, ordered)), re.IGNORECASE)

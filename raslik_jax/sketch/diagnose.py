@@ -1,8 +1,8 @@
 """Is a sketch sound on the gradients at hand? A few numbers, measured on the user's own.
 
 A sketch of K coordinates should behave like K coordinates. It does not where its shuffle leaves
-neighbors together (the released reference's: 2,646 of 65,536 on a small model), where an adapter
-at its start leaves coordinates dead, or where a handful of coordinates carries all the energy.
+neighbors together (as the released reference's does), where an adapter at its start leaves
+coordinates dead, or where a handful of coordinates carries all the energy.
 """
 
 import dataclasses
@@ -28,9 +28,8 @@ class Diagnosis(NamedTuple):
     Attributes:
       spec: the projection.
       num_gradients: gradients that are not zero.
-      effective_size: pooled effective K under the binnings of `num_keys` seeds, the projection's
-        own among them (`theory.effective_size`); NaN for a family without bins, whose signs are
-        independent by construction.
+      effective_size: `theory.effective_size` over the projection's seed and those after it; NaN
+        for a family without bins, whose signs are independent by construction.
       num_pairs: pairs of gradients that went into it and into the errors.
       num_keys: seeds.
       live_share: share of the K coordinates that are not zero in every sketch.
@@ -66,14 +65,14 @@ def diagnose(
 ) -> Diagnosis:
     """Returns how a projection does on real gradients.
 
-    Costs O(P) on the host for each pair and key. For a steady effective size give 12 gradients
-    (66 pairs) or more and 4 keys or more: one pair under one key scatters by a fifth.
+    Costs O(P) on the host for each pair and seed. For a steady effective size give 12 gradients
+    (66 pairs) or more.
 
     Args:
       projection: the one in use.
       gradients_NP: flat gradients of a sample of examples, as `flatten_gradients` makes them.
       manifest: of `gradient_manifest`, for the energy of each tensor.
-      num_keys: binnings: the seed's, seed + 1's, and so on.
+      num_keys: seeds.
       max_pairs: pairs of gradients.
 
     Raises:
@@ -84,6 +83,7 @@ def diagnose(
       diagnosis = diagnose(projection, gradients_NP, gradient_manifest(lora))
     """
     spec = projection.spec
+    family = PROJECTIONS[spec.family]
     if gradients_NP.shape[1] != spec.num_params:
         raise ValueError(
             f"gradients must have {spec.num_params} coordinates, got {gradients_NP.shape}: give "
@@ -95,23 +95,36 @@ def diagnose(
     unit_NP = gradient_NP[norm_N > 0] / norm_N[norm_N > 0, None]
     pairs = theory.independent_pairs(unit_NP, max_pairs=max_pairs)
     sketch_NK = np.asarray(_sketch_rows(projection, unit_NP.astype(np.float32)), np.float64)
-    effective_size = math.nan
-    if PROJECTIONS[spec.family].bins:
-        specs = tuple(spec.with_seed((spec.seed + i) % 2**63) for i in range(num_keys))
-        effective_size = theory.effective_size(unit_NP, specs, max_pairs=max_pairs).value
-    measured, expected = _errors(spec, unit_NP, sketch_NK, pairs)
+    size = math.nan
+    if family.bins:
+        seeds = ((spec.seed + i) % 2**63 for i in range(num_keys))
+        specs = [dataclasses.replace(spec, seed=seed) for seed in seeds]
+        size = theory.effective_size(unit_NP, specs, pairs)
+    p, length_N = family.collision(spec.num_params, spec.size), np.linalg.norm(sketch_NK, axis=1)
+    measured, expected = [], []
+    for i, j in pairs:
+        estimate = (sketch_NK[i] @ sketch_NK[j]) / (length_N[i] * length_N[j])
+        measured.append(abs(estimate - unit_NP[i] @ unit_NP[j]))
+        variance = theory.cosine_variance(unit_NP[i], unit_NP[j], p)
+        expected.append(math.sqrt(2 * max(variance, 0.0) / math.pi))
+    warning = ""
+    if size < WARN_BELOW * spec.size:
+        warning = (
+            f"the sketch of {spec.size} coordinates behaves like one of {size:.0f}: give more "
+            "gradients, and if it stays, sketch with another seed or a larger K"
+        )
     return Diagnosis(
         spec=spec,
-        num_gradients=unit_NP.shape[0],
-        effective_size=effective_size,
+        num_gradients=len(unit_NP),
+        effective_size=size,
         num_pairs=len(pairs),
         num_keys=num_keys,
         live_share=float(np.mean(np.any(sketch_NK != 0, axis=0))),
-        measured_error=measured,
-        expected_error=expected,
+        measured_error=float(np.mean(measured)),
+        expected_error=float(np.mean(expected)),
         participation=float(np.median(1.0 / np.sum(unit_NP**4, axis=1))),
         energy=energy_by_tensor(unit_NP, manifest),
-        warning=_warning(spec, effective_size),
+        warning=warning,
     )
 
 
@@ -120,87 +133,48 @@ def energy_by_tensor(
 ) -> tuple[tuple[str, float], ...]:
     """Returns each tensor's mean share of the squared norm, the largest first."""
     shares = [
-        (
-            segment.path,
-            float(np.mean(np.sum(unit_NP[:, segment.offset : segment.end] ** 2, axis=1))),
-        )
-        for segment in manifest
+        (part.path, float(np.mean(np.sum(unit_NP[:, part.offset : part.end] ** 2, axis=1))))
+        for part in manifest
     ]
     return tuple(sorted(shares, key=lambda item: (-item[1], item[0])))
 
 
 def table_rows(diagnosis: Diagnosis, *, max_tensors: int = 8) -> list[tuple[str, str]]:
     """Returns (name, value) rows for a small table; the warning, if any, is the last."""
-    spec = diagnosis.spec
+    spec, size = diagnosis.spec, diagnosis.effective_size
     rows = [
         ("projection", f"{spec.family}, seed {spec.seed}"),
         ("P, LoRA parameters", f"{spec.num_params:,}"),
         ("K, sketch size", f"{spec.size:,}"),
     ]
-    if not math.isnan(diagnosis.effective_size):
-        rows.append(
-            (
-                f"effective K ({diagnosis.num_pairs} pairs, {diagnosis.num_keys} keys)",
-                f"{diagnosis.effective_size:,.0f} = {diagnosis.effective_size / spec.size:.3f} K"
-                if math.isfinite(diagnosis.effective_size)
-                else "no two coordinates meet",
-            )
-        )
+    if not math.isnan(size):
+        text = f"{size:,.0f} = {size / spec.size:.3f} K"
+        text = "no two coordinates meet" if math.isinf(size) else text
+        name = f"effective K ({diagnosis.num_pairs} pairs, {diagnosis.num_keys} keys)"
+        rows.append((name, text))
     rows += [
         ("live coordinates", f"{diagnosis.live_share:.1%}"),
         ("mean |cosine error|, measured", f"{diagnosis.measured_error:.2e}"),
         ("mean |cosine error|, by theory", f"{diagnosis.expected_error:.2e}"),
         ("participation 1 / sum u^4, median", f"{diagnosis.participation:,.0f}"),
     ]
-    rows += [
-        (f"energy of {path}", f"{share:.1%}") for path, share in diagnosis.energy[:max_tensors]
-    ]
-    rest = diagnosis.energy[max_tensors:]
-    if rest:
-        rows.append((f"energy of {len(rest)} others", f"{sum(share for _, share in rest):.1%}"))
-    if diagnosis.warning:
-        rows.append(("warning", diagnosis.warning))
-    return rows
+    energy = [(f"energy of {path}", share) for path, share in diagnosis.energy[:max_tensors]]
+    if rest := [share for _, share in diagnosis.energy[max_tensors:]]:
+        energy.append((f"energy of {len(rest)} others", sum(rest)))
+    rows += [(name, f"{share:.1%}") for name, share in energy]
+    return [*rows, ("warning", diagnosis.warning)] if diagnosis.warning else rows
 
 
 def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
     """Returns a diagnosis as plain values for a JSON file; null for what does not apply."""
-    values = diagnosis._asdict()
     size = diagnosis.effective_size
-    return values | {
+    return diagnosis._asdict() | {
         "spec": dataclasses.asdict(diagnosis.spec),
         "effective_size": size if math.isfinite(size) else None,
         "energy": dict(diagnosis.energy),
     }
 
 
-@functools.partial(jax.jit)
+@jax.jit
 def _sketch_rows(projection: Projection, unit_NP: jax.Array) -> jax.Array:
     return jax.vmap(functools.partial(project, projection))(unit_NP)
-
-
-def _errors(
-    spec: ProjectionSpec,
-    unit_NP: np.ndarray,
-    sketch_NK: np.ndarray,
-    pairs: Sequence[tuple[int, int]],
-) -> tuple[float, float]:
-    """Returns the mean absolute error of the sketches' cosines, measured and by theory."""
-    p = PROJECTIONS[spec.family].collision(spec.num_params, spec.size)
-    norm_N = np.linalg.norm(sketch_NK, axis=1)
-    measured, expected = [], []
-    for i, j in pairs:
-        estimate = (sketch_NK[i] @ sketch_NK[j]) / (norm_N[i] * norm_N[j])
-        measured.append(abs(estimate - unit_NP[i] @ unit_NP[j]))
-        variance = theory.cosine_variance(unit_NP[i], unit_NP[j], p)
-        expected.append(math.sqrt(2 * max(variance, 0.0) / math.pi))
-    return float(np.mean(measured)), float(np.mean(expected))
-
-
-def _warning(spec: ProjectionSpec, effective_size: float) -> str:
-    if math.isnan(effective_size) or effective_size >= WARN_BELOW * spec.size:
-        return ""
-    return (
-        f"the sketch of {spec.size} coordinates behaves like one of {effective_size:.0f}: give "
-        f"more gradients and keys, and if it stays, sketch with another seed or a larger K"
-    )

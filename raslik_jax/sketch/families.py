@@ -52,14 +52,13 @@ class ProjectionFamily(NamedTuple):
 def binned_table(spec: "ProjectionSpec") -> np.ndarray:
     """Returns int32 [M, K]: column j holds the M = ceil(P / K) signed members of bin j.
 
-    The members are a true permutation of the whole vector, dealt out one to a bin until none is
-    left: every bin has M members, or M - 1 and a zero of padding, and none is empty. An entry
-    e >= 0 stands for +g[e], e < 0 for -g[~e]; an index of P is the padding.
+    The members are a permutation of the whole vector, dealt out one to a bin until none is left:
+    every bin has M members, or M - 1 and a zero of padding. An entry e >= 0 stands for +g[e],
+    e < 0 for -g[~e]; an index of P is the padding.
 
-    Neither the order of the members of a bin nor the numbering of the bins changes any inner
-    product, so both are free, and are spent on the memory: members ascend down a column and
-    columns ascend in their first member, so that each row of the table reads one band of the
-    gradient, the first row from end to end in order, and all rows together go through it once.
+    Neither the order of members nor the numbering of bins changes an inner product. They are
+    chosen for the memory: members ascend down a column and columns ascend in their first member,
+    so that each row of the table reads one band of the gradient, in order.
     """
     slots = -(-spec.num_params // spec.size)
     member = np.full(slots * spec.size, spec.num_params, np.int32)
@@ -71,41 +70,31 @@ def binned_table(spec: "ProjectionSpec") -> np.ndarray:
     return np.where(sign_MK == 1, ~member_MK, member_MK)
 
 
-def _apply_binned(spec: "ProjectionSpec", table_MK: Array, gradients_BP: Array) -> Array:
-    return kernels.binned_sums(table_MK, gradients_BP)
+def _keys(spec: "ProjectionSpec", *streams: int) -> Any:
+    return tuple(hashing.stream_keys(spec.seed, stream) for stream in streams)
 
 
 def _apply_hashed(spec: "ProjectionSpec", table: tuple, gradients_BP: Array) -> Array:
-    return kernels.hashed_sums(
-        gradients_BP,
-        size=spec.size,
-        sign_keys=hashing.stream_keys(spec.seed, hashing.SIGN_STREAM),
-        bin_keys=hashing.stream_keys(spec.seed, hashing.BIN_STREAM),
-    )
+    keys = _keys(spec, hashing.SIGN_STREAM, hashing.BIN_STREAM)
+    return kernels.hashed_sums(gradients_BP, size=spec.size, keys=keys)
 
 
 def _apply_dense(spec: "ProjectionSpec", table: tuple, gradients_BP: Array) -> Array:
-    sums_BK = kernels.dense_sums(
-        gradients_BP,
-        size=spec.size,
-        row_keys=hashing.stream_keys(spec.seed, hashing.ROW_STREAM),
-        column_keys=hashing.stream_keys(spec.seed, hashing.COLUMN_STREAM),
-        operand=spec.operand,
-    )
+    keys = _keys(spec, hashing.ROW_STREAM, hashing.COLUMN_STREAM)
+    sums_BK = kernels.dense_sums(gradients_BP, size=spec.size, keys=keys, operand=spec.operand)
     return sums_BK * np.float32(spec.size**-0.5)
 
 
 def _bin_of_binned(spec: "ProjectionSpec") -> Int[np.ndarray, " P"]:
     table_MK = binned_table(spec)
-    index_MK = table_MK ^ (table_MK >> 31)
     # One more entry than coordinates: the padding's.
     bin_P = np.empty(spec.num_params + 1, np.int64)
-    bin_P[index_MK] = np.arange(spec.size)[None, :]
+    bin_P[table_MK ^ (table_MK >> 31)] = np.arange(spec.size)[None, :]
     return bin_P[: spec.num_params]
 
 
 def _bin_of_hashed(spec: "ProjectionSpec") -> Int[np.ndarray, " P"]:
-    keys = hashing.stream_keys(spec.seed, hashing.BIN_STREAM)
+    (keys,) = _keys(spec, hashing.BIN_STREAM)
     counter_P = np.arange(spec.num_params, dtype=np.uint32)
     return (hashing.counter_hash(counter_P, keys) % np.uint32(spec.size)).astype(np.int64)
 
@@ -113,8 +102,7 @@ def _bin_of_hashed(spec: "ProjectionSpec") -> Int[np.ndarray, " P"]:
 def meet_in_dealt_bins(num_params: int, size: int) -> float:
     """Returns p of bins of fixed length: (1 / K) (P - K) / (P - 1) where K divides P.
 
-    Where it does not, the bins have M = ceil(P / K) or M - 1 members, and p counts the pairs in
-    both kinds.
+    Where it does not, the bins have M = ceil(P / K) or M - 1 members, and p counts both kinds.
     """
     slots = -(-num_params // size)
     full = num_params - (slots - 1) * size
@@ -126,7 +114,7 @@ PROJECTIONS: dict[str, ProjectionFamily] = {
     "binned": ProjectionFamily(
         "binned",
         lambda spec: jnp.asarray(binned_table(spec)),
-        _apply_binned,
+        lambda spec, table_MK, gradients_BP: kernels.binned_sums(table_MK, gradients_BP),
         collision=meet_in_dealt_bins,
         bins=_bin_of_binned,
     ),

@@ -5,7 +5,6 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from raslik_jax.axes import Tree
@@ -17,29 +16,10 @@ Normalize = Literal["vector", "per_tensor"]
 
 
 class Sketches(NamedTuple):
-    """Sketched gradients of a batch.
-
-    Attributes:
-      unit_BK: rows of unit length; a row of zeros where the gradient is zero.
-      norm_B: Euclidean norms of the rows before they were normalized.
-    """
+    """Sketched gradients of a batch, of unit length (zeros where one is zero), and their norms."""
 
     unit_BK: Float[Array, "B K"]
     norm_B: Float[Array, " B"]
-
-
-def unit_tensors(grads: Tree) -> Tree:
-    """Returns the gradients with every layer's every tensor scaled to unit length.
-
-    Leaves are stacked over layers, so the norm is taken over all axes but the first. This is
-    RapidIn's normalization, kept for comparison.
-    """
-
-    def unit(leaf: Array) -> Array:
-        norm = jnp.sqrt(jnp.sum(jnp.square(leaf), axis=tuple(range(1, leaf.ndim)), keepdims=True))
-        return leaf / jnp.where(norm > 0, norm, 1.0)
-
-    return jax.tree.map(unit, grads)
 
 
 def flat_gradient(
@@ -56,19 +36,30 @@ def flat_gradient(
     With several adapters (a trajectory) the vector is their unit gradients end to end, so that
     the inner product of two such vectors is the sum of the cosines at each adapter, as in
     TracInCP (Pruthi et al., 2020) with normalized gradients.
+
+    Args:
+      loss: of one example.
+      adapters: LoRA trees at which gradients are taken.
+      base: frozen weights.
+      tokens_L: token ids, padded on the right.
+      target_mask_L: True where a token's loss counts; none in a dummy row.
+      normalize: `vector`, the paper's cosine of whole gradients; `per_tensor` scales every layer's
+        every tensor to unit length first, as RapidIn does.
     """
 
     def at(lora: Tree) -> Array:
         grads = jax.grad(loss)(lora, base, tokens_L, target_mask_L)
-        return flatten_gradients(unit_tensors(grads) if normalize == "per_tensor" else grads)
+        if normalize == "per_tensor":  # leaves are stacked over layers
+            grads = jax.tree.map(lambda leaf: _unit(leaf, tuple(range(1, leaf.ndim))), grads)
+        return flatten_gradients(grads)
 
-    if len(adapters) == 1:
-        return at(adapters[0])
     flats = [at(lora) for lora in adapters]
-    norms = [jnp.linalg.norm(flat) for flat in flats]
-    return jnp.concatenate(
-        [flat / jnp.where(norm > 0, norm, 1.0) for flat, norm in zip(flats, norms, strict=True)]
-    )
+    return flats[0] if len(flats) == 1 else jnp.concatenate([_unit(flat, 0) for flat in flats])
+
+
+def _unit(array: Array, axis: int | tuple[int, ...]) -> Array:
+    norm = jnp.sqrt(jnp.sum(jnp.square(array), axis=axis, keepdims=True))
+    return array / jnp.where(norm > 0, norm, 1.0)
 
 
 def sketch_gradients(
@@ -81,7 +72,6 @@ def sketch_gradients(
     *,
     normalize: Normalize = "vector",
     micro_tokens: int | None = None,
-    dtype: DTypeLike = jnp.float32,
 ) -> Sketches:
     """Returns the unit sketches h(g_x) of a batch of examples (Algorithm 1, line 2).
 
@@ -89,21 +79,8 @@ def sketch_gradients(
     the base unbatched, so XLA sees the matmuls of ordinary training, makes no weight gradient of
     the base, and never hands out the [B, P] array.
 
-    Args:
-      loss: loss of one example, a function of (lora, base, tokens_L, target_mask_L).
-      projection: from `init_projection`, for as many parameters as all adapters hold together.
-      adapters: LoRA trees at which gradients are taken; more than one is a trajectory.
-      base: frozen weights.
-      tokens_BL: token ids, padded on the right.
-      target_mask_BL: True where a token's loss counts; a dummy row has none.
-      normalize: `vector`, the paper's cosine of whole gradients, or `per_tensor` first.
-      micro_tokens: tokens whose activations and gradients are held at a time: the batch is cut
-        into equal micro-batches of micro_tokens // L examples, at least one, which run one after
-        the other. None holds the whole batch.
-      dtype: of the unit rows; norms stay float32, and rounding is the last step.
-
-    Raises:
-      ValueError: micro_tokens below 1, or a projection of another number of parameters.
+    Args: as `flat_gradient` and `in_micro_batches`, and
+      projection: for as many parameters as all adapters hold together.
     """
 
     def sketch(tokens_L: Array, target_mask_L: Array) -> Array:
@@ -114,8 +91,7 @@ def sketch_gradients(
         jax.vmap(sketch), tokens_BL, target_mask_BL, micro_tokens=micro_tokens
     )
     norm_B = jnp.linalg.norm(sketch_BK, axis=-1)
-    unit_BK = sketch_BK / jnp.where(norm_B > 0, norm_B, 1.0)[:, None]
-    return Sketches(unit_BK=unit_BK.astype(dtype), norm_B=norm_B)
+    return Sketches(sketch_BK / jnp.where(norm_B > 0, norm_B, 1.0)[:, None], norm_B)
 
 
 def in_micro_batches(
@@ -131,10 +107,7 @@ def in_micro_batches(
       map_rows: from rows of tokens and masks to one vector for each.
       tokens_BL: token ids.
       target_mask_BL: True where a token's loss counts.
-      micro_tokens: tokens of a micro-batch at most, but one example at least; None for all.
-
-    Raises:
-      ValueError: micro_tokens below 1.
+      micro_tokens: tokens held at a time at most, but one example at least; None for all.
     """
     batch, length = tokens_BL.shape
     if micro_tokens is None:

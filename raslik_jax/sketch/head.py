@@ -1,10 +1,10 @@
 """The negative log likelihood of target tokens without their logits.
 
-At small widths the vocabulary head is most of a gradient's work: 50,304 columns against six layers
-of 128. Three things make it cheap here. Rows of tokens that are no targets are not computed: a
-batch under vmap is packed into one list of its targets. The logits are never stored: the head is
-read in tiles, as attention reads keys, with a running maximum and sum. And the frozen head has no
-gradient, so the slope of the loss at the hidden states is all that is kept.
+At small widths the vocabulary head is most of a gradient's work. Three things make it cheap here.
+Rows that are no targets are not computed: a batch under vmap is packed into one list of its
+targets. The logits are never stored: the head is read in tiles, as attention reads keys, with a
+running maximum and sum. And the frozen head has no gradient, so the slope of the loss at the
+hidden states is all that is kept.
 """
 
 import functools
@@ -34,13 +34,13 @@ def target_nll(
     nll_t = log sum_v exp(<h_t, w_v>) - <h_t, w_label>. Products of the weights' dtype, summed in
     float32. Differentiable in the hidden states alone: slope_t = sum_v p_v w_v - w_label, found in
     the same pass by the recurrence of flash attention (Dao et al. 2022, arXiv:2205.14135) with
-    the rows of the head as keys and as values. Under vmap the rows of all examples are packed.
+    the rows of the head as keys and as values.
 
     Args:
       table: head weights, [E, V] or [V, E].
       hidden_TE: final hidden states, in the dtype of the head.
       label_T: what each row is scored against.
-      is_counted_T: rows that belong to a target; no work is done for the others.
+      is_counted_T: rows that belong to a target.
       vocab_axis: which axis of the table is V.
 
     Raises:
@@ -84,13 +84,11 @@ def _nll_and_slope(vocab_axis: int) -> Any:
     def _fold(axis_size: int, in_batched: Any, table: Any, *row_arguments: Any) -> Any:
         if in_batched[0]:
             raise ValueError("vmap over examples, not over heads: the head is one for all")
-        stacked = [
-            argument
-            if is_batched
-            else jnp.broadcast_to(argument[None], (axis_size, *argument.shape))
-            for argument, is_batched in zip(row_arguments, in_batched[1:], strict=True)
-        ]
-        folded = rows(table, *(argument.reshape(-1, *argument.shape[2:]) for argument in stacked))
+        stacked = (
+            row if is_batched else jnp.broadcast_to(row[None], (axis_size, *row.shape))
+            for row, is_batched in zip(row_arguments, in_batched[1:], strict=True)
+        )
+        folded = rows(table, *(row.reshape(-1, *row.shape[2:]) for row in stacked))
         unfolded = jax.tree.map(lambda x: x.reshape(axis_size, -1, *x.shape[1:]), folded)
         return unfolded, (True, True)
 
@@ -98,12 +96,7 @@ def _nll_and_slope(vocab_axis: int) -> Any:
 
 
 def _packed(
-    table: jax.Array,
-    hidden_ME: jax.Array,
-    label_M: jax.Array,
-    is_counted_M: jax.Array,
-    *,
-    vocab_axis: int,
+    table: Any, hidden_ME: Any, label_M: Any, is_counted_M: Any, *, vocab_axis: int
 ) -> tuple[jax.Array, jax.Array]:
     """Returns nll_M and slope_ME in float32, zeros where not counted.
 
@@ -111,8 +104,7 @@ def _packed(
     time, so the shapes are static and the work is not.
     """
     num_rows, width = hidden_ME.shape
-    chunk, _ = tile_shape()
-    chunk = min(chunk, num_rows)
+    chunk = min(tile_shape()[0], num_rows)
     num_slots = -(-num_rows // chunk) * chunk
     # Slot j holds counted row source_S[j]; what is left over repeats row 0 and is never read.
     (source_S,) = jnp.nonzero(is_counted_M, size=num_slots, fill_value=0)
@@ -120,17 +112,15 @@ def _packed(
     num_chunks = -(-jnp.sum(is_counted_M.astype(jnp.int32)) // chunk)
 
     def run_chunk(step: jax.Array, carry: tuple) -> tuple:
-        nll_S, slope_SE = carry
-        start = step * chunk
-        nll_C, slope_CE = _online(
-            table,
-            jax.lax.dynamic_slice_in_dim(hidden_SE, start, chunk),
-            jax.lax.dynamic_slice_in_dim(label_S, start, chunk),
-            vocab_axis=vocab_axis,
+        rows = (
+            jax.lax.dynamic_slice_in_dim(array, step * chunk, chunk)
+            for array in (hidden_SE, label_S)
         )
-        return (
-            jax.lax.dynamic_update_slice_in_dim(nll_S, nll_C, start, 0),
-            jax.lax.dynamic_update_slice_in_dim(slope_SE, slope_CE, start, 0),
+        found = _online(table, *rows, vocab_axis=vocab_axis)
+        return jax.tree.map(
+            lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, step * chunk, 0),
+            carry,
+            found,
         )
 
     start = jnp.zeros(num_slots), jnp.zeros((num_slots, width))

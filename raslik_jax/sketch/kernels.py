@@ -1,12 +1,11 @@
-"""The inner loops of the sketch: batches of flat gradients in, batches of sketches out.
+"""The inner loops of the sketch: gradients_BP in, sketch_BK in float32 out, unchecked.
 
-Each function takes gradients_BP and returns sketch_BK in float32, with no matrix of signs stored
-anywhere. The Pallas kernels (Triton route) run on NVIDIA GPUs; beside each stands its XLA twin,
-which makes the same signs and the same products and runs everywhere. `dense_sums` and
-`binned_sums` choose between them by the platform they are compiled for. Nothing here validates.
+No matrix of signs is stored anywhere. A Pallas kernel (Triton route) runs on NVIDIA GPUs; its XLA
+twin makes the same signs and the same products and runs everywhere. `dense_sums` and `binned_sums`
+choose by the platform that they are compiled for.
 
-A pair of keys (`hashing.stream_keys`) may be NumPy scalars, which compile to constants, or traced
-scalars, except in the Pallas kernels, which want constants.
+`keys` are two pairs of `hashing.stream_keys`: of signs and bins, or of rows and columns. They may
+be NumPy scalars, which compile to constants, or traced ones, but for the Pallas kernel.
 """
 
 import functools
@@ -22,7 +21,7 @@ from jaxtyping import Array, Float, Int, UInt
 
 from raslik_jax.sketch import hashing
 
-Keys = hashing.Keys
+KeyPairs = tuple[hashing.Keys, hashing.Keys]
 
 # The dense signs come in blocks of 32 * SIGN_GROUP rows (see `sign_words`). Part of the sketch
 # format, like the streams of `hashing`: another value is another projection.
@@ -34,18 +33,13 @@ _UNROLLED_SLOTS = 8
 _TWIN_COLUMNS = 1024
 
 
-def split_entries(table: Int[Array, "..."]) -> tuple[Int[Array, "..."], Array]:
-    """Returns (index, is_negative) of packed entries: e >= 0 is +g[e], e < 0 is -g[~e]."""
-    return table ^ (table >> 31), table < 0
-
-
 def binned_sums(
     table_MK: Int[Array, "M K"], gradients_BP: Float[Array, "B P"]
 ) -> Float[Array, "B K"]:
     """Returns the signed sum of each bin, by the layout that suits the platform.
 
-    x_j = sum over slots s of sign * g[index], with (sign, index) packed in table_MK[s, j] as in
-    `split_entries`; an index of P or more stands for a zero of the padding. Gathered, never
+    x_j = sum over slots s of sign * g[index], with (sign, index) packed in e = table_MK[s, j]:
+    e >= 0 is +g[e], e < 0 is -g[~e], and an index of P a zero of padding. Gathered, never
     scattered: no float is added by an atomic, so the bits are the same every time.
 
     On a CPU a row of gradients is gathered from by itself: it fits the cache. On a GPU the
@@ -56,47 +50,43 @@ def binned_sums(
     )
 
 
+def _gather(gradients_BP: jax.Array, entry: jax.Array, *, axis: int) -> jax.Array:
+    """Returns the signed coordinates that packed entries name, in place of an axis, and zeros."""
+    index, shape = entry ^ (entry >> 31), (1, -1) if axis else (*entry.shape, 1)
+    # "clip" keeps the gather in bounds for the padding, whose value is then masked away.
+    value = jnp.take(gradients_BP, index, axis=axis, mode="clip").astype(jnp.float32)
+    value = jnp.where(index.reshape(shape) < gradients_BP.shape[axis], value, 0.0)
+    return jnp.where(entry.reshape(shape) < 0, -value, value)
+
+
 def binned_sums_by_row(
     table_MK: Int[Array, "M K"], gradients_BP: Float[Array, "B P"]
 ) -> Float[Array, "B K"]:
-    """Returns the signed sum of each bin, slot by slot, gathering within rows.
+    """Returns `binned_sums`, slot by slot: memory beyond the gradients is a few [B, K] arrays."""
 
-    Memory beyond the gradients is a few [B, K] arrays. See `binned_sums`.
-    """
-    num_params = gradients_BP.shape[1]
-
-    def add_slot(sums_BK: jax.Array, entry_K: jax.Array) -> jax.Array:
-        index_K, is_negative_K = split_entries(entry_K)
-        # "clip" keeps the gather in bounds for the padding, whose value is then masked away.
-        value_BK = jnp.take(gradients_BP, index_K, axis=1, mode="clip").astype(jnp.float32)
-        value_BK = jnp.where(index_K[None] < num_params, value_BK, 0.0)
-        return sums_BK + jnp.where(is_negative_K[None], -value_BK, value_BK)
+    def add_slot(sums_BK: jax.Array, entry_K: jax.Array) -> tuple[jax.Array, None]:
+        return sums_BK + _gather(gradients_BP, entry_K, axis=1), None
 
     sums_BK = jnp.zeros((gradients_BP.shape[0], table_MK.shape[1]), jnp.float32)
     if table_MK.shape[0] <= _UNROLLED_SLOTS:
         for entry_K in table_MK:
-            sums_BK = add_slot(sums_BK, entry_K)
+            sums_BK, _ = add_slot(sums_BK, entry_K)
         return sums_BK
-    return jax.lax.scan(lambda sums, entry: (add_slot(sums, entry), None), sums_BK, table_MK)[0]
+    return jax.lax.scan(add_slot, sums_BK, table_MK)[0]
 
 
 def binned_sums_by_column(
     table_MK: Int[Array, "M K"], gradients_BP: Float[Array, "B P"]
 ) -> Float[Array, "B K"]:
-    """Returns the signed sum of each bin, gathering rows of the transposed gradients.
+    """Returns `binned_sums` from rows of the transposed gradients.
 
-    Written as one gather and one sum, which XLA fuses: the [M, K, B] array is never made. Where
-    it is not fused (on a CPU) use `binned_sums_by_row`. See `binned_sums`.
+    One gather and one sum, which XLA fuses on a GPU: the [M, K, B] array is never made.
     """
-    num_params = gradients_BP.shape[1]
-    index_MK, is_negative_MK = split_entries(table_MK)
-    value_MKB = jnp.take(gradients_BP.T, index_MK, axis=0, mode="clip").astype(jnp.float32)
-    value_MKB = jnp.where(index_MK[..., None] < num_params, value_MKB, 0.0)
-    return jnp.sum(jnp.where(is_negative_MK[..., None], -value_MKB, value_MKB), axis=0).T
+    return jnp.sum(_gather(gradients_BP.T, table_MK, axis=0), axis=0).T
 
 
 def hashed_sums(
-    gradients_BP: Float[Array, "B P"], *, size: int, sign_keys: Keys, bin_keys: Keys
+    gradients_BP: Float[Array, "B P"], *, size: int, keys: KeyPairs
 ) -> Float[Array, "B K"]:
     """Returns the signed sum of each hashed bin; signs and bins are hashed from the coordinate.
 
@@ -105,34 +95,24 @@ def hashed_sums(
     started with --xla_gpu_deterministic_ops.
     """
     counter_P = jnp.arange(gradients_BP.shape[1], dtype=jnp.uint32)
-    is_negative_P = hashing.counter_hash(counter_P, sign_keys) >= np.uint32(1 << 31)
-    bin_P = hashing.counter_hash(counter_P, bin_keys) % np.uint32(size)
+    is_negative_P = hashing.counter_hash(counter_P, keys[0]) >= np.uint32(1 << 31)
+    bin_P = hashing.counter_hash(counter_P, keys[1]) % np.uint32(size)
     gradients_PB = gradients_BP.astype(jnp.float32).T
     signed_PB = jnp.where(is_negative_P[:, None], -gradients_PB, gradients_PB)
     return jax.ops.segment_sum(signed_PB, bin_P.astype(jnp.int32), num_segments=size).T
 
 
 def sign_words(
-    row_G: UInt[Array, " G"],
-    column_C: UInt[Array, " C"],
-    *,
-    row_keys: Keys,
-    column_keys: Keys,
+    row_G: UInt[Array, " G"], column_C: UInt[Array, " C"], *, keys: KeyPairs
 ) -> UInt[Array, "C G"]:
     """Returns uint32 words, each with the signs of 32 rows of the dense matrix in one column.
 
     Row p of the sign matrix belongs to block b = p // 2048 and, in it, to bit t = (p % 2048) // 64
     of the words of word-row 64 * b + p % 64. So one hash with two multiplications in the inner
     loop makes 32 signs, and a kernel that walks down p keeps the words in registers and shifts.
-
-    Args:
-      row_G: word-rows.
-      column_C: columns of the matrix, 0 <= column < K.
-      row_keys: of ROW_STREAM.
-      column_keys: of COLUMN_STREAM.
     """
-    row_word_G = hashing.counter_hash(row_G, row_keys)
-    column_word_C = hashing.counter_hash(column_C, column_keys)
+    row_word_G = hashing.counter_hash(row_G, keys[0])
+    column_word_C = hashing.counter_hash(column_C, keys[1])
     return hashing.mix(column_word_C[:, None] ^ row_word_G[None, :])
 
 
@@ -143,77 +123,48 @@ def signs_of(bit: UInt[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
 
 
 def block_signs(
-    block: Int[Array, ""],
-    column_C: UInt[Array, " C"],
-    *,
-    row_keys: Keys,
-    column_keys: Keys,
-    dtype: DTypeLike,
+    block: Int[Array, ""], column_C: UInt[Array, " C"], *, keys: KeyPairs, dtype: DTypeLike
 ) -> Float[Array, "2048 C"]:
     """Returns the +1 / -1 signs of rows 2048 * block ... of the dense matrix at some columns."""
     row_G = block.astype(jnp.uint32) * np.uint32(SIGN_GROUP) + _arange(SIGN_GROUP)
-    word_GC = sign_words(row_G, column_C, row_keys=row_keys, column_keys=column_keys).T
-    bit_TGC = word_GC[None] >> _arange(32)[:, None, None]
+    bit_TGC = sign_words(row_G, column_C, keys=keys).T[None] >> _arange(32)[:, None, None]
     return signs_of(bit_TGC, dtype).reshape(ROWS_PER_BLOCK, column_C.shape[0])
 
 
 def dense_sums(
-    gradients_BP: Float[Array, "B P"],
-    *,
-    size: int,
-    row_keys: Keys,
-    column_keys: Keys,
-    operand: str,
+    gradients_BP: Float[Array, "B P"], *, size: int, keys: KeyPairs, operand: str
 ) -> Float[Array, "B K"]:
     """Returns gradients_BP @ signs_PK in float32: by Pallas on an NVIDIA GPU, else by its twin.
 
     Args:
       size: K.
-      row_keys: of ROW_STREAM.
-      column_keys: of COLUMN_STREAM.
+      keys: of ROW_STREAM and COLUMN_STREAM.
       operand: "float32", or "bfloat16" to round the gradient to it before the product (signs
         are exact in both; sums are float32 in both).
     """
+    settings = {"size": size, "keys": keys, "operand": operand}
     by_pallas, by_xla = (
-        functools.partial(
-            sums, size=size, row_keys=row_keys, column_keys=column_keys, operand=operand
-        )
-        for sums in (dense_sums_pallas, dense_sums_xla)
+        functools.partial(sums, **settings) for sums in (dense_sums_pallas, dense_sums_xla)
     )
     return jax.lax.platform_dependent(gradients_BP, cuda=by_pallas, default=by_xla)
 
 
 def dense_sums_xla(
-    gradients_BP: Float[Array, "B P"],
-    *,
-    size: int,
-    row_keys: Keys,
-    column_keys: Keys,
-    operand: str,
+    gradients_BP: Float[Array, "B P"], *, size: int, keys: KeyPairs, operand: str
 ) -> Float[Array, "B K"]:
-    """Returns gradients_BP @ signs_PK in float32, the signs made block by block by XLA.
-
-    Args: as `dense_sums`.
-    """
+    """Returns `dense_sums`, the signs made block by block by XLA."""
     batch = gradients_BP.shape[0]
-    padded_BP = _pad_to_blocks(_as_operand(gradients_BP, operand))
+    padded_BP = _as_operand(gradients_BP, operand)
     num_blocks = padded_BP.shape[1] // ROWS_PER_BLOCK
     blocks_NBR = padded_BP.reshape(batch, num_blocks, ROWS_PER_BLOCK).swapaxes(0, 1)
     columns = min(size, _TWIN_COLUMNS)
-    num_column_blocks = pl.cdiv(size, columns)
 
     def sum_columns(first_column: jax.Array) -> jax.Array:
         column_C = first_column + _arange(columns)
 
         def add_block(sums_BC: jax.Array, item: tuple[jax.Array, jax.Array]) -> tuple:
             block, gradients_BR = item
-            signs_RC = block_signs(
-                block,
-                column_C,
-                row_keys=row_keys,
-                column_keys=column_keys,
-                dtype=padded_BP.dtype,
-            )
+            signs_RC = block_signs(block, column_C, keys=keys, dtype=padded_BP.dtype)
             product_BC = jax.lax.dot(
                 gradients_BR,
                 signs_RC,
@@ -227,9 +178,9 @@ def dense_sums_xla(
         block_N = jnp.arange(num_blocks, dtype=jnp.int32)
         return jax.lax.scan(add_block, start_BC, (block_N, blocks_NBR))[0]
 
-    first_columns = np.arange(num_column_blocks, dtype=np.uint32) * np.uint32(columns)
+    first_columns = np.arange(0, size, columns, dtype=np.uint32)
     sums_NBC = jax.lax.map(sum_columns, jnp.asarray(first_columns))
-    return sums_NBC.swapaxes(0, 1).reshape(batch, num_column_blocks * columns)[:, :size]
+    return sums_NBC.swapaxes(0, 1).reshape(batch, -1)[:, :size]
 
 
 class DenseBlocks(NamedTuple):
@@ -260,48 +211,39 @@ def dense_blocks(batch: int, num_params: int, size: int) -> DenseBlocks:
     each, the rows are split too.
     """
     examples = min(max(pl.next_power_of_2(batch), 16), 256)
-    columns = 128
-    programs = pl.cdiv(size, columns) * pl.cdiv(batch, examples)
+    programs = pl.cdiv(size, 128) * pl.cdiv(batch, examples)
     splits = max(1, min(512 // programs, pl.cdiv(num_params, 4 * ROWS_PER_BLOCK)))
-    return DenseBlocks(
-        columns=columns,
-        examples=examples,
-        rows=SIGN_GROUP,
-        splits=splits,
-        warps=4 if examples <= 64 else 8,
-        stages=3,
-    )
+    warps = 4 if examples <= 64 else 8
+    return DenseBlocks(128, examples, rows=SIGN_GROUP, splits=splits, warps=warps, stages=3)
 
 
 def dense_sums_pallas(
     gradients_BP: Float[Array, "B P"],
     *,
     size: int,
-    row_keys: Keys,
-    column_keys: Keys,
+    keys: KeyPairs,
     operand: str,
     blocks: DenseBlocks | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B K"]:
-    """Returns gradients_BP @ signs_PK in float32 by a Pallas kernel that keeps signs in registers.
+    """Returns `dense_sums` by a Pallas kernel that keeps signs in registers.
 
     A program owns a tile of (columns, examples) and walks down P. Every 2,048 rows it hashes
     one word for each column and each of 64 rows, and then shifts a bit out of each word for each
     product. The signs are the left operand, which tensor cores of Hopper take from registers.
     A float32 operand goes through the bfloat16 tensor cores as three exact parts of 8 bits of
-    mantissa each, at a third of the speed. The other arguments are those of `dense_sums`.
+    mantissa each, at a third of the speed.
 
     Args:
       blocks: tile; None for `dense_blocks`.
       interpret: run as plain JAX, for tests on a CPU.
     """
     batch, num_params = gradients_BP.shape
-    blocks = dense_blocks(batch, num_params, size) if blocks is None else blocks
-    padded_batch = pl.cdiv(batch, blocks.examples) * blocks.examples
-    padded_size = pl.cdiv(size, blocks.columns) * blocks.columns
-    padded_BP = _pad_to_blocks(_as_operand(gradients_BP, operand))
-    padded_BP = jnp.pad(padded_BP, ((0, padded_batch - batch), (0, 0)))
-    padded_params = padded_BP.shape[1]
+    blocks = blocks or dense_blocks(batch, num_params, size)
+    tiles = pl.cdiv(size, blocks.columns), pl.cdiv(batch, blocks.examples)
+    padded_BP = _as_operand(gradients_BP, operand)
+    padded_BP = jnp.pad(padded_BP, ((0, tiles[1] * blocks.examples - batch), (0, 0)))
+    padded_batch, padded_params = padded_BP.shape
     num_blocks = padded_params // ROWS_PER_BLOCK
     blocks_per_split = pl.cdiv(num_blocks, blocks.splits)
 
@@ -312,12 +254,7 @@ def dense_sums_pallas(
 
         def add_tiles(block: jax.Array, group: int, sums_CB: jax.Array) -> jax.Array:
             row_0 = block.astype(jnp.uint32) * np.uint32(SIGN_GROUP) + np.uint32(group)
-            word_CG = sign_words(
-                row_0 + _arange(blocks.rows),
-                column_C,
-                row_keys=row_keys,
-                column_keys=column_keys,
-            )
+            word_CG = sign_words(row_0 + _arange(blocks.rows), column_C, keys=keys)
 
             def add_tile(bit: jax.Array, carry: tuple) -> tuple:
                 sums_CB, word_CG = carry
@@ -345,12 +282,13 @@ def dense_sums_pallas(
         start_CB = jnp.zeros((blocks.columns, blocks.examples), jnp.float32)
         sums_ref[:, :] = jax.lax.fori_loop(0, steps, add_block, start_CB)
 
+    sums_shape = blocks.splits, tiles[0] * blocks.columns, padded_batch
     sums_SKB = pl.pallas_call(
         kernel,
-        grid=(padded_size // blocks.columns, padded_batch // blocks.examples, blocks.splits),
+        grid=(*tiles, blocks.splits),
         in_specs=[pl.BlockSpec((blocks.examples, padded_params), lambda i, j, s: (j, 0))],
         out_specs=pl.BlockSpec((None, blocks.columns, blocks.examples), lambda i, j, s: (s, i, j)),
-        out_shape=jax.ShapeDtypeStruct((blocks.splits, padded_size, padded_batch), jnp.float32),
+        out_shape=jax.ShapeDtypeStruct(sums_shape, jnp.float32),
         compiler_params=plgpu.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
         interpret=interpret,
         name="dense_rademacher",
@@ -375,19 +313,13 @@ def _bfloat16_parts(value: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _as_operand(gradients_BP: jax.Array, operand: str) -> jax.Array:
-    """Returns the gradients rounded to the operand's dtype, for good."""
-    if operand == "float32":
-        return gradients_BP.astype(jnp.float32)
-    # reduce_precision is kept where XLA would drop a cast down that is followed by one up.
-    rounded_BP = jax.lax.reduce_precision(
-        gradients_BP.astype(jnp.float32), exponent_bits=8, mantissa_bits=7
-    )
-    return rounded_BP.astype(jnp.bfloat16)
-
-
-def _pad_to_blocks(gradients_BP: jax.Array) -> jax.Array:
-    """Returns the gradients with zeros up to a whole number of blocks of signs."""
-    return jnp.pad(gradients_BP, ((0, 0), (0, -gradients_BP.shape[1] % ROWS_PER_BLOCK)))
+    """Returns the gradients rounded to the operand's dtype, with zeros up to whole blocks."""
+    rounded_BP = gradients_BP.astype(jnp.float32)
+    if operand == "bfloat16":
+        # reduce_precision is kept where XLA would drop a cast down that is followed by one up.
+        rounded_BP = jax.lax.reduce_precision(rounded_BP, exponent_bits=8, mantissa_bits=7)
+        rounded_BP = rounded_BP.astype(jnp.bfloat16)
+    return jnp.pad(rounded_BP, ((0, 0), (0, -rounded_BP.shape[1] % ROWS_PER_BLOCK)))
 
 
 def _arange(count: int) -> jax.Array:

@@ -13,47 +13,21 @@ from raslik_jax.sketch.head import target_nll
 SketchLoss = Literal["next_token", "unshifted"]
 
 
-class TargetLogits(NamedTuple):
-    """Logits at the positions that predict counted tokens.
+class Targets(NamedTuple):
+    """The targets of one example in order, and rows that belong to none after them.
 
     Attributes:
-      logits_TV: float32 logits; rows beyond the counted ones belong to no target.
-      labels_T: the token each row is scored against.
+      hidden_TE: final hidden states at the positions that predict them.
+      label_T: the target tokens.
       is_counted_T: True for the rows that belong to a target.
     """
 
-    logits_TV: Float[Array, "T V"]
-    labels_T: Int[Array, " T"]
+    hidden_TE: Float[Array, "T E"]
+    label_T: Int[Array, " T"]
     is_counted_T: Bool[Array, " T"]
 
 
-class TargetPositions(NamedTuple):
-    """Where the targets of one example are.
-
-    Attributes:
-      position_T: the target tokens' own positions.
-      source_T: the positions whose hidden states predict them.
-      is_counted_T: True for the rows that belong to a target.
-    """
-
-    position_T: Int[Array, " T"]
-    source_T: Int[Array, " T"]
-    is_counted_T: Bool[Array, " T"]
-
-
-def target_positions(
-    target_mask_L: Bool[Array, " L"], *, num_targets: int, loss: SketchLoss
-) -> TargetPositions:
-    """Returns the positions of the targets, in order, and rows that belong to none after them."""
-    (position_T,) = jnp.nonzero(target_mask_L, size=num_targets, fill_value=1)
-    return TargetPositions(
-        position_T=position_T,
-        source_T=position_T - 1 if loss == "next_token" else position_T,
-        is_counted_T=jnp.arange(num_targets) < jnp.sum(target_mask_L),
-    )
-
-
-def target_logits(
+def find_targets(
     decoder: Decoder,
     lora: Tree,
     base: Tree,
@@ -63,8 +37,8 @@ def target_logits(
     num_targets: int,
     loss: SketchLoss = "next_token",
     dropout_key: jax.Array | None = None,
-) -> TargetLogits:
-    """Returns the logits at the positions whose loss counts, and nowhere else.
+) -> Targets:
+    """Returns the positions whose loss counts, so that the head runs there and nowhere else.
 
     The head is the largest matrix of a small model; at L positions it would cost more than the
     layers. Tokens are padded on the right, so causality alone keeps pads out of every target.
@@ -73,19 +47,18 @@ def target_logits(
       decoder: the model's pure functions.
       lora: LoRA parameters, `{}` for none.
       base: base weights.
-      tokens_L: token ids, padded on the right.
+      tokens_L: token ids.
       target_mask_L: True where a token is a target; position 0 can be none for `next_token`.
       num_targets: rows of the result, at least the number of targets; static.
-      loss: `next_token` scores token t with the logits of position t - 1; `unshifted` with those
-        of position t itself.
+      loss: `next_token` predicts token t from position t - 1; `unshifted` from t itself.
       dropout_key: key of the LoRA dropout; None turns it off.
     """
     hidden_LE = decoder.hidden(lora, base, tokens_L, dropout_key=dropout_key)
-    where = target_positions(target_mask_L, num_targets=num_targets, loss=loss)
-    return TargetLogits(
-        logits_TV=decoder.logits(lora, base, hidden_LE[where.source_T]),
-        labels_T=tokens_L[where.position_T],
-        is_counted_T=where.is_counted_T,
+    (position_T,) = jnp.nonzero(target_mask_L, size=num_targets, fill_value=1)
+    return Targets(
+        hidden_TE=hidden_LE[position_T - 1 if loss == "next_token" else position_T],
+        label_T=tokens_L[position_T],
+        is_counted_T=jnp.arange(num_targets) < jnp.sum(target_mask_L),
     )
 
 
@@ -95,12 +68,6 @@ def mean_over_targets(
     """Returns the mean over counted targets, 0 where there is none."""
     total = jnp.sum(jnp.where(is_counted_T, value_T, 0.0))
     return total / jnp.maximum(jnp.sum(is_counted_T), 1).astype(value_T.dtype)
-
-
-def token_nll(target: TargetLogits) -> Float[Array, " T"]:
-    """Returns the negative log likelihood of each label, in nats; float32."""
-    label_T = jnp.take_along_axis(target.logits_TV, target.labels_T[:, None], axis=-1)[:, 0]
-    return jax.nn.logsumexp(target.logits_TV, axis=-1) - label_T
 
 
 def head_table(base: Tree) -> tuple[Array, int]:
@@ -120,20 +87,18 @@ def example_loss(
     *,
     num_targets: int,
     loss: SketchLoss = "next_token",
-    dropout_key: jax.Array | None = None,
 ) -> Float[Array, ""]:
     """Returns the mean negative log likelihood of one example's targets, in nats.
 
     `next_token` is l(x; theta) of the paper: response tokens and EOS, each predicted from what
     stands before it. `unshifted` is the cross-entropy of the logits at position t against token t
-    itself, for the same tokens. No model is trained on that loss, so its gradient at a fine-tuned
-    adapter does not fade with the fit; at such an adapter it is the better influence kernel
-    (docs/notes/sketch.md), which is its only use.
+    itself. No model is trained on that loss, so its gradient at a fine-tuned adapter does not fade
+    with the fit, and there it is the better influence kernel (docs/notes/sketch.md).
 
-    The head is frozen and its logits are never stored (`head.target_nll`); to train it, take
-    `mean_over_targets(token_nll(target_logits(...)))`, which is the same number.
+    The head is frozen and its logits are never stored (`head.target_nll`); `losses.nll_by_example`
+    gives the same number with a head that can be trained.
 
-    Args: as `target_logits`.
+    Args: as `find_targets`.
 
     Returns:
       A float32 scalar; 0, with zero gradient, where no token is a target.
@@ -141,10 +106,8 @@ def example_loss(
     Raises:
       ValueError: when differentiated with respect to the head.
     """
-    hidden_LE = decoder.hidden(lora, base, tokens_L, dropout_key=dropout_key)
-    where = target_positions(target_mask_L, num_targets=num_targets, loss=loss)
-    table, vocab_axis = head_table(base)
-    nll_T = target_nll(
-        table, hidden_LE[where.source_T], tokens_L[where.position_T], where.is_counted_T, vocab_axis
+    targets = find_targets(
+        decoder, lora, base, tokens_L, target_mask_L, num_targets=num_targets, loss=loss
     )
-    return mean_over_targets(nll_T, where.is_counted_T)
+    table, vocab_axis = head_table(base)
+    return mean_over_targets(target_nll(table, *targets, vocab_axis), targets.is_counted_T)

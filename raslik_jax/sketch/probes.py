@@ -18,9 +18,6 @@ uniform          mean cross-entropy against the uniform distribution over the vo
 ================ ==================================================================================
 """
 
-from collections.abc import Callable
-from typing import cast, get_args
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -28,40 +25,11 @@ from jaxtyping import Array, Bool, Float, Int
 from raslik_jax.axes import Tree
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.sketch.head import target_nll
-from raslik_jax.sketch.loss import (
-    SketchLoss,
-    example_loss,
-    head_table,
-    mean_over_targets,
-    target_positions,
-)
+from raslik_jax.sketch.loss import find_targets, head_table, mean_over_targets
 
+PROBES = ("next_token", "unshifted", "margin", "low_confidence", "rolled_target", "uniform")
 # Below this nll, 1 - p has too few digits in float32 to divide by: a token counts as this sure.
 _LEAST_NLL = 1e-3
-
-
-def _same(nll_T: Array) -> tuple[Array, Array]:
-    return nll_T, jnp.ones(nll_T.shape, jnp.bool_)
-
-
-def _margin(nll_T: Array) -> tuple[Array, Array]:
-    """-log(p / (1 - p)) has the gradient of nll / (1 - p) with the denominator held."""
-    fixed_T = jnp.maximum(jax.lax.stop_gradient(nll_T), _LEAST_NLL)
-    return nll_T / -jnp.expm1(-fixed_T), jnp.ones(nll_T.shape, jnp.bool_)
-
-
-def _low_confidence(nll_T: Array) -> tuple[Array, Array]:
-    return nll_T, jax.lax.stop_gradient(nll_T) > jnp.log(2.0)
-
-
-# What each token's nll becomes, and which tokens stay counted.
-_OF_NLL: dict[str, Callable[[Array], tuple[Array, Array]]] = {
-    "margin": _margin,
-    "low_confidence": _low_confidence,
-    "rolled_target": _same,
-    "uniform": _same,
-}
-PROBES = (*get_args(SketchLoss), *_OF_NLL)
 
 
 def probe_loss(
@@ -79,13 +47,7 @@ def probe_loss(
     `margin` returns nll / (1 - p) per token, whose gradient with 1 - p held is that of
     -log(p / (1 - p)); its value is not.
 
-    Args:
-      decoder: the model's pure functions.
-      lora: the adapter at which the gradient is taken.
-      base: frozen weights.
-      tokens_L: token ids, padded on the right.
-      target_mask_L: True where a token counts.
-      num_targets: at least the number of counted tokens; static.
+    Args: as `find_targets`, but for
       probe: a name in PROBES.
 
     Returns:
@@ -96,27 +58,33 @@ def probe_loss(
     """
     if probe not in PROBES:
         raise ValueError(f"a probe must be one of {list(PROBES)}, got {probe!r}")
-    if probe not in _OF_NLL:
-        loss = cast(SketchLoss, probe)
-        return example_loss(
-            decoder, lora, base, tokens_L, target_mask_L, num_targets=num_targets, loss=loss
-        )
-    hidden_LE = decoder.hidden(lora, base, tokens_L)
-    where = target_positions(target_mask_L, num_targets=num_targets, loss="next_token")
+    targets = find_targets(
+        decoder,
+        lora,
+        base,
+        tokens_L,
+        target_mask_L,
+        num_targets=num_targets,
+        loss="unshifted" if probe == "unshifted" else "next_token",
+    )
     table, vocab_axis = head_table(base)
-    vocab_size = table.shape[vocab_axis]
-    hidden_TE, label_T = hidden_LE[where.source_T], tokens_L[where.position_T]
+    hidden_TE, label_T, is_counted_T = targets
     if probe == "rolled_target":
+        vocab_size = table.shape[vocab_axis]
         label_T = (label_T + vocab_size // 2) % vocab_size
-    nll_T = target_nll(table, hidden_TE, label_T, where.is_counted_T, vocab_axis)
+    nll_T = target_nll(table, hidden_TE, label_T, is_counted_T, vocab_axis)
     if probe == "uniform":
         # log Z - <h, mean w> = nll + <h, w_label - mean w>.
         label_weights = jnp.take(table, label_T, axis=vocab_axis).astype(jnp.float32)
         label_TE = label_weights.T if vocab_axis == 1 else label_weights
         mean_E = jnp.mean(table, axis=vocab_axis, dtype=jnp.float32)
         nll_T = nll_T + jnp.sum(hidden_TE.astype(jnp.float32) * (label_TE - mean_E[None]), axis=1)
-    value_T, stays_T = _OF_NLL[probe](nll_T)
-    return mean_over_targets(value_T, where.is_counted_T & stays_T)
+    elif probe == "margin":
+        fixed_T = jnp.maximum(jax.lax.stop_gradient(nll_T), _LEAST_NLL)
+        nll_T = nll_T / -jnp.expm1(-fixed_T)
+    elif probe == "low_confidence":
+        is_counted_T = is_counted_T & (jax.lax.stop_gradient(nll_T) > jnp.log(2.0))
+    return mean_over_targets(nll_T, is_counted_T)
 
 
 def mean_hidden(
@@ -130,12 +98,9 @@ def mean_hidden(
 ) -> Float[Array, " E"]:
     """Returns the mean final hidden state at the positions that predict counted tokens.
 
-    No gradient at all: a forward pass, for comparison with gradients. Zeros where none counts.
-
-    Args: as `probe_loss`.
+    For comparison with gradients: a forward pass. Zeros where no token counts.
     """
-    hidden_LE = decoder.hidden(lora, base, tokens_L)
-    where = target_positions(target_mask_L, num_targets=num_targets, loss="next_token")
-    hidden_TE = jnp.where(where.is_counted_T[:, None], hidden_LE[where.source_T], 0)
+    targets = find_targets(decoder, lora, base, tokens_L, target_mask_L, num_targets=num_targets)
+    hidden_TE = jnp.where(targets.is_counted_T[:, None], targets.hidden_TE, 0)
     total_E = jnp.sum(hidden_TE.astype(jnp.float32), axis=0)
-    return total_E / jnp.maximum(jnp.sum(where.is_counted_T), 1).astype(jnp.float32)
+    return total_E / jnp.maximum(jnp.sum(targets.is_counted_T), 1).astype(jnp.float32)

@@ -1,8 +1,8 @@
 """Sketches of gradients: three families of random projection under one signature.
 
-Every family maps a flat gradient of P floats to K floats. Each is linear, so that
-h(-g) == -h(g) bit for bit; each is decided by integer hashes of (seed, coordinate), so that a key
-gives the same projection on every backend and every version of jax; and none stores a matrix.
+Each maps a flat gradient of P floats to K floats. Each is linear, so that h(-g) == -h(g) bit for
+bit; each is decided by integer hashes of (seed, coordinate), so that a seed gives the same
+projection on every backend and every version of jax; and none stores a matrix.
 
 ================ ===================================== ============================== ==========
 family           coordinate j of the sketch            cost of one example            memory
@@ -15,9 +15,9 @@ dense_rademacher K ** -0.5 times a signed sum of all   2 P K operations         
                  P coordinates (the paper's text)
 ================ ===================================== ============================== ==========
 
-E <h(u), h(v)> = <u, v> exactly, for all three, before any normalization. Variances and biases are
-in `raslik_jax.sketch.theory`; the first order is the same for all three, (1 - rho^2)^2 / K for
-unit vectors with inner product rho.
+E <h(u), h(v)> = <u, v> exactly, before any normalization. Variances are in
+`raslik_jax.sketch.theory`; to first order all three have (1 - rho^2)^2 / K, for unit vectors with
+inner product rho.
 """
 
 import dataclasses
@@ -33,23 +33,23 @@ from jaxtyping import Array, Float
 from raslik_jax.axes import Tree
 from raslik_jax.sketch.families import PROJECTIONS
 
-# The number of the rules that turn (family, seed, P, K) into signs and bins. An index keeps it;
-# whoever changes a rule raises it.
+# Of the rules that turn (family, seed, P, K) into signs and bins, kept in every index: raise it
+# with a change of a rule.
 SKETCH_FORMAT = 1
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProjectionSpec:
-    """What a projection is, in five fields: with them it can be made again anywhere.
+    """What decides a projection: with it the same one can be made again anywhere.
 
     Attributes:
       family: a name in PROJECTIONS.
       num_params: P, the length of a flat gradient.
       size: K, the length of a sketch, 1 <= K <= P.
       seed: 0 <= seed < 2 ** 63.
-      operand: the dtype in which a gradient enters the product of dense_rademacher: "float32",
-        or "bfloat16" (rounds each coordinate to 8 bits of mantissa, for tensor cores).
+      operand: dtype in which a gradient enters the product of dense_rademacher: "float32", or
+        "bfloat16" (rounds each coordinate to 8 bits of mantissa, for tensor cores).
     """
 
     family: str
@@ -81,17 +81,11 @@ class ProjectionSpec:
                 f"operand must be {' or '.join(operands)} for {self.family}, got {self.operand!r}"
             )
 
-    def with_seed(self, seed: int) -> "ProjectionSpec":
-        """Returns the same kind of projection under another seed."""
-        return dataclasses.replace(self, seed=seed)
-
 
 class Projection(NamedTuple):
     """A random projection R^P -> R^K, as a pytree: the spec is static, the table is data.
 
-    Attributes:
-      spec: what it is.
-      table: what is precomputed: int32 [ceil(P / K), K] for `binned`, () for the others.
+    The table is what is precomputed: int32 [ceil(P / K), K] for `binned`, () for the others.
     """
 
     spec: ProjectionSpec
@@ -101,14 +95,7 @@ class Projection(NamedTuple):
 def init_projection(
     seed: int, family: str, num_params: int, size: int, *, operand: str = "float32"
 ) -> Projection:
-    """Returns the projection of a seed; the same arguments give the same one anywhere.
-
-    Args:
-      seed: 0 <= seed < 2 ** 63.
-      family: a name in PROJECTIONS.
-      num_params: P, the number of LoRA parameters.
-      size: K <= P.
-      operand: of the product in dense_rademacher, see ProjectionSpec.
+    """Returns the projection of a `ProjectionSpec` of these arguments.
 
     Raises:
       ValueError: an unknown family, K > P, or another argument out of its range.
@@ -127,8 +114,8 @@ def init_projection(
 def project(projection: Projection, gradient_P: Float[Array, " P"]) -> Float[Array, " K"]:
     """Returns the sketch of one flat gradient in float32; the caller vmaps.
 
-    Linear and not normalized: E <h(u), h(v)> = <u, v>. Under vmap the whole batch goes through
-    one call of the family's kernel, at any depth of nesting.
+    Under vmap the whole batch goes through one call of the family's kernel, at any depth of
+    nesting.
 
     Args:
       gradient_P: in the order of `flatten_gradients`; any float dtype, summed in float32.
@@ -148,8 +135,8 @@ def project(projection: Projection, gradient_P: Float[Array, " P"]) -> Float[Arr
 def _batched_apply(spec: ProjectionSpec) -> Callable[[Any, jax.Array], jax.Array]:
     """Returns the family's function of gradients_BP, with any vmap folded into its batch axis.
 
-    Left to itself vmap would add a batch axis to each gather, scatter or kernel launch; the
-    families are written for a batch of rows, which reads tables and makes signs once for all.
+    Left to itself vmap would add a batch axis to each gather, scatter or kernel launch; a batch of
+    rows reads tables and makes signs once for all.
     """
 
     @jax.custom_batching.custom_vmap
@@ -171,10 +158,8 @@ def _batched_apply(spec: ProjectionSpec) -> Callable[[Any, jax.Array], jax.Array
 class Segment(NamedTuple):
     """Where one tensor lies in a flat gradient.
 
-    Attributes:
-      path: the keys down to the tensor, joined by "/".
-      shape: of the tensor; it is flattened in row-major order.
-      offset: the flat coordinate of its first element.
+    Its keys joined by "/", its shape, flattened in row-major order, and the flat coordinate of its
+    first element.
     """
 
     path: str
@@ -190,20 +175,18 @@ class Segment(NamedTuple):
 def gradient_manifest(tree: Tree) -> tuple[Segment, ...]:
     """Returns the segments of the flat gradient of a tree, sorted by path.
 
-    The order belongs to the sketch, not to jax: it is written into every index, and does not
-    depend on how jax orders the leaves of a tree.
+    The order belongs to the sketch, not to jax: it does not depend on how jax orders leaves.
 
     Args:
       tree: nested dicts of arrays or of ShapeDtypeStructs.
 
     Raises:
-      ValueError: a tree without leaves (an adapter of no parameters).
+      ValueError: a tree without leaves.
     """
-    segments = []
-    offset = 0
+    segments: list[Segment] = []
     for path, leaf in _sorted_leaves(tree):
+        offset = segments[-1].end if segments else 0
         segments.append(Segment(path, tuple(leaf.shape), offset))
-        offset = segments[-1].end
     return tuple(segments)
 
 
@@ -213,16 +196,11 @@ def count_params(tree: Tree) -> int:
 
 
 def flatten_gradients(tree: Tree) -> Float[Array, " P"]:
-    """Returns the leaves of a tree as one float32 vector, in the order of `gradient_manifest`.
-
-    Raises:
-      ValueError: a tree without leaves.
-    """
+    """Returns the leaves of a tree as one float32 vector, in the order of `gradient_manifest`."""
     return jnp.concatenate([leaf.astype(jnp.float32).ravel() for _, leaf in _sorted_leaves(tree)])
 
 
 def _sorted_leaves(tree: Tree) -> list[tuple[str, Any]]:
-    """Returns (path, leaf) sorted by path."""
     leaves = [
         (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]

@@ -43,9 +43,8 @@ class Algorithm(NamedTuple):
 
     Attributes:
       init: init(params) -> State.
-      step: step(state, frozen, batch) -> (State, info). What it reads and never changes is an
-        argument, so that no jit holds it as constants. Dummy rows fill up the last batch of an
-        epoch and count nowhere. Info is reported and never read back.
+      step: step(state, frozen, batch) -> (State, info). What it reads and never changes, `frozen`,
+        is an argument, so that no jit holds it as constants. Info is reported and never read back.
       fields: names of the numbers in info.
     """
 
@@ -79,7 +78,7 @@ def make_algorithm(
     Args:
       prepare: prepare(frozen, batch, step) -> (objective, parts). The objective of some rows of
         the parts is their share of the batch's: what it divides by is found on the whole batch.
-      tx: any Optax transformation.
+      tx: the optimizer.
       micro_batch: rows held at a time, whose gradients are added up; 0 for all.
       report: report(loss, aux, grads) -> the step's info.
       fields: of the info.
@@ -103,17 +102,13 @@ def value_and_grad(
 ) -> tuple[tuple[Array, Any], Tree]:
     """Returns ((value, aux), gradient) of a batch, as jax.value_and_grad of the whole gives them.
 
-    Parts are added up, not averaged: averaging their own means would weigh the tokens of a short
-    part more.
+    Parts are added up, not averaged: that would weigh the tokens of a short part more.
 
     Args:
       objective: sums over the rows of the part that it is given.
       params: what the gradient is taken of.
       batch: a tree of arrays with one leading axis of B rows.
       micro_batch: rows held at a time, a divisor of B; 0 for all.
-
-    Raises:
-      ValueError: micro_batch does not divide the rows, or the arrays differ in rows.
     """
     differentiate = jax.value_and_grad(objective, has_aux=True)
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(batch)}
@@ -163,17 +158,23 @@ def fit(
       rate_flag: what to lower where it diverges.
       bar: text before the progress bar; empty for silence.
       folder: where checkpoints go; None for none.
-      save_every: steps between two checkpoints; 0 for none. At the end the result is written.
+      save_every: steps between two checkpoints; 0 for none. The last step writes none.
       after: what is called with the parameters after a step, by its number; never with any that
         are not finite. On resuming, those of steps after the checkpoint are called again.
 
     Raises:
       ValueError: a loss or a weight is not finite; the step is named.
     """
-    after = after or {}
-    at = Progress(algorithm.init(params), np.zeros((0, len(algorithm.fields)), np.float32))
-    if folder is not None:
-        at = _resume(folder, at, num_steps)
+    after, fields = after or {}, algorithm.fields
+    at = Progress(algorithm.init(params), np.zeros((0, len(fields)), np.float32))
+
+    def like(step: int) -> Progress:
+        return at._replace(log_SF=np.zeros((step, len(fields)), np.float32))
+
+    if folder is not None and (saved := resuming.load_progress(folder, like)):
+        print(f"    goes on after step {saved[0]:,} of {num_steps:,}")
+        at = saved[1]
+    mend = f"lower {rate_flag}, or check the weights that it starts from for NaN"
     step, state, done = jax.jit(algorithm.step), at.state, len(at.log_SF)
     unread: list[Any] = []
     numbers = progress(range(done + 1, num_steps + 1), bar, total=num_steps - done)
@@ -186,53 +187,24 @@ def fit(
             continue
         read_SF = np.array(unread, np.float32)
         unread.clear()
-        _check_log(read_SF, algorithm.fields, len(at.log_SF) + 1, what=what, rate_flag=rate_flag)
+        for row, field in np.argwhere(~np.isfinite(read_SF))[:1]:
+            raise ValueError(
+                f"{what} diverged: the {fields[field]} at step {len(at.log_SF) + 1 + row} is "
+                f"{read_SF[row, field]}; {mend}"
+            )
         at = Progress(state, np.concatenate([at.log_SF, read_SF]))
-        if stops or saves:
-            _check_weights(state.params, number, what=what, rate_flag=rate_flag)
+        # The last step's loss is that of the weights before it: finite losses do not say it.
+        if (stops or saves) and not all(
+            np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)
+        ):
+            raise ValueError(
+                f"{what} diverged: weights are NaN or infinite after step {number}; {mend}"
+            )
         if number in after:
             after[number](state.params)
         if saves and folder is not None:
             resuming.save_progress(folder, number, at)
     return at
-
-
-def _resume(folder: pathlib.Path, start: Progress, num_steps: int) -> Progress:
-    """Returns what an interrupted training left in a folder, or its start."""
-    width = start.log_SF.shape[1]
-    saved = resuming.load_progress(
-        folder, lambda step: start._replace(log_SF=np.zeros((step, width), np.float32))
-    )
-    if saved is None:
-        return start
-    print(f"    goes on after step {saved[0]:,} of {num_steps:,}")
-    return saved[1]
-
-
-def _check_log(
-    log_SF: np.ndarray, fields: tuple[str, ...], first: int, *, what: str, rate_flag: str
-) -> None:
-    """Raises a ValueError that names the first step with a number that is NaN or infinite."""
-    bad = np.argwhere(~np.isfinite(log_SF))
-    if len(bad):
-        step, field = bad[0]
-        raise ValueError(
-            f"{what} diverged: the {fields[field]} at step {first + step} is "
-            f"{log_SF[step, field]}; lower {rate_flag}, or check the weights that it starts from "
-            "for NaN"
-        )
-
-
-def _check_weights(params: Tree, step: int, *, what: str, rate_flag: str) -> None:
-    """Raises a ValueError where a weight is NaN or infinite.
-
-    The last step's loss is that of the weights before it, so finite losses do not say it.
-    """
-    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
-        raise ValueError(
-            f"{what} diverged: weights are NaN or infinite after step {step}; "
-            f"lower {rate_flag}, or check the weights that it starts from for NaN"
-        )
 
 
 def make_schedule(
@@ -246,11 +218,8 @@ def make_schedule(
         "cosine": optax.cosine_decay_schedule(peak, decay_steps),
         "constant": optax.constant_schedule(peak),
     }[kind]
-    if not warmup_steps:
-        return decay
-    return optax.join_schedules(
-        [optax.linear_schedule(0.0, peak, warmup_steps), decay], [warmup_steps]
-    )
+    rise = optax.linear_schedule(0.0, peak, warmup_steps)
+    return optax.join_schedules([rise, decay], [warmup_steps]) if warmup_steps else decay
 
 
 def adamw(

@@ -9,20 +9,20 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float
 
 from raslik_jax.axes import Tree
 from raslik_jax.data.batches import Batch
 from raslik_jax.models.decoder import Decoder
-from raslik_jax.sketch.loss import mean_over_targets, target_logits, token_nll
+from raslik_jax.sketch.loss import find_targets, mean_over_targets
 from raslik_jax.train.objectives import Direction, Mean
 
 
 def row_weights(batch: Batch, mean: Mean) -> Float[Array, " B"]:
     """Returns what each row counts in a mean: 1, or its number of targets; a dummy row 0."""
-    if mean == "tokens":
-        return jnp.sum(batch.target_mask_BL, axis=-1).astype(jnp.float32)
-    return jnp.any(batch.target_mask_BL, axis=-1).astype(jnp.float32)
+    count = jnp.sum if mean == "tokens" else jnp.any
+    return count(batch.target_mask_BL, axis=-1).astype(jnp.float32)
 
 
 def weighted_mean(
@@ -38,8 +38,8 @@ def weighted_mean(
       value_B: of each row, itself a mean over tokens.
       batch: the rows.
       mean: over examples, or over all tokens of the batch.
-      total: sum of the `row_weights` that the mean is taken over, where these rows are a part of a
-        larger batch; the sum of the results over all parts is then the larger batch's mean.
+      total: sum of the `row_weights` of a larger batch that these rows are a part of; the results
+        of all parts then add up to its mean.
     """
     weight_B = row_weights(batch, mean)
     if total is None:
@@ -66,16 +66,13 @@ def nll_by_example(
     """
 
     def of_example(tokens_L: Array, target_mask_L: Array, key: jax.Array | None) -> Array:
-        target = target_logits(
-            decoder,
-            lora,
-            base,
-            tokens_L,
-            target_mask_L,
-            num_targets=batch.num_targets,
-            dropout_key=key,
+        num_targets = batch.num_targets
+        targets = find_targets(
+            decoder, lora, base, tokens_L, target_mask_L, num_targets=num_targets, dropout_key=key
         )
-        return mean_over_targets(token_nll(target), target.is_counted_T)
+        logits_TV = decoder.logits(lora, base, targets.hidden_TE)
+        nll_T = optax.softmax_cross_entropy_with_integer_labels(logits_TV, targets.label_T)
+        return mean_over_targets(nll_T, targets.is_counted_T)
 
     return jax.vmap(of_example, in_axes=(0, 0, None if dropout_keys is None else 0))(
         batch.tokens_BL, batch.target_mask_BL, dropout_keys
@@ -85,16 +82,6 @@ def nll_by_example(
 def nll(decoder: Decoder, lora: Tree, base: Tree, batch: Batch) -> Float[Array, ""]:
     """Returns the mean over examples of the mean token negative log likelihood, in nats."""
     return weighted_mean(nll_by_example(decoder, lora, base, batch), batch)
-
-
-def kl_divergence(
-    log_p_TV: Float[Array, "T V"], log_q_TV: Float[Array, "T V"]
-) -> Float[Array, " T"]:
-    """Returns KL(p || q) of each row, in nats, from log probabilities.
-
-    It is zero with zero gradient at p = q, unlike the sum over raw logits that MUSE's code takes.
-    """
-    return jnp.sum(jnp.exp(log_p_TV) * (log_p_TV - log_q_TV), axis=-1)
 
 
 class BoundModel(NamedTuple):
@@ -112,35 +99,32 @@ def hidden_states(model: BoundModel, batch: Batch) -> Float[Array, "B L E"]:
 
 
 def kl_by_example(
-    model: BoundModel,
-    reference: BoundModel,
-    batch: Batch,
-    *,
-    direction: Direction,
+    model: BoundModel, reference: BoundModel, batch: Batch, *, direction: Direction
 ) -> Float[Array, " B"]:
-    """Returns each example's mean token KL between the model and its reference; 0 for a dummy.
+    """Returns each example's mean token KL between two models, in nats; 0 for a dummy row.
 
-    The reference runs forward only: nothing of it is differentiated.
+    Of log probabilities, so that value and gradient are zero where the models agree, unlike the
+    sum over raw logits of MUSE's code. Nothing of the reference is differentiated.
 
     Args:
       model: what is being unlearned.
-      reference: the model before; where both share a base it is one and the same array.
-      batch: retain examples; only their target positions count, pads never do.
-      direction: `reverse` is KL(unlearned || reference), as the paper writes it; `forward` is
-        KL(reference || unlearned), as TOFU and open-unlearning have it.
+      reference: the model before.
+      batch: the examples; only their target positions count.
+      direction: `reverse` is KL(model || reference), as the paper writes it; `forward` is
+        KL(reference || model), as TOFU and open-unlearning have it.
     """
 
-    def of_example(tokens_L: Array, target_mask_L: Array) -> Array:
-        now, then = (
-            target_logits(*bound, tokens_L, target_mask_L, num_targets=batch.num_targets)
-            for bound in (model, reference)
-        )
-        log_now_TV = jax.nn.log_softmax(now.logits_TV)
-        log_then_TV = jax.lax.stop_gradient(jax.nn.log_softmax(then.logits_TV))
-        if direction == "reverse":
-            value_T = kl_divergence(log_now_TV, log_then_TV)
-        else:
-            value_T = kl_divergence(log_then_TV, log_now_TV)
-        return mean_over_targets(value_T, now.is_counted_T)
+    def log_probabilities(bound: BoundModel, *row: Array) -> tuple[Array, Array]:
+        targets = find_targets(*bound, *row, num_targets=batch.num_targets)
+        logits_TV = bound.decoder.logits(bound.lora, bound.base, targets.hidden_TE)
+        return jax.nn.log_softmax(logits_TV), targets.is_counted_T
+
+    def of_example(*row: Array) -> Array:
+        log_p_TV, is_counted_T = log_probabilities(model, *row)
+        log_q_TV = jax.lax.stop_gradient(log_probabilities(reference, *row)[0])
+        if direction == "forward":
+            log_p_TV, log_q_TV = log_q_TV, log_p_TV
+        kl_T = jnp.sum(jnp.exp(log_p_TV) * (log_p_TV - log_q_TV), axis=-1)
+        return mean_over_targets(kl_T, is_counted_T)
 
     return jax.vmap(of_example)(batch.tokens_BL, batch.target_mask_BL)

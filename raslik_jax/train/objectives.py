@@ -2,11 +2,11 @@
 
 An objective is a forget term and a retain term, each a function of what the model makes of a batch
 (`steps.Rows`) and of the objective's own settings that returns one value per example, to be
-minimized. To add one, add a record to OBJECTIVES; nothing else in the package names a member. The
-module lists members, settings and titles without loading jax.
+minimized. To add one, add a record to OBJECTIVES. The module loads no jax.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -83,11 +83,7 @@ class Objective(NamedTuple):
 
 
 def ascend(rows: "Rows", settings: ObjectiveSettings) -> Array:
-    """Returns the negated nll: gradient ascent.
-
-    Source: Jang et al. 2022 (arXiv:2210.01504).
-    """
-    del settings
+    """Returns the negated nll: gradient ascent (Jang et al. 2022, arXiv:2210.01504)."""
     return -rows.nll_B
 
 
@@ -97,15 +93,11 @@ def descend(rows: "Rows", settings: ObjectiveSettings) -> Array:
     With `ascend` and over whole sets, the first gradient is (mean over R) - (mean over F) of g_x,
     the paper's Delta of Eq. (1).
     """
-    del settings
     return rows.nll_B
 
 
 def stay(rows: "Rows", settings: KLSettings) -> Array:
-    """Returns the KL to the model before unlearning, a true one over target positions.
-
-    Value and gradient are zero at the reference, whatever is added to a row of logits.
-    """
+    """Returns the KL to the model before unlearning, over target positions."""
     return rows.kl_B(settings.kl_direction)
 
 
@@ -136,33 +128,19 @@ def prefer_not_by_mean(rows: "Rows", settings: SimNPOSettings) -> Array:
 
 
 # The published losses of NPO and SimNPO are means over sequences, whatever other means are over.
+_npo = functools.partial(Objective, forget=prefer_not, forget_mean="examples")
 OBJECTIVES: dict[str, Objective] = {
     "ga": Objective("GA", ascend),
     "ga_gdr": Objective("GA_GDR", ascend, descend),
     "ga_klr": Objective(
         "GA_KLR", ascend, stay, reads_reference=("retain",), settings=KLSettings(learning_rate=3e-5)
     ),
-    "npo": Objective(
-        "NPO",
-        prefer_not,
-        reads_reference=("forget",),
-        forget_mean="examples",
-        settings=NPOSettings(),
-    ),
-    "npo_gdr": Objective(
-        "NPO_GDR",
-        prefer_not,
-        descend,
-        reads_reference=("forget",),
-        forget_mean="examples",
-        settings=NPOSettings(),
-    ),
-    "npo_klr": Objective(
+    "npo": _npo("NPO", reads_reference=("forget",), settings=NPOSettings()),
+    "npo_gdr": _npo("NPO_GDR", retain=descend, reads_reference=("forget",), settings=NPOSettings()),
+    "npo_klr": _npo(
         "NPO_KLR",
-        prefer_not,
-        stay,
+        retain=stay,
         reads_reference=("forget", "retain"),
-        forget_mean="examples",
         settings=NPOKLSettings(learning_rate=3e-5),
     ),
     "simnpo": Objective(

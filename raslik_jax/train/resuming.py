@@ -1,8 +1,8 @@
 """What an interrupted training left, to go on from: Orbax checkpoints inside a unit's folder.
 
-Layout: `resume/STEP/state` is an Orbax checkpoint, `resume/STEP/seal.json` holds the SHA-256 of
-each of its files. The two newest are kept. Orbax reads a flipped byte without a word and reports
-other damage by tracebacks of its threads, so it opens no checkpoint whose seal does not fit.
+`resume/STEP/state` is an Orbax checkpoint, `resume/STEP/seal.json` holds the SHA-256 of each of its
+files. Orbax reads a flipped byte without a word and reports other damage by tracebacks of its
+threads, so it opens no checkpoint whose seal does not fit.
 """
 
 import os
@@ -31,24 +31,18 @@ def _numbered(tree: Any) -> dict[str, Any]:
 
 
 def _file_hashes(folder: pathlib.Path) -> dict[str, str]:
-    """Returns the SHA-256 of every file below a folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): hash_file(path) for path in files}
 
 
 def _saved_steps(folder: pathlib.Path) -> list[int]:
     """Returns the numbers of a unit's checkpoints, the newest first."""
-    found = (folder / RESUME).glob("*/")
-    return sorted((int(path.name) for path in found if path.name.isdecimal()), reverse=True)
+    names = (path.name for path in (folder / RESUME).glob("*/"))
+    return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
 
 def save_progress(folder: pathlib.Path, step: int, progress: Any) -> None:
-    """Writes a tree of arrays, whole or not at all, and removes all but the one before.
-
-    Args:
-      folder: of the unit.
-      step: names the checkpoint; a later one has a larger number.
-      progress: any tree; an array without elements is refused by Orbax.
+    """Writes a tree of arrays, none of them empty, as a unit's checkpoint; keeps the one before.
 
     Raises:
       OSError: it cannot be written, because the disk is full for example.
@@ -59,7 +53,8 @@ def save_progress(folder: pathlib.Path, step: int, progress: Any) -> None:
     place = folder / RESUME / str(step)
     partial = place.with_name(f".{step}.partial-{os.getpid()}")
     try:
-        remove_partial(place.parent)
+        for killed in place.parent.glob(".*.partial-*"):
+            shutil.rmtree(killed)
         partial.mkdir(parents=True)
         with orbax.checkpoint.StandardCheckpointer() as checkpointer:
             checkpointer.save((partial / "state").absolute(), _numbered(progress))
@@ -78,15 +73,12 @@ def save_progress(folder: pathlib.Path, step: int, progress: Any) -> None:
 def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[int, _Tree] | None:
     """Returns the newest undamaged checkpoint of a unit, its number and its arrays bit for bit.
 
-    Damaged ones are named on stderr and removed.
+    Damaged ones are named on stderr and removed; None where no other is left.
 
     Args:
       folder: of the unit.
       like: from the number of a checkpoint to a tree of arrays of the same shapes and dtypes; NumPy
         arrays come back as such.
-
-    Returns:
-      None where there is no undamaged checkpoint.
     """
     for step in _saved_steps(folder):
         place = folder / RESUME / str(step)
@@ -115,12 +107,3 @@ def _read(place: pathlib.Path, like: _Tree) -> _Tree:
     if [np.shape(leaf) for leaf in restored] != [np.shape(leaf) for leaf in expected]:
         raise ValueError("its arrays have other shapes than this training")
     return jax.tree.unflatten(jax.tree.structure(like), restored)
-
-
-def remove_partial(folder: pathlib.Path) -> None:
-    """Removes the files and folders of saves that were killed before they took their names."""
-    for path in folder.glob(".*.partial*"):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()

@@ -34,12 +34,9 @@ class Info(NamedTuple):
 
 
 class Frozen(NamedTuple):
-    """What a step of unlearning reads and never changes.
+    """What a step of unlearning never changes: base weights, and the adapter before unlearning.
 
-    Attributes:
-      base: frozen weights, quantized or not.
-      reference: adapter before unlearning, for the objectives that compare with it; it runs on the
-        same base, of which there is no second copy.
+    The reference runs on the same base, of which there is no second copy.
     """
 
     base: Tree
@@ -54,7 +51,7 @@ class Options:
       forget_weight: factor of the forget term.
       retain_weight: factor of the retain term.
       mean: what means are over, where the objective does not say.
-      micro_batch: examples of each set held at a time, whose gradients are added up; 0 for all.
+      micro_batch: examples of each set held at a time; 0 for all.
       whole: functions of the model without an adapter. Where it is given, all weights are trained:
         the parameters are a base tree, in float32 so that small updates do not round away, and
         run in the dtypes of the frozen base. Otherwise they are the adapter.
@@ -69,15 +66,10 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What a model makes of a batch, for the terms of objectives.
+    """What the trained model and the one before make of a batch, for the terms of objectives.
 
     Everything is computed when first asked for: a term that reads no hidden states, or not the
-    reference, costs none.
-
-    Attributes:
-      model: what is trained.
-      reference: the model before, of which nothing is differentiated.
-      batch: the examples.
+    reference, costs none. Nothing of the reference is to be differentiated.
     """
 
     model: BoundModel
@@ -124,14 +116,8 @@ def unlearning(
     """Returns the algorithm that minimizes an objective's forget term and retain term.
 
     A batch of its step is (forget, retain); where the objective has no retain term the latter is
-    not read and has to be None, or its shapes compile the step again.
-
-    Args:
-      objective: a record of OBJECTIVES, or one like them.
-      decoder: the model's pure functions.
-      tx: the optimizer.
-      options: what all objectives share.
-      settings: the objective's own; None for its defaults.
+    not read and has to be None, or its shapes compile the step again. `settings` are the
+    objective's own, None for its defaults.
     """
     own = objective.settings if settings is None else settings
 
@@ -142,7 +128,6 @@ def unlearning(
         return BoundModel(options.whole, {}, cast)
 
     def prepare(frozen: Frozen, batch: tuple[Batch, Batch | None], step: Array) -> Any:
-        del step
         forget, retain = batch
         forget_mean = objective.forget_mean or options.mean
         reference = BoundModel(decoder, frozen.reference, frozen.base)
@@ -158,14 +143,12 @@ def unlearning(
             rows = Rows(model, reference, forget)
             mean = losses.weighted_mean
             forget_nll = mean(rows.nll_B, forget, mean=options.mean, total=nll_total)
-            value_B = objective.forget(rows, own)
-            loss = options.forget_weight * mean(
-                value_B, forget, mean=forget_mean, total=forget_total
-            )
-            kept = jnp.zeros(())
+            pushed_B = objective.forget(rows, own)
+            pushed = mean(pushed_B, forget, mean=forget_mean, total=forget_total)
+            loss, kept = options.forget_weight * pushed, jnp.zeros(())
             if retain is not None and objective.retain is not None:
-                value_B = objective.retain(Rows(model, reference, retain), own)
-                kept = mean(value_B, retain, mean=options.mean, total=retain_total)
+                kept_B = objective.retain(Rows(model, reference, retain), own)
+                kept = mean(kept_B, retain, mean=options.mean, total=retain_total)
                 loss = options.retain_weight * kept + loss
             return loss, (forget_nll, kept)
 
@@ -195,14 +178,14 @@ def supervised(
       tx: the optimizer.
       whole: all weights are trained and nothing is frozen; otherwise the adapter on a frozen base.
       mean: what the loss of a step is the mean over.
-      micro_batch: examples held at a time; 0 for all. A step is the same up to rounding.
-      dropout_key: key of the dropout, the same for the whole training; None turns it off.
+      micro_batch: examples held at a time; 0 for all.
+      dropout_key: one for the whole training; None turns dropout off.
     """
 
     def prepare(frozen: Tree, batch: Batch, step: Array) -> Any:
         keys = None
         if dropout_key is not None:
-            # One key per example of the whole batch, so that micro-batches drop the same entries.
+            # Of each example of the whole batch, so that micro-batches drop the same entries.
             keys = jax.random.split(jax.random.fold_in(dropout_key, step), batch.tokens_BL.shape[0])
         total = jnp.sum(losses.row_weights(batch, mean))
 

@@ -11,8 +11,9 @@ from absl.testing import parameterized
 from raslik_jax.sketch import families, hashing, kernels, projections
 
 KEYS = {
-    "row_keys": hashing.stream_keys(1, hashing.ROW_STREAM),
-    "column_keys": hashing.stream_keys(1, hashing.COLUMN_STREAM),
+    "keys": tuple(
+        hashing.stream_keys(1, stream) for stream in (hashing.ROW_STREAM, hashing.COLUMN_STREAM)
+    )
 }
 
 
@@ -160,12 +161,10 @@ class BinnedTest(parameterized.TestCase):
 class HashedTest(parameterized.TestCase):
     def test_signs_and_bins_come_from_traced_keys_too(self):
         gradients_BP = integer_gradients(2, 500)
-        settings = {
-            "sign_keys": hashing.stream_keys(1, hashing.SIGN_STREAM),
-            "bin_keys": hashing.stream_keys(1, hashing.BIN_STREAM),
-        }
-        constant_BK = kernels.hashed_sums(gradients_BP, size=20, **settings)
+        streams = hashing.SIGN_STREAM, hashing.BIN_STREAM
+        keys = tuple(hashing.stream_keys(1, stream) for stream in streams)
+        constant_BK = kernels.hashed_sums(gradients_BP, size=20, keys=keys)
         traced_BK = jax.jit(functools.partial(kernels.hashed_sums, size=20))(
-            gradients_BP, **settings
+            gradients_BP, keys=keys
         )
         np.testing.assert_array_equal(constant_BK, traced_BK)

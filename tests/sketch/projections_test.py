@@ -205,8 +205,10 @@ class HashTest(parameterized.TestCase):
         signs = functools.partial(
             kernels.block_signs,
             column_C=jnp.arange(4096, dtype=jnp.uint32),
-            row_keys=hashing.stream_keys(5, hashing.ROW_STREAM),
-            column_keys=hashing.stream_keys(5, hashing.COLUMN_STREAM),
+            keys=tuple(
+                hashing.stream_keys(5, stream)
+                for stream in (hashing.ROW_STREAM, hashing.COLUMN_STREAM)
+            ),
             dtype=jnp.float32,
         )
         sign_PK = np.concatenate([np.asarray(signs(jnp.int32(block))) for block in (0, 1)])
@@ -347,14 +349,10 @@ def sketch_grams(family: str, vectors_BP: np.ndarray, size: int, draws: int) -> 
     )
 
     def one_draw(key_22: jax.Array) -> jax.Array:
-        first, second = ((key_22[i, 0], key_22[i, 1]) for i in range(2))
+        keys = tuple((key_22[i, 0], key_22[i, 1]) for i in range(2))
         if family == "binned_hashed":
-            return gram(
-                kernels.hashed_sums(gradients_BP, size=size, sign_keys=first, bin_keys=second)
-            )
-        sums_BK = kernels.dense_sums_xla(
-            gradients_BP, size=size, row_keys=first, column_keys=second, operand="float32"
-        )
+            return gram(kernels.hashed_sums(gradients_BP, size=size, keys=keys))
+        sums_BK = kernels.dense_sums_xla(gradients_BP, size=size, keys=keys, operand="float32")
         return gram(sums_BK) / size
 
     return np.asarray(optimized(lambda keys: jax.lax.map(one_draw, keys))(keys), np.float64)
@@ -500,9 +498,9 @@ class EffectiveSizeTest(parameterized.TestCase):
             projections.ProjectionSpec(family=family, num_params=num_params, size=size, seed=seed)
             for seed in range(4)
         )
-        sound = theory.effective_size(unit_NP, specs)
-        self.assertEqual((sound.num_pairs, sound.num_keys), (64, 4))
-        self.assertGreater(sound.value, 0.97 * size)
+        pairs = theory.independent_pairs(unit_NP, max_pairs=64)
+        self.assertLen(pairs, 64)
+        self.assertGreater(theory.effective_size(unit_NP, specs, pairs), 0.97 * size)
         # What a shuffle does that keeps neighbors together.
         contiguous_P = np.arange(num_params) // (num_params // size)
         u, v = unit_NP[:2]
@@ -512,13 +510,13 @@ class EffectiveSizeTest(parameterized.TestCase):
     def test_infinite_where_nothing_collides(self):
         unit_NP = np.eye(3, 10)
         spec = projections.ProjectionSpec(family="binned", num_params=10, size=10, seed=0)
-        self.assertEqual(theory.effective_size(unit_NP, (spec,)).value, np.inf)
+        pairs = theory.independent_pairs(unit_NP, max_pairs=64)
+        self.assertEqual(theory.effective_size(unit_NP, (spec,), pairs), np.inf)
 
     def test_refuses_gradients_without_an_independent_pair(self):
-        spec = projections.ProjectionSpec(family="binned", num_params=10, size=5, seed=0)
         for unit_NP in (np.zeros((3, 10)), np.eye(1, 10), np.ones((2, 10)) / np.sqrt(10)):
             with self.assertRaisesRegex(ValueError, "neither zero nor parallel"):
-                theory.effective_size(unit_NP, (spec,))
+                theory.independent_pairs(unit_NP, max_pairs=64)
 
     def test_refuses_the_bins_of_a_dense_projection(self):
         spec = projections.ProjectionSpec(family="dense_rademacher", num_params=10, size=5, seed=0)

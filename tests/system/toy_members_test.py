@@ -89,9 +89,6 @@ MEMBERS = (
     (
         METRICS,
         Metric(
-            "Longest answer",
-            "characters",
-            None,
             ("texts",),
             lambda texts: max(map(len, texts)),
             columns={"checks": Column("Longest answer", "d")},

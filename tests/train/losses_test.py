@@ -135,18 +135,6 @@ class LossesTest(parameterized.TestCase):
         for leaf in jax.tree.leaves(grads):
             self.assertLess(float(jnp.abs(leaf).max()), 1e-5 * scale)
 
-    def test_kl_does_not_see_a_shift_of_the_logits(self):
-        generator = np.random.default_rng(0)
-        logits_TV = generator.normal(size=(3, 11)).astype(np.float32)
-        other_TV = generator.normal(size=(3, 11)).astype(np.float32)
-        values = [
-            losses.kl_divergence(
-                jax.nn.log_softmax(logits_TV + shift), jax.nn.log_softmax(other_TV)
-            )
-            for shift in (0.0, 10.0)
-        ]
-        np.testing.assert_allclose(values[0], values[1], rtol=1e-4)
-
 
 if __name__ == "__main__":
     absltest.main()

@@ -94,7 +94,6 @@ class ResumingTest(parameterized.TestCase):
         place = self.folder / "resume"
         (place / ".epoch-1.partial-123").mkdir()
         (place / ".epoch-1.partial-123" / "weights").write_text("half")
-        (place / ".steps.json.123.partial").write_text("half")
         self.check(self.load()[0], 9)
         resuming.save_progress(self.folder, 12, _tree(12))
         self.assertEqual(sorted(p.name for p in (self.folder / "resume").iterdir()), ["12", "9"])
