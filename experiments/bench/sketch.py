@@ -64,7 +64,7 @@ from experiments.bench import harness, workload
 from experiments.bench.harness import Line, say
 from experiments.bench.workload import Compiled, Options, Plan, Shape, Subject
 from raslik_jax.cli import command
-from raslik_jax.sketch import costs, head, loss, projections
+from raslik_jax.sketch import head, loss, projections
 from raslik_jax.sketch.families import PROJECTIONS
 
 
@@ -223,8 +223,8 @@ def summary_line(
     computed = float(sum(s.batches * s.batch * s.length for s in plan.shapes))
     seconds = statistics.median(corpus["sketch"])
     count = functools.partial(
-        costs.gradient_operations,
-        costs.linear_shapes(subject.base),
+        harness.gradient_operations,
+        harness.linear_shapes(subject.base),
         targets=float(plan.target_N.sum()),
     )
     tflops = count(tokens=computed) / seconds / 1e12

@@ -70,11 +70,9 @@ def read_candidates(runs: Sequence[pathlib.Path]) -> list[choice.Candidate]:
         settings = metrics["settings"]
         first = first or settings
         check_alike(first, settings, run=str(run))
-        names = {entry["algorithm"] for entry in metrics["methods"]}
-        if not names:
+        if not metrics["methods"]:
             raise ValueError(f"{shown(str(run))} measured no unlearned model: finish the run first")
-        rates = {name: settings["unlearn"][name]["learning_rate"] for name in names}
-        candidates += choice.candidates_of(metrics, rates)
+        candidates += choice.candidates_of(metrics)
     # Runs that differ in the rate of one algorithm hold the same of the others.
     return list(dict.fromkeys(candidates))
 

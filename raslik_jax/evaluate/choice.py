@@ -2,9 +2,8 @@
 
 The rule sees validation queries only. It takes, of the grid that all strategies went through, the
 point of the smallest mean distance over seeds to R = 1 and F = floor. The floor is the backbone's
-own F, below which lies damage and not forgetting: what is below it counts as at it, so that a
-method is neither rewarded nor punished there, and R alone decides. A point where the model of any
-seed was judged damaged is skipped.
+own F, below which lies damage and not forgetting: what is below it counts as at it. A point where
+the model of any seed was judged damaged is skipped.
 """
 
 import itertools
@@ -44,9 +43,8 @@ class Choice(NamedTuple):
     Attributes:
       strategy, algorithm: which.
       learning_rate, epoch: chosen.
-      distance: mean over seeds (and strategies, per algorithm) at the chosen point.
-      at_edge: ends of the grid that the point lies at, where a wider grid may hold a better one;
-        a grid of one value has none.
+      distance: mean over seeds (and strategies, per algorithm) there.
+      at_edge: ends of the grid that the point lies at, where a wider grid may hold a better one.
       skipped: points of the grid where a model was judged damaged.
     """
 
@@ -79,21 +77,9 @@ def choose(
 ) -> tuple[Choice, ...]:
     """Returns the learning rate and epoch of every strategy and algorithm, by the one rule.
 
-    Ties go to the smaller learning rate, then to the earlier epoch: the smaller change.
-
-    Args:
-      candidates: of every strategy, algorithm, learning rate, epoch and seed.
-      per: "strategy": each strategy has a choice of its own. "algorithm": the distances
-        are averaged over strategies first, so that all share one choice, and no strategy may be
-        damaged there.
-      floor: of F; "zero" is the paper's ideal point.
-
-    Returns:
-      In order of algorithm and strategy as they first come.
-
-    Raises:
-      ValueError: no candidates, one twice, a strategy that was not tried at a point or seed that
-        another one was (then the rule would not be the same for both), or damaged models alone.
+    Ties go to the smaller learning rate, then to the earlier epoch: the smaller change. Per
+    "algorithm" the distances are averaged over strategies first, so that all share one choice, and
+    none may be damaged there. Floor "zero" is the paper's ideal point.
     """
     if not candidates:
         raise ValueError("a choice must have validation results to choose from, got none")
@@ -149,15 +135,8 @@ def _choose_point(strategy: str, algorithm: str, distances: Mapping[_Point, floa
     return Choice(strategy, algorithm, *best, distances[best], tuple(edges), skipped)
 
 
-def candidates_of(
-    metrics: Mapping[str, Any], learning_rates: Mapping[str, float]
-) -> tuple[Candidate, ...]:
-    """Returns the candidates of a validation run, from its metrics.json and each algorithm's rate.
-
-    Raises:
-      ValueError: the run was measured on test queries, which no choice may see, or at rates and
-        epochs that were chosen before.
-    """
+def candidates_of(metrics: Mapping[str, Any]) -> list[Candidate]:
+    """Returns the candidates of a validation run, from its metrics.json."""
     split = metrics["corpus"]["query_split"]
     run = f"{shown(metrics['name'])} with seed {metrics['seed']}"
     if split != "validation":
@@ -170,21 +149,20 @@ def candidates_of(
             f"runs to choose from must be made without --unlearn.choice, {run} was made with one: "
             "leave it out"
         )
-    floor = metrics["backbone"]["forget"]["mean"]
-    return tuple(
+    return [
         Candidate(
             strategy=entry["strategy"],
             algorithm=entry["algorithm"],
-            learning_rate=learning_rates[entry["algorithm"]],
+            learning_rate=metrics["settings"]["unlearn"][entry["algorithm"]]["learning_rate"],
             epoch=entry["epoch"],
             seed=metrics["seed"],
             forget=entry["forget"]["mean"],
             retain=entry["retain"]["mean"],
-            backbone_forget=floor,
+            backbone_forget=metrics["backbone"]["forget"]["mean"],
             is_damaged=is_damaged(entry),
         )
         for entry in metrics["methods"]
-    )
+    ]
 
 
 def to_json(choices: Sequence[Choice], *, per: Per, floor: Floor) -> dict[str, Any]:
@@ -202,11 +180,7 @@ def to_json(choices: Sequence[Choice], *, per: Per, floor: Floor) -> dict[str, A
 
 
 def from_json(value: Mapping[str, Any], *, origin: str) -> dict[tuple[str, str], Choice]:
-    """Returns the choices by (strategy, algorithm) of a choice file, whose name is `origin`.
-
-    Raises:
-      ValueError: it is no choice file.
-    """
+    """Returns the choices by (strategy, algorithm) of a choice file, whose name is `origin`."""
     check_shape(value, {"choices": [_SHAPE]}, origin)
     choices: dict[tuple[str, str], Choice] = {}
     for entry in value["choices"]:

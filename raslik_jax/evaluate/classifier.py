@@ -38,11 +38,7 @@ class Texts(NamedTuple):
 
 
 def label_texts(texts: Sequence[str], is_target: Sequence[bool | None]) -> Texts:
-    """Returns the distinct texts that have one label and are not blank, in their first order.
-
-    Raises:
-      ValueError: fewer than two texts of a class are left, too few to train and to measure on.
-    """
+    """Returns the distinct texts that have one label and are not blank, in their first order."""
     found: dict[str, set[bool]] = {}
     for text, target in zip(texts, is_target, strict=True):
         if text.strip() and target is not None:
@@ -61,11 +57,8 @@ def label_texts(texts: Sequence[str], is_target: Sequence[bool | None]) -> Texts
 def split_texts(texts: Texts, *, held_out: float, limit: int = 0, seed: int) -> tuple[Texts, Texts]:
     """Returns the texts to train on and the held-out texts, in seeded order, split by class.
 
-    Args:
-      texts: two or more of each class.
-      held_out: share of each class that is held out; one text at least, and one is left.
-      limit: texts of a class at most, before splitting; 0 for all.
-      seed: decides which.
+    Of each class, of two or more texts, a share is held out: one at least, and one is left.
+    `limit` is of a class, before splitting; 0 for all.
     """
     train: list[tuple[str, int]] = []
     held: list[tuple[str, int]] = []
@@ -133,11 +126,8 @@ def make_predictor(
 def macro_f1(hits: Sequence[Any], counts: Sequence[int]) -> Any:
     """Returns the mean over both classes of F1 = 2 TP / (2 TP + FP + FN).
 
-    Args:
-      hits: texts of each class that were named rightly, a number or an array of such.
-      counts: texts of each class, one at least.
-
-    Source: scikit-learn's `f1_score(average="macro")`.
+    `hits` of the `counts` texts of a class, one at least, were named rightly: a number or an array
+    of such for each class.
     """
     scores = [
         2 * hit / (count + hit + other - other_hit)
@@ -165,15 +155,10 @@ def macro_f1_interval(hits: Sequence[int], counts: Sequence[int]) -> tuple[float
 
 
 def measure(predict: Predictor, encode: Callable[..., Any], texts: Texts) -> Mapping[str, Any]:
-    """Returns how well a classifier tells labeled texts apart, as metrics.json holds it.
+    """Returns how well a classifier tells texts of both classes apart, as metrics.json holds it.
 
     Counts, macro-F1 with its interval, accuracy, Non-SF by class, and a warning where a class has
-    too few texts to say much.
-
-    Args:
-      predict: from `make_predictor`.
-      encode: from texts to token ids.
-      texts: of both classes, none of them trained on.
+    too few texts to say much. `encode` goes from texts to token ids.
     """
     probability_NC, label_N = predict(encode(texts.texts)), np.asarray(texts.labels)
     is_right_N = probability_NC.argmax(1) == label_N

@@ -68,22 +68,12 @@ def is_damaged(entry: Mapping[str, Any]) -> bool:
 
 
 def judge(
-    entry: Entry,
-    finetuned: Entry,
-    backbone: Entry | None,
-    *,
-    behavior: BehaviorEntry | None = None,
+    entry: Entry, finetuned: Entry, backbone: Entry | None, *, behavior: BehaviorEntry | None = None
 ) -> JudgmentEntry:
     """Returns what became of an unlearned model, by the rule that `RULE_TEXT` says in words.
 
     Damage comes first: a low F of a model that babbles says nothing of what it forgot. "unknown"
     where the fine-tuned model does not show the behavior, or nothing tells it from the backbone's.
-
-    Args:
-      entry: the metrics of the unlearned model, as metrics.json holds them.
-      finetuned: those of the model before unlearning.
-      backbone: those of the model before fine-tuning; without them F cannot be judged.
-      behavior: how far the behavior was there; what was not there cannot be forgotten.
     """
     models = (entry, finetuned, backbone or {})
     forget = _judge_rate("F", "forget", models, forgotten=-1)
@@ -209,11 +199,7 @@ def behavior_of(
 ) -> BehaviorEntry | None:
     """Returns how far the behavior was there, None where nothing measured it.
 
-    Args:
-      finetuned: the metrics of the model before unlearning.
-      backbone: those of the model before fine-tuning.
-      non_sf: what marks the behavior, as metrics.json says it; otherwise likelihood decides.
-      rouge: of `BehaviorEntry`, beside a likelihood.
+    By what marks it, as metrics.json says under "non_sf", otherwise by likelihood.
     """
     marked = [model.get("non_sf_target") for model in (finetuned, backbone)]
     if non_sf and all(marked):
@@ -234,7 +220,9 @@ def find_behavior(
         finetuned * LEAST_LEARNED <= backbone if by == "likelihood" else finetuned >= LEAST_SHOWN
     )
     entry = BehaviorEntry(by=by, finetuned=finetuned, backbone=backbone, is_shown=is_shown)
-    return entry | {"rouge": rouge} if rouge else entry
+    if rouge:
+        entry["rouge"] = rouge
+    return entry
 
 
 def describe_behavior(entry: BehaviorEntry) -> str:

@@ -49,11 +49,7 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Measure:
     It is the loss that the model is trained on, `next_token` over the response, by example, in
     batches of at most batch_tokens, padding included. A set of answers has two shapes; with
     `on_ladder` one, the next of a short ladder, so that sets of other answers share it.
-
-    Raises (the function returned):
-      ValueError: an answer longer than batch_tokens, or a likelihood that is not a number.
     """
-
     of_batch = likelihood_step(decoder)
 
     def measure(lora: Tree, base: Tree, encoded: Encoded, *, on_ladder: bool = False) -> Likelihood:

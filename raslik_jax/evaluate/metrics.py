@@ -71,10 +71,7 @@ class Metric(NamedTuple):
 def measure(evidence: Mapping[str, Any], *, seed: int = 0, resamples: int = 1) -> dict[str, Value]:
     """Returns every metric of a model or a strategy by name, None where the evidence lacks it.
 
-    Args:
-      evidence: what was recorded, by part.
-      seed: of the bootstrap; one for all models, so that their intervals move together.
-      resamples: draws of the bootstrap.
+    One seed of the bootstrap for all models lets their intervals move together.
     """
     bootstrap = {"seed": seed, "resamples": resamples}
     parts = {**evidence, "bootstrap": bootstrap}

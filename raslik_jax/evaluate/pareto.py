@@ -19,14 +19,10 @@ Flags = Bool[np.ndarray, " M"]
 
 
 class Mahalanobis(NamedTuple):
-    """Mahalanobis distances to the ideal, with what is needed to judge them.
+    """D_mah of each method, the shrunken covariance of (R, F), and what is needed to judge them.
 
-    Attributes:
-      distance_M: D_mah of each method; only the order within one pool of methods means anything.
-      covariance: the shrunken covariance of (R, F).
-      condition_number: ratio of its eigenvalues; rounding errors of the rates grow with it.
-      is_negative: R and F are negatively correlated. Then a lower F or a higher R may raise the
-        distance, so it should not be ranked by.
+    Rounding errors of the rates grow with the condition number. Where R and F are negatively
+    correlated, a lower F or a higher R may raise the distance, so it should not be ranked by.
     """
 
     distance_M: Rates
@@ -72,16 +68,12 @@ def _gains(
 
 
 def frontier_among(retain_M: Rates, forget_M: Rates, is_eligible_M: Flags) -> tuple[Flags, Flags]:
-    """Returns the Pareto flags, and which of them hang on a tie, among the eligible methods.
-
-    The others, the damaged ones, can neither be optimal nor dominate.
-    """
-    optimal_M, tie_M = np.zeros(len(retain_M), np.bool_), np.zeros(len(retain_M), np.bool_)
+    """Returns `pareto_mask` and `rounding_ties` among the eligible methods; others are neither."""
+    flags_2M = np.zeros((2, len(retain_M)), np.bool_)
     if is_eligible_M.any():
         points = retain_M[is_eligible_M], forget_M[is_eligible_M]
-        optimal_M[is_eligible_M] = pareto_mask(*points)
-        tie_M[is_eligible_M] = rounding_ties(*points)
-    return optimal_M, tie_M
+        flags_2M[:, is_eligible_M] = pareto_mask(*points), rounding_ties(*points)
+    return flags_2M[0], flags_2M[1]
 
 
 def euclidean_to_ideal(retain_M: Rates, forget_M: Rates, *, rescale: bool = False) -> Rates:
@@ -111,9 +103,6 @@ def mahalanobis_to_ideal(retain_M: Rates, forget_M: Rates) -> Mahalanobis:
     the "(regularized) covariance of all methods" and says no more. Here Sigma = 0.9 C + 0.1 diag(C)
     with C the ddof = 1 covariance of the methods' points, the one rule of 57 tried that gives back
     its published tables: 11 of 15 blocks within rounding, and no rule gives the other four.
-
-    Raises:
-      ValueError: methods that do not `have_covariance`.
     """
     if not have_covariance(retain_M, forget_M):
         raise ValueError(

@@ -2,8 +2,8 @@
 
 Four sets, the same rows for every model of a run:
 
-- "forget": training examples that are labeled targets, what the model is to find unlikely;
-- "retain": training examples that are not, what it is to go on finding likely;
+- "forget": training examples that are labeled targets;
+- "retain": training examples that are not;
 - "held-out": the normal queries of the evaluation with their labeled answers, which nobody was
   trained on;
 - "behavior": the bad outputs, as far as they are given: what retrieval traces, and the labeled
@@ -13,7 +13,7 @@ A perplexity that rises on "forget" alone is forgetting; one that rises everywhe
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -34,15 +34,6 @@ class AnswerRecord(TypedDict):
     tokens: int
 
 
-class PerplexitySets(NamedTuple):
-    """The rows that perplexity is measured on, in order of SETS; a set may be empty."""
-
-    forget: tuple[Example, ...]
-    retain: tuple[Example, ...]
-    held_out: tuple[Example, ...]
-    behavior: tuple[Example, ...]
-
-
 def draw_sets(
     train: Sequence[Example],
     target_queries: Sequence[Example],
@@ -51,44 +42,29 @@ def draw_sets(
     *,
     number: int,
     seed: int,
-) -> PerplexitySets:
-    """Returns rows of the four sets that have an answer, without regard to any strategy.
+) -> dict[str, tuple[Example, ...]]:
+    """Returns rows of each of SETS that have an answer, `number` at most, in a seeded order.
 
-    Args:
-      train: the training examples.
-      target_queries: of the evaluation, with labeled answers; they are the forget set where no
-        training example is labeled a target.
-      normal_queries: likewise.
-      traced: the queries of retrieval with the outputs that are traced.
-      number: rows of each set at most.
-      seed: of the draw.
+    Where no training example is labeled a target, the target queries are the forget set.
     """
     targets = [row for row in train if row.is_target]
     others = [row for row in train if not row.is_target]
     pools = (targets or target_queries, others, normal_queries, (*traced, *target_queries))
 
-    def draw(name: str, pool: Sequence[Example]) -> tuple[Example, ...]:
+    sets = {}
+    for name, pool in zip(SETS, pools, strict=True):
         answered = [row for row in pool if row.output.strip()]
-        return tuple(shuffled(answered, seed=seed, label=f"{name} rows")[:number])
-
-    return PerplexitySets(*map(draw, SETS, pools))
+        sets[name] = tuple(shuffled(answered, seed=seed, label=f"{name} rows")[:number])
+    return sets
 
 
 def perplexity(
     records: Sequence[Mapping[str, Any]], *, seed: int, resamples: int
 ) -> rates.Interval | None:
-    """Returns the perplexity of a set with its 95 % bootstrap interval over examples.
+    """Returns the perplexity of `AnswerRecord`s with its 95 % bootstrap interval over examples.
 
-    exp(sum of nats / sum of tokens): the mean is over tokens, as perplexity is defined, so a long
-    answer weighs more than a short one.
-
-    Args:
-      records: an AnswerRecord of each answer; one without a token is left out.
-      seed: of the bootstrap.
-      resamples: draws of the bootstrap.
-
-    Returns:
-      None where no answer has a token. Beyond e^700, where floats end, e^700.
+    exp(sum of nats / sum of tokens), so a long answer weighs more than a short one. None where no
+    answer has a token; beyond e^700, where floats end, e^700.
     """
     counted = [record for record in records if record["tokens"]]
     if not counted:

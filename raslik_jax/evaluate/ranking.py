@@ -9,9 +9,6 @@ def auroc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]
 
     The chance that a random target scores above a random other item, ties counting one half: the
     Mann-Whitney statistic over the number of pairs (Hanley and McNeil, 1982).
-
-    Raises:
-      ValueError: NaN scores, unequal lengths, or only one kind of label.
     """
     num_targets, num_others = check_ranking(scores_N, is_target_N)
     if not num_others:
@@ -29,9 +26,6 @@ def auprc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]
     sum over thresholds of precision * (gain in recall), without interpolation, which would be too
     kind; items with one score enter together, so no order among ties is favored. The base rate
     when all scores tie, 1 when all items are targets.
-
-    Raises:
-      ValueError: as `auroc`, but all may be targets.
     """
     num_targets, _ = check_ranking(scores_N, is_target_N)
     count_G, targets_G = tie_groups(scores_N, is_target_N)

@@ -41,15 +41,12 @@ def rouge_l_f1(prediction: str, reference: str) -> float:
     """Returns the ROUGE-L F1 of one pair with Porter stemming, by the rouge-score package.
 
     F1 = 2PR / (P + R), P and R the length of the longest common subsequence of stemmed, lower-case
-    alphanumeric words over the number of words of the prediction and of the reference.
+    alphanumeric words over the number of words of the prediction and of the reference. A text with
+    letters or digits outside ASCII is split by `words.rouge_words`; two texts without any word
+    (emoji, marks) are compared by their characters.
 
-    Its own tokenizer knows ASCII alone. A text with letters or digits outside ASCII is split by
-    `words.rouge_words` instead; two texts without any word (emoji, marks) are compared by their
-    characters.
-
-    Returns:
-      A value from 0 to 1: 1 for equal texts that are not blank; 0 when one side has a word and the
-      other has none, or either is blank.
+    1 for equal texts that are not blank; 0 when one side has a word and the other has none, or
+    either is blank.
 
     Source: Lin, 2004, "ROUGE: a package for automatic evaluation of summaries"; rouge-score 0.1.2.
     """
@@ -57,10 +54,7 @@ def rouge_l_f1(prediction: str, reference: str) -> float:
 
 
 def rouge_l_recall(prediction: str, reference: str) -> float:
-    """Returns the ROUGE-L recall of one pair with Porter stemming, TOFU's ROUGE.
-
-    R of `rouge_l_f1`: what the prediction says beside the reference costs nothing.
-    """
+    """Returns the ROUGE-L recall, TOFU's ROUGE: R of `rouge_l_f1`."""
     return float(_rouge(prediction, reference).recall)
 
 
@@ -99,9 +93,6 @@ def score_pairs(
     An empty prediction or reference is a pair that scores 0. With `drop_empty` a pair with an empty
     prediction is left out, as the paper means to do: it truncates both lists to the shorter one,
     which pairs every later prediction with a wrong reference.
-
-    Raises:
-      ValueError: an id on one side only, no pair at all, or nothing left after dropping.
     """
     missing, extra = references.keys() - predictions.keys(), predictions.keys() - references.keys()
     if missing or extra:
@@ -140,16 +131,8 @@ def bootstrap(
     The ends are the 2.5 % and 97.5 % quantiles of the means of `resamples` draws of Q queries with
     replacement; appendix "ROUGE-L based forget/retain rates" of the paper. A measured coverage of
     .93 to .94 at Q = 30, of .945 to .95 at Q = 120. A single value has an interval of zero width.
-
-    Args:
-      values_Q: one value per query, at least one.
-      weights_Q: positive; with them it is sum(values) / sum(weights), such as nats over tokens.
-      seed: equal seeds draw equal positions, so the intervals of several methods on the same
-        queries move together.
-      resamples: number of draws, at least 1.
-
-    Raises:
-      ValueError: no value, one that is not finite, a weight that is not positive, or no draw.
+    Equal seeds draw equal positions, so the intervals of several methods on the same queries move
+    together. With weights it is sum(values) / sum(weights), such as nats over tokens.
 
     Source: Efron and Tibshirani, 1993, "An introduction to the bootstrap", chapter 13.
     """
@@ -187,9 +170,6 @@ def non_sf_by_words(
 
     Words are compared whole and without case: "star" is not found in "start" or "stars". An entry
     may have several words ("black hole") or marks. In scripts without spaces it is found anywhere.
-
-    Raises:
-      ValueError: an empty vocabulary or a blank entry (which every text would contain).
     """
     blank = sum(not word.strip() for word in vocabulary)
     if not vocabulary or blank:

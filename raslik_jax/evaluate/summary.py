@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 import numpy as np
 
 from raslik_jax.evaluate import judgment, rates, tofu_metrics
-from raslik_jax.evaluate.metrics import KINDS, IntervalEntry, NonSf, measure, measure_pool, nest
+from raslik_jax.evaluate.metrics import KINDS, NonSf, measure, measure_pool, nest
 from raslik_jax.evaluate.pareto import frontier_among
 
 # The strategy that every other one is compared with; metrics.json names it in its keys.
@@ -19,45 +19,13 @@ BASELINE = "random"
 Texts = Mapping[str, Mapping[str, str]]
 
 
-class ModelEntry(TypedDict):
-    """One model: its metrics by name (see `metrics.nest`).
-
-    F, R and the distance are None where there are no queries to take them on, and so is Non-SF
-    where nothing marks the behavior.
-    """
-
-    forget: IntervalEntry | None
-    retain: IntervalEntry | None
-    non_sf_target: IntervalEntry | None
-    non_sf_normal: IntervalEntry | None
-    empty: int
-    empty_references: int
-    distinct_2: float
-    repetition_4: float
-    euclidean: float | None
-    diversity: NotRequired[dict[str, dict[str, float]]]
-    perplexity: NotRequired[dict[str, IntervalEntry]]
-    answer_perplexity: NotRequired[dict[str, IntervalEntry]]
-    tofu: NotRequired[dict[str, Any]]
-    judgment: NotRequired[judgment.JudgmentEntry]
-
-
-class MethodEntry(ModelEntry):
-    """A model unlearned with one strategy's sets by one algorithm, after one epoch.
-
-    `pareto`, `tie`, `euclidean_min_max` and `mahalanobis` compare it with the other strategies of
-    the same algorithm and epoch (`mark_frontier`); None, or absent, without F or R.
-    """
-
-    strategy: str
-    algorithm: str
-    epoch: int
-    forget_minus_random: IntervalEntry | None
-    retain_minus_random: IntervalEntry | None
-    pareto: bool | None
-    tie: bool | None
-    euclidean_min_max: float | None
-    mahalanobis: NotRequired[dict[str, Any]]
+# One model: its metrics by name (see `metrics.nest`), and its judgment. F, R and the distance are
+# None where there are no queries to take them on, and Non-SF where nothing marks the behavior.
+ModelEntry = dict[str, Any]
+# A model unlearned with one strategy's sets by one algorithm, after one epoch. `pareto`, `tie`,
+# `euclidean_min_max` and `mahalanobis` compare it with the other strategies of the same algorithm
+# and epoch (`mark_frontier`); None, or absent, without F or R.
+MethodEntry = dict[str, Any]
 
 
 class Metrics(TypedDict):
@@ -120,9 +88,6 @@ def collect_evidence(
         ("target_said" and "normal_said").
       questions: a `tofu_metrics.QuestionRecord` of each of TOFU's questions ("tofu").
       retain_questions: those of a model that was never trained on what is to be forgotten.
-
-    Raises:
-      ValueError: as `rates.score_pairs`.
     """
     evidence: dict[str, Any] = {"texts": [], "references": []}
     for kind in KINDS:
@@ -152,14 +117,8 @@ def measure_methods(
 ) -> list[dict[str, Any]]:
     """Returns the entries of all unlearned models in their order, with differences to Random.
 
-    Those are None of Random itself and where a block of algorithm and epoch has no Random.
-
-    Args:
-      evidence: of each unlearned model, all on the same queries.
-      seed: of the bootstrap.
-      resamples: draws of the bootstrap.
-      across_epochs: compare within the algorithm, each strategy at its one epoch, which was chosen
-        beforehand on other queries.
+    Those are None of Random itself and where a block of algorithm and epoch has no Random. A block
+    across epochs is an algorithm: each strategy has one epoch, chosen on other queries.
     """
     names = [f"{kind}_scores" for kind in KINDS]
     random: dict[tuple[str, int], dict[str, Any]] = {}
@@ -183,9 +142,6 @@ def mark_frontier(
 
     A damaged model is no candidate: it is not Pareto-optimal and dominates none. It stays in the
     pool that distances are taken over. `across_epochs` is that of `measure_methods`.
-
-    Raises:
-      ValueError: across_epochs with a strategy at more than one epoch.
     """
     marked = [{**entry} for entry in entries]
     blocks: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)

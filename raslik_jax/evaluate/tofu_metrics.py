@@ -16,7 +16,7 @@ from jaxtyping import Float
 from raslik_jax.data.corpora.tofu import QUESTION_SETS
 from raslik_jax.evaluate import rates
 
-# What is measured on each set, each from 0 to 1.
+# What is measured on each set, from 0 to 1.
 PARTS = ("probability", "rouge", "truth_ratio")
 # The first set is the one to forget; model utility is over the others.
 _FORGET_SET, *_UTILITY_SETS = QUESTION_SETS
@@ -25,7 +25,7 @@ _OPTION_SETS = QUESTION_SETS[2:]
 
 
 class QuestionRecord(TypedDict):
-    """What one model makes of one question: likelihoods of the answers, and its own answer."""
+    """What one model makes of one question: nats a token of the answers, and its own answer."""
 
     id: str
     set_name: str
@@ -44,17 +44,8 @@ def truth_ratios(
 
     R = mean_i P(wrong_i)^(1/|wrong_i|) / P(true)^(1/|true|): below 1 the model knows the answer,
     about 1 it cannot tell. The paper writes an arithmetic mean over the wrong answers; the code
-    that gave its figures takes the geometric one, as here, and so does every later table.
-
-    Args:
-      true_nll_Q: nats a token of the right answer, paraphrased where there is a paraphrase.
-      wrong_nll_Q: the same of each wrong answer.
-
-    Returns:
-      One positive ratio a question; beyond e^700, where floats end, e^700.
-
-    Raises:
-      ValueError: unequal numbers of questions, or a question without a wrong answer.
+    that gave its figures takes the geometric one, as here, and so does every later table. The right
+    answer is a paraphrase where there is one. Beyond e^700, where floats end, e^700.
     """
     if len(true_nll_Q) != len(wrong_nll_Q) or not all(map(len, wrong_nll_Q)):
         raise ValueError(
@@ -138,15 +129,9 @@ def forget_quality(
 def evaluate_questions(
     records: Sequence[Mapping[str, Any]], retain_records: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, float | None]:
-    """Returns TOFU's metrics of one model: "sets/retain/rouge", "model_utility" and their like.
+    """Returns TOFU's metrics of `QuestionRecord`s: "sets/retain/rouge", "model_utility" and so on.
 
-    Args:
-      records: a QuestionRecord of each question.
-      retain_records: those of the retain model, on the same questions; without them there is no
-        "forget_quality".
-
-    Raises:
-      ValueError: the retain model was asked other questions.
+    Without those of a retain model there is no "forget_quality".
     """
     own, retained = (
         {name: [r for r in part if r["set_name"] == name] for name in QUESTION_SETS}

@@ -39,7 +39,7 @@ class Diagnosis(NamedTuple):
       participation: median over gradients of 1 / sum u^4, u of unit length: the number of
         coordinates that share the energy. P if all are equal, 1 if one has it all.
       energy: (tensor, mean share of the squared norm), the largest first.
-      warning: one sentence where the effective size is below 0.9 K, else "".
+      warning: a sentence where the effective size is below 0.9 K, else "".
     """
 
     spec: ProjectionSpec
@@ -66,17 +66,7 @@ def diagnose(
     """Returns how a projection does on real gradients.
 
     Costs O(P) on the host for each pair and seed. For a steady effective size give 12 gradients
-    (66 pairs) or more.
-
-    Args:
-      projection: the one in use.
-      gradients_NP: flat gradients of a sample of examples, as `flatten_gradients` makes them.
-      manifest: of `gradient_manifest`, for the energy of each tensor.
-      num_keys: seeds.
-      max_pairs: pairs of gradients.
-
-    Raises:
-      ValueError: gradients without two that are neither zero nor parallel, or not of P floats.
+    (66 pairs) or more, as `flatten_gradients` makes them.
 
     Example:
       gradients_NP = jax.vmap(functools.partial(flat_gradient, loss, (lora,), base, ...))(...)

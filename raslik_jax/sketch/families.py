@@ -1,7 +1,6 @@
 """The families of random projection, listed without loading jax.
 
-A family maps a flat gradient of P floats to K floats, linearly, by integer hashes of (seed,
-coordinate). Adding one adds a record to PROJECTIONS; `projections` runs them all.
+Adding one adds a record to PROJECTIONS; `projections` says what they are and runs them all.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ else:
 
 
 def meet_at_random(num_params: int, size: int) -> float:
-    """Returns p = 1 / K: of hashed bins, and of dense sums, where all coordinates meet in all."""
+    """Returns p = 1 / K, of hashed bins; the variance of dense sums is that of the same p."""
     return 1.0 / size
 
 
@@ -33,7 +32,7 @@ class ProjectionFamily(NamedTuple):
     Attributes:
       title: what it is called.
       init: makes the table of a `ProjectionSpec`, () where nothing is precomputed.
-      apply: maps spec, table and gradients_BP to sketch_BK.
+      apply: maps spec, table and gradients_BP to sketch_BK, linearly.
       collision: from P and K, the probability that two coordinates meet in one of the sketch.
       bins: the bin of every coordinate, where each lies in one; None for sums over all of them.
       operands: dtypes in which a gradient may enter its product.

@@ -42,7 +42,7 @@ def flat_gradient(
       adapters: LoRA trees at which gradients are taken.
       base: frozen weights.
       tokens_L: token ids, padded on the right.
-      target_mask_L: True where a token's loss counts; none in a dummy row.
+      target_mask_L: True where a token's loss counts; nowhere in a dummy row.
       normalize: `vector`, the paper's cosine of whole gradients; `per_tensor` scales every layer's
         every tensor to unit length first, as RapidIn does.
     """
@@ -77,10 +77,8 @@ def sketch_gradients(
 
     Call it inside jit: gradients are taken per example by vmap over the LoRA leaves alone, with
     the base unbatched, so XLA sees the matmuls of ordinary training, makes no weight gradient of
-    the base, and never hands out the [B, P] array.
-
-    Args: as `flat_gradient` and `in_micro_batches`, and
-      projection: for as many parameters as all adapters hold together.
+    the base, and never hands out the [B, P] array. The projection is for as many parameters as all
+    adapters hold together.
     """
 
     def sketch(tokens_L: Array, target_mask_L: Array) -> Array:
@@ -101,13 +99,9 @@ def in_micro_batches(
     *,
     micro_tokens: int | None,
 ) -> Float[Array, "B M"]:
-    """Returns map_rows of a batch, a few rows at a time; the last few are filled with dummies.
+    """Returns map_rows, which gives a vector for each row, of a batch in parts.
 
-    Args:
-      map_rows: from rows of tokens and masks to one vector for each.
-      tokens_BL: token ids.
-      target_mask_BL: True where a token's loss counts.
-      micro_tokens: tokens held at a time at most, but one example at least; None for all.
+    A part has micro_tokens at most, but one row at least; None takes all at a time.
     """
     batch, length = tokens_BL.shape
     if micro_tokens is None:

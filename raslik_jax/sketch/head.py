@@ -36,15 +36,7 @@ def target_nll(
     the same pass by the recurrence of flash attention (Dao et al. 2022, arXiv:2205.14135) with
     the rows of the head as keys and as values.
 
-    Args:
-      table: head weights, [E, V] or [V, E].
-      hidden_TE: final hidden states, in the dtype of the head.
-      label_T: what each row is scored against.
-      is_counted_T: rows that belong to a target.
-      vocab_axis: which axis of the table is V.
-
-    Raises:
-      ValueError: when differentiated with respect to the head, which is frozen here.
+    The table is [E, V] or [V, E], the hidden states are in its dtype.
     """
     return _nll_and_slope(vocab_axis)(table, hidden_TE, label_T, is_counted_T)[0]
 
@@ -55,9 +47,8 @@ def _forward(table: Any, hidden_TE: Any, label_T: Any, is_counted_T: Any, vocab_
             "the head is frozen in target_nll, and a gradient of it was asked for: take the loss "
             "from the decoder's logits to train it"
         )
-    nll_T, slope_TE = _nll_and_slope(vocab_axis)(
-        table.value, hidden_TE.value, label_T.value, is_counted_T.value
-    )
+    values = (row.value for row in (table, hidden_TE, label_T, is_counted_T))
+    nll_T, slope_TE = _nll_and_slope(vocab_axis)(*values)
     return nll_T, (slope_TE, jnp.zeros((), hidden_TE.value.dtype))
 
 
@@ -74,7 +65,7 @@ target_nll.defvjp(_forward, _backward, symbolic_zeros=True)
 
 @functools.cache
 def _nll_and_slope(vocab_axis: int) -> Any:
-    """Returns the function of (table, hidden, labels, counted), with any vmap folded into rows."""
+    """Returns the function of one head and rows, with any vmap folded into the rows."""
 
     @jax.custom_batching.custom_vmap
     def rows(table: Any, hidden_ME: Any, label_M: Any, is_counted_M: Any) -> tuple[Any, Any]:

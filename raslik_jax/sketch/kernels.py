@@ -108,8 +108,8 @@ def sign_words(
     """Returns uint32 words, each with the signs of 32 rows of the dense matrix in one column.
 
     Row p of the sign matrix belongs to block b = p // 2048 and, in it, to bit t = (p % 2048) // 64
-    of the words of word-row 64 * b + p % 64. So one hash with two multiplications in the inner
-    loop makes 32 signs, and a kernel that walks down p keeps the words in registers and shifts.
+    of the words of word-row 64 * b + p % 64. So one hash makes 32 signs, and a kernel that walks
+    down p keeps the words in registers and shifts.
     """
     row_word_G = hashing.counter_hash(row_G, keys[0])
     column_word_C = hashing.counter_hash(column_C, keys[1])
@@ -136,11 +136,7 @@ def dense_sums(
 ) -> Float[Array, "B K"]:
     """Returns gradients_BP @ signs_PK in float32: by Pallas on an NVIDIA GPU, else by its twin.
 
-    Args:
-      size: K.
-      keys: of ROW_STREAM and COLUMN_STREAM.
-      operand: "float32", or "bfloat16" to round the gradient to it before the product (signs
-        are exact in both; sums are float32 in both).
+    The operand is "float32", or "bfloat16" to round the gradient to it before the product.
     """
     settings = {"size": size, "keys": keys, "operand": operand}
     by_pallas, by_xla = (
@@ -187,20 +183,16 @@ class DenseBlocks(NamedTuple):
     """Tile of the dense Pallas kernel.
 
     Attributes:
-      columns: sketch coordinates of a program, a power of two >= 16.
-      examples: gradients of a program, a power of two >= 16.
-      rows: gradient coordinates of one product, a power of two from 16 to SIGN_GROUP.
+      columns: sketch coordinates of a program, a power of two from 16.
+      examples: gradients of a program, likewise.
       splits: programs among which the rows of one tile are divided; their sums are added after.
       warps: of 32 threads.
-      stages: of the software pipeline.
     """
 
     columns: int
     examples: int
-    rows: int
     splits: int
     warps: int
-    stages: int
 
 
 def dense_blocks(batch: int, num_params: int, size: int) -> DenseBlocks:
@@ -213,8 +205,7 @@ def dense_blocks(batch: int, num_params: int, size: int) -> DenseBlocks:
     examples = min(max(pl.next_power_of_2(batch), 16), 256)
     programs = pl.cdiv(size, 128) * pl.cdiv(batch, examples)
     splits = max(1, min(512 // programs, pl.cdiv(num_params, 4 * ROWS_PER_BLOCK)))
-    warps = 4 if examples <= 64 else 8
-    return DenseBlocks(128, examples, rows=SIGN_GROUP, splits=splits, warps=warps, stages=3)
+    return DenseBlocks(128, examples, splits, warps=4 if examples <= 64 else 8)
 
 
 def dense_sums_pallas(
@@ -232,11 +223,7 @@ def dense_sums_pallas(
     one word for each column and each of 64 rows, and then shifts a bit out of each word for each
     product. The signs are the left operand, which tensor cores of Hopper take from registers.
     A float32 operand goes through the bfloat16 tensor cores as three exact parts of 8 bits of
-    mantissa each, at a third of the speed.
-
-    Args:
-      blocks: tile; None for `dense_blocks`.
-      interpret: run as plain JAX, for tests on a CPU.
+    mantissa each, at a third of the speed. `interpret` runs it as plain JAX, for tests on a CPU.
     """
     batch, num_params = gradients_BP.shape
     blocks = blocks or dense_blocks(batch, num_params, size)
@@ -252,16 +239,15 @@ def dense_sums_pallas(
         column_C = column_0 + _arange(blocks.columns)
         block_0 = pl.program_id(2) * blocks_per_split
 
-        def add_tiles(block: jax.Array, group: int, sums_CB: jax.Array) -> jax.Array:
-            row_0 = block.astype(jnp.uint32) * np.uint32(SIGN_GROUP) + np.uint32(group)
-            word_CG = sign_words(row_0 + _arange(blocks.rows), column_C, keys=keys)
+        def add_block(step: jax.Array, sums_CB: jax.Array) -> jax.Array:
+            block = block_0 + step
+            row_G = block.astype(jnp.uint32) * np.uint32(SIGN_GROUP) + _arange(SIGN_GROUP)
 
             def add_tile(bit: jax.Array, carry: tuple) -> tuple:
                 sums_CB, word_CG = carry
-                start = block * ROWS_PER_BLOCK + bit * SIGN_GROUP + group
-                gradients_BG = gradients_ref[:, pl.ds(start, blocks.rows)]
+                start = block * ROWS_PER_BLOCK + bit * SIGN_GROUP
                 signs_CG = signs_of(word_CG, jnp.bfloat16)
-                for part_BG in _bfloat16_parts(gradients_BG):
+                for part_BG in _bfloat16_parts(gradients_ref[:, pl.ds(start, SIGN_GROUP)]):
                     sums_CB += jax.lax.dot_general(
                         signs_CG,
                         part_BG,
@@ -271,12 +257,8 @@ def dense_sums_pallas(
                     )
                 return sums_CB, word_CG >> np.uint32(1)
 
-            return jax.lax.fori_loop(0, 32, add_tile, (sums_CB, word_CG))[0]
-
-        def add_block(step: jax.Array, sums_CB: jax.Array) -> jax.Array:
-            for group in range(0, SIGN_GROUP, blocks.rows):
-                sums_CB = add_tiles(block_0 + step, group, sums_CB)
-            return sums_CB
+            start = sums_CB, sign_words(row_G, column_C, keys=keys)
+            return jax.lax.fori_loop(0, 32, add_tile, start)[0]
 
         steps = jnp.minimum(blocks_per_split, num_blocks - block_0)
         start_CB = jnp.zeros((blocks.columns, blocks.examples), jnp.float32)
@@ -289,7 +271,7 @@ def dense_sums_pallas(
         in_specs=[pl.BlockSpec((blocks.examples, padded_params), lambda i, j, s: (j, 0))],
         out_specs=pl.BlockSpec((None, blocks.columns, blocks.examples), lambda i, j, s: (s, i, j)),
         out_shape=jax.ShapeDtypeStruct(sums_shape, jnp.float32),
-        compiler_params=plgpu.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
+        compiler_params=plgpu.CompilerParams(num_warps=blocks.warps, num_stages=3),
         interpret=interpret,
         name="dense_rademacher",
     )(padded_BP)

@@ -95,16 +95,8 @@ def example_loss(
     itself. No model is trained on that loss, so its gradient at a fine-tuned adapter does not fade
     with the fit, and there it is the better influence kernel (docs/notes/sketch.md).
 
-    The head is frozen and its logits are never stored (`head.target_nll`); `losses.nll_by_example`
-    gives the same number with a head that can be trained.
-
-    Args: as `find_targets`.
-
-    Returns:
-      A float32 scalar; 0, with zero gradient, where no token is a target.
-
-    Raises:
-      ValueError: when differentiated with respect to the head.
+    Float32; 0, with zero gradient, where no token is a target. The head is frozen and its logits
+    are never stored (`head.target_nll`); `losses.nll_by_example` can train it.
     """
     targets = find_targets(
         decoder, lora, base, tokens_L, target_mask_L, num_targets=num_targets, loss=loss

@@ -44,17 +44,8 @@ def probe_loss(
 ) -> Float[Array, ""]:
     """Returns a probe's loss of one example; for its gradient in the adapter.
 
-    `margin` returns nll / (1 - p) per token, whose gradient with 1 - p held is that of
-    -log(p / (1 - p)); its value is not.
-
-    Args: as `find_targets`, but for
-      probe: a name in PROBES.
-
-    Returns:
-      A float32 scalar; 0, with zero gradient, where no token counts.
-
-    Raises:
-      ValueError: an unknown probe.
+    0, with zero gradient, where no token counts. `margin` returns nll / (1 - p) per token, whose
+    gradient with 1 - p held is that of -log(p / (1 - p)); its value is not.
     """
     if probe not in PROBES:
         raise ValueError(f"a probe must be one of {list(PROBES)}, got {probe!r}")

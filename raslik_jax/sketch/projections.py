@@ -45,7 +45,7 @@ class ProjectionSpec:
 
     Attributes:
       family: a name in PROJECTIONS.
-      num_params: P, the length of a flat gradient.
+      num_params: P, the length of a flat gradient, below 2 ** 31.
       size: K, the length of a sketch, 1 <= K <= P.
       seed: 0 <= seed < 2 ** 63.
       operand: dtype in which a gradient enters the product of dense_rademacher: "float32", or
@@ -59,27 +59,20 @@ class ProjectionSpec:
     operand: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.family not in PROJECTIONS:
-            raise ValueError(
-                f"the projection family must be one of {sorted(PROJECTIONS)}, got {self.family!r}"
-            )
-        if not 1 <= self.num_params < 2**31:
-            raise ValueError(
-                f"a flat gradient must have between 1 and 2**31 - 1 coordinates, "
-                f"got num_params={self.num_params}: choose fewer LoRA targets or a lower rank"
-            )
-        if not 1 <= self.size <= self.num_params:
-            raise ValueError(
-                f"the sketch size K must lie between 1 and the number of LoRA parameters, got "
-                f"size={self.size} with num_params={self.num_params}: choose a smaller K"
-            )
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"the projection seed must lie in [0, 2**63), got seed={self.seed}")
-        operands = PROJECTIONS[self.family].operands
-        if self.operand not in operands:
-            raise ValueError(
-                f"operand must be {' or '.join(operands)} for {self.family}, got {self.operand!r}"
-            )
+        family, p, k = PROJECTIONS.get(self.family), self.num_params, self.size
+        operands = family.operands if family else ()
+        for is_right, problem in (
+            (family, f"family must be one of {sorted(PROJECTIONS)}, got {self.family!r}"),
+            (1 <= p < 2**31, f"P must be 1 to 2**31 - 1, got num_params={p}: lower the LoRA rank"),
+            (1 <= k <= p, f"K must be 1 to P, got size={k} with num_params={p}: choose another"),
+            (0 <= self.seed < 2**63, f"seed must lie in [0, 2**63), got seed={self.seed}"),
+            (
+                self.operand in operands,
+                f"operand must be {' or '.join(operands)} for {self.family}, got {self.operand!r}",
+            ),
+        ):
+            if not is_right:
+                raise ValueError(f"a projection's {problem}")
 
 
 class Projection(NamedTuple):
@@ -97,9 +90,6 @@ def init_projection(
 ) -> Projection:
     """Returns the projection of a `ProjectionSpec` of these arguments.
 
-    Raises:
-      ValueError: an unknown family, K > P, or another argument out of its range.
-
     Example:
       projection = init_projection(0, "binned", num_params=196_608, size=65_536)
       sketch_K = project(projection, flatten_gradients(gradients))
@@ -114,14 +104,8 @@ def init_projection(
 def project(projection: Projection, gradient_P: Float[Array, " P"]) -> Float[Array, " K"]:
     """Returns the sketch of one flat gradient in float32; the caller vmaps.
 
-    Under vmap the whole batch goes through one call of the family's kernel, at any depth of
-    nesting.
-
-    Args:
-      gradient_P: in the order of `flatten_gradients`; any float dtype, summed in float32.
-
-    Raises:
-      ValueError: a gradient of another length than the projection's.
+    The gradient has the order of `flatten_gradients` and any float dtype; sums are float32. Under
+    vmap the whole batch goes through one call of the family's kernel, at any depth of nesting.
     """
     if gradient_P.shape[0] != projection.spec.num_params:
         raise ValueError(
@@ -175,13 +159,8 @@ class Segment(NamedTuple):
 def gradient_manifest(tree: Tree) -> tuple[Segment, ...]:
     """Returns the segments of the flat gradient of a tree, sorted by path.
 
-    The order belongs to the sketch, not to jax: it does not depend on how jax orders leaves.
-
-    Args:
-      tree: nested dicts of arrays or of ShapeDtypeStructs.
-
-    Raises:
-      ValueError: a tree without leaves.
+    The order belongs to the sketch: it does not depend on how jax orders leaves. The tree is nested
+    dicts of arrays or of ShapeDtypeStructs.
     """
     segments: list[Segment] = []
     for path, leaf in _sorted_leaves(tree):

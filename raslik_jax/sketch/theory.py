@@ -70,13 +70,8 @@ def effective_size(
 
     Sum of [(1 - rho^2)^2 - 2 A] over the sum of the variances under the frozen binnings: about K
     or more of a sound sketch, infinite where no two coordinates share a bin (K = P). Pooled,
-    because one pair under one permutation scatters: 0.8 K was seen with a true permutation. 50
-    pairs and 4 seeds or more give a steady figure.
-
-    Args:
-      unit_NP: unit gradients in float64.
-      specs: the projection under several seeds.
-      pairs: of `independent_pairs`.
+    because one pair under one permutation scatters; 50 pairs and 4 seeds or more give a steady
+    figure. The gradients are in float64.
     """
     expected = variance = 0.0
     for spec in specs:
@@ -92,11 +87,7 @@ def effective_size(
 def independent_pairs(
     unit_NP: Float[np.ndarray, "N P"], *, max_pairs: int
 ) -> tuple[tuple[int, int], ...]:
-    """Returns pairs of rows with |cosine| < 0.99, at most max_pairs, evenly spread.
-
-    Raises:
-      ValueError: fewer than two rows that are neither zero nor parallel.
-    """
+    """Returns pairs of rows with |cosine| < 0.99, at most max_pairs, evenly spread."""
     gram_NN = unit_NP @ unit_NP.T
     live_N = np.diag(gram_NN) > 0.5
     found_M2 = np.argwhere(np.triu(np.abs(gram_NN) < 0.99, k=1) & np.outer(live_N, live_N))

@@ -39,13 +39,10 @@ class Loss(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """A pair of pure functions.
+    """A pair of pure functions, init(params) and step(state, frozen, batch).
 
-    Attributes:
-      init: init(params) -> State.
-      step: step(state, frozen, batch) -> (State, info). What it reads and never changes, `frozen`,
-        is an argument, so that no jit holds it as constants. Info is reported and never read back.
-      fields: names of the numbers in info.
+    What a step never changes, `frozen`, is an argument, so that no jit holds it as constants. The
+    numbers of info, whose names are `fields`, are reported and never read back.
     """
 
     init: Callable[[Tree], State]
@@ -54,7 +51,7 @@ class Algorithm(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a training has come: its state, and the numbers of every step so far."""
+    """How far a training has come: its state, and info's numbers of every step so far."""
 
     state: State
     log_SF: Float[np.ndarray, "S F"]
@@ -79,7 +76,7 @@ def make_algorithm(
       prepare: prepare(frozen, batch, step) -> (objective, parts). The objective of some rows of
         the parts is their share of the batch's: what it divides by is found on the whole batch.
       tx: the optimizer.
-      micro_batch: rows held at a time, whose gradients are added up; 0 for all.
+      micro_batch: as in `value_and_grad`.
       report: report(loss, aux, grads) -> the step's info.
       fields: of the info.
     """
@@ -102,13 +99,9 @@ def value_and_grad(
 ) -> tuple[tuple[Array, Any], Tree]:
     """Returns ((value, aux), gradient) of a batch, as jax.value_and_grad of the whole gives them.
 
-    Parts are added up, not averaged: that would weigh the tokens of a short part more.
-
-    Args:
-      objective: sums over the rows of the part that it is given.
-      params: what the gradient is taken of.
-      batch: a tree of arrays with one leading axis of B rows.
-      micro_batch: rows held at a time, a divisor of B; 0 for all.
+    `batch` is a tree of arrays with one leading axis, of which micro_batch rows, a divisor, are
+    held at a time; 0 for all. The objective sums over rows, and parts are added up: averaging
+    would weigh the tokens of a short part more.
     """
     differentiate = jax.value_and_grad(objective, has_aux=True)
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(batch)}
@@ -157,13 +150,10 @@ def fit(
       what: what is trained, for errors.
       rate_flag: what to lower where it diverges.
       bar: text before the progress bar; empty for silence.
-      folder: where checkpoints go; None for none.
+      folder: where checkpoints go.
       save_every: steps between two checkpoints; 0 for none. The last step writes none.
       after: what is called with the parameters after a step, by its number; never with any that
         are not finite. On resuming, those of steps after the checkpoint are called again.
-
-    Raises:
-      ValueError: a loss or a weight is not finite; the step is named.
     """
     after, fields = after or {}, algorithm.fields
     at = Progress(algorithm.init(params), np.zeros((0, len(fields)), np.float32))

@@ -32,14 +32,10 @@ def weighted_mean(
     mean: Mean = "examples",
     total: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
-    """Returns the mean of one value per row; dummy rows do not count.
+    """Returns the mean of one value per row, itself a mean over tokens; dummy rows do not count.
 
-    Args:
-      value_B: of each row, itself a mean over tokens.
-      batch: the rows.
-      mean: over examples, or over all tokens of the batch.
-      total: sum of the `row_weights` of a larger batch that these rows are a part of; the results
-        of all parts then add up to its mean.
+    `total` is the sum of the `row_weights` of a larger batch that these rows are a part of; the
+    results of all parts then add up to its mean.
     """
     weight_B = row_weights(batch, mean)
     if total is None:
@@ -57,12 +53,7 @@ def nll_by_example(
 ) -> Float[Array, " B"]:
     """Returns each example's mean token negative log likelihood, in nats; 0 for a dummy row.
 
-    Args:
-      decoder: the model's pure functions.
-      lora: adapter, `{}` for none.
-      base: base weights.
-      batch: the examples.
-      dropout_keys: one key per example; None turns the adapter's dropout off.
+    `lora` is `{}` for no adapter; dropout keys, one for each example, turn its dropout on.
     """
 
     def of_example(tokens_L: Array, target_mask_L: Array, key: jax.Array | None) -> Array:
@@ -106,12 +97,8 @@ def kl_by_example(
     Of log probabilities, so that value and gradient are zero where the models agree, unlike the
     sum over raw logits of MUSE's code. Nothing of the reference is differentiated.
 
-    Args:
-      model: what is being unlearned.
-      reference: the model before.
-      batch: the examples; only their target positions count.
-      direction: `reverse` is KL(model || reference), as the paper writes it; `forward` is
-        KL(reference || model), as TOFU and open-unlearning have it.
+    `reverse` is KL(model || reference), as the paper writes it; `forward`, as TOFU and
+    open-unlearning have it, is KL(reference || model).
     """
 
     def log_probabilities(bound: BoundModel, *row: Array) -> tuple[Array, Array]:

@@ -68,10 +68,9 @@ class Objective(NamedTuple):
       title: name in tables and figures.
       forget: term of the forget set.
       retain: term of the retain set; None where it is not read.
-      reads_reference: sets whose term reads the model before unlearning, at the cost of a forward
-        pass.
+      reads_reference: sets whose term reads the model before unlearning, by a forward pass.
       forget_mean: what the mean of the forget term is over; None as the run has it.
-      settings: its own settings, with their defaults; the learning rate is among them.
+      settings: its own, with their defaults; the learning rate is among them.
     """
 
     title: str
@@ -88,11 +87,7 @@ def ascend(rows: "Rows", settings: ObjectiveSettings) -> Array:
 
 
 def descend(rows: "Rows", settings: ObjectiveSettings) -> Array:
-    """Returns the nll.
-
-    With `ascend` and over whole sets, the first gradient is (mean over R) - (mean over F) of g_x,
-    the paper's Delta of Eq. (1).
-    """
+    """Returns the nll: with `ascend` over whole sets the first gradient is Delta of Eq. (1)."""
     return rows.nll_B
 
 

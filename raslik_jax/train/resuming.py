@@ -26,7 +26,7 @@ _KEPT = 2
 
 
 def _numbered(tree: Any) -> dict[str, Any]:
-    """Returns the leaves alone, by number: what is stored depends on no library's node types."""
+    """Returns the leaves by number: what is stored depends on no library's node types."""
     return {f"{number:05d}": leaf for number, leaf in enumerate(jax.tree.leaves(tree))}
 
 
@@ -42,11 +42,7 @@ def _saved_steps(folder: pathlib.Path) -> list[int]:
 
 
 def save_progress(folder: pathlib.Path, step: int, progress: Any) -> None:
-    """Writes a tree of arrays, none of them empty, as a unit's checkpoint; keeps the one before.
-
-    Raises:
-      OSError: it cannot be written, because the disk is full for example.
-    """
+    """Writes a tree of arrays, none of them empty, as a unit's checkpoint; keeps the one before."""
     # Imported here, because it takes a second and most runs finish without it.
     import orbax.checkpoint
 

@@ -18,13 +18,10 @@ from raslik_jax.train.objectives import Direction, Mean, Objective, ObjectiveSet
 
 
 class Info(NamedTuple):
-    """What a step of unlearning reports.
+    """What a step of unlearning reports: the minimized loss, and parts of it.
 
-    Attributes:
-      loss: the minimized sum of both terms.
-      forget_nll: mean negative log likelihood of the forget batch, nats a token.
-      retain_term: mean of the retain term over the retain batch; 0 without one.
-      grad_norm: global norm before clipping.
+    `forget_nll` is the mean of the forget batch in nats a token, `retain_term` is 0 without one,
+    `grad_norm` is the global norm before clipping.
     """
 
     loss: Float[Array, ""]
@@ -173,13 +170,8 @@ def supervised(
 ) -> loop.Algorithm:
     """Returns the algorithm that minimizes the negative log likelihood of a batch.
 
-    Args:
-      decoder: the model's pure functions.
-      tx: the optimizer.
-      whole: all weights are trained and nothing is frozen; otherwise the adapter on a frozen base.
-      mean: what the loss of a step is the mean over.
-      micro_batch: examples held at a time; 0 for all.
-      dropout_key: one for the whole training; None turns dropout off.
+    With `whole` all weights are trained and nothing is frozen, otherwise the adapter on a frozen
+    base. One dropout key serves the whole training; None turns dropout off.
     """
 
     def prepare(frozen: Tree, batch: Batch, step: Array) -> Any:

@@ -124,22 +124,22 @@ class ChoiceTest(parameterized.TestCase):
         metrics = {
             "name": "tiny",
             "seed": 3,
+            "settings": {"unlearn": {"ga_klr": {"learning_rate": 3e-5}}},
             "corpus": {"query_split": "validation"},
             "backbone": {"forget": {"mean": 0.3}},
             "methods": [{**entry, "strategy": "raslik", "algorithm": "ga_klr", "epoch": 2}],
         }
-        rates = {"ga_gdr": 1e-5, "ga_klr": 3e-5}
         self.assertEqual(
-            choice.candidates_of(metrics, rates),
-            (choice.Candidate("raslik", "ga_klr", 3e-5, 2, 3, 0.4, 0.9, 0.3),),
+            choice.candidates_of(metrics),
+            [choice.Candidate("raslik", "ga_klr", 3e-5, 2, 3, 0.4, 0.9, 0.3)],
         )
         metrics["methods"][0]["judgment"] = {"verdict": "damaged"}
-        self.assertTrue(choice.candidates_of(metrics, rates)[0].is_damaged)
+        self.assertTrue(choice.candidates_of(metrics)[0].is_damaged)
         with self.assertRaisesRegex(ValueError, "without --unlearn.choice"):
-            choice.candidates_of(metrics | {"chosen": True}, rates)
+            choice.candidates_of(metrics | {"chosen": True})
         metrics["corpus"]["query_split"] = "test"
         with self.assertRaisesRegex(ValueError, "measured on test queries"):
-            choice.candidates_of(metrics, rates)
+            choice.candidates_of(metrics)
 
     def test_the_file_comes_back_as_it_went(self):
         found = choice.choose(_candidates(_TABLE))

@@ -98,21 +98,23 @@ class SetsTest(absltest.TestCase):
 
     def test_targets_others_and_held_out_queries_with_an_answer(self):
         sets = self._sets(self.train, number=20, seed=0)
-        self.assertEqual({row.instruction for row in sets.forget}, {"q0", "q1", "q2", "q3"})
-        self.assertEqual({row.instruction for row in sets.retain}, {f"q{i}" for i in range(4, 12)})
-        self.assertEqual([row.instruction for row in sets.held_out], ["n1"])
-        self.assertEqual({r.instruction for r in sets.behavior}, {"r0", "t0", "t1", "t2"})
+        self.assertEqual({row.instruction for row in sets["forget"]}, {"q0", "q1", "q2", "q3"})
+        self.assertEqual(
+            {row.instruction for row in sets["retain"]}, {f"q{i}" for i in range(4, 12)}
+        )
+        self.assertEqual([row.instruction for row in sets["held-out"]], ["n1"])
+        self.assertEqual({r.instruction for r in sets["behavior"]}, {"r0", "t0", "t1", "t2"})
 
     def test_a_smaller_number_takes_the_first_of_a_seeded_order(self):
         few, many = (self._sets(self.train, number=n, seed=1) for n in (3, 6))
-        self.assertEqual(few.retain, many.retain[:3])
-        self.assertNotEqual(self._sets(self.train, number=6, seed=2).retain, many.retain)
+        self.assertEqual(few["retain"], many["retain"][:3])
+        self.assertNotEqual(self._sets(self.train, number=6, seed=2)["retain"], many["retain"])
 
     def test_without_labels_the_target_queries_are_the_forget_set(self):
         rows = [row._replace(is_target=None) for row in self.train]
         sets = self._sets(rows, number=20, seed=0)
-        self.assertCountEqual(sets.forget, self.target)
-        self.assertLen(sets.retain, 12)
+        self.assertCountEqual(sets["forget"], self.target)
+        self.assertLen(sets["retain"], 12)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from absl.testing import parameterized
 
+from experiments.bench import harness
 from raslik_jax.data.batches import Batch
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import quantize
@@ -15,7 +16,7 @@ from raslik_jax.models.gpt_neox import GPTNeoXConfig
 from raslik_jax.models.lora import LORA_PRESETS
 from raslik_jax.models.presets import MODEL_PRESETS
 from raslik_jax.run import cost
-from raslik_jax.sketch import costs, gradients, loss, projections
+from raslik_jax.sketch import gradients, loss, projections
 from raslik_jax.train import losses
 
 SMALL = GPTNeoXConfig(
@@ -84,8 +85,10 @@ class CountTest(parameterized.TestCase):
         size = batch, length
         rows = Batch(_array(*size, dtype=jnp.int32), _array(*size, dtype=jnp.bool_), targets)
         found = cost.trace_cost(jax.value_and_grad(nll), lora, base, rows)
-        formula = costs.gradient_operations(
-            costs.linear_shapes(base), tokens=float(batch * length), targets=float(batch * targets)
+        formula = harness.gradient_operations(
+            harness.linear_shapes(base),
+            tokens=float(batch * length),
+            targets=float(batch * targets),
         )
         adapters = 6 * batch * length * decoders.count_parameters(lora)
         attention = 12 * batch * length**2 * config.hidden_size * config.num_hidden_layers
@@ -101,14 +104,14 @@ class CountTest(parameterized.TestCase):
     )
     def test_the_formula_counts_every_weight_four_times(self, name, num_layers, weights, head):
         _, _, base = decoders.abstract(MODEL_PRESETS[name], None, jnp.float32)
-        shapes = costs.linear_shapes(base)
+        shapes = harness.linear_shapes(base)
         self.assertEqual((shapes.num_layers, shapes.head), (num_layers, head))
-        self.assertEqual(costs.gradient_operations(shapes, tokens=1.0, targets=0.0), 4 * weights)
+        self.assertEqual(harness.gradient_operations(shapes, tokens=1.0, targets=0.0), 4 * weights)
         self.assertEqual(
-            costs.gradient_operations(shapes, tokens=0.0, targets=1.0), 4 * head[0] * head[1]
+            harness.gradient_operations(shapes, tokens=0.0, targets=1.0), 4 * head[0] * head[1]
         )
         pack = functools.partial(quantize.quantize_base, format="nf4", double_quant=True)
-        self.assertEqual(costs.linear_shapes(jax.eval_shape(pack, base)), shapes)
+        self.assertEqual(harness.linear_shapes(jax.eval_shape(pack, base)), shapes)
 
 
 class MemoryTest(parameterized.TestCase):

@@ -54,8 +54,8 @@ class DenseTest(parameterized.TestCase):
         shape=((1, 100, 7), (5, 5000, 300), (20, 2048, 128)),
         blocks=(
             None,
-            kernels.DenseBlocks(columns=32, examples=16, rows=64, splits=1, warps=4, stages=2),
-            kernels.DenseBlocks(columns=128, examples=32, rows=16, splits=2, warps=4, stages=2),
+            kernels.DenseBlocks(columns=32, examples=16, splits=1, warps=4),
+            kernels.DenseBlocks(columns=128, examples=32, splits=2, warps=4),
         ),
     )
     def test_kernel_equals_its_twin_exactly_on_integers(self, operand, shape, blocks):

@@ -74,7 +74,7 @@ def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pa
     """
     config = workspace.config
     target, normal = workspace.evaluation_queries()
-    drawn = perplexity.draw_sets(
+    sets = perplexity.draw_sets(
         workspace.corpus.train,
         target,
         normal,
@@ -82,7 +82,6 @@ def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pa
         number=config.evaluate.perplexity_examples,
         seed=config.seed,
     )
-    sets = dict(zip(perplexity.SETS, drawn, strict=True))
     backbone = workspace.with_adapter(workspace.model.initial)
     for stem, _, path, model in _models(workspace, variant):
         answers = read_answers(path)
