@@ -138,9 +138,9 @@ def dense_sums(
 
     The operand is "float32", or "bfloat16" to round the gradient to it before the product.
     """
-    settings = {"size": size, "keys": keys, "operand": operand}
     by_pallas, by_xla = (
-        functools.partial(sums, **settings) for sums in (dense_sums_pallas, dense_sums_xla)
+        functools.partial(sums, size=size, keys=keys, operand=operand)
+        for sums in (dense_sums_pallas, dense_sums_xla)
     )
     return jax.lax.platform_dependent(gradients_BP, cuda=by_pallas, default=by_xla)
 
