@@ -73,17 +73,18 @@ def measure(evidence: Mapping[str, Any], *, seed: int = 0, resamples: int = 1) -
 
     One seed of the bootstrap for all models lets their intervals move together.
     """
-    bootstrap = {"seed": seed, "resamples": resamples}
-    parts = {**evidence, "bootstrap": bootstrap}
+    parts = {**evidence, "bootstrap": {"seed": seed, "resamples": resamples}}
     values: dict[str, Value] = dict.fromkeys(METRICS)
     for name, metric in METRICS.items():
         if metric.of_model and parts.keys() >= set(metric.reads):
             found = metric.of_model(*(parts[part] for part in metric.reads))
             if isinstance(found, np.ndarray):
-                found = rates.bootstrap(found, **bootstrap)
-            if isinstance(found, rates.Interval):
-                found = IntervalEntry(mean=found.mean, low=found.low, high=found.high)
-            values[name] = found
+                found = rates.bootstrap(found, seed=seed, resamples=resamples)
+            values[name] = (
+                IntervalEntry(mean=found.mean, low=found.low, high=found.high)
+                if isinstance(found, rates.Interval)
+                else found
+            )
     return values
 
 
@@ -137,16 +138,9 @@ def _distance(target: rates.PairScores, normal: rates.PairScores) -> float:
     return float(np.hypot(1 - normal.rouge_Q.mean(), target.rouge_Q.mean()))
 
 
-def _metric(
-    reads: str,
-    of_model: Any = None,
-    of_pool: Any = None,
-    *,
-    is_log: bool = False,
-    **columns: Column,
-) -> Metric:
+def _metric(reads: str, of_model: Any = None, of_pool: Any = None, **columns: Column) -> Metric:
     """Returns a record; `reads` are words, `columns` are named by their tables."""
-    return Metric(tuple(reads.split()), of_model, of_pool, columns, is_log)
+    return Metric(tuple(reads.split()), of_model, of_pool, columns)
 
 
 def _interval(title: str, ends: str = ".3f") -> Column:
@@ -197,7 +191,7 @@ def _perplexity(part: str, **columns: Column) -> Metric:
     def of_model(records: Any, bootstrap: Mapping[str, int]) -> rates.Interval | None:
         return perplexity.perplexity(records, **bootstrap)
 
-    return _metric(f"{part} bootstrap", of_model, is_log=True, **columns)
+    return _metric(f"{part} bootstrap", of_model, **columns)._replace(is_log=True)
 
 
 def _perplexity_of(name: str, heading: str) -> Metric:
