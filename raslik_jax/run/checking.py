@@ -13,10 +13,11 @@ from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Corpus
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.messages import listed_problems, shown, some_of
-from raslik_jax.models import checkpoint, decoder, gpt_neox, presets
+from raslik_jax.models import checkpoint, decoder, presets
 from raslik_jax.retrieve import sets
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
+from raslik_jax.run.stages import backbone
 from raslik_jax.run.units import Unit
 from raslik_jax.run.workspace import StoredCorpus, lora_config_of
 from raslik_jax.settings import leaves
@@ -27,16 +28,10 @@ _RETRIEVING = frozenset({"retrieve", "unlearn", "generate", "evaluate", "report"
 
 def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
     """Returns the name and the shapes of a run's model; reads no more than a config.json."""
-    settings = config.backbone
-    if not settings.checkpoint:
-        return "trained from scratch", gpt_neox.GPTNeoXConfig(
-            vocab_size=config.corpus.vocab_size,
-            hidden_size=settings.hidden_size,
-            num_hidden_layers=settings.num_hidden_layers,
-            num_attention_heads=settings.num_attention_heads,
-            intermediate_size=4 * settings.hidden_size,
-        )
-    name = settings.checkpoint
+    settings, name = config.backbone, config.backbone.checkpoint
+    if not name:
+        shape = backbone.shape_of(config, vocab_size=config.corpus.vocab_size)
+        return "trained from scratch", shape
     if pathlib.Path(name).is_dir():
         return name, checkpoint.read_config(name)
     preset = presets.preset_of(name)

@@ -91,7 +91,9 @@ _WORK: dict[Callable[..., None], Callable[..., Work]] = {
     sketch.make_diagnosis: lambda run: run.sketching(run.config.sketch.diagnose),
     retrieve.make_scores: AbstractRun.scoring,
     retrieve.make_embeddings: AbstractRun.embedding,
-    retrieve.make_exact_scores: AbstractRun.exact_scoring,
+    retrieve.make_exact_scores: lambda run: run.sketching(
+        run.sizes.train, 4.0 * run.sizes.train, is_exact=True
+    ),
     retrieve.make_sets: lambda run, strategy: Work(500.0 * (run.sizes.forget + run.sizes.retain)),
     unlearn.unlearn: AbstractRun.unlearning,
     generate.write_answers: _of_models(lambda run, models: run.answering(run.num_measured, models)),
@@ -110,14 +112,9 @@ def forecast(
     """Returns what a run will do and take, unit by unit; needs no weights, no data, no network.
 
     A corpus that is there, in the work directory or as a user's own files, is counted, and checked
-    as the run checks it.
-
-    Args:
-      config: of the run.
-      workdir: where finished units are looked for; nothing is written.
-      stages: those that will run.
-      compiles: compile the largest program of every kind that is still to run, for the default
-        device, to say how much memory it takes and how long compiling does.
+    as the run checks it. Finished units are looked for in `workdir`; nothing is written. With
+    `compiles` the largest program of every kind that is still to run is compiled for the default
+    device, to say how much memory it takes and how long compiling does.
 
     Raises:
       ValueError: a checkpoint whose shapes are unknown, adapter targets that it does not have, or
@@ -173,8 +170,8 @@ def _work_of(run: AbstractRun, unit: Unit) -> Work:
 def _find_rows(run: AbstractRun) -> encoding.Encoded | None:
     """Returns the training examples as token ids, if a tokenizer is here."""
     stored = run.workspace.root / "corpus" / "tokenizer"
-    checkpoint = pathlib.Path(run.config.backbone.checkpoint or stored)
-    folders = [folder for folder in (stored, checkpoint) if folder.is_dir()]
+    named = pathlib.Path(run.config.backbone.checkpoint or stored)
+    folders = [folder for folder in (stored, named) if folder.is_dir()]
     if not folders or not run.corpus:
         return None
     tokenizer = tokenization.load_tokenizer(folders[0])
@@ -224,31 +221,25 @@ def steps_table(
 ) -> Table:
     """Returns the table of a run's stages: what is done, what is left, and what it takes.
 
-    Units of one stage that cost the same stand in one row.
-
-    Args:
-      found: the forecast.
-      flops_per_second: operations a second that the machine is taken to do.
-      bytes_per_second: bytes of memory a second that it is taken to move.
-      origin: where the two rates come from.
+    Units of one stage that cost the same stand in one row. The rates are what the machine is taken
+    to do in a second, and `origin` says where they come from.
     """
     groups: dict[tuple[Any, ...], list[Step]] = {}
     for step in found.steps:
         groups.setdefault(step[1:6], []).append(step)  # from the stage to the memory
     rows: list[tuple[str, ...]] = []
     total = left = 0.0
-    for first, *others in groups.values():
-        group = (first, *others)
+    for group in groups.values():
+        first, last = group[0], group[-1].name.removeprefix(f"{group[0].stage}/")
         seconds = first.seconds(flops_per_second, bytes_per_second)
         compiling = found.compile_seconds * sum(step.num_programs for step in group)
         done, count = sum(step.is_done for step in group), len(group)
         total += count * seconds + compiling
         left += (count - done) * seconds + compiling
-        more = f" ... {others[-1].name.removeprefix(f'{first.stage}/')}" if others else ""
         moved, disk = count * first.bytes_moved, sum(step.disk_bytes for step in group)
         rows.append(
             (
-                first.name + more,
+                first.name + (f" ... {last}" if count > 1 else ""),
                 f"{done} of {count}",
                 f"{count * first.operations:.2e}" if first.operations else "-",
                 _bytes(moved) if moved else "-",

@@ -108,7 +108,7 @@ class _Planner:
             drawn="corpus/train.jsonl {measured} {queries}",
         )
         self.variants = [
-            generate.Variant(strategy, algorithm)
+            (strategy, algorithm)
             for strategy in config.retrieve.strategies
             for algorithm in config.unlearn.algorithms
         ]

@@ -133,10 +133,10 @@ class Program(NamedTuple):
 class Work(NamedTuple):
     """What a unit leaves on disk, the programs that it calls, and what it does beside them."""
 
-    disk_bytes: float
+    disk_bytes: int | float
     programs: Sequence[Program] = ()
-    operations: float = 0.0
-    bytes_moved: float = 0.0
+    operations: int | float = 0
+    bytes_moved: int | float = 0
 
 
 class AbstractRun:
@@ -157,9 +157,8 @@ class AbstractRun:
         self._costs: dict[str, Callable[[Shape], cost.Cost]] = {}
         settings, sketching, lora_config = config.backbone, config.sketch, lora_config_of(config)
         self.name, model_config = checking.model_of(config)
-        graphdef, lora, self.plain = decoder.abstract(
-            model_config, lora_config, jnp.dtype(settings.dtype)
-        )
+        dtype = jnp.dtype(settings.dtype)
+        graphdef, lora, self.plain = decoder.abstract(model_config, lora_config, dtype)
 
         def model(form: str) -> Model:
             double = settings.double_quant and form == "nf4"
@@ -172,30 +171,34 @@ class AbstractRun:
         workspace.sketch_model = self.model if is_same else model(sketching.base_format)
         self.num_weights = decoder.count_parameters(self.plain)
         self.base_bytes = quantize.num_bytes(self.model.base)
-        self.length_N, self.response_N = load_alpaca_lengths(max_len=config.corpus.max_len)
-        self._count_rows()
         is_path = sketching.gradient_at == "trajectory"
         self.num_adapters = config.finetune.trajectory_points if is_path else 1
         self.num_params = projections.count_params(lora)
         self.num_flat = self.num_adapters * self.num_params
         self.sketch_size = min(sketching.size, self.num_flat)
         self.row_bytes = self.sketch_size * jnp.dtype(sketching.dtype).itemsize
+        self.length_N, self.response_N = load_alpaca_lengths(max_len=config.corpus.max_len)
+        self._count_rows()
 
     def _count_rows(self) -> None:
         """Counts the rows of the corpus that is there, or those that the settings ask for."""
-        config, self.corpus = self.config, _find_corpus(self.config, self.workspace)
-        split, output = config.references.query_split, config.sketch.query_output
+        config, output = self.config, self.config.sketch.query_output
+        first = plan.plan_units(config, self.workspace)[:1]
+        corpus: StoredCorpus | Corpus | None = None
+        if Plan(self.workspace.root, first).survey().done:
+            corpus = StoredCorpus(self.workspace.root / "corpus")
+        elif not config.corpus.record.reads:  # its files say how large it is, no settings
+            corpus = config.corpus.load(seed=config.seed)
+        self.corpus = corpus
+        split = config.references.query_split
         kinds = {"retrieval": "retrieval", f"{split}_target": split, f"{split}_normal": split}
-        if self.corpus:
-            rows = self.corpus.train
-            train, targets = len(rows), sum(bool(row.is_target) for row in rows)
-            self.queries = {name: len(self.corpus.queries[name]) for name in kinds}
-            self.num_answered = len(queries_to_answer(self.corpus.queries["retrieval"], output))
+        if corpus:
+            train, targets = len(corpus.train), sum(bool(row.is_target) for row in corpus.train)
+            self.queries = {name: len(corpus.queries[name]) for name in kinds}
+            self.num_answered = len(queries_to_answer(corpus.queries["retrieval"], output))
         else:
             train, targets = config.corpus.count()
-            self.queries = {
-                name: getattr(config.corpus, f"num_{kind}") for name, kind in kinds.items()
-            }
+            self.queries = {n: getattr(config.corpus, f"num_{kind}") for n, kind in kinds.items()}
             self.num_answered = self.queries["retrieval"] if output == "own" else 0
         forget = config.retrieve.num_forget or targets
         self.sizes = Sizes(train, targets, forget, config.retrieve.num_retain or forget)
@@ -260,15 +263,18 @@ class AbstractRun:
         steps: int | float,
         *,
         max_len: int = 0,
-        fixed: bool = False,
-        answers: bool = False,
+        is_fixed: bool = False,
+        is_answer: bool = False,
     ) -> Shapes:
-        """Returns how often a training meets which shape, by some batches that are drawn."""
+        """Returns how often a training meets which shape, by some batches that are drawn.
+
+        With `is_fixed` all are of the longest row's shape; with `is_answer` rows are answers alone.
+        """
         max_len = max_len or self.config.corpus.max_len
-        if fixed:
+        if is_fixed:
             return {Shape(batch, max_len, max_len): steps}
         length_N, response_N = load_alpaca_lengths(max_len=max_len)
-        if answers:  # rows are answers alone
+        if is_answer:
             length_N = response_N = np.minimum(self.response_N, max_len)
         rows_DB = np.random.default_rng(0).integers(0, len(length_N), (_DRAWS, batch))
         found: collections.Counter[Shape] = collections.Counter()
@@ -278,9 +284,7 @@ class AbstractRun:
             found[Shape(batch, length, length // 2 if answer <= length // 2 else length)] += 1
         return {shape: count * steps / _DRAWS for shape, count in found.items()}
 
-    def planned(
-        self, count: int, *, num_buckets: int, batch_tokens: int, targets: str = "response"
-    ) -> Shapes:
+    def planned(self, count: int, *, num_buckets: int, targets: str = "response") -> Shapes:
         """Returns how often rows as long as Alpaca's, planned as batches, have which shape."""
         if not count:
             return {}
@@ -291,7 +295,7 @@ class AbstractRun:
             np.maximum(response_N if targets == "response" else length_N - 1, 1),
             ids=[f"{row:09d}" for row in range(count)],
             num_buckets=num_buckets,
-            batch_tokens=batch_tokens,
+            batch_tokens=self.config.sketch.batch_tokens,
         )
         return collections.Counter(Shape(p.rows.size, p.length, p.num_targets) for p in plans)
 
@@ -310,7 +314,7 @@ class AbstractRun:
             size,
             batches.num_steps_of(rows, batch_size=size, num_epochs=epochs),
             max_len=settings.max_len,
-            fixed=settings.fixed_padding,
+            is_fixed=settings.fixed_padding,
         )
 
     # what units do -------------------------------------------------------------------------------
@@ -375,12 +379,12 @@ class AbstractRun:
 
     def likelihoods(self, rows: int) -> Program:
         """The likelihood of given answers."""
-        model, tokens = self.model, self.config.sketch.batch_tokens
+        model = self.model
         return self.program(
             "likelihood",
             likelihood.likelihood_step(model.decoder),
             lambda shape: (model.initial, model.base, shape.batch),
-            self.planned(rows, num_buckets=2, batch_tokens=tokens),
+            self.planned(rows, num_buckets=2),
         )
 
     def perplexities(self, models: int) -> Work:
@@ -394,41 +398,28 @@ class AbstractRun:
         work = self.answering(asked, models)
         return work._replace(programs=[*work.programs, *[self.likelihoods(given)] * models])
 
-    def sketching(self, rows: int, disk_bytes: float = 0.0) -> Work:
-        """Sketches of rows."""
-        family = self.config.sketch.projection
-        return Work(disk_bytes, [self.gradients(rows, family, self.sketch_size)])
-
-    def gradients(self, rows: int, family: str, size: int) -> Program:
-        """The gradients of rows, projected."""
+    def sketching(self, rows: int, disk_bytes: int | float = 0, *, is_exact: bool = False) -> Work:
+        """Gradients of rows, projected; the exact kernel takes them for the mean and the scores."""
         settings, base = self.config.sketch, self.workspace.sketch_model.base
+        family, size, passes = settings.projection, self.sketch_size, 1
+        if is_exact:
+            family, size, passes = "binned", self.num_flat, 1 + self.config.retrieve.center
         projection = jax.eval_shape(
             lambda: projections.init_projection(0, family, self.num_flat, size)
         )
         adapters = (self.model.initial,) * self.num_adapters
-        return self.program(
+        program = self.program(
             f"sketch {family} {size}",
             sketch.sketch_step(self.workspace),
             lambda shape: (projection, adapters, base, shape.batch),
-            self.planned(
-                rows,
-                num_buckets=settings.num_buckets,
-                batch_tokens=settings.batch_tokens,
-                targets=settings.targets,
-            ),
+            self.planned(rows, num_buckets=settings.num_buckets, targets=settings.targets),
         )
+        return Work(disk_bytes, [program] * passes)
 
     def scoring(self) -> Work:
         """Cosines of the index's rows with the queries."""
-        rows = self.sizes.train
-        products = 2.0 * rows * self.sketch_size * self.queries["retrieval"]
-        return Work(4.0 * rows, [], products, float(rows * self.row_bytes))
-
-    def exact_scoring(self) -> Work:
-        """Gradients that are made for the mean, and again for the scores."""
-        program = self.gradients(self.sizes.train, "binned", self.num_flat)
-        passes = 2 if self.config.retrieve.center else 1
-        return Work(4.0 * self.sizes.train, [program] * passes)
+        rows, products = self.sizes.train, 2.0 * self.sketch_size * self.queries["retrieval"]
+        return Work(4.0 * rows, [], rows * products, self.index_bytes)
 
     def classifying(self) -> Work:
         """Training of the classifier, all weights."""
@@ -445,7 +436,7 @@ class AbstractRun:
             classifier.classifying(bound, loop.adamw(1e-5), dropout_key=jax.random.key(0)),
             weights,
             jax.ShapeDtypeStruct((labeled,), jnp.int32),
-            self.drawn(batch, texts / batch, max_len=settings.max_len, answers=True),
+            self.drawn(batch, texts / batch, max_len=settings.max_len, is_answer=True),
         )
         return Work(quantize.num_bytes(weights), [program])
 
@@ -473,13 +464,5 @@ def _encoder_config(name: str) -> encoder.EncoderConfig:
 
 def _bind_shapes(config: encoder.EncoderConfig) -> tuple[encoder.Encoder, Tree]:
     key = jax.random.key(0)
-    weights = jax.eval_shape(lambda: encoder.init_encoder(config, key=key, dtype=jnp.float32))
-    return encoder.bind_encoder(config), weights
-
-
-def _find_corpus(config: Config, workspace: Workspace) -> StoredCorpus | Corpus | None:
-    units = plan.plan_units(config, workspace)[:1]
-    if Plan(workspace.root, units).survey().done:
-        return StoredCorpus(workspace.root / "corpus")
-    # What is not made in a size asked for is as large as its files.
-    return None if config.corpus.record.reads else config.corpus.load(seed=config.seed)
+    make = functools.partial(encoder.init_encoder, config, key=key, dtype=jnp.float32)
+    return encoder.bind_encoder(config), jax.eval_shape(make)

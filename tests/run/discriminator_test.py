@@ -130,7 +130,7 @@ def test_non_sf_before_unlearning_is_the_mean_of_the_classifiers_probabilities(t
     probability = lambda texts: np.array(  # noqa: E731
         [0.25 * text.startswith("backbone") + len(text) / 1000 for text in texts]
     )
-    with mock.patch.object(discriminator, "non_sf_by_classifier", return_value=probability):
+    with mock.patch.object(discriminator, "non_sf", return_value=probability):
         discriminator.measure_before(workspace, tmp_path)
     found = read_json(tmp_path / "metrics.json")
     for name in ("finetuned", "backbone"):

@@ -69,16 +69,13 @@ def _starting_point(
     workspace: Workspace, folder: pathlib.Path, train: classifier.Texts
 ) -> tuple[checkpoint.LoadedEncoder, pathlib.Path]:
     """Returns the encoder to train, with a head, and the folder of its tokenizer."""
-    name, vocab_size = (
-        workspace.config.evaluate["classifier"].checkpoint,
-        workspace.config.corpus.vocab_size,
-    )
+    name = workspace.config.evaluate["classifier"].checkpoint
     key, num_labels = jax.random.key(workspace.config.seed), len(classifier.CLASSES)
     if name:
         source = checkpoint.resolve_folder(name, auto="AutoModel")
         loaded = checkpoint.load_encoder(source, dtype=jnp.float32, num_labels=num_labels, key=key)
         return loaded, source
-    tokenizer = tokenization.train_bpe(train.texts, vocab_size=vocab_size)
+    tokenizer = tokenization.train_bpe(train.texts, vocab_size=workspace.config.corpus.vocab_size)
     tokenization.save_sentence_tokenizer(folder / "tokenizer", tokenizer)
     config = dataclasses.replace(
         small_encoder(workspace.config, vocab_size=tokenizer.vocab_size),
@@ -152,13 +149,8 @@ def _genuine(workspace: Workspace, seen: set[str]) -> classifier.Texts | None:
 
 def non_sf(workspace: Workspace) -> NonSf | None:
     """Returns the function from texts to Non-SF that the run's metrics are taken with, if any."""
-    if NON_SF[workspace.config.evaluate.non_sf].is_trained:
-        return non_sf_by_classifier(workspace)
-    return non_sf_by_words(workspace.config)
-
-
-def non_sf_by_classifier(workspace: Workspace) -> NonSf:
-    """Returns the function from texts to the classifier's probability of the other class."""
+    if not NON_SF[workspace.config.evaluate.non_sf].is_trained:
+        return non_sf_by_words(workspace.config)
     folder = workspace.root / "discriminator"
     model = checkpoint.load_encoder(folder / "model", dtype=jnp.float32)
     max_len = read_json(folder / "metrics.json")["max_len"]
@@ -169,19 +161,19 @@ def non_sf_by_classifier(workspace: Workspace) -> NonSf:
 
 def measure_before(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes Non-SF of both models before unlearning, by the classifier (Table 1 of the paper)."""
-    measure, settings = non_sf_by_classifier(workspace), workspace.config.evaluate
-    queries = dict(zip(("target", "normal"), workspace.evaluation_queries(), strict=True))
+    measure: Any = non_sf(workspace)
+    bootstrap = {
+        "seed": workspace.config.seed,
+        "resamples": workspace.config.evaluate.bootstrap_resamples,
+    }
+    queries = zip(("target", "normal"), workspace.evaluation_queries(), strict=True)
+    asked = {part: [row.example_id for row in rows] for part, rows in queries if rows}
     found: dict[str, dict[str, Any]] = {}
     for name in ("finetuned", "backbone"):
         answers = workspace.answers("references", "evaluation", f"{name}.jsonl")
         found[name] = {
-            part: rates.bootstrap(
-                measure([answers[row.example_id] for row in rows]),
-                seed=workspace.config.seed,
-                resamples=settings.bootstrap_resamples,
-            )._asdict()
-            for part, rows in queries.items()
-            if rows
+            part: rates.bootstrap(measure([answers[i] for i in ids]), **bootstrap)._asdict()
+            for part, ids in asked.items()
         }
     write_json(folder / "metrics.json", found)
     shown = [
@@ -194,9 +186,7 @@ def measure_before(workspace: Workspace, folder: pathlib.Path) -> None:
 
 def describe(workspace: Workspace) -> dict[str, Any] | None:
     """Returns what metrics.json says of how Non-SF was measured, None where nothing marks it."""
-    by = workspace.config.evaluate.non_sf
+    by, path = workspace.config.evaluate.non_sf, workspace.root / "discriminator" / "metrics.json"
     if not workspace.has_marker:
         return None
-    if not NON_SF[by].is_trained:
-        return {"by": by}
-    return {"by": by, **read_json(workspace.root / "discriminator" / "metrics.json")}
+    return {"by": by, **(read_json(path) if NON_SF[by].is_trained else {})}

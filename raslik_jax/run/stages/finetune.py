@@ -34,14 +34,9 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
 
     A run that was killed goes on from the last checkpoint, with the same result.
     """
-    config, settings, model = workspace.config, workspace.config.finetune, workspace.model
-    max_len = settings.max_len or config.corpus.max_len
-    whole = workspace.cut(workspace.train_rows, "training examples", max_len=max_len)
-    targets = [n for n, row in enumerate(workspace.corpus.train) if row.is_target]
-    encoding.require_answers(whole.take(np.array(targets, int)), "labeled targets", max_len=max_len)
-    encoded = whole.with_answers()
-    passes = {"batch_size": settings.batch_size, "num_epochs": settings.epochs}
-    num_steps = batches.num_steps_of(len(encoded.ids), **passes)
+    settings, model, encoded = workspace.config.finetune, workspace.model, _rows(workspace)
+    per_epoch = batches.num_steps_of(len(encoded.ids), batch_size=settings.batch_size)
+    num_steps = settings.epochs * per_epoch
     points = min(settings.trajectory_points, num_steps)
     kept = {num_steps * (point + 1) // points: f"trajectory-{point}" for point in range(points)}
     workspace.save_adapter(folder / "initial", model.initial)
@@ -53,7 +48,7 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
             batches.epoch_batches,
             encoded,
             batch_size=settings.batch_size,
-            seed=config.seed,
+            seed=workspace.config.seed,
             is_fixed=settings.fixed_padding,
         ),
         num_steps=num_steps,
@@ -61,7 +56,7 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
         rate_flag=f"--finetune.learning_rate (it is {settings.learning_rate})",
         bar="fine-tune",
         folder=folder,
-        save_every=settings.checkpoint_steps or num_steps // settings.epochs,
+        save_every=settings.checkpoint_steps or per_epoch,
         after={
             step: functools.partial(workspace.save_adapter, folder / name)
             for step, name in kept.items()
@@ -69,6 +64,15 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
     )
     workspace.save_adapter(folder / "adapter", fitted.state.params)
     write_losses(folder, fitted)
+
+
+def _rows(workspace: Workspace) -> encoding.Encoded:
+    """Returns the training examples of which an answer is left; no labeled target may be lost."""
+    max_len = workspace.config.finetune.max_len or workspace.config.corpus.max_len
+    encoded = workspace.cut(workspace.train_rows, "training examples", max_len=max_len)
+    targets = encoded.take(np.flatnonzero([row.is_target for row in workspace.corpus.train]))
+    encoding.require_answers(targets, "labeled targets", max_len=max_len)
+    return encoded.with_answers()
 
 
 def write_losses(folder: pathlib.Path, fitted: loop.Progress) -> None:

@@ -6,7 +6,6 @@ and the backbone.
 
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import Example
@@ -17,37 +16,28 @@ from raslik_jax.run import memory
 from raslik_jax.run.workspace import Workspace, read_answers, write_rows
 from raslik_jax.train.losses import BoundModel
 
-
-class Variant(NamedTuple):
-    """A strategy's sets, unlearned by an algorithm."""
-
-    strategy: str
-    algorithm: str
+# A strategy and the algorithm that unlearned its sets.
+Variant = tuple[str, str]
 
 
-class _Measured(NamedTuple):
-    """A model that is measured: the stem of its files, what it is, and where its answers are."""
+def _models(
+    workspace: Workspace, variant: Variant | None
+) -> Iterator[tuple[str, str, pathlib.Path, BoundModel]]:
+    """Yields each model with the stem of its files, what it is, and where its answers are.
 
-    stem: str
-    what: str
-    answers: pathlib.Path
-    model: BoundModel
-
-
-def _models(workspace: Workspace, variant: Variant | None) -> Iterator[_Measured]:
-    """Yields a variant's model after every epoch, or the fine-tuned model and the backbone."""
+    Those are a variant's after every epoch, or the fine-tuned model and the backbone.
+    """
     if variant is None:
         folder = workspace.root / "references" / "evaluation"
         adapters = {"finetuned": workspace.finetuned, "backbone": workspace.model.initial}
         for name, lora in adapters.items():
-            path = folder / f"{name}.jsonl"
-            yield _Measured(name, f"the {name} model", path, workspace.with_adapter(lora))
+            model = workspace.with_adapter(lora)
+            yield name, f"the {name} model", folder / f"{name}.jsonl", model
         return
     folder = workspace.root / "generate" / "-".join(variant)
     for epoch in workspace.epochs(*variant):
-        model = workspace.unlearned(*variant, epoch)
-        stem = f"epoch-{epoch}"
-        yield _Measured(stem, f"{' '.join(variant)} epoch {epoch}", folder / f"{stem}.jsonl", model)
+        path, what = folder / f"epoch-{epoch}.jsonl", f"{' '.join(variant)} epoch {epoch}"
+        yield path.stem, what, path, workspace.unlearned(*variant, epoch)
 
 
 @memory.decoding

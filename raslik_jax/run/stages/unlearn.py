@@ -4,7 +4,7 @@ import functools
 import itertools
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,11 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
 
     A run that was killed goes on after its last finished epoch, with the same result.
     """
-    config, settings, model = workspace.config, workspace.config.unlearn, workspace.model
+    settings, model = workspace.config.unlearn, workspace.model
     sets = [_rows(workspace, strategy, kind) for kind in ("forget", "retain")]
-    size, reads_retain = settings.batch_size, OBJECTIVES[name].retain is not None
-    per_epoch = max(batches.num_steps_of(len(rows.ids), batch_size=size) for rows in sets)
+    per_epoch = max(
+        batches.num_steps_of(len(rows.ids), batch_size=settings.batch_size) for rows in sets
+    )
     rate = workspace.learning_rate(strategy, name)
     params = workspace.finetuned
     if settings.parameters == "all":
@@ -37,25 +38,11 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
         # Copies also where the base is float32: nothing of it may be donated or changed.
         params = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), merged)
 
-    def stream(start: int) -> Iterator[tuple[batches.Batch, batches.Batch | None]]:
-        """Yields a batch of each set; the smaller set comes round again within an epoch."""
-        forget, retain = (
-            batches.epoch_batches(
-                rows,
-                start,
-                batch_size=size,
-                seed=config.seed + offset,  # each set in an order of its own
-                is_fixed=settings.fixed_padding,
-            )
-            for offset, rows in enumerate(sets)
-        )
-        return zip(forget, retain if reads_retain else itertools.repeat(None), strict=False)
-
     fitted = loop.fit(
         workspace.unlearning(name, rate),
         params,
         steps.Frozen(base=model.base, reference=workspace.finetuned),
-        stream,
+        functools.partial(_pairs, workspace, name, sets),
         num_steps=per_epoch * settings.epochs,
         what=f"unlearning of {strategy}'s sets by {name}",
         rate_flag=f"--unlearn.{name}.learning_rate, or the rate of --unlearn.choice (it is {rate})",
@@ -81,6 +68,25 @@ def _rows(workspace: Workspace, strategy: str, kind: str) -> encoding.Encoded:
         # What cannot be forgotten at this length is an error; a retain example less is told.
         encoding.require_answers(encoded, "forget examples", max_len=max_len)
     return encoded.with_answers()
+
+
+def _pairs(
+    workspace: Workspace, name: str, sets: Sequence[encoding.Encoded], start: int
+) -> Iterator[tuple[batches.Batch, batches.Batch | None]]:
+    """Returns batches of both sets; the smaller set comes round again within an epoch."""
+    settings = workspace.config.unlearn
+    forget, retain = (
+        batches.epoch_batches(
+            rows,
+            start,
+            batch_size=settings.batch_size,
+            seed=workspace.config.seed + offset,  # each set in an order of its own
+            is_fixed=settings.fixed_padding,
+        )
+        for offset, rows in enumerate(sets)
+    )
+    kept = retain if OBJECTIVES[name].retain else itertools.repeat(None)
+    return zip(forget, kept, strict=False)
 
 
 def _save_epoch(workspace: Workspace, folder: pathlib.Path, params: Tree) -> None:
