@@ -162,7 +162,7 @@ def non_sf(workspace: Workspace) -> NonSf | None:
 def measure_before(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes Non-SF of both models before unlearning, by the classifier (Table 1 of the paper)."""
     measure: Any = non_sf(workspace)
-    bootstrap = {
+    bootstrap: dict[str, Any] = {
         "seed": workspace.config.seed,
         "resamples": workspace.config.evaluate.bootstrap_resamples,
     }

@@ -70,7 +70,7 @@ def _rows(workspace: Workspace) -> encoding.Encoded:
     """Returns the training examples of which an answer is left; no labeled target may be lost."""
     max_len = workspace.config.finetune.max_len or workspace.config.corpus.max_len
     encoded = workspace.cut(workspace.train_rows, "training examples", max_len=max_len)
-    targets = encoded.take(np.flatnonzero([row.is_target for row in workspace.corpus.train]))
+    targets = encoded.take(np.flatnonzero([bool(row.is_target) for row in workspace.corpus.train]))
     encoding.require_answers(targets, "labeled targets", max_len=max_len)
     return encoded.with_answers()
 
