@@ -5,7 +5,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from absl import flags
+
 from raslik_jax.cli import main as cli
+
+flags.disclaim_key_flags()  # --help lists those of the command
 
 
 def main() -> None:

@@ -8,8 +8,12 @@ import importlib
 import pkgutil
 import sys
 
+from absl import flags
+
 from raslik_jax import cli
 
+if __name__ != "__main__":
+    flags.disclaim_key_flags()  # --help lists those of the command
 _HELPERS = ("command", "main", "setting_flags")
 
 

@@ -43,6 +43,11 @@ class Claims:
       expiry_s: seconds without a heartbeat after which another job's claim is void; several
         heartbeats, since a compilation or a slow disk can hold one up.
       clock: seconds that only grow.
+
+    Example:
+      for chunk in Claims(store, worker=f"{socket.gethostname()}-{os.getpid()}").chunks():
+        store.write_chunk(chunk, *sketch(store.ids[store.chunk_positions(chunk)]))
+      store.finish()
     """
 
     def __init__(
@@ -62,6 +67,20 @@ class Claims:
         self._store, self._place, self._worker = store, store.place, worker
         self._heartbeat_s, self._expiry_s, self._clock = heartbeat_s, expiry_s, clock
         self._seen: dict[int, tuple[bytes, float]] = {}  # of others: generation, since when
+
+    def chunks(self, poll_s: float = 1.0) -> Iterator[int]:
+        """Yields chunks for this job to make, until none of the index is missing.
+
+        A chunk is this job's until the next one is asked for. While other jobs hold all that is
+        missing, looks again every `poll_s` seconds for a claim that has expired.
+        """
+        while self._store.missing_chunks():
+            claim = self.take()
+            if claim is None:
+                time.sleep(poll_s)
+                continue
+            with self.beating(claim):
+                yield claim.chunk
 
     def take(self) -> Claim | None:
         """Returns a missing chunk that is now this job's, or None while others have them all."""
@@ -159,32 +178,3 @@ class Claims:
 def claim_file(chunk: int) -> str:
     """Returns the name of the file of a claim."""
     return f"claims/{chunk}.json"
-
-
-def claimed_chunks(
-    store: SketchStore,
-    *,
-    worker: str,
-    heartbeat_s: float = 10.0,
-    expiry_s: float = 60.0,
-    poll_s: float = 1.0,
-) -> Iterator[int]:
-    """Yields chunks for this job to make, until none of the index is missing.
-
-    A chunk is this job's until the next one is asked for. While other jobs hold all that is
-    missing, looks again every `poll_s` seconds for a claim that has expired. For the rest see
-    `Claims`.
-
-    Example:
-      for chunk in claimed_chunks(store, worker=f"{socket.gethostname()}-{os.getpid()}"):
-        store.write_chunk(chunk, *sketch(store.ids[store.chunk_positions(chunk)]))
-      store.finish()
-    """
-    claims = Claims(store, worker=worker, heartbeat_s=heartbeat_s, expiry_s=expiry_s)
-    while store.missing_chunks():
-        claim = claims.take()
-        if claim is None:
-            time.sleep(poll_s)
-            continue
-        with claims.beating(claim):
-            yield claim.chunk

@@ -75,6 +75,17 @@ def test_a_defect_keeps_its_traceback():
     assert "Traceback" in said
 
 
+@pytest.mark.parametrize(
+    "start", [["experiments/index.py"], ["-m", "raslik_jax.cli.main", "index"]]
+)
+def test_help_lists_the_flags_of_the_command(start):
+    done = subprocess.run(
+        [sys.executable, *start, "--help"], cwd=_EXPERIMENTS.parent, capture_output=True, text=True
+    )
+    assert done.stdout.startswith("Looks after an index")
+    assert "--[no]verify: Read everything" in done.stdout
+
+
 def test_every_script_is_such_a_command():
     scripts = {path.name: path.read_text() for path in _EXPERIMENTS.rglob("*.py")}
     commands = {name: text for name, text in scripts.items() if "__main__" in text}

@@ -17,7 +17,7 @@ from absl.testing import absltest, parameterized
 from index_cases import tree_bytes
 from index_worker import sketches
 
-from raslik_jax.index.claims import Claims, claim_file, claimed_chunks
+from raslik_jax.index.claims import Claims, claim_file
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import verify
 
@@ -142,13 +142,13 @@ class ClaimsTest(TemporaryFolder):
         self.assertEqual(self.claims("w").take().chunk, 1)
 
     def test_a_job_that_fails_frees_its_chunk(self):
-        chunks = claimed_chunks(self.store, worker="w", heartbeat_s=1.0)
+        chunks = Claims(self.store, worker="w", heartbeat_s=1.0).chunks()
         self.assertEqual(next(chunks), 0)
         chunks.close()
         self.assertIsNone(self.store.place.read(claim_file(0)))
 
     def test_one_job_makes_all_and_leaves_no_trace(self):
-        for chunk in claimed_chunks(self.store, worker="w"):
+        for chunk in Claims(self.store, worker="w").chunks():
             span = self.store.chunk_positions(chunk)
             self.store.write_chunk(chunk, *sketches(span, 8))
         self.store.finish()
@@ -157,7 +157,7 @@ class ClaimsTest(TemporaryFolder):
 
     def test_a_job_leaves_nothing_where_the_index_was_moved_away(self):
         """A finished index takes its place by a rename, while other jobs still look for work."""
-        chunks = claimed_chunks(self.store, worker="w")
+        chunks = Claims(self.store, worker="w").chunks()
         self.assertEqual(next(chunks), 0)
         os.rename(self.path, f"{self.root}/finished")
         with self.assertRaisesRegex(ValueError, "was replaced or removed"):
@@ -168,7 +168,7 @@ class ClaimsTest(TemporaryFolder):
 
     def test_refuses_a_claim_that_dies_between_heartbeats(self):
         with self.assertRaisesRegex(ValueError, "must be longer than heartbeat_s"):
-            next(claimed_chunks(self.store, worker="w", heartbeat_s=60.0, expiry_s=60.0))
+            Claims(self.store, worker="w", heartbeat_s=60.0, expiry_s=60.0)
 
 
 class StoppedTest(TemporaryFolder):

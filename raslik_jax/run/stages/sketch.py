@@ -20,7 +20,7 @@ from raslik_jax.data import batches, encoding, prompts, tokenization
 from raslik_jax.data.examples import Example
 from raslik_jax.files import write_json
 from raslik_jax.index import build
-from raslik_jax.index.claims import claimed_chunks
+from raslik_jax.index.claims import Claims
 from raslik_jax.index.store import SketchStore
 from raslik_jax.models import checkpoint
 from raslik_jax.progress import progress
@@ -175,7 +175,7 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
             encoded,
             plans,
             sketch,
-            chunks=claimed_chunks(store, worker=f"{socket.gethostname()}-{os.getpid()}"),
+            chunks=Claims(store, worker=f"{socket.gethostname()}-{os.getpid()}").chunks(),
             count=bar.update,
         )
     store.finish()
