@@ -65,12 +65,8 @@ class FinetuneConfig(Stage):
     """LoRA fine-tuning of the backbone on the training examples."""
 
     lora_rank: int = setting(8, "Rank of the LoRA factors.", low=1)
-    lora_alpha: float = setting(
-        16.0, "LoRA alpha; the adapter's output is scaled by alpha / rank.", above=0
-    )
-    lora_dropout: float = setting(
-        0.0, "Dropout on the adapter's input while training.", low=0, below=1
-    )
+    lora_alpha: float = setting(16.0, "The adapter's output is scaled by alpha / rank.", above=0)
+    lora_dropout: float = setting(0.0, "Dropout on the adapter's input.", low=0, below=1)
     lora_targets: tuple[str, ...] = setting(
         ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
         "Linear layers that get an adapter.",
@@ -90,9 +86,7 @@ class FinetuneConfig(Stage):
     )
     remat: bool = setting(False, _REMAT)
     learning_rate: float = setting(1e-3, "Peak learning rate of AdamW.", above=0)
-    schedule: Literal["linear", "cosine", "constant"] = setting(
-        "linear", "Decay of the learning rate after the warm-up."
-    )
+    schedule: Literal["linear", "cosine", "constant"] = setting("linear", "Decay after warming up.")
     warmup: float = setting(0.03, "Share of the steps spent warming up.", low=0, high=1)
     weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.", low=0)
     clip: float = setting(1.0, "Global norm at which gradients are clipped.", above=0)
@@ -102,9 +96,7 @@ class FinetuneConfig(Stage):
         low=0,
         decides=False,
     )
-    trajectory_points: int = setting(
-        4, "Adapters kept along the way, evenly spaced, for --sketch.gradient_at=trajectory.", low=1
-    )
+    trajectory_points: int = setting(4, "Adapters kept for --sketch.gradient_at=trajectory.", low=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -201,12 +193,8 @@ class RetrieveConfig(Stage):
         0.0, "threshold, margin: least negated score to be retained.", low=-1, high=1
     )
     margin_z: float = setting(1.645, "margin: standard deviations above the threshold.", low=0)
-    forget_share: float = setting(
-        0.1, "quantile: share of the examples to forget.", above=0, high=1
-    )
-    retain_share: float = setting(
-        0.1, "quantile: share of the examples to retain.", above=0, high=1
-    )
+    forget_share: float = setting(0.1, "quantile: share to forget of all.", above=0, high=1)
+    retain_share: float = setting(0.1, "quantile: share to retain of all.", above=0, high=1)
     retain_from: Literal["non_target", "anywhere"] = setting(
         "non_target",
         "Where Random, Oracle and RASLIK-F draw the retain set: among labeled non-targets, the "
@@ -228,9 +216,7 @@ class RetrieveConfig(Stage):
 class UnlearnConfig(Stage):
     """Forgetting the one set while training on the other."""
 
-    algorithms: tuple[str, ...] = setting(
-        ("ga_gdr", "ga_klr"), "Unlearning algorithms.", family=OBJECTIVES
-    )
+    algorithms: tuple[str, ...] = setting(("ga_gdr", "ga_klr"), "Objectives.", family=OBJECTIVES)
     epochs: int = setting(5, "Passes over the larger of the two sets.", low=1)
     batch_size: int = setting(8, "Examples a step, of each set.", low=1)
     micro_batch_size: int = setting(
@@ -277,9 +263,7 @@ class EvaluateConfig(Stage):
         "any of them. Empty: science fiction for toy, howdy and howdy_small, none for others.",
         is_path=True,
     )
-    drop_empty: bool = setting(
-        False, "Drop empty predictions, as the paper does, not count them as 0."
-    )
+    drop_empty: bool = setting(False, "Drop empty predictions, as the paper, not count them as 0.")
     bootstrap_resamples: int = setting(2000, "Resamples of the percentile bootstrap.", low=100)
     perplexity_examples: int = setting(
         64,

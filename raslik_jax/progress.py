@@ -23,16 +23,10 @@ class _Lines:
 def progress(
     items: Iterable[Any] | None, what: str, *, total: int | None = None, unit: str = "step"
 ) -> Any:
-    """Returns the iterable behind a progress bar.
+    """Returns the items behind a progress bar; without items, a bar that is moved by its `update`.
 
     On a terminal the bar vanishes when the work is done. Elsewhere it is a line every 15 seconds,
-    and work that takes less says nothing.
-
-    Args:
-      items: what to iterate over; None for a bar that is moved by its `update`.
-      what: stands in front of the bar; empty for silence.
-      total: number of items, where `items` cannot say.
-      unit: what an item is called.
+    and work that takes less says nothing. `what` stands in front; empty, for silence.
     """
     from tqdm import tqdm
 

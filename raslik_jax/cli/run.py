@@ -19,7 +19,6 @@ from absl import flags, logging
 from raslik_jax import files, manifests, settings
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import STAGES, Config
-from raslik_jax.messages import shown
 from raslik_jax.run.workdir import open_workdir
 from raslik_jax.settings import setting
 
@@ -69,11 +68,6 @@ def run(options: Options) -> int:
     workdir = pathlib.Path(options.workdir or f"runs/{config.name}")
     logging.set_verbosity(logging.WARNING)
     if options.verify:
-        if not (workdir / "config.json").is_file():
-            raise ValueError(
-                "--workdir must be the work directory of a run, "
-                f"{shown(str(workdir), 160)} has no config.json: correct the path"
-            )
         found = manifests.verify(workdir)
         print("\n".join(found) or f"{workdir}: all results are as they were made")
         return int(bool(found))

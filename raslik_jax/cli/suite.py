@@ -82,19 +82,12 @@ class Options(Settings):
 
 
 class Cell(NamedTuple):
-    """One run of the grid.
+    """One run of the grid."""
 
-    Attributes:
-      name: of its folder and log.
-      experiment: stem of its flag file.
-      group: what its table is named after: experiment and variation, without the seed.
-      arguments: of `raslik run`, without the work directory.
-    """
-
-    name: str
-    experiment: str
-    group: str
-    arguments: tuple[str, ...]
+    name: str  # of its folder and log
+    experiment: str  # stem of its flag file
+    group: str  # what its table is named after: experiment and variation, without the seed
+    arguments: tuple[str, ...]  # of `raslik run`, without the work directory
 
 
 def _stem(flagfile: str) -> str:
@@ -118,8 +111,6 @@ def _check_names(options: Options) -> None:
     missing = [path for path in files if not pathlib.Path(path).is_file()]
     if not files or missing:
         raise ValueError(f"--flagfiles must be a list of files, got {some_of(missing) or 'none'}")
-    if len(set(map(_stem, files))) < len(files):
-        raise ValueError(f"--flagfiles must have different names, got {some_of(map(_stem, files))}")
     for text in options.set:
         if not text.partition("=")[0] or "=" not in text:
             raise ValueError(f"--set must be name=value, got {shown(text)}")

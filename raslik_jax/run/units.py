@@ -254,7 +254,7 @@ def join_unit(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
         write_json(folder / STARTED, {"key": key})
     if not (folder / STARTED).is_file() or _read_started(folder)["key"] != key:
         raise ValueError(
-            f"{folder} holds a result of other settings: run run.py, which makes it again"
+            f"{folder} holds a result of other settings: run `raslik run`, which makes it again"
         )
     return folder
 
