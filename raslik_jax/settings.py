@@ -114,7 +114,8 @@ class Settings:
             value = getattr(self, field.name)
             must = _unmet(value, hints[field.name], field.metadata)
             if must and not value == field.default == ():
-                found.append(f"--{field.name} must be {must}, got {shown(value)}")
+                given = ",".join(map(str, value)) if isinstance(value, tuple) else value
+                found.append(f"--{field.name} must be {must}, got {shown(given)}")
         found = found or [*self._relation_problems(), *self.problems()]
         if found:
             raise SettingsError(found)

@@ -368,9 +368,6 @@ def run(
       stages: those to run.
       shared: as in `run_units`.
       on_start: called when nothing is left to refuse, before the first unit after the corpus runs.
-
-    Raises:
-      ValueError: the settings, the model or the corpus do not allow these stages.
     """
     workspace = Workspace(workdir, config)
     units = plan_units(config, workspace)

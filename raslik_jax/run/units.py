@@ -340,19 +340,21 @@ def run_units(
         and not made, what is made here is left there.
       log: receives a line for each unit.
       on_start: called when nothing is left to refuse, before the first unit runs.
-
-    Raises:
-      ValueError: an input of a unit is neither up to date nor about to be made, or the place of a
-        unit is taken by something that no run made.
     """
+
+    def refuse(unit: Unit, missing: Sequence[str]) -> None:
+        for name in missing:
+            raise ValueError(
+                f"{unit.name} reads the result {name}, which is missing or out of date: add "
+                f"{plan.units[name].stage} to --stages"
+            )
+
     plan = Plan(root, units)
     plan.restore()
     plan.survey()
     asked = [unit for unit in units if unit.stage in stages]
     for unit in asked:
-        for name in plan.missing(unit):
-            if plan.units[name].stage not in stages:
-                raise ValueError(_lacks(unit, plan.units[name]))
+        refuse(unit, [n for n in plan.missing(unit) if plan.units[n].stage not in stages])
         if unit.name not in plan.done:
             check_own(root / unit.name)
     for line in announcement(plan, asked):
@@ -369,8 +371,7 @@ def run_units(
         if is_done:
             log(f"{label}: up to date")
             continue
-        for name in plan.missing(unit):
-            raise ValueError(_lacks(unit, plan.units[name]))
+        refuse(unit, plan.missing(unit))
         place = shared if unit.is_shared else None
         if place is not None and plan.take(unit, place):
             log(f"{label}: taken from another run")
@@ -381,13 +382,6 @@ def run_units(
         if place is not None:
             plan.publish(unit, place)
     plan.finish()
-
-
-def _lacks(unit: Unit, missing: Unit) -> str:
-    return (
-        f"{unit.name} reads the result {missing.name}, which is missing or out of date: add "
-        f"{missing.stage} to --stages"
-    )
 
 
 def announcement(plan: Plan, asked: Sequence[Unit]) -> Iterator[str]:
