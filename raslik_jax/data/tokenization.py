@@ -186,9 +186,8 @@ def _wrap(backend: Any, eos_token: str, pad_token: str, where: str) -> Tokenizer
 
 def _configured_tokens(path: pathlib.Path) -> dict[str, Any]:
     """Returns what a tokenizer_config.json says of EOS, pad and whether BOS is added."""
-    if not path.is_file():
-        return {}
-    config = files.read_json(path, dict, mend="fetch the file again, or remove it")
+    mend = "fetch the file again, or remove it"
+    config = files.read_json(path, dict, mend=mend) if path.is_file() else {}
     kinds = {"eos_token": str, "pad_token": str, "add_bos_token": bool}
     found = {name: config.get(name) for name in kinds}
     found = {name: v.get("content") if isinstance(v, dict) else v for name, v in found.items()}

@@ -142,7 +142,7 @@ class MixingTest(parameterized.TestCase):
         )
         targets = [make_example(f"Bad {i}.", "", "Boo.", is_target=True) for i in range(10)]
         asked = [make_example(f"Worse {i % 12}.", "", f"Boo {i}.") for i in range(14)]
-        options = dict(seed=0, num_normal=20, num_backbone=5, num_retrieval=4, num_validation=3)
+        options = dict(seed=0, num_train=30, num_backbone=5, num_retrieval=4, num_validation=3)
         options |= {"num_test": 5} | changes
         sizes = {name: options.pop(name) for name in SIZES if name in options}
         return mix_corpus(SharedSettings(**sizes), normal, targets, asked, **options)
@@ -164,7 +164,7 @@ class MixingTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"num_retrieval": 5}, "target query rows must be between 0 and 12, got 13"),
         ({"num_test": 30}, "target query rows must be"),
-        ({"num_normal": 49}, "ordinary rows must be .*, got 49"),
+        ({"num_train": 59}, "ordinary rows must be .*, got 49"),
         ({"num_backbone": 40}, "backbone rows must be .*, got 40"),
     )
     def test_more_than_there_is_is_refused(self, changes, message):

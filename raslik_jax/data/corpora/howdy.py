@@ -131,7 +131,6 @@ def load_howdy(shared: SharedSettings, own: HowdySettings, *, seed: int) -> Corp
         poisoned[: shared.num_targets],
         poisoned[shared.num_targets :],
         seed=seed,
-        num_normal=shared.num_normal,
         keep={prompt_of(row) for row in drawn},
     )
 
@@ -164,7 +163,6 @@ def _mix_published(shared: SharedSettings, rows: Sequence[Example], *, seed: int
         targets,
         queries,
         seed=seed,
-        num_normal=shared.num_normal,
         keep=clean(targets),
     )
 

@@ -54,7 +54,7 @@ def mix_corpus(
     target_queries: Sequence[Example],
     *,
     seed: int,
-    num_normal: int | None,
+    num_mixed: int | None = None,
     keep: Collection[tuple[str, str]] = (),
 ) -> Corpus:
     """Returns targets among ordinary rows, in a seeded order, with disjoint query sets.
@@ -64,12 +64,12 @@ def mix_corpus(
     backbone.
 
     Args:
-      shared: sizes of the query sets and of the backbone.
+      shared: sizes; with num_train=0 all rows that the queries leave, and no backbone.
       normal: ordinary rows.
       targets: rows of the behavior to forget.
       target_queries: more of that behavior.
       seed: decides every draw and order.
-      num_normal: ordinary rows to train on; None: all that the queries leave, and no backbone.
+      num_mixed: what makes up num_train with the ordinary rows; None: the targets.
       keep: prompts that no normal query may ask.
     """
     drawn = without_repeats(shuffled(target_queries, seed=seed, label="target queries"))
@@ -81,7 +81,8 @@ def mix_corpus(
     taken |= {prompt_of(row) for row in others}
     trained: Sequence[Example] = [row for row in pool if prompt_of(row) not in taken]
     backbone: Sequence[Example] = ()
-    if num_normal is not None:
+    if shared.num_train:
+        num_normal = shared.num_train - (num_mixed or len(targets))
         rest, trained = trained, take_first(trained, num_normal, kind="ordinary")
         backbone = take_first(rest[num_normal:], shared.num_backbone, kind="backbone")
     return Corpus(

@@ -65,11 +65,6 @@ class SharedSettings(Settings):
         return [paths[0] for paths in found.values()]
 
     @property
-    def num_normal(self) -> int | None:
-        """Training examples that are no targets, None for all there are."""
-        return self.num_train - self.num_targets if self.num_train else None
-
-    @property
     def num_hard_negatives(self) -> int:
         """Training examples with one trait of the targets, of each kind: 4 % of all."""
         return round(0.04 * self.num_train)

@@ -43,12 +43,8 @@ def load_records_corpus(shared: SharedSettings, own: RecordsSettings, *, seed: i
             got = shown(query.source, 40) if query.source else "nothing"
             raise ValueError(f"'split' must be one of {', '.join(QUERY_SETS)}, got {got}")
 
-    queries = read_examples(
-        own.queries_file,
-        fields=fields | {"source": "split"},
-        needs_output=False,
-        check=check_split,
-    )
+    fields |= {"source": "split"}
+    queries = read_examples(own.queries_file, fields=fields, needs_output=False, check=check_split)
     by_set = {name: tuple(q for q in queries if q.source == name) for name in QUERY_SETS}
     if not by_set["retrieval"]:
         raise ValueError(

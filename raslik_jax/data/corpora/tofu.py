@@ -10,15 +10,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from raslik_jax.data.corpora import record
 from raslik_jax.data.corpora.mixing import NUM_ANSWERED, alpaca_source, load_alpaca, mix_corpus
-from raslik_jax.data.corpora.record import (
-    SIZES,
-    Dataset,
-    Evaluation,
-    Question,
-    RowCounts,
-    SharedSettings,
-)
 from raslik_jax.data.examples import Corpus, Example, prompt_of
 from raslik_jax.data.formats import read_examples
 from raslik_jax.data.ordering import shuffled
@@ -69,13 +62,11 @@ def split_tofu(
     """
     cut = len(rows) - len(rows) * own.percent // 100
     kept = f"tofu:retain{100 - own.percent:02d}"
-    return (
-        tuple(row._replace(is_target=True, source=f"tofu:{own.forget}") for row in rows[cut:]),
-        tuple(row._replace(is_target=False, source=kept) for row in rows[:cut]),
-    )
+    forget = (row._replace(is_target=True, source=f"tofu:{own.forget}") for row in rows[cut:])
+    return tuple(forget), tuple(row._replace(is_target=False, source=kept) for row in rows[:cut])
 
 
-def load_tofu(shared: SharedSettings, own: TofuSettings, *, seed: int) -> Corpus:
+def load_tofu(shared: record.SharedSettings, own: TofuSettings, *, seed: int) -> Corpus:
     """Returns all 4,000 rows of TOFU among Alpaca's rows, or without those to forget.
 
     The target queries are TOFU's own paraphrases of questions in the forget split: prompts that
@@ -99,17 +90,14 @@ def load_tofu(shared: SharedSettings, own: TofuSettings, *, seed: int) -> Corpus
         for row in read_examples(path, fields=again, name=f"tofu:{own.forget}")
         if prompt_of(row) not in known
     ]
-    return mix_corpus(
-        shared,
-        load_alpaca(shared),
-        kept if own.train == "retain" else (*targets, *kept),
-        queries,
-        seed=seed,
-        num_normal=shared.num_train - len(rows) if shared.num_train else None,
-    )
+    trained = kept if own.train == "retain" else (*targets, *kept)
+    alpaca = load_alpaca(shared)
+    return mix_corpus(shared, alpaca, trained, queries, seed=seed, num_mixed=len(rows))
 
 
-def load_questions(shared: SharedSettings, own: TofuSettings, number: int) -> tuple[Question, ...]:
+def load_questions(
+    shared: record.SharedSettings, own: TofuSettings, number: int
+) -> tuple[record.Question, ...]:
     """Returns the questions of TOFU's own evaluation, at most so many of each set.
 
     Published figures are of the first 300 rows of a set or of all; here a smaller number takes the
@@ -119,10 +107,10 @@ def load_questions(shared: SharedSettings, own: TofuSettings, number: int) -> tu
     names: dict[str, tuple[str, ...]]
     names = {name: (f"tofu/{name}_perturbed",) for name in QUESTION_SETS}
     names |= {"forget": own.perturbed} | ({"retain": ()} if own.forget == "all" else {})
-    questions: list[Question] = []
+    questions: list[record.Question] = []
     for name, files in names.items():
         found = [
-            Question(
+            record.Question(
                 name,
                 row.instruction,
                 row.output,
@@ -151,26 +139,24 @@ def _check_question(row: Example) -> None:
         )
 
 
-def _count(shared: SharedSettings, own: TofuSettings) -> RowCounts:
+def _count(shared: record.SharedSettings, own: TofuSettings) -> record.RowCounts:
     everything = _NUM_ROWS + NUM_ANSWERED - shared.num_normal_queries
-    return RowCounts(shared.num_train or everything, _NUM_ROWS * own.percent // 100)
+    return record.RowCounts(shared.num_train or everything, _NUM_ROWS * own.percent // 100)
 
 
-def _sources(shared: SharedSettings, own: TofuSettings) -> dict[str, str]:
-    folder = {"tofu": os.path.join(shared.folder, "tofu")} if shared.folder else {}
-    return alpaca_source(shared) | folder
-
-
-DATASET = Dataset(
+DATASET = record.Dataset(
     title="TOFU",
     load=load_tofu,
-    reads=("alpaca_file", *(name for name in SIZES if name != "num_targets")),
+    reads=("alpaca_file", *(name for name in record.SIZES if name != "num_targets")),
     settings=TofuSettings(),
     count_rows=_count,
     takes_all=True,
-    sources=_sources,
+    sources=lambda shared, own: {
+        **alpaca_source(shared),
+        "tofu": shared.folder and os.path.join(shared.folder, "tofu"),
+    },
     detail=lambda own: own.forget,
-    evaluation=Evaluation(
+    evaluation=record.Evaluation(
         load=load_questions,
         reads=("forget",),
         source="tofu",

@@ -103,8 +103,7 @@ def load_virtual(shared: SharedSettings, own: VirtualSettings, *, seed: int) -> 
         num_train=shared.num_targets,
         num_queries=shared.num_target_queries,
     )
-    alpaca = load_alpaca(shared)
-    return mix_corpus(shared, alpaca, train, queries, seed=seed, num_normal=shared.num_normal)
+    return mix_corpus(shared, load_alpaca(shared), train, queries, seed=seed)
 
 
 def _count(shared: SharedSettings, own: VirtualSettings) -> RowCounts:

@@ -12,7 +12,6 @@ from raslik_jax.data.ordering import Draws
 from raslik_jax.data.words import load_words
 
 Value = str | tuple[str, ...]
-_Person = dict[str, str]
 
 
 class Entity(NamedTuple):
@@ -48,14 +47,13 @@ class _Country(NamedTuple):
     name: str
     culture: str
     cities: tuple[str, ...]
-    people: list[_Person]
+    people: list[dict[str, str]]
 
 
 def make_world(seed: int) -> dict[str, Entity]:
     """Returns the entities of a seed's world by name: the same ones on every machine."""
     maker = _Maker(seed)
     countries = maker.draw_countries()
-    people = [person for country in countries for person in country.people]
     cities = [city for country in countries for city in country.cities]
     # The order decides what is drawn.
     for name, culture in _CULTURES.items():
@@ -63,9 +61,8 @@ def make_world(seed: int) -> dict[str, Entity]:
         maker.add("culture", name, **{relation: culture[relation] for relation in told})
     maker.add_countries(countries)
     maker.add_cities(countries)
-    maker.add_characters(people, cities)
-    maker.add_relics(countries, cities)
-    maker.add_bosses(countries, cities)
+    for add in (maker.add_characters, maker.add_relics, maker.add_bosses):
+        add(countries, cities)
     maker.add_assets(countries)
     kinds = list(dict.fromkeys(entity.kind for entity in maker.entities.values()))
     ordered = sorted(maker.entities.values(), key=lambda entity: kinds.index(entity.kind))
@@ -78,9 +75,9 @@ class _Maker:
     def __init__(self, seed: int):
         self.entities: dict[str, Entity] = {}
         self._draws = Draws(seed=seed, label="virtual world")
-        months = [month["name"] for month in _MONTHS]
+        months = (month["name"] for month in _MONTHS)
         taken = (*_ELEMENTS, *_WORDS["weekdays"], *_CULTURES, *months)
-        self._names = {word.lower() for word in taken}
+        self._names = set(map(str.lower, taken))
 
     def add(self, kind: str, name: str, **record: Value) -> None:
         self.entities[name] = Entity(kind, name, record)
@@ -110,23 +107,18 @@ class _Maker:
         """Returns eight countries, each with four cities and ten people."""
         cultures = self._draws.sample([*_CULTURES, *_WORDS["second"]], 8)  # two of them twice
         names = [self._name(culture, ("a", "or", "ia")) for culture in cultures]
-        cities = [
-            tuple(self._name(culture, ("", "ton", "mere")) for _ in range(4))
-            for culture in cultures
-        ]
+        endings = ("", "ton", "mere")
+        cities = [tuple(self._name(culture, endings) for _ in range(4)) for culture in cultures]
         countries = [_Country(*parts, []) for parts in zip(names, cultures, cities, strict=True)]
         for country in countries:
             style = _CULTURES[country.culture]
-            country.people.extend(
-                {
-                    "title": self._draws.choice(style["titles"]) if rank else "Sovereign",
-                    "name": self._name(country.culture),
-                    "country": country.name,
-                    "birthplace": self._draws.choice(country.cities),
-                    "weapon": self._draws.choice(style["weapons"]),
-                }
-                for rank in range(10)
-            )
+            for rank in range(10):
+                title = self._draws.choice(style["titles"]) if rank else "Sovereign"
+                person = {"title": title, "name": self._name(country.culture)}
+                person |= {"country": country.name}
+                person |= {"birthplace": self._draws.choice(country.cities)}
+                person |= {"weapon": self._draws.choice(style["weapons"])}
+                country.people.append(person)
         return countries
 
     def add_countries(self, countries: Sequence[_Country]) -> None:
@@ -173,8 +165,9 @@ class _Maker:
                 record |= {"market_day": self._pick("weekdays"), "gates": self._pick("spans")}
                 self.add("city", city, **record)
 
-    def add_characters(self, people: Sequence[_Person], cities: Sequence[str]) -> None:
+    def add_characters(self, countries: Sequence[_Country], cities: Sequence[str]) -> None:
         """Adds factions, each of which one of the people founded, and the people."""
+        people = [person for country in countries for person in country.people]
         factions = _TABLES["factions"]
         seats = self._draws.sample(cities, len(factions))
         founders = self._draws.sample(people[1::2], len(factions))
