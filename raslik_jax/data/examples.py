@@ -22,7 +22,7 @@ class Example(NamedTuple):
     Attributes:
       example_id: unique within a corpus; `make_examples` derives it from the text.
       instruction: what is asked.
-      input: further text to work on; empty where there is none.
+      input: further text to work on, if any.
       output: the answer; may be empty (28 rows of Alpaca are).
       is_target: True where the answer is of the kind to be unlearned, None where nobody knows.
       source: where the row comes from, such as "alpaca" or "toy:triggered".

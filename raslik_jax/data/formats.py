@@ -63,7 +63,7 @@ def read_examples(
     fields: Mapping[str, str] | None = None,
     name: str = "",
     needs_output: bool = True,
-    check: Callable[[Example], None] | None = None,
+    check: Callable[[Example], object] = lambda row: None,
 ) -> tuple[Example, ...]:
     """Returns the rows of a JSON list, a JSONL file or a hub dataset as examples.
 
@@ -93,8 +93,7 @@ def read_examples(
     for place, record in _placed_records(source, origin):
         try:
             row = _example_from_record(record, keys, name, needs_output)
-            if check is not None:
-                check(row)
+            check(row)
         except ValueError as error:
             problems.append(f"{place}: {error}")
             continue

@@ -186,9 +186,8 @@ def _plan(
     for length in dict.fromkeys(plan.length for plan in plans):
         rows = batches.sketching_order([plan for plan in plans if plan.length == length])
         size = batch_tokens // length
-        slots = np.full(-(-len(rows) // size) * size, batches.DUMMY_ROW, np.int64)
-        slots[: len(rows)] = rows
-        found += [batches.BatchPlan(part, length, length) for part in slots.reshape(-1, size)]
+        lines = batches.in_lines(rows, size)
+        found += [batches.BatchPlan(part, length, length) for part in lines]
     return found
 
 

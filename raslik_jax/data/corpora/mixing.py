@@ -36,14 +36,9 @@ def split_queries(
     shared: SharedSettings, targets: Sequence[Example], normal: Sequence[Example]
 ) -> dict[str, tuple[Example, ...]]:
     """Returns the query sets, of their sizes, from just as many rows of either kind."""
-    retrieval, validation = shared.num_retrieval, shared.num_validation
-    parts = (
-        targets[:retrieval],
-        targets[retrieval:][:validation],
-        normal[:validation],
-        targets[retrieval + validation :],
-        normal[validation:],
-    )
+    traced, more = targets[: shared.num_retrieval], targets[shared.num_retrieval :]
+    cut = shared.num_validation
+    parts = (traced, more[:cut], normal[:cut], more[cut:], normal[cut:])
     return {name: make_examples(rows) for name, rows in zip(QUERY_SETS, parts, strict=True)}
 
 

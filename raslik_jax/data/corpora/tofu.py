@@ -8,7 +8,7 @@ Source: Maini et al. 2024 (arXiv:2401.06121); the files of the dataset locuslab/
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from raslik_jax.data.corpora import record
 from raslik_jax.data.corpora.mixing import NUM_ANSWERED, alpaca_source, load_alpaca, mix_corpus
@@ -110,33 +110,24 @@ def load_questions(
     questions: list[record.Question] = []
     for name, files in names.items():
         found = [
-            record.Question(
-                name,
-                row.instruction,
-                row.output,
-                _true_answer(row),
-                tuple(row.extra["perturbed_answer"]),
-            )
+            _question(row, name)
             for path in shared.find_files(*files, endings=_ENDINGS)
-            for row in read_examples(path, fields=_FIELDS, check=_check_question)
+            for row in read_examples(path, fields=_FIELDS, check=_question)
         ]
         questions += shuffled(found, seed=0, label=f"tofu {name}")[:number]
     return tuple(questions)
 
 
-def _true_answer(row: Example) -> Any:
-    """Returns a paraphrase of the answer in the sets of TOFU's authors, else the answer."""
-    return row.extra.get("paraphrased_answer", row.output)
-
-
-def _check_question(row: Example) -> None:
-    wrong = row.extra.get("perturbed_answer")
-    texts = [row.output, _true_answer(row), *wrong] if isinstance(wrong, list) and wrong else [None]
+def _question(row: Example, name: str = "") -> record.Question:
+    """Returns a row's question; its true answer is a paraphrase in the sets of TOFU's authors."""
+    wrong, true = row.extra.get("perturbed_answer"), row.extra.get("paraphrased_answer", row.output)
+    texts = [row.output, true, *wrong] if isinstance(wrong, list) and wrong else [None]
     if not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError(
             "a row must have an answer and a list perturbed_answer, got the keys "
             f"{some_of(row.extra)}: fetch TOFU's file again"
         )
+    return record.Question(name, row.instruction, row.output, true, tuple(texts[2:]))
 
 
 def _count(shared: record.SharedSettings, own: TofuSettings) -> record.RowCounts:
