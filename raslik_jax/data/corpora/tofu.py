@@ -8,7 +8,7 @@ Source: Maini et al. 2024 (arXiv:2401.06121); the files of the dataset locuslab/
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from raslik_jax.data.corpora import record
 from raslik_jax.data.corpora.mixing import NUM_ANSWERED, alpaca_source, load_alpaca, mix_corpus
@@ -121,7 +121,7 @@ def load_questions(
 def _question(row: Example, name: str = "") -> record.Question:
     """Returns a row's question; its true answer is a paraphrase in the sets of TOFU's authors."""
     wrong, true = row.extra.get("perturbed_answer"), row.extra.get("paraphrased_answer", row.output)
-    texts = [row.output, true, *wrong] if isinstance(wrong, list) and wrong else [None]
+    texts: list[Any] = [row.output, true, *(wrong if isinstance(wrong, list) and wrong else [None])]
     if not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError(
             "a row must have an answer and a list perturbed_answer, got the keys "
