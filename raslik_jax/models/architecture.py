@@ -41,25 +41,19 @@ class ModelConfig:
         sizes = {name: vars(self)[name] for name in _SIZES if name in vars(self)}
         wrong = {name: size for name, size in sizes.items() if not size > 0}
         if wrong:
-            raise ValueError(
-                f"sizes must be positive, got {shown(wrong, 200)}: correct config.json"
-            )
+            raise ValueError(f"sizes must be positive, got {shown(wrong, 99)}: correct config.json")
         depth, width, heads = self.num_hidden_layers, self.hidden_size, self.num_attention_heads
         groups = getattr(self, "num_key_value_heads", None) or heads
         is_cut = getattr(self, "head_dim", None) or width % heads == 0
+        few = f"at most {_MOST_LAYERS:,}, got {shown(depth)}"
+        acts, act = sorted(layers.ACTIVATIONS), self.hidden_act
         of_heads = f"a multiple of num_attention_heads, got {width} and {heads}"
         of_groups = f"a multiple of num_key_value_heads, got {heads} and {shown(groups)}"
         for is_right, must in (
-            (
-                depth <= _MOST_LAYERS,
-                f"num_hidden_layers must be at most {_MOST_LAYERS:,}, got {shown(depth)}",
-            ),
+            (depth <= _MOST_LAYERS, f"num_hidden_layers must be {few}"),
             (is_cut, f"hidden_size must be {of_heads}"),
             (groups > 0 and heads % groups == 0, f"num_attention_heads must be {of_groups}"),
-            (
-                self.hidden_act in layers.ACTIVATIONS,
-                f"hidden_act must be of {sorted(layers.ACTIVATIONS)}, got {shown(self.hidden_act)}",
-            ),
+            (act in acts, f"hidden_act must be of {acts}, got {shown(act)}"),
         ):
             if not is_right:
                 raise ValueError(f"{must}: correct config.json, or use another model")

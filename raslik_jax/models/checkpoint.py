@@ -385,7 +385,7 @@ def save_adapter(
     Args:
       folder: A directory that is not there yet or empty.
       lora: The factors.
-      lora_config: Their settings, which they must fit.
+      lora_config: Their settings.
       config: The settings of the decoder they belong to.
       base: Identity of the base that it was trained on, which `load_adapter` checks.
       base_model: Hub name of the base, noted for PEFT's AutoPeftModel.

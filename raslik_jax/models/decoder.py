@@ -53,10 +53,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 class GraphDef:
     """What a model is, without its arrays; hashable, so it can be a static argument of a jit.
 
-    Attributes:
-      config: The architecture's settings.
-      lora_config: The adapter's settings, or None.
-      definition: Flax's description of the module tree; of no use outside models/.
+    `definition` is Flax's description of the module tree, of no use outside models/.
     """
 
     config: ModelConfig
@@ -68,7 +65,6 @@ class Decoder(NamedTuple):
     """Pure functions of (lora, base, ...) on one example; the caller vmaps.
 
     Attributes:
-      config: The architecture's settings.
       hidden: (lora, base, tokens_L, *, mask_L=None, positions_L=None, dropout_key=None) ->
         hidden_LE, the final norm applied. mask_L is True at real tokens; padding may stand at
         either end, and at the right end needs no mask (a causal model never looks there).
@@ -155,7 +151,7 @@ def bind(
     """
     merge: Any = functools.partial(nnx.merge, graphdef.definition)
 
-    def prefill(
+    def run(
         lora: Tree,
         base: Tree,
         tokens_L: Int[Array, " L"],
@@ -163,14 +159,14 @@ def bind(
         mask_L: Bool[Array, " L"] | None = None,
         positions_L: Int[Array, " L"] | None = None,
         **options: Any,
-    ) -> tuple[Float[jax.Array, "L E"], layers.KeyValues]:
+    ) -> Any:
         if positions_L is None:
             positions_L = _count_positions(tokens_L, mask_L)
-        options = {"mask_L": mask_L, "positions_L": positions_L, "keep": True, **options}
-        return merge(lora, base).run(tokens_L, kind=attention, **options)
+        options = {"mask_L": mask_L, "positions_L": positions_L, "kind": attention, **options}
+        return merge(lora, base).run(tokens_L, **options)
 
-    def hidden(lora: Tree, base: Tree, tokens_L: Int[Array, " L"], **options: Any) -> jax.Array:
-        return prefill(lora, base, tokens_L, keep=False, remat=remat, **options)[0]
+    def hidden(*inputs: Any, **options: Any) -> Float[jax.Array, "L E"]:
+        return run(*inputs, remat=remat, **options)[0]
 
     def extend(
         lora: Tree, base: Tree, tokens_L: Int[Array, " L"], past: layers.KeyValues, **options: Any
@@ -180,7 +176,7 @@ def bind(
     def logits(lora: Tree, base: Tree, hidden_TE: Float[Array, "T E"]) -> Float[jax.Array, "T V"]:
         return merge(lora, base).logits(hidden_TE)
 
-    return Decoder(graphdef.config, hidden, logits, prefill, extend)
+    return Decoder(graphdef.config, hidden, logits, functools.partial(run, keep=True), extend)
 
 
 def _count_positions(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from raslik_jax import files
 from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data import prompts, tokenization
-from raslik_jax.evaluate.summary import Variant
+from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
 from raslik_jax.files import hash_file, read_json
 from raslik_jax.manifests import Hashes, Manifest, check_finished
 from raslik_jax.messages import shown
@@ -52,25 +52,16 @@ def export_model(
     root, out = pathlib.Path(run), pathlib.Path(out)
     files.check_new_folder(out)
     name = f"unlearn/{strategy}-{algorithm}"
-    metrics = read_metrics(root) if metrics_path(root).is_file() else None
-    config = config_from_json(metrics["settings"]) if metrics else open_run(root, name).config
-    methods = metrics["methods"] if metrics else ()
-    entries = {Variant(e["strategy"], e["algorithm"], e["epoch"]): e for e in methods}
-    epochs = range(1, config.unlearn.epochs + 1)
-    made = itertools.product(config.retrieve.strategies, config.unlearn.algorithms, epochs)
-    known = entries if metrics else [Variant(*names) for names in made]
-    variant = _find_variant(known, strategy, algorithm, epoch)
+    config, metrics, entries = _read_run(root, name)
+    variant = _find_variant(entries, strategy, algorithm, epoch)
     # The card's numbers are of these weights: nothing was made again, no byte is another.
     manifest = check_finished(root, name)
-    scratch = () if config.backbone.checkpoint else ("backbone",)
-    for other in ("corpus", *scratch, f"retrieve/{strategy}"):
+    scratch = [] if config.backbone.checkpoint else ["backbone"]
+    for other in ["corpus", f"retrieve/{strategy}", *scratch]:
         check_finished(root, other)
     is_whole = config.unlearn.parameters == "all"
     if is_whole and not merged:
-        raise ValueError(
-            f"{root} must have an adapter to export one, it was unlearned in all weights: export "
-            "the merged model"
-        )
+        raise ValueError(f"{root} must have an adapter to export one, got none: give --merged")
     # Of a merged model the base is read again, unquantized: what was learned on a quantized base is
     # folded into the weights that were quantized.
     backbone = config.backbone
@@ -84,7 +75,7 @@ def export_model(
     facts = CardFacts(
         config=to_json(config),
         metrics=metrics,
-        entry=entries.get(variant),
+        entry=entries[variant],
         variant=variant,
         num_train=metrics["corpus"]["train"] if metrics else len(train),
         num_targets=metrics["corpus"]["targets"] if metrics else sum(train),
@@ -114,6 +105,20 @@ def export_model(
     return out
 
 
+def _read_run(
+    root: pathlib.Path, name: str
+) -> tuple[Config, Metrics | None, dict[Variant, MethodEntry | None]]:
+    """Returns a run's settings, its metrics if it has any, and its models with what they say."""
+    if metrics_path(root).is_file():
+        metrics = read_metrics(root)
+        found = {Variant(e["strategy"], e["algorithm"], e["epoch"]): e for e in metrics["methods"]}
+        return config_from_json(metrics["settings"]), metrics, {**found}
+    config = open_run(root, name).config
+    epochs = range(1, config.unlearn.epochs + 1)
+    made = itertools.product(config.retrieve.strategies, config.unlearn.algorithms, epochs)
+    return config, None, dict.fromkeys(Variant(*names) for names in made)
+
+
 def _find_variant(
     known: Collection[Variant], strategy: str, algorithm: str, epoch: int | None
 ) -> Variant:
@@ -121,10 +126,8 @@ def _find_variant(
     epochs = sorted(one.epoch for one in known if one[:2] == (strategy, algorithm))
     if not epochs:
         names = sorted({f"{one.strategy}-{one.algorithm}" for one in known})
-        raise ValueError(
-            f"--strategy and --algorithm must name a model of the run, {shown(strategy)} with "
-            f"{shown(algorithm)} is none of {names}"
-        )
+        got = f"{shown(strategy)} with {shown(algorithm)}"
+        raise ValueError(f"--strategy and --algorithm must be of {names}, got {got}: name another")
     epoch = epochs[-1] if epoch is None else epoch
     if epoch not in epochs:
         raise ValueError(f"--epoch must be one of {epochs} or last, got {epoch}")
@@ -150,10 +153,8 @@ def _base_of(config: Config, manifest: Manifest) -> _Base:
     if not pathlib.Path(name).is_dir():
         return _Base(folder, name, name + (f" at {revision}" if revision else ""))
     if Hashes().of_content(folder) != manifest["files"]["backbone.checkpoint"]:
-        raise ValueError(
-            f"the checkpoint {shown(name, 120)} must be the one that the run was made with, "
-            "its content has changed: restore it"
-        )
+        must = "must be the one that the run was made with, it has changed: restore it"
+        raise ValueError(f"the checkpoint {shown(name, 120)} {must}")
     # A path says nothing on another machine; the name that the checkpoint gives itself may.
     fields = storage.read_json(folder / "config.json", {"_name_or_path?": (str, None)})
     own = fields.get("_name_or_path") or ""
@@ -169,10 +170,8 @@ def _write_tokenizer(out: pathlib.Path, base: _Base, tokenizer: tokenization.Tok
         return
     own = tokenization.load_tokenizer(base.folder)
     if tokenization.tokenizer_hash(own) != tokenization.tokenizer_hash(tokenizer):
-        raise ValueError(
-            f"the tokenizer in {shown(str(base.folder), 160)} must be the one that the run used, "
-            "it has changed since: restore it, or run again"
-        )
+        must = "must be the one that the run used, it has changed: restore it, or run again"
+        raise ValueError(f"the tokenizer in {shown(str(base.folder), 160)} {must}")
     for name in storage.TOKENIZER_FILES:
         if (base.folder / name).is_file():
             shutil.copyfile(base.folder / name, out / name)
