@@ -1,9 +1,8 @@
 """Ragged token rows into rectangular batches, and what is computed of them back into rows.
 
-Two rules hold everywhere: which rows share a batch follows from the corpus and the settings alone,
-never from what is left to do; and shapes are few, because each is compiled once. `plan_batches`
-finds the cheapest shapes for a corpus that is run once; all other plans take the next rung of a
-ladder of lengths.
+Which rows share a batch follows from the corpus and the settings alone, never from what is left to
+do. Shapes are few, because each is compiled once: `plan_batches` finds the cheapest ones of a
+corpus that is run once, all other plans take the next rung of a ladder of lengths.
 """
 
 import dataclasses
@@ -67,13 +66,13 @@ def plan_batches(
     included; at equal cost fewer buckets. A bucket of n rows and length L needs
     ceil(n / (batch_tokens // L)) batches and spreads its rows evenly over them, so that less than
     one row per batch is a dummy, all of them at the bucket's end. The order of the rows plays no
-    part.
+    part, their ids have to differ.
 
     Args:
       lengths_N: tokens of each row.
       targets_N: tokens of each row that count in the loss.
-      ids: of the rows, all different.
-      num_buckets: shapes at most; each costs a compilation.
+      ids: of the rows.
+      num_buckets: shapes at most.
       batch_tokens: B * L at most; a longer row is refused.
       multiple: divides every L and T.
     """

@@ -93,10 +93,7 @@ def load_encoded(path: pathlib.Path) -> Encoded:
 
 
 def encode_rows(tokens: Sequence[Sequence[int]], *, pad_id: int, limit: int = _NO_LIMIT) -> Encoded:
-    """Returns token rows of which every token counts: texts for an encoder, prompts.
-
-    A row that is empty or longer than the limit is refused.
-    """
+    """Returns token rows of which every token counts: texts for an encoder, prompts."""
     rows = tuple(np.array(row, np.int32) for row in tokens)
     ids = tuple(map(str, range(len(rows))))
     encoded = Encoded(ids, rows, np.zeros(len(rows), np.int64), pad_id, limit)
@@ -125,10 +122,7 @@ def require_answers(encoded: Encoded, what: str, *, max_len: int) -> None:
 
 
 def describe_cuts(whole: Encoded, what: str, *, max_len: int) -> str:
-    """Returns a sentence about the examples that are cut at max_len, empty where none is.
-
-    `what` is what they are, in the plural.
-    """
+    """Returns a sentence about the examples, called `what`, that are cut at max_len, if any."""
 
     def names(rows: np.ndarray) -> str:
         return some_of((whole.ids[row] for row in rows), 3)
@@ -145,7 +139,7 @@ def encode(examples: Sequence[Example], tokenizer: Tokenizer, *, template: str) 
     """Returns each example as prompt, response and EOS ids, whole; see `Encoded.cut`.
 
     Prompt and response are tokenized apart, so that training sees exactly the prompt ids that
-    decoding starts from. The template is a name in `prompts.TEMPLATES`.
+    decoding starts from.
     """
     prompts = tokenizer.encode_prompts([render_prompt(row, template) for row in examples])
     outputs = tokenizer.encode_batch([row.output for row in examples])

@@ -37,10 +37,7 @@ TEMPLATES: dict[str, Template] = {
 
 
 def render_prompt(example: Example, template: str) -> str:
-    """Returns the text after which the model writes its answer.
-
-    An input of whitespace only counts as none. The template is a name in TEMPLATES.
-    """
+    """Returns the text after which the model writes; an input of whitespace counts as none."""
     forms = TEMPLATES[template]
     form = forms.with_input if example.input.strip() else forms.without_input
     return form.format(instruction=example.instruction, input=example.input)

@@ -74,11 +74,7 @@ class CorpusConfig(SharedSettings, Stage):
         return found
 
     def load(self, *, seed: int) -> Corpus:
-        """Returns the training examples and queries that the settings describe.
-
-        Files that are missing or malformed, fewer rows than are asked for, and queries that are not
-        held out are refused.
-        """
+        """Returns the training examples and queries, each query set held out of what it must be."""
         corpus = self.record.load(self, self.own, seed=seed)
         return check_corpus(corpus, held_out=self.record.held_out)
 
