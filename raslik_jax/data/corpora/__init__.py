@@ -74,7 +74,7 @@ class CorpusConfig(SharedSettings, Stage):
         return found
 
     def load(self, *, seed: int) -> Corpus:
-        """Returns the training examples and queries, each query set held out of what it must be."""
+        """Returns the training examples and queries; refuses queries that are not held out."""
         corpus = self.record.load(self, self.own, seed=seed)
         return check_corpus(corpus, held_out=self.record.held_out)
 
