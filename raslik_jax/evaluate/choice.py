@@ -38,14 +38,10 @@ class Candidate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Where one strategy is measured under one algorithm.
+    """Where one strategy is measured under one algorithm, and its mean distance there.
 
-    Attributes:
-      strategy, algorithm: which.
-      learning_rate, epoch: chosen.
-      distance: mean over seeds (and strategies, per algorithm) there.
-      at_edge: ends of the grid that the point lies at, where a wider grid may hold a better one.
-      skipped: points of the grid where a model was judged damaged.
+    `at_edge` names ends of the grid that it lies at, where a wider grid may hold a better point;
+    `skipped` counts points where a model was judged damaged.
     """
 
     strategy: str

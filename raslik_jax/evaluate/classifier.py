@@ -102,8 +102,7 @@ def make_predictor(
 ) -> Predictor:
     """Returns the function from token ids of texts to the probability of each class.
 
-    It compiles once for each padded length and keeps that for later calls. Without a text before
-    the progress bar there is none.
+    It compiles once for each padded length. `bar` is the progress bar's text; empty for none.
     """
     config = encoder.config
 
@@ -140,10 +139,8 @@ def macro_f1_interval(hits: Sequence[int], counts: Sequence[int]) -> tuple[float
     """Returns a 95 % interval of `macro_f1`.
 
     The share of a class that is named rightly has the posterior Beta(hits + 1/2, misses + 1/2),
-    Jeffreys' for a binomial; macro-F1 follows from the two shares. A bootstrap over so few texts
-    would give a perfect score no width at all.
-
-    Source: Brown, Cai and DasGupta, 2001, "Interval estimation for a binomial proportion".
+    Jeffreys' for a binomial (Brown, Cai and DasGupta, 2001); macro-F1 follows from the two shares.
+    A bootstrap over so few texts would give a perfect score no width at all.
     """
     generator = np.random.default_rng(0)
     right = [

@@ -32,12 +32,10 @@ Value = int | float | IntervalEntry | None
 
 
 class Column(NamedTuple):
-    """How a table shows a metric. Metrics of one title in one table share its column: "a / b".
+    """How a table shows a metric: heading, format of the value, and of its interval's ends, if any.
 
-    Attributes:
-      title: the heading; a line break in it is kept in the terminal.
-      spec: format of the value.
-      ends: format of the interval's ends; "" for the value alone.
+    Metrics of one title in one table share its column: "a / b". A line break in it is kept in the
+    terminal.
     """
 
     title: str

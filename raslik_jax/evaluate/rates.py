@@ -46,9 +46,7 @@ def rouge_l_f1(prediction: str, reference: str) -> float:
     (emoji, marks) are compared by their characters.
 
     1 for equal texts that are not blank; 0 when one side has a word and the other has none, or
-    either is blank.
-
-    Source: Lin, 2004, "ROUGE: a package for automatic evaluation of summaries"; rouge-score 0.1.2.
+    either is blank. Source: Lin, 2004; rouge-score 0.1.2.
     """
     return float(_rouge(prediction, reference).fmeasure)
 
@@ -186,9 +184,8 @@ def distinct_ngrams(texts: Sequence[str], *, n: int) -> float:
 
     Words are those of `words.split_words`; no n-gram crosses from one text to the next. Falls
     toward 0 when a model answers everything alike, and also with the amount of text: compare only
-    models that answered the same queries. 0 when no text has n words.
-
-    Source: Li et al., 2016, "A diversity-promoting objective function" (arXiv 1510.03055).
+    models that answered the same queries. 0 when no text has n words. Li et al., 2016 (arXiv
+    1510.03055).
     """
     ngrams = [ngram for text in texts for ngram in _ngrams(text, n)]
     return len(set(ngrams)) / len(ngrams) if ngrams else 0.0
@@ -198,10 +195,8 @@ def repeated_ngrams(texts: Sequence[str], *, n: int) -> float:
     """Returns the mean share of a text's n-grams that it has said before (seq-rep-n).
 
     1 - (distinct n-grams / n-grams) within each text, averaged over texts of at least n words.
-    Rises toward 1 when generation is stuck in a loop. 0 when no text has n words.
-
-    Source: Welleck et al., 2020, "Neural text generation with unlikelihood training" (arXiv
-    1908.04319).
+    Rises toward 1 when generation is stuck in a loop. 0 when no text has n words. Welleck et al.,
+    2020 (arXiv 1908.04319).
     """
     shares = [1 - len(set(ngrams)) / len(ngrams) for text in texts if (ngrams := _ngrams(text, n))]
     return float(np.mean(shares)) if shares else 0.0

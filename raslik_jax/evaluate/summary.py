@@ -79,9 +79,9 @@ def collect_evidence(
     is nothing of is left out.
 
     Args:
-      answers: the model's greedy answers.
-      references: the texts that they are held against, paired by query id.
-      non_sf: "non_sf"; None where nothing marks the behavior.
+      answers: the model's own.
+      references: the texts that they are held against.
+      non_sf: None where nothing marks the behavior.
       drop_empty: leave empty answers out of F and R, as the paper does. All else sees every answer.
       likelihoods: `perplexity.AnswerRecord`s of the "sets" of labeled answers
         ("held-out_likelihoods" and its like) and of the model's own "answers" under the backbone

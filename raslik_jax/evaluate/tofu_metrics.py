@@ -59,8 +59,7 @@ def truth_ratios(
 def truth_score(ratio_Q: Float[np.ndarray, " Q"], *, is_forgotten: bool) -> float:
     """Returns the truth ratio of a set, from 0 to 1, higher being better.
 
-    Of the set to forget it is the mean of min(R, 1/R), best where the model cannot tell; of another
-    the mean of max(0, 1 - R), best where it knows.
+    Mean of min(R, 1/R) of the set to forget, of max(0, 1 - R) of another.
     """
     score_Q = np.minimum(ratio_Q, 1 / ratio_Q) if is_forgotten else np.maximum(0.0, 1 - ratio_Q)
     return float(score_Q.mean())

@@ -37,14 +37,9 @@ def flat_gradient(
     the inner product of two such vectors is the sum of the cosines at each adapter, as in
     TracInCP (Pruthi et al., 2020) with normalized gradients.
 
-    Args:
-      loss: of one example.
-      adapters: LoRA trees at which gradients are taken.
-      base: frozen weights.
-      tokens_L: token ids, padded on the right.
-      target_mask_L: True where a token's loss counts; nowhere in a dummy row.
-      normalize: `vector`, the paper's cosine of whole gradients; `per_tensor` scales every layer's
-        every tensor to unit length first, as RapidIn does.
+    Tokens are padded on the right; the mask is True where a token's loss counts. `vector` gives the
+    paper's cosine of whole gradients; `per_tensor` scales every layer's every tensor to unit length
+    first, as RapidIn does.
     """
 
     def at(lora: Tree) -> Array:

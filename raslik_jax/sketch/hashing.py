@@ -28,7 +28,6 @@ def mix(word: Word) -> Word:
 
     A bijection. With one multiplication the signs of row ^ column would not be independent
     (correlations of 47 standard errors; two multiplications reach the 5.4 expected by chance).
-
     Source: `lowbias32` by C. Wellons, https://nullprogram.com/blog/2018/07/31/ (public domain).
     """
     word = (word ^ (word >> np.uint32(16))) * np.uint32(0x7FEB352D)

@@ -180,13 +180,9 @@ def dense_sums_xla(
 
 
 class DenseBlocks(NamedTuple):
-    """Tile of the dense Pallas kernel.
+    """Tile of the dense Pallas kernel: columns and examples of a program, powers of two from 16.
 
-    Attributes:
-      columns: sketch coordinates of a program, a power of two from 16.
-      examples: gradients of a program, likewise.
-      splits: programs among which the rows of one tile are divided; their sums are added after.
-      warps: of 32 threads.
+    `splits` programs share the rows of one tile; their sums are added after.
     """
 
     columns: int

@@ -14,12 +14,9 @@ SketchLoss = Literal["next_token", "unshifted"]
 
 
 class Targets(NamedTuple):
-    """The targets of one example in order, and rows that belong to none after them.
+    """The targets of one example in order, then rows that belong to none and are not counted.
 
-    Attributes:
-      hidden_TE: final hidden states at the positions that predict them.
-      label_T: the target tokens.
-      is_counted_T: True for the rows that belong to a target.
+    The hidden states are final ones, at the positions that predict the labels.
     """
 
     hidden_TE: Float[Array, "T E"]
@@ -49,9 +46,9 @@ def find_targets(
       base: base weights.
       tokens_L: token ids.
       target_mask_L: True where a token is a target; position 0 can be none for `next_token`.
-      num_targets: rows of the result, at least the number of targets; static.
+      num_targets: rows of the result, no fewer than targets; static.
       loss: `next_token` predicts token t from position t - 1; `unshifted` from t itself.
-      dropout_key: key of the LoRA dropout; None turns it off.
+      dropout_key: None turns the dropout off.
     """
     hidden_LE = decoder.hidden(lora, base, tokens_L, dropout_key=dropout_key)
     (position_T,) = jnp.nonzero(target_mask_L, size=num_targets, fill_value=1)

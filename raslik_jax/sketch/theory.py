@@ -52,7 +52,6 @@ def frozen_cosine_variance(
 
     2 (sum over bins of |M_bin|^2 - A) with, for a, b, c the bin's sums of u^2, v^2 and u v,
     |M_bin|^2 = (a b + c^2) / 2 - rho c (a + b) + (rho^2 / 4) (a^2 + b^2 + 2 c^2).
-    In O(P) and without a draw: the right check of a permutation that is already there.
     """
     rho = float(u_P @ v_P)
     a_K, b_K, c_K = (np.bincount(bin_P, w_P, size) for w_P in (u_P**2, v_P**2, u_P * v_P))

@@ -142,16 +142,10 @@ def fit(
     With a folder, a training that was killed goes on from its last checkpoint with the same bits.
 
     Args:
-      algorithm: what takes a step.
-      params: what it starts from.
-      frozen: what a step reads beside.
       batches: from a number of steps that were taken to the batches behind them, in order.
-      num_steps: steps in all.
-      what: what is trained, for errors.
-      rate_flag: what to lower where it diverges.
+      what: what is trained, and rate_flag: what to lower where it diverges, for errors.
       bar: text before the progress bar; empty for silence.
-      folder: where checkpoints go.
-      save_every: steps between two checkpoints; 0 for none. The last step writes none.
+      folder: where checkpoints go, every `save_every` steps but the last; 0 for none.
       after: what is called with the parameters after a step, by its number; never with any that
         are not finite. On resuming, those of steps after the checkpoint are called again.
     """

@@ -95,10 +95,9 @@ def kl_by_example(
     """Returns each example's mean token KL between two models, in nats; 0 for a dummy row.
 
     Of log probabilities, so that value and gradient are zero where the models agree, unlike the
-    sum over raw logits of MUSE's code. Nothing of the reference is differentiated.
-
-    `reverse` is KL(model || reference), as the paper writes it; `forward`, as TOFU and
-    open-unlearning have it, is KL(reference || model).
+    sum over raw logits of MUSE's code. Nothing of the reference is differentiated. `reverse` is
+    KL(model || reference), as the paper writes it; `forward`, as TOFU and open-unlearning have it,
+    is KL(reference || model).
     """
 
     def log_probabilities(bound: BoundModel, *row: Array) -> tuple[Array, Array]:

@@ -102,8 +102,7 @@ def prefer_not(rows: "Rows", settings: NPOSettings) -> Array:
     -(2 / beta) log sigmoid(beta (s - s_ref)) with s the *summed* token negative log likelihood, so
     that (pi / pi_ref)^beta of the paper is exp(-beta (s - s_ref)). At the reference it is
     (2 / beta) log 2 and its gradient is that of -s; as beta goes to 0 it becomes gradient ascent.
-
-    Source: Zhang et al. 2024 (arXiv:2404.05868).
+    Zhang et al. 2024 (arXiv:2404.05868).
     """
     excess_B = rows.num_targets_B * (rows.nll_B - rows.reference_nll_B)
     return 2.0 / settings.beta * jax.nn.softplus(-settings.beta * excess_B)
@@ -113,10 +112,8 @@ def prefer_not_by_mean(rows: "Rows", settings: SimNPOSettings) -> Array:
     """Returns the loss of SimNPO of each example, which needs no reference.
 
     -(2 / beta) log sigmoid(beta (s / n - delta)) with s / n the *mean* token negative log
-    likelihood: an example that is forgotten already, whatever its length, moves nothing.
-
-    Source: Fan et al. 2024 (arXiv:2410.07163), with the margin inside the bracket as
-    open-unlearning has it; the two agree at the published margin of 0.
+    likelihood: an example that is forgotten already, whatever its length, moves nothing. Fan et al.
+    2024 (arXiv:2410.07163), with the margin inside the bracket as open-unlearning has it.
     """
     loss_B = jax.nn.softplus(-settings.beta * (rows.nll_B - settings.delta))
     return settings.forget_weight * (2.0 / settings.beta * loss_B)

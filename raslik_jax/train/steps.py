@@ -42,16 +42,12 @@ class Frozen(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Settings that all objectives share.
+    """Settings that all objectives share: factors of the terms, and what means are over.
 
-    Attributes:
-      forget_weight: factor of the forget term.
-      retain_weight: factor of the retain term.
-      mean: what means are over, where the objective does not say.
-      micro_batch: examples of each set held at a time; 0 for all.
-      whole: functions of the model without an adapter. Where it is given, all weights are trained:
-        the parameters are a base tree, in float32 so that small updates do not round away, and
-        run in the dtypes of the frozen base. Otherwise they are the adapter.
+    An objective's own mean goes before. `micro_batch` is the examples of each set held at a time; 0
+    for all. `whole` are functions of the model without an adapter; with them all weights are
+    trained: the parameters are a base tree, in float32 so that small updates do not round away, and
+    run in the dtypes of the frozen base.
     """
 
     forget_weight: float = 1.0
