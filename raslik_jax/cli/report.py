@@ -25,8 +25,8 @@ from raslik_jax.settings import Settings, setting
 
 flags.disclaim_key_flags()
 
-Format = Literal["terminal", "markdown", "csv", "latex"]
-_FILES: dict[str, Format] = {"tables.md": "markdown", "tables.csv": "csv", "tables.tex": "latex"}
+Form = Literal["terminal", "markdown", "csv", "latex"]
+_FILES: dict[str, Form] = {"tables.md": "markdown", "tables.csv": "csv", "tables.tex": "latex"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Options(Settings):
     """What is joined, and how it is shown."""
 
     runs: tuple[str, ...] = setting((), "Work directories of runs.")
-    format: Format = setting("terminal", "Form of what is printed.")
+    format: Form = setting("terminal", "Form of what is printed.")
     out: str = setting("", "Folder for the page and the tables in every form.")
     published: bool = setting(False, "Add the paper's own tables, each held against its own rates.")
     examples: int = setting(8, "Examples of each forget and retain set on the page.", low=0)
@@ -65,20 +65,19 @@ def run(options: Options) -> None:
 
 
 def _render(
-    form: Format, experiments: Sequence[runs.Experiment], found: Sequence[blocks.Block]
+    form: Form, experiments: Sequence[runs.Experiment], found: Sequence[blocks.Block]
 ) -> str:
     laid_out = [blocks.lay_out(block) for block in found]
     if form == "csv":
         return tables.render_csv(blocks.csv_table(found)).rstrip("\n")
     if form == "latex":
         return tables.LATEX_PREAMBLE + "\n\n".join(map(tables.render_latex, laid_out))
-    is_markdown = form == "markdown"
-    render = tables.render_markdown if is_markdown else tables.render_terminal
+    render, name = tables.render_terminal, tables.visible
+    if form == "markdown":
+        render, name = tables.render_markdown, lambda text: f"## {tables.escape_markdown(text)}"
     parts = []
     for experiment in experiments:
-        if len(experiments) > 1:
-            name = (tables.escape_markdown if is_markdown else tables.visible)(experiment.name)
-            parts.append(f"## {name}" if is_markdown else name)
+        parts += [name(experiment.name)] if len(experiments) > 1 else []
         parts += map(render, results.tables_of(experiment.metrics))
     return "\n\n".join([*parts, *map(render, laid_out)])
 

@@ -36,10 +36,6 @@ class Block(NamedTuple):
     """A block of results.
 
     Attributes:
-      name: of the experiment.
-      dataset: as people call it.
-      model: as people call it.
-      algorithm: ga_gdr, ...
       strategies: all of either side, in the paper's order.
       ours: what was measured here at the last epoch, by strategy: the rates (with one seed their
         bootstrap intervals, with several the mean and the range), "mahalanobis/distance" over the
@@ -47,7 +43,6 @@ class Block(NamedTuple):
         "tie", and how many seeds are Pareto-optimal ("num_pareto") or damaged ("num_damaged").
       paper: the published block that this one repeats, if there is one.
       epochs: the last epochs of the methods here.
-      seeds: of the runs.
       is_negative: R and F of the methods here are negatively correlated.
       non_sf_by: what Non-SF was measured by here: words or classifier.
       is_chosen: learning rates and epochs were chosen on other queries.
@@ -92,12 +87,7 @@ def describe_model(config: Mapping[str, Any]) -> str:
 def make_blocks(experiment: Experiment, paper: Sequence[PublishedBlock]) -> tuple[Block, ...]:
     """Returns one block per algorithm of an experiment, at each method's last epoch.
 
-    Args:
-      experiment: runs of one or several seeds.
-      paper: the published blocks, to set beside those that repeat one.
-
-    Returns:
-      The blocks, in the run's order of algorithms; none of runs without F or R.
+    Runs without F or R have none.
 
     Raises:
       ValueError: the seeds have different methods.
@@ -115,8 +105,7 @@ def make_blocks(experiment: Experiment, paper: Sequence[PublishedBlock]) -> tupl
         names = [model.strategy for model in models]
         match = match_block(paper, config, algorithm=algorithm, strategies=names)
         printed = tuple(match.rows) if match else ()
-        known = (*printed, *names)
-        ordered = [name for name in printed or STRATEGIES if name in known]
+        ordered = printed or [name for name in STRATEGIES if name in names]
         ours, is_negative = _measure(models)
         blocks.append(
             Block(
@@ -124,7 +113,7 @@ def make_blocks(experiment: Experiment, paper: Sequence[PublishedBlock]) -> tupl
                 dataset=dataset_name(config),
                 model=describe_model(config),
                 algorithm=algorithm,
-                strategies=tuple(dict.fromkeys([*ordered, *known])),
+                strategies=tuple(dict.fromkeys([*ordered, *names])),
                 ours=ours,
                 paper=match,
                 epochs=tuple(sorted({epoch for model in models for epoch in model.epochs})),
@@ -213,11 +202,9 @@ def lay_out(block: Block) -> Table:
     Columns that no row has a value for are left out. Where there are too few methods for a D_mah,
     the Euclidean distance stands in its place.
     """
-    names = []
-    for strategy in block.strategies:
-        model = block.ours.get(strategy) or block.theirs[strategy]
-        names.append(Cell(strategy_name(strategy), "" if model.value("pareto") else "gray"))
-    columns, cells = [Column("Strategy")], [names]
+    rows = [block.ours.get(name) or block.theirs[name] for name in block.strategies]
+    columns = [Column("Strategy")]
+    cells = [[Cell(strategy_name(m.strategy), "" if m.value("pareto") else "gray") for m in rows]]
     for models, source in ((block.ours, "ours"), (block.theirs, "the paper")):
         known = {metric for model in models.values() for metric in model.values}
         known -= {"euclidean"} if _DISTANCE in known else set()

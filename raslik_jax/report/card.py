@@ -29,16 +29,12 @@ class CardFacts(NamedTuple):
       config: settings of the run.
       metrics: metrics.json of the run; None where it measured nothing.
       entry: the entry of the exported model in it.
-      variant: which model it is.
-      num_train: training examples.
-      num_targets: of them, labeled targets.
-      learning_rate: at which it was unlearned.
       retrieved: summary.json of its strategy's sets.
       set_hashes: first 16 hex digits of the SHA-256 of the files of both sets.
       base_model: hub name of the base, or "" for one that has none.
       base_origin: what the base is, for people.
       base_format: how the base was quantized in the run, "" for not at all.
-      is_merged: the weights hold the adapter; otherwise the adapter stands alone.
+      is_merged: the weights hold the adapter; otherwise it stands alone.
       prompt: the template of a prompt, with {instruction}.
     """
 

@@ -110,13 +110,10 @@ def make_axes(
     if frame:
         size = _PAGE_WIDTH / 72, frame.height / 72
         figure = matplotlib.figure.Figure(figsize=size)
-        width, height = (
-            _PAGE_WIDTH - frame.left - frame.right,
-            frame.height - frame.top - frame.bottom,
-        )
         place = frame.left / _PAGE_WIDTH, frame.bottom / frame.height
-        extent = width / _PAGE_WIDTH, height / frame.height
-        return figure, [figure.add_axes((*place, *extent))]
+        width = 1 - (frame.left + frame.right) / _PAGE_WIDTH
+        height = 1 - (frame.top + frame.bottom) / frame.height
+        return figure, [figure.add_axes((*place, width, height))]
     columns = columns or num
     figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
     axes = figure.subplots(-(-num // columns), columns, squeeze=False, **options).ravel()
@@ -125,14 +122,7 @@ def make_axes(
     return figure, list(axes[:num])
 
 
-def note(
-    axes: Any,
-    text: str,
-    at: tuple[Any, Any],
-    offset: tuple[int, int],
-    *coordinates: str,
-    **options: Any,
-) -> None:
+def note(axes: Any, text: str, at: Any, offset: Any, *coordinates: str, **options: Any) -> None:
     """Writes a text so many points from a place, given in coordinates of Matplotlib's."""
     place = {"xy": at, "xytext": offset, "xycoords": coordinates, "textcoords": "offset points"}
     axes.annotate(text, **place, color=SOFT, **options)
@@ -145,10 +135,6 @@ def save_figure(figure: Any, stem: pathlib.Path) -> tuple[pathlib.Path, pathlib.
     """Writes a figure as `<stem>.png` and `<stem>.svg` and returns both paths.
 
     The files hold no date and no version, and each appears whole or not at all.
-
-    Args:
-      figure: a Matplotlib figure, as the functions below return it.
-      stem: path without extension; its folder exists.
     """
     paths = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
     with _style(_STYLE):
@@ -203,36 +189,28 @@ def _attributes(found: re.Match[str]) -> str:
     return re.sub("#([0-9a-f]{6})", r"var(--c-\1)", values)
 
 
-def dark_color(color: str, *, ground: str = "#1b1f23", ink: str = "#e8eaec") -> str:
+def dark_color(color: str) -> str:
     """Returns what a color of a figure is on a dark ground: gray turned over, others light enough.
 
-    Args:
-      color: #rrggbb, as on a white ground.
-      ground: what white becomes.
-      ink: what the ink of the figures becomes.
+    White becomes the ground, and the ink of the figures becomes that of the page.
     """
-    values, low, high = (
-        np.array([int(c[i : i + 2], 16) for i in (1, 3, 5)]) for c in (color, ground, ink)
-    )
-    if np.ptp(values) < 12:
-        share = (255 - values.mean()) / (255 - int(INK[1:3], 16))
-        return _hex(low + (high - low) * min(share, 1.0))
+    from matplotlib.colors import to_hex, to_rgb
+
+    values, low, high = (np.array(to_rgb(c)) for c in (color, "#1b1f23", "#e8eaec"))
+    if np.ptp(values) < 0.05:
+        share = (1 - values.mean()) / (1 - to_rgb(INK)[0])
+        return to_hex(low + (high - low) * min(share, 1.0))
     mixed = values
     for share in np.arange(0, 1, 0.05):
-        mixed = values + (255 - values) * share
+        mixed = values + (1 - values) * share
         if (_luminance(mixed) + 0.05) / (_luminance(low) + 0.05) >= 6:
             break
-    return _hex(mixed)
+    return to_hex(mixed)
 
 
 def _luminance(values: Any) -> float:
-    shares = values / 255
-    linear = np.where(shares <= 0.03928, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    linear = np.where(values <= 0.03928, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
     return float(linear @ np.array([0.2126, 0.7152, 0.0722]))
-
-
-def _hex(values: Any) -> str:
-    return "#" + "".join(f"{round(float(value)):02x}" for value in values)
 
 
 def mark_svg(marker: str, color: str, *, has_line: bool = True) -> Markup:

@@ -57,9 +57,6 @@ def draw_frontier(
       algorithms: those to draw; by default all of the run.
       retain_from: where the axis of R starts, by default `lowest_retain`.
       frame: of a panel for the page, which has a legend of its own.
-
-    Returns:
-      A Matplotlib figure.
     """
     models = collect_models([metrics], is_last=False)
     references = [model for model in models if not model.algorithm]
@@ -111,18 +108,13 @@ def _frontier_legend(
         edge: dict[str, Any] = {"mec": INK if color == GOLD else "white", "mew": 0.7}
         look = {"ls": "", "c": color, "marker": marker, "ms": 0.65 * size, **edge}
         handles.append(Line2D([], [], label=strategy_name(name), **look))
-    notes = [
-        "Small markers: epochs. Large: the last one, filled if Pareto-optimal,",
-        "with 95 % intervals. Arcs: equal distance to the ideal.",
-    ]
-    legend = figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=4 if num == 1 else 7,
-        title=("\n" if num == 1 else " ").join(notes),
-        title_fontproperties={"size": 8.5},
+    title = (
+        "Small markers: epochs. Large: the last one, filled if Pareto-optimal,"
+        f"{chr(10) if num == 1 else ' '}with 95 % intervals. Arcs: equal distance to the ideal."
     )
-    legend.get_title().set(color=SOFT, multialignment="center")
+    place, columns = "outside lower center", 4 if num == 1 else 7
+    legend = figure.legend(handles=handles, loc=place, ncols=columns, title=title)
+    legend.get_title().set(color=SOFT, multialignment="center", size=8.5)
 
 
 def _draw_ground(axes: Any, references: Sequence[Model]) -> None:
@@ -194,9 +186,6 @@ def draw_intervals(
       start: where the axis starts; it then ends at 1.
       floor: where a dotted line stands.
       frame: of a panel for the page, which also has the means in figures.
-
-    Returns:
-      A Matplotlib figure; without a frame its height grows with the rows.
     """
     variants = list(dict.fromkeys(name for row in rows.values() for name in row))
     figure, (axes,) = make_axes((7.6, 1.3 + 0.3 * max(1, len(rows))), frame)
@@ -256,9 +245,6 @@ def draw_scores(
       retain_threshold: the highest score in the retain set.
       num_bins: bins over the range of the scores.
       frame: of a panel for the page, which has a legend of its own.
-
-    Returns:
-      A Matplotlib figure.
     """
     groups = [("all examples", np.ones(len(score_N), np.bool_), OTHER_COLOR)]
     if is_target_N is not None:
@@ -313,9 +299,6 @@ def draw_losses(
         unlearning: one loss per optimizer step.
       strategies: all of the run, which decide the colors.
       frame: of a panel for the page, which has a legend of its own.
-
-    Returns:
-      A Matplotlib figure.
     """
     columns = 2 if len(panels) == 4 else min(3, max(1, len(panels)))
     size = (3.9 * columns + 0.4, 3.0 * -(-max(1, len(panels)) // columns))
@@ -380,9 +363,6 @@ def draw_curves(
       ylabel: what the mean is.
       log_x: x to the base 2, ticks where points are.
       log_y: y to the base 10.
-
-    Returns:
-      A Matplotlib figure.
     """
     labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
     styles = {name: LINE_STYLES[i % len(LINE_STYLES)] for i, name in enumerate(labels)}
@@ -425,15 +405,14 @@ def draw_boundary(
 ) -> Any:
     """Returns the paper's three histograms: all scores, and around each of the thresholds.
 
+    The panels' titles name how many scores are in the neighborhood.
+
     Args:
       scores_N: the scores, finite.
       forget_threshold: tau_F.
       retain_threshold: -tau_R.
       gamma: half the width of the neighborhoods, shaded; the zooms show five of it to each side.
       xlabel: what the scores are.
-
-    Returns:
-      A Matplotlib figure; the panels' titles name how many scores are in the neighborhood.
     """
     figure, (whole, *zooms) = make_axes((11.4, 3.6), None, 3)
     whole.set_title("all scores")

@@ -58,9 +58,6 @@ def render(
       paper: the published blocks, set beside the runs that repeat one.
       show_paper: add all of them at the end, each held against its own rates.
       title: the heading; by default the experiments' names.
-
-    Raises:
-      ValueError: as `blocks.make_blocks`.
     """
     share = _MAX_CHARACTERS // max(1, sum(bool(e.runs[0].answers) for e in experiments))
     views = [_view(experiment, paper, share) for experiment in experiments]
@@ -69,7 +66,6 @@ def render(
         .get_template("page.html.jinja")
         .render(
             heading=title or " · ".join(e.name for e in experiments) or "The paper's tables",
-            facts=list(dict.fromkeys(fact for view in views for fact in view["facts"])),
             experiments=views,
             paper=paper,
             num_wrong=sum(row.value("is_wrong") for block in paper for row in block.rows.values()),
@@ -94,8 +90,13 @@ def _environment() -> jinja2.Environment:
         behavior_sentence=notes.behavior_sentence,
         column_groups=tables.column_groups,
         digest=_digest,
+        dataset_name=names.dataset_name,
         generator=Markup(_GENERATOR),
         interval=tables.format_interval,
+        kinds=[
+            (drawing.mark_svg("s", drawing.TARGET_COLOR, has_line=False), "targets"),
+            (drawing.mark_svg("s", drawing.OTHER_COLOR, has_line=False), "other examples"),
+        ],
         limits=_LIMITS,
         script=Markup((templates.FOLDER / "page.js").read_text(encoding="utf-8")),
         shorten=_shorten,
@@ -141,13 +142,12 @@ def _view(
         name: (drawing.mark_svg(marker, color, has_line=False), names.strategy_name(name))
         for name, (marker, _, color) in figures.REFERENCE_MARKS.items()
     }
-    is_several = len(experiment.runs) > 1
     return {
         "run": run,
         "experiment": experiment,
         "name": experiment.name,
         "first": experiment.of_seed(),
-        "facts": _facts(experiment),
+        "started_from": blocks_lib.describe_model(run.config),
         "legend": legend,
         "references": [references[name] for name in references if name in (*metrics, "ideal")],
         "judgments": [
@@ -159,17 +159,13 @@ def _view(
         "frontier": _frontier(experiment),
         "epochs": results.results_table(metrics, epochs="all"),
         "blocks": [_block_table(block, strategies) for block in blocks],
-        "seeds": results.tables_of(experiment.metrics) if is_several else [],
+        "seeds": results.tables_of(experiment.metrics) if experiment.runs[1:] else [],
         "details": results.details(metrics),
         "retrieved": results.retrieval_table(metrics),
-        "histograms": _histograms(experiment),
-        "kinds": [
-            (drawing.mark_svg("s", color, has_line=False), name)
-            for color, name in (
-                (drawing.TARGET_COLOR, "targets"),
-                (drawing.OTHER_COLOR, "other examples"),
-            )
-            if any(run.scores and run.scores.is_target_N is not None for run in experiment.runs)
+        "histograms": [
+            _histogram(experiment.name, seed.metrics["seed"], seed.scores)
+            for seed in experiment.runs[:_MAX_HISTOGRAMS]
+            if seed.scores
         ],
         "highlighted": names.highlighted(run.sets),
         "answers": _side_by_side(run, share, legend | references),
@@ -185,22 +181,9 @@ def _view(
             "run": {k: v for k, v in run.config.items() if not isinstance(v, Mapping)}
             | {"seed": experiment.seeds},
             **{k: v for k, v in run.config.items() if isinstance(v, Mapping)},
-            "versions": run.versions,
+            "versions": metrics.get("versions", {}),
         },
     }
-
-
-def _facts(experiment: runs.Experiment) -> list[str]:
-    config, corpus = experiment.runs[0].config, experiment.metrics[0].get("corpus", {})
-    facts = [names.dataset_name(config), blocks_lib.describe_model(config)]
-    if "train" in corpus:
-        facts += [
-            f"{corpus['train']:,} training examples, {corpus['targets']:,} labeled targets",
-            f"{corpus['target_queries']} target and {corpus['normal_queries']} normal "
-            f"{corpus['query_split']} queries",
-        ]
-    seeds = ", ".join(map(str, experiment.seeds))
-    return [*facts, f"{'seed' if len(experiment.seeds) == 1 else 'seeds'} {seeds}"]
 
 
 def _figure(figure: Any, title: str, lead: str, text: str = "") -> dict[str, Any]:
@@ -287,18 +270,14 @@ def _frontier(experiment: runs.Experiment) -> dict[str, Any]:
     return {"figures": found, "left_out": len(panels) - len(found)}
 
 
-def _histograms(experiment: runs.Experiment) -> list[dict[str, Any]]:
-    found = []
-    for run in experiment.runs[:_MAX_HISTOGRAMS]:
-        if run.scores:
-            figure = figures.draw_scores(**run.scores._asdict(), frame=drawing.Frame(330))
-            text = (
-                f"Seed {run.metrics['seed']}. Shaded: the ends that the sets take, up to "
-                f"{run.scores.retain_threshold:.3g} and from {run.scores.forget_threshold:.3g}."
-            )
-            title = f"Retrieval scores of {experiment.name}. {text}"
-            found.append(_figure(figure, title, "Scores of the training examples.", text))
-    return found
+def _histogram(name: str, seed: int, scores: runs.ScoreSample) -> dict[str, Any]:
+    figure = figures.draw_scores(**scores._asdict(), frame=drawing.Frame(330))
+    text = (
+        f"Seed {seed}. Shaded: the ends that the sets take, up to {scores.retain_threshold:.3g} "
+        f"and from {scores.forget_threshold:.3g}."
+    )
+    title = f"Retrieval scores of {name}. {text}"
+    return _figure(figure, title, "Scores of the training examples.", text)
 
 
 def _side_by_side(

@@ -117,11 +117,10 @@ def match_block(
     algorithm: str,
     strategies: Sequence[str],
 ) -> PublishedBlock | None:
-    """Returns the published block that a run repeats; None from scratch or on other data.
+    """Returns the published block of a run's dataset, checkpoint and algorithm, if there is one.
 
-    It is of the same dataset, algorithm and last part of --backbone.checkpoint, whatever the case
-    of its letters. Where the paper has two such tables (the main one and the ablation of
-    Contaminated Random), it is the one that shares more strategies.
+    Where the paper has two (the main table and the ablation of Contaminated Random), it is the one
+    that shares more strategies.
     """
     record = DATASETS.get(config.get("corpus", {}).get("dataset", ""))
     dataset = record.title if record and record.is_published else None

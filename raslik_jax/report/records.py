@@ -38,10 +38,10 @@ class Model(NamedTuple):
             for v in self.values.get(metric, ())
         ]
 
-    def verdicts(self) -> dict[str, int]:
-        """Returns how many runs have each verdict, those that occur, in their order."""
+    def judged(self) -> str:
+        """Returns how many runs have each verdict, as in "2 partly, 1 damaged"."""
         found = self.values.get("judgment/verdict", ())
-        return {verdict: found.count(verdict) for verdict in VERDICTS if verdict in found}
+        return ", ".join(f"{found.count(v)} {v}" for v in VERDICTS if v in found)
 
     def spread(self, metric: str) -> IntervalEntry:
         """Returns the mean over the runs that have it, the smallest and the largest."""
@@ -60,7 +60,7 @@ class Model(NamedTuple):
     @property
     def num_damaged(self) -> int:
         """In how many runs it was judged damaged."""
-        return self.verdicts().get("damaged", 0)
+        return list(self.values.get("judgment/verdict", ())).count("damaged")
 
 
 def make_model(strategy: str, algorithm: str, *entries: Mapping[str, Any]) -> Model:
@@ -93,13 +93,12 @@ def last_epochs(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
 def collect_models(runs: Sequence[Metrics], *, is_last: bool = True) -> list[Model]:
     """Returns the models of one run, or of several seeds joined, in the order of the first run.
 
+    Those before unlearning that all runs have come first. Methods have what their strategy
+    retrieved as "retrieval/...".
+
     Args:
       runs: the metrics of each seed, all with the same methods.
       is_last: only the last epoch of each method; otherwise each epoch is a model of its own.
-
-    Returns:
-      Those before unlearning that all runs have, then the methods, with what their strategy
-      retrieved as "retrieval/...".
 
     Raises:
       ValueError: no run, or runs of different methods.

@@ -96,18 +96,14 @@ _PARETO = Field(
 )
 _JUDGMENT = Field(
     "Judgment",
-    ("judgment/verdict",),
-    lambda model: f"{model.value('judgment/verdict')}: {model.value('judgment/reasons')}",
+    ("judgment/verdict", "judgment/reasons"),
+    lambda model: ": ".join(map(model.value, _JUDGMENT.metrics)),
 )
 _SEEDS = (
     _count("Below\nRandom", "forget_minus_random", lambda difference: difference["high"] < 0),
     _count("Closer", "is_closer", bool),
 )
-_JUDGED = Field(
-    "Judged",
-    ("judgment/verdict",),
-    lambda model: ", ".join(f"{count} {verdict}" for verdict, count in model.verdicts().items()),
-)
+_JUDGED = Field("Judged", ("judgment/verdict",), lambda model: model.judged())
 
 
 def _table(
@@ -120,16 +116,9 @@ def _table(
     is_marked: bool = True,
     is_full: bool = False,
 ) -> Table:
-    """Returns the table of some models, without the columns that none has a value for.
+    """Returns the table of some models, headed by algorithm, the damaged ones marked.
 
-    Args:
-      models: its rows.
-      fields: its columns after the name.
-      notes: sentences below.
-      name: title of the first column.
-      heading: gives the heading over the models of an algorithm; None for no headings.
-      is_marked: mark damaged models.
-      is_full: keep the columns without any value.
+    Columns that none has a value for are left out unless it `is_full`.
     """
     shown = [field for field in fields if is_full or any(map(field.is_known, models))]
     rows: list[tuple[str, ...] | str] = []
@@ -153,10 +142,6 @@ def results_table(metrics: Metrics, *, epochs: Epochs = "last") -> Table:
     """Returns the result table of a run: fine-tuned, backbone, and every method by its algorithm.
 
     Without F and R the judgment stands in their place.
-
-    Args:
-      metrics: the content of metrics.json.
-      epochs: the last epoch of each method, or all of them.
     """
     models = collect_models([metrics], is_last=epochs == "last")
     methods, is_chosen = _methods(models), bool(metrics.get("chosen"))
@@ -247,9 +232,6 @@ def seeds_checks_table(runs: Sequence[Metrics]) -> Table:
     """Returns what stands behind the rates over several seeds, likewise.
 
     Where some seeds have not measured something, the cell says so.
-
-    Raises:
-      ValueError: as `seeds_table`.
     """
     fields = (*fields_of("seeds_checks", is_spread=True), _JUDGED)
     return _table(

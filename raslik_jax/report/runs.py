@@ -55,13 +55,9 @@ _ROW = {
 
 
 class Row(NamedTuple):
-    """One training example of a set.
+    """A training example of a set: prompt, answer, label if there is one, and score.
 
-    Attributes:
-      text: instruction and input.
-      output: its answer.
-      is_target: its label; None if nobody knows.
-      score: of the strategy, in the direction of the set: the higher, the surer it was chosen.
+    Scores are in the direction of the set: the higher, the surer it was chosen.
     """
 
     text: str
@@ -105,9 +101,7 @@ class StoredRun(NamedTuple):
     """A run as its work directory keeps it; parts that are not there are empty.
 
     Attributes:
-      metrics: the content of metrics.json.
-      config: the settings that the metrics were measured with.
-      versions: what measured them.
+      metrics: the content of metrics.json, with the settings and versions of what was measured.
       queries: those it was measured on, target queries first.
       answers: by algorithm ("" before unlearning) and strategy, the answer by query id.
       sets: by strategy, the sets "forget" and "retain".
@@ -117,14 +111,17 @@ class StoredRun(NamedTuple):
     """
 
     metrics: Metrics
-    config: Mapping[str, Any]
-    versions: Mapping[str, str]
     queries: tuple[Query, ...]
     answers: Mapping[tuple[str, str], Mapping[str, str]]
     sets: Mapping[str, Mapping[str, ItemSet]]
     scores: ScoreSample | None
     losses: Mapping[str, Mapping[str, Sequence[float]]]
     marker_words: frozenset[str]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The settings that the metrics were measured with."""
+        return self.metrics["settings"]
 
 
 def metrics_path(root: pathlib.Path) -> pathlib.Path:
@@ -162,8 +159,6 @@ def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
     split = metrics.get("corpus", {}).get("query_split", "test")
     return StoredRun(
         metrics=metrics,
-        config=metrics["settings"],
-        versions=metrics.get("versions", {}),
         queries=tuple(
             Query(row["id"], _text(row), kind == "target")
             for kind in ("target", "normal")
@@ -177,10 +172,6 @@ def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
         losses=_read_losses(root, metrics),
         marker_words=_read_marker_words(metrics["settings"]),
     )
-
-
-def _read_json(path: pathlib.Path) -> Any:
-    return read_json(path) if path.is_file() else None
 
 
 def _read_rows(path: pathlib.Path, shape: Mapping[str, Any] = _ROW) -> list[dict[str, Any]]:
@@ -244,15 +235,15 @@ def _read_losses(root: pathlib.Path, metrics: Metrics) -> dict[str, dict[str, li
     """Returns the loss curves of every training, by panel and label."""
     panels = {}
     for title, stage in (("Backbone", "backbone"), ("Fine-tuning", "finetune")):
-        if losses := _read_json(root / stage / "losses.json"):
+        path = root / stage / "losses.json"
+        if path.is_file() and (losses := read_json(path)):
             panels[title] = {"loss": losses}
     for entry in last_epochs(metrics["methods"]):
         algorithm, strategy = entry["algorithm"], entry["strategy"]
-        steps = _read_json(root / "unlearn" / f"{strategy}-{algorithm}" / "steps.json") or []
-        losses = [step["forget_nll"] for step in steps if "forget_nll" in step]
-        if losses:
-            panel = panels.setdefault(f"{algorithm_name(algorithm)}, forget set", {})
-            panel[strategy] = losses
+        path = root / "unlearn" / f"{strategy}-{algorithm}" / "steps.json"
+        steps = read_json(path) if path.is_file() else []
+        if losses := [step["forget_nll"] for step in steps if "forget_nll" in step]:
+            panels.setdefault(f"{algorithm_name(algorithm)}, forget set", {})[strategy] = losses
     return panels
 
 
@@ -308,20 +299,18 @@ def group_runs(runs: Sequence[StoredRun]) -> tuple[Experiment, ...]:
     for run in runs:
         settings = json.dumps({**run.config, "seed": 0}, sort_keys=True)
         groups.setdefault(settings, []).append(run)
+    firsts = [group[0] for group in groups.values()]
+    experiments = []
     for group in groups.values():
-        seeds = [run.metrics["seed"] for run in group]
+        ordered = tuple(sorted(group, key=lambda run: run.metrics["seed"]))
+        experiments.append(Experiment(ordered, _variation(group[0], firsts)))
+        seeds = experiments[-1].seeds
         if len(set(seeds)) < len(seeds):
             raise ValueError(
                 f"the runs of {group[0].metrics['name']!r} must have different seeds, got {seeds}: "
                 "name each run once"
             )
-    firsts = [group[0] for group in groups.values()]
-    return tuple(
-        Experiment(
-            tuple(sorted(group, key=lambda run: run.metrics["seed"])), _variation(group[0], firsts)
-        )
-        for group in groups.values()
-    )
+    return tuple(experiments)
 
 
 def _variation(run: StoredRun, firsts: Sequence[StoredRun]) -> str:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from raslik_jax.evaluate.metrics import IntervalEntry
 from raslik_jax.messages import is_unseen
+from raslik_jax.report import templates
 
 NOT_KNOWN = "-"
 
@@ -250,49 +251,28 @@ LATEX_PREAMBLE = r"""% Wants \usepackage{booktabs} and \usepackage[table]{xcolor
 """
 
 
-def column_groups(table: Table) -> list[tuple[str, int]]:
-    """Returns the headings over columns and how many each spans; empty where there are none."""
-    groups = itertools.groupby(column.group for column in table.columns)
-    spans = [(name, len(list(members))) for name, members in groups]
-    return spans if any(name for name, _ in spans) else []
+def column_groups(table: Table) -> list[tuple[str, int, int]]:
+    """Returns headings over columns, each with its first column and how many it spans."""
+    groups, start = [], 0
+    for name, members in itertools.groupby(column.group for column in table.columns):
+        groups.append((name, start, span := len(list(members))))
+        start += span
+    return groups if any(name for name, *_ in groups) else []
 
 
 def render_latex(table: Table) -> str:
     """Returns the table in LaTeX in the paper's manner (see `LATEX_PREAMBLE`)."""
-    columns = "".join("r" if column.align == "right" else "l" for column in table.columns)
-    lines = [
-        r"\begin{table}[h]",
-        r"\centering",
-        rf"\caption{{{escape_latex(table.title)}. {escape_latex(' '.join(table.notes))}}}",
-        rf"\begin{{tabular}}{{{columns}}}",
-        r"\toprule",
-    ]
-    spans, rules, start = [], [], 1
-    for name, span in column_groups(table):
-        spans.append(rf"\multicolumn{{{span}}}{{c}}{{{escape_latex(name)}}}" if name else "")
-        if name:
-            rules.append(rf"\cmidrule(lr){{{start}-{start + span - 1}}}")
-        start += span
-    if spans:
-        lines += [" & ".join(spans).strip() + r" \\", " ".join(rules)]
-    names = [column.latex or escape_latex(column.title) for column in table.columns]
-    lines += [" & ".join(names) + r" \\", r"\midrule"]
-    for row in table.rows:
-        cells = [row, *[""] * (len(columns) - 1)] if isinstance(row, str) else row
-        lines.append(" & ".join(_latex_cell(as_cell(cell)) for cell in cells) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
-    return "\n".join(lines)
-
-
-_LATEX_TONES = {"gray": "gray", "best": "bestbg"}
-
-
-def _latex_cell(cell: Cell) -> str:
-    text = escape_latex(cell.text)
-    if cell.tone:
-        text = rf"\{_LATEX_TONES[cell.tone]}{{{text}}}"
-    mark = r"$^\sim$" if cell.mark == "~" else escape_latex(cell.mark)
-    return text + mark
+    environment = templates.make_environment(
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+    )
+    environment.filters["latex"] = escape_latex
+    template = environment.get_template("table.tex.jinja")
+    return template.render(table=table, as_cell=as_cell, groups=column_groups(table)).strip()
 
 
 def render_csv(table: Table) -> str:

@@ -11,7 +11,7 @@ FOLDER = pathlib.Path(__file__).parent
 
 
 def make_environment(**options: Any) -> jinja2.Environment:
-    """Returns what renders the templates of this folder, under which all names are printed."""
+    """Returns what renders the templates of this folder, with filters for printed names."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER),
         undefined=jinja2.StrictUndefined,

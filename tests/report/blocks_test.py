@@ -319,10 +319,10 @@ _NAME = (
 def test_a_hostile_name_is_data_in_every_form_of_a_table():
     metrics = sample_metrics.sample_metrics()
     metrics["name"] = _NAME
-    nothing = {"versions": {}, "answers": {}, "sets": {}, "losses": {}}
+    metrics["settings"] = {}
+    nothing = {"answers": {}, "sets": {}, "losses": {}}
     run = runs.StoredRun(
         metrics=metrics,
-        config={},
         queries=(),
         scores=None,
         marker_words=frozenset(),

@@ -23,34 +23,32 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
     retrieval, last = results.retrieval_table(metrics), results.results_table(metrics)
     texts = [tables.render_terminal(table) for table in (retrieval, last)]
     (folder / "table.txt").write_text("\n\n".join(texts) + "\n")
-    sections = {
-        f"# {tables.escape_markdown(metrics['name'])}": (
-            f"Seed {metrics['seed']}; {corpus['train']:,} training examples, "
-            f"{corpus['targets']:,} of them labeled targets; measured on "
-            f"{corpus['target_queries']} target and {corpus['normal_queries']} normal "
-            f"{corpus['query_split']} queries."
+    every, answers = results.results_table(metrics, epochs="all"), _answers(stored)
+    parts: list[str | tables.Table] = [
+        f"# {tables.escape_markdown(metrics['name'])}",
+        f"Seed {metrics['seed']}; {corpus['train']:,} training examples, {corpus['targets']:,} of "
+        f"them labeled targets; measured on {corpus['target_queries']} target and "
+        f"{corpus['normal_queries']} normal {corpus['query_split']} queries.",
+        *("## Retrieval", retrieval),
+        *(["![Scores of the training examples](scores.png)"] if "scores" in drawn else []),
+        *("## Forgetting and retention", last),
+        *(["![The frontier over epochs](frontier.png)"] if "frontier" in drawn else []),
+        *("## Every epoch", every),
+        *(
+            part
+            for title, table in results.details(metrics).items()
+            for part in (f"## {title}", table)
         ),
-        "## Retrieval": retrieval,
-        "![Scores of the training examples](scores.png)": "scores" in drawn,
-        "## Forgetting and retention": last,
-        "![The frontier over epochs](frontier.png)": "frontier" in drawn,
-        "## Every epoch": results.results_table(metrics, epochs="all"),
-        **{f"## {title}": table for title, table in results.details(metrics).items()},
-        "## Answers side by side": _answers(stored),
-        "## Training": "![Loss curves](losses.png)",
-    }
-    parts = []
-    for title, content in sections.items():
-        if content:
-            parts.append(title)
-            parts += [tables.render_markdown(content)] if isinstance(content, tables.Table) else []
-            parts += [content] if isinstance(content, str) else []
-    (folder / "report.md").write_text("\n\n".join(parts) + "\n")
+        *(("## Answers side by side", answers) if answers.rows else ()),
+        *("## Training", "![Loss curves](losses.png)"),
+    ]
+    texts = [part if isinstance(part, str) else tables.render_markdown(part) for part in parts]
+    (folder / "report.md").write_text("\n\n".join(texts) + "\n")
     html = page.render(runs.group_runs([stored]), paper=published.read_blocks())
     (folder / "report.html").write_text(html)
 
 
-def _answers(stored: runs.StoredRun) -> tables.Table | None:
+def _answers(stored: runs.StoredRun) -> tables.Table:
     """Returns the answers of all models one below the other, under their prompt."""
     rows: list[tuple[str, ...] | str] = []
     for is_target, most in _SHOWN.items():
@@ -60,5 +58,4 @@ def _answers(stored: runs.StoredRun) -> tables.Table | None:
                 name = names.strategy_name(strategy)
                 name = f"{name} {names.algorithm_name(algorithm)}" if algorithm else name.lower()
                 rows.append((name, texts[query.example_id].strip() or "(empty)"))
-    columns = (tables.Column("Model"), tables.Column("Answer"))
-    return tables.Table(columns, tuple(rows)) if rows else None
+    return tables.Table((tables.Column("Model"), tables.Column("Answer")), tuple(rows))
