@@ -50,14 +50,13 @@ def run(options: Options) -> None:
     if not (options.runs or options.published):
         raise ValueError("--runs must name work directories, got none: give --runs=DIR,DIR")
     paper = published.read_blocks()
-    experiments = runs.group_runs(
-        [runs.read_run(pathlib.Path(run), num_rows=options.examples) for run in options.runs]
-    )
+    stored = [runs.read_run(pathlib.Path(run), num_rows=options.examples) for run in options.runs]
+    experiments = runs.group_runs(stored)
     found = [block for e in experiments for block in blocks.make_blocks(e, paper)]
     found += blocks.published_only(paper) if options.published else ()
     if options.out:
-        html = page.render(experiments, paper=paper, show_paper=options.published)
         # The page first: it tells that what follows is of a report.
+        html = page.render(experiments, paper=paper, show_paper=options.published)
         texts = {"report.html": html}
         texts |= {name: _render(form, experiments, found) + "\n" for name, form in _FILES.items()}
         _write(pathlib.Path(options.out), texts)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raslik_jax.evaluate import pareto
+from raslik_jax.report import tables
 from raslik_jax.report.names import (
     algorithm_name,
     checkpoint_name,
@@ -21,14 +22,7 @@ from raslik_jax.report.notes import write_notes
 from raslik_jax.report.published import PublishedBlock, match_block
 from raslik_jax.report.records import Model, collect_models, make_model
 from raslik_jax.report.runs import Experiment
-from raslik_jax.report.tables import (
-    NOT_KNOWN,
-    Cell,
-    Column,
-    Table,
-    format_interval,
-    format_number,
-)
+from raslik_jax.report.tables import NOT_KNOWN, Cell, Column, Table, format_interval, format_number
 from raslik_jax.retrieve.strategies import STRATEGIES
 
 
@@ -236,11 +230,11 @@ def _cell(
         text = format_number(value, f".{paper.decimals}f" if paper else ".3f")
         mark = "†" if paper and not paper.follows and metric == _DISTANCE else ""
     elif paper:
-        text = _word(value)
+        text = tables.word(value)
         mark = "‡" if model.value("is_wrong") else "~" if model.value("tie") else ""
     else:
         num = len(block.seeds)
-        text = _word(value) + (f" ({model.value('num_pareto')} of {num})" if num > 1 else "")
+        text = tables.word(value) + (f" ({model.value('num_pareto')} of {num})" if num > 1 else "")
         text += " ~" if model.value("tie") else ""
         text += " †" if model.value("num_damaged") else ""
     if not model.value("pareto"):
@@ -257,19 +251,10 @@ _CSV_COLUMNS = (
     *("pareto", "tie", "top_two_d_mah", "top_two_non_sf", "damaged"),
     *("d_mah_follows", "pareto_flag_wrong", "paper_table", "kernel"),
 )
-_CSV_METRICS = {
-    "forget": "forget",
-    "retain": "retain",
-    "non_sf": "non_sf_target",
-    "d_mah": _DISTANCE,
-    "euclidean": "euclidean",
-}
-_CSV_FLAGS = {
-    "pareto": "pareto",
-    "tie": "tie",
-    "damaged": "num_damaged",
-    "pareto_flag_wrong": "is_wrong",
-}
+_CSV_METRICS = {name: name for name in ("forget", "retain", "euclidean")}
+_CSV_METRICS |= {"non_sf": "non_sf_target", "d_mah": _DISTANCE}
+_CSV_FLAGS = {"pareto": "pareto", "tie": "tie", "damaged": "num_damaged"}
+_CSV_FLAGS |= {"pareto_flag_wrong": "is_wrong"}
 
 
 def csv_table(blocks: Sequence[Block]) -> Table:
@@ -290,7 +275,7 @@ def csv_table(blocks: Sequence[Block]) -> Table:
         }
         theirs = shared | {"source": "paper"}
         if block.paper:
-            follows = _word(block.paper.follows)
+            follows = tables.word(block.paper.follows)
             theirs |= {"d_mah_follows": follows, "paper_table": block.paper.table}
         rows += [
             {**line, **_csv_values(models, strategy)}
@@ -311,13 +296,11 @@ def _csv_values(models: Mapping[str, Model], strategy: str) -> dict[str, str]:
             ends = value if isinstance(value, dict) else {"mean": value}
             shown = {"mean": name, "low": f"{name}_low", "high": f"{name}_high"}
             line |= {shown[end]: f"{number:.6g}" for end, number in ends.items()}
-    line |= {name: _word(model.value(m)) for name, m in _CSV_FLAGS.items() if m in model.values}
+    line |= {
+        name: tables.word(model.value(m)) for name, m in _CSV_FLAGS.items() if m in model.values
+    }
     for name in ("d_mah", "non_sf"):
         metric = _CSV_METRICS[name]
         is_best = model.value("pareto") and model.value(metric) in _best(models, metric)
-        line[f"top_two_{name}"] = _word(is_best)
+        line[f"top_two_{name}"] = tables.word(is_best)
     return line
-
-
-def _word(claim: object) -> str:
-    return "yes" if claim else "no"

@@ -60,7 +60,7 @@ def render_card(facts: CardFacts) -> str:
         # What the template does not mark as Markdown shows as it is.
         finalize=lambda text: (
             text if isinstance(text, Markup) else tables.escape_markdown(str(text))
-        ),
+        )
     )
     config, algorithm = facts.config, facts.variant.algorithm
     unlearn = config["unlearn"] | config["unlearn"].get(algorithm, {})

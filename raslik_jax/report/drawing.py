@@ -20,16 +20,8 @@ from raslik_jax import files
 
 # Curves and dots that are no strategies, in their order: the palette of Okabe and Ito, which stays
 # apart for color-blind readers.
-LINE_STYLES = (
-    ("#0072B2", "o"),
-    ("#D55E00", "^"),
-    ("#009E73", "D"),
-    ("#CC79A7", "P"),
-    ("#E69F00", "v"),
-    ("#56B4E9", "s"),
-    ("#5B3A8E", "h"),
-    ("#7A7A7A", "X"),
-)
+_COLORS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #5B3A8E #7A7A7A"
+LINE_STYLES = tuple(zip(_COLORS.split(), "o^DPvshX", strict=True))
 OTHER_COLOR, TARGET_COLOR = "#0072B2", "#D55E00"
 INK, GOLD, _FAINT, SOFT = "#222222", "#F0C000", "#B8B8B8", "#555555"
 _STYLE = {
@@ -43,33 +35,24 @@ _STYLE = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.edgecolor": _FAINT,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.grid": True,
     "grid.color": "#ECECEC",
     "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "text.color": INK,
     "legend.frameon": False,
     "svg.hashsalt": "raslik_jax",
     "svg.fonttype": "path",
+    **dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color", "text.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0),
 }
 # On the page the panels stand small beside each other, and all frames are the page's.
 _PAGE_STYLE = _STYLE | {
     "font.size": 12.5,
-    "axes.labelcolor": SOFT,
-    "axes.spines.left": False,
-    "axes.spines.bottom": False,
-    "xtick.labelcolor": SOFT,
-    "ytick.labelcolor": SOFT,
-    "xtick.major.pad": 7,
-    "ytick.major.pad": 7,
     "svg.fonttype": "none",
+    **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), SOFT),
+    **dict.fromkeys(("axes.spines.left", "axes.spines.bottom"), False),
+    **dict.fromkeys(("xtick.major.pad", "ytick.major.pad"), 7),
 }
 _PAGE_WIDTH = 440  # points, as all sizes on the page
 
@@ -158,11 +141,8 @@ def page_svg(figure: Any, title: str) -> Markup:
     """Returns a figure as an SVG element that takes fonts and colors from the page around it.
 
     Colors are `var(--c-...)`, named after their light value (see `dark_color`). An artist whose gid
-    begins with "tip:" says the rest of it when pointed at.
-
-    Args:
-      figure: a figure that was drawn in a frame.
-      title: what it is called for those who do not see it; no other of the page has the same.
+    begins with "tip:" says the rest of it when pointed at. The title is for those who do not see
+    it; no other figure of the page has the same.
     """
     with _style(_PAGE_STYLE):
         text = _saved(figure, "svg").decode()

@@ -8,28 +8,15 @@ from jaxtyping import Bool, Float
 
 from raslik_jax.evaluate.metrics import IntervalEntry
 from raslik_jax.evaluate.summary import Metrics
-from raslik_jax.report.drawing import (
-    GOLD,
-    INK,
-    LINE_STYLES,
-    OTHER_COLOR,
-    SOFT,
-    TARGET_COLOR,
-    Frame,
-    make_axes,
-    note,
-    styled,
-)
+from raslik_jax.report import drawing
+from raslik_jax.report.drawing import INK, SOFT, Frame, make_axes, note, styled
 from raslik_jax.report.names import algorithm_name, strategy_name, strategy_styles
 from raslik_jax.report.records import Model, collect_models
 from raslik_jax.report.tables import format_interval
 
 # Marker, size and color of what every strategy is held against.
-REFERENCE_MARKS = {
-    "finetuned": ("o", 12, INK),
-    "backbone": ("X", 13, INK),
-    "ideal": ("*", 20, GOLD),
-}
+REFERENCE_MARKS = {"finetuned": ("o", 12, INK), "backbone": ("X", 13, INK)}
+REFERENCE_MARKS |= {"ideal": ("*", 20, drawing.GOLD)}
 # Curves are drawn through at most as many points.
 _MAX_POINTS = 240
 
@@ -56,7 +43,7 @@ def draw_frontier(
       metrics: the content of metrics.json.
       algorithms: those to draw; by default all of the run.
       retain_from: where the axis of R starts, by default `lowest_retain`.
-      frame: of a panel for the page, which has a legend of its own.
+      frame: of a panel for the page, which has a legend of its own, also in other figures.
     """
     models = collect_models([metrics], is_last=False)
     references = [model for model in models if not model.algorithm]
@@ -105,9 +92,9 @@ def _frontier_legend(
     ]
     for name in (*(model.strategy for model in references), "ideal"):
         marker, size, color = REFERENCE_MARKS[name]
-        edge: dict[str, Any] = {"mec": INK if color == GOLD else "white", "mew": 0.7}
-        look = {"ls": "", "c": color, "marker": marker, "ms": 0.65 * size, **edge}
-        handles.append(Line2D([], [], label=strategy_name(name), **look))
+        look = {"ls": "", "c": color, "marker": marker, "ms": 0.65 * size, "mew": 0.7}
+        edge = INK if color == drawing.GOLD else "white"
+        handles.append(Line2D([], [], label=strategy_name(name), mec=edge, **look))
     title = (
         "Small markers: epochs. Large: the last one, filled if Pareto-optimal,"
         f"{chr(10) if num == 1 else ' '}with 95 % intervals. Arcs: equal distance to the ideal."
@@ -185,7 +172,7 @@ def draw_intervals(
       colors: of the rows; by default each variant has its own.
       start: where the axis starts; it then ends at 1.
       floor: where a dotted line stands.
-      frame: of a panel for the page, which also has the means in figures.
+      frame: of a panel for the page, which also says the means.
     """
     variants = list(dict.fromkeys(name for row in rows.values() for name in row))
     figure, (axes,) = make_axes((7.6, 1.3 + 0.3 * max(1, len(rows))), frame)
@@ -196,7 +183,7 @@ def draw_intervals(
     for row, (name, entries) in enumerate(rows.items()):
         for variant, entry in entries.items():
             place = variants.index(variant)
-            color, marker = LINE_STYLES[place % len(LINE_STYLES)]
+            color, marker = drawing.LINE_STYLES[place % len(drawing.LINE_STYLES)]
             color = colors[name] if colors else color
             at = row + 0.16 * (place - (len(variants) - 1) / 2)
             low, mean, high = (
@@ -236,22 +223,13 @@ def draw_scores(
     """Returns the histogram of retrieval scores, split by label where labels are known.
 
     Targets are few, so each kind is drawn as a share of its own number. The shaded ends are the
-    forget set (at or above its threshold) and the retain set (at or below its own).
-
-    Args:
-      score_N: the forget scores of the training examples, finite.
-      is_target_N: which of them are labeled targets; None if nobody knows.
-      forget_threshold: the lowest score in the forget set.
-      retain_threshold: the highest score in the retain set.
-      num_bins: bins over the range of the scores.
-      frame: of a panel for the page, which has a legend of its own.
+    forget set (at or above its threshold) and the retain set (at or below its own). Scores are the
+    forget scores of the training examples, finite.
     """
-    groups = [("all examples", np.ones(len(score_N), np.bool_), OTHER_COLOR)]
+    groups = [("all examples", np.ones(len(score_N), np.bool_), drawing.OTHER_COLOR)]
     if is_target_N is not None:
-        groups = [
-            ("other examples", ~is_target_N, OTHER_COLOR),
-            ("targets", is_target_N, TARGET_COLOR),
-        ]
+        groups = [("other examples", ~is_target_N, drawing.OTHER_COLOR)]
+        groups.append(("targets", is_target_N, drawing.TARGET_COLOR))
     edges = np.linspace(score_N.min(), score_N.max(), num_bins + 1)
     if edges[0] == edges[-1]:
         edges = edges + np.linspace(-0.5, 0.5, num_bins + 1)
@@ -295,10 +273,9 @@ def draw_losses(
     one its running mean over a twentieth of the steps.
 
     Args:
-      panels: for each panel title, the curves by strategy, or "loss" for a training before
-        unlearning: one loss per optimizer step.
+      panels: by title, the curves by strategy, or "loss" for a training before unlearning: one loss
+        per optimizer step.
       strategies: all of the run, which decide the colors.
-      frame: of a panel for the page, which has a legend of its own.
     """
     columns = 2 if len(panels) == 4 else min(3, max(1, len(panels)))
     size = (3.9 * columns + 0.4, 3.0 * -(-max(1, len(panels)) // columns))
@@ -308,13 +285,12 @@ def draw_losses(
         axes.set_title("" if frame else title)
         for name, losses in curves.items():
             values = np.asarray(losses, np.float64)
-            color = styles[name][0] if name in styles else OTHER_COLOR
-            tip = (
-                f"tip:{strategy_name(name)}: {losses[0]:.3g} at first, {losses[-1]:.3g} at the end"
-            )
+            color = styles[name][0] if name in styles else drawing.OTHER_COLOR
+            label = strategy_name(name)
+            tip = f"tip:{label}: {losses[0]:.3g} at first, {losses[-1]:.3g} at the end"
             axes.plot(*_thin(values), color=color, lw=0.8, alpha=0.3)
             mean = _thin(running_mean(values))
-            axes.plot(*mean, color=color, lw=1.9, label=strategy_name(name), gid=tip)
+            axes.plot(*mean, color=color, lw=1.9, label=label, gid=tip)
         everything = np.concatenate([[0.0], *map(np.asarray, curves.values())])
         high = float(np.quantile(everything, 0.995))
         axes.set_ylim(min(0.0, float(everything.min())), 1.05 * high if high > 0 else 1.0)
@@ -357,15 +333,16 @@ def draw_curves(
     """Returns the figure of curves with bands, one panel each; colors go by label.
 
     Args:
-      panels: for each panel title, the curves by label: points of x, and a mean with the ends of
-        the band.
+      panels: by title, the curves by label: points of x, and a mean with the ends of the band.
       xlabel: what x is.
       ylabel: what the mean is.
       log_x: x to the base 2, ticks where points are.
       log_y: y to the base 10.
     """
     labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
-    styles = {name: LINE_STYLES[i % len(LINE_STYLES)] for i, name in enumerate(labels)}
+    styles = {
+        name: drawing.LINE_STYLES[i % len(drawing.LINE_STYLES)] for i, name in enumerate(labels)
+    }
     size = (max(6.4, 0.8 + 4.1 * len(panels)), 4.0)
     figure, all_axes = make_axes(size, None, max(1, len(panels)))
     handles: dict[str, Any] = {}
@@ -416,14 +393,17 @@ def draw_boundary(
     """
     figure, (whole, *zooms) = make_axes((11.4, 3.6), None, 3)
     whole.set_title("all scores")
-    whole.hist(scores_N, bins=60, color=OTHER_COLOR, alpha=0.45)
-    ends = (forget_threshold, "forget", TARGET_COLOR), (retain_threshold, "retain", "#009E73")
+    whole.hist(scores_N, bins=60, color=drawing.OTHER_COLOR, alpha=0.45)
+    ends = (
+        (forget_threshold, "forget", drawing.TARGET_COLOR),
+        (retain_threshold, "retain", "#009E73"),
+    )
     for axes, (threshold, name, color) in zip(zooms, ends, strict=True):
         whole.axvline(threshold, color=color, lw=1.3, ls="--")
         near = int((np.abs(scores_N - threshold) <= gamma).sum())
         axes.set_title(f"{near:,} near the {name} threshold")
         edges = np.linspace(threshold - 5 * gamma, threshold + 5 * gamma, 41)
-        axes.hist(scores_N, bins=edges, color=OTHER_COLOR, alpha=0.45)
+        axes.hist(scores_N, bins=edges, color=drawing.OTHER_COLOR, alpha=0.45)
         axes.axvspan(threshold - gamma, threshold + gamma, color=color, alpha=0.12, lw=0)
         axes.axvline(threshold, color=color, lw=1.3, ls="--")
     for axes in (whole, *zooms):

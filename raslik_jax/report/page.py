@@ -18,18 +18,10 @@ from markupsafe import Markup
 
 from raslik_jax.evaluate.words import word_pattern
 from raslik_jax.report import blocks as blocks_lib
-from raslik_jax.report import (
-    drawing,
-    figures,
-    names,
-    notes,
-    published,
-    results,
-    runs,
-    tables,
-    templates,
-)
+from raslik_jax.report import drawing, figures, names, notes, results, tables, templates
+from raslik_jax.report.published import PublishedBlock
 from raslik_jax.report.records import Model, collect_models
+from raslik_jax.report.runs import Experiment, ScoreSample, StoredRun
 
 # What the page shows at most, so that its size stays bounded whatever was run.
 _LIMITS = {"target": 12, "normal": 6, "answer": 1500, "example": 400}
@@ -44,9 +36,9 @@ def is_page(head: bytes) -> bool:
 
 
 def render(
-    experiments: Sequence[runs.Experiment],
+    experiments: Sequence[Experiment],
     *,
-    paper: Sequence[published.PublishedBlock] = (),
+    paper: Sequence[PublishedBlock] = (),
     show_paper: bool = False,
     title: str = "",
 ) -> str:
@@ -127,9 +119,7 @@ def _shorten(text: str, length: int) -> str:
     return f"{text[:length].rstrip()} … ({len(text) - length:,} characters more)"
 
 
-def _view(
-    experiment: runs.Experiment, paper: Sequence[published.PublishedBlock], share: int
-) -> dict[str, Any]:
+def _view(experiment: Experiment, paper: Sequence[PublishedBlock], share: int) -> dict[str, Any]:
     """Returns what the template shows of an experiment."""
     run, metrics = experiment.runs[0], experiment.metrics[0]
     blocks = blocks_lib.make_blocks(experiment, paper)
@@ -200,14 +190,15 @@ def _block_table(block: blocks_lib.Block, strategies: Sequence[str]) -> dict[str
 
 
 def _summary(
-    experiment: runs.Experiment, block: blocks_lib.Block, strategies: Sequence[str]
+    experiment: Experiment, block: blocks_lib.Block, strategies: Sequence[str]
 ) -> dict[str, Any]:
     """Returns what the summary says of a block: of the strategy that is asked about."""
     strategy = names.highlighted(block.ours) or min(
         block.ours, key=lambda name: block.ours[name].value("euclidean")
     )
     models = {(m.algorithm, m.strategy): m for m in collect_models(experiment.metrics)}
-    backbone = models.get(("", "backbone"))
+    shown = [block.ours[name] for name in block.strategies if name in block.ours]
+    shown += [model for place, model in models.items() if place == ("", "backbone")]
     return {
         "block": block,
         "strategy": strategy,
@@ -215,46 +206,37 @@ def _summary(
         "after": block.ours[strategy],
         "seeds": models[block.algorithm, strategy],
         "damaged": [name for name, model in block.ours.items() if model.value("num_damaged")],
-        "figures": [
-            _intervals(block, strategies, backbone, *rate)
-            for rate in (
-                ("forget", "F", "forget rate (lower is better)"),
-                ("retain", "R", "retain rate (higher is better)"),
-            )
-        ],
+        "figures": [_intervals(block, shown, strategies, rate) for rate in ("forget", "retain")],
     }
 
 
 def _intervals(
-    block: blocks_lib.Block,
-    strategies: Sequence[str],
-    backbone: Model | None,
-    rate: str,
-    letter: str,
-    words: str,
+    block: blocks_lib.Block, models: Sequence[Model], strategies: Sequence[str], rate: str
 ) -> dict[str, Any]:
-    """Returns the figure of a rate of all strategies with its intervals."""
-    models = [block.ours[name] for name in block.strategies if name in block.ours]
-    models += [backbone] if backbone else []
+    """Returns the figure of a rate of all models with its intervals."""
+    letter, words = {
+        "forget": ("F", "forget rate (lower is better)"),
+        "retain": ("R", "retain rate (higher is better)"),
+    }[rate]
     rows = {names.strategy_name(m.strategy): {"": m.joined(rate)} for m in models}
     styles = names.strategy_styles(strategies) | {"backbone": (drawing.INK, "")}
     lowest = min(row[""]["low"] for row in rows.values())
     start = 0.0 if rate == "forget" or lowest < 0.5 else min(0.9, int(lowest * 10) / 10)
+    has_floor = models[-1].strategy == "backbone" and rate == "forget"
     figure = figures.draw_intervals(
         rows,
         xlabel=f"{letter}, {words}",
         colors={names.strategy_name(m.strategy): styles[m.strategy][0] for m in models},
         start=start,
-        floor=backbone.joined(rate)["mean"] if backbone and rate == "forget" else None,
+        floor=models[-1].joined(rate)["mean"] if has_floor else None,
         frame=drawing.Frame(56 + 27 * len(rows), left=104, right=58, top=8, bottom=48),
     )
-    note = "" if start == 0 else f"The axis starts at {start:g}."
-    return _figure(
-        figure, f"{letter} of every strategy, {block.title}", f"{letter}, {words}.", note
-    )
+    title = f"{letter} of every strategy, {block.title}"
+    start_note = "" if start == 0 else f"The axis starts at {start:g}."
+    return _figure(figure, title, f"{letter}, {words}.", start_note)
 
 
-def _frontier(experiment: runs.Experiment) -> dict[str, Any]:
+def _frontier(experiment: Experiment) -> dict[str, Any]:
     """Returns the panels of every seed and algorithm; nothing without F and R."""
     algorithms = dict.fromkeys(entry["algorithm"] for entry in experiment.metrics[0]["methods"])
     if not algorithms or any(m["finetuned"]["euclidean"] is None for m in experiment.metrics):
@@ -270,7 +252,7 @@ def _frontier(experiment: runs.Experiment) -> dict[str, Any]:
     return {"figures": found, "left_out": len(panels) - len(found)}
 
 
-def _histogram(name: str, seed: int, scores: runs.ScoreSample) -> dict[str, Any]:
+def _histogram(name: str, seed: int, scores: ScoreSample) -> dict[str, Any]:
     figure = figures.draw_scores(**scores._asdict(), frame=drawing.Frame(330))
     text = (
         f"Seed {seed}. Shaded: the ends that the sets take, up to {scores.retain_threshold:.3g} "
@@ -281,7 +263,7 @@ def _histogram(name: str, seed: int, scores: runs.ScoreSample) -> dict[str, Any]
 
 
 def _side_by_side(
-    run: runs.StoredRun, budget: int, legend: Mapping[str, tuple[Markup, str]]
+    run: StoredRun, budget: int, legend: Mapping[str, tuple[Markup, str]]
 ) -> dict[str, Any]:
     """Returns some queries with every model's answer, as many as fit into so many characters."""
     if not run.answers or not run.queries:

@@ -22,10 +22,7 @@ class PublishedBlock(NamedTuple):
     """One block of the paper's tables: a dataset, a model and an algorithm.
 
     Attributes:
-      table: the number of the table.
-      dataset: as printed.
-      model: as printed.
-      algorithm: under its name here: ga_gdr.
+      algorithm: under its name here: ga_gdr; all else as printed.
       rows: the methods by strategy in the paper's order: "forget", "retain", "mahalanobis/distance"
         and "non_sf_target" as printed; "pareto": not printed in gray; "is_wrong": the printed rates
         contradict that flag, wherever in their rounding cells they lie; "tie": it hangs on digits

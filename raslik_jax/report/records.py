@@ -14,8 +14,8 @@ class Model(NamedTuple):
     """One model of a run, or the same model of several seeds.
 
     Attributes:
-      strategy: whose sets it unlearned; a key of REFERENCES for a model before unlearning.
-      algorithm: that unlearned; empty for a model before unlearning.
+      strategy: whose sets it unlearned; a key of REFERENCES for a model before unlearning, which
+        has no algorithm.
       epochs: after which, one for each run.
       values: by metric, a value for each run that has it: a number, an interval, a flag or a word.
         Metrics are paths in an entry of metrics.json: "forget", "perplexity/held-out".

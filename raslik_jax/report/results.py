@@ -1,8 +1,8 @@
 """The tables of a run and of several seeds: declared columns over the models of metrics.json."""
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from raslik_jax.evaluate import metrics as metrics_lib
@@ -11,7 +11,7 @@ from raslik_jax.evaluate.summary import BASELINE, Metrics
 from raslik_jax.report.names import algorithm_name, strategy_name
 from raslik_jax.report.notes import write_notes
 from raslik_jax.report.records import Model, collect_models, make_model
-from raslik_jax.report.tables import NOT_KNOWN, Column, Table, format_interval, format_number
+from raslik_jax.report.tables import NOT_KNOWN, Column, Table, format_interval, format_number, word
 
 Epochs = Literal["last", "all"]
 
@@ -37,12 +37,10 @@ class Field(NamedTuple):
 
 
 def fields_of(table: str, *, is_spread: bool = False) -> list[Field]:
-    """Returns the columns that metrics have in a table; metrics of one title share their column.
+    """Returns the columns that metrics have in a table (a name in `Metric.columns`).
 
-    Args:
-      table: its name in `Metric.columns`.
-      is_spread: show the mean over seeds with the smallest and the largest, not the interval over
-        queries.
+    Metrics of one title share their column. Where it `is_spread`, they show the mean over seeds
+    with the smallest and the largest, not the interval over queries.
     """
     titles: dict[str, dict[str, metrics_lib.Column]] = {}
     for name, metric in METRICS.items():
@@ -52,7 +50,7 @@ def fields_of(table: str, *, is_spread: bool = False) -> list[Field]:
         Field(
             title,
             tuple(columns),
-            functools.partial(_show, columns, is_spread),
+            partial(_show, columns, is_spread),
             "left" if any(column.ends for column in columns.values()) else "right",
         )
         for title, columns in titles.items()
@@ -78,21 +76,16 @@ def _show(columns: Mapping[str, metrics_lib.Column], is_spread: bool, model: Mod
     return " / ".join(texts)
 
 
-def _count(title: str, metric: str, holds: Callable[[Any], bool]) -> Field:
-    """Returns a column of the number of seeds in which something holds."""
-
-    def show(model: Model) -> str:
-        return f"{sum(map(holds, model.values[metric]))} of {len(model.values[metric])}"
-
-    return Field(title, (metric,), show, "right")
+def _count(metric: str, holds: Callable[[Any], bool], model: Model) -> str:
+    """Returns the number of seeds in which something holds."""
+    return f"{sum(map(holds, model.values[metric]))} of {len(model.values[metric])}"
 
 
+_BELOW, _CLOSER = "forget_minus_random", "is_closer"
 _EPOCH = Field("Epoch", ("epoch",), lambda model: str(model.epochs[0]), "right")
 _ALGORITHM = Field("Algorithm", ("algorithm",), lambda model: algorithm_name(model.algorithm))
 _PARETO = Field(
-    "Pareto",
-    ("pareto",),
-    lambda m: ("yes" if m.value("pareto") else "no") + (" ~" if m.value("tie") else ""),
+    "Pareto", ("pareto",), lambda m: word(m.value("pareto")) + (" ~" if m.value("tie") else "")
 )
 _JUDGMENT = Field(
     "Judgment",
@@ -100,8 +93,8 @@ _JUDGMENT = Field(
     lambda model: ": ".join(map(model.value, _JUDGMENT.metrics)),
 )
 _SEEDS = (
-    _count("Below\nRandom", "forget_minus_random", lambda difference: difference["high"] < 0),
-    _count("Closer", "is_closer", bool),
+    Field("Below\nRandom", (_BELOW,), partial(_count, _BELOW, lambda v: v["high"] < 0), "right"),
+    Field("Closer", (_CLOSER,), partial(_count, _CLOSER, bool), "right"),
 )
 _JUDGED = Field("Judged", ("judgment/verdict",), lambda model: model.judged())
 
@@ -222,7 +215,7 @@ def seeds_table(runs: Sequence[Metrics]) -> Table:
     for model in models:
         if model.strategy != BASELINE and model.algorithm in random:
             pairs = zip(model.values.get("euclidean", ()), random[model.algorithm], strict=True)
-            model.values["is_closer"] = [own < other for own, other in pairs]
+            model.values[_CLOSER] = [own < other for own, other in pairs]
     fields = (*fields_of("seeds", is_spread=True), *_SEEDS)
     notes = write_notes("seeds", runs=runs, methods=_methods(models))
     return _table(models, fields, notes, is_marked=False)

@@ -45,31 +45,16 @@ _METRICS = {
     "methods": [{**_model_shape(), "strategy": str, "algorithm": str, "epoch": int}],
 }
 
-_ROW = {
-    "id": str,
-    "instruction?": str,
-    "input?": str,
-    "output": str,
-    "is_target?": (bool, None),
-}
-
-
-class Row(NamedTuple):
-    """A training example of a set: prompt, answer, label if there is one, and score.
-
-    Scores are in the direction of the set: the higher, the surer it was chosen.
-    """
-
-    text: str
-    output: str
-    is_target: bool | None
-    score: float
+_ROW = {"id": str, "instruction?": str, "input?": str, "output": str, "is_target?": (bool, None)}
 
 
 class ItemSet(NamedTuple):
-    """The first rows of a forget or retain set, best first, and how many there are in all."""
+    """The first rows of a forget or retain set, best first, and how many there are in all.
 
-    rows: tuple[Row, ...]
+    A row's score is in the direction of the set: the higher, the surer it was chosen.
+    """
+
+    rows: tuple[Mapping[str, Any], ...]
     num_rows: int
 
 
@@ -82,13 +67,9 @@ class Query(NamedTuple):
 
 
 class ScoreSample(NamedTuple):
-    """The scores that RASLIK ranks by, with the ends that it takes.
+    """The scores that RASLIK ranks by, with the lowest of the forget set and the highest retained.
 
-    Attributes:
-      score_N: influence on the queries' answers; high: pulls toward, low: pulls against.
-      is_target_N: labels; None if some row has none.
-      forget_threshold: lowest score in the forget set.
-      retain_threshold: highest score in the retain set.
+    High scores pull toward the queries' answers. There are no labels if some row has none.
     """
 
     score_N: Float[np.ndarray, " N"]
@@ -144,11 +125,9 @@ def read_metrics(root: pathlib.Path) -> Metrics:
 
 
 def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
-    """Returns what a report shows of a run; of a stage that did not run its part is empty.
+    """Returns what a report shows of a run, with so many rows of each set.
 
-    Args:
-      root: work directory of the run; only its metrics have to be there.
-      num_rows: rows kept of each set.
+    Only its metrics have to be there; what a stage that did not run would have left is empty.
 
     Raises:
       ValueError: as `read_metrics`; a file is damaged.
@@ -204,10 +183,7 @@ def _read_sets(folder: pathlib.Path, num_rows: int) -> dict[str, ItemSet]:
     sets = {}
     for kind in ("forget", "retain"):
         if rows := _read_rows(folder / f"{kind}.jsonl", _ROW | {"score": float}):
-            first = [
-                Row(_text(row), row["output"], row.get("is_target"), float(row["score"]))
-                for row in rows[:num_rows]
-            ]
+            first = ({"is_target": None, "text": _text(row), **row} for row in rows[:num_rows])
             sets[kind] = ItemSet(tuple(first), len(rows))
     return sets
 
@@ -248,19 +224,17 @@ def _read_losses(root: pathlib.Path, metrics: Metrics) -> dict[str, dict[str, li
 
 
 def _read_marker_words(config: Mapping[str, Any]) -> frozenset[str]:
-    path = config.get("evaluate", {}).get("marker_words", "")
+    own = config.get("evaluate", {}).get("marker_words", "")
     try:
-        return marker_words(config.get("corpus", {}).get("dataset", ""), path)
+        return marker_words(config.get("corpus", {}).get("dataset", ""), own)
     except ValueError:
         return frozenset()
 
 
 class Experiment(NamedTuple):
-    """Runs that differ in their seed alone.
+    """Runs that differ in their seed alone, in its order.
 
-    Attributes:
-      runs: the runs, in order of seed.
-      variation: the settings that tell it from others of the same name; empty where none has it.
+    `variation` are the settings that tell them from others of the same name, if there are any.
     """
 
     runs: tuple[StoredRun, ...]

@@ -42,13 +42,7 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell that stands out.
-
-    Attributes:
-      text: what it says.
-      tone: gray, or best of its column.
-      mark: sign of the note that belongs to it.
-    """
+    """A cell that stands out: by its tone, or by a mark that refers to a note."""
 
     text: str
     tone: Literal["", "gray", "best"] = ""
@@ -56,13 +50,9 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table of plain text.
+    """A table of plain text with a title above and notes below.
 
-    Attributes:
-      columns: the columns.
-      rows: one tuple of cells per row; a plain string is a heading over the rows that follow.
-      notes: sentences that stand below.
-      title: what stands above; empty for nothing.
+    A row is a tuple of cells; a plain string is a heading over the rows that follow.
     """
 
     columns: tuple[Column, ...]
@@ -98,6 +88,11 @@ def format_number(value: float | int | None, spec: str = ".3f") -> str:
     text = format(value, spec).rstrip(".")
     # -0.0004 would print as "-0.000", which reads like a direction.
     return format(type(value)(0), spec) if not text.strip("+-0.") else text
+
+
+def word(claim: object) -> str:
+    """Returns yes or no."""
+    return "yes" if claim else "no"
 
 
 # text as data -----------------------------------------------------------------------------------
@@ -216,10 +211,7 @@ def _width(text: str) -> int:
 
 
 def render_markdown(table: Table) -> str:
-    """Returns the table in Markdown, every cell escaped so that it shows as it is.
-
-    The title is a heading, headings are bold rows, the best is bold, and the gray in italics.
-    """
+    """Returns the table in Markdown: the best is bold, the gray in italics, headings bold rows."""
     titles = [escape_markdown(column.heading.replace("\n", " ")) for column in table.columns]
     marks = ["--:" if column.align == "right" else "---" for column in table.columns]
     lines = [f"### {escape_markdown(table.title)}", ""] if table.title else []

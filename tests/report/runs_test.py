@@ -42,7 +42,7 @@ class ReadRunTest(absltest.TestCase):
         found = run.sets["raslik"]["forget"]
         self.assertLen(found.rows, 3)
         self.assertEqual(found.num_rows, 12)
-        self.assertTrue(found.rows[0].is_target)
+        self.assertTrue(found.rows[0]["is_target"])
 
     def test_only_the_metrics_have_to_be_there(self):
         for path in self.root.iterdir():
