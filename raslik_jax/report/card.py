@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from raslik_jax.data.corpora import describe
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
-from raslik_jax.report import notes, results, tables, templates
+from raslik_jax.report import names, notes, results, tables
 from raslik_jax.report.records import make_model
 from raslik_jax.train.objectives import OBJECTIVES
 
@@ -31,8 +31,7 @@ class CardFacts(NamedTuple):
       entry: the entry of the exported model in it.
       retrieved: summary.json of its strategy's sets.
       set_hashes: first 16 hex digits of the SHA-256 of the files of both sets.
-      base_model: hub name of the base, or "" for one that has none.
-      base_origin: what the base is, for people.
+      base_model: hub name of the base, "" for none; `base_origin` is what it is, for people.
       base_format: how the base was quantized in the run, "" for not at all.
       is_merged: the weights hold the adapter; otherwise it stands alone.
       prompt: the template of a prompt, with {instruction}.
@@ -56,7 +55,7 @@ class CardFacts(NamedTuple):
 
 def render_card(facts: CardFacts) -> str:
     """Returns README.md of an exported model: a header that hubs read, then the facts."""
-    environment = templates.make_environment(
+    environment = names.make_environment(
         # What the template does not mark as Markdown shows as it is.
         finalize=lambda text: (
             text if isinstance(text, Markup) else tables.escape_markdown(str(text))

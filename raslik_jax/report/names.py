@@ -1,11 +1,14 @@
-"""How members of the families are called and drawn: read from their records.
+"""How members of the families are called and drawn, by their records, and templates of such names.
 
 A member that has no record any more (of a stored run) goes by its own name, and one that says
 nothing of its color or marker gets the next free ones.
 """
 
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import jinja2
 
 from raslik_jax.config import kernel_name
 from raslik_jax.data.corpora import DATASETS
@@ -14,6 +17,8 @@ from raslik_jax.train.objectives import OBJECTIVES
 
 # What strategies are held against; models before unlearning stand as strategies of no algorithm.
 REFERENCES = {"finetuned": "Fine-tuned", "backbone": "Backbone", "ideal": "Ideal"}
+# Where the templates of the page, of a card and of notes are.
+FOLDER = pathlib.Path(__file__).parent
 # Colors and markers of strategies that have none of their own.
 _OTHER_STYLES = (("#0072B2", "<"), ("#B59F00", ">"), ("#8C4A2F", "p"), ("#5B3A8E", "h"))
 
@@ -65,3 +70,12 @@ def highlighted(strategies: Iterable[str]) -> str:
     """Returns the strategy that a report is about: the paper's own; empty where it was not run."""
     named = (name for name in strategies if name in STRATEGIES and STRATEGIES[name].is_subject)
     return next(named, "")
+
+
+def make_environment(**options: Any) -> jinja2.Environment:
+    """Returns what renders the templates of this folder, with filters for printed names."""
+    loader = jinja2.FileSystemLoader(FOLDER)
+    options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True} | options
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, **options)
+    environment.filters |= {"strategy_name": strategy_name, "algorithm_name": algorithm_name}
+    return environment

@@ -6,8 +6,7 @@ from typing import Any
 
 from raslik_jax.evaluate import judgment, pareto
 from raslik_jax.evaluate.summary import Metrics
-from raslik_jax.report import templates
-from raslik_jax.report.names import algorithm_name, kernel_note, strategy_name
+from raslik_jax.report.names import algorithm_name, kernel_note, make_environment, strategy_name
 from raslik_jax.report.records import Model
 
 # Whose answers the rates are taken against.
@@ -26,7 +25,7 @@ def write_notes(table: str, **values: Any) -> tuple[str, ...]:
 
 @functools.cache
 def _macros() -> Any:
-    environment = templates.make_environment()
+    environment = make_environment()
     environment.globals.update(
         answers_taken_against=answers_taken_against,
         behavior_sentence=behavior_sentence,

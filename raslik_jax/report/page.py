@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from raslik_jax.evaluate.words import word_pattern
 from raslik_jax.report import blocks as blocks_lib
-from raslik_jax.report import drawing, figures, names, notes, results, tables, templates
+from raslik_jax.report import drawing, figures, names, notes, results, tables
 from raslik_jax.report.published import PublishedBlock
 from raslik_jax.report.records import Model, collect_models
 from raslik_jax.report.runs import Experiment, ScoreSample, StoredRun
@@ -72,7 +72,7 @@ def render(
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    environment = templates.make_environment(
+    environment = names.make_environment(
         autoescape=True,
         # Control and direction marks become visible; then what is no markup is escaped.
         finalize=lambda value: tables.visible(value) if type(value) is str else value,
@@ -90,7 +90,7 @@ def _environment() -> jinja2.Environment:
             (drawing.mark_svg("s", drawing.OTHER_COLOR, has_line=False), "other examples"),
         ],
         limits=_LIMITS,
-        script=Markup((templates.FOLDER / "page.js").read_text(encoding="utf-8")),
+        script=Markup((names.FOLDER / "page.js").read_text(encoding="utf-8")),
         shorten=_shorten,
         stylesheet=_stylesheet,
     )
@@ -104,7 +104,7 @@ def _stylesheet(body: str) -> Markup:
     dark = "".join(f"--c-{color}:{drawing.dark_color('#' + color)};" for color in colors)
     screen = "@media screen and (prefers-color-scheme: dark)"
     palette = f":root{{{light}}}\n{screen}{{:root{{{dark}}}}}\n"
-    return Markup(palette + (templates.FOLDER / "page.css").read_text(encoding="utf-8"))
+    return Markup(palette + (names.FOLDER / "page.css").read_text(encoding="utf-8"))
 
 
 def _digest(text: str) -> Markup:

@@ -98,13 +98,12 @@ def _make_block(
 
 def strategy_printed_as(method: str) -> str:
     """Returns the strategy of a method as the paper prints it: the longest title it begins with."""
-    printed = _letters(method)
-    known = [name for name, s in STRATEGIES.items() if printed.startswith(_letters(s.title))]
-    return max(known, key=lambda name: len(STRATEGIES[name].title), default=method)
-
-
-def _letters(text: str) -> str:
-    return "".join(c for c in text.lower() if c.isalnum())
+    letters = {
+        name: "".join(filter(str.isalnum, s.title.lower())) for name, s in STRATEGIES.items()
+    }
+    printed = "".join(filter(str.isalnum, method.lower()))
+    known = [name for name in letters if printed.startswith(letters[name])]
+    return max(known, key=lambda name: len(letters[name]), default=method)
 
 
 def match_block(

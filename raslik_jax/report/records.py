@@ -115,7 +115,8 @@ def collect_models(runs: Sequence[Metrics], *, is_last: bool = True) -> list[Mod
             key = strategy, entry["algorithm"], 0 if is_last else entry["epoch"]
             retrieved = run["retrieval"].get(strategy)
             found.setdefault(key, []).append({**entry, "retrieval": retrieved})
-        if _methods(run) != _methods(runs[0]):
+        names = [{(e["algorithm"], e["strategy"]) for e in r["methods"]} for r in (runs[0], run)]
+        if names[0] != names[1]:
             raise ValueError(
                 f"the runs of a table must have the same methods, got others in {run['name']!r} "
                 f"with seed {run['seed']} than in {runs[0]['name']!r} with seed "
@@ -126,7 +127,3 @@ def collect_models(runs: Sequence[Metrics], *, is_last: bool = True) -> list[Mod
         for (strategy, algorithm, _), entries in found.items()
         if len(entries) == len(runs)
     ]
-
-
-def _methods(run: Metrics) -> set[tuple[str, str]]:
-    return {(entry["algorithm"], entry["strategy"]) for entry in run["methods"]}

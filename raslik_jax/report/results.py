@@ -13,8 +13,6 @@ from raslik_jax.report.notes import write_notes
 from raslik_jax.report.records import Model, collect_models, make_model
 from raslik_jax.report.tables import NOT_KNOWN, Column, Table, format_interval, format_number, word
 
-Epochs = Literal["last", "all"]
-
 
 class Field(NamedTuple):
     """A declared column: it is there where some model has one of its metrics.
@@ -131,7 +129,7 @@ def _methods(models: Sequence[Model]) -> list[Model]:
     return [model for model in models if model.algorithm]
 
 
-def results_table(metrics: Metrics, *, epochs: Epochs = "last") -> Table:
+def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -> Table:
     """Returns the result table of a run: fine-tuned, backbone, and every method by its algorithm.
 
     Without F and R the judgment stands in their place.

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from raslik_jax.evaluate.metrics import IntervalEntry
 from raslik_jax.messages import is_unseen
-from raslik_jax.report import templates
+from raslik_jax.report import names
 
 NOT_KNOWN = "-"
 
@@ -254,7 +254,7 @@ def column_groups(table: Table) -> list[tuple[str, int, int]]:
 
 def render_latex(table: Table) -> str:
     """Returns the table in LaTeX in the paper's manner (see `LATEX_PREAMBLE`)."""
-    environment = templates.make_environment(
+    environment = names.make_environment(
         block_start_string="<%",
         block_end_string="%>",
         variable_start_string="<<",
