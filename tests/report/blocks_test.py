@@ -11,7 +11,7 @@ import sample_metrics
 import sample_run
 from absl.testing import absltest, parameterized
 
-from raslik_jax.evaluate.summary import IntervalEntry
+from raslik_jax.evaluate.metrics import IntervalEntry
 from raslik_jax.report import blocks, published, runs, tables
 
 _PAPER = published.read_blocks()
