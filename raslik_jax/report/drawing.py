@@ -179,13 +179,13 @@ def dark_color(color: str) -> str:
     values, low, high = (np.array(to_rgb(c)) for c in (color, "#1b1f23", "#e8eaec"))
     if np.ptp(values) < 0.05:
         share = (1 - values.mean()) / (1 - to_rgb(INK)[0])
-        return to_hex(low + (high - low) * min(share, 1.0))
+        return to_hex((low + (high - low) * min(share, 1.0)).tolist())
     mixed = values
     for share in np.arange(0, 1, 0.05):
         mixed = values + (1 - values) * share
         if (_luminance(mixed) + 0.05) / (_luminance(low) + 0.05) >= 6:
             break
-    return to_hex(mixed)
+    return to_hex(mixed.tolist())
 
 
 def _luminance(values: Any) -> float:

@@ -92,7 +92,7 @@ def _frontier_legend(
     ]
     for name in (*(model.strategy for model in references), "ideal"):
         marker, size, color = REFERENCE_MARKS[name]
-        look = {"ls": "", "c": color, "marker": marker, "ms": 0.65 * size, "mew": 0.7}
+        look: Any = {"ls": "", "c": color, "marker": marker, "ms": 0.65 * size, "mew": 0.7}
         edge = INK if color == drawing.GOLD else "white"
         handles.append(Line2D([], [], label=strategy_name(name), mec=edge, **look))
     title = (

@@ -85,11 +85,8 @@ _ALGORITHM = Field("Algorithm", ("algorithm",), lambda model: algorithm_name(mod
 _PARETO = Field(
     "Pareto", ("pareto",), lambda m: word(m.value("pareto")) + (" ~" if m.value("tie") else "")
 )
-_JUDGMENT = Field(
-    "Judgment",
-    ("judgment/verdict", "judgment/reasons"),
-    lambda model: ": ".join(map(model.value, _JUDGMENT.metrics)),
-)
+_VERDICT = "judgment/verdict", "judgment/reasons"
+_JUDGMENT = Field("Judgment", _VERDICT, lambda model: ": ".join(map(model.value, _VERDICT)))
 _SEEDS = (
     Field("Below\nRandom", (_BELOW,), partial(_count, _BELOW, lambda v: v["high"] < 0), "right"),
     Field("Closer", (_CLOSER,), partial(_count, _CLOSER, bool), "right"),

@@ -254,7 +254,7 @@ class EdgesTest(parameterized.TestCase):
 
     def test_the_metrics_alone_will_do(self):
         run = _read(self.folder)
-        run.metrics |= {"settings": {}, "versions": {}}
+        run.metrics.update(settings={}, versions={})
         bare = run._replace(queries=(), answers={}, sets={}, scores=None, losses={})
         tree = self._render(bare)
         names = [e.attributes["id"] for e in tree.all("section")]
