@@ -341,9 +341,10 @@ class WrongInputTest(parameterized.TestCase):
 class HelpTest(absltest.TestCase):
     def test_help_describes_every_flag_and_imports_no_jax(self):
         code = (
-            "import sys, runpy\n"
-            f"sys.argv = [{_RUN[1]!r}, '--help']\n"
-            "try:\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+            "import sys\n"
+            "from raslik_jax.cli import main\n"
+            "sys.argv = ['raslik', 'run', '--help']\n"
+            "try:\n    main.main()\n"
             "finally:\n    print('jax loaded:', 'jax' in sys.modules)\n"
         )
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
