@@ -22,7 +22,7 @@ summary: speedup (seconds_for_all, alone over batched), equal_tokens (the share 
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 
 from experiments.bench import harness
-from experiments.bench.harness import Cost, Line, say
+from experiments.bench.harness import Line, say
 from raslik_jax.data.batches import next_rung
 from raslik_jax.models import decode, decoder
 from raslik_jax.settings import setting
@@ -41,92 +41,65 @@ class Options(harness.ModelOptions):
     """Options of the benchmark."""
 
     prompts: int = setting(200, "Prompts.", low=1)
-    prompt_tokens: tuple[int, ...] = setting(
-        (33, 64), "Length of the shortest and of the longest prompt.", low=1
-    )
+    prompt_tokens: tuple[int, ...] = setting((33, 64), "Least and largest length.", low=1)
     new_tokens: int = setting(128, "New tokens of each prompt.", low=1)
     batch_size: int = setting(100, "Prompts decoded together.", low=1)
-    alone: int = setting(8, "Prompts decoded one at a time as well.", low=1)
-
-    def problems(self) -> list[str]:
-        found, lengths = [*super().problems()], self.prompt_tokens
-        if len(lengths) > 2 or lengths[0] > lengths[-1]:
-            found.append(f"--prompt_tokens must be one number, or two that rise, got {lengths}")
-        if self.alone > self.prompts:
-            found.append(f"--alone must be at most --prompts={self.prompts}, got {self.alone}")
-        return found
-
-
-def agreement(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Returns how many tokens agree before the first that does not."""
-    pairs = zip(ours, theirs, strict=True)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(ours))
+    alone: int = setting(8, "Prompts decoded one at a time as well (at most all).", low=1)
 
 
 def measure(options: Options) -> Iterator[Line]:
     """Yields the lines of the module's docstring."""
     model = harness.draw_model(options, None)
-    bound = decoder.bind(model.graphdef)
-    random = np.random.default_rng(options.seed)
-    lengths = options.prompt_tokens
-    prompts = [
-        random.integers(0, model.config.vocab_size, int(length)).tolist()
-        for length in np.sort(random.integers(lengths[0], lengths[-1] + 1, options.prompts))
-    ]
-
-    def decode_all(rows: list[list[int]], batch_size: int) -> list[list[int]]:
-        return decode.generate(
-            bound,
-            model.lora,
-            model.base,
-            rows,
-            max_new_tokens=options.new_tokens,
-            eos_id=None,
-            pad_id=0,
-            batch_size=batch_size,
-        )
-
+    random, count = np.random.default_rng(options.seed), options.prompts
+    shortest, longest = min(options.prompt_tokens), max(options.prompt_tokens)
+    length_N = np.sort(random.integers(shortest, longest + 1, count))
+    prompts = [random.integers(0, model.config.vocab_size, n).tolist() for n in length_N]
+    decode_rows = functools.partial(
+        decode.generate,
+        decoder.bind(model.graphdef),
+        model.lora,
+        model.base,
+        max_new_tokens=options.new_tokens,
+        eos_id=None,
+        pad_id=0,
+    )
     # Prompts are sorted by length, so these are the batches that `generate` would make of them all.
-    size = min(options.batch_size, len(prompts))
-    batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
-    sample = np.unique(np.linspace(0, len(prompts) - 1, options.alone).astype(int))
+    size = min(options.batch_size, count)
+    work = [("batched", prompts[start : start + size], size) for start in range(0, count, size)]
+    sample = np.unique(np.linspace(0, count - 1, options.alone).astype(int))
+    parts = np.array_split(sample, len(work) + 1)
+    for place, part in reversed(list(enumerate(parts))):
+        work[place:place] = [("alone", [prompts[index]], 1) for index in part]
     say("compiling every shape")
-    work = [*((rows, size) for rows in batches), *(([prompts[i]], 1) for i in sample)]
-    shapes = {(next_rung(max(map(len, rows))), count): rows for rows, count in work}
-    for (_, count), rows in shapes.items():
-        decode_all(rows, count)
+    shapes = {(next_rung(max(map(len, rows))), batch): rows for _, rows, batch in work}
+    for (_, batch), rows in shapes.items():
+        decode_rows(rows, batch_size=batch)
 
-    together: list[list[int]] = []
-    alone: list[list[int]] = []
-    costs: dict[str, list[Cost]] = {"batched": [], "alone": []}
-    for number, part in enumerate(np.array_split(sample, len(batches) + 1)):
-        for index in part:
-            say(f"alone: prompt {len(alone) + 1} of {len(sample)}")
-            new, cost = harness.timed(functools.partial(decode_all, [prompts[index]], 1))
-            alone.extend(new)
-            costs["alone"].append(cost)
-        if number < len(batches):
-            say(f"batch {number + 1} of {len(batches)}")
-            new, cost = harness.timed(functools.partial(decode_all, batches[number], size))
-            together.extend(new)
-            costs["batched"].append(cost)
-    seconds = {}
-    for stage, rows in (("batched", together), ("alone", alone)):
-        seconds[stage] = sum(cost.wall for cost in costs[stage])
-        line: Line = {
+    tokens: dict[str, list[list[int]]] = {"batched": [], "alone": []}
+    taken = {stage: np.zeros(2) for stage in tokens}
+    for number, (stage, rows, batch) in enumerate(work, start=1):
+        say(f"{number} of {len(work)}: {stage}")
+        new, seconds = harness.timed(functools.partial(decode_rows, rows, batch_size=batch))
+        tokens[stage] += new
+        taken[stage] += seconds
+    for stage, new in tokens.items():
+        wall, processor = taken[stage].tolist()
+        yield {
             "stage": stage,
-            "prompts": len(rows),
-            "seconds": seconds[stage],
-            "cpu_seconds": sum(cost.processor for cost in costs[stage]),
-            "tokens_per_s": len(rows) * options.new_tokens / seconds[stage],
-            "seconds_for_all": seconds[stage] * len(prompts) / len(rows),
+            "prompts": len(new),
+            "seconds": wall,
+            "cpu_seconds": processor,
+            "tokens_per_s": len(new) * options.new_tokens / wall,
+            "seconds_for_all": wall * count / len(new),
         }
-        yield line
-    equal = sum(agreement(alone[i], together[index]) for i, index in enumerate(sample))
+    # Tokens before the first that differs.
+    differs = np.array(tokens["alone"]) != np.array(tokens["batched"])[sample]
+    equal = np.mean(np.cumsum(differs, axis=1) == 0)
+    speed = {stage: len(new) / taken[stage][0] for stage, new in tokens.items()}
     yield {
         "stage": "summary",
-        "speedup": line["seconds_for_all"] / seconds["batched"],
-        "equal_tokens": equal / (len(sample) * options.new_tokens),
+        "speedup": speed["batched"] / speed["alone"],
+        "equal_tokens": float(equal),
     }
 
 

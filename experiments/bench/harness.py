@@ -6,11 +6,11 @@ key "stage" says what it is of. The first is the "setup": all options, device, c
 
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 import math
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,11 +18,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 from absl import flags
 
 from raslik_jax.axes import Tree
 from raslik_jax.cli import command
-from raslik_jax.messages import shown
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import quantize
 from raslik_jax.models.lora import LORA_PRESETS, LoRAConfig
@@ -48,15 +49,10 @@ class Options(Settings):
 class ModelOptions(Options):
     """Options of benchmarks of a model with random weights."""
 
-    model: str = setting("smollm2-135m", "Shapes of the model, a preset's name.")
+    model: str = setting("smollm2-135m", "Preset whose shapes it has.", choices=MODEL_PRESETS)
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "Dtype of the base; auto: float32 on a CPU, else bfloat16."
     )
-
-    def problems(self) -> list[str]:
-        presets = ", ".join(MODEL_PRESETS)
-        is_known = self.model in MODEL_PRESETS
-        return [] if is_known else [f"--model must be one of {presets}, got {shown(self.model)}"]
 
 
 class Model(NamedTuple):
@@ -83,95 +79,60 @@ def draw_model(options: ModelOptions, lora_config: LoRAConfig | None) -> Model:
     """Returns a model of the preset's shapes; its weights are drawn on the device."""
     say(f"drawing the weights of {options.model}")
     config = MODEL_PRESETS[options.model]
-    name = {"auto": "float32" if jax.default_backend() == "cpu" else "bfloat16"}
-    dtype = jnp.dtype(name.get(options.dtype, options.dtype))
+    auto = {"auto": "float32" if jax.default_backend() == "cpu" else "bfloat16"}
+    dtype = jnp.dtype(auto.get(options.dtype, options.dtype))
 
     @jax.jit
     def draw(key: jax.Array) -> tuple[Tree, Tree]:
         _, lora, base = decoders.create(config, lora_config, key=key, dtype=dtype)
-        leaves, structure = jax.tree.flatten(lora)
-        keys = jax.random.split(key, max(len(leaves), 1))
         # B = 0 would leave half of the gradient zero.
-        leaves = [
-            leaf + 0.02 * jax.random.normal(k, leaf.shape)
-            for k, leaf in zip(keys, leaves, strict=False)
-        ]
-        return jax.tree.unflatten(structure, leaves), base
+        noise = optax.tree.random_like(key, lora)
+        return jax.tree.map(lambda leaf, noise: leaf + 0.02 * noise, lora, noise), base
 
     graphdef, _, _ = decoders.abstract(config, lora_config, dtype)
     return Model(config, graphdef, *draw(jax.random.key(options.seed)))
 
 
-class Cost(NamedTuple):
-    """What one call took, in seconds."""
+class Seconds(NamedTuple):
+    """What a call took in each repetition, [R], by two clocks."""
 
-    wall: float
-    processor: float  # of this process, on all cores
+    wall: np.ndarray
+    processor: np.ndarray  # of this process, on all cores
+
+    def median(self, clock: str = "wall") -> float:
+        """Returns the median of a clock."""
+        return float(np.median(getattr(self, clock)))
 
 
-def timed(call: Callable[[], Any], *, calls: int = 1) -> tuple[Any, Cost]:
-    """Returns the last result of a call, whose arrays are waited for, and the cost of one call."""
+def timed(call: Callable[[], Any], *, calls: int = 1) -> tuple[Any, tuple[float, float]]:
+    """Returns the last result of a call, whose arrays are waited for, and what one call took."""
     wall, processor = time.perf_counter(), time.process_time()
     for _ in range(calls):
         result = call()
     jax.block_until_ready(result)
-    return result, Cost(
-        (time.perf_counter() - wall) / calls, (time.process_time() - processor) / calls
-    )
+    taken = time.perf_counter() - wall, time.process_time() - processor
+    return result, (taken[0] / calls, taken[1] / calls)
 
 
-def take_turns(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[Cost]]:
-    """Returns the costs of each call in each repetition.
+def take_turns(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, Seconds]:
+    """Returns what each call took.
 
     Each is called once to warm up. In every repetition all run in turn, so that other load on the
     machine falls on all of them; what is over in less than 50 ms runs several times at each turn,
     or launching it would be timed too.
     """
-    say("warming up")
     counts = {}
     for name, call in calls.items():
+        say(f"warming up: {name}")
         jax.block_until_ready(call())
-        _, first = timed(call)
-        counts[name] = min(max(round(0.05 / max(first.wall, 1e-9)), 1), 50)
-    costs: dict[str, list[Cost]] = {name: [] for name in calls}
+        _, (wall, _) = timed(call)
+        counts[name] = min(max(round(0.05 / max(wall, 1e-9)), 1), 50)
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     for repeat in range(1, repeats + 1):
         say(f"repetition {repeat} of {repeats}")
         for name, call in calls.items():
-            costs[name].append(timed(call, calls=counts[name])[1])
-    return costs
-
-
-def median_seconds(costs: Sequence[Cost], clock: str = "wall") -> float:
-    """Returns the median of one clock."""
-    return statistics.median(getattr(cost, clock) for cost in costs)
-
-
-class Products(NamedTuple):
-    """The matrix products of a model's layers and head, each shape timed alone.
-
-    Attributes:
-      calls: what is to be timed, by name.
-      shapes: (rows, inputs, outputs) by the same name.
-      times: how often a pass through the model has each.
-    """
-
-    calls: dict[str, Callable[[], Any]]
-    shapes: dict[str, tuple[int, int, int]]
-    times: dict[str, int]
-
-    def line(self, seconds: Mapping[str, float]) -> Line:
-        """Returns their rate as one sum: tflops, seconds, and shapes with the rate of each."""
-        operations = {name: 2.0 * rows * i * o for name, (rows, i, o) in self.shapes.items()}
-        total = sum(seconds[name] * self.times[name] for name in self.calls)
-        return {
-            "stage": "matmul",
-            "tflops": sum(operations[n] * self.times[n] for n in self.calls) / total / 1e12,
-            "seconds": total,
-            "shapes": [
-                [*shape, operations[name] / seconds[name] / 1e12]
-                for name, shape in self.shapes.items()
-            ],
-        }
+            taken[name].append(timed(call, calls=counts[name])[1])
+    return {name: Seconds(*np.array(pairs).T) for name, pairs in taken.items()}
 
 
 class LinearShapes(NamedTuple):
@@ -210,21 +171,30 @@ def gradient_operations(shapes: LinearShapes, *, tokens: float, targets: float) 
     return 4.0 * (shapes.num_layers * layer * tokens + math.prod(shapes.head) * targets)
 
 
-def matrix_products(base: Tree, *, tokens: int, targets: int) -> Products:
+class Product(NamedTuple):
+    """A matrix product of a model: operations, how often a pass has it, and how to run it."""
+
+    operations: float
+    times: int
+    call: Callable[[], Any]
+
+
+def matrix_products(base: Tree, *, tokens: int, targets: int) -> dict[str, Product]:
     """Returns the products of a forward pass in the base's dtype; the head runs at targets."""
-    linear = linear_shapes(base)
-    dtype = base["embed"]["embedding"].dtype
-    multiply = jax.jit(jnp.matmul)
-    rows = {pair: tokens for pair in linear.layer} | {linear.head: targets}
-    calls: dict[str, Callable[[], Any]] = {}
-    shapes, times = {}, {}
-    for pair, count in rows.items():
-        name = f"matmul {count} {pair[0]} {pair[1]}"
-        left, right = jnp.ones((count, pair[0]), dtype), jnp.ones(pair, dtype)
-        calls[name] = functools.partial(multiply, left, right)
-        shapes[name] = (count, *pair)
-        times[name] = linear.layer.count(pair) * linear.num_layers + (pair == linear.head)
-    return Products(calls, shapes, times)
+    linear, dtype, found = linear_shapes(base), base["embed"]["embedding"].dtype, {}
+    for pair, rows in (dict.fromkeys(linear.layer, tokens) | {linear.head: targets}).items():
+        times = linear.layer.count(pair) * linear.num_layers + (pair == linear.head)
+        left, right = jnp.ones((rows, pair[0]), dtype), jnp.ones(pair, dtype)
+        call = functools.partial(jax.jit(jnp.matmul), left, right)
+        found[f"matmul {rows} {pair}"] = Product(2.0 * left.size * pair[1], times, call)
+    return found
+
+
+def matmul_line(products: Mapping[str, Product], seconds: Mapping[str, float]) -> Line:
+    """Returns the rate of the products, each timed alone, as one sum."""
+    total = sum(seconds[name] * product.times for name, product in products.items())
+    operations = sum(product.operations * product.times for product in products.values())
+    return {"stage": "matmul", "tflops": operations / total / 1e12, "seconds": total}
 
 
 def say(text: str) -> None:
@@ -255,40 +225,31 @@ def run(options: Options, measure: Callable[[Any], Iterator[Line]]) -> dict[str,
         "jax": jax.__version__,
     }
     found: dict[str, list[Line]] = {}
-
-    def add(line: Line) -> None:
+    for line in itertools.chain([setup], measure(options)):
         found.setdefault(line["stage"], []).append(line)
         if options.json:
             print(json.dumps(line), flush=True)
-
-    add(setup)
-    for line in measure(options):
-        add(line)
     return found
 
 
 def line_tables(lines: Mapping[str, Sequence[Line]]) -> list[tables.Table]:
     """Returns the lines as tables: stages of several lines by row, then all others by value."""
-    several = [rows for rows in lines.values() if len(rows) > 1]
-    single = [rows[0] for name, rows in lines.items() if len(rows) == 1 and name != "setup"]
-    found = [
-        tables.Table(
-            tuple(tables.Column(key, "right") for key in rows[0] if key != "stage"),
-            tuple(tuple(_format(row[key]) for key in row if key != "stage") for row in rows),
-        )
-        for rows in several
-    ]
+    found, single = [], []
+    for stage, rows in lines.items():
+        keys = [key for key in rows[0] if key != "stage"]
+        if len(rows) > 1:
+            columns = tuple(tables.Column(key, "right") for key in keys)
+            cells = tuple(tuple(_format(row[key]) for key in keys) for row in rows)
+            found.append(tables.Table(columns, cells))
+        elif stage != "setup":
+            single += [(stage, key, _format(rows[0][key])) for key in keys]
     titles = (tables.Column("stage"), tables.Column("measured"), tables.Column("value", "right"))
-    values = tuple(
-        (line["stage"], key, _format(value))
-        for line in single
-        for key, value in line.items()
-        if key != "stage" and not isinstance(value, list)
-    )
-    found += [tables.Table(titles, values)] if values else []
+    found += [tables.Table(titles, tuple(single))] if single else []
     (setup,) = lines["setup"]
-    note = ", ".join(f"{key} {_format(value)}" for key, value in setup.items() if value != "")
-    return [*found[:-1], found[-1]._replace(notes=(note.removeprefix("stage setup, ") + ".",))]
+    note = ", ".join(
+        f"{key} {_format(v)}" for key, v in setup.items() if key != "stage" and v != ""
+    )
+    return [*found[:-1], found[-1]._replace(notes=(f"{note}.",))]
 
 
 def _format(value: Any) -> str:

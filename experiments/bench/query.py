@@ -15,21 +15,19 @@ With --json each line of stdout is one object. Its key "stage" says which:
 setup: every flag; device, cpus, jax.
 query (one for each dtype and number of queries): dtype, queries, row_bytes (of whole chunks),
   index_bytes (of all files), seconds_made (writing the index), seconds_scores (scores of all rows),
-  seconds_both_tails (both poles), seconds_numpy_read and seconds_numpy_read_all_cores (medians),
-  gb_per_s (of the scores), numpy_gb_per_s, share_of_numpy.
+  seconds_both_tails (both poles), seconds_numpy_read (on one core; all medians), gb_per_s (of the
+  scores), numpy_gb_per_s, share_of_numpy.
 """
 
 import dataclasses
 import functools
-import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -37,10 +35,9 @@ import numpy as np
 
 from experiments.bench import harness
 from experiments.bench.harness import Line
+from raslik_jax.files import check_new_folder
 from raslik_jax.index import quantize, search
-from raslik_jax.index.combine import Aggregate
 from raslik_jax.index.store import SketchStore
-from raslik_jax.messages import shown
 from raslik_jax.settings import setting
 
 Dtype = Literal["float32", "bfloat16", "int8", "sign"]
@@ -52,12 +49,8 @@ class Options(harness.Options):
 
     rows: int = setting(4096, "Rows of the index, the paper's 52,000 say.", low=1)
     size: int = setting(65536, "Coordinates of a sketch.", low=1)
-    dtypes: tuple[Dtype, ...] = setting(
-        ("float32", "bfloat16", "int8", "sign"), "Dtypes of the rows to measure."
-    )
+    dtypes: tuple[Dtype, ...] = setting(get_args(Dtype), "Dtypes of the rows to measure.")
     queries: tuple[int, ...] = setting((1, 2, 4, 8), "Numbers of queries to measure.", low=1)
-    center: bool = setting(True, "Centered cosine (signs are made centered then).")
-    aggregate: Aggregate = setting("mean", "What one score is made of several queries.")
     top: int = setting(5000, "Rows from the top (at most all).", low=0)
     bottom: int = setting(2000, "Rows from the bottom (at most all).", low=0)
     chunk_rows: int = setting(512, "Rows of a chunk.", low=1)
@@ -68,15 +61,12 @@ class Options(harness.Options):
 def make_index(options: Options, path: Path, dtype: str) -> SketchStore:
     """Returns an index of random unit rows.
 
-    Every chunk holds the first one's rows, their coordinates moved round: as good as new rows for
-    timing, and far cheaper than drawing billions of Gaussians.
+    Every chunk holds the first one's, their coordinates moved round: far cheaper than new rows.
     """
     random = np.random.default_rng(options.seed)
     base = random.standard_normal((options.chunk_rows, options.size), dtype=np.float32)
     base += 0.5 * random.standard_normal(options.size, dtype=np.float32)  # a shared direction
     base /= np.linalg.norm(base, axis=1, keepdims=True)
-    # Signs of centered rows need the mean first; any vector of its length will do for timing.
-    center = base.astype(np.float64).mean(axis=0) if dtype == "sign" and options.center else None
     store = SketchStore.create(
         path,
         identity={"made_by": "bench_query"},
@@ -84,7 +74,8 @@ def make_index(options: Options, path: Path, dtype: str) -> SketchStore:
         size=options.size,
         dtype=dtype,
         chunk_rows=options.chunk_rows,
-        center_K=center,
+        # Signs of centered rows need the mean first; any vector of its length will do for timing.
+        center_K=base.astype(np.float64).mean(axis=0) if dtype == "sign" else None,
     )
     for chunk in store.missing_chunks():
         span = store.chunk_positions(chunk)
@@ -94,39 +85,28 @@ def make_index(options: Options, path: Path, dtype: str) -> SketchStore:
     return store
 
 
-def check(store: SketchStore, query_QK: np.ndarray, *, center: bool) -> None:
+def check(store: SketchStore, query_QK: np.ndarray) -> None:
     """Raises where a sample of the scores is not what the dtype's definition gives in NumPy."""
-    scores = search.score_store(store, query_QK, center=center)
+    score_N = search.score_store(store, query_QK, center=True)
+    unit_QK = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True)
     sample = np.linspace(0, store.num_rows - 1, 16).astype(int)
     if store.dtype == "sign":
-        direction = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True)
-        direction = direction - (store.center_K if center else 0)
-        bits = quantize.rotate(direction.astype(np.float32), seed=store.rotation_seed)[0] > 0
+        direction_QK = (unit_QK - store.center_K).astype(np.float32)
+        bits = quantize.rotate(direction_QK, seed=store.rotation_seed)[0] > 0
         packed = store.read_array("rows", 0)[: min(16, store.num_rows)]
         sample = np.arange(len(packed))
         is_set = np.unpackbits(packed, axis=1, bitorder="little") == 1
         expected = np.cos(np.pi * np.mean(is_set != bits, axis=1))
     else:
-        mean_K = store.mean_K if center else np.zeros(store.size)
-        row_MK = store.rows(sample) - mean_K
-        moved_QK = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True) - mean_K
+        row_MK, moved_QK = store.rows(sample) - store.mean_K, unit_QK - store.mean_K
         cosine_MQ = row_MK @ moved_QK.T / np.linalg.norm(row_MK, axis=1, keepdims=True)
         expected = np.mean(cosine_MQ / np.linalg.norm(moved_QK, axis=1), axis=1)
-    worst = float(np.abs(scores[sample] - expected).max())
+    worst = float(np.abs(score_N[sample] - expected).max())
     if worst > 1e-5:
         raise ValueError(
             f"scores of {store.dtype} rows must agree with NumPy to 1e-5, got an error of {worst}: "
             "nothing was timed"
         )
-
-
-def read_in(pool: ThreadPoolExecutor | None, blocks: Sequence[np.ndarray]) -> list[int]:
-    """Reads the blocks with plain NumPy, here or in a pool; the sums of their 64-bit words."""
-
-    def read(block: np.ndarray) -> int:
-        return int(block.reshape(-1).view("u8").sum())
-
-    return [read(block) for block in blocks] if pool is None else list(pool.map(read, blocks))
 
 
 def measure_dtype(options: Options, path: Path, dtype: str) -> Iterator[Line]:
@@ -139,25 +119,18 @@ def measure_dtype(options: Options, path: Path, dtype: str) -> Iterator[Line]:
     index_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     random = np.random.default_rng(options.seed + 1)
     all_queries = random.standard_normal((max(options.queries), options.size))
-    check(store, all_queries[:1], center=options.center)
-    how: Any = {"center": options.center, "aggregate": options.aggregate}
-    tails: Any = {
-        "k_forget": min(options.top, store.num_rows),
-        "k_retain": min(options.bottom, store.num_rows),
-    }
+    check(store, all_queries[:1])
+    counts = (min(count, store.num_rows) for count in (options.top, options.bottom))
+    tails: Any = dict(zip(("k_forget", "k_retain"), counts, strict=True))
     for number in options.queries:
-        query_QK = all_queries[:number]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            calls: dict[str, Callable[[], Any]] = {
-                "scores": functools.partial(search.score_store, store, query_QK, **how),
-                "both_tails": functools.partial(
-                    search.search_store, store, query_QK, **tails, **how
-                ),
-                "numpy_read": functools.partial(read_in, None, blocks),
-                "numpy_read_all_cores": functools.partial(read_in, pool, blocks),
-            }
-            costs = harness.take_turns(calls, options.repeats)
-        seconds = {name: harness.median_seconds(found) for name, found in costs.items()}
+        about: Any = {"store": store, "query_QK": all_queries[:number], "center": True}
+        calls: dict[str, Callable[[], Any]] = {
+            "scores": functools.partial(search.score_store, **about),
+            "both_tails": functools.partial(search.search_store, **about, **tails),
+            "numpy_read": lambda: [block.reshape(-1).view("u8").sum() for block in blocks],
+        }
+        taken = harness.take_turns(calls, options.repeats)
+        seconds = {name: found.median() for name, found in taken.items()}
         yield {
             "stage": "query",
             "dtype": dtype,
@@ -179,15 +152,9 @@ def measure(options: Options) -> Iterator[Line]:
     Raises:
       ValueError: a folder that holds something.
     """
-    folder = Path(options.folder)
-    is_new = not os.path.lexists(folder)
-    if options.folder and not (is_new or (folder.is_dir() and not any(folder.iterdir()))):
-        raise ValueError(
-            f"--folder must be new or empty, {shown(str(folder), 120)} holds something: give "
-            "another"
-        )
     if options.folder:
-        folder.mkdir(parents=True, exist_ok=True)
+        check_new_folder(options.folder)
+        Path(options.folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.folder or None) as inside:
         for dtype in options.dtypes:
             yield from measure_dtype(options, Path(inside) / dtype, dtype)

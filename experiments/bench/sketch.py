@@ -1,7 +1,7 @@
 """Measures how fast per-example gradients are made and sketched, stage by stage, in one run.
 
   python experiments/bench/sketch.py --compare=torch_loop
-  python experiments/bench/sketch.py --model=smollm2-135m --lengths=128 --json
+  python experiments/bench/sketch.py --model=smollm2-135m --length=128 --json
   python experiments/bench/sketch.py --model=olmo2-7b --batch_tokens=8192 --remat   # an H200
 
 The model has the preset's shapes and random weights, made on the device. Lengths are those of
@@ -13,33 +13,25 @@ result is checked against a plain loop before anything is timed. Progress goes t
 With --json each line of stdout is one object. Its key "stage" says which:
 
 setup: every flag; device, cpus, jax.
-model: lora, num_params, dtype (of the base).
-plan: rows, shapes (batches of one shape), batches, mean_tokens and mean_targets (per row),
-  padding_waste (share of all computed tokens that are pads, dummy rows included).
+plan: lora, num_params, dtype (of the base), rows, shapes (batches of one shape), batches,
+  mean_tokens and mean_targets (per row), padding_waste (share of all computed tokens that are pads,
+  dummy rows included).
 check: worst_cosine (lowest cosine between our sketch and that of a plain loop over examples, with
   all logits, projected in NumPy on the host), examples.
-shape (one for each bucket): length, batch, num_targets (rows of targets per example, static),
-  batches (of this shape in the plan), seconds_gradients, seconds_sketch (a batch's gradients
-  alone, and with the sketch; medians), seconds_compile (both), memory_xla_bytes (peak by XLA's
-  analysis of the sketch), memory_traced_bytes (of the values in
-  its jaxpr, before XLA fuses any).
+shape (one for each bucket): length, batch (rows), batches (in the plan), seconds_gradients and
+  seconds_sketch (a batch's gradients alone, and with the sketch; medians).
 matmul: tflops (of the products of all layers and the head, with the rows of the commonest shape, in
-  the base's dtype), seconds, shapes (a list of [rows, inputs, outputs, tflops]).
-projection: seconds (of projecting one batch of gradients that lie in memory), batch, bytes_read,
-  gb_per_s (bytes of float32 gradients read per second), copy_gb_per_s (a copy of the same array,
-  bytes read and written), share_of_copy, tflops (dense_rademacher: 2 P K an example; else null).
-breakdown (with --breakdown; one batch of the commonest shape, seconds): length, forward (hidden
-  states), layers (gradients through the layers alone), head (values and slopes of the targets
-  alone), gradients, sketch.
+  the base's dtype), seconds.
+projection: seconds (of projecting one batch of gradients that lie in memory), batch, gb_per_s
+  (bytes of float32 gradients read per second).
 torch_loop (with --compare=torch_loop): examples_per_s, tokens_per_s, examples, threads, device,
   worst_cosine (between its sketches and ours), speedup (our examples per second over its).
 summary: examples_per_s, tokens_per_s (real tokens: pads do not count), seconds_corpus (all rows,
   by the plan), tflops and share_of_matmul (4 operations per weight and computed token, pads
-  included, of the layers, and per weight and target of the head), useful_tflops (pads excluded),
-  gradients_examples_per_s, sketch_overhead (seconds with the sketch over seconds without, less 1),
-  projection_share (seconds of the projection stage over those of the gradients of the same shape),
-  seconds_compile, peak_bytes (of the device's allocator; on a CPU the resident peak of the process,
-  torch included), memory_xla_bytes and memory_traced_bytes (of the largest shape).
+  included, of the layers, and per weight and target of the head), gradients_examples_per_s,
+  sketch_overhead (seconds with the sketch over seconds without, less 1), projection_share (seconds
+  of the projection stage over those of the gradients of the same shape), peak_bytes (of the
+  device's allocator; on a CPU the resident peak of the process, torch included).
 
 Attention, norms and the adapters are not counted as operations. Tokenizing and writing an index are
 not timed: gradients and sketches only.
@@ -47,9 +39,8 @@ not timed: gradients and sketches only.
 
 import functools
 import resource
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,107 +53,44 @@ import optax
 
 from experiments.bench import harness, workload
 from experiments.bench.harness import Line, say
-from experiments.bench.workload import Compiled, Options, Plan, Shape, Subject
+from experiments.bench.workload import Options, Plan, Shape, Subject
 from raslik_jax.cli import command
-from raslik_jax.sketch import head, loss, projections
+from raslik_jax.sketch import loss, projections
 from raslik_jax.sketch.families import PROJECTIONS
 
 
-def plain_sketches(options: Options, subject: Subject, shape: Shape, rows: Sequence[int]) -> Any:
-    """Returns unit sketches of some rows the slow way: a loop, all logits, NumPy's projection."""
+def check(subject: Subject, shape: Shape) -> Line:
+    """Returns the agreement with a plain loop: all logits, projected by NumPy.
 
-    def plain_loss(lora: Any, base: Any, tokens_L: Any, target_mask_L: Any) -> Any:
-        targets = loss.find_targets(
-            subject.decoder,
-            lora,
-            base,
-            tokens_L,
-            target_mask_L,
-            num_targets=shape.length,
-            loss=options.loss,
-        )
+    Raises:
+      ValueError: there is none.
+    """
+
+    def plain_loss(lora: Any, base: Any, tokens_L: Any, mask_L: Any) -> Any:
+        rows: Any = (subject.decoder, lora, base, tokens_L, mask_L)
+        targets = loss.find_targets(*rows, num_targets=shape.length, loss="next_token")
         logits_TV = subject.decoder.logits(lora, base, targets.hidden_TE)
         nll_T = optax.softmax_cross_entropy_with_integer_labels(logits_TV, targets.label_T)
         return loss.mean_over_targets(nll_T, targets.is_counted_T)
 
     gradient = jax.jit(lambda *row: projections.flatten_gradients(jax.grad(plain_loss)(*row)))
-    spec = subject.projection.spec
-    found = []
-    for row in rows:
-        arrays = (array_BL[row] for array_BL in shape.rows)
-        flat_P = np.asarray(gradient(subject.model.lora, subject.base, *arrays))
+    spec, ours, cosines = subject.projection.spec, np.asarray(shape.sketch().unit_BK), []
+    for place, *row in shape.sample():
+        flat_P = np.asarray(gradient(subject.model.lora, subject.model.base, *row))
         if PROJECTIONS[spec.family].bins:
             sign_P, bin_P = workload.signs_and_bins(spec)
             sketch_K = np.bincount(bin_P, sign_P * flat_P, spec.size)
         else:
             sketch_K = np.asarray(projections.project(subject.projection, jnp.asarray(flat_P)))
-        found.append(sketch_K / np.linalg.norm(sketch_K))
-    return np.stack(found)
-
-
-def check(options: Options, subject: Subject, one: Compiled) -> Line:
-    """Returns the agreement with the plain loop.
-
-    Raises:
-      ValueError: there is none.
-    """
-    rows = one.shape.rows_with_targets(2)
-    ours = np.asarray(one.sketch().unit_BK, np.float64)[rows]
-    plain = plain_sketches(options, subject, one.shape, rows)
-    worst = float(np.sum(ours * plain, axis=1).min())
+        cosines.append(float(ours[place] @ sketch_K / np.linalg.norm(sketch_K)))
     # Rounding: a bfloat16 base adds in another order, and attention may be another kernel.
-    least = 0.99999 if subject.is_float32 else 0.99
-    if not worst >= least:
+    least = 0.99999 if subject.model.dtype == jnp.float32 else 0.99
+    if not min(cosines) >= least:
         raise ValueError(
             f"our sketch and that of a plain loop must have a cosine of {least} or more, got "
-            f"{worst:.6f}: nothing was timed"
+            f"{min(cosines):.6f}: nothing was timed"
         )
-    return {"stage": "check", "worst_cosine": worst, "examples": len(rows)}
-
-
-def projection_calls(subject: Subject, batch: int) -> dict[str, Callable[[], Any]]:
-    """Returns the projection of gradients that lie in memory, and a copy of them."""
-    shape = batch, subject.projection.spec.num_params
-    gradients_BP = jax.jit(lambda: jax.random.normal(jax.random.key(1), shape))()
-
-    @jax.jit
-    def project(projection: Any, gradients_BP: Any) -> Any:
-        return jax.vmap(functools.partial(projections.project, projection))(gradients_BP)
-
-    return {
-        "projection": functools.partial(project, subject.projection, gradients_BP),
-        "copy": functools.partial(jax.jit(jnp.copy), gradients_BP),
-    }
-
-
-def breakdown_calls(subject: Subject, shape: Shape) -> dict[str, Callable[[], Any]]:
-    """Returns parts of a gradient: hidden states, the layers' gradients, the head."""
-    hidden, lora, base = subject.decoder.hidden, subject.model.lora, subject.base
-
-    def forward(lora: Any, base: Any, tokens_BL: Any) -> Any:
-        return jax.vmap(functools.partial(hidden, lora, base))(tokens_BL)
-
-    def layers(lora: Any, base: Any, tokens_BL: Any, slope_BLE: Any) -> Any:
-        def sums(tokens_L: Any, slope_LE: Any) -> Any:
-            _, pull = jax.vjp(lambda lora: hidden(lora, base, tokens_L), lora)
-            return [jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(pull(slope_LE))]
-
-        return jax.vmap(sums)(tokens_BL, slope_BLE)
-
-    def slopes(base: Any, hidden_BLE: Any, tokens_BL: Any, target_mask_BL: Any) -> Any:
-        table, axis = loss.head_table(base)
-
-        def total(hidden_LE: Any, tokens_L: Any, mask_L: Any) -> Any:
-            return jnp.sum(head.target_nll(table, hidden_LE, tokens_L, mask_L, axis))
-
-        return jax.vmap(jax.grad(total))(hidden_BLE, tokens_BL, target_mask_BL)
-
-    hidden_BLE = jax.jit(forward)(lora, base, shape.tokens_BL)
-    return {
-        "forward": functools.partial(jax.jit(forward), lora, base, shape.tokens_BL),
-        "layers": functools.partial(jax.jit(layers), lora, base, shape.tokens_BL, hidden_BLE),
-        "head": functools.partial(jax.jit(slopes), base, hidden_BLE, *shape.rows),
-    }
+    return {"stage": "check", "worst_cosine": min(cosines), "examples": len(cosines)}
 
 
 def peak_bytes() -> int:
@@ -175,179 +103,115 @@ def peak_bytes() -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def shape_line(one: Compiled, seconds: dict[str, float]) -> Line:
-    """Returns what was measured of one bucket."""
-    return {
-        "stage": "shape",
-        "length": one.shape.length,
-        "batch": one.shape.batch,
-        "num_targets": one.shape.num_targets,
-        "batches": one.shape.batches,
-        "seconds_gradients": seconds[f"gradients {one.shape.length}"],
-        "seconds_sketch": seconds[f"sketch {one.shape.length}"],
-        "seconds_compile": one.seconds_compile,
-        "memory_xla_bytes": one.memory_xla_bytes,
-        "memory_traced_bytes": one.memory_traced_bytes,
-    }
-
-
-def projection_line(
-    spec: projections.ProjectionSpec, seconds: dict[str, float], batch: int
-) -> Line:
-    """Returns the rate of the projection alone, beside a copy of what it reads."""
-    size = 4 * batch * spec.num_params
-    alone, copy = seconds["projection"], seconds["copy"]
-    is_dense = spec.family == "dense_rademacher"
-    return {
-        "stage": "projection",
-        "seconds": alone,
-        "batch": batch,
-        "bytes_read": size,
-        "gb_per_s": size / alone / 1e9,
-        "copy_gb_per_s": 2 * size / copy / 1e9,
-        "share_of_copy": copy / (2 * alone),
-        "tflops": 2.0 * batch * spec.num_params * spec.size / alone / 1e12 if is_dense else None,
-    }
-
-
-def summary_line(
-    subject: Subject,
-    plan: Plan,
-    compiled: Sequence[Compiled],
-    corpus: dict[str, list[float]],
-    matmul_tflops: float,
-    projection_share: float,
-) -> Line:
-    """Returns the summary; `corpus` has the seconds of all rows in each repetition, by variant."""
-    rows, tokens = len(plan.length_N), float(plan.length_N.sum())
-    computed = float(sum(s.batches * s.batch * s.length for s in plan.shapes))
-    seconds = statistics.median(corpus["sketch"])
-    count = functools.partial(
-        harness.gradient_operations,
-        harness.linear_shapes(subject.base),
-        targets=float(plan.target_N.sum()),
-    )
-    tflops = count(tokens=computed) / seconds / 1e12
-    largest = max(compiled, key=lambda one: one.memory_xla_bytes)
-    pairs = zip(corpus["sketch"], corpus["gradients"], strict=True)
-    return {
-        "stage": "summary",
-        "examples_per_s": rows / seconds,
-        "tokens_per_s": tokens / seconds,
-        "seconds_corpus": seconds,
-        "tflops": tflops,
-        "share_of_matmul": tflops / matmul_tflops,
-        "useful_tflops": count(tokens=tokens) / seconds / 1e12,
-        "gradients_examples_per_s": rows / statistics.median(corpus["gradients"]),
-        "sketch_overhead": statistics.median(s / g - 1 for s, g in pairs),
-        "projection_share": projection_share,
-        "seconds_compile": sum(one.seconds_compile for one in compiled),
-        "peak_bytes": peak_bytes(),
-        "memory_xla_bytes": largest.memory_xla_bytes,
-        "memory_traced_bytes": largest.memory_traced_bytes,
-    }
-
-
 def measure(options: Options) -> Iterator[Line]:
     """Yields the lines of the module's docstring."""
     if options.compare == "torch_loop":
         command.require("torch", "peft", "transformers")
     subject = workload.make_subject(options)
-    adapter, spec = subject.adapter, subject.projection.spec
-    yield {
-        "stage": "model",
-        "lora": f"r={adapter.rank} on {','.join(adapter.targets)}",
-        "num_params": spec.num_params,
-        "dtype": str(subject.model.dtype),
-    }
-    plan = workload.make_plan(options, subject.model.config.vocab_size)
+    adapter = subject.adapter
+    plan = workload.make_plan(options, subject)
     yield {
         "stage": "plan",
-        "rows": len(plan.length_N),
+        "lora": f"r={adapter.rank} on {','.join(adapter.targets)}",
+        "num_params": subject.projection.spec.num_params,
+        "dtype": str(subject.model.dtype),
+        "rows": len(plan.rows.ids),
         "shapes": len(plan.shapes),
-        "batches": sum(shape.batches for shape in plan.shapes),
-        "mean_tokens": float(plan.length_N.mean()),
-        "mean_targets": float(plan.target_N.mean()),
+        "batches": sum(shape.times for shape in plan.shapes),
+        "mean_tokens": float(plan.rows.lengths_N.mean()),
+        "mean_targets": float(plan.rows.num_targets_N.mean()),
         "padding_waste": plan.padding_waste,
     }
-    compiled = []
-    for number, shape in enumerate(plan.shapes, start=1):
-        rows = f"{shape.batch} rows of {shape.length} tokens"
-        say(f"compiling shape {number} of {len(plan.shapes)}: {rows}")
-        compiled.append(workload.compile_shape(options, subject, shape))
     say("checking against a plain loop")
-    yield check(options, subject, compiled[0])
+    yield check(subject, plan.shapes[0])
     loop = None
     if options.compare == "torch_loop":
         from experiments.bench import torch_peer
 
-        loop = torch_peer.make_loop(options, subject, plan, compiled[0])
-    yield from measure_times(options, subject, plan, compiled, loop)
+        loop = torch_peer.make_loop(options, subject, plan)
+    yield from measure_times(options, subject, plan, loop)
 
 
-def measure_times(
-    options: Options,
-    subject: Subject,
-    plan: Plan,
-    compiled: Sequence[Compiled],
-    loop: Any,
-) -> Iterator[Line]:
+def measure_times(options: Options, subject: Subject, plan: Plan, loop: Any) -> Iterator[Line]:
     """Yields all that is timed, taken in turn in each repetition."""
-    common = plan.commonest
-    batch = options.micro_batch(common.batch, common.length)
+    common = max(plan.shapes, key=lambda shape: shape.times * shape.size)
+    num_params = subject.projection.spec.num_params
     products = harness.matrix_products(
-        subject.base,
-        tokens=common.batch * common.length,
-        targets=int(common.target_mask_BL.sum()),
+        subject.model.base,
+        tokens=common.size * common.length,
+        targets=int(common.batch.target_mask_BL.sum()),
     )
-    calls = products.calls | projection_calls(subject, batch)
-    parts = breakdown_calls(subject, common) if options.breakdown else {}
-    calls |= parts
-    for number, one in enumerate(compiled):
-        calls[f"gradients {one.shape.length}"] = one.gradients
-        calls[f"sketch {one.shape.length}"] = one.sketch
-        if loop:
-            share = slice(number, None, len(compiled))
-            calls[f"torch {one.shape.length}"] = functools.partial(loop.run, share)
-    costs_of = harness.take_turns(calls, options.repeats)
-    medians = {n: harness.median_seconds(c, options.clock) for n, c in costs_of.items()}
-
-    def of_corpus(variant: str, *, weighted: bool = True) -> list[float]:
-        """Returns the seconds of the whole plan in each repetition."""
-        return [
-            sum(
-                (one.shape.batches if weighted else 1)
-                * getattr(costs_of[f"{variant} {one.shape.length}"][i], options.clock)
-                for one in compiled
-            )
-            for i in range(options.repeats)
-        ]
-
-    for one in compiled:
-        yield shape_line(one, medians)
-    matmul = products.line(medians)
-    projection = projection_line(subject.projection.spec, medians, batch)
-    yield from (matmul, projection)
-    whole = {name: medians[f"{name} {common.length}"] for name in ("gradients", "sketch")}
-    if parts:
-        found = {name: medians[name] for name in parts}
-        yield {"stage": "breakdown", "length": common.length, **found, **whole}
-    corpus = {name: of_corpus(name) for name in ("sketch", "gradients")}
+    calls: dict[str, Any] = {name: product.call for name, product in products.items()}
+    # Rows that are held at a time.
+    held = max(options.micro_tokens // common.length, 1) if options.micro_tokens else common.size
+    held = min(held, common.size)
+    gradients_BP = jax.random.normal(jax.random.key(1), (held, num_params))
+    project = jax.jit(jax.vmap(projections.project, in_axes=(None, 0)))
+    calls["projection"] = functools.partial(project, subject.projection, gradients_BP)
+    for shape in plan.shapes:
+        calls[f"gradients {shape.length}"] = shape.gradients
+        calls[f"sketch {shape.length}"] = shape.sketch
     if loop:
-        theirs, rows = of_corpus("torch", weighted=False), len(plan.length_N)
-        pairs = zip(corpus["sketch"], theirs, strict=True)
+        calls["torch"] = loop.run
+    taken = harness.take_turns(calls, options.repeats)
+    medians = {name: seconds.median(options.clock) for name, seconds in taken.items()}
+    for shape in plan.shapes:
+        yield {
+            "stage": "shape",
+            "length": shape.length,
+            "batch": shape.size,
+            "batches": shape.times,
+            "seconds_gradients": medians[f"gradients {shape.length}"],
+            "seconds_sketch": medians[f"sketch {shape.length}"],
+        }
+    matmul, alone = harness.matmul_line(products, medians), medians["projection"]
+    yield matmul
+    gb_per_s = 4 * held * num_params / alone / 1e9
+    yield {"stage": "projection", "seconds": alone, "batch": held, "gb_per_s": gb_per_s}
+    taken_R = {name: getattr(seconds, options.clock) for name, seconds in taken.items()}
+    for line in corpus_lines(subject, plan, loop, taken_R):
+        if line["stage"] == "summary":
+            share = alone * common.size / (medians[f"gradients {common.length}"] * held)
+            line |= {"share_of_matmul": line["tflops"] / matmul["tflops"]}
+            line |= {"projection_share": share}
+        yield line
+
+
+def corpus_lines(
+    subject: Subject, plan: Plan, loop: Any, taken_R: Mapping[str, np.ndarray]
+) -> Iterator[Line]:
+    """Yields what all rows of the plan take, beside the peer, by the seconds of each repetition."""
+    sketch_R, gradients_R = (
+        np.sum([shape.times * taken_R[f"{name} {shape.length}"] for shape in plan.shapes], axis=0)
+        for name in ("sketch", "gradients")
+    )
+    rows, tokens = len(plan.rows.ids), float(plan.rows.lengths_N.sum())
+    if loop:
+        theirs = float(np.median(taken_R["torch"]))
         yield {
             "stage": "torch_loop",
-            "examples_per_s": len(loop.rows) / statistics.median(theirs),
-            "tokens_per_s": loop.tokens / statistics.median(theirs),
-            "examples": len(loop.rows),
-            "threads": loop.threads,
-            "device": loop.device,
-            "worst_cosine": loop.worst_cosine,
-            "speedup": statistics.median((rows / s) / (len(loop.rows) / t) for s, t in pairs),
+            "examples_per_s": loop.examples / theirs,
+            "tokens_per_s": loop.tokens / theirs,
+            "examples": loop.examples,
+            **loop.about,
+            "speedup": float(np.median(rows / sketch_R * taken_R["torch"] / loop.examples)),
         }
-    share = projection["seconds"] / (whole["gradients"] * batch / common.batch)
-    yield summary_line(subject, plan, compiled, corpus, matmul["tflops"], share)
+    seconds = float(np.median(sketch_R))
+    operations = harness.gradient_operations(
+        harness.linear_shapes(subject.model.base),
+        tokens=float(sum(shape.times * shape.size * shape.length for shape in plan.shapes)),
+        targets=float(plan.rows.num_targets_N.sum()),
+    )
+    yield {
+        "stage": "summary",
+        "examples_per_s": rows / seconds,
+        "tokens_per_s": tokens / seconds,
+        "seconds_corpus": seconds,
+        "tflops": operations / seconds / 1e12,
+        "gradients_examples_per_s": rows / float(np.median(gradients_R)),
+        "sketch_overhead": float(np.median(sketch_R / gradients_R - 1)),
+        "peak_bytes": peak_bytes(),
+    }
 
 
 if __name__ == "__main__":

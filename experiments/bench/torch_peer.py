@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from experiments.bench.harness import say
-from experiments.bench.workload import Compiled, Options, Plan, Subject, signs_and_bins
+from experiments.bench.workload import Options, Plan, Subject, signs_and_bins
 from raslik_jax.models import checkpoint
 from raslik_jax.sketch import projections
 from raslik_jax.sketch.families import PROJECTIONS
@@ -28,22 +28,15 @@ Peer = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class TorchLoop(NamedTuple):
-    """The peer and the rows that it takes: unpadded, spread evenly over the sorted lengths."""
+    """What runs the peer's rows, how many rows and tokens they are, and what it runs on."""
 
-    peer: Peer
-    rows: tuple[tuple[np.ndarray, np.ndarray], ...]
+    run: Callable[[], None]
+    examples: int
     tokens: int
-    worst_cosine: float
-    device: str
-    threads: int
-
-    def run(self, part: slice) -> None:
-        """Sketches some of the rows."""
-        for row in self.rows[part]:
-            self.peer(*row)
+    about: dict[str, Any]
 
 
-def make_loop(options: Options, subject: Subject, plan: Plan, first: Compiled) -> TorchLoop:
+def make_loop(options: Options, subject: Subject, plan: Plan) -> TorchLoop:
     """Returns the peer with its rows, once its sketches agree with ours.
 
     Raises:
@@ -51,46 +44,50 @@ def make_loop(options: Options, subject: Subject, plan: Plan, first: Compiled) -
     """
     say("loading the torch loop")
     device = "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
-    peer = make_peer(subject, loss=options.loss, device=device)
+    peer, first = make_peer(subject, device), plan.shapes[0]
     ours = np.asarray(first.sketch().unit_BK)
     cosines = []
-    for row in first.shape.rows_with_targets(2):
-        tokens_L, mask_L = (np.asarray(array_BL[row]) for array_BL in first.shape.rows)
+    for row, tokens_L, mask_L in first.sample():
         length = int(np.flatnonzero(mask_L)[-1]) + 1
         cosines.append(float(peer(tokens_L[:length], mask_L[:length]) @ ours[row]))
-    # A quantized base is not copied, and a bfloat16 one rounds at other places.
-    least = 0.9999 if options.quantize == "none" and subject.is_float32 else 0.9
+    # A bfloat16 base rounds at other places.
+    least = 0.9999 if subject.model.dtype == np.float32 else 0.9
     if not min(cosines) >= least:
         raise ValueError(
             f"the torch loop's sketch and ours must have a cosine of {least} or more, got "
             f"{min(cosines):.6f}: nothing was compared"
         )
-    random = np.random.default_rng(options.seed)
-    order = np.argsort(plan.length_N, kind="stable")
+    order = np.argsort(plan.rows.lengths_N, kind="stable")
     count = min(options.torch_examples, len(order))
-    # The middle of each of `count` equal slices of the sorted rows, in a mixed order.
-    picks = random.permutation(order[(2 * np.arange(count) + 1) * len(order) // (2 * count)])
-    rows = []
-    for pick in picks:
-        length, targets = int(plan.length_N[pick]), int(plan.target_N[pick])
-        tokens_L = random.integers(1, subject.model.config.vocab_size, length, dtype=np.int32)
-        rows.append((tokens_L, np.arange(length) >= length - targets))
-    tokens = int(plan.length_N[picks].sum())
-    return TorchLoop(peer, tuple(rows), tokens, min(cosines), device, torch.get_num_threads())
+    # The middle of each of `count` equal slices of the sorted rows, unpadded, in a mixed order.
+    picks = order[(2 * np.arange(count) + 1) * len(order) // (2 * count)]
+    sample = plan.rows.take(np.random.default_rng(options.seed).permutation(picks))
+
+    def run() -> None:
+        for tokens_L, start in zip(sample.tokens, sample.start_N, strict=True):
+            peer(tokens_L, np.arange(len(tokens_L)) >= start)
+
+    about = {"threads": torch.get_num_threads(), "device": device, "worst_cosine": min(cosines)}
+    return TorchLoop(run, count, int(sample.lengths_N.sum()), about)
 
 
-def make_peer(subject: Subject, *, loss: str, device: str) -> Peer:
+def make_peer(subject: Subject, device: str) -> Peer:
     """Returns the function that sketches one example; dropout stays off."""
     config, _, lora, base = subject.model
-    lora_config = subject.adapter
-    project = torch_projection(subject.projection.spec, device)
+    spec = subject.projection.spec
+    if not PROJECTIONS[spec.family].bins:
+        raise ValueError(
+            f"--family must have bins for --compare=torch_loop, got {spec.family}: choose another"
+        )
+    sign_P, bin_P = (torch.from_numpy(x_P).to(device) for x_P in signs_and_bins(spec))
+    sign_P = sign_P.float()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft's use of transformers
         model_folder, adapter_folder = (pathlib.Path(folder) / x for x in ("model", "adapter"))
         checkpoint.save_model(model_folder, config, base)
-        checkpoint.save_adapter(adapter_folder, lora, lora_config, config)
+        checkpoint.save_adapter(adapter_folder, lora, subject.adapter, config)
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype="auto")
         model = peft.PeftModel.from_pretrained(model, adapter_folder, is_trainable=True)
     # Evaluation mode drops nothing out; gradients flow all the same.
@@ -102,14 +99,13 @@ def make_peer(subject: Subject, *, loss: str, device: str) -> Peer:
     def sketch(tokens_L: np.ndarray, target_mask_L: np.ndarray) -> np.ndarray:
         tokens_1L = torch.from_numpy(tokens_L.astype(np.int64))[None].to(device)
         labels = np.where(target_mask_L, tokens_L, -100).astype(np.int64)
-        labels_L = torch.from_numpy(labels).to(device)
-        logits_LV = model(input_ids=tokens_1L).logits[0].float()
-        if loss == "next_token":
-            logits_LV, labels_L = logits_LV[:-1], labels_L[1:]
-        value = torch.nn.functional.cross_entropy(logits_LV, labels_L, ignore_index=-100)
+        labels_T = torch.from_numpy(labels).to(device)[1:]
+        logits_TV = model(input_ids=tokens_1L).logits[0, :-1].float()
+        value = torch.nn.functional.cross_entropy(logits_TV, labels_T, ignore_index=-100)
         gradients = torch.autograd.grad(value, parameters)
         # torch keeps the factors transposed.
-        sketch_K = project(torch.cat([gradients[i].T.reshape(-1) for i in order]).float())
+        flat_P = torch.cat([gradients[i].T.reshape(-1) for i in order]).float()
+        sketch_K = torch.zeros(spec.size, device=device).index_add_(0, bin_P, flat_P * sign_P)
         return (sketch_K / sketch_K.norm()).cpu().numpy()
 
     return sketch
@@ -128,15 +124,3 @@ def manifest_order(names: list[str], lora: Any) -> list[int]:
             (match,) = (i for i, name in enumerate(names) if inside in name and name.endswith(end))
             order.append(match)
     return order
-
-
-def torch_projection(spec: projections.ProjectionSpec, device: str) -> Callable[[Any], Any]:
-    """Returns the function of a flat gradient in torch."""
-    if not PROJECTIONS[spec.family].bins:
-        binned = " or ".join(name for name, family in PROJECTIONS.items() if family.bins)
-        raise ValueError(
-            f"--family must be {binned} for --compare=torch_loop, got {spec.family}: choose another"
-        )
-    sign, bins = (torch.from_numpy(x_P).to(device) for x_P in signs_and_bins(spec))
-    sign = sign.float()
-    return lambda flat_P: torch.zeros(spec.size, device=device).index_add_(0, bins, flat_P * sign)

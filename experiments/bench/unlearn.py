@@ -7,15 +7,13 @@
 
 The model has the preset's shapes and random weights, both LoRA factors among them. Plain training
 takes the forget and the retain batch as one batch of twice as many examples; every step ends with
-the same AdamW. Each program is compiled and run before anything is timed; then all run in turn, so
-that other load on the machine falls on all of them. Before, the forget loss that each
-algorithm reports is held against a plain one. Progress goes to stderr.
+the same AdamW. The forget loss that each algorithm reports is held against a plain one; then all
+run in turn, so that other load on the machine falls on all of them. Progress goes to stderr.
 
 With --json each line of stdout is one object. Its key "stage" says which:
 
 setup: every flag; device, cpus, jax.
-matmul: tflops (of the products of all layers and the head, with as many rows), seconds, shapes (a
-  list of [rows, inputs, outputs, tflops]).
+matmul: tflops (of the products of all layers and the head, with as many rows), seconds.
 step (one for "lora", plain training, and for each algorithm): name, seconds, cpu_seconds (medians
   of wall clock and of this process's time on all cores), tflops (operations of the step,
   counted from its jaxpr, over seconds), share_of_matmul, ratio and cpu_ratio (seconds and
@@ -24,7 +22,6 @@ step (one for "lora", plain training, and for each algorithm): name, seconds, cp
 
 import dataclasses
 import functools
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,28 +54,16 @@ class Options(harness.ModelOptions):
     micro_batch_size: int = setting(
         0, "Of these held at a time; 0: all.", low=0, divides="batch_size"
     )
-    length: int = setting(64, "Tokens of an example.", low=8)
-    targets: int = setting(0, "Tokens whose loss counts; 0: half of them.", low=0)
+    length: int = setting(64, "Tokens of an example, half of them targets.", low=8)
     lora_rank: int = setting(8, "Of the adapter on all linear layers.", low=1)
     remat: bool = setting(False, "Gradient checkpointing, of every step.")
     repeats: int = setting(5, "Timed steps of each; medians are reported.", low=1)
-
-    @property
-    def num_targets(self) -> int:
-        """Targets of an example."""
-        return self.targets or self.length // 2
-
-    def problems(self) -> list[str]:
-        found = [*super().problems()]
-        if self.num_targets >= self.length:
-            found.append(f"--targets must be below --length={self.length}, got {self.num_targets}")
-        return found
 
 
 def measure(options: Options) -> Iterator[Line]:
     """Yields the lines of the module's docstring."""
     preset = harness.preset_adapter(options)
-    targets = options.num_targets
+    targets = options.length // 2
     adapter = dataclasses.replace(preset, rank=options.lora_rank, alpha=32.0)
     model = harness.draw_model(options, adapter)
     decoder = decoders.bind(model.graphdef, remat=options.remat)
@@ -121,23 +106,23 @@ def measure(options: Options) -> Iterator[Line]:
     products = harness.matrix_products(
         model.base, tokens=tokens, targets=2 * options.batch_size * targets
     )
-    found = harness.take_turns(calls | products.calls, options.repeats)
-    matmul = products.line({name: harness.median_seconds(found[name]) for name in products.calls})
+    timed = calls | {name: product.call for name, product in products.items()}
+    taken = harness.take_turns(timed, options.repeats)
+    matmul = harness.matmul_line(products, {name: taken[name].median() for name in products})
     yield matmul
-    operations = {name: cost.trace_cost(call).operations for name, call in calls.items()}
-    for name in calls:
-        seconds = harness.median_seconds(found[name])
-        pairs = list(zip(found[name], found["lora"], strict=True))
-        tflops = operations[name] / seconds / 1e12
+    plain_taken = taken["lora"]
+    for name, call in calls.items():
+        seconds = taken[name].median()
+        tflops = cost.trace_cost(call).operations / seconds / 1e12
         yield {
             "stage": "step",
             "name": name,
             "seconds": seconds,
-            "cpu_seconds": harness.median_seconds(found[name], "processor"),
+            "cpu_seconds": taken[name].median("processor"),
             "tflops": tflops,
             "share_of_matmul": tflops / matmul["tflops"],
-            "ratio": statistics.median(own.wall / lora.wall for own, lora in pairs),
-            "cpu_ratio": statistics.median(own.processor / lora.processor for own, lora in pairs),
+            "ratio": float(np.median(taken[name].wall / plain_taken.wall)),
+            "cpu_ratio": float(np.median(taken[name].processor / plain_taken.processor)),
             "tokens_per_s": tokens / seconds,
         }
 

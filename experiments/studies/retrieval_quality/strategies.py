@@ -1,136 +1,74 @@
 """Every strategy at a run's own settings, with as many items as there are targets."""
 
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int
 
-from experiments.studies.retrieval_quality.labels import KernelScores, Labels, mean_of
+from experiments.studies.gradients import RunGradients
+from experiments.studies.kernels import KernelScores
+from experiments.studies.rankings import mean_of
 from raslik_jax import settings as settings_lib
-from raslik_jax.data.examples import Example
 from raslik_jax.evaluate import ranking
 from raslik_jax.files import read_array
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Bm25Settings, Request, Scores
 from raslik_jax.run.stages.retrieve import sentence_vectors
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import Settings
 
-
-class Entry(NamedTuple):
-    """A strategy and what it looks at.
-
-    Attributes:
-      strategy: its name.
-      request: what it looks at, but for scores.
-      by_query: whether its ranking depends on the queries.
-      draws: how often it is drawn, with other seeds; more than once where it is random.
-      is_common: whether the queries count by what they share.
-      settings: its own, where they are not the record's.
-      cosine_QN: of sentence vectors, where it needs them.
-    """
-
-    strategy: str
-    request: Request
-    by_query: bool = True
-    draws: int = 1
-    is_common: bool = False
-    settings: Settings | None = None
-    cosine_QN: np.ndarray | None = None
+# Means of 20 draws of what is random; no ranking of theirs is one of the queries', and RASLIK-F
+# forgets what RASLIK does.
+_RANDOM = ("random", "oracle", "cr_50", "raslik_f")
+_ANYWHERE = ("random_anywhere", "oracle_anywhere", "raslik_f_anywhere")
+_DRAWS = 20
+# BM25 by other settings.
+_BM25_ANSWERS = "bm25, answers too"
 
 
 class Field(NamedTuple):
-    """What the strategies of one run choose from.
+    """What the strategies of one run choose from."""
 
-    Attributes:
-      workspace: of the run.
-      labels: of its training examples.
-      queries: the retrieval queries.
-      scores: by the exact kernel.
-      sketched_QN: by the largest sketch.
-      out: folder for sentence vectors.
-    """
+    made: RunGradients
+    exact: KernelScores
+    sketched: KernelScores  # by the largest sketch
+    sentence_QN: Float[np.ndarray, "Q N"] | None  # of `sentence_cosines`
 
-    workspace: Workspace
-    labels: Labels
-    queries: tuple[Example, ...]
-    scores: KernelScores
-    sketched_QN: np.ndarray
-    out: pathlib.Path
+    def ranked(self) -> list[str]:
+        """Returns the rows whose ranking depends on the queries."""
+        names = ["raslik", "exact", "bm25", _BM25_ANSWERS]
+        return names + (["embedding"] if self.sentence_QN is not None else [])
 
-    def entries(self, encoder_checkpoint: str) -> dict[str, Entry]:
-        """Returns the strategies by the names of their rows; one of vectors needs an encoder."""
-        count = int(self.labels.is_target_N.sum())
-        train = self.workspace.corpus.train
-        base = Request(
-            examples=train,
-            is_eligible_N=np.ones(len(train), bool),
-            seed=self.workspace.config.seed,
-            retain_from="non_target",
-            queries=self.queries,
-            num_forget=count,
-            num_retain=count,
-        )
-        # What is drawn at random is the mean of 20 draws; raslik_f forgets what raslik does.
-        found = {
-            name: Entry(name, base, by_query=False, draws=20)
-            for name in ("random", "oracle", "cr_50", "raslik_f")
+    def score(self, name: str, subset_Q: Int[np.ndarray, " R"], draw: int = 0) -> Scores:
+        """Returns a row's scores by some of the queries."""
+        record = STRATEGIES[name.split(",")[0]]
+        made, count = self.made, int(self.made.labels.is_target_N.sum())
+        scores = {
+            "influence": self.sketched.score_QN[subset_Q].mean(axis=0),
+            "exact_kernel": self.exact.some(subset_Q).combine("mean"),
         }
-        found |= {name: Entry(name, base) for name in ("raslik", "exact", "bm25")}
-        found["exact, queries by what they share"] = Entry("exact", base, is_common=True)
-        answers = Bm25Settings(query_text="prompt_and_output")
-        found["bm25, answers too"] = Entry("bm25", base, settings=answers)
-        for name in ("random", "oracle", "raslik_f"):
-            found[f"{name}, any retain"] = found[name]._replace(strategy=f"{name}_anywhere")
-        if encoder_checkpoint:
-            cosine_QN = self.sentence_cosines(encoder_checkpoint)
-            found["embedding"] = Entry("embedding", base, cosine_QN=cosine_QN)
-        return found
-
-    def sentence_cosines(self, encoder_checkpoint: str) -> np.ndarray:
-        """Returns the cosines of the queries with the examples, made if they are not there."""
-        path = self.out / "sentence_cosines.npy"
-        if not path.is_file() or len(read_array(path)) != len(self.queries):
-            changes = {"strategies": ["embedding"], "embedding.checkpoint": encoder_checkpoint}
-            changes = {f"retrieve.{name}": value for name, value in changes.items()}
-            config = settings_lib.replaced(self.workspace.config, changes)
-            changed = type(self.workspace)(self.workspace.root, config)
-            example_NE, query_QE = sentence_vectors(changed, self.queries)
-            np.save(path, query_QE @ example_NE.T, allow_pickle=False)
-        return read_array(path)
-
-    def score(self, entry: Entry, subset_Q: np.ndarray, seed: int) -> Scores:
-        """Returns a strategy's scores by some of the queries."""
-        record = STRATEGIES[entry.strategy]
-        exact = self.scores.some(subset_Q).combine("common" if entry.is_common else "mean")
-        found = {
-            "influence": self.sketched_QN[subset_Q].mean(axis=0),
-            "exact_kernel": exact,
-        }
-        if entry.cosine_QN is not None:
-            found["embeddings"] = entry.cosine_QN[subset_Q].mean(axis=0)
+        if self.sentence_QN is not None:
+            scores["embeddings"] = self.sentence_QN[subset_Q].mean(axis=0)
+        with_answers = Bm25Settings(query_text="prompt_and_output")
         return record.score(
-            entry.request._replace(
-                seed=seed,
-                settings=entry.settings or record.settings,
-                queries=tuple(self.queries[query] for query in subset_Q),
-                scores=found,
+            Request(
+                examples=made.examples[: made.num_train],
+                is_eligible_N=np.ones(made.num_train, bool),
+                seed=made.config.seed + draw,
+                retain_from="non_target",
+                num_forget=count,
+                num_retain=count,
+                settings=with_answers if name == _BM25_ANSWERS else record.settings,
+                queries=tuple(made.traced[query] for query in subset_Q),
+                scores=scores,
             )
         )
 
-    def query_records(
-        self, entries: Mapping[str, Entry], subsets: Sequence[np.ndarray]
-    ) -> Iterator[dict[str, Any]]:
+    def query_records(self, subsets: Sequence[Int[np.ndarray, " R"]]) -> Iterator[dict[str, Any]]:
         """Yields the mean quality over subsets of the queries."""
-        for name, entry in entries.items():
-            if not entry.by_query:
-                continue
-            seed = entry.request.seed
-            found = [
-                self.labels.quality(self.score(entry, subset_Q, seed).forget_N)
-                for subset_Q in subsets
-            ]
+        for name in self.ranked():
+            found = [self.made.labels.quality(self.score(name, part).forget_N) for part in subsets]
             yield {
                 "table": "strategy_queries",
                 "strategy": name,
@@ -139,30 +77,41 @@ class Field(NamedTuple):
                 "least_auprc": min(quality["auprc"] for quality in found),
             }
 
-    def records(self, entries: Mapping[str, Entry]) -> Iterator[dict[str, Any]]:
+    def records(self) -> Iterator[dict[str, Any]]:
         """Yields the quality of both sets with all queries."""
-        is_target_N = self.labels.is_target_N
-        influence_N, all_Q = self.sketched_QN.mean(axis=0), np.arange(len(self.queries))
-        for name, entry in entries.items():
-            request = entry.request
+        ids, is_target_N = self.made.labels
+        influence_N, count = self.sketched.score_QN.mean(axis=0), int(is_target_N.sum())
+        for name in (*_RANDOM, *self.ranked(), *_ANYWHERE):
             found: list[dict[str, float | None]] = []
-            for draw in range(entry.draws):
-                scores = self.score(entry, all_Q, request.seed + draw)
-                chosen = select_by_count(
-                    *scores,
-                    self.labels.ids,
-                    num_forget=request.num_forget,
-                    num_retain=request.num_retain,
+            for draw in range(1 if name in self.ranked() else _DRAWS):
+                scores = self.score(name, np.arange(len(self.made.traced)), draw)
+                chosen = select_by_count(*scores, ids, num_forget=count, num_retain=count)
+                ranks = STRATEGIES[name.split(",")[0]].ranks_all
+                forget_N = scores.forget_N
+                found.append(
+                    {
+                        "precision": is_target_N[chosen.forget].mean(),
+                        "targets_in_retain": is_target_N[chosen.retain].mean(),
+                        "retain_positive": (influence_N[chosen.retain] >= 0).mean(),
+                        "auroc": ranking.auroc(forget_N, is_target_N) if ranks else None,
+                        "auprc": ranking.auprc(forget_N, is_target_N) if ranks else None,
+                    }
                 )
-                quality: dict[str, float | None] = {
-                    "precision": is_target_N[chosen.forget].mean(),
-                    "targets_in_retain": is_target_N[chosen.retain].mean(),
-                    "retain_positive": (influence_N[chosen.retain] >= 0).mean(),
-                    "auroc": None,
-                    "auprc": None,
-                }
-                if STRATEGIES[entry.strategy].ranks_all:
-                    quality["auroc"] = ranking.auroc(scores.forget_N, is_target_N)
-                    quality["auprc"] = ranking.auprc(scores.forget_N, is_target_N)
-                found.append(quality)
-            yield {"table": "strategy", "strategy": name, **mean_of(found, tuple(found[0]))}
+            title = name.replace("_anywhere", ", any retain")
+            yield {"table": "strategy", "strategy": title, **mean_of(found, tuple(found[0]))}
+
+
+def sentence_cosines(
+    made: RunGradients, checkpoint: str, path: pathlib.Path
+) -> Float[np.ndarray, "Q N"]:
+    """Returns the cosines of the queries' and examples' sentence vectors, kept in a file."""
+    if not path.is_file() or len(read_array(path)) != len(made.traced):
+        changes = {
+            "retrieve.strategies": ["embedding"],
+            "retrieve.embedding.checkpoint": checkpoint,
+        }
+        config = settings_lib.replaced(made.config, changes)
+        workspace = Workspace(made.workspace.root, config)
+        example_NE, query_QE = sentence_vectors(workspace, made.traced)
+        np.save(path, query_QE @ example_NE.T, allow_pickle=False)
+    return read_array(path)

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.studies.gradients import join_table
-from experiments.studies.rankings import join_records
+from experiments.studies.reports import join_records, section
 from raslik_jax.files import write_json, write_text
 from raslik_jax.report import drawing, tables
 from raslik_jax.report.figures import draw_boundary, draw_curves
 
+# Half the width of the thresholds' neighborhoods, as in the paper.
+GAMMA = 0.01
 _ROUNDING = 1e-6  # of |Delta|^2, with products summed in float32
 _SETTING = ("fluctuation", "moved", "rule", "retain")
 _PARTS = ("over_fluctuations", "over_sketches", "total", "error")
@@ -25,14 +26,11 @@ def _power(points: Mapping[int, float]) -> float:
     return float(np.polyfit(np.log(list(points)), np.log(list(points.values())), 1)[0])
 
 
-def _cell(entry: Mapping[str, float]) -> str:
-    mean, low, high = (format(entry[name], ".3g") for name in ("mean", "low", "high"))
-    return mean if low == high else f"{mean} [{low}, {high}]"
-
-
-def _table(entries: Sequence[Mapping[str, Any]], by: Sequence[str], values: Sequence[str]) -> str:
-    titles = {name: name.replace("_", " ") for name in (*by, *values)}
-    return join_table(entries, {n: titles[n] for n in by}, {n: titles[n] for n in values}, _cell)
+def _section(
+    title: str, entries: Sequence[Mapping[str, Any]], by: Sequence[str], values: Sequence[str]
+) -> str:
+    names = ({name: name.replace("_", " ") for name in part} for part in (by, values))
+    return section(title, entries, *names, digits=".3g")
 
 
 def join_spreads(spreads: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -53,21 +51,12 @@ def join_spreads(spreads: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return join_records(spreads, by=[*_SETTING, "kernel"], values=values)
 
 
-def write_report(found: Sequence[Mapping[str, Any]], out: pathlib.Path, *, gamma: float) -> None:
-    """Writes variance.json, variance.md and the figures.
-
-    Args:
-      found: what was measured of each corpus.
-      out: where they go.
-      gamma: half the width of the thresholds' neighborhoods.
-    """
-    joined = join_spreads([record for entry in found for record in entry["spreads"]])
-    slopes = join_records(
-        [record for entry in found for record in entry["slopes"]],
-        by=["end", "size"],
-        values=["sigma", "slope", "by_noise"],
-    )
-    boundary = [record for entry in found for record in entry["boundary"]]
+def write_report(found: Sequence[Mapping[str, Any]], out: pathlib.Path) -> None:
+    """Writes variance.json, variance.md and the figures of what was measured of each corpus."""
+    every = {name: [r for entry in found for r in entry[name]] for name in found[0]}
+    joined, boundary = join_spreads(every["spreads"]), every["boundary"]
+    of_slope = ("sigma", "slope", "by_noise")
+    slopes = join_records(every["slopes"], by=["end", "size"], values=of_slope)
     powers = {
         f"{end} {name}": _power(
             {e["size"]: e[name]["mean"] for e in slopes if e["end"] == end and e[name]}
@@ -82,11 +71,11 @@ def write_report(found: Sequence[Mapping[str, Any]], out: pathlib.Path, *, gamma
         "ratios are to the exact kernel's under the same fluctuation. Mean [least, largest] over "
         "corpora.",
     ]
+    by, values = ["fluctuation", "moved", "kernel"], [*_PARTS, *_RATIOS, "precision"]
     for rule in ("threshold", "count"):
         for retain in ("antipodal", "random", "none"):
             shown = [e for e in joined if e["rule"] == rule and e["retain"] == retain]
-            by, values = ["fluctuation", "moved", "kernel"], [*_PARTS, *_RATIOS, "precision"]
-            text += [f"## Sets by {rule}, retain set: {retain}", _table(shown, by, values)]
+            text.append(_section(f"Sets by {rule}, retain set: {retain}", shown, by, values))
     fitted = ", ".join(f"{name} {value:+.2f}" for name, value in powers.items())
     columns = tuple(tables.Column(name.replace("_", " ")) for name in boundary[0])
     cells = tuple(
@@ -94,14 +83,13 @@ def write_report(found: Sequence[Mapping[str, Any]], out: pathlib.Path, *, gamma
         for entry in boundary
     )
     text += [
-        "## Slope of selection in the exact score",
-        _table(slopes, ["end", "size"], ["sigma", "slope", "by_noise"]),
+        _section("Slope of selection in the exact score", slopes, ["end", "size"], of_slope),
         f"Fitted exponents of K: {fitted}. The paper's claim is -0.5 for the slope.",
         "## Boundary",
         tables.render_markdown(tables.Table(columns, cells)),
     ]
     write_text(out / "variance.md", "\n\n".join(text) + "\n")
-    write_figures(joined, slopes, found[0], out, gamma=gamma)
+    write_figures(joined, slopes, found[0], out)
 
 
 def write_figures(
@@ -109,8 +97,6 @@ def write_figures(
     slopes: Sequence[Mapping[str, Any]],
     first: Mapping[str, Any],
     out: pathlib.Path,
-    *,
-    gamma: float,
 ) -> None:
     """Writes the figures, each as PNG and SVG; the boundary is that of the first corpus."""
     panels: dict[str, dict[str, list[Any]]] = {}
@@ -133,17 +119,12 @@ def write_figures(
                 curves.setdefault(f"{entry['end']}: {label}", []).append(point)
     figure = draw_curves({"Slope of selection": curves}, ylabel="slope per unit of cosine", **axes)
     drawing.save_figure(figure, out / "slope")
-    score_N = np.asarray(first["scores"])
-    for stem, scale, xlabel in (
-        ("boundary", 1.0, "cosine with the query"),
-        ("boundary_scaled", float(np.abs(score_N).max()), "score, scaled to [-1, 1]"),
-    ):
-        forget, retain = (threshold / scale for threshold in first["thresholds"])
-        figure = draw_boundary(
-            score_N / scale,
-            forget_threshold=forget,
-            retain_threshold=retain,
-            gamma=gamma,
-            xlabel=xlabel,
-        )
-        drawing.save_figure(figure, out / stem)
+    forget, retain = first["thresholds"]
+    figure = draw_boundary(
+        np.asarray(first["scores"]),
+        forget_threshold=forget,
+        retain_threshold=retain,
+        gamma=GAMMA,
+        xlabel="cosine with the query",
+    )
+    drawing.save_figure(figure, out / "boundary")
