@@ -140,7 +140,7 @@ def test_options_that_cannot_be_measured_are_refused(module, options, message):
 
 
 def test_what_only_the_bench_can_know_is_refused_too():
-    with pytest.raises(ValueError, match="the sketch size K"):
+    with pytest.raises(ValueError, match="K must be 1 to P"):
         list(sketch.measure(sketch.Options(**(_SMALL | {"size": 10**6}))))
     with pytest.raises(ValueError, match="--workdir must be the work directory of a run"):
         list(efficiency.measure(efficiency.Options()))
