@@ -220,20 +220,20 @@ class AbstractRun:
         self,
         name: str,
         step: Callable[..., Any],
-        arguments: Callable[[Shape], tuple[Any, ...]],
+        *fixed: Any,
         shapes: Shapes,
-        *,
+        batch: Callable[[Shape], Any] = lambda shape: shape.batch,
         trips: int = 0,
-        **static: Any,
+        **named: Any,
     ) -> Program:
-        """Returns a program of the run from a step and what it is called with.
+        """Returns a program of the run from a step of (*fixed, batch, **named).
 
         Loops whose length is known at run time only make so many trips; 0 for those over chunks
         of the head.
         """
 
         def trace(shape: Shape) -> jax.stages.Traced:
-            return cost.trace(step, *arguments(shape), **static)
+            return cost.trace(step, *fixed, batch(shape), **named)
 
         @functools.cache
         def cost_of(shape: Shape) -> cost.Cost:
@@ -244,18 +244,11 @@ class AbstractRun:
         return Program(name, trace, self._costs.setdefault(name, cost_of), shapes)
 
     def training(
-        self,
-        name: str,
-        algorithm: loop.Algorithm,
-        params: Tree,
-        frozen: Any,
-        shapes: Shapes,
-        batch: Callable[[Shape], Any] = lambda shape: shape.batch,
+        self, name: str, algorithm: loop.Algorithm, params: Tree, frozen: Any, **options: Any
     ) -> Program:
         """Returns the step of an algorithm as a program of the run."""
         state = jax.eval_shape(algorithm.init, params)
-        step = jax.jit(algorithm.step)
-        return self.program(name, step, lambda shape: (state, frozen, batch(shape)), shapes)
+        return self.program(name, jax.jit(algorithm.step), state, frozen, **options)
 
     def drawn(
         self,
@@ -325,14 +318,15 @@ class AbstractRun:
         graphdef, _, base = decoder.abstract(self.model.decoder.config, None)
         algorithm = backbone.pretraining(self.config, decoder.bind(graphdef))
         shapes = self.drawn(settings.batch_size, settings.steps)
-        return Work(self.base_bytes, [self.training("backbone", algorithm, base, {}, shapes)])
+        program = self.training("backbone", algorithm, base, {}, shapes=shapes)
+        return Work(self.base_bytes, [program])
 
     def finetuning(self) -> Work:
         """Training of the adapter, of which some are kept along the way."""
         settings, model = self.config.finetune, self.model
         algorithm = finetune.finetuning(self.workspace, num_steps=1)
         shapes = self.epochs_of(settings, self.sizes.train)
-        program = self.training("finetune", algorithm, model.initial, model.base, shapes)
+        program = self.training("finetune", algorithm, model.initial, model.base, shapes=shapes)
         return Work(4.0 * (2 + settings.trajectory_points) * self.num_params, [program])
 
     def unlearning(self, strategy: str, name: str) -> Work:
@@ -351,8 +345,8 @@ class AbstractRun:
             self.workspace.unlearning(name, 1e-5),
             params,
             steps.Frozen(base=model.base, reference=model.initial),
-            self.epochs_of(settings, max(self.sizes.forget, self.sizes.retain)),
-            lambda shape: (shape.batch, shape.batch if reads_retain else None),
+            shapes=self.epochs_of(settings, max(self.sizes.forget, self.sizes.retain)),
+            batch=lambda shape: (shape.batch, shape.batch if reads_retain else None),
         )
         return Work(settings.epochs * kept, [program])
 
@@ -363,29 +357,22 @@ class AbstractRun:
         program = self.program(
             "decode",
             decode.generate_batch,
-            lambda shape: (
-                model.initial,
-                model.base,
-                shape.batch,
-                np.zeros(8, np.int32),
-                np.int32(0),
-            ),
-            self.prompts(prompts, rows),
+            model.initial,
+            model.base,
+            shapes=self.prompts(prompts, rows),
             trips=settings.max_new_tokens - 1,
             decoder=model.decoder,
             max_new_tokens=settings.max_new_tokens,
+            end_ids=np.zeros(8, np.int32),
+            pad_id=np.int32(0),
         )
         return Work(500.0 * models * prompts, [program] * models)
 
     def likelihoods(self, rows: int) -> Program:
         """The likelihood of given answers."""
         model = self.model
-        return self.program(
-            "likelihood",
-            likelihood.likelihood_step(model.decoder),
-            lambda shape: (model.initial, model.base, shape.batch),
-            self.planned(rows, num_buckets=2),
-        )
+        step, shapes = likelihood.likelihood_step(model.decoder), self.planned(rows, num_buckets=2)
+        return self.program("likelihood", step, model.initial, model.base, shapes=shapes)
 
     def perplexities(self, models: int) -> Work:
         """Likelihoods of some rows under each model, and of its own answers."""
@@ -411,8 +398,10 @@ class AbstractRun:
         program = self.program(
             f"sketch {family} {size}",
             sketch.sketch_step(self.workspace),
-            lambda shape: (projection, adapters, base, shape.batch),
-            self.planned(rows, num_buckets=settings.num_buckets, targets=settings.targets),
+            projection,
+            adapters,
+            base,
+            shapes=self.planned(rows, num_buckets=settings.num_buckets, targets=settings.targets),
         )
         return Work(disk_bytes, [program] * passes)
 
@@ -436,7 +425,7 @@ class AbstractRun:
             classifier.classifying(bound, loop.adamw(1e-5), dropout_key=jax.random.key(0)),
             weights,
             jax.ShapeDtypeStruct((labeled,), jnp.int32),
-            self.drawn(batch, texts / batch, max_len=settings.max_len, is_answer=True),
+            shapes=self.drawn(batch, texts / batch, max_len=settings.max_len, is_answer=True),
         )
         return Work(quantize.num_bytes(weights), [program])
 
@@ -445,12 +434,9 @@ class AbstractRun:
         rows, name = self.sizes.train, self.config.retrieve["embedding"].checkpoint
         bound, weights = _bind_shapes(_encoder_config(name))
         embed = jax.vmap(bound.embed, in_axes=(None, 0, 0))
-        program = self.program(
-            "embedding",
-            jax.jit(lambda weights, rows: embed(weights, rows.tokens_BL, rows.target_mask_BL)),
-            lambda shape: (weights, shape.batch),
-            self.prompts(rows, min(rows, 64)),
-        )
+        step = jax.jit(lambda weights, rows: embed(weights, rows.tokens_BL, rows.target_mask_BL))
+        shapes = self.prompts(rows, min(rows, 64))
+        program = self.program("embedding", step, weights, shapes=shapes)
         return Work(4.0 * 768 * rows, [program])
 
 
