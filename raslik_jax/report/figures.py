@@ -382,8 +382,6 @@ def draw_boundary(
 ) -> Any:
     """Returns the paper's three histograms: all scores, and around each of the thresholds.
 
-    The panels' titles name how many scores are in the neighborhood.
-
     Args:
       scores_N: the scores, finite.
       forget_threshold: tau_F.

@@ -99,10 +99,7 @@ def word(claim: object) -> str:
 
 
 def visible(text: str) -> str:
-    """Returns text with a replacement character for each that acts instead of being shown.
-
-    Markup would have to escape the backslash of `messages.printable` once more.
-    """
+    """Returns text with a replacement character for each that acts instead of being shown."""
     return "".join("\N{REPLACEMENT CHARACTER}" if is_unseen(c) else c for c in text)
 
 
