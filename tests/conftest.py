@@ -2,8 +2,8 @@
 
 Compiling is most of the time of these tests. Programs are therefore compiled without optimizations
 (but for the heavy tests, which hold the optimized ones to torch), and once: the processes of a
-session, those that tests start among them, share a folder of compiled programs, new for every
-session.
+session, those that tests start among them, share a new folder with the compiled programs and the
+finished tiny run.
 """
 
 import os
@@ -14,8 +14,9 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the environment of the first process
-    _compiled = tempfile.TemporaryDirectory(prefix="raslik-compiled-", ignore_cleanup_errors=True)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
+    _session = tempfile.TemporaryDirectory(prefix="raslik-tests-", ignore_cleanup_errors=True)
+    os.environ["RASLIK_TEST_SESSION"] = _session.name  # see fixtures/tiny.py
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{_session.name}/compiled"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 _HERE = Path(__file__).resolve().parent

@@ -5,13 +5,12 @@ import json
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import textwrap
 from unittest import mock
 
 import numpy as np
+import tiny
 from absl.testing import absltest, parameterized
 from index_cases import tree_bytes
 
@@ -25,20 +24,6 @@ from raslik_jax.index.upkeep import requantize, verify
 from raslik_jax.run.units import making_folder
 from raslik_jax.sketch import projections
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-_TINY = (
-    "--corpus.dataset=toy", "--corpus.template=brief", "--corpus.num_train=60",
-    "--corpus.num_targets=8", "--corpus.num_backbone=60",
-    "--corpus.num_retrieval=3", "--corpus.num_validation=2", "--corpus.num_test=3",
-    "--corpus.max_len=96", "--corpus.vocab_size=400",
-    "--backbone.hidden_size=16", "--backbone.num_hidden_layers=2",
-    "--backbone.num_attention_heads=2", "--backbone.steps=4",
-    "--finetune.epochs=1", "--finetune.lora_rank=2", "--references.max_new_tokens=8",
-    "--sketch.size=256",
-    "--sketch.num_buckets=1", "--sketch.batch_tokens=1024", "--sketch.chunk_rows=16",
-    "--stages=corpus,backbone,finetune,references,sketch,retrieve",
-)  # fmt: skip
-
 
 class QueryTest(parameterized.TestCase):
     @classmethod
@@ -46,17 +31,13 @@ class QueryTest(parameterized.TestCase):
         super().setUpClass()
         cls.root = pathlib.Path(tempfile.mkdtemp())
         cls.addClassCleanup(shutil.rmtree, cls.root)
-        cls.run_folder = cls.root / "run"
-        cls.script("run.py", *_TINY, f"--workdir={cls.run_folder}")
+        cls.run_folder = tiny.finished_run()
         cls.index = cls.run_folder / "sketch" / "index"
         cls.tracer = trace.Tracer(cls.index)
 
     @classmethod
     def script(cls, name: str, *flags: str, fails: bool = False) -> str:
-        done = subprocess.run(
-            [sys.executable, str(_REPOSITORY / "experiments" / name), *flags],
-            capture_output=True, text=True, cwd=cls.root,
-        )  # fmt: skip
+        done = tiny.run_script(f"experiments/{name}", *flags)
         if bool(done.returncode) != fails:
             raise AssertionError(f"{name} ended with {done.returncode}: {done.stderr[-3000:]}")
         return done.stderr if fails else done.stdout
@@ -86,7 +67,7 @@ class QueryTest(parameterized.TestCase):
         np.testing.assert_array_equal(found.score_N, expected)
 
     def test_the_lines_of_the_documentation_run(self):
-        text = (_REPOSITORY / "docs" / "guides" / "asking.md").read_text()
+        text = (tiny.REPOSITORY / "docs" / "guides" / "asking.md").read_text()
         (guide,) = re.findall(r"^```py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
         docstring = textwrap.dedent(trace.Tracer.__doc__.split("Example:\n")[1]).strip()
         for lines in (guide, docstring):
@@ -152,17 +133,17 @@ class QueryTest(parameterized.TestCase):
             {"id", "score", "sigma", "instruction", "input", "output"}, found["toward"][0]
         )
         exported = read_examples(forget)
-        self.assertLen(exported, 6)
+        self.assertLen(exported, 12)
         self.assertEqual([row.example_id for row in exported[:3]],
                          [row["id"] for row in found["toward"]])  # fmt: skip
-        self.assertLen(read_examples(retain), 12)
+        self.assertLen(read_examples(retain), 24)
 
     def test_the_settings_of_the_run_hold_where_none_are_given(self):
         rows = self.tracer.workspace.corpus.train
         asked = [row for row in rows if row.is_target][:3]
         found = self.tracer.trace_queries(asked)
         chosen = self.tracer.select_sets(found)
-        self.assertEqual((len(chosen.forget), len(chosen.retain)), (8, 8))  # all targets
+        self.assertEqual((len(chosen.forget), len(chosen.retain)), (12, 12))  # all targets
         chosen = self.tracer.select_sets(found, num_forget=2, num_retain=3)
         self.assertEqual((len(chosen.forget), len(chosen.retain)), (2, 3))
         config = self.tracer.workspace.config
@@ -257,23 +238,19 @@ class QueryTest(parameterized.TestCase):
         index = copy / "sketch" / "index"
         before = tree_bytes(index)
         text = self.script("index.py", f"--index={index}", "--verify")
-        self.assertIn("rows      60 of 256 coordinates, float32", text)
+        self.assertIn("rows      120 of 64 coordinates, float32", text)
         self.assertIn("verified  nothing is damaged", text)
         file = index / "rows" / "c" / "2" / "0"
         file.write_bytes(file.read_bytes()[:-100] + b"x" * 100)
-        done = subprocess.run(
-            [sys.executable, str(_REPOSITORY / "experiments" / "index.py"), f"--index={index}",
-             "--verify"],
-            capture_output=True, text=True,
-        )  # fmt: skip
+        done = tiny.run_script("experiments/index.py", f"--index={index}", "--verify")
         self.assertEqual(done.returncode, 1, msg=done.stderr)
         self.assertIn("damaged   rows/c/2/0: ", done.stdout)
         self.assertIn("1 chunks dropped", self.script("index.py", f"--index={index}", "--repair"))
         made = self.script("sketch_job.py", f"--workdir={copy}")
-        self.assertIn("the index is complete, 16 of 60 sketches were made here", made)
+        self.assertIn("the index is complete, 16 of 120 sketches were made here", made)
         # A unit that is not finished lies apart, and takes its place when the run agrees to it.
         self.assertEqual(tree_bytes(making_folder(copy, "sketch") / "index"), before)
-        self.script("run.py", *_TINY, f"--workdir={copy}")
+        self.script("run.py", *tiny.FLAGS, "--stages=sketch", f"--workdir={copy}")
         self.assertEqual(tree_bytes(index), before)
 
     def test_a_compact_copy_is_made(self):
@@ -281,7 +258,7 @@ class QueryTest(parameterized.TestCase):
         text = self.script(
             "index.py", f"--index={self.index}", f"--compact_to={path}", "--dtype=sign", "--center"
         )
-        self.assertIn("rows      60 of 256 coordinates, sign", text)
+        self.assertIn("rows      120 of 64 coordinates, sign", text)
         self.assertEqual(verify(SketchStore.open(path)), ())
 
     def test_the_index_itself_is_left_alone(self):

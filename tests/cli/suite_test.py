@@ -6,56 +6,30 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 
-import compiling
 import pytest
+import tiny
 from absl.testing import absltest
 
 from raslik_jax.cli import suite
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _QUICKSTART = "experiments/flags/quickstart.flags"
-_TINY = """
---corpus.dataset=toy
---corpus.template=brief
---corpus.num_train=60
---corpus.num_targets=8
---corpus.num_backbone=60
---corpus.num_retrieval=3
---corpus.num_validation=4
---corpus.num_test=3
---corpus.max_len=96
---corpus.vocab_size=400
---backbone.hidden_size=16
---backbone.num_hidden_layers=2
---backbone.num_attention_heads=2
---backbone.steps=4
---finetune.epochs=1
---finetune.lora_rank=2
---references.max_new_tokens=8
---sketch.size=64
---sketch.num_buckets=1
---sketch.batch_tokens=1024
---retrieve.strategies=random,raslik
---unlearn.algorithms=ga_gdr
---unlearn.epochs=2
---evaluate.bootstrap_resamples=100
-"""
-
-
-def _suite(*arguments, environment=None):
-    return subprocess.run(
-        [sys.executable, str(_REPOSITORY / "experiments" / "suite.py"), *arguments],
-        capture_output=True,
-        text=True,
-        cwd=_REPOSITORY,
-        env=os.environ | (environment or {}),
+_TINY = "\n".join(
+    (
+        *tiny.FLAGS,
+        "--corpus.num_validation=4",
+        "--retrieve.strategies=random,raslik",
+        "--unlearn.algorithms=ga_gdr\n",
     )
+)
+
+
+def _suite(*arguments):
+    return tiny.run_script("experiments/suite.py", *arguments)
 
 
 def _options(out, *flagfiles, **options):
@@ -154,7 +128,7 @@ class SuiteTest(absltest.TestCase):
             "--vary=unlearn.ga_gdr.learning_rate=1e-4,3e-3",
             "--choose",
         )
-        first = _suite(*arguments, environment=compiling.ENVIRONMENT)
+        first = _suite(*arguments)
         self.assertEqual(first.returncode, 1, first.stderr)
         states = {
             name: cell["state"]
@@ -210,7 +184,7 @@ class SuiteTest(absltest.TestCase):
         self.assertIn("- test-broken-seed=0: not run", report)
         self.assertIn("<figure>", (out / "report.html").read_text())
 
-        again = _suite(*arguments, environment=compiling.ENVIRONMENT)
+        again = _suite(*arguments)
         self.assertEqual(again.returncode, 1)
         for name in done:
             self.assertNotIn("done in", (out / "logs" / f"{name}.log").read_text())

@@ -2,26 +2,21 @@
 
 import hashlib
 import json
-import os
 import pathlib
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 
-import compiling
 import pytest
 import tiny
 from absl.testing import absltest, parameterized
 
 from raslik_jax.evaluate import judgment
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-_RUN = (sys.executable, str(_REPOSITORY / "experiments" / "run.py"))
-_AUDITED = _REPOSITORY / "tests" / "fixtures" / "audited_run.py"
+_SCRIPT = "experiments/run.py"
 # Settings that a unit looks at and whose result does not depend on them, and why.
 _WITHOUT_EFFECT = {
     "corpus.data_dir": "counts by the content of its files",
@@ -35,19 +30,10 @@ _WITHOUT_EFFECT = {
     "unlearn.epochs": "the epochs that are measured stand among the reads",
     "sketch.query_output": "the corpus only refuses queries without one early",
 }
-# What costs time here is compiling.
-_ENVIRONMENT = os.environ | compiling.ENVIRONMENT
 
 
-def _run(*arguments, env=None, check=False, script=_RUN[1:]):
-    return subprocess.run(
-        [sys.executable, *script, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=_REPOSITORY,
-        env=_ENVIRONMENT | (env or {}),
-        check=check,
-    )
+def _run(*arguments, env=None):
+    return tiny.run_script(_SCRIPT, *arguments, env=env)
 
 
 def _is_of_a_unit(path):
@@ -73,22 +59,16 @@ class TinyRunTest(absltest.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.root = pathlib.Path(cls.folder.name) / "tiny"
-        # Relative, as the command of the README has it.
-        cls.workdir = f"--workdir={os.path.relpath(cls.root, _REPOSITORY)}"
-        # An ordinary run, which also notes what each unit uses.
-        cls.audit = pathlib.Path(cls.folder.name) / "audit.json"
-        cls.first = _run(*tiny.FLAGS, cls.workdir, script=(str(_AUDITED), str(cls.audit)))
+        cls.root = tiny.finished_run()
+        cls.stdout = (cls.root.parent / "stdout").read_text()
 
-    @classmethod
-    def tearDownClass(cls):
-        cls.folder.cleanup()
-        super().tearDownClass()
+    def copy(self):
+        """Returns a copy of the run that a test may change."""
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        return shutil.copytree(self.root, folder / "tiny")
 
     def test_leaves_sets_metrics_report_and_how_to_repeat_it(self):
-        self.assertEqual(self.first.returncode, 0, self.first.stderr)
-        self.assertIn("report:", self.first.stdout)
+        self.assertIn("report:", self.stdout)
         for name in (
             "run.flags config.json versions.json evaluate/metrics.json "
             "report/report.md report/report.html "
@@ -98,7 +78,7 @@ class TinyRunTest(absltest.TestCase):
             self.assertTrue((self.root / name).is_file(), name)
         diagnosis = json.loads((self.root / "retrieve/diagnosis/diagnosis.json").read_text())
         self.assertGreater(diagnosis["effective_size"], 0.9 * 64)
-        self.assertIn("effective K", self.first.stdout)
+        self.assertIn("effective K", self.stdout)
         metrics = json.loads((self.root / "evaluate/metrics.json").read_text())
         self.assertLen(metrics["methods"], 4 * 2 * 2)
         self.assertEqual(list(metrics["retrieval"]), ["random", "oracle", "raslik_f", "raslik"])
@@ -118,9 +98,8 @@ class TinyRunTest(absltest.TestCase):
 
     def test_every_unit_declares_the_results_and_settings_that_it_uses(self):
         """A unit that used more than its key holds would not be made again when that changes."""
-        self.assertEqual(self.first.returncode, 0, self.first.stderr)
         undeclared = {}
-        for name, used in json.loads(self.audit.read_text()).items():
+        for name, used in json.loads((self.root.parent / "audit.json").read_text()).items():
             declared = used["declared"]
             reads = [
                 path
@@ -142,7 +121,7 @@ class TinyRunTest(absltest.TestCase):
         self.assertEqual(undeclared, {})
 
     def test_the_sets_are_alpaca_rows_with_ids_and_scores_and_never_overlap(self):
-        for strategy in ("random", "oracle", "raslik_f", "raslik"):
+        for strategy in tiny.STRATEGIES:
             ids = []
             for kind in ("forget", "retain"):
                 lines = (self.root / "retrieve" / strategy / f"{kind}.jsonl").read_text()
@@ -163,25 +142,23 @@ class TinyRunTest(absltest.TestCase):
         self.assertEqual(_files(self.root), before)
 
     def test_another_setting_is_refused_then_made_again_where_it_matters(self):
-        changed = (*tiny.FLAGS, self.workdir, "--unlearn.ga_klr.learning_rate=1e-4")
-        before = _files(self.root)
+        root = self.copy()
+        changed = (*tiny.FLAGS, f"--workdir={root}", "--unlearn.ga_klr.learning_rate=1e-4")
+        before = _files(root)
         refused = _run(*changed)
         self.assertEqual(refused.returncode, 1)
         self.assertRegex(refused.stderr, r"unlearn\.ga_klr\.learning_rate: 3e-05 -> 0\.0001")
-        self.assertEqual(_files(self.root), before)
-        try:
-            updated = _run(*changed, "--update", "--stages=unlearn")
-            self.assertEqual(updated.returncode, 0, updated.stderr)
-            remade = re.findall(r"\] (\S+): done", updated.stdout)
-            self.assertLen(remade, 4)
-            self.assertEqual({name.split("-")[1] for name in remade}, {"ga_klr"})
-        finally:
-            _run(*tiny.FLAGS, self.workdir, "--update", check=True)
-        self.assertEqual(_files(self.root), before)
+        self.assertEqual(_files(root), before)
+        updated = _run(*changed, "--update", "--stages=unlearn")
+        self.assertEqual(updated.returncode, 0, updated.stderr)
+        remade = set(re.findall(r"\] (\S+): done", updated.stdout))
+        self.assertEqual(remade, {f"unlearn/{name}-ga_klr" for name in tiny.STRATEGIES})
+        changed_files = set(before.items()) ^ set(_files(root).items())
+        units = {"/".join(name.split("/")[:2]) for name, _ in changed_files}
+        self.assertEqual(units - {"config.json", "run.flags"}, remade)
 
     def test_a_damaged_result_is_never_read(self):
-        copy = pathlib.Path(self.folder.name) / "copy"
-        shutil.copytree(self.root, copy)
+        copy = self.copy()
         config = copy / "backbone" / "model" / "config.json"
         config.write_text(config.read_text().replace('"hidden_size": 16', '"hidden_size": 32'))
         result = _run(*tiny.FLAGS, f"--workdir={copy}", "--stages=finetune")
@@ -193,8 +170,7 @@ class TinyRunTest(absltest.TestCase):
 
     @pytest.mark.heavy
     def test_non_sf_by_a_classifier(self):
-        copy = pathlib.Path(self.folder.name) / "classified"
-        shutil.copytree(self.root, copy)
+        copy = self.copy()
         words = json.loads((copy / "evaluate/metrics.json").read_text())
         flags = (
             *(
@@ -224,17 +200,15 @@ class TinyRunTest(absltest.TestCase):
 
     @pytest.mark.heavy
     def test_a_killed_run_ends_with_the_same_bytes(self):
+        root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "tiny"
+        arguments = (_SCRIPT, *tiny.FLAGS, f"--workdir={root}")
         for stage in ("finetune", "sketch", "unlearn/oracle-ga_gdr", "generate/raslik-ga_klr"):
-            root = pathlib.Path(self.folder.name) / "killed" / "tiny"
-            arguments = [*_RUN, *tiny.FLAGS, f"--workdir={root}"]
-            with subprocess.Popen(
-                arguments, stdout=subprocess.PIPE, text=True, cwd=_REPOSITORY, env=_ENVIRONMENT
-            ) as process:
+            with tiny.start_script(*arguments, stdout=subprocess.PIPE) as process:
                 for line in process.stdout:
                     if f"] {stage} ..." in line:
                         time.sleep(0.2)
                         process.send_signal(signal.SIGKILL)
-        resumed = _run(*arguments[2:])
+        resumed = tiny.run_script(*arguments)
         self.assertEqual(resumed.returncode, 0, resumed.stderr)
         ours, theirs = _files(root), _files(self.root)
         ours.pop("run.flags"), theirs.pop("run.flags")
@@ -347,7 +321,7 @@ class HelpTest(absltest.TestCase):
             "try:\n    main.main()\n"
             "finally:\n    print('jax loaded:', 'jax' in sys.modules)\n"
         )
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        result = tiny.run_script("-c", code)
         self.assertIn("--sketch.gradient_at: <finetuned|initial|trajectory>", result.stdout)
         self.assertIn("jax loaded: False", result.stdout)
 

@@ -1,44 +1,27 @@
 """TOFU's own metrics in a whole run, with and without a retain model."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 
-import compiling
 import pytest
+import tiny
 from absl.testing import absltest
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _TINY = (
+    *tiny.FLAGS,
     "--name=tofu",
     "--corpus.dataset=tofu",
     "--corpus.tofu.forget=forget10",
     "--evaluate.questions=6",
-    "--corpus.template=brief",
     "--corpus.num_train=110",
     "--corpus.num_backbone=40",
-    "--corpus.num_retrieval=3",
     "--corpus.num_validation=1",
     "--corpus.num_test=4",
-    "--corpus.max_len=96",
-    "--corpus.vocab_size=400",
-    "--backbone.hidden_size=16",
-    "--backbone.num_hidden_layers=2",
-    "--backbone.num_attention_heads=2",
-    "--backbone.steps=6",
-    "--finetune.epochs=1",
-    "--finetune.lora_rank=2",
-    "--references.max_new_tokens=8",
-    "--sketch.size=64",
-    "--sketch.num_buckets=1",
-    "--sketch.batch_tokens=1024",
+    "--sketch.diagnose=0",
     "--retrieve.strategies=random,raslik",
     "--unlearn.algorithms=ga_gdr",
     "--unlearn.epochs=1",
-    "--evaluate.bootstrap_resamples=100",
     "--evaluate.perplexity_examples=0",
 )
 
@@ -78,20 +61,14 @@ def _write_data(folder: pathlib.Path) -> None:
 @pytest.mark.heavy
 class TofuRunTest(absltest.TestCase):
     def _run(self, *arguments):
-        result = subprocess.run(
-            [sys.executable, _REPOSITORY / "experiments" / "run.py", *_TINY, *arguments],
-            capture_output=True,
-            text=True,
-            env=self.environment,
-        )
+        result = tiny.run_script("experiments/run.py", *_TINY, *arguments, env=self.environment)
         self.assertEqual(result.returncode, 0, result.stderr)
         return result.stdout
 
     def test_a_run_beside_its_retain_model(self):
         root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         _write_data(root / "data")
-        data = {"RASLIK_DATA": str(root / "data")}
-        self.environment = os.environ | compiling.ENVIRONMENT | data
+        self.environment = {"RASLIK_DATA": str(root / "data")}
         self._run(
             "--corpus.tofu.train=retain",
             "--stages=corpus,backbone,finetune,references",
