@@ -42,10 +42,8 @@ _IDENTITY = {
 class Influence(NamedTuple):
     """A training example and what it does to a generation.
 
-    Attributes:
-      example: the training example.
-      score: mean (centered) cosine with the queries, s_F: positive pulls toward the generation.
-      sigma: its standard deviation over random sketches; None where it is no mean of cosines.
+    The score is the mean (centered) cosine with the queries, s_F: positive pulls toward the
+    generation. Sigma is its standard deviation over random sketches; None where it is no mean.
     """
 
     example: Example
@@ -56,13 +54,9 @@ class Influence(NamedTuple):
 class Trace(NamedTuple):
     """What pulls toward a generation and what pulls against it.
 
-    Attributes:
-      queries: the generations, with the model's own answers where none were given.
-      toward: examples of the highest scores, best first.
-      against: examples of the lowest scores, lowest first.
-      score_N: s_F of every example, of `search.score_store`.
-      query_QK: unit sketches of the queries.
-      center, aggregate: how they were scored.
+    `toward` has the examples of the highest scores, `against` those of the lowest, most extreme
+    first. The queries have the model's own answers where none were given; `score_N` is s_F of every
+    example, of `search.score_store`, for unit sketches of the queries.
     """
 
     queries: tuple[Example, ...]
@@ -88,11 +82,6 @@ def run_of(index: str | os.PathLike[str]) -> pathlib.Path:
 
 class Tracer:
     """An index and the model that made it, ready to be asked.
-
-    Attributes:
-      store: the index.
-      workspace: of the run that made it.
-      examples: the training examples by their ids.
 
     Example:
       tracer = Tracer("runs/quickstart/sketch/index")
@@ -164,15 +153,10 @@ class Tracer:
 
         Args:
           queries: generations of one behavior; those with an empty output are answered first, and
-            left out where the model says nothing.
+            left out where the model says nothing. Refused where they point apart.
           top, bottom: examples to show that pull toward them, and that pull against.
-          center: the centered cosine; None as the run has it.
-          aggregate: how the scores of several queries become one; None as the run has it.
+          center, aggregate: how to score; None as the run has it.
           finer: a finer index of the same rows from which the candidates are scored again.
-
-        Raises:
-          ValueError: no queries or none with an answer, queries that point apart, or more examples
-            than there are.
         """
         if not queries:
             raise ValueError("queries must be at least one, got none")

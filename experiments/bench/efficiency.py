@@ -150,11 +150,7 @@ class Bench:
 
 
 def measure(options: Options) -> Iterator[Line]:
-    """Yields the lines of the module's docstring.
-
-    Raises:
-      ValueError: no run there, or its index or vectors are missing.
-    """
+    """Yields the lines of the module's docstring."""
     if not options.workdir:
         raise ValueError("--workdir must be the work directory of a run, got none")
     bench = Bench(options)

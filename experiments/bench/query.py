@@ -147,11 +147,7 @@ def measure_dtype(options: Options, path: Path, dtype: str) -> Iterator[Line]:
 
 
 def measure(options: Options) -> Iterator[Line]:
-    """Yields the lines of the module's docstring.
-
-    Raises:
-      ValueError: a folder that holds something.
-    """
+    """Yields the lines of the module's docstring."""
     if options.folder:
         check_new_folder(options.folder)
         Path(options.folder).mkdir(parents=True, exist_ok=True)

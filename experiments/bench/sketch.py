@@ -60,11 +60,7 @@ from raslik_jax.sketch.families import PROJECTIONS
 
 
 def check(subject: Subject, shape: Shape) -> Line:
-    """Returns the agreement with a plain loop: all logits, projected by NumPy.
-
-    Raises:
-      ValueError: there is none.
-    """
+    """Returns the agreement with a plain loop: all logits, projected by NumPy."""
 
     def plain_loss(lora: Any, base: Any, tokens_L: Any, mask_L: Any) -> Any:
         rows: Any = (subject.decoder, lora, base, tokens_L, mask_L)

@@ -37,11 +37,7 @@ class TorchLoop(NamedTuple):
 
 
 def make_loop(options: Options, subject: Subject, plan: Plan) -> TorchLoop:
-    """Returns the peer with its rows, once its sketches agree with ours.
-
-    Raises:
-      ValueError: they do not, or the family has no bins.
-    """
+    """Returns the peer with its rows, once its sketches agree with ours."""
     say("loading the torch loop")
     device = "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
     peer, first = make_peer(subject, device), plan.shapes[0]

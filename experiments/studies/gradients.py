@@ -79,10 +79,6 @@ def answered_queries(
     """Returns the queries of these sets with the model's own answers, and with the labeled ones.
 
     Without `needs_own` a query of which the model has no answer stands twice with the labeled one.
-
-    Raises:
-      ValueError: a query has no answer of the fine-tuned model: only the retrieval queries and
-        those of the split that the run was measured on have; or the model was made again since.
     """
     queries = [row for name in query_sets for row in workspace.corpus.queries[name]]
     answers = {} if needs_own else {q.example_id: q.output for q in queries if q.output.strip()}
@@ -109,19 +105,13 @@ class RunGradients:
 
     `vectors.bin` has the rows, made batch by batch, `done.json` how many batches are on disk, so
     that a killed job goes on behind them, `grams.npz` the products of the rows.
-
-    Attributes:
-      examples: of the rows: training examples, queries with own answers, with labeled ones.
-      num_train: N.
-      labels: of the training examples.
-      own: positions of the queries with the output that the run traces.
-      traced: these queries.
+    Those are of `examples`: N training examples, queries with own answers, with labeled ones; `own`
+    are the positions of the queries with the output that the run traces, `traced` these queries.
     """
 
     def __init__(
         self, options: Options, root: pathlib.Path, folder: pathlib.Path, *, needs_own: bool = True
     ):
-        """Opens the run at `root`; computes nothing yet, and then leaves results in `folder`."""
         self.workspace = open_run(root, "corpus", "finetune", "references/retrieval")
         self._folder, self._batch_tokens = folder / "passes", options.batch_tokens
         self._dtype = np.dtype(getattr(ml_dtypes, options.store_dtype, options.store_dtype))

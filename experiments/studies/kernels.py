@@ -46,9 +46,6 @@ def gram_matrices(vectors_MP: Float[np.ndarray, "M P"], edges: Sequence[int]) ->
 
     Products of one tensor are summed in float32 by BLAS, tensors in float64. The rows may be a
     memory map larger than memory: M times the largest tensor is held, and four [M, M] matrices.
-
-    Raises:
-      ValueError: a product is not finite.
     """
     total_MM = np.zeros((len(vectors_MP), len(vectors_MP)))
     per_tensor_MM = np.zeros_like(total_MM)

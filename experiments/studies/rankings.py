@@ -25,9 +25,6 @@ class Labels(NamedTuple):
         """Returns what the labels say of a ranking by s_F = -s_R, and the sets from its two ends.
 
         Both sets have as many items as there are targets, so precision is recall, too.
-
-        Raises:
-          ValueError: labels of one kind, or targets that are more than half of the items.
         """
         is_target_N, count = self.is_target_N, int(self.is_target_N.sum())
         area = auroc(forget_N, is_target_N)

@@ -68,13 +68,8 @@ def plan_batches(
     one row per batch is a dummy, all of them at the bucket's end. The order of the rows plays no
     part, their ids have to differ.
 
-    Args:
-      lengths_N: tokens of each row.
-      targets_N: tokens of each row that count in the loss.
-      ids: of the rows.
-      num_buckets: shapes at most.
-      batch_tokens: B * L at most; a longer row is refused.
-      multiple: divides every L and T.
+    `num_buckets` is the most shapes there are, `batch_tokens` the largest B * L: a longer row is
+    refused; `multiple` divides every L and T.
     """
 
     def round_up(counts: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
@@ -186,11 +181,7 @@ def in_lines(rows: Int[np.ndarray, " N"], size: int) -> Int[np.ndarray, "M B"]:
 
 
 def make_batch(encoded: Encoded, plan: BatchPlan, *, left: bool = False) -> Batch:
-    """Returns the rectangle of a plan; with `left`, pads stand on the left, as for decoding.
-
-    Raises:
-      ValueError: a row is longer than the plan, which was then made for another corpus.
-    """
+    """Returns the rectangle of a plan; with `left`, pads stand on the left, as for decoding."""
     shape = len(plan.rows), plan.length
     tokens_BL = np.full(shape, encoded.pad_id, np.int32)
     target_mask_BL = np.zeros(shape, np.bool_)

@@ -18,14 +18,10 @@ _NO_LIMIT = 2**30
 
 
 class Encoded(NamedTuple):
-    """Token rows of unequal length, in corpus order.
+    """Token rows of unequal length, in corpus order: int32 ids of prompt, response and EOS.
 
-    Attributes:
-      ids: of the examples.
-      tokens: for each example its int32 ids: prompt, response, EOS.
-      start_N: position of the first token that counts in the loss.
-      pad_id: fills up the rectangles.
-      limit: tokens that the model takes at most, padding included.
+    `start_N` is the position of the first token that counts in the loss; `pad_id` fills up the
+    rectangles; the model takes at most `limit` tokens, padding included.
     """
 
     ids: tuple[str, ...]

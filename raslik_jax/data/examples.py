@@ -39,13 +39,10 @@ class Example(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """Everything a run reads.
+    """Everything a run reads: rows to pretrain a small backbone on, to fine-tune on, and queries.
 
-    Attributes:
-      backbone: clean rows on which a small backbone is pretrained; may be empty.
-      train: the fine-tuning rows, among which the cause of the bad generation is sought.
-      queries: rows by each name in QUERY_SETS; "retrieval" holds the bad generations, the "_target"
-        sets more of their kind, the "_normal" sets everything else.
+    `queries` has rows by each name in QUERY_SETS; "retrieval" holds the bad generations, the
+    "_target" sets more of their kind, the "_normal" sets everything else.
     """
 
     backbone: tuple[Example, ...]
@@ -135,10 +132,6 @@ def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Cor
     Held out means by prompt, see `prompt_of`: no prompt of a query set may occur in another query
     set, in the training rows or in the backbone's rows, whatever its answer there. Sets that are
     not in `held_out` have to be apart from each other only.
-
-    Raises:
-      ValueError: no training rows, a missing or unknown query set, a repeated id, or a prompt that
-        two sets share.
     """
     if not corpus.train:
         raise ValueError("the corpus must have at least one training row, got none")

@@ -79,10 +79,6 @@ def read_examples(
       name: the source of every example whose row does not name its own.
       needs_output: False is for queries: a row may do without an output, which is then empty.
       check: raises ValueError for a row that the caller cannot use.
-
-    Raises:
-      ValueError: the file or dataset is missing, damaged or empty; a wrong field map; malformed
-        rows, the first few with their file and line, or number in a list.
     """
     fields = fields or {}
     keys = _field_keys(fields)

@@ -26,11 +26,7 @@ def shuffled(items: Sequence[_Item], *, seed: int, label: str) -> list[_Item]:
 
 
 def take_first(rows: Sequence[_Item], number: int, *, kind: str) -> Sequence[_Item]:
-    """Returns the first `number` rows.
-
-    Raises:
-      ValueError: there are fewer, or the number is below 0; `kind` says of what.
-    """
+    """Returns the first `number` rows; refuses where there are fewer, of what `kind` says."""
     if not 0 <= number <= len(rows):
         raise ValueError(
             f"the number of {kind} rows must be between 0 and {len(rows)}, got {number}: change "

@@ -38,13 +38,8 @@ def fill_store(
 
     Whole batches are computed even where a chunk needs a part of one, so that what a batch holds,
     and with it every bit of a row, never depends on what is left to do.
-
-    Args:
-      store: index whose ids are in the plans' sketching order.
-      encoded, plans: the whole corpus and its batches, the same on every run.
-      sketch: makes the sketches of one batch.
-      chunks: such as `store.missing_chunks()`.
-      count: is given the number of rows after every batch, committed or not yet.
+    The store's ids are in the plans' sketching order; `count` is given the number of rows after
+    every batch, committed or not yet.
     """
     sizes = [int((plan.rows != DUMMY_ROW).sum()) for plan in plans]
     starts = np.cumsum([0, *sizes]).tolist()

@@ -36,13 +36,8 @@ class Claim(NamedTuple):
 class Claims:
     """The claims of one job on the chunks of an index.
 
-    Args:
-      store: the index.
-      worker: names the job in its claims, for people to read.
-      heartbeat_s: seconds between two heartbeats.
-      expiry_s: seconds without a heartbeat after which another job's claim is void; several
-        heartbeats, since a compilation or a slow disk can hold one up.
-      clock: seconds that only grow.
+    `worker` names the job for people to read. A claim without a heartbeat for `expiry_s` seconds is
+    void: several heartbeats, since a compilation or a slow disk can hold one up.
 
     Example:
       for chunk in Claims(store, worker=f"{socket.gethostname()}-{os.getpid()}").chunks():

@@ -78,15 +78,8 @@ class Chunk(NamedTuple):
 class Manifest:
     """What an index is, as `SketchStore.create` describes it.
 
-    Attributes:
-      size: K, coordinates of a sketch.
-      dtype: a key of `DTYPES`.
-      chunk_rows: rows of a full chunk.
-      rotation_seed: None where rows are not rotated.
-      center_sha256: of the center, if there is one.
-      identity: what the rows were made from.
-      segments: what was created, then each append.
-      deleted: ids that are marked deleted, in order.
+    `rotation_seed` is None where rows are not rotated, `center_sha256` where there is no center;
+    `segments` are what was created, then each append; `deleted` ids are in order.
     """
 
     size: int

@@ -180,10 +180,7 @@ def block_scores(
 ) -> Float32[jax.Array, "C G"]:
     """Returns the (centered) cosines of a block of rows with the queries; pure, for one device.
 
-    Args:
-      stored_CW: of `SketchStore.stored_words`.
-      scale_C, length_C: of `SketchStore.column`; rows of length 0 score 0.
-      columns: of `to_columns` for the rows' dtype.
+    Rows are of `SketchStore.stored_words` and `SketchStore.column`; those of length 0 score 0.
     """
     stored_CW = jnp.asarray(stored_CW)
     if stored_CW.dtype == jnp.uint32:
@@ -242,11 +239,7 @@ def centered_cosine(
     """Returns the mean over queries of the (centered) cosine with every row.
 
     The formula of this module; Algorithm 1, lines 3 and 4. A zero row scores 0.
-
-    Args:
-      sketch_NK: rows, float32 or bfloat16, near unit length where there is a mean.
-      query_QK: queries of any length but zero.
-      mean_K: mean of the unit rows, or None for the plain cosine.
+    Rows are float32 or bfloat16, near unit length where there is a mean, that of the unit rows.
     """
     queries = center_queries(np.asarray(query_QK), mean_K)
     columns = to_columns(queries, aggregate="mean", dtype=jnp.asarray(sketch_NK).dtype.name)
@@ -264,16 +257,8 @@ def score_store(
 
     The index may be larger than memory. float32 and bfloat16 rows are multiplied with the query as
     they are, int8 rows as integers times their scale; signs give cos(pi h / W) with h the Hamming
-    distance (see `quantize.int8_error` and `quantize.sign_error`).
-
-    Args:
-      store: the index, complete.
-      query_QK: sketches of the queries, of any length but zero.
-      center: the centered cosine; the mean is the index's own.
-      aggregate: see `combine.aggregate_scores`.
-
-    Returns:
-      Scores in the order of `store.ids`, minus infinity for rows that are deleted or zero.
+    distance (see `quantize.int8_error` and `quantize.sign_error`). The mean is the index's own;
+    rows that are deleted or zero score minus infinity.
     """
     store.require_complete()
     columns = columns_of_store(store, query_QK, center=center, aggregate=aggregate)
@@ -338,13 +323,10 @@ def search_store(
 
     Args:
       store, query_QK, center, aggregate: see `score_store`.
-      k_forget: number of rows with the highest scores; `k_retain`: with the lowest.
-      finer: an index of the same rows in a finer dtype; the candidates are scored again from it.
-      candidates: candidates per row that is asked for, when there is a finer index.
+      k_forget, k_retain: rows with the highest scores, and with the lowest.
+      finer: an index of the same rows in a finer dtype, from which the candidates are scored again.
+      candidates: as many for each row that is asked for.
       score_N: of `score_store` for the same arguments, where the caller has them already.
-
-    Raises:
-      ValueError: more rows are asked for than there are; the finer index is of something else.
     """
     if finer is not None and aggregate != "mean":
         raise ValueError(f"aggregate must be mean with a finer index, got {aggregate}")

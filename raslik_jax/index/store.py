@@ -34,17 +34,9 @@ from raslik_jax.messages import some_of
 class SketchStore:
     """An index of N unit sketches of size K, in sketching order.
 
-    Made by `SketchStore.create` (which also resumes) or `SketchStore.open`.
-
-    Attributes:
-      path, place, manifest: where it is, its files, and what it is.
-      identity: what the rows were made from.
-      ids: of all rows in sketching order, deleted ones included.
-      size: K, coordinates of a sketch.
-      dtype: how rows are stored, a key of `format.DTYPES`.
-      chunk_rows: rows of a full chunk.
-      rotation_seed: key of the rotation; 0 where rows are not rotated.
-      num_rows, num_chunks: N and its chunks, deleted or missing ones included.
+    Made by `SketchStore.create` (which also resumes) or `SketchStore.open`. The rows of
+    `ids`, `num_rows` and `num_chunks` include deleted and missing ones; `rotation_seed` is 0 where
+    rows are not rotated.
 
     Example:
       store = SketchStore.create(path, identity={"model": "..."}, ids=ids, size=4096)
@@ -92,9 +84,6 @@ class SketchStore:
           rotation_seed: key of the sign flips before int8 or sign quantization.
           center_K: for `sign` only: the mean to subtract before the signs are taken, which makes
             this an index of centered cosines.
-
-        Raises:
-          ValueError: an argument is not usable, or `path` holds something else.
         """
         place = Place(path)
         segment, ids_bytes = make_segment(ids)
@@ -210,16 +199,8 @@ class SketchStore:
         """Writes and commits one chunk; a kill at any moment leaves it whole or missing.
 
         The commit record is written last. Writing a chunk again is allowed: with the same rows
-        nothing changes, not even for a moment.
-
-        Args:
-          chunk: which one.
-          rows_CK: its unit sketches, in order; a zero gradient's is zero.
-          norms_C: each sketch's norm before it was made a unit vector.
-
-        Raises:
-          ValueError: rows that are no unit vectors; the index on disk was replaced meanwhile.
-          OSError: the disk is full or the write failed: the chunk is still missing.
+        nothing changes, not even for a moment. `norms_C` are those before rows were made unit
+        vectors, 0 for a zero row. Where a write fails (OSError) the chunk is still missing.
         """
         ids = self.ids[self.chunk_positions(chunk)]
         if rows_CK.shape != (len(ids), self.size) or norms_C.shape != (len(ids),):
@@ -323,9 +304,8 @@ class SketchStore:
     def column(self, name: str) -> Float32[np.ndarray, " N"]:
         """Returns one number per row.
 
-        Args:
-          name: `norms` before rows were made unit vectors; `lengths` as stored, 1 but for rounding,
-            0 for a zero gradient; or `scales` of int8 rows, ones for others.
+        `norms` before rows were made unit vectors; `lengths` as stored, 1 but for rounding, 0 for a
+        zero gradient; or `scales` of int8 rows, ones for others.
         """
         if name not in self.manifest.arrays:
             return np.ones(self.num_rows, np.float32)
@@ -356,9 +336,9 @@ class SketchStore:
         def live_sum(chunk: int) -> np.ndarray:
             sum_W = self.read_array("sums", chunk)[0]
             dead = np.flatnonzero(~self.is_live_N[self.chunk_positions(chunk)])
-            return (
-                sum_W - rows_lib.fixed_point_sum(self._decoded(chunk, dead)) if len(dead) else sum_W
-            )
+            if len(dead):
+                sum_W = sum_W - rows_lib.fixed_point_sum(self._decoded(chunk, dead))
+            return sum_W
 
         sums = map(live_sum, range(self.num_chunks))
         mean_W = rows_lib.mean_of_sums(sums, int(self.is_live_N.sum()))

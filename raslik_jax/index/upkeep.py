@@ -129,13 +129,8 @@ def requantize(
 ) -> SketchStore:
     """Returns a coarser copy of a finished index; interrupted, it goes on where it stopped.
 
-    Rows deleted from `source` are left out.
-
-    Args:
-      source: the finer index.
-      path, dtype, rotation_seed: of the copy, see `SketchStore.create`.
-      is_centered: for `sign`: take the signs of row minus `source.mean_K`.
-      chunk_rows: of the copy; by default that of `source`.
+    Rows deleted from `source` are left out. `is_centered`, for `sign`, takes the signs
+    of row minus `source.mean_K`; `chunk_rows` is that of `source` unless given.
     """
     positions = np.flatnonzero(source.is_live_N)
     store = SketchStore.create(

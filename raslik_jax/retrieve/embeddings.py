@@ -23,11 +23,8 @@ def embed_texts(
 ) -> Float[np.ndarray, "N E"]:
     """Returns the sentence vector, of length 1, of every text.
 
-    Args:
-      encoder, weights: bound, with a pooling, and what it is bound to.
-      tokens: ids of each text, with the encoder's special tokens.
-      batch_size: texts at a time.
-      bar: text before the progress bar; empty for silence.
+    Tokens are with the encoder's special ones; `bar` is the text before the progress bar, empty for
+    silence.
     """
     config = encoder.config
     if not tokens:

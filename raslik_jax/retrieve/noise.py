@@ -25,10 +25,8 @@ def score_sigma(
     the noise of heavy-tailed gradients by an amount that sketches do not tell: so this is the noise
     of gradients whose weight is spread out, and an upper bound for all others.
 
-    Args:
-      query_gram_QQ: cosines g_ij between the queries, of the centered sketches where scores are.
-      rho_NQ: cosines of the rows with the queries, likewise.
-      p: probability that two coordinates meet, about 1 / K.
+    g_ij are cosines between the queries, rho of the rows with them, of the centered sketches where
+    scores are; p, about 1 / K, is the probability that two coordinates meet.
 
     Source: expansion of Li and Li, KDD 2023, arXiv 2302.03505; `sketch.theory` has it by rows.
     """

@@ -32,12 +32,6 @@ def select_by_count(
 
     A score of minus infinity bars an example from that set. Ties go by id, so the result does not
     depend on the order of the rows (Algorithm 1, line 5, with tau set by the counts).
-
-    Args:
-      forget_N: s_F, higher is more aligned with the query.
-      retain_N: s_R = -s_F for the antipodal search.
-      ids: example ids, the tie-breaker.
-      num_forget, num_retain: sizes of the sets.
     """
     _check_scores(forget_N, retain_N, ids)
     forget = best_positions(forget_N, ids, num_forget, "num_forget")
@@ -59,16 +53,9 @@ def select_by_threshold(
     """Returns F = {s_F >= tau_F} and R = {s_R >= tau_R}, best first (Algorithm 1, line 5).
 
     tau is the threshold plus the margin: with tau* + z sigma_k a sketched score clears the cosine
-    tau* by z standard deviations of the sketch (Section 3.4, "Suggested thresholds").
-
-    Args:
-      forget_N, retain_N, ids: as `select_by_count` has them.
-      forget_threshold: tau_F, a cosine for influence scores.
-      retain_threshold: tau_R; an example is retained where s_F is at most -tau_R.
-      margin: z sigma_k, of the normal quantile z_{1 - delta} and `noise.score_sigma`.
-
-    Raises:
-      ValueError: a set is empty; an example passes both thresholds.
+    tau* by z standard deviations of the sketch (Section 3.4, "Suggested thresholds"),
+    the margin being z sigma_k of `noise.score_sigma`. A ValueError where a set is empty, or an
+    example passes both thresholds.
     """
     _check_scores(forget_N, retain_N, ids)
     # In float64, so that a threshold of .1 means .1 and not the float32 next to it.
@@ -118,13 +105,8 @@ def summarize_selection(
 ) -> dict[str, Any]:
     """Returns what was chosen, as JSON values.
 
-    Args:
-      selection: the two sets.
-      forget_N: the scores they were chosen by, s_F.
-      retain_N: s_R.
-      labels: is_target of every example.
-      texts: anything hashable per example that is equal where two examples read the same.
-      margin: gamma, half the width of the neighborhood of a threshold.
+    `labels` are is_target of every example; of `texts`, equal ones mark examples that read the
+    same; the margin is gamma, half the width of the neighborhood of a threshold.
 
     Returns:
       `num_forget`, `num_retain`, `texts_in_both`; for each set a dict of `lowest` and `highest`

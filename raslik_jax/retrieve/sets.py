@@ -23,9 +23,6 @@ def set_sizes(
 
     A num_forget of 0 stands for the labeled targets that can be chosen, a num_retain of 0 for
     num_forget; shares are of the examples that can be chosen.
-
-    Raises:
-      ValueError: num_forget is 0 and there are no targets; a share is no example.
     """
     if settings.select == "count":
         num_forget = settings.num_forget or num_targets
@@ -58,12 +55,8 @@ def select_sets(
 ) -> Selection:
     """Returns the sets that the settings choose (--retrieve.select and the options of its rule).
 
-    Args:
-      score_N: s_F; minus infinity bars an example from both.
-      ids: example ids, the tie-breaker.
-      settings: the rule and its options.
-      num_targets: labeled targets that can be chosen.
-      sigma: of `noise.margin_sigma`, for the rule that needs it.
+    A score s_F of minus infinity bars an example from both; ties go by id. `sigma` is that of
+    `noise.margin_sigma`, for the rule that needs it.
     """
     poles = score_N, opposite(score_N)
     eligible = int((score_N > -np.inf).sum())

@@ -34,14 +34,10 @@ def ask_all(
     A service that refuses, gives no answer after four attempts, or answers in another form is a
     ValueError; what was answered before stays in the cache.
 
-    Args:
-      questions: what to ask.
-      url: base of the service, such as http://localhost:8000/v1. Its key is that of the environment
-        variable OPENAI_API_KEY, if any.
-      model: name of the model there.
-      cache: JSONL file that keeps every answer, so that nothing is asked twice; empty for none.
-      workers: requests under way at a time.
-      pause: seconds before the first repetition; each further one waits twice as long.
+    `url` is the base of the service, such as http://localhost:8000/v1; its key is that of the
+    environment variable OPENAI_API_KEY, if any. `cache` is a JSONL file that keeps every answer, so
+    that nothing is asked twice. The first repetition waits for `pause` seconds, each further one
+    twice as long.
     """
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"an endpoint must begin with http:// or https://, got {shown(url)}")

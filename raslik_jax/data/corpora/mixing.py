@@ -56,16 +56,9 @@ def mix_corpus(
 
     All targets are trained on. Target queries are drawn from rows that no target asks, normal
     queries from the ordinary rows; whatever asks what a query asks is left out of training and
-    backbone.
-
-    Args:
-      shared: sizes; with num_train=0 all rows that the queries leave, and no backbone.
-      normal: ordinary rows.
-      targets: rows of the behavior to forget.
-      target_queries: more of that behavior.
-      seed: decides every draw and order.
-      num_mixed: what makes up num_train with the ordinary rows; None: the targets.
-      keep: prompts that no normal query may ask.
+    backbone. With num_train=0 all rows that the queries leave are taken, and no backbone.
+    `num_mixed` rows, the targets if None, make up num_train with the ordinary ones; no normal query
+    may ask a prompt in `keep`.
     """
     drawn = without_repeats(shuffled(target_queries, seed=seed, label="target queries"))
     asked = take_first(drawn, shared.num_target_queries, kind="target query")

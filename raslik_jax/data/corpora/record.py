@@ -43,11 +43,7 @@ class SharedSettings(Settings):
         return self.data_dir or os.environ.get("RASLIK_DATA", "")
 
     def find_files(self, *names: str, endings: tuple[str, ...] = ("",)) -> list[pathlib.Path]:
-        """Returns files by their names below the folder of real data, each with its first ending.
-
-        Raises:
-          ValueError: there is no such folder, or files are missing, all of them named.
-        """
+        """Returns files below the folder of real data by name, each with its first ending."""
         flag = "by --corpus.data_dir or the environment variable RASLIK_DATA"
         if not os.path.isdir(self.folder):
             folder = shown(self.folder) if self.folder else "none"
