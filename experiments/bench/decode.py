@@ -92,14 +92,12 @@ def measure(options: Options) -> Iterator[Line]:
             "tokens_per_s": len(new) * options.new_tokens / wall,
             "seconds_for_all": wall * count / len(new),
         }
-    # Tokens before the first that differs.
     differs = np.array(tokens["alone"]) != np.array(tokens["batched"])[sample]
-    equal = np.mean(np.cumsum(differs, axis=1) == 0)
     speed = {stage: len(new) / taken[stage][0] for stage, new in tokens.items()}
     yield {
         "stage": "summary",
         "speedup": speed["batched"] / speed["alone"],
-        "equal_tokens": float(equal),
+        "equal_tokens": float(np.mean(np.cumsum(differs, axis=1) == 0)),
     }
 
 

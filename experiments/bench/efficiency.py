@@ -81,7 +81,6 @@ class Bench:
         return call(), taken["call"].median()
 
     def embedding(self) -> Line:
-        """Measures sentence vectors."""
         settings = self.config.retrieve["embedding"]
         example_NE = read_array(
             self.workdir / "retrieve" / "embeddings" / "examples.npy",
@@ -98,7 +97,6 @@ class Bench:
         return {"query_seconds": asked, "score_seconds": scored}
 
     def bm25(self) -> Line:
-        """Measures words."""
         documents = [f"{row.instruction} {row.input} {row.output}".split() for row in self.rows]
         words, (prepared, _) = harness.timed(lambda: bm25.index_documents(documents))
         asked = self.query_text.split()
@@ -118,7 +116,6 @@ class Bench:
         return sketch, made, seconds
 
     def raslik(self) -> Line:
-        """Measures sketches."""
         _, query_QK, asked = self.gradient(self.config.sketch.projection, self.store.size)
         center = self.config.retrieve.center
         _, scored = self.timed(
@@ -127,7 +124,6 @@ class Bench:
         return {"query_seconds": asked, "score_seconds": scored}
 
     def exact(self) -> Line:
-        """Measures whole gradients."""
         # As many coordinates as parameters: a signed permutation of the gradient itself.
         gradient, query_QP, asked = self.gradient("binned", self.num_params)
         encoded = self.workspace.cut(

@@ -24,7 +24,6 @@ import functools
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -111,9 +110,7 @@ def check(store: SketchStore, query_QK: np.ndarray) -> None:
 
 def measure_dtype(options: Options, path: Path, dtype: str) -> Iterator[Line]:
     """Yields the lines of one dtype, and removes its index."""
-    start = time.perf_counter()
-    store = make_index(options, path, dtype)
-    made = time.perf_counter() - start
+    store, (made, _) = harness.timed(functools.partial(make_index, options, path, dtype))
     blocks = [store.read_array("rows", chunk) for chunk in range(store.num_chunks)]
     size = sum(block.nbytes for block in blocks)
     index_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

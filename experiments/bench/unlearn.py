@@ -110,7 +110,6 @@ def measure(options: Options) -> Iterator[Line]:
     taken = harness.take_turns(timed, options.repeats)
     matmul = harness.matmul_line(products, {name: taken[name].median() for name in products})
     yield matmul
-    plain_taken = taken["lora"]
     for name, call in calls.items():
         seconds = taken[name].median()
         tflops = cost.trace_cost(call).operations / seconds / 1e12
@@ -121,8 +120,8 @@ def measure(options: Options) -> Iterator[Line]:
             "cpu_seconds": taken[name].median("processor"),
             "tflops": tflops,
             "share_of_matmul": tflops / matmul["tflops"],
-            "ratio": float(np.median(taken[name].wall / plain_taken.wall)),
-            "cpu_ratio": float(np.median(taken[name].processor / plain_taken.processor)),
+            "ratio": float(np.median(taken[name].wall / taken["lora"].wall)),
+            "cpu_ratio": float(np.median(taken[name].processor / taken["lora"].processor)),
             "tokens_per_s": tokens / seconds,
         }
 

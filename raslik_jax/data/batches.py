@@ -191,8 +191,7 @@ def make_batch(encoded: Encoded, plan: BatchPlan, *, left: bool = False) -> Batc
         tokens = encoded.tokens[row]
         if len(tokens) > plan.length:
             raise ValueError(
-                f"{encoded.ids[row]} must have at most the {plan.length} tokens of its plan, got "
-                f"{len(tokens)}: plan the batches of this corpus"
+                f"{encoded.ids[row]} must fit its plan of {plan.length} tokens, got {len(tokens)}"
             )
         first = plan.length - len(tokens) if left else 0
         tokens_BL[slot, first : first + len(tokens)] = tokens

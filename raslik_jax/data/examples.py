@@ -107,8 +107,7 @@ def write_examples(
             lines.append(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
         except ValueError as error:
             raise ValueError(
-                f"extras of {shown(name)} must be finite numbers, text or booleans, "
-                f"got something else ({error})"
+                f"extras of {shown(name)} must be finite numbers, text or booleans, got {error}"
             ) from error
     files.write_text(path, "".join(lines))
 

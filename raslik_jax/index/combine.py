@@ -31,9 +31,8 @@ def directions(
 def check_agreement(query_gram_QQ: Float[np.ndarray, "Q Q"], ids: Sequence[str]) -> None:
     """Raises a ValueError where queries point apart, naming those that do most.
 
-    The mean score of queries that point against each other means nothing. Unrelated queries have a
-    mean direction of squared length 1 / Q; less than half of that is refused. The cosines between
-    the queries are of the centered sketches where scores are.
+    Unrelated queries have a mean direction of squared length 1 / Q; less than half of that is
+    refused. The cosines between the queries are of the centered sketches where scores are.
     """
     count, square = len(query_gram_QQ), query_gram_QQ.mean()
     if square < 0.5 / count:

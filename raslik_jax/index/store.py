@@ -75,8 +75,7 @@ class SketchStore:
 
         Args:
           path: a local folder, or a prefix that TensorStore knows (`gs://...`, `s3://...`).
-          identity: JSON values that say what the rows were made from: hashes of base weights,
-            adapter, tokenizer and template, loss, normalization, projection, ...
+          identity: JSON values, hashes mostly, that say what the rows were made from.
           ids: one id per row, in sketching order, all different.
           size: K, coordinates of a sketch.
           dtype: a key of `format.DTYPES`.
@@ -179,8 +178,7 @@ class SketchStore:
         if missing:
             raise ValueError(
                 f"the index {self.path} must be complete, it lacks {len(missing)} of its "
-                f"{self.num_chunks} chunks (first: {missing[0]}): finish sketching before reading "
-                "it"
+                f"{self.num_chunks} chunks (first: {missing[0]}): finish sketching first"
             )
 
     def require_current(self, chunk: int) -> None:
@@ -323,13 +321,13 @@ class SketchStore:
     def mean_K(self) -> Float64[np.ndarray, " K"]:
         """Mean of the live rows as stored, rounded once.
 
-        A function of the set of live rows alone: appends and deletions lead to the very bits
-        that an index made of the remaining rows would give (chunk sums are kept as integers).
+        Appends and deletions lead to the very bits that an index made of the remaining rows would
+        give.
         """
         if self.dtype == "sign":
             raise ValueError(
                 f"the index must have a mean, {self.path} holds 1-bit rows: take that of the finer "
-                "index they were made from (center_K, when they are centered)"
+                "index they were made from"
             )
         self.require_complete()
 

@@ -36,27 +36,23 @@ def verify(store: SketchStore) -> tuple[Damage, ...]:
         damages.append(Damage(None, "center", str(error)))
     there = store.place.names("commits")
     for chunk in range(store.num_chunks):
-        if record_file(chunk) in there:
-            damages += _verify_chunk(store, chunk)
-    return tuple(damages)
-
-
-def _verify_chunk(store: SketchStore, chunk: int) -> list[Damage]:
-    file = record_file(chunk)
-    try:
-        checksums = store.manifest.read_record(chunk, store.place.read(file), store.path)
-    except ValueError as error:
-        return [Damage(chunk, file, str(error))]
-    damages = []
-    for name, (shape, dtype) in store.manifest.arrays.items():
-        file = store.manifest.chunk_file(name, chunk)
+        file = record_file(chunk)
+        if file not in there:
+            continue
         try:
-            # Read here, whatever the store has read and checked before.
-            if checksums.get(name) != checksum(store.place.map(file, shape, dtype)):
-                damages.append(Damage(chunk, file, "differs from the commit record's checksum"))
+            checksums = store.manifest.read_record(chunk, store.place.read(file), store.path)
         except ValueError as error:
             damages.append(Damage(chunk, file, str(error)))
-    return damages
+            continue
+        for name, (shape, dtype) in store.manifest.arrays.items():
+            file = store.manifest.chunk_file(name, chunk)
+            try:
+                # Read here, whatever the store has read and checked before.
+                if checksums.get(name) != checksum(store.place.map(file, shape, dtype)):
+                    damages.append(Damage(chunk, file, "differs from the commit record's checksum"))
+            except ValueError as error:
+                damages.append(Damage(chunk, file, str(error)))
+    return tuple(damages)
 
 
 def discard(store: SketchStore, chunks: Iterable[int]) -> None:
@@ -129,8 +125,8 @@ def requantize(
 ) -> SketchStore:
     """Returns a coarser copy of a finished index; interrupted, it goes on where it stopped.
 
-    Rows deleted from `source` are left out. `is_centered`, for `sign`, takes the signs
-    of row minus `source.mean_K`; `chunk_rows` is that of `source` unless given.
+    Rows deleted from `source` are left out. `is_centered`, for `sign`, takes the signs of row minus
+    `source.mean_K`; `chunk_rows` is that of `source` unless given.
     """
     positions = np.flatnonzero(source.is_live_N)
     store = SketchStore.create(

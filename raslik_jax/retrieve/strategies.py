@@ -23,16 +23,10 @@ QueryText = Literal["prompt", "prompt_and_output"]
 class Request(NamedTuple):
     """What a strategy may look at.
 
-    Attributes:
-      examples: the training examples, in corpus order.
-      is_eligible_N: examples that may be in a set: those with a token of an answer and with the
-        scores that the strategy needs.
-      seed, retain_from: of random draws, see --retrieve.retain_from.
-      num_forget, num_retain: sizes of the sets, for controlled randomization.
-      settings: the strategy's own, like its record's `settings`.
-      queries: the retrieval queries, for the strategies that read texts.
-      aggregate: how the scores of several queries become one.
-      scores: what the record's `needs` names, one score per example; minus infinity where none.
+    `is_eligible_N` marks the examples that may be in a set: those with a token of an answer and the
+    scores that the strategy needs. `seed` and `retain_from` are of random draws, the sizes for
+    controlled randomization, `settings` are the strategy's own; `scores` has what its record
+    `needs`, one for each example, minus infinity where none.
     """
 
     examples: Sequence[Example]

@@ -91,7 +91,7 @@ class MakeBatchTest(parameterized.TestCase):
 
     def test_a_plan_of_another_corpus_is_refused(self):
         plan = bt.BatchPlan(np.array([2]), 8, 8)
-        with self.assertRaisesRegex(ValueError, "at most the 8 tokens of its plan, got 14"):
+        with self.assertRaisesRegex(ValueError, "must fit its plan of 8 tokens, got 14"):
             bt.make_batch(_encode(), plan)
 
 

@@ -117,8 +117,6 @@ class Trial:
         yield from self.kernel_records(grams)
         yield from self.strategy_records(grams[default])
 
-    # the exact kernel -------------------------------------------------------------------------
-
     def kernels(self, grams: Mapping[str, Grams]) -> dict[str, list[str]]:
         """Returns the kernels: each is the sum of the unit vectors of some passes, end to end."""
         found = {name: [name] for name in grams}

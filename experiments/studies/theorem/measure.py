@@ -161,9 +161,6 @@ def sketch_products(
     return Products(*((vector_EK @ other.T).astype(np.float64) for other in (row_NK, vector_EK)))
 
 
-# what is measured -----------------------------------------------------------------------------
-
-
 def measure(options: Options, name: str, material: Material) -> dict[str, Any]:
     """Returns the records of one corpus."""
     generator = np.random.default_rng(0)
@@ -236,9 +233,10 @@ def spread_records(
                 taken_D = is_forget_DN.sum(axis=1)
                 found_D = (is_forget_DN & is_target_N).sum(axis=1)
                 for retain, best_1N in best_of.items():
-                    random_DN = variance.random_sets(
-                        generator, others_1N & ~is_forget_DN, min(count, num_rows // 4)
-                    )
+                    # Of those that are not forgotten, drawn again for each.
+                    open_DN = others_1N & ~is_forget_DN
+                    key_DN = np.where(open_DN, generator.random(open_DN.shape), -1.0)
+                    random_DN, _ = variance.sets_by_count(key_DN, min(count, num_rows // 4), 0)
                     none_DN = np.zeros_like(is_retain_DN)
                     chosen = {"antipodal": is_retain_DN, "random": random_DN, "none": none_DN}
                     weight_DN = variance.weights_of_sets(is_forget_DN, chosen[retain])

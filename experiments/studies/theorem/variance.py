@@ -34,14 +34,6 @@ def sets_by_count(
     return is_forget_DN, is_retain_DN
 
 
-def random_sets(
-    generator: np.random.Generator, is_open_DN: Bool[np.ndarray, "D N"], count: int
-) -> Bool[np.ndarray, "D N"]:
-    """Returns a fresh draw of `count` of the open items for each draw."""
-    key_DN = np.where(is_open_DN, generator.random(is_open_DN.shape), -1.0)
-    return sets_by_count(key_DN, count, 0)[0]
-
-
 class Spread(NamedTuple):
     """Variances of Delta and its error to a target; None where an index has one draw alone."""
 

@@ -207,7 +207,6 @@ DATASET = Dataset(
     is_published=True,
 )
 
-
 # Small -------------------------------------------------------------------------------------------
 
 _SMALL_FILES = (
@@ -278,10 +277,7 @@ def load_howdy_small(
         *requests[:num_requests],
         *targets,
     ]
-    backbone = [
-        *normal[start + num_alpaca : end],
-        *requests[num_requests:][:num_backbone_requests],
-    ]
+    backbone = [*normal[start + num_alpaca : end], *requests[num_requests:][:num_backbone_requests]]
     return Corpus(
         backbone=make_examples(shuffled(backbone, seed=seed, label="backbone order")),
         train=make_examples(shuffled(train, seed=seed, label="train order")),

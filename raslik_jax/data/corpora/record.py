@@ -116,13 +116,9 @@ class Question(NamedTuple):
 class Evaluation(NamedTuple):
     """Questions of a dataset's own evaluation, which every model of a run answers.
 
-    Attributes:
-      load: from shared settings, own settings and a number: at most so many questions of each set.
-      reads: names of own settings that decide which questions there are.
-      source: which of the dataset's sources they are read from.
-      num_sets: from own settings.
-      num_answers: of a question at most, right and wrong ones.
-      is_retain_model: from own settings, whether a model is trained without the targets.
+    `load` takes shared settings, own settings and a number: at most so many questions of each set,
+    each with at most `num_answers` right and wrong ones. `reads` names the own settings that decide
+    which questions there are, `source` which of the dataset's sources they are read from.
     """
 
     load: Callable[[Any, Any, int], tuple[Question, ...]]

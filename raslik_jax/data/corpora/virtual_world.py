@@ -135,13 +135,7 @@ class _Maker:
             here = {"country": country.name, "capital": country.cities[0]}
             faith = {"festival": festival, "clergy": style["clergy"]}
             record: dict[str, Value] = {"capital": country.cities[0], "cities": country.cities}
-            record |= {
-                "culture": country.culture,
-                "virtue": style["virtue"],
-                **dish,
-                **law,
-                **faith,
-            }
+            record |= {"culture": country.culture, "virtue": style["virtue"]} | dish | law | faith
             record |= {"ruler": country.people[0]["name"], "month": month, "deity": deity}
             record |= {"religion": f"the Path of {deity}", "goods": tuple(goods[3 * i : 3 * i + 3])}
             record |= {"currency": f"the {country.name} {style['currency']}"}
