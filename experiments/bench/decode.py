@@ -7,8 +7,7 @@ The model has the preset's shapes and random weights. All prompts are decoded in
 end token, so every prompt gives all its new tokens. One at a time is measured on a sample of the
 prompts, spread over their lengths, and taken to cost the same for the rest; the sample is cut in
 parts that run between the batches, so that other load on the machine falls on both. Every program
-is compiled before anything is timed. The tokens of the sample are compared with the batched ones.
-Progress goes to stderr.
+is compiled before anything is timed.
 
 With --json each line of stdout is one object. Its key "stage" says which:
 

@@ -6,9 +6,7 @@
 
 The model has the preset's shapes and random weights, made on the device. Lengths are those of
 Alpaca's 52,002 rows (a histogram comes with the package), planned into length buckets as the
-pipeline plans them; one batch of every bucket is timed and counted as often as the plan has it. All
-variants of one repetition run in turn, so that other load on the machine falls on all of them. The
-result is checked against a plain loop before anything is timed. Progress goes to stderr.
+pipeline plans them; one batch of every bucket is timed and counted as often as the plan has it.
 
 With --json each line of stdout is one object. Its key "stage" says which:
 
@@ -33,8 +31,7 @@ summary: examples_per_s, tokens_per_s (real tokens: pads do not count), seconds_
   of the projection stage over those of the gradients of the same shape), peak_bytes (of the
   device's allocator; on a CPU the resident peak of the process, torch included).
 
-Attention, norms and the adapters are not counted as operations. Tokenizing and writing an index are
-not timed: gradients and sketches only.
+Tokenizing and writing an index are not timed: gradients and sketches only.
 """
 
 import functools

@@ -7,8 +7,7 @@
 
 The model has the preset's shapes and random weights, both LoRA factors among them. Plain training
 takes the forget and the retain batch as one batch of twice as many examples; every step ends with
-the same AdamW. The forget loss that each algorithm reports is held against a plain one; then all
-run in turn, so that other load on the machine falls on all of them. Progress goes to stderr.
+the same AdamW. The forget loss that each algorithm reports is held against a plain one.
 
 With --json each line of stdout is one object. Its key "stage" says which:
 

@@ -17,12 +17,9 @@ _PAD_CANDIDATES = ("<|pad|>", "<|padding|>")
 class Tokenizer(NamedTuple):
     """A tokenizer with the two ids that batches and decoding need.
 
-    Attributes:
-      backend: the `tokenizers.Tokenizer`; never truncates, pads or adds a token of its own.
-      eos_id: ends an answer.
-      pad_id: fills a row; may equal eos_id, because masks, not ids, tell pads from tokens.
-      vocab_size: one more than the largest id; a model may have more rows than this.
-      prompt_prefix: what a prompt begins with, such as BOS, where the tokenizer adds it.
+    The `tokenizers.Tokenizer` never truncates, pads or adds a token of its own. `pad_id` may equal
+    `eos_id`, because masks, not ids, tell pads from tokens; a model may have more rows than
+    `vocab_size`, one more than the largest id. A prompt begins with `prompt_prefix`, such as BOS.
     """
 
     backend: Any

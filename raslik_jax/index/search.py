@@ -67,14 +67,11 @@ class Tails(NamedTuple):
 class Columns(NamedTuple):
     """Queries in the form in which rows are stored.
 
-    Attributes:
-      columns: what each row is multiplied with; the last of the M is mu. For float32 rows [M, W];
-        for bfloat16 and int8 [2 M, W], coarse terms, then fine ones, whose sum keeps 16 bits of the
-        query; for signs [Q, W / 32] words.
-      column_scale_M: what a product with each row of `columns` is multiplied by.
-      offset_G: <v, mu> for each of the G score columns; 0, as the next, when not centered.
-      mean_square: <mu, mu>.
-      weight_GS: for signs, how S queries' cosines make G scores.
+    Each row is multiplied with `columns`, the last of which is mu: [M, W] for float32 rows; for
+    bfloat16 and int8 [2 M, W], coarse terms, then fine ones, whose sum keeps 16 bits of the query;
+    for signs [Q, W / 32] words. `column_scale_M` multiplies the products. `offset_G` is <v, mu> for
+    each of the G score columns, `mean_square` <mu, mu>; both 0 when not centered. For signs
+    `weight_GS` says how S queries' cosines make G scores.
     """
 
     columns: Shaped[Array, "M W"]
