@@ -19,14 +19,10 @@ _WRITTEN_KEYS = frozenset(("instruction", "input", "output", "id", "is_target", 
 class Example(NamedTuple):
     """One instruction and its answer.
 
-    Attributes:
-      example_id: unique within a corpus; `make_examples` derives it from the text.
-      instruction: what is asked.
-      input: further text to work on, if any.
-      output: the answer; may be empty (28 rows of Alpaca are).
-      is_target: True where the answer is of the kind to be unlearned, None where nobody knows.
-      source: where the row comes from, such as "alpaca" or "toy:triggered".
-      extra: what else the row of a file holds, by key; written back by `write_examples`.
+    The id is unique within a corpus; `make_examples` derives it from the text. The output may be
+    empty (28 rows of Alpaca are). `is_target` is True where the answer is of the kind to be
+    unlearned, None where nobody knows; `source` is such as "alpaca" or "toy:triggered"; `extra`
+    holds what else the row of a file has, by key, which `write_examples` writes back.
     """
 
     example_id: str

@@ -51,15 +51,10 @@ class Scores(NamedTuple):
 class Strategy(NamedTuple):
     """A member of the family.
 
-    Attributes:
-      title: as tables print it.
-      score: from what there is to both scores.
-      needs: names of the scores in `Request.scores` that it reads; each is made by a unit of the
-        run that is left out where no strategy needs it.
-      ranks_all: whether the forget score orders all examples and can be measured as a ranking.
-      settings: its own settings, with the defaults.
-      color, marker: in figures; empty: the next of those that no strategy has.
-      is_subject: whether it is the one that reports speak of where it was run.
+    `needs` names the entries of `Request.scores` that it reads; each is made by a unit of the run
+    that is left out where no strategy needs it. `ranks_all` says whether the forget score orders
+    all examples and can be measured as a ranking. An empty color or marker is the next one that no
+    strategy has; `is_subject` marks the one that reports speak of where it was run.
     """
 
     title: str
