@@ -37,7 +37,7 @@ class BuildTest(parameterized.TestCase):
     def test_a_kill_in_a_small_corpus_costs_one_chunk_and_progress_moves_by_batches(self):
         plans, counted = _plans(30, 4), []
         tokens = (np.zeros(3, np.int32),) * 30
-        encoded = Encoded(tuple("x" * 30), tokens, np.zeros(30, int), np.full(30, 3), pad_id=0)
+        encoded = Encoded(tuple("x" * 30), tokens, np.zeros(30, int), pad_id=0)
         store = SketchStore.create(
             self.enter_context(tempfile.TemporaryDirectory()) + "/index",
             identity={},
