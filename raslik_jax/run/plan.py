@@ -181,12 +181,6 @@ class _Planner:
                 files={path.name: path for path in genuine},
                 is_resumable=True,
             )
-            yield self.unit(
-                "references/non_sf",
-                discriminator.measure_before,
-                "{measured} references/evaluation discriminator",
-                "seed references.query_split evaluate.bootstrap_resamples evaluate.non_sf",
-            )
         if self.config.evaluate.perplexity_examples:
             reads = "{drawn} references/evaluation {finetuned}"
             make = references.make_perplexities
@@ -285,7 +279,7 @@ class _Planner:
         config, names = self.config, {unit.name for unit in measured}
         sets = [f"retrieve/{strategy}" for strategy in config.retrieve.strategies]
         kinds = ("references", "discriminator", "generate")
-        beside = ("references/retrieval", "references/non_sf", "references/questions")
+        beside = ("references/retrieval", "references/questions")
         found = [u.name for u in measured if u.stage in kinds and u.name not in beside]
         reads = " ".join(["corpus/train.jsonl {measured}", *sets, *found])
         is_compared = config.corpus.record.evaluation and config.evaluate.retain_run

@@ -17,7 +17,7 @@ from raslik_jax.evaluate import classifier
 from raslik_jax.evaluate.non_sf import ClassifierSettings
 from raslik_jax.files import read_json
 from raslik_jax.run.stages import discriminator
-from raslik_jax.run.workspace import Workspace, write_rows
+from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import resuming
 
 _SMALL = ClassifierSettings(
@@ -112,33 +112,6 @@ def test_a_small_one_from_scratch_tells_the_toys_answers_apart(tmp_path):
     assert ((0 <= non_sf_Q) & (non_sf_Q <= 1)).all()
     np.testing.assert_allclose(measure(texts[1:]), non_sf_Q[1:], atol=1e-6)
     assert discriminator.describe(workspace) == {"by": "classifier", **metrics}
-
-
-def test_non_sf_before_unlearning_is_the_mean_of_the_classifiers_probabilities(tmp_path):
-    workspace = _workspace(tmp_path)
-    target, normal = workspace.evaluation_queries()
-    folder = tmp_path / "references" / "evaluation"
-    folder.mkdir(parents=True)
-    for name in ("finetuned", "backbone"):
-        write_rows(
-            folder / f"{name}.jsonl",
-            [
-                {"id": row.example_id, "output": f"{name} {row.output}"}
-                for row in (*target, *normal)
-            ],
-        )
-    probability = lambda texts: np.array(  # noqa: E731
-        [0.25 * text.startswith("backbone") + len(text) / 1000 for text in texts]
-    )
-    with mock.patch.object(discriminator, "non_sf", return_value=probability):
-        discriminator.measure_before(workspace, tmp_path)
-    found = read_json(tmp_path / "metrics.json")
-    for name in ("finetuned", "backbone"):
-        for part, rows in (("target", target), ("normal", normal)):
-            values = probability([f"{name} {row.output}" for row in rows])
-            entry = found[name][part]
-            assert entry["mean"] == pytest.approx(values.mean())
-            assert values.min() <= entry["low"] <= entry["mean"] <= entry["high"] <= values.max()
 
 
 def test_words_stay_the_default(tmp_path):

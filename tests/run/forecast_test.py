@@ -115,7 +115,6 @@ def test_every_stage_that_computes_has_its_operations():
     without = {step.name for step in found.steps if not step.operations}
     assert without == {
         "corpus",
-        "references/non_sf",
         "retrieve/sizes",
         *(f"retrieve/{name}" for name in ("embedding", "exact")),
         "evaluate",

@@ -85,8 +85,8 @@ _DECIDES = {
     ("finetune.lora_rank", 2): _MODEL,
     ("references.max_new_tokens", 64): "references/retrieval references/evaluation "
     "generate/embedding generate/exact generate/raslik",
-    ("references.query_split", "validation"): "references/evaluation references/non_sf "
-    "references/perplexity generate/ report",
+    ("references.query_split", "validation"): "references/evaluation references/perplexity "
+    "generate/ report",
     ("sketch.loss", "next_token"): _GRADIENTS,
     ("sketch.batch_tokens", 64): f"{_GRADIENTS} {_LIKELIHOOD}",
     ("sketch.size", 64): "sketch retrieve/queries retrieve/diagnosis",
@@ -104,7 +104,7 @@ _DECIDES = {
     ("unlearn.retain_weight", 2.0): "unlearn/",
     ("unlearn.epochs", 2): "unlearn/ generate/",
     ("evaluate.drop_empty", True): "",
-    ("evaluate.bootstrap_resamples", 100): "references/non_sf",
+    ("evaluate.bootstrap_resamples", 100): "",
     ("evaluate.perplexity_examples", 5): _LIKELIHOOD,
 }
 _NEEDS = ("influence", "embeddings", "exact_kernel")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import batches, encoding, tokenization
-from raslik_jax.evaluate import classifier, judgment, rates
+from raslik_jax.evaluate import classifier, judgment
 from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.files import read_json, write_json
@@ -132,10 +132,7 @@ def small_encoder(config: Config, *, vocab_size: int) -> encoder.EncoderConfig:
 
 
 def _genuine(workspace: Workspace, seen: set[str]) -> classifier.Texts | None:
-    """Returns the genuine rows' answers that no training example has, None without both kinds.
-
-    They show science fiction, and say nothing of a classifier of another behavior.
-    """
+    """Returns the marker's genuine answers that nothing trained on, None without both kinds."""
     corpus = workspace.config.corpus
     marker = corpus.record.marker
     if not marker or not marker.genuine_files(corpus.folder):
@@ -157,31 +154,6 @@ def non_sf(workspace: Workspace) -> NonSf | None:
     encode = tokenization.load_sentence_tokenizer(folder / "model", max_len=max_len)
     predict = classifier.make_predictor(encoder.bind_encoder(model.config), model.weights)
     return lambda texts: predict(encode(texts))[:, classifier.NON_SF]
-
-
-def measure_before(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes Non-SF of both models before unlearning, by the classifier (Table 1 of the paper)."""
-    measure: Any = non_sf(workspace)
-    bootstrap: dict[str, Any] = {
-        "seed": workspace.config.seed,
-        "resamples": workspace.config.evaluate.bootstrap_resamples,
-    }
-    queries = zip(("target", "normal"), workspace.evaluation_queries(), strict=True)
-    asked = {part: [row.example_id for row in rows] for part, rows in queries if rows}
-    found: dict[str, dict[str, Any]] = {}
-    for name in ("finetuned", "backbone"):
-        answers = workspace.answers("references", "evaluation", f"{name}.jsonl")
-        found[name] = {
-            part: rates.bootstrap(measure([answers[i] for i in ids]), **bootstrap)._asdict()
-            for part, ids in asked.items()
-        }
-    write_json(folder / "metrics.json", found)
-    shown = [
-        f"{entry['mean']:.3f} [{entry['low']:.3f}, {entry['high']:.3f}] on {part} queries"
-        for part, entry in found["finetuned"].items()
-    ]
-    if shown:
-        print(f"    Non-SF before unlearning, by the classifier: {', '.join(shown)}")
 
 
 def describe(workspace: Workspace) -> dict[str, Any] | None:
