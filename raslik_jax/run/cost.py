@@ -20,8 +20,7 @@ class Cost(NamedTuple):
 
     Attributes:
       operations: multiplications and additions of its matrix products and convolutions.
-      bytes_moved: read and written by products, gathers and scatters; elementwise work is taken to
-        be fused into them.
+      bytes_moved: by products, gathers and scatters, into which elementwise work is fused.
       device_bytes: the most memory that its arguments and values take at a time, in the order of
         the jaxpr; fused or shared buffers make it less.
     """
@@ -29,11 +28,6 @@ class Cost(NamedTuple):
     operations: float
     bytes_moved: float
     device_bytes: float
-
-
-def trace_cost(function: Callable[..., Any], *args: Any, trips: int = 1, **static: Any) -> Cost:
-    """Returns the cost of a call with these arrays or their shapes; `trips` as in `count`."""
-    return count(trace(function, *args, **static).jaxpr, trips=trips)
 
 
 def trace(function: Callable[..., Any], *args: Any, **static: Any) -> jax.stages.Traced:
@@ -158,19 +152,11 @@ def compile_step(traced: jax.stages.Traced) -> tuple[int, float]:
 
 
 def analyzed_bytes(compiled: jax.stages.Compiled) -> int:
-    """Returns the bytes of a compiled function's arguments, results and work space, by XLA.
-
-    What they share counts once.
-
-    Raises:
-      ValueError: a backend without such an analysis.
-    """
+    """Returns the bytes of arguments, results and work space by XLA, shared ones once."""
     found = compiled.memory_analysis()
     if found is None:
-        raise ValueError(
-            f"the backend must have an analysis of memory, got {jax.default_backend()}: use "
-            "--nocompile"
-        )
+        backend = jax.default_backend()
+        raise ValueError(f"{backend} must have an analysis of memory: use --nocompile")
     held = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
     return int(held - found.alias_size_in_bytes)
 
@@ -184,11 +170,7 @@ class Rates(NamedTuple):
 
 
 def measure_rates(*, inputs: int, outputs: int, dtype: Any) -> Rates:
-    """Returns the rates of the default device, measured within about a second.
-
-    The product is with a kernel of the model's own width and dtype: a narrow one does not reach
-    the rate of a wide one.
-    """
+    """Returns the rates of the default device, the product's at a kernel of the model's width."""
     is_host = jax.default_backend() == "cpu"
     most = 2e9 if is_host else 2e12
     rows = int(min(8192, max(16, most // (2 * inputs * outputs))))

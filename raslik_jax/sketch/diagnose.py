@@ -26,12 +26,10 @@ class Diagnosis(NamedTuple):
     """What was measured; `table_rows` renders it.
 
     Attributes:
-      spec: the projection.
       num_gradients: gradients that are not zero.
       effective_size: `theory.effective_size` over the projection's seed and those after it; NaN
         for a family without bins, whose signs are independent by construction.
       num_pairs: pairs of gradients that went into it and into the errors.
-      num_keys: seeds.
       live_share: share of the K coordinates that are not zero in every sketch.
       measured_error: mean over pairs of |rho_hat - rho|, rho the exact cosine and rho_hat the
         sketches', with the projection's own seed.
@@ -39,7 +37,6 @@ class Diagnosis(NamedTuple):
       participation: median over gradients of 1 / sum u^4, u of unit length: the number of
         coordinates that share the energy. P if all are equal, 1 if one has it all.
       energy: (tensor, mean share of the squared norm), the largest first.
-      warning: a sentence where the effective size is below 0.9 K, else "".
     """
 
     spec: ProjectionSpec
@@ -67,10 +64,6 @@ def diagnose(
 
     Costs O(P) on the host for each pair and seed. For a steady effective size give 12 gradients
     (66 pairs) or more, as `flatten_gradients` makes them.
-
-    Example:
-      gradients_NP = jax.vmap(functools.partial(flat_gradient, loss, (lora,), base, ...))(...)
-      diagnosis = diagnose(projection, gradients_NP, gradient_manifest(lora))
     """
     spec = projection.spec
     family = PROJECTIONS[spec.family]
@@ -97,12 +90,10 @@ def diagnose(
         measured.append(abs(estimate - unit_NP[i] @ unit_NP[j]))
         variance = theory.cosine_variance(unit_NP[i], unit_NP[j], p)
         expected.append(math.sqrt(2 * max(variance, 0.0) / math.pi))
-    warning = ""
-    if size < WARN_BELOW * spec.size:
-        warning = (
-            f"the sketch of {spec.size} coordinates behaves like one of {size:.0f}: give more "
-            "gradients, and if it stays, sketch with another seed or a larger K"
-        )
+    warning = (
+        f"the sketch of {spec.size} coordinates behaves like one of {size:.0f}: give more "
+        "gradients, and if it stays, sketch with another seed or a larger K"
+    )
     return Diagnosis(
         spec=spec,
         num_gradients=len(unit_NP),
@@ -114,7 +105,7 @@ def diagnose(
         expected_error=float(np.mean(expected)),
         participation=float(np.median(1.0 / np.sum(unit_NP**4, axis=1))),
         energy=energy_by_tensor(unit_NP, manifest),
-        warning=warning,
+        warning=warning if size < WARN_BELOW * spec.size else "",
     )
 
 

@@ -30,13 +30,11 @@ class ProjectionFamily(NamedTuple):
     """A family of projections.
 
     Attributes:
-      title: what it is called.
       init: makes the table of a `ProjectionSpec`, () where nothing is precomputed.
       apply: maps spec, table and gradients_BP to sketch_BK, linearly.
       collision: from P and K, the probability that two coordinates meet in one of the sketch.
       bins: the bin of every coordinate, where each lies in one; None for sums over all of them.
       operands: dtypes in which a gradient may enter its product.
-      settings: its own.
     """
 
     title: str

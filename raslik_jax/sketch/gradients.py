@@ -94,10 +94,7 @@ def in_micro_batches(
     *,
     micro_tokens: int | None,
 ) -> Float[Array, "B M"]:
-    """Returns map_rows, which gives a vector for each row, of a batch in parts.
-
-    A part has micro_tokens at most, but one row at least; None takes all at a time.
-    """
+    """Returns map_rows of a batch in parts of micro_tokens at most, or of one row; None for all."""
     batch, length = tokens_BL.shape
     if micro_tokens is None:
         return map_rows(tokens_BL, target_mask_BL)

@@ -43,10 +43,7 @@ def target_nll(
 
 def _forward(table: Any, hidden_TE: Any, label_T: Any, is_counted_T: Any, vocab_axis: int) -> Any:
     if table.perturbed:
-        raise ValueError(
-            "the head is frozen in target_nll, and a gradient of it was asked for: take the loss "
-            "from the decoder's logits to train it"
-        )
+        raise ValueError("the head is frozen in target_nll: train it by the decoder's logits")
     values = (row.value for row in (table, hidden_TE, label_T, is_counted_T))
     nll_T, slope_TE = _nll_and_slope(vocab_axis)(*values)
     return nll_T, (slope_TE, jnp.zeros((), hidden_TE.value.dtype))
@@ -91,8 +88,7 @@ def _packed(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns nll_M and slope_ME in float32, zeros where not counted.
 
-    Counted rows are brought to the front and run in chunks; the number of chunks is found at run
-    time, so the shapes are static and the work is not.
+    Counted rows go to the front and run in chunks, whose number is found at run time.
     """
     num_rows, width = hidden_ME.shape
     chunk = min(tile_shape()[0], num_rows)

@@ -78,10 +78,7 @@ def binned_sums_by_row(
 def binned_sums_by_column(
     table_MK: Int[Array, "M K"], gradients_BP: Float[Array, "B P"]
 ) -> Float[Array, "B K"]:
-    """Returns `binned_sums` from rows of the transposed gradients.
-
-    One gather and one sum, which XLA fuses on a GPU: the [M, K, B] array is never made.
-    """
+    """Returns `binned_sums` from transposed rows: XLA fuses gather and sum, no [M, K, B] array."""
     return jnp.sum(_gather(gradients_BP.T, table_MK, axis=0), axis=0).T
 
 
@@ -134,10 +131,7 @@ def block_signs(
 def dense_sums(
     gradients_BP: Float[Array, "B P"], *, size: int, keys: KeyPairs, operand: str
 ) -> Float[Array, "B K"]:
-    """Returns gradients_BP @ signs_PK in float32: by Pallas on an NVIDIA GPU, else by its twin.
-
-    The operand is "float32", or "bfloat16" to round the gradient to it before the product.
-    """
+    """Returns gradients_BP @ signs_PK in float32: by Pallas on an NVIDIA GPU, else by its twin."""
     by_pallas, by_xla = (
         functools.partial(sums, size=size, keys=keys, operand=operand)
         for sums in (dense_sums_pallas, dense_sums_xla)

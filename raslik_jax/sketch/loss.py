@@ -41,14 +41,10 @@ def find_targets(
     layers. Tokens are padded on the right, so causality alone keeps pads out of every target.
 
     Args:
-      decoder: the model's pure functions.
-      lora: LoRA parameters, `{}` for none.
-      base: base weights.
-      tokens_L: token ids.
+      lora: `{}` for none.
       target_mask_L: True where a token is a target; position 0 can be none for `next_token`.
       num_targets: rows of the result, no fewer than targets; static.
       loss: `next_token` predicts token t from position t - 1; `unshifted` from t itself.
-      dropout_key: None turns the dropout off.
     """
     hidden_LE = decoder.hidden(lora, base, tokens_L, dropout_key=dropout_key)
     (position_T,) = jnp.nonzero(target_mask_L, size=num_targets, fill_value=1)

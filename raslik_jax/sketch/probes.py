@@ -87,10 +87,7 @@ def mean_hidden(
     *,
     num_targets: int,
 ) -> Float[Array, " E"]:
-    """Returns the mean final hidden state at the positions that predict counted tokens.
-
-    For comparison with gradients: a forward pass. Zeros where no token counts.
-    """
+    """Returns the mean final hidden state where counted tokens are predicted; zeros without any."""
     targets = find_targets(decoder, lora, base, tokens_L, target_mask_L, num_targets=num_targets)
     hidden_TE = jnp.where(targets.is_counted_T[:, None], targets.hidden_TE, 0)
     total_E = jnp.sum(hidden_TE.astype(jnp.float32), axis=0)

@@ -45,9 +45,8 @@ class ProjectionSpec:
 
     Attributes:
       family: a name in PROJECTIONS.
-      num_params: P, the length of a flat gradient, below 2 ** 31.
-      size: K, the length of a sketch, 1 <= K <= P.
-      seed: 0 <= seed < 2 ** 63.
+      num_params: P, the length of a flat gradient.
+      size: K, the length of a sketch.
       operand: dtype in which a gradient enters the product of dense_rademacher: "float32", or
         "bfloat16" (rounds each coordinate to 8 bits of mantissa, for tensor cores).
     """
@@ -93,7 +92,6 @@ def init_projection(
     Example:
       projection = init_projection(0, "binned", num_params=196_608, size=65_536)
       sketch_K = project(projection, flatten_gradients(gradients))
-      sketch_BK = jax.vmap(lambda g: project(projection, g))(gradients_BP)
     """
     spec = ProjectionSpec(
         family=family, num_params=num_params, size=size, seed=seed, operand=operand
@@ -108,10 +106,8 @@ def project(projection: Projection, gradient_P: Float[Array, " P"]) -> Float[Arr
     vmap the whole batch goes through one call of the family's kernel, at any depth of nesting.
     """
     if gradient_P.shape[0] != projection.spec.num_params:
-        raise ValueError(
-            f"the projection takes gradients of {projection.spec.num_params} coordinates, got "
-            f"{gradient_P.shape[0]}: make it for this adapter with init_projection"
-        )
+        wanted = projection.spec.num_params
+        raise ValueError(f"a gradient must have {wanted} coordinates, got {gradient_P.shape[0]}")
     return _batched_apply(projection.spec)(projection.table, gradient_P[None])[0]
 
 
@@ -119,8 +115,7 @@ def project(projection: Projection, gradient_P: Float[Array, " P"]) -> Float[Arr
 def _batched_apply(spec: ProjectionSpec) -> Callable[[Any, jax.Array], jax.Array]:
     """Returns the family's function of gradients_BP, with any vmap folded into its batch axis.
 
-    Left to itself vmap would add a batch axis to each gather, scatter or kernel launch; a batch of
-    rows reads tables and makes signs once for all.
+    Left to itself vmap would read tables and make signs for every row, not once for all.
     """
 
     @jax.custom_batching.custom_vmap
@@ -140,11 +135,7 @@ def _batched_apply(spec: ProjectionSpec) -> Callable[[Any, jax.Array], jax.Array
 
 
 class Segment(NamedTuple):
-    """Where one tensor lies in a flat gradient.
-
-    Its keys joined by "/", its shape, flattened in row-major order, and the flat coordinate of its
-    first element.
-    """
+    """Where one tensor lies in a flat gradient, row-major; its path is its keys joined by "/"."""
 
     path: str
     shape: tuple[int, ...]
@@ -159,8 +150,7 @@ class Segment(NamedTuple):
 def gradient_manifest(tree: Tree) -> tuple[Segment, ...]:
     """Returns the segments of the flat gradient of a tree, sorted by path.
 
-    The order belongs to the sketch: it does not depend on how jax orders leaves. The tree is nested
-    dicts of arrays or of ShapeDtypeStructs.
+    The order belongs to the sketch: it does not depend on how jax orders leaves.
     """
     segments: list[Segment] = []
     for path, leaf in _sorted_leaves(tree):

@@ -27,8 +27,7 @@ def diagonal_term(u_P: Float[np.ndarray, " P"], v_P: Float[np.ndarray, " P"]) ->
 def cosine_variance(u_P: Float[np.ndarray, " P"], v_P: Float[np.ndarray, " P"], p: float) -> float:
     """Returns the variance of the cosine of two sketches: p [(1 - rho^2)^2 - 2 A].
 
-    Of unit vectors, with p of a family's `collision`, to first order in p; the next order is a
-    factor of about 1 + 11 rho^2 / (2 K).
+    To first order in a family's `collision` p; the next is a factor of about 1 + 11 rho^2 / (2 K).
     """
     rho = float(u_P @ v_P)
     return p * ((1 - rho**2) ** 2 - 2 * diagonal_term(u_P, v_P))
@@ -91,9 +90,7 @@ def independent_pairs(
     live_N = np.diag(gram_NN) > 0.5
     found_M2 = np.argwhere(np.triu(np.abs(gram_NN) < 0.99, k=1) & np.outer(live_N, live_N))
     if not len(found_M2):
-        raise ValueError(
-            f"two gradients must be neither zero nor parallel, got {len(unit_NP)} rows without "
-            "such a pair: give more or other examples"
-        )
+        rows = len(unit_NP)
+        raise ValueError(f"two of {rows} gradients must be neither zero nor parallel: give others")
     keep = np.unique(np.linspace(0, len(found_M2) - 1, min(max_pairs, len(found_M2))).astype(int))
     return tuple((int(i), int(j)) for i, j in found_M2[keep])

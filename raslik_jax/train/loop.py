@@ -72,13 +72,9 @@ def make_algorithm(
 ) -> Algorithm:
     """Returns the algorithm that goes down an objective's gradient.
 
-    Args:
-      prepare: prepare(frozen, batch, step) -> (objective, parts). The objective of some rows of
-        the parts is their share of the batch's: what it divides by is found on the whole batch.
-      tx: the optimizer.
-      micro_batch: as in `value_and_grad`.
-      report: report(loss, aux, grads) -> the step's info.
-      fields: of the info.
+    prepare(frozen, batch, step) -> (objective, parts). The objective of some rows of the parts is
+    their share of the batch's: what it divides by is found on the whole batch. `fields` are those
+    of the info that `report` makes.
     """
 
     def init(params: Tree) -> State:
@@ -108,10 +104,7 @@ def value_and_grad(
     if not micro_batch or sizes == {micro_batch}:
         return differentiate(params, batch)
     if len(sizes) != 1 or min(sizes) % micro_batch:
-        raise ValueError(
-            f"batches must have one number of rows that {micro_batch=} divides, got "
-            f"{sorted(sizes)}: choose another micro-batch"
-        )
+        raise ValueError(f"{micro_batch=} must divide the rows of batches, got {sorted(sizes)}")
     parts = jax.tree.map(lambda leaf: leaf.reshape(-1, micro_batch, *leaf.shape[1:]), batch)
 
     def add_part(total: Any, part: Any) -> tuple[Any, None]:
@@ -143,11 +136,11 @@ def fit(
 
     Args:
       batches: from a number of steps that were taken to the batches behind them, in order.
-      what: what is trained, and rate_flag: what to lower where it diverges, for errors.
+      rate_flag: what to lower where `what` is trained diverges, for errors.
       bar: text before the progress bar; empty for silence.
       folder: where checkpoints go, every `save_every` steps but the last; 0 for none.
-      after: what is called with the parameters after a step, by its number; never with any that
-        are not finite. On resuming, those of steps after the checkpoint are called again.
+      after: what is called with the finite parameters after a step, by its number; on resuming
+        again for steps after the checkpoint.
     """
     after, fields = after or {}, algorithm.fields
     at = Progress(algorithm.init(params), np.zeros((0, len(fields)), np.float32))
@@ -178,12 +171,9 @@ def fit(
             )
         at = Progress(state, np.concatenate([at.log_SF, read_SF]))
         # The last step's loss is that of the weights before it: finite losses do not say it.
-        if (stops or saves) and not all(
-            np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)
-        ):
-            raise ValueError(
-                f"{what} diverged: weights are NaN or infinite after step {number}; {mend}"
-            )
+        leaves = jax.tree.leaves(state.params) if stops or saves else []
+        if not all(np.isfinite(leaf).all() for leaf in leaves):
+            raise ValueError(f"{what} diverged: weights are not finite after step {number}; {mend}")
         if number in after:
             after[number](state.params)
         if saves and folder is not None:
@@ -210,6 +200,5 @@ def adamw(
     rate: optax.ScalarOrSchedule, *, weight_decay: float = 0.0, clip: float = 1.0
 ) -> optax.GradientTransformation:
     """Returns AdamW (0.9, 0.999, 1e-8) behind clipping by global norm."""
-    return optax.chain(
-        optax.clip_by_global_norm(clip), optax.adamw(rate, weight_decay=weight_decay)
-    )
+    adam = optax.adamw(rate, weight_decay=weight_decay)
+    return optax.chain(optax.clip_by_global_norm(clip), adam)

@@ -70,11 +70,6 @@ def nll_by_example(
     )
 
 
-def nll(decoder: Decoder, lora: Tree, base: Tree, batch: Batch) -> Float[Array, ""]:
-    """Returns the mean over examples of the mean token negative log likelihood, in nats."""
-    return weighted_mean(nll_by_example(decoder, lora, base, batch), batch)
-
-
 class BoundModel(NamedTuple):
     """A decoder with what it runs on: an adapter, `{}` for none, and base weights."""
 

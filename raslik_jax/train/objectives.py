@@ -62,15 +62,12 @@ class SimNPOSettings(ObjectiveSettings):
 
 
 class Objective(NamedTuple):
-    """An unlearning objective.
+    """An unlearning objective: its terms, its name in tables, and its own settings.
 
     Attributes:
-      title: name in tables and figures.
-      forget: term of the forget set.
       retain: term of the retain set; None where it is not read.
       reads_reference: sets whose term reads the model before unlearning, by a forward pass.
       forget_mean: what the mean of the forget term is over; None as the run has it.
-      settings: its own, with their defaults; the learning rate is among them.
     """
 
     title: str

@@ -69,12 +69,8 @@ def save_progress(folder: pathlib.Path, step: int, progress: Any) -> None:
 def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[int, _Tree] | None:
     """Returns the newest undamaged checkpoint of a unit, its number and its arrays bit for bit.
 
-    Damaged ones are named on stderr and removed; None where no other is left.
-
-    Args:
-      folder: of the unit.
-      like: from the number of a checkpoint to a tree of arrays of the same shapes and dtypes; NumPy
-        arrays come back as such.
+    Damaged ones are named on stderr and removed; None where no other is left. `like` goes from the
+    number of a checkpoint to arrays of its shapes and dtypes; NumPy arrays come back as such.
     """
     for step in _saved_steps(folder):
         place = folder / RESUME / str(step)
@@ -83,8 +79,7 @@ def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[i
         except ValueError as error:
             print(
                 f"note: the checkpoint {shown(str(place), 160)} is damaged "
-                f"({one_line(str(error), 80)}): training goes on from the one before, or from the "
-                "start",
+                f"({one_line(str(error), 80)}): training goes on from an earlier one, if any",
                 file=sys.stderr,
             )
             shutil.rmtree(place)

@@ -31,10 +31,7 @@ class Info(NamedTuple):
 
 
 class Frozen(NamedTuple):
-    """What a step of unlearning never changes: base weights, and the adapter before unlearning.
-
-    The reference runs on the same base, of which there is no second copy.
-    """
+    """What a step of unlearning never changes: base weights, and the adapter before unlearning."""
 
     base: Tree
     reference: Tree
@@ -147,11 +144,12 @@ def unlearning(
 
         return of_part, (forget, retain)
 
-    def report(loss: Array, aux: tuple[Array, Array], grads: Tree) -> Info:
-        return Info(loss, *aux, optax.tree.norm(grads))
-
     return loop.make_algorithm(
-        prepare, tx, micro_batch=options.micro_batch, report=report, fields=Info._fields
+        prepare,
+        tx,
+        micro_batch=options.micro_batch,
+        report=lambda loss, aux, grads: Info(loss, *aux, optax.tree.norm(grads)),
+        fields=Info._fields,
     )
 
 

@@ -56,19 +56,21 @@ class CountTest(parameterized.TestCase):
         ("recomputed", jax.grad(lambda x: jax.checkpoint(_product)(x).sum()), 3),
     )
     def test_a_product_counts_as_often_as_it_runs(self, function, times):
-        found = cost.trace_cost(function, _array(16, 16), trips=11)
+        found = cost.count(cost.trace(function, _array(16, 16)).jaxpr, trips=11)
         self.assertEqual(found.operations, times * 2 * 16**3)
 
     def test_a_convolution_counts_its_kernel_for_every_output(self):
-        found = cost.trace_cost(
+        traced = cost.trace(
             functools.partial(jax.lax.conv, window_strides=(1, 1), padding="VALID"),
             _array(2, 3, 10, 10),
             _array(5, 3, 3, 3),
         )
+        found = cost.count(traced.jaxpr)
         self.assertEqual(found.operations, 2 * (2 * 5 * 8 * 8) * (3 * 3 * 3))
 
     def test_products_move_their_operands_and_results(self):
-        found = cost.trace_cost(jnp.matmul, _array(4, 8), _array(8, 2, dtype=jnp.float32))
+        traced = cost.trace(jnp.matmul, _array(4, 8), _array(8, 2, dtype=jnp.float32))
+        found = cost.count(traced.jaxpr)
         self.assertEqual(found.bytes_moved, 4 * (4 * 8 + 8 * 2 + 4 * 2))
 
     @parameterized.parameters("pythia-14m", "smollm2-135m", "olmo2-7b")
@@ -80,11 +82,12 @@ class CountTest(parameterized.TestCase):
         decoder = decoders.bind(graphdef)
 
         def nll(lora, base, batch):
-            return losses.nll(decoder, lora, base, batch)
+            nll_B = losses.nll_by_example(decoder, lora, base, batch)
+            return losses.weighted_mean(nll_B, batch)
 
         size = batch, length
         rows = Batch(_array(*size, dtype=jnp.int32), _array(*size, dtype=jnp.bool_), targets)
-        found = cost.trace_cost(jax.value_and_grad(nll), lora, base, rows)
+        found = cost.count(cost.trace(jax.value_and_grad(nll), lora, base, rows).jaxpr)
         formula = harness.gradient_operations(
             harness.linear_shapes(base),
             tokens=float(batch * length),

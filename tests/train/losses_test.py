@@ -38,7 +38,8 @@ def _log_probabilities(lora, tokens_L):
 
 @jax.jit
 def _nll(lora, batch):
-    return losses.nll(_MODEL.decoder, lora, _MODEL.base, batch)
+    nll_B = losses.nll_by_example(_MODEL.decoder, lora, _MODEL.base, batch)
+    return losses.weighted_mean(nll_B, batch)
 
 
 @functools.partial(jax.jit, static_argnames="direction")

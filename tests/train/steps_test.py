@@ -22,7 +22,8 @@ _FORWARD = KLSettings(kl_direction="forward")
 
 @jax.jit
 def _nll(lora, batch):
-    return losses.nll(_MODEL.decoder, lora, _MODEL.base, batch)
+    nll_B = losses.nll_by_example(_MODEL.decoder, lora, _MODEL.base, batch)
+    return losses.weighted_mean(nll_B, batch)
 
 
 def _algorithm(name, tx, options=steps.Options(), settings=None):  # noqa: B008
@@ -273,7 +274,7 @@ class AgainstNumpyTest(parameterized.TestCase):
         self.assertEqual(counts[3], counts[5])
 
     def test_micro_batches_that_do_not_divide_the_batch_are_refused(self):
-        with self.assertRaisesRegex(ValueError, "micro_batch=3 divides"):
+        with self.assertRaisesRegex(ValueError, "micro_batch=3 must divide"):
             _linear_step("ga_gdr", dataclasses.replace(_OPTIONS, micro_batch=3))
 
 
