@@ -40,8 +40,7 @@ class Candidate(NamedTuple):
 class Choice(NamedTuple):
     """Where one strategy is measured under one algorithm, and its mean distance there.
 
-    `at_edge` names ends of the grid that it lies at, where a wider grid may hold a better point;
-    `skipped` counts points where a model was judged damaged.
+    `at_edge` names ends of the grid that it lies at, `skipped` counts points of damaged models.
     """
 
     strategy: str
@@ -97,9 +96,8 @@ def choose(
             if missing:
                 (rate, epoch), seed = missing[0]
                 raise ValueError(
-                    f"every strategy must be tried at every point and seed, got {strategy} with "
-                    f"{algorithm} without {len(missing)}, such as learning rate {rate}, epoch "
-                    f"{epoch}, seed {seed}: finish the validation runs first"
+                    f"{strategy} with {algorithm} must be tried at every point, got {len(missing)} "
+                    f"without, such as learning rate {rate}, epoch {epoch}, seed {seed}"
                 )
             means[strategy] = {
                 point: statistics.fmean(own[point, seed] for seed in seeds) for point in points
@@ -119,8 +117,8 @@ def _choose_point(strategy: str, algorithm: str, distances: Mapping[_Point, floa
     skipped = sum(math.isinf(value) for value in distances.values())
     if skipped == len(distances):
         raise ValueError(
-            f"a model must not be damaged to be chosen, got damage of {strategy} with {algorithm} "
-            f"at all {skipped} points of the grid: try lower learning rates or leave it out"
+            f"{strategy} with {algorithm} must not be damaged to be chosen, got damage at all "
+            f"{skipped} points of the grid: try lower learning rates"
         )
     rates, epochs = ({point[axis] for point in distances} for axis in (0, 1))
     edges = []
@@ -141,10 +139,7 @@ def candidates_of(metrics: Mapping[str, Any]) -> list[Candidate]:
             f"{split} queries: run it with --references.query_split=validation"
         )
     if metrics.get("chosen"):  # its rates are those of a choice, and not of its settings
-        raise ValueError(
-            f"runs to choose from must be made without --unlearn.choice, {run} was made with one: "
-            "leave it out"
-        )
+        raise ValueError(f"{run} must be made without --unlearn.choice, to be chosen from")
     return [
         Candidate(
             strategy=entry["strategy"],

@@ -47,9 +47,8 @@ def label_texts(texts: Sequence[str], is_target: Sequence[bool | None]) -> Texts
     counts = np.bincount(list(kept.values()), minlength=len(CLASSES))
     if counts.min() < 2:
         raise ValueError(
-            "a classifier must have two or more different answers of each class, got "
-            f"{counts[1]} of labeled targets and {counts[0]} of other rows: label the training "
-            "rows, or measure with --evaluate.non_sf=words"
+            f"a classifier must have two different answers of each class, got {counts[1]} of "
+            f"targets and {counts[0]} of others: label rows or set --evaluate.non_sf=words"
         )
     return Texts(tuple(kept), tuple(kept.values()))
 
@@ -102,7 +101,7 @@ def make_predictor(
 ) -> Predictor:
     """Returns the function from token ids of texts to the probability of each class.
 
-    It compiles once for each padded length. `bar` is the progress bar's text; empty for none.
+    It compiles once for each padded length; `bar` is empty for none.
     """
     config = encoder.config
 
@@ -140,7 +139,6 @@ def macro_f1_interval(hits: Sequence[int], counts: Sequence[int]) -> tuple[float
 
     The share of a class that is named rightly has the posterior Beta(hits + 1/2, misses + 1/2),
     Jeffreys' for a binomial (Brown, Cai and DasGupta, 2001); macro-F1 follows from the two shares.
-    A bootstrap over so few texts would give a perfect score no width at all.
     """
     generator = np.random.default_rng(0)
     right = [

@@ -16,7 +16,6 @@ By = Literal["words", "classifier", "likelihood"]
 # What metrics.json has of one model.
 Entry = Mapping[str, Any]
 
-
 # Limits of the rule that RULE_TEXT says in words.
 LEAST_DISTINCT, MOST_REPEATED, MOST_EMPTY, MOST_PERPLEXED, MOST_UNLIKELY = 0.5, 0.2, 0.1, 2.0, 3.0
 # Shares of the way to the backbone: unchanged below, and in likelihood forgotten from there on.
@@ -111,9 +110,8 @@ def _judge_rate(
 ) -> list[_Opinion]:
     """Returns the opinion by a rate: by its share of the way to the backbone's, and by intervals.
 
-    Nothing where it was not taken, or does not tell the fine-tuned model from the backbone, as an F
-    that is taken against the backbone's own answers. `forgotten` is 1 where a higher rate is more
-    forgotten, else -1.
+    Nothing where it was not taken, or does not tell the fine-tuned model from the backbone.
+    `forgotten` is 1 where a higher rate is more forgotten, else -1.
     """
     now, start, end = (model.get(name) for model in models)
     if not now or not start or not end:
@@ -216,9 +214,8 @@ def find_behavior(
     by: By, *, finetuned: float, backbone: float, rouge: tuple[float, float] | None = None
 ) -> BehaviorEntry:
     """Returns whether the fine-tuned model shows the behavior enough to trace it."""
-    is_shown = (
-        finetuned * LEAST_LEARNED <= backbone if by == "likelihood" else finetuned >= LEAST_SHOWN
-    )
+    is_likely = finetuned * LEAST_LEARNED <= backbone
+    is_shown = is_likely if by == "likelihood" else finetuned >= LEAST_SHOWN
     entry = BehaviorEntry(by=by, finetuned=finetuned, backbone=backbone, is_shown=is_shown)
     if rouge:
         entry["rouge"] = rouge

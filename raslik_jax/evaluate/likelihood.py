@@ -68,8 +68,7 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Measure:
         if len(bad):
             raise ValueError(
                 f"likelihoods must be finite, got {len(bad)} of {len(nll_N)} that are not, such as "
-                f"that of {encoded.ids[bad[0]]}: the model's weights have overflown, unlearn at a "
-                "lower learning rate"
+                f"that of {encoded.ids[bad[0]]}: unlearn at a lower learning rate"
             )
         return Likelihood(nll_N.astype(np.float64), encoded.num_targets_N)
 

@@ -53,7 +53,6 @@ class Metric(NamedTuple):
         query, whose mean and interval are then taken; None where there is nothing to measure.
       of_pool: takes an array of each metric that it reads, over models that are compared. Returns
         an array of a number for each model, None where they cannot be compared.
-      columns: how tables show it, by table.
       is_log: it is averaged over seeds by its logarithm, and drawn on such an axis.
     """
 
@@ -91,7 +90,8 @@ def measure_pool(pool: Sequence[Mapping[str, Any]]) -> list[dict[str, Value]]:
     values: list[dict[str, Value]] = [{} for _ in pool]
     for name, metric in METRICS.items():
         if metric.of_pool:
-            parts = [[_mean_of(look_up(entry, part)) for entry in pool] for part in metric.reads]
+            values_PM = [[look_up(entry, part) for entry in pool] for part in metric.reads]
+            parts = [[v["mean"] if isinstance(v, dict) else v for v in row] for row in values_PM]
             is_known = all(mean is not None for part in parts for mean in part)
             found = metric.of_pool(*map(np.array, parts)) if is_known else None
             for place, own in enumerate(values):
@@ -120,20 +120,12 @@ def look_up(entry: Mapping[str, Any], name: str) -> Any:
     return found
 
 
-def _mean_of(value: Value) -> float | None:
-    return value["mean"] if isinstance(value, dict) else value
-
-
 def _difference(own: rates.PairScores, other: rates.PairScores) -> Float[np.ndarray, " Q"] | None:
     """Returns the paired differences: what is easy for one model tends to be for another."""
     values, base = (dict(zip(scores.ids, scores.rouge_Q, strict=True)) for scores in (own, other))
     # Where empty answers are dropped the two may lack different queries: what both kept is paired.
     shared = sorted(values.keys() & base.keys())
     return np.array([values[i] - base[i] for i in shared]) if shared else None
-
-
-def _distance(target: rates.PairScores, normal: rates.PairScores) -> float:
-    return float(np.hypot(1 - normal.rouge_Q.mean(), target.rouge_Q.mean()))
 
 
 def _metric(reads: str, of_model: Any = None, of_pool: Any = None, **columns: Column) -> Metric:
@@ -179,10 +171,6 @@ def _of_texts(
     """Returns a metric of all answers, and the same of those to each kind of queries."""
     kinds = {f"diversity/{kind}/{name}": _metric(kind, of_model, **apart) for kind in KINDS}
     return {name: _metric("texts", of_model, **columns), **kinds}
-
-
-def _mark(non_sf: NonSf, texts: Sequence[str]) -> Float[np.ndarray, " Q"]:
-    return non_sf(texts)
 
 
 def _perplexity(part: str, **columns: Column) -> Metric:
@@ -238,14 +226,14 @@ METRICS: dict[str, Metric] = {
     "retain": _rate("R, retain rate", "normal", "(higher is better)"),
     "non_sf_target": _metric(
         "non_sf target",
-        _mark,
+        lambda non_sf, texts: non_sf(texts),
         results=_interval("Non-SF, target\n(higher is better)", ".2f"),
         seeds=_interval("Non-SF, target"),
         card=_interval("Non-SF, target queries (higher is better)", ".2f"),
     ),
     "non_sf_normal": _metric(
         "non_sf normal",
-        _mark,
+        lambda non_sf, texts: non_sf(texts),
         results=Column("Non-SF,\nnormal"),
         checks=_interval("Non-SF, normal", ".2f"),
         seeds_checks=_interval("Non-SF,\nnormal"),
@@ -253,7 +241,7 @@ METRICS: dict[str, Metric] = {
     ),
     "euclidean": _metric(
         "target_scores normal_scores",
-        _distance,
+        lambda own, kept: float(np.hypot(1 - kept.rouge_Q.mean(), own.rouge_Q.mean())),
         results=Column("Distance\nto ideal"),
         distances=Column("Euclidean"),
         seeds=_interval("Distance"),

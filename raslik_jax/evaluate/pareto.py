@@ -47,8 +47,7 @@ def pareto_mask(retain_M: Rates, forget_M: Rates) -> Flags:
 def rounding_ties(retain_M: Rates, forget_M: Rates, *, decimals: int = 3) -> Flags:
     """Returns which methods' Pareto flags a table of rates of so many decimals cannot decide.
 
-    A flag is certain if some method is better in both rounded rates, or if every other one is worse
-    in at least one; else digits below the last decide.
+    One is certain if some method is better in both rounded rates, or every other worse in one.
     """
     # Whole units compare exactly; 0.57 * 100 does not equal 57.
     rounded = (np.rint(rate_M * 10.0**decimals) for rate_M in (retain_M, forget_M))
@@ -105,10 +104,8 @@ def mahalanobis_to_ideal(retain_M: Rates, forget_M: Rates) -> Mahalanobis:
     its published tables: 11 of 15 blocks within rounding, and no rule gives the other four.
     """
     if not have_covariance(retain_M, forget_M):
-        raise ValueError(
-            f"methods must be {MIN_METHODS} or more, with rates that differ, got {len(retain_M)}: "
-            "report the Euclidean distance"
-        )
+        wanted = f"{MIN_METHODS} or more methods whose rates differ"
+        raise ValueError(f"D_mah must have {wanted}, got {len(retain_M)}")
     (distance_M,), (covariance,) = _distances(np.stack([retain_M, forget_M], axis=1)[None])
     condition_number = float(np.linalg.cond(covariance))
     return Mahalanobis(distance_M, covariance, condition_number, bool(covariance[0, 1] < 0))
@@ -132,8 +129,7 @@ def distance_rounding_error(
 ) -> float:
     """Returns how far rounding of the rates may move a D_mah, as a share of it.
 
-    Every rate is drawn again within its rounding cell, and the largest relative change of any
-    method's distance is kept. It is large where the covariance has a small eigenvalue.
+    The largest relative change of any method where every rate is drawn within its rounding cell.
     """
     distance_M = mahalanobis_to_ideal(retain_M, forget_M).distance_M
     points_M2 = np.stack([retain_M, forget_M], axis=1)
@@ -148,7 +144,5 @@ def _check_rates(
 ) -> None:
     bad = int((~np.isfinite(retain_M)).sum() + (~np.isfinite(forget_M)).sum())
     if len(retain_M) != len(forget_M) or not len(retain_M) or bad:
-        raise ValueError(
-            f"each method must have a finite retain and forget rate, got {len(retain_M)} and "
-            f"{len(forget_M)}, {bad} of them not finite: leave out methods without"
-        )
+        counts = f"{len(retain_M)} and {len(forget_M)}, {bad} of them not finite"
+        raise ValueError(f"methods must have finite retain and forget rates, got {counts}")

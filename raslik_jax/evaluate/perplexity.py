@@ -49,7 +49,6 @@ def draw_sets(
     targets = [row for row in train if row.is_target]
     others = [row for row in train if not row.is_target]
     pools = (targets or target_queries, others, normal_queries, (*traced, *target_queries))
-
     sets = {}
     for name, pool in zip(SETS, pools, strict=True):
         answered = [row for row in pool if row.output.strip()]

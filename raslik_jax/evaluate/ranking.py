@@ -49,8 +49,7 @@ def check_ranking(
     num_nan, num_targets = int(np.isnan(scores_N).sum()), int(is_target_N.sum())
     if len(scores_N) != len(is_target_N) or num_nan or not num_targets:
         raise ValueError(
-            f"a ranking must have one score and one label per item and a target, got "
-            f"{len(scores_N)} scores, {num_nan} of them NaN, and {len(is_target_N)} labels, "
-            f"{num_targets} of them targets: check the sketches and the labels"
+            f"a ranking must have a score and a label per item, got {len(scores_N)}, {num_nan} of "
+            f"them NaN, and {len(is_target_N)} labels, {num_targets} of them targets: check both"
         )
     return num_targets, len(is_target_N) - num_targets

@@ -88,9 +88,8 @@ def score_pairs(
 ) -> PairScores:
     """Returns the ROUGE-L F1 of every prediction against the reference of the same id.
 
-    An empty prediction or reference is a pair that scores 0. With `drop_empty` a pair with an empty
-    prediction is left out, as the paper means to do: it truncates both lists to the shorter one,
-    which pairs every later prediction with a wrong reference.
+    An empty prediction or reference scores 0. `drop_empty` leaves out empty predictions, as the
+    paper means to do: it cuts both lists to the shorter one, which pairs later ones wrongly.
     """
     missing, extra = references.keys() - predictions.keys(), predictions.keys() - references.keys()
     if missing or extra:
@@ -101,10 +100,8 @@ def score_pairs(
         )
     ids = tuple(sorted(i for i in references if predictions[i].strip() or not drop_empty))
     if not ids:
-        raise ValueError(
-            f"at least one prediction must be there to score, got {len(references)}, all empty: "
-            "set drop_empty=False, which counts each as 0"
-        )
+        count = len(references)
+        raise ValueError(f"at least one prediction must not be empty, got {count}, all empty")
     rouge_Q = np.array([rouge_l_f1(predictions[i], references[i]) for i in ids], np.float64)
     return PairScores(ids, rouge_Q)
 
@@ -126,26 +123,18 @@ def bootstrap(
 ) -> Interval:
     """Returns the mean of values over queries with its 95 % percentile bootstrap interval.
 
-    The ends are the 2.5 % and 97.5 % quantiles of the means of `resamples` draws of Q queries with
-    replacement; appendix "ROUGE-L based forget/retain rates" of the paper. A measured coverage of
-    .93 to .94 at Q = 30, of .945 to .95 at Q = 120. A single value has an interval of zero width.
-    Equal seeds draw equal positions, so the intervals of several methods on the same queries move
-    together. With weights it is sum(values) / sum(weights), such as nats over tokens.
-
-    Source: Efron and Tibshirani, 1993, "An introduction to the bootstrap", chapter 13.
+    The ends are quantiles of the means of `resamples` draws of Q queries with replacement (appendix
+    "ROUGE-L based forget/retain rates" of the paper; Efron and Tibshirani, 1993, chapter 13). A
+    single value has an interval of zero width. Equal seeds draw equal positions, so the intervals
+    of methods on the same queries move together. With weights it is sum(values) / sum(weights).
     """
     finite_Q = np.isfinite(values_Q)
     if not len(values_Q) or not finite_Q.all() or resamples < 1:
-        raise ValueError(
-            f"values to resample must be finite, at least one, in at least one draw, got "
-            f"{len(values_Q)} values, {int((~finite_Q).sum())} not finite, and {resamples} draws: "
-            "check the scores first"
-        )
+        counts = f"{len(values_Q)} values, {int((~finite_Q).sum())} not finite, {resamples} draws"
+        raise ValueError(f"there must be finite values to draw from, got {counts}")
     if weights_Q is not None and not (weights_Q > 0).all():
-        raise ValueError(
-            f"weights must be positive, got {int((weights_Q <= 0).sum())} of {len(weights_Q)} that "
-            "are not: leave out queries without any token"
-        )
+        bad = int((weights_Q <= 0).sum())
+        raise ValueError(f"weights must be positive, got {bad} of {len(weights_Q)} that are not")
     generator, num = np.random.default_rng(seed), len(values_Q)
     rows = max(1, _BLOCK // num)
     means: list[np.ndarray] = []
@@ -171,10 +160,8 @@ def non_sf_by_words(
     """
     blank = sum(not word.strip() for word in vocabulary)
     if not vocabulary or blank:
-        raise ValueError(
-            f"a vocabulary must have words, none of them blank, got {len(vocabulary)}, {blank} of "
-            "them blank: give at least one word"
-        )
+        counts = f"{len(vocabulary)}, {blank} of them blank"
+        raise ValueError(f"a vocabulary must have words, none of them blank, got {counts}")
     pattern = words.word_pattern(frozenset(vocabulary))
     return np.array([float(pattern.search(text) is None) for text in texts], np.float64)
 

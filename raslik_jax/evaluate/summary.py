@@ -79,9 +79,6 @@ def collect_evidence(
     is nothing of is left out.
 
     Args:
-      answers: the model's own.
-      references: the texts that they are held against.
-      non_sf: None where nothing marks the behavior.
       drop_empty: leave empty answers out of F and R, as the paper does. All else sees every answer.
       likelihoods: `perplexity.AnswerRecord`s of the "sets" of labeled answers
         ("held-out_likelihoods" and its like) and of the model's own "answers" under the backbone
@@ -149,8 +146,7 @@ def mark_frontier(
         blocks[entry["algorithm"], 0 if across_epochs else entry["epoch"]].append(entry)
     for block in blocks.values():
         if len({entry["strategy"] for entry in block}) < len(block):
-            names = [(entry["strategy"], entry["epoch"]) for entry in block]
-            raise ValueError(f"each strategy must have one epoch, got {names}: choose one")
+            raise ValueError("each strategy must have one epoch, got several: choose one")
         for entry, values in zip(block, measure_pool(block), strict=True):
             entry |= nest(values)
         points = [[entry[name] for entry in block] for name in ("retain", "forget")]

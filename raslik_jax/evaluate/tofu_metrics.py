@@ -48,19 +48,13 @@ def truth_ratios(
     answer is a paraphrase where there is one. Beyond e^700, where floats end, e^700.
     """
     if len(true_nll_Q) != len(wrong_nll_Q) or not all(map(len, wrong_nll_Q)):
-        raise ValueError(
-            f"each of {len(true_nll_Q)} questions must have a wrong answer, got "
-            f"{[len(wrong) for wrong in wrong_nll_Q][:5]} of them: add what is missing"
-        )
+        raise ValueError(f"each of {len(true_nll_Q)} questions must have a wrong answer")
     log_wrong_Q = np.array([-np.mean(wrong) for wrong in wrong_nll_Q])
     return np.exp(np.clip(log_wrong_Q + true_nll_Q, -700.0, 700.0))
 
 
 def truth_score(ratio_Q: Float[np.ndarray, " Q"], *, is_forgotten: bool) -> float:
-    """Returns the truth ratio of a set, from 0 to 1, higher being better.
-
-    Mean of min(R, 1/R) of the set to forget, of max(0, 1 - R) of another.
-    """
+    """Returns the mean of min(R, 1/R) of the set to forget, of max(0, 1 - R) of another."""
     score_Q = np.minimum(ratio_Q, 1 / ratio_Q) if is_forgotten else np.maximum(0.0, 1 - ratio_Q)
     return float(score_Q.mean())
 
@@ -147,9 +141,8 @@ def evaluate_questions(
         ours, theirs = own[_FORGET_SET], retained[_FORGET_SET]
         if [record["id"] for record in ours] != [record["id"] for record in theirs]:
             raise ValueError(
-                f"the retain model must have answered the same {len(ours)} questions of the forget "
-                f"set, got {len(theirs)}, others or in another order: run it with the same "
-                "--corpus.tofu.forget and --evaluate.questions"
+                f"the retain model must have answered the same {len(ours)} questions: run it with "
+                "the same --corpus.tofu.forget and --evaluate.questions"
             )
         found["forget_quality"] = forget_quality(*map(_truth_ratios_of, (ours, theirs)))
     return found

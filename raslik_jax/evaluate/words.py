@@ -72,10 +72,7 @@ def rouge_characters(text: str) -> list[str]:
 
 
 def split_words(text: str) -> list[str]:
-    """Returns a text's words at white space, in lower case.
-
-    In scripts without spaces each character is a word, or a whole answer would be one.
-    """
+    """Returns a text's lower-case words at white space, each character of spaceless scripts one."""
     text = text.lower()
     return (text if text.isascii() else _SPACELESS.sub(r" \g<0> ", text)).split()
 

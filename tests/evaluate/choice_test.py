@@ -116,7 +116,7 @@ class ChoiceTest(parameterized.TestCase):
         _, raslik = choice.choose([*damage(best), *other])
         self.assertEqual((raslik.learning_rate, raslik.epoch), (1e-4, 1))
         everywhere = [c._replace(is_damaged=c.strategy == "raslik") for c in candidates]
-        with self.assertRaisesRegex(ValueError, "raslik with ga_gdr at all 4 points of the grid"):
+        with self.assertRaisesRegex(ValueError, "raslik with ga_gdr .* at all 4 points"):
             choice.choose(everywhere)
 
     def test_reads_validation_runs_only(self):

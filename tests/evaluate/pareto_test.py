@@ -304,5 +304,5 @@ class MahalanobisTest(parameterized.TestCase):
         ("no_spread", np.full(6, 0.1), np.linspace(0, 1, 6)),
     )
     def test_refuses(self, retain_M, forget_M):
-        with self.assertRaisesRegex(ValueError, "must be 5 or more, with rates that differ"):
+        with self.assertRaisesRegex(ValueError, "5 or more methods whose rates differ"):
             pareto.mahalanobis_to_ideal(retain_M, forget_M)

@@ -137,7 +137,7 @@ class ForgetQualityTest(parameterized.TestCase):
         self.assertIsNone(without["model_utility"])
 
     def test_a_retain_model_that_was_asked_something_else_is_refused(self):
-        with self.assertRaisesRegex(ValueError, "the same 1 questions of the forget set"):
+        with self.assertRaisesRegex(ValueError, "the same 1 questions: run it"):
             tofu_metrics.evaluate_questions(
                 [_record("forget")], retain_records=[_record("forget", true=9.0)]
             )
