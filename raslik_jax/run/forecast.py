@@ -39,9 +39,8 @@ class Step(NamedTuple):
 
     Attributes:
       operations: multiplications and additions of matrix products.
-      bytes_moved: read from or written to device memory.
-      device_bytes: memory of the device; 0 for work on the host.
-      memory: where that comes from: "traced" from the jaxpr, or "XLA" of the compiled program.
+      device_bytes: memory of the device; 0 for work on the host. Of `memory`: "traced" from the
+        jaxpr, or "XLA" of the compiled program.
       num_programs: that it compiles; those that an earlier unit has compiled count there.
     """
 
@@ -115,10 +114,6 @@ def forecast(
     as the run checks it. Finished units are looked for in `workdir`; nothing is written. With
     `compiles` the largest program of every kind that is still to run is compiled for the default
     device, to say how much memory it takes and how long compiling does.
-
-    Raises:
-      ValueError: a checkpoint whose shapes are unknown, adapter targets that it does not have, or
-        a corpus that the stages cannot take.
     """
     workspace = Workspace(workdir, config)
     run = AbstractRun(config, workspace)
@@ -126,7 +121,11 @@ def forecast(
         checking.check_corpus(config, run.corpus, _find_rows(run), stages=stages)
     units = plan.plan_units(config, workspace)
     done = Plan(workdir, units).survey().done
-    works = [(unit, _work_of(run, unit)) for unit in units if unit.stage in stages]
+    works: list[tuple[Unit, Work]] = []
+    for unit in (unit for unit in units if unit.stage in stages):
+        bound: Any = unit.run  # a function of the workspace and more, bound to all but the folder
+        work = _WORK[bound.func](run, *bound.args[1:]) if bound.func in _WORK else Work(0)
+        works.append((unit, work._replace(programs=[p for p in work.programs if p.shapes])))
     largest: dict[str, Program] = {}
     for unit, work in works:
         for program in () if unit.name in done else work.programs:
@@ -159,12 +158,6 @@ def forecast(
         )
     seconds = [took for _, took in analyzed.values()] or [_COMPILE_SECONDS]
     return Forecast(run, tuple(steps), float(np.median(seconds)), _notes(config, bool(analyzed)))
-
-
-def _work_of(run: AbstractRun, unit: Unit) -> Work:
-    bound: Any = unit.run  # a function of the workspace and more, bound to all but the folder
-    work = _WORK[bound.func](run, *bound.args[1:]) if bound.func in _WORK else Work(0)
-    return work._replace(programs=[program for program in work.programs if program.shapes])
 
 
 def _find_rows(run: AbstractRun) -> encoding.Encoded | None:
@@ -221,8 +214,7 @@ def steps_table(
 ) -> Table:
     """Returns the table of a run's stages: what is done, what is left, and what it takes.
 
-    Units of one stage that cost the same stand in one row. The rates are what the machine is taken
-    to do in a second, and `origin` says where they come from.
+    Units of one stage that cost the same stand in one row. `origin` says where the rates come from.
     """
     groups: dict[tuple[Any, ...], list[Step]] = {}
     for step in found.steps:

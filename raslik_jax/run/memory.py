@@ -10,12 +10,7 @@ from raslik_jax.messages import one_line
 
 @contextlib.contextmanager
 def explained(what: str, lower: str) -> Iterator[None]:
-    """Turns an allocation that failed into a ValueError; a context or a decorator.
-
-    Args:
-      what: the stage, "fine-tuning" for example.
-      lower: settings that make it smaller.
-    """
+    """Turns an allocation that failed into a ValueError that names the settings to lower."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:

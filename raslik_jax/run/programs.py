@@ -88,11 +88,7 @@ Shapes = Mapping[Shape, int | float]
 class Program(NamedTuple):
     """A step of the run, and the batches that it is called with.
 
-    Attributes:
-      name: programs of one name share what is traced and compiled.
-      trace: the step traced with batches of a shape.
-      cost_of: the cost of one call with such a batch.
-      shapes: number of batches of each shape.
+    Programs of one name share what is traced and compiled; both functions take a batch's shape.
     """
 
     name: str
@@ -143,13 +139,10 @@ class AbstractRun:
     """A run as it would be: shapes in place of weights, Alpaca's lengths in place of rows.
 
     Attributes:
-      name: of the checkpoint, and of the preset that its shapes come from.
       plain: the frozen weights before they are quantized.
       corpus: that of a finished unit or of a user's own files; None where the settings size it.
       num_answered: retrieval queries that the fine-tuned model answers.
       num_params: P, of one adapter; `num_flat` of all that gradients are taken at.
-      sketch_size: K.
-      row_bytes: of one sketch in the index.
     """
 
     def __init__(self, config: Config, workspace: Workspace):
@@ -178,15 +171,11 @@ class AbstractRun:
         self.sketch_size = min(sketching.size, self.num_flat)
         self.row_bytes = self.sketch_size * jnp.dtype(sketching.dtype).itemsize
         self.length_N, self.response_N = load_alpaca_lengths(max_len=config.corpus.max_len)
-        self._count_rows()
-
-    def _count_rows(self) -> None:
-        """Counts the rows of the corpus that is there, or those that the settings ask for."""
-        config, output = self.config, self.config.sketch.query_output
-        first = plan.plan_units(config, self.workspace)[:1]
+        # The rows of the corpus that is there, or those that the settings ask for.
+        first, output = plan.plan_units(config, workspace)[:1], sketching.query_output
         corpus: StoredCorpus | Corpus | None = None
-        if Plan(self.workspace.root, first).survey().done:
-            corpus = StoredCorpus(self.workspace.root / "corpus")
+        if Plan(workspace.root, first).survey().done:
+            corpus = StoredCorpus(workspace.root / "corpus")
         elif not config.corpus.record.reads:  # its files say how large it is, no settings
             corpus = config.corpus.load(seed=config.seed)
         self.corpus = corpus

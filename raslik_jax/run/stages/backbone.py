@@ -43,10 +43,7 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     rows = encoding.load_encoded(workspace.root / "corpus" / "backbone.npz")
     encoded = workspace.cut(rows, "backbone examples").with_answers()
     if not encoded.ids:
-        raise ValueError(
-            "the corpus must have examples to pretrain a backbone on, got none: name a "
-            "--backbone.checkpoint"
-        )
+        raise ValueError("the corpus has no pretraining examples: name a --backbone.checkpoint")
     model_config = shape_of(config, vocab_size=workspace.tokenizer.vocab_size)
     graphdef, _, base = decoder.create(
         model_config, None, key=jax.random.key(config.seed), dtype=jnp.float32

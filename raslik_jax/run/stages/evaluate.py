@@ -17,11 +17,7 @@ from raslik_jax.settings import replaced
 
 
 def retain_answers(config: Config) -> pathlib.Path:
-    """Returns the answers to the dataset's questions in the run of --evaluate.retain_run.
-
-    Raises:
-      ValueError: it is no run that was trained without the targets of this dataset.
-    """
+    """Returns the answers to the dataset's questions in the run of --evaluate.retain_run."""
     run = pathlib.Path(config.evaluate.retain_run)
     check_finished(run, "references/answered")
     made = check_finished(run, "corpus")["settings"]
@@ -52,6 +48,10 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
         for name in config.unlearn.algorithms
         for epoch in workspace.epochs(strategy, name)
     }
+    before = {
+        name: collect("references/evaluation", "references/{}", name)
+        for name in ("finetuned", "backbone")
+    }
     is_chosen = bool(config.unlearn.choice)
     metrics: dict[str, Any] = {
         "name": config.name,
@@ -70,12 +70,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
         "reference": config.evaluate.reference,
         "chosen": is_chosen,
         "non_sf": discriminator.describe(workspace),
-        **{
-            name: nest(
-                measure(collect("references/evaluation", "references/{}", name), **bootstrap)
-            )
-            for name in ("finetuned", "backbone")
-        },
+        **{name: nest(measure(found, **bootstrap)) for name, found in before.items()},
         "retrieval": {
             strategy: read_json(workspace.root / "retrieve" / strategy / "summary.json")
             for strategy in config.retrieve.strategies
@@ -87,10 +82,9 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 def _collector(workspace: Workspace) -> Callable[[str, str, str], dict[str, Any]]:
-    """Returns the function that collects what was recorded of a model.
+    """Returns the function from the folders of a model's answers and measures to its evidence.
 
-    Its arguments are the folder of the answers, the folder of a kind of measure with {} for the
-    kind, and the stem of the files in them.
+    {} stands for the kind of measure; the third argument is the stem of the files.
     """
     config, settings = workspace.config, workspace.config.evaluate
     queries = dict(zip(KINDS, workspace.evaluation_queries(), strict=True))

@@ -34,7 +34,12 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
 
     A run that was killed goes on from the last checkpoint, with the same result.
     """
-    settings, model, encoded = workspace.config.finetune, workspace.model, _rows(workspace)
+    settings, model = workspace.config.finetune, workspace.model
+    max_len = settings.max_len or workspace.config.corpus.max_len
+    rows = workspace.cut(workspace.train_rows, "training examples", max_len=max_len)
+    targets = rows.take(np.flatnonzero([bool(row.is_target) for row in workspace.corpus.train]))
+    encoding.require_answers(targets, "labeled targets", max_len=max_len)  # none may be lost
+    encoded = rows.with_answers()
     per_epoch = batches.num_steps_of(len(encoded.ids), batch_size=settings.batch_size)
     num_steps = settings.epochs * per_epoch
     points = min(settings.trajectory_points, num_steps)
@@ -64,15 +69,6 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
     )
     workspace.save_adapter(folder / "adapter", fitted.state.params)
     write_losses(folder, fitted)
-
-
-def _rows(workspace: Workspace) -> encoding.Encoded:
-    """Returns the training examples of which an answer is left; no labeled target may be lost."""
-    max_len = workspace.config.finetune.max_len or workspace.config.corpus.max_len
-    encoded = workspace.cut(workspace.train_rows, "training examples", max_len=max_len)
-    targets = encoded.take(np.flatnonzero([bool(row.is_target) for row in workspace.corpus.train]))
-    encoding.require_answers(targets, "labeled targets", max_len=max_len)
-    return encoded.with_answers()
 
 
 def write_losses(folder: pathlib.Path, fitted: loop.Progress) -> None:

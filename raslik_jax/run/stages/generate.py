@@ -23,10 +23,7 @@ Variant = tuple[str, str]
 def _models(
     workspace: Workspace, variant: Variant | None
 ) -> Iterator[tuple[str, str, pathlib.Path, BoundModel]]:
-    """Yields each model with the stem of its files, what it is, and where its answers are.
-
-    Those are a variant's after every epoch, or the fine-tuned model and the backbone.
-    """
+    """Yields each model with the stem of its files, what it is, and where its answers are."""
     if variant is None:
         folder = workspace.root / "references" / "evaluation"
         adapters = {"finetuned": workspace.finetuned, "backbone": workspace.model.initial}
@@ -152,7 +149,7 @@ def _nlls_of_answers(
     lost = [row.instruction for row, n in zip(rows, found.tokens_N, strict=True) if not n]
     if lost:
         raise ValueError(
-            "answers to the dataset's questions must have a token within --corpus.max_len, got "
-            f"{len(lost)} without, such as that to {lost[0]!r}: raise it"
+            f"answers to questions must have a token within --corpus.max_len, got {len(lost)} "
+            f"without, such as that to {lost[0]!r}: raise it"
         )
     return iter(found.nll_N.tolist())

@@ -216,34 +216,27 @@ SCORES: dict[str, tuple[dict[str, Any], ...]] = {
 def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the sizes of the sets, the same for every strategy, and who can be in none.
 
-    Named, or what the rule of --retrieve.select gives for RASLIK's scores: then RASLIK's sets are
-    the best of that many, too.
+    They are named, or what the rule of --retrieve.select gives for RASLIK's scores.
     """
     settings, rows = workspace.config.retrieve, workspace.corpus.train
     encoded = workspace.cut(workspace.train_rows, "training examples")
     is_eligible_N = encoded.num_targets_N > 0
     num_targets = sets.count_targets(rows, is_eligible_N)
     sizes = sets.set_sizes(settings, num_targets=num_targets, num_eligible=int(is_eligible_N.sum()))
-    if sizes is None:
-        chosen = _choose_by_influence(workspace, num_targets)
+    if sizes is None:  # the sets that the rule chooses by RASLIK's scores
+        influence_N, sigma = _read_scores(workspace, EVIDENCE), 0.0
+        if settings.select == "margin":
+            store, query_QK, places = _open_index(workspace)
+            queries = search.queries_of_store(store, query_QK, center=settings.center)
+            forget_N = np.full(store.num_rows, -np.inf, np.float32)
+            forget_N[places] = influence_N
+            sigma = noise.margin_sigma(store, queries, forget_N, settings)
+            print(f"    sigma of the sketch near the thresholds: {sigma:.2e}")
+        ids = [row.example_id for row in rows]
+        chosen = sets.select_sets(influence_N, ids, settings, num_targets=num_targets, sigma=sigma)
         sizes = len(chosen.forget), len(chosen.retain)
     barred = _ids_where(rows, ~is_eligible_N)
     write_json(folder / "sizes.json", dict(zip(_SIZES, (*sizes, barred), strict=True)))
-
-
-def _choose_by_influence(workspace: Workspace, num_targets: int) -> Selection:
-    """Returns the sets that the rule chooses by RASLIK's scores."""
-    settings, rows = workspace.config.retrieve, workspace.corpus.train
-    influence_N, sigma = _read_scores(workspace, EVIDENCE), 0.0
-    if settings.select == "margin":
-        store, query_QK, places = _open_index(workspace)
-        queries = search.queries_of_store(store, query_QK, center=settings.center)
-        forget_N = np.full(store.num_rows, -np.inf, np.float32)
-        forget_N[places] = influence_N
-        sigma = noise.margin_sigma(store, queries, forget_N, settings)
-        print(f"    sigma of the sketch near the thresholds: {sigma:.2e}")
-    ids = [row.example_id for row in rows]
-    return sets.select_sets(influence_N, ids, settings, num_targets=num_targets, sigma=sigma)
 
 
 def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None:
@@ -276,8 +269,16 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
         examples.write_examples(folder / f"{name}.jsonl", [rows[i] for i in chosen], extra=extra)
     without = _ids_where(rows, ~is_eligible_N)
     labels = [row.is_target for row in rows]
+    evidence: dict[str, Any] = {"forget_set": selection.forget, "retain_set": selection.retain}
+    if EVIDENCE in needs_of(config):
+        evidence["influence_N"] = _read_scores(workspace, EVIDENCE)
+    if None not in labels and any(labels):
+        evidence["labels_N"] = np.asarray(labels, bool)
+        # With labels of one kind alone there is nothing to tell apart.
+        if record.ranks_all and not all(labels):
+            evidence["ranking_N"] = scores.forget_N
     entry = {
-        **_measure_sets(workspace, strategy, selection, scores.forget_N),
+        **nest(measure(evidence))["retrieval"],
         "num_queries": len(queries),
         "without_gradient": {"count": len(without), "ids": without},
         "selection": summarize_selection(
@@ -293,19 +294,3 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
             f"{entry['targets_in_retain']} targets in the retain set"
         )
     write_json(folder / "summary.json", entry)
-
-
-def _measure_sets(
-    workspace: Workspace, strategy: str, chosen: Selection, forget_N: Float[np.ndarray, " N"]
-) -> dict[str, Any]:
-    """Returns the metrics of retrieval, of which most need labels."""
-    evidence: dict[str, Any] = {"forget_set": chosen.forget, "retain_set": chosen.retain}
-    if EVIDENCE in needs_of(workspace.config):
-        evidence["influence_N"] = _read_scores(workspace, EVIDENCE)
-    labels = [row.is_target for row in workspace.corpus.train]
-    if None not in labels and any(labels):
-        evidence["labels_N"] = np.asarray(labels, bool)
-        # With labels of one kind alone there is nothing to tell apart.
-        if STRATEGIES[strategy].ranks_all and not all(labels):
-            evidence["ranking_N"] = forget_N
-    return nest(measure(evidence))["retrieval"]

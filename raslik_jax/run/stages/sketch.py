@@ -108,11 +108,7 @@ def plan_batches(
 def sketch_queries(
     workspace: Workspace, sketch: Sketch, queries: Sequence[Example], *, num_buckets: int = 0
 ) -> np.ndarray:
-    """Returns the unit sketches of queries, [Q, K].
-
-    Raises:
-      ValueError: a query's prompt leaves no room for its answer.
-    """
+    """Returns the unit sketches of queries, [Q, K]; refuses a prompt without room to answer."""
     config = workspace.config
     encoded = workspace.encode(queries, "queries", targets=config.sketch.targets)
     encoding.require_answers(encoded, "the queries", max_len=config.corpus.max_len)
@@ -136,11 +132,7 @@ def model_identity(workspace: Workspace, adapters: Sequence[Tree]) -> dict[str, 
 
 
 def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore, int]:
-    """Makes the rows of a run's index that are missing, with any other job that does.
-
-    Returns:
-      The whole index, and how many rows were made here.
-    """
+    """Makes the missing rows of a run's index beside other jobs; returns it and how many."""
     config, settings = workspace.config, workspace.config.sketch
     adapters = sketched_adapters(workspace)
     projection = make_projection(workspace, adapters)
