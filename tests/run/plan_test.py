@@ -112,7 +112,8 @@ _NEEDS = ("influence", "embeddings", "exact_kernel")
 # units there are.
 _ELSEWHERE = (
     "name backbone. unlearn.choice evaluate.reference evaluate.drop_empty evaluate.questions "
-    "evaluate.retain_run retrieve.strategies unlearn.algorithms"
+    "evaluate.bootstrap_resamples evaluate.non_sf evaluate.retain_run retrieve.strategies "
+    "unlearn.algorithms"
 ).split()
 
 
