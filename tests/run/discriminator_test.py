@@ -156,5 +156,5 @@ def test_wrong_checkpoints_and_corpora_are_refused(tmp_path):
     workspace = _workspace(tmp_path)
     rows = tuple(row for row in workspace.corpus.train if not row.is_target)
     workspace.corpus = examples.Corpus(backbone=(), train=rows, queries={})
-    with pytest.raises(ValueError, match="got 0 of labeled targets .* --evaluate.non_sf=words"):
+    with pytest.raises(ValueError, match="got 0 of targets .* --evaluate.non_sf=words"):
         _make(workspace)
