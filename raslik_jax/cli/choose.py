@@ -18,11 +18,8 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from absl import flags
-
-from raslik_jax.cli import command
 from raslik_jax.evaluate import choice
 from raslik_jax.files import read_json, write_json
 from raslik_jax.messages import one_line, shown
@@ -30,8 +27,6 @@ from raslik_jax.report.runs import read_metrics
 from raslik_jax.run.workdir import differing_fields
 from raslik_jax.settings import Settings, setting
 from raslik_jax.train.objectives import OBJECTIVES
-
-flags.disclaim_key_flags()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,11 +37,6 @@ class Options(Settings):
     per: choice.Per = setting("strategy", "What has a choice of its own.")
     floor: choice.Floor = setting("backbone", "F that is no longer improved upon.")
     output: str = setting("choice.json", "Where the choice goes.")
-
-
-def main() -> NoReturn:
-    """Runs the command."""
-    command.start(run, Options())
 
 
 def run(options: Options) -> None:

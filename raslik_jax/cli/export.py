@@ -8,14 +8,10 @@ folder appears whole or not at all, and one that holds something is refused.
 """
 
 import dataclasses
-from typing import NoReturn
 
-from absl import flags, logging
+from absl import logging
 
-from raslik_jax.cli import command
 from raslik_jax.settings import Settings, setting
-
-flags.disclaim_key_flags()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,11 +29,6 @@ class Options(Settings):
         if self.epoch == "last" or self.epoch.isdecimal():
             return []
         return [f"--epoch must be a number or last, got {self.epoch!r}"]
-
-
-def main() -> NoReturn:
-    """Runs the command."""
-    command.start(run, Options())
 
 
 def run(options: Options) -> None:

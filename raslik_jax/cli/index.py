@@ -16,18 +16,13 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal
 
-from absl import flags
-
-from raslik_jax.cli import command
 from raslik_jax.settings import Settings, setting
 
 if TYPE_CHECKING:  # it takes jax with it, and --help should not
     from raslik_jax.index.store import SketchStore
     from raslik_jax.index.upkeep import Damage
-
-flags.disclaim_key_flags()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,11 +37,6 @@ class Options(Settings):
     )
     dtype: Literal["float32", "bfloat16", "int8", "sign"] = setting("int8", "Dtype of the copy.")
     center: bool = setting(False, "sign: take the signs of centered rows.")
-
-
-def main() -> NoReturn:
-    """Runs the command."""
-    command.start(run, Options())
 
 
 def run(options: Options) -> int:

@@ -16,12 +16,11 @@ import pathlib
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from raslik_jax import files, settings
-from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import RetrieveConfig
 from raslik_jax.data.examples import Example, make_example, write_examples
 from raslik_jax.data.formats import read_examples
@@ -31,11 +30,12 @@ from raslik_jax.settings import setting
 if TYPE_CHECKING:  # it takes jax with it, and --help should not
     from raslik_jax.trace import Influence, Trace, Tracer
 
-flags.disclaim_key_flags()
-
 # Settings of the run that a flag of the same name replaces.
 _RULE = ("select", "num_forget", "num_retain", "forget_threshold", "retain_threshold")
 _OF_RUN = ("center", "aggregate", *_RULE, "margin_z", "forget_share", "retain_share")
+FLAGS = [
+    leaf._replace(value=None) for leaf in settings.leaves(RetrieveConfig()) if leaf.name in _OF_RUN
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,13 +55,6 @@ class Options(settings.Settings):
     text_width: int = setting(240, "Characters of each text shown; 0: all.", low=0)
     export_forget: str = setting("", "New JSONL file to write the forget set to.")
     export_retain: str = setting("", "New JSONL file to write the retain set to.")
-
-
-def main() -> NoReturn:
-    """Runs the command."""
-    of_run = (leaf for leaf in settings.leaves(RetrieveConfig()) if leaf.name in _OF_RUN)
-    setting_flags.define_leaves(leaf._replace(value=None) for leaf in of_run)
-    command.start(run, Options())
 
 
 def run(options: Options) -> None:

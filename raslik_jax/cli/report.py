@@ -13,17 +13,12 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Literal, NoReturn
-
-from absl import flags
+from typing import Literal
 
 from raslik_jax import files
-from raslik_jax.cli import command
 from raslik_jax.messages import shown
 from raslik_jax.report import blocks, page, published, results, runs, tables
 from raslik_jax.settings import Settings, setting
-
-flags.disclaim_key_flags()
 
 Form = Literal["terminal", "markdown", "csv", "latex"]
 _FILES: dict[str, Form] = {"tables.md": "markdown", "tables.csv": "csv", "tables.tex": "latex"}
@@ -38,11 +33,6 @@ class Options(Settings):
     out: str = setting("", "Folder for the page and the tables in every form.")
     published: bool = setting(False, "Add the paper's own tables, each held against its own rates.")
     examples: int = setting(8, "Examples of each forget and retain set on the page.", low=0)
-
-
-def main() -> NoReturn:
-    """Runs the command."""
-    command.start(run, Options())
 
 
 def run(options: Options) -> None:

@@ -12,7 +12,7 @@ to date. Put the flag file first: later flags win over earlier ones.
 
 import dataclasses
 import pathlib
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import flags, logging
 
@@ -22,7 +22,8 @@ from raslik_jax.config import STAGES, Config
 from raslik_jax.run.workdir import open_workdir
 from raslik_jax.settings import setting
 
-flags.disclaim_key_flags()
+WHEN_STOPPED = "stopped; the same command goes on from here"
+FLAGS = tuple(settings.leaves(Config()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,12 +55,6 @@ class Options(settings.Settings):
         "--dry_run: compile the largest programs for this device, a minute or so, for XLA's own "
         "figure of their memory; without it what their values take before XLA fuses any is shown.",
     )
-
-
-def main() -> NoReturn:
-    """Runs the command."""
-    setting_flags.define(Config())
-    command.start(run, Options(), when_stopped="stopped; the same command goes on from here")
 
 
 def run(options: Options) -> int:

@@ -10,14 +10,10 @@ other: its chunk goes to the next. `raslik run` itself may be at its sketch stag
 
 import dataclasses
 import pathlib
-from typing import NoReturn
 
-from absl import flags
-
-from raslik_jax.cli import command
 from raslik_jax.settings import Settings, setting
 
-flags.disclaim_key_flags()
+WHEN_STOPPED = "stopped; what was committed stays, the same command goes on from here"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,12 +21,6 @@ class Options(Settings):
     """Which run is helped."""
 
     workdir: str = setting("", "Work directory of the run.")
-
-
-def main() -> NoReturn:
-    """Runs the command."""
-    stopped = "stopped; what was committed stays, the same command goes on from here"
-    command.start(run, Options(), when_stopped=stopped)
 
 
 def run(options: Options) -> None:

@@ -30,11 +30,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from absl import flags
-
-from raslik_jax.cli import choose, command, setting_flags
+from raslik_jax.cli import choose, setting_flags
 from raslik_jax.config import Config, to_json
 from raslik_jax.evaluate import choice
 from raslik_jax.files import write_json, write_text
@@ -43,8 +41,7 @@ from raslik_jax.report import page, published, results, runs, tables
 from raslik_jax.run.workdir import locked
 from raslik_jax.settings import Settings, setting
 
-flags.disclaim_key_flags()
-
+WHEN_STOPPED = "stopped; the same command goes on from here"
 # What the suite itself decides of every run.
 _OWN_FLAGS = {
     "seed": "give --seeds",
@@ -322,11 +319,6 @@ class Suite:
         write_text(self.out / "report.html", html)
         print(f"\n{text}\nreport: {self.out / 'report.html'} (and report.md beside it)")
         return all(map(self.is_done, cells))
-
-
-def main() -> NoReturn:
-    """Runs the command."""
-    command.start(run, Options(), when_stopped="stopped; the same command goes on from here")
 
 
 def run(options: Options) -> int:
