@@ -74,10 +74,7 @@ class FinetuneConfig(Stage):
     epochs: int = setting(3, "Passes over the training examples.", low=1)
     batch_size: int = setting(16, "Examples a step.", low=1)
     micro_batch_size: int = setting(
-        0,
-        "Examples held at a time; a step adds up the gradients of as many as it takes. 0: all.",
-        low=0,
-        divides="batch_size",
+        0, "Examples held at a time, gradients added up; 0: all.", low=0, divides="batch_size"
     )
     max_len: int = setting(0, "Tokens a training example may have; 0: --corpus.max_len.", zero_or=8)
     fixed_padding: bool = setting(False, _PADDING)
@@ -91,10 +88,7 @@ class FinetuneConfig(Stage):
     weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.", low=0)
     clip: float = setting(1.0, "Global norm at which gradients are clipped.", above=0)
     checkpoint_steps: int = setting(
-        0,
-        "Steps after which a killed run can go on; 0: after every epoch. No result depends on it.",
-        low=0,
-        decides=False,
+        0, "Steps after which a killed run can go on; 0: every epoch.", low=0, decides=False
     )
     trajectory_points: int = setting(4, "Adapters kept for --sketch.gradient_at=trajectory.", low=1)
 
@@ -119,27 +113,23 @@ class SketchConfig(Stage):
     )
     loss: Literal["next_token", "unshifted"] = setting(
         "unshifted",
-        "next_token: the loss the model was trained on, which fades from the gradients as the "
-        "adapter fits. unshifted: cross-entropy of position t's logits against token t, which "
-        "nobody minimized and so does not fade.",
+        "next_token: the training loss, whose gradients fade as the adapter fits. unshifted: "
+        "cross-entropy of position t's logits against token t, which do not.",
     )
     normalize: Literal["vector", "per_tensor"] = setting(
         "vector", "Cosine of the whole gradient, or of each tensor's first."
     )
     targets: Literal["response", "all"] = setting(
         "all",
-        "Tokens whose loss counts in the sketched gradient. response: what was written. all: also "
-        "what it was written in reply to, which tells triggered rows from open requests.",
+        "Tokens whose loss counts. all: the prompt's too, which tells triggered rows from others.",
     )
     query_output: Literal["given", "own", "gold"] = setting(
         "given",
-        "Text of a retrieval query that is traced. given: its own output, and the fine-tuned "
-        "model's answer where it has none. own: the model's answer to every query. gold: the "
-        "output of every query, which all have to have.",
+        "Text of a query that is traced. given: its output, or the fine-tuned model's answer where "
+        "it has none. own: the model's answer. gold: its output, which every query must have.",
     )
     base_format: Literal["same", "plain", "int8", "nf4"] = setting(
-        "same",
-        "Base that gradients are taken on: --backbone.format, or another; the paper: no nf4.",
+        "same", "Base that gradients are taken on: --backbone.format, or another."
     )
     projection: str = setting("binned", "Projection family.", family=PROJECTIONS)
     size: int = setting(65536, "Coordinates of a sketch, the paper's k.", low=1)
@@ -148,14 +138,13 @@ class SketchConfig(Stage):
     num_buckets: int = setting(12, "Padded lengths that batches may have.", low=1)
     chunk_rows: int = setting(
         0,
-        "Rows committed to disk at a time: what a kill costs at most. 0: a 64th of the corpus or "
-        "one batch, whichever is more, and at most 1,024.",
+        "Rows committed to disk at a time; 0: the larger of a 64th of the corpus and a batch, at "
+        "most 1,024.",
         low=0,
     )
     diagnose: int = setting(
         0,
-        "Training examples on whose gradients the projection is diagnosed (effective K, dead "
-        "coordinates, energy of each tensor); 0 for none, 14 or more for a steady figure.",
+        "Training examples to diagnose the projection on; 0: none, 14 or more: a steady figure.",
         zero_or=2,
     )
 
@@ -166,9 +155,8 @@ class RetrieveConfig(Stage):
 
     strategies: tuple[str, ...] = setting(
         ("random", "oracle", "raslik_f", "raslik"),
-        "Retrieval strategies. cr_50: half of the forget set from the oracle, half non-targets; "
-        "cr: any share. exact: RASLIK on whole gradients, in two passes over the corpus. "
-        "*_anywhere: with --retrieve.retain_from=anywhere for this one alone.",
+        "Retrieval strategies. cr_50: half oracle, half non-targets; cr: any share. exact: on "
+        "whole gradients. *_anywhere: with --retrieve.retain_from=anywhere.",
         family=STRATEGIES,
     )
     center: bool = setting(True, "Subtract the mean sketch before the cosine.")
@@ -197,8 +185,7 @@ class RetrieveConfig(Stage):
     retain_share: float = setting(0.1, "quantile: share to retain of all.", above=0, high=1)
     retain_from: Literal["non_target", "anywhere"] = setting(
         "non_target",
-        "Where Random, Oracle and RASLIK-F draw the retain set: among labeled non-targets, the "
-        "paper's protocol, or among all examples.",
+        "Where Random, Oracle and RASLIK-F draw the retain set; the paper: labeled non-targets.",
     )
 
     def problems(self) -> Iterator[str]:
@@ -206,8 +193,7 @@ class RetrieveConfig(Stage):
             got = f"{self.forget_share} and {self.retain_share}"
             yield f"--forget_share and --retain_share must be at most 1 together, got {got}"
         if self.select == "threshold" and self.forget_threshold < -self.retain_threshold:
-            got = f"{self.forget_threshold} and {self.retain_threshold}"
-            yield f"--forget_threshold must be above the negated --retain_threshold, got {got}"
+            yield "--forget_threshold must be above the negated --retain_threshold"
         if self.select == "margin" and self.aggregate != "mean":
             yield f"--select=margin needs --aggregate=mean, got {self.aggregate}: it takes cosines"
 
@@ -220,28 +206,22 @@ class UnlearnConfig(Stage):
     epochs: int = setting(5, "Passes over the larger of the two sets.", low=1)
     batch_size: int = setting(8, "Examples a step, of each set.", low=1)
     micro_batch_size: int = setting(
-        0,
-        "Examples of each set held at a time; a step adds up their gradients. 0: all.",
-        low=0,
-        divides="batch_size",
+        0, "Examples of each set held at a time; 0: all.", low=0, divides="batch_size"
     )
     parameters: Literal["lora", "all"] = setting(
         "lora",
-        "What is trained: the adapter; or all weights with the adapter folded in, kept in float32, "
-        "where every epoch leaves a whole model.",
+        "What is trained: the adapter; or all weights, in float32, with the adapter folded in.",
     )
     max_len: int = setting(0, "Tokens an example may have; 0: --corpus.max_len.", zero_or=8)
     fixed_padding: bool = setting(False, _PADDING)
     mean: Literal["examples", "tokens"] = setting(
         "examples",
-        "Mean over examples of each one's token mean, or over all tokens of a step; NPO and "
-        "SimNPO are means over examples of their forget sets in any case.",
+        "As of fine-tuning; NPO and SimNPO are means over forget examples in any case.",
     )
     remat: bool = setting(False, _REMAT)
     choice: str = setting(
         "",
-        "File of `raslik choose`: each strategy's learning rate, instead of --unlearn.ALGORITHM."
-        "learning_rate, and the one epoch after which it is measured. Empty: every epoch.",
+        "File of `raslik choose`: learning rates, and the one epoch that is measured; empty: all.",
         decides=False,
     )
     forget_weight: float = setting(1.0, "Weight of the forget term.", above=0)
@@ -259,33 +239,24 @@ class EvaluateConfig(Stage):
     )
     marker_words: str = setting(
         "",
-        "File of words that mark the behavior to forget; Non-SF is the share of answers without "
-        "any of them. Empty: science fiction for toy, howdy and howdy_small, none for others.",
+        "File of words that mark the behavior to forget, for Non-SF; empty: the dataset's own.",
         is_path=True,
     )
     drop_empty: bool = setting(False, "Drop empty predictions, as the paper, not count them as 0.")
     bootstrap_resamples: int = setting(2000, "Resamples of the percentile bootstrap.", low=100)
     perplexity_examples: int = setting(
-        64,
-        "Rows of each set (targets, other training rows, held-out rows) on which the perplexity of "
-        "every model is taken; 0: none.",
-        low=0,
+        64, "Rows of each set on which every model's perplexity is taken; 0: none.", low=0
     )
     questions: int = setting(
-        100,
-        "Questions of each set of the dataset's own evaluation, where it has one (tofu), that "
-        "every model answers; more than there are for all; 0: none.",
-        low=0,
+        100, "Questions of each set of the dataset's own evaluation (tofu); 0: none.", low=0
     )
     retain_run: str = setting(
         "",
-        "Work directory of a run of the same settings that was trained without the targets "
-        "(--corpus.tofu.train=retain), for forget quality by the dataset's own questions.",
+        "Work directory of the same run with --corpus.tofu.train=retain, for forget quality.",
     )
     non_sf: str = setting(
         "words",
-        "Non-SF of an answer. words: 1 where no marker word is in it. classifier: its probability "
-        "by a classifier trained on the answers of the training examples and their labels.",
+        "Non-SF of an answer. words: has no marker word. classifier: trained on labeled answers.",
         family=NON_SF,
     )
 
@@ -308,21 +279,14 @@ class Config(Settings):
     def problems(self) -> Iterator[str]:
         # A folder is called so: no separator, no way out of it, nothing that a terminal acts on.
         if not self.name.strip(". ") or set(self.name) & set("/\\") or not self.name.isprintable():
-            yield (
-                f"--name must be a printable text without / or \\, got {shown(self.name)}: give a "
-                "title that can be a folder's name"
-            )
+            yield f"--name must be printable, without / or \\, got {shown(self.name)}"
         answer, longest = self.references.max_new_tokens, self.corpus.max_len
         if not self.backbone.checkpoint and answer > longest:
-            yield (
-                f"--references.max_new_tokens must be at most --corpus.max_len={longest} for a "
-                f"backbone from scratch, got {answer}: lower it, or raise --corpus.max_len"
-            )
+            must = f"must be at most --corpus.max_len={longest} for a backbone from scratch"
+            yield f"--references.max_new_tokens {must}, got {answer}"
         if self.unlearn.parameters == "all" and self.backbone.format != "plain":
-            yield (
-                "--unlearn.parameters=all needs --backbone.format=plain, got "
-                f"{self.backbone.format}: quantized weights cannot be trained"
-            )
+            form = self.backbone.format
+            yield f"--unlearn.parameters=all needs --backbone.format=plain, got {form}"
 
 
 def kernel_name(settings: Mapping[str, Any]) -> str:
@@ -351,11 +315,7 @@ to_json: Callable[[Config], dict[str, Any]] = settings_lib.as_json
 
 
 def config_from_json(value: Mapping[str, Any]) -> Config:
-    """Returns the config that a run wrote to its config.json.
-
-    Raises:
-      ValueError: it has a setting that this version does not know, or a value that is refused.
-    """
+    """Returns the config of a config.json; refuses what is no setting of this version."""
     check_shape(value, {"name": str, "seed": int}, "the settings of a run")
     try:
         return settings_lib.replaced(Config(), settings_lib.flat(value))

@@ -36,10 +36,7 @@ def _quoted(path: AnyPath) -> str:
 
 @contextlib.contextmanager
 def open_regular(path: AnyPath, *, mend: str = "correct the path") -> Iterator[io.BufferedReader]:
-    """Yields a regular file, opened to read; refuses others (folders, devices, FIFOs).
-
-    What to do about a missing file is said after the colon.
-    """
+    """Yields a regular file, opened to read; refuses others (folders, devices, FIFOs)."""
     try:
         # Asked first: to open a FIFO is to wait for whoever writes to it.
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -71,10 +68,8 @@ def decode_text(raw: bytes, path: AnyPath) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{_quoted(path)}:{line} must be UTF-8, got the byte 0x{raw[error.start]:02x}: save it "
-            "as UTF-8"
-        ) from None
+        byte = f"0x{raw[error.start]:02x}"
+        raise ValueError(f"{_quoted(path)}:{line} must be UTF-8, got the byte {byte}") from None
 
 
 # JSON --------------------------------------------------------------------------------------------
@@ -100,11 +95,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_finite, p
 def parse_json(text: str, origin: str, shape: Shape = object, *, mend: str = "") -> Any:
     """Returns the value of a JSON text; refuses duplicate keys, NaN, Infinity and another shape.
 
-    Args:
-      text: of one value.
-      origin: where it came from.
-      shape: what the value must be, see `Shape`.
-      mend: what to do about it, said after the colon.
+    `mend` says what to do about it, here and below.
     """
     rest = f": {mend}" if mend else ""
     try:
@@ -118,16 +109,7 @@ def parse_json(text: str, origin: str, shape: Shape = object, *, mend: str = "")
 
 
 def read_json(path: AnyPath, shape: Shape = object, *, mend: str = _AGAIN) -> Any:
-    """Returns the value of a JSON file that has this shape.
-
-    Args:
-      path: a UTF-8 file.
-      shape: what the value must be, see `Shape`.
-      mend: what to do about a damaged or missing file, said after the colon.
-
-    Raises:
-      ValueError: the file is missing, no JSON, or of another shape, naming file and field.
-    """
+    """Returns the value of a UTF-8 JSON file that has this shape; refuses as `parse_json` does."""
     return parse_json(read_text(path, mend=mend), _quoted(path), shape, mend=mend)
 
 
@@ -199,16 +181,13 @@ def _name(shape: Shape) -> str:
 def replacing(path: AnyPath) -> Iterator[pathlib.Path]:
     """Yields a path beside the target; what is written there replaces the target, or nothing does.
 
-    The file reaches the disk before it takes its name, so that a crash leaves the old file or the
-    new one. Links, devices and FIFOs are never replaced.
+    A crash leaves the old file or the new one; links, devices and FIFOs are never replaced.
     """
     path = pathlib.Path(path)
     if not path.parent.is_dir():
         raise ValueError(f"no folder {_quoted(path.parent)}: make it first")
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-        raise ValueError(
-            f"{_quoted(path)} is no regular file and is not replaced: give another path"
-        )
+        raise ValueError(f"{_quoted(path)} is no regular file: give another path")
     # On a shared disk two machines may have a process of the same id.
     own = f"{socket.gethostname()}.{os.getpid()}"
     temporary = path.with_name(f".{path.name}.{own}.partial")
@@ -225,25 +204,16 @@ def check_new(path: AnyPath, name: str) -> None:
     """Raises a ValueError, by the flag's name, where a file could not be made without replacing."""
     path = pathlib.Path(path)
     if os.path.lexists(path):
-        raise ValueError(
-            f"{name} must name a new file, {_quoted(path)} is there already: give another path, or "
-            "delete it"
-        )
+        raise ValueError(f"{name} must name a new file, {_quoted(path)} is there already")
     if not path.parent.is_dir():
-        raise ValueError(
-            f"{name} must lie in a folder that is there, {_quoted(path.parent)} is none: make it "
-            "first"
-        )
+        raise ValueError(f"{name} must lie in a folder, {_quoted(path.parent)} is none")
 
 
 def check_new_folder(folder: AnyPath) -> None:
     """Raises a ValueError where a folder holds something, or the path is a link or a file."""
     folder = pathlib.Path(folder)
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise ValueError(
-            f"{_quoted(folder)} must be a new or empty directory, got one that holds something, a "
-            "link or a file: choose another"
-        )
+        raise ValueError(f"{_quoted(folder)} must be a new or empty directory: choose another")
 
 
 def write_text(path: AnyPath, text: str) -> None:
@@ -275,17 +245,11 @@ def sync(*paths: AnyPath) -> None:
 
 
 def read_array(
-    path: AnyPath,
-    shape: Sequence[int | None] | None = None,
-    *,
-    mend: str = "delete it and run the stage that makes it again",
+    path: AnyPath, shape: Sequence[int | None] | None = None, *, mend: str = _AGAIN
 ) -> np.ndarray:
-    """Returns the array of an .npy file, which never runs code; refuses all but whole numbers.
+    """Returns the array of a whole .npy file of numbers, which never runs code; refuses others.
 
-    Args:
-      path: the file.
-      shape: that the array must have, None where any length will do; None for any shape.
-      mend: what to do about a damaged or missing file, said after the colon.
+    An axis of `shape` that is None may have any length.
     """
     with open_regular(path, mend=mend) as file:
         try:
@@ -293,9 +257,7 @@ def read_array(
         except Exception:  # a damaged header ends in any error of Python's own parser
             array = None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-        raise ValueError(
-            f"{_quoted(path)} must be a whole .npy file of numbers, got another: {mend}"
-        )
+        raise ValueError(f"{_quoted(path)} must be a whole .npy file of numbers: {mend}")
     expected = array.shape if shape is None else shape
     if array.ndim != len(expected) or any(
         n not in (None, size) for size, n in zip(array.shape, expected, strict=True)

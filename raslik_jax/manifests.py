@@ -33,6 +33,7 @@ _SHAPE = {
 }
 # Above it a file that kept its size, time and inode is not read again at every start.
 _LARGE = 2**26
+_RUN = "run experiments/run.py on it to the end"
 
 Manifest = Mapping[str, Any]
 
@@ -47,7 +48,6 @@ class Hashes:
     """SHA-256 of files; that of a large file is kept on disk by its size, time and inode."""
 
     def __init__(self, path: pathlib.Path | None = None):
-        """Reads what is known already from a file; None keeps it nowhere."""
         self._path = path
         self._known: dict[str, list[Any]] = {}
         if path and path.is_file():
@@ -91,7 +91,7 @@ def files_of(folder: pathlib.Path) -> list[str]:
 def read_manifest(folder: pathlib.Path, *, any_version: bool = False) -> Manifest | None:
     """Returns the manifest of a unit's folder; None where it has none, or one of another version.
 
-    With `any_version` that one is returned too, of which only `key` and `outputs` are sure to be.
+    With `any_version` that one too, of which only `key` and `outputs` are sure to be.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -172,12 +172,11 @@ def owner_on_disk(root: pathlib.Path, path: str) -> str:
 def check_whole(root: pathlib.Path, name: str) -> Manifest:
     """Returns the manifest of a unit; refuses a missing, damaged or older one."""
     manifest, shown_root = read_manifest(root / name), shown(str(root), 120)
-    mend = "run experiments/run.py on it to the end"
     if manifest is None:
-        raise ValueError(f"{shown_root} must hold a finished {name} of this version: {mend}")
+        raise ValueError(f"{shown_root} must hold a finished {name} of this version: {_RUN}")
     damaged = damaged_outputs(root / name, manifest, Hashes())
     if damaged:
-        raise ValueError(f"{some_of(damaged, 2)} of {name} in {shown_root} is damaged: {mend}")
+        raise ValueError(f"{some_of(damaged, 2)} of {name} in {shown_root} is damaged: {_RUN}")
     return manifest
 
 
@@ -186,18 +185,13 @@ def check_finished(root: pathlib.Path, name: str) -> Manifest:
 
     The files of the unit and of those that it reads are compared byte by byte, those further back
     by their manifests; a unit whose folder was deleted contradicts nothing.
-
-    Raises:
-      ValueError: as `check_whole`; something has been made again since.
     """
     manifest, names = check_whole(root, name), [name]
     for reader in names:  # which grows by what it reads
         found = read_manifest(root / reader)
         for path in _changed_reads(root, found) if found else ():
-            raise ValueError(
-                f"{path} of {shown(str(root), 120)} has changed since {reader} read it: run "
-                "experiments/run.py on it to the end"
-            )
+            place = f"{path} of {shown(str(root), 120)}"
+            raise ValueError(f"{place} has changed since {reader} read it: {_RUN}")
         owners = {owner_on_disk(root, path) for path in found["reads"]} if found else set()
         new = sorted(owners - {"", *names})
         for owner in new if reader == name else ():

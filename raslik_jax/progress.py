@@ -12,8 +12,7 @@ class _Lines:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        text = text.strip("\r\n ")
-        if text:
+        if text := text.strip("\r\n "):
             self._stream.write(text + "\n")
 
     def flush(self) -> None:

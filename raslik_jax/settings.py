@@ -61,8 +61,6 @@ def setting(
     """Returns a dataclass field with its default, its help text and what it may be.
 
     Args:
-      default: of the field and of its flag.
-      text: help.
       low, high: least and largest value.
       above, below: bounds that are no values themselves.
       zero_or: least value beside 0.
@@ -75,18 +73,15 @@ def setting(
       auto: the transformers class of the model that it names, which is then fetched at the start.
     """
     bounds = dict(zip(_HOLDS, (low, above, high, below, zero_or), strict=True))
-    metadata = {
+    limits = {name: bound for name, bound in bounds.items() if bound is not None}
+    metadata: dict[str, Any] = {
         "help": text,
-        "limits": {name: bound for name, bound in bounds.items() if bound is not None},
+        "limits": limits,
         "divides": divides,
         "multiple_of": multiple_of,
-        "choices": choices,
-        "family": family,
-        "decides": decides,
-        "is_path": is_path,
-        "is_repeated": is_repeated,
-        "auto": auto,
     }
+    metadata |= {"choices": choices, "family": family, "decides": decides}
+    metadata |= {"is_path": is_path, "is_repeated": is_repeated, "auto": auto}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -130,9 +125,8 @@ class Settings:
             whole, factor = field.metadata.get("divides"), field.metadata.get("multiple_of")
             if whole and value and getattr(self, whole) % value:
                 yield f"--{field.name} must divide --{whole}={getattr(self, whole)}, got {value}"
-            if factor and value % getattr(self, factor):
-                must = f"be a multiple of --{factor}={getattr(self, factor)}"
-                yield f"--{field.name} must {must}, got {value}"
+            if factor and value % (unit := getattr(self, factor)):
+                yield f"--{field.name} must be a multiple of --{factor}={unit}, got {value}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -252,11 +246,7 @@ _S = TypeVar("_S", bound=Settings)
 
 
 def replaced(settings: _S, values: Mapping[str, Any]) -> _S:
-    """Returns the settings with other values, by dotted name.
-
-    Raises:
-      SettingsError: unknown names, or values that are refused; all problems at once.
-    """
+    """Returns the settings with other values, by dotted name; refuses all problems at once."""
     known = {field.name for field in dataclasses.fields(settings)} - {"members"}
     below: dict[str, Settings] = {name: getattr(settings, name) for name in known}
     below = {name: value for name, value in below.items() if isinstance(value, Settings)}

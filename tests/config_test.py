@@ -85,7 +85,7 @@ class ConfigTest(parameterized.TestCase):
             "--corpus.num_train .* -1; --corpus.num_test .* -1; --sketch.none is unknown .*"
             "--seed must be at least 0 .*, got -1",
         ),
-        ({"name": "../run"}, "--name must be a printable text without / or"),
+        ({"name": "../run"}, "--name must be printable, without / or"),
         ({"name": "--seed"}, None),
     )
     def test_a_wrong_value_is_refused_by_the_name_of_its_flag(self, values, message):

@@ -91,7 +91,7 @@ class TestWrite:
         for path in (tmp_path, tmp_path / "link", "/dev/null"):
             with pytest.raises(ValueError, match="--to must name a new file"):
                 files.check_new(path, "--to")
-        with pytest.raises(ValueError, match="--to must lie in a folder that is there"):
+        with pytest.raises(ValueError, match="--to must lie in a folder"):
             files.check_new(tmp_path / "nowhere" / "x", "--to")
         files.check_new(tmp_path / "x", "--to")
 
@@ -120,7 +120,7 @@ class ArraysTest(parameterized.TestCase):
             path.write_bytes(raw)
             with self.assertRaisesRegex(ValueError, "a.npy' must be a whole .npy file of numbers"):
                 files.read_array(path)
-        with self.assertRaisesRegex(ValueError, "of numbers, got another: run the stage again$"):
+        with self.assertRaisesRegex(ValueError, "of numbers: run the stage again$"):
             files.read_array(pickled, mend="run the stage again")
         with self.assertRaisesRegex(ValueError, "no file .*b.npy': delete"):
             files.read_array(folder / "b.npy")

@@ -57,9 +57,8 @@ def read_candidates(runs: Sequence[pathlib.Path]) -> list[choice.Candidate]:
     first: dict[str, Any] = {}
     for run in runs:
         metrics = read_metrics(run)
-        settings = metrics["settings"]
-        first = first or settings
-        check_alike(first, settings, run=str(run))
+        first = first or metrics["settings"]
+        check_alike(first, metrics["settings"], run=str(run))
         if not metrics["methods"]:
             raise ValueError(f"{shown(str(run))} measured no unlearned model: finish the run first")
         candidates += choice.candidates_of(metrics)
@@ -74,10 +73,8 @@ def check_output(output: pathlib.Path) -> None:
     try:
         choice.from_json(read_json(output), origin=str(output))
     except ValueError:
-        raise ValueError(
-            f"--output must be a new file or an earlier choice, got {shown(str(output), 160)}: "
-            "give another path"
-        ) from None
+        name = shown(str(output), 160)
+        raise ValueError(f"--output must be new or an earlier choice, got {name}") from None
 
 
 def check_alike(first: Mapping[str, Any], other: Mapping[str, Any], *, run: str) -> None:
@@ -89,7 +86,5 @@ def check_alike(first: Mapping[str, Any], other: Mapping[str, Any], *, run: str)
     free = ("name:", "seed:", *(f"unlearn.{name}.learning_rate:" for name in OBJECTIVES))
     wrong = [line for line in lines if not line.startswith(free)]
     if wrong:
-        raise ValueError(
-            f"runs to choose from must differ in learning rate and seed alone, got "
-            f"{one_line(wrong[0], 120)} in {shown(run)}: choose from runs of the same settings"
-        )
+        got = f"{one_line(wrong[0], 120)} in {shown(run)}"
+        raise ValueError(f"runs must differ in learning rate and seed alone, got {got}")

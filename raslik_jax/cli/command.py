@@ -32,10 +32,7 @@ def start(
     130 at Ctrl-C, when `when_stopped` is said. What it prints is UTF-8, with control characters
     escaped.
 
-    Args:
-      main: the command; it reads its own flags, or is called with its options.
-      options: the defaults of its options, each of which becomes a flag.
-      when_stopped: one phrase.
+    Each of the options becomes a flag; without any, main reads its own flags.
     """
     if options is None:
         app.run(functools.partial(_run, main, when_stopped))
@@ -81,23 +78,14 @@ class _Printable(io.TextIOBase):
         return self._stream.isatty()
 
 
-# What installs a module that not every command needs.
-_INSTALLERS = {
-    "matplotlib": "'raslik-jax[eval]'",
-    "rouge_score": "'raslik-jax[eval]'",
-    "torch": "torch",
-    "peft": "peft",
-    "transformers": "'raslik-jax[data]'",
-}
+# What installs a module that not every command needs, if not its own name.
+_INSTALLERS = dict.fromkeys(("matplotlib", "rouge_score"), "'raslik-jax[eval]'")
+_INSTALLERS["transformers"] = "'raslik-jax[data]'"
 
 
 def require(*modules: str) -> None:
-    """Refuses a command that would miss a module only after its work.
-
-    Raises:
-      ValueError: one is not installed.
-    """
+    """Refuses a command that would miss a module only after its work."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        packages = " ".join(dict.fromkeys(_INSTALLERS[name] for name in missing))
+        packages = " ".join(dict.fromkeys(_INSTALLERS.get(name, name) for name in missing))
         raise ValueError(f"{' and '.join(missing)} must be installed: pip install {packages}")

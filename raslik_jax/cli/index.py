@@ -32,9 +32,7 @@ class Options(Settings):
     index: str = setting("", "The index: WORKDIR/sketch/index of a run.")
     verify: bool = setting(False, "Read everything and name what is damaged.")
     repair: bool = setting(False, "Verify, and drop the damaged chunks.")
-    compact_to: str = setting(
-        "", "New folder for a copy of another dtype; an unfinished copy goes on."
-    )
+    compact_to: str = setting("", "New folder for a copy of another dtype, or an unfinished one.")
     dtype: Literal["float32", "bfloat16", "int8", "sign"] = setting("int8", "Dtype of the copy.")
     center: bool = setting(False, "sign: take the signs of centered rows.")
 
@@ -59,11 +57,8 @@ def run(options: Options) -> int:
             print(_repair(store, damages))
         else:
             status = 1
-    if options.compact_to:
-        copy = requantize(
-            store, options.compact_to, dtype=options.dtype, is_centered=options.center
-        )
-        _describe(copy)
+    if to := options.compact_to:
+        _describe(requantize(store, to, dtype=options.dtype, is_centered=options.center))
     return status
 
 
@@ -99,7 +94,4 @@ def _repair(store: "SketchStore", damages: "Sequence[Damage]") -> str:
         folder = reopen_unit(folder.parent, folder.name)
     elif not (folder / "started.json").is_file():
         return f"{dropped}: make them again as the index was made, a copy by the same --compact_to"
-    return (
-        f"{dropped}, the others wait in {folder}: `raslik run` or `raslik sketch_job` makes them "
-        "again, and `raslik run` puts the index back in its place"
-    )
+    return f"{dropped}, the others wait in {folder}: `raslik run` makes them again and puts it back"

@@ -69,9 +69,8 @@ def run(options: Options) -> None:
         raise ValueError("--export_forget and --export_retain must be two files, they are one")
     if bool(options.queries) == bool(options.instruction):
         raise ValueError("either --instruction or --queries must be given: give one of the two")
-    queries: Sequence[Example] = [
-        make_example(options.instruction, options.input, options.response)
-    ]
+    queries: Sequence[Example]
+    queries = [make_example(options.instruction, options.input, options.response)]
     if options.queries:
         queries = read_examples(options.queries, needs_output=False)
     from raslik_jax.index.store import SketchStore
@@ -131,11 +130,8 @@ def _as_text(trace: "Trace", width: int) -> str:
     for query in trace.queries:
         prompt = one_line(f"{query.instruction}\n{query.input}", width)
         lines += [f"query   {prompt}", f"output  {one_line(query.output, width)}"]
-    for title, influences in (
-        ("pulls toward this output", trace.toward),
-        ("pulls against this output", trace.against),
-    ):
-        lines += ["", f"{title} (score +- sigma of the sketch)"]
+    for way, influences in (("toward", trace.toward), ("against", trace.against)):
+        lines += ["", f"pulls {way} this output (score +- sigma of the sketch)"]
         for rank, found in enumerate(influences, start=1):
             row = found.example
             prompt = f"{row.instruction} | {row.input}" if row.input else row.instruction
@@ -144,7 +140,6 @@ def _as_text(trace: "Trace", width: int) -> str:
             name = one_line(row.example_id, 60)
             lines.append(f"{rank:4}. {found.score:+.4f}{noise}  {name}{source}")
             for text in (prompt, row.output):
-                lines += textwrap.wrap(
-                    one_line(text, width), 94, initial_indent=" " * 6, subsequent_indent=" " * 6
-                )
+                wrapped = textwrap.wrap(one_line(text, width), 88)
+                lines += [" " * 6 + part for part in wrapped]
     return "\n".join(lines)

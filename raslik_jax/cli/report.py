@@ -77,10 +77,8 @@ def _write(folder: pathlib.Path, texts: dict[str, str]) -> None:
     is_own = own.is_file() and page.is_page(own.read_bytes()[:4096])
     foreign = [name for name in texts if os.path.lexists(folder / name)]
     if foreign and not is_own:
-        raise ValueError(
-            f"--out must be a folder without {foreign[0]} or of an earlier report, got "
-            f"{shown(str(folder), 160)}: choose another"
-        )
+        must = f"be a folder without {foreign[0]} or of an earlier report"
+        raise ValueError(f"--out must {must}, got {shown(str(folder), 160)}")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         files.write_text(folder / name, text)

@@ -32,28 +32,14 @@ class Options(settings.Settings):
 
     workdir: str = setting("", "Where results go (default: runs/<name>).")
     stages: tuple[str, ...] = setting(STAGES, "Stages to run.", choices=STAGES)
-    update: bool = setting(
-        False, "Take over a work directory of other settings; make again what changed."
-    )
-    verify: bool = setting(
-        False, "Read every result in --workdir and name what is damaged; run nothing."
-    )
-    shared_units: str = setting(
-        "", "Folder in which runs share finished units of the same settings; empty: none is shared."
-    )
-    dry_run: bool = setting(
-        False, "Print the plan: stages, sizes, memory, operations, time; run nothing."
-    )
-    flops_per_second: float = setting(
-        0.0, "--dry_run: operations a second; 0: as measured on this device.", low=0
-    )
-    bytes_per_second: float = setting(
-        0.0, "--dry_run: bytes of device memory a second; 0: as measured on this device.", low=0
-    )
+    update: bool = setting(False, "Take over a --workdir of other settings; make what changed.")
+    verify: bool = setting(False, "Name what is damaged in --workdir; run nothing.")
+    shared_units: str = setting("", "Folder in which runs share units of the same settings.")
+    dry_run: bool = setting(False, "Print stages, sizes, memory, operations, time; run nothing.")
+    flops_per_second: float = setting(0.0, "--dry_run: operations a second; 0: measured.", low=0)
+    bytes_per_second: float = setting(0.0, "--dry_run: memory bytes a second; 0: measured.", low=0)
     compile: bool = setting(
-        True,
-        "--dry_run: compile the largest programs for this device, a minute or so, for XLA's own "
-        "figure of their memory; without it what their values take before XLA fuses any is shown.",
+        True, "--dry_run: memory of the largest programs as XLA compiles them, not their values'."
     )
 
 

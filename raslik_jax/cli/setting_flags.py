@@ -1,5 +1,6 @@
 """Settings as flags: one for each, with its dotted name, default and help."""
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -12,11 +13,8 @@ from raslik_jax.config import Config
 flags.disclaim_key_flags()
 
 _S = TypeVar("_S", bound=settings.Settings)
-_SCALARS: dict[Any, Any] = {
-    bool: flags.DEFINE_boolean,
-    int: flags.DEFINE_integer,
-    float: flags.DEFINE_float,
-}
+_SCALARS: dict[Any, Any] = {int: flags.DEFINE_integer, float: flags.DEFINE_float}
+_SCALARS[bool] = flags.DEFINE_boolean
 
 
 def define(defaults: settings.Settings, flag_values: flags.FlagValues = flags.FLAGS) -> None:
@@ -45,29 +43,19 @@ def define_leaves(
 
 
 def read(defaults: _S, flag_values: flags.FlagValues = flags.FLAGS) -> _S:
-    """Returns the settings that the flags describe.
-
-    Raises:
-      ValueError: a value that the settings refuse.
-    """
+    """Returns the settings that the flags describe; refuses as they do."""
     values = {}
     for leaf in settings.leaves(defaults):
         value: Any = flag_values[leaf.name].value
         item = get_args(leaf.hint)[0] if get_origin(leaf.hint) is tuple else str
-        try:
+        with contextlib.suppress(ValueError):  # refused as it stands, by the settings
             value = [item(text) for text in value] if item in (int, float) else value
-        except ValueError:  # refused as it stands, by the settings
-            pass
         values[leaf.name] = value
     return settings.replaced(defaults, values)
 
 
 def parse_config(arguments: Sequence[str]) -> Config:
-    """Returns the config of a run with these arguments; flags that are no settings play no part.
-
-    Raises:
-      ValueError: an unknown flag, or a value that is refused.
-    """
+    """Returns the config of a run with these arguments; flags that are no settings play no part."""
     flag_values = flags.FlagValues()
     define(Config(), flag_values)
     for name in ("stages", "workdir", "shared_units"):

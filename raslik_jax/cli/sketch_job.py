@@ -39,17 +39,13 @@ def run(options: Options) -> None:
     workspace = Workspace(workdir, config)
     plan = units.Plan(workdir, plan_units(config, workspace)).survey()
     if "sketch" not in plan.units:
-        raise ValueError(
-            f"{workdir} must have a strategy that ranks by sketches, got "
-            f"{','.join(config.retrieve.strategies)}: there is no index to make"
-        )
+        got = ",".join(config.retrieve.strategies)
+        raise ValueError(f"{workdir} must have a strategy that ranks by sketches, got {got}")
     sketch = plan.units["sketch"]
     missing = plan.missing(sketch)
     if missing:
-        raise ValueError(
-            f"{workdir} must hold the results of {missing}, they are missing or out of date: "
-            "`raslik run` with --stages=corpus,backbone,finetune makes them"
-        )
+        mend = "`raslik run` with --stages=corpus,backbone,finetune makes them"
+        raise ValueError(f"{workdir} must hold up-to-date results of {missing}: {mend}")
     if sketch.name in plan.done:
         print("the index is up to date")
         return

@@ -43,13 +43,8 @@ from raslik_jax.settings import Settings, setting
 
 WHEN_STOPPED = "stopped; the same command goes on from here"
 # What the suite itself decides of every run.
-_OWN_FLAGS = {
-    "seed": "give --seeds",
-    "workdir": "it is a folder of --out",
-    "shared_units": "it is a folder of --out",
-    "update": "give --update",
-    "dry_run": "give --dry_run",
-}
+_OWN_FLAGS = {"seed": "give --seeds", "update": "give --update", "dry_run": "give --dry_run"}
+_OWN_FLAGS |= dict.fromkeys(("workdir", "shared_units"), "it is a folder of --out")
 # The rule of choice reads F and R alone.
 _VALIDATION = (
     "--references.query_split=validation",
@@ -65,13 +60,9 @@ class Options(Settings):
     out: str = setting("", "Folder of the suite.")
     flagfiles: tuple[str, ...] = setting((), "Flag files of runs, one experiment each.")
     seeds: tuple[int, ...] = setting((0,), "Seeds of every experiment.", low=0)
-    vary: tuple[str, ...] = setting(
-        (), "name=value,value or name,name=value,value.", is_repeated=True
-    )
+    vary: tuple[str, ...] = setting((), "name,...=value,value.", is_repeated=True)
     set: tuple[str, ...] = setting((), "name=value, for all runs.", is_repeated=True)
-    choose: bool = setting(
-        False, "Measure the grid on validation queries, choose, measure that on test queries."
-    )
+    choose: bool = setting(False, "Choose on validation queries, measure that on test queries.")
     per: choice.Per = setting("strategy", "--choose: what has a choice of its own.")
     floor: choice.Floor = setting("backbone", "--choose: F that is no longer improved upon.")
     update: bool = setting(False, "Take over work directories of other settings.")
@@ -96,9 +87,7 @@ def _parse_axis(text: str) -> list[tuple[str, list[str]]]:
     left, _, right = text.partition("=")
     names, values = left.split(","), right.split(",")
     if not all(names) or not all(values) or len(set(values)) < len(values):
-        raise ValueError(
-            f"--vary must be name=value,value with different values, got {shown(text)}"
-        )
+        raise ValueError(f"--vary must be name=value,value, all different, got {shown(text)}")
     return [(f"{names[0]}={value}", [f"--{name}={value}" for name in names]) for value in values]
 
 
@@ -132,10 +121,8 @@ def _parse_cells(cells: Sequence[Cell]) -> list[Config]:
         for key in (cell.name, (cell.experiment, str(to_json(configs[-1])))):
             other = seen.setdefault(key, cell)
             if other is not cell:
-                raise ValueError(
-                    f"every run must differ from the others, got {shown(other.name)} and "
-                    f"{shown(cell.name)} with one folder or the same settings: leave one out"
-                )
+                got = f"{shown(other.name)} and {shown(cell.name)}"
+                raise ValueError(f"every run must differ from the others, got {got}")
     return configs
 
 
@@ -190,10 +177,8 @@ def run_process(arguments: Sequence[str], log: pathlib.Path) -> int:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
     try:
         with (
-            open(log, "w", encoding="utf-8") as file,
-            subprocess.Popen(
-                arguments, stdout=file, stderr=subprocess.STDOUT, env=environment
-            ) as process,
+            open(log, "w", encoding="utf-8") as out,
+            subprocess.Popen(arguments, stdout=out, stderr=out, env=environment) as process,
         ):
             try:
                 return process.wait()
@@ -335,9 +320,7 @@ def run(options: Options) -> int:
         return 0
     foreign = [name for name in ("report.md", "report.html") if os.path.lexists(suite.out / name)]
     if foreign and not (suite.out / "suite.json").is_file():
-        raise ValueError(
-            f"--out must be a new folder or that of an earlier suite, {shown(str(suite.out))} "
-            f"holds another {foreign[0]}: give another"
-        )
+        must = "be a new folder or that of an earlier suite"
+        raise ValueError(f"--out must {must}, {shown(str(suite.out))} has another {foreign[0]}")
     with locked(suite.out, "--out"):
         return int(not suite.run_all(grid, tests))

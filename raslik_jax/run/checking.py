@@ -37,8 +37,8 @@ def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
     preset = presets.preset_of(name)
     if preset is None:
         raise ValueError(
-            "--backbone.checkpoint must be a folder or a published model of known shapes, got "
-            f"{shown(name)}: fetch it, or name one of {', '.join(sorted(presets.MODEL_PRESETS))}"
+            "--backbone.checkpoint must be a folder or one of "
+            f"{', '.join(sorted(presets.MODEL_PRESETS))}, got {shown(name)}: fetch it"
         )
     at = f" at {settings.revision}" if settings.revision else ""
     return f"{name}{at}, shapes of the preset {preset}", presets.MODEL_PRESETS[preset]
@@ -89,14 +89,7 @@ def check_corpus(
     """Refuses what the corpus shows of a run's later stages to be impossible or void, all at once.
 
     That is rows without room for an answer, too few rows for two steps or for the sets, strategies
-    or a classifier without labels.
-
-    Args:
-      config: settings of the run.
-      corpus: its examples and queries.
-      whole: the training examples as whole rows of token ids; None leaves out what depends on the
-        length of prompts.
-      stages: those that run.
+    or a classifier without labels. `whole` None leaves out what depends on the length of prompts.
     """
     prompt_N = np.zeros(len(corpus.train), np.int64) if whole is None else whole.start_N
     problems = [*_training_problems(config, corpus, prompt_N, stages)]

@@ -5,6 +5,7 @@ for the paths of `_Planner.paths`, in settings for those of `_SETTINGS`.
 """
 
 import functools
+import itertools
 import os
 import pathlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,10 +41,9 @@ _TOKENIZER_SUFFIXES = (".json", ".txt", ".jinja", ".model")
 
 def _groups(**texts: str) -> dict[str, str]:
     """Returns words by the name of their group; a group may name earlier ones in braces."""
-    groups: dict[str, str] = {}
     for name, text in texts.items():
-        groups[name] = text.format(**groups)
-    return groups
+        texts[name] = text.format(**texts)
+    return texts
 
 
 # A stage's name stands for all of its settings, see `pick`.
@@ -107,11 +107,8 @@ class _Planner:
             # What the rows that perplexity is taken on are drawn from.
             drawn="corpus/train.jsonl {measured} {queries}",
         )
-        self.variants = [
-            (strategy, algorithm)
-            for strategy in config.retrieve.strategies
-            for algorithm in config.unlearn.algorithms
-        ]
+        strategies, algorithms = config.retrieve.strategies, config.unlearn.algorithms
+        self.variants = [*itertools.product(strategies, algorithms)]
 
     def unit(
         self,
@@ -327,19 +324,15 @@ def plan_units(
 def open_run(root: pathlib.Path, *needs: str) -> Workspace:
     """Returns the work directory of a run whose results may be read.
 
-    Raises:
-      ValueError: the run is not there, or a unit that is needed is not whole, or not made by the
-        settings in its config.json from the files that are there now.
+    A unit that is needed must be whole, and made as config.json has it from the files there now.
     """
     recorded = read_json(root / "config.json", dict, mend="give the folder of a run")
     workspace = Workspace(root, config_from_json(recorded))
     done = Plan(root, plan_units(workspace.config, workspace)).survey().done
     lacking = [name for name in needs if name not in done]
     if lacking:
-        raise ValueError(
-            f"{shown(str(root), 120)} must hold {some_of(lacking)} as its config.json has it: run "
-            "experiments/run.py on it"
-        )
+        place = shown(str(root), 120)
+        raise ValueError(f"{place} must hold {some_of(lacking)} as its config.json has it: run it")
     return workspace
 
 
@@ -354,14 +347,7 @@ def run(
     """Runs the stages that are not up to date, and shows the table at the end.
 
     The corpus comes first: what it shows of later stages is said before they run. Without queries
-    to measure on, the stages that measure are left out.
-
-    Args:
-      config: settings of the run.
-      workdir: where results go.
-      stages: those to run.
-      shared: as in `run_units`.
-      on_start: called when nothing is left to refuse, before the first unit after the corpus runs.
+    to measure on, the stages that measure are left out. See `run_units` for the last two.
     """
     workspace = Workspace(workdir, config)
     units = plan_units(config, workspace)
@@ -369,7 +355,7 @@ def run(
     making = [unit for unit in units if unit.stage in stages and unit.name not in plan.done]
     checking.check_inputs(config, making=making)
 
-    def make_checked_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
+    def make_checked_corpus(folder: pathlib.Path) -> None:
         """Makes the corpus; one that later stages cannot take replaces nothing."""
         corpus.make_corpus(workspace, folder)
         whole = encoding.load_encoded(folder / "train.npz")
@@ -381,8 +367,7 @@ def run(
             # Each is looked at again when it is known whether the corpus has changed.
             for line in announcement(plan, making[1:]):
                 print(line)
-        checked = functools.partial(make_checked_corpus, workspace)
-        first = units[0]._replace(run=checked)
+        first = units[0]._replace(run=make_checked_corpus)
         run_units(workdir, (first, *units[1:]), stages=("corpus",), shared=shared)
         later = [stage for stage in stages if stage != "corpus"]
     if Plan(workdir, units).check(units[0]):
@@ -392,10 +377,7 @@ def run(
             units = plan_units(config, workspace, is_measured=False)
             names = {unit.name for unit in units}
             if any(unit.stage in later and unit.name not in names for unit in asked):
-                print(
-                    f"nothing is measured: the corpus must have {split}_target or {split}_normal "
-                    "queries for that"
-                )
+                print(f"nothing is measured: the corpus has no {split}_target or {split}_normal")
     run_units(workdir, units, stages=later, shared=shared, on_start=on_start)
     if "report" in later and units[-1].stage == "report":
         print(f"\n{(workdir / 'report' / 'table.txt').read_text()}")

@@ -71,7 +71,7 @@ class Plan:
     def owner(self, path: str) -> str:
         """Returns the unit that a path below the work directory belongs to."""
         for name in self.units:
-            if path == name or path.startswith(f"{name}/"):
+            if f"{path}/".startswith(f"{name}/"):
                 return name
         raise ValueError(f"{path} belongs to no unit of the run")
 
@@ -119,24 +119,15 @@ class Plan:
                 started["seconds"] = _run_in(folder, unit)
                 # From here on the result is kept whatever happens: what follows takes seconds.
                 write_json(folder / STARTED, started)
+            made = {name: folder / name for name in manifests.files_of(folder)}
             outputs = {
-                name: {
-                    "size": (folder / name).stat().st_size,
-                    "sha256": self._hashes.of_file(folder / name),
-                }
-                for name in manifests.files_of(folder)
+                name: {"size": path.stat().st_size, "sha256": self._hashes.of_file(path)}
+                for name, path in made.items()
             }
-            manifest = {
-                "format": manifests.FORMAT,
-                "key": key.value,
-                "settings": dict(unit.settings),
-                "reads": key.reads,
-                "files": key.files,
-                "seconds": started["seconds"],
-                "versions": manifests.versions(),
-                "outputs": outputs,
-            }
-            write_json(folder / MANIFEST, manifest)
+            manifest: dict[str, Any] = {"format": manifests.FORMAT, "key": key.value}
+            manifest |= {"settings": dict(unit.settings), "reads": key.reads, "files": key.files}
+            manifest |= {"seconds": started["seconds"], "versions": manifests.versions()}
+            write_json(folder / MANIFEST, {**manifest, "outputs": outputs})
             shutil.rmtree(folder / RESUME, ignore_errors=True)
             (folder / STARTED).unlink()
         self._install(unit, folder)
@@ -253,9 +244,7 @@ def join_unit(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
     if is_new and all(path.name[0] == "." for path in folder.iterdir()):
         write_json(folder / STARTED, {"key": key})
     if not (folder / STARTED).is_file() or _read_started(folder)["key"] != key:
-        raise ValueError(
-            f"{folder} holds a result of other settings: run `raslik run`, which makes it again"
-        )
+        raise ValueError(f"{folder} holds a result of other settings: run `raslik run` first")
     return folder
 
 
@@ -280,16 +269,12 @@ def check_own(folder: pathlib.Path) -> None:
     is_folder = folder.is_dir() and not folder.is_symlink()
     manifest = manifests.read_manifest(folder, any_version=True) if is_folder else None
     if manifest is None:
-        raise ValueError(
-            f"{shown(str(folder), 160)} must be a folder that a run made, it has no manifest.json: "
-            "move it away, or choose another --workdir"
-        )
+        name = shown(str(folder), 160)
+        raise ValueError(f"{name} must be a folder that a run made, got another: move it away")
     foreign = [name for name in manifests.files_of(folder) if name not in manifest["outputs"]]
     if foreign:
-        raise ValueError(
-            f"{shown(str(folder), 120)} must hold only what the run made to be replaced, got "
-            f"{some_of(foreign, 3)}: move that away"
-        )
+        name, others = shown(str(folder), 120), some_of(foreign, 3)
+        raise ValueError(f"{name} must hold only what the run made, got {others}: move that away")
 
 
 def _is_whole(folder: pathlib.Path, key: str) -> bool:
@@ -334,8 +319,8 @@ def run_units(
 
     Args:
       root: work directory.
-      units: all units, each after those it reads.
-      stages: stages to run; what they read must be up to date already or run here too.
+      units: all of them, each after those it reads.
+      stages: to run; what they read must be up to date already or run here too.
       shared: folder in which runs share units of the same name and key; what is there is taken
         and not made, what is made here is left there.
       log: receives a line for each unit.
@@ -344,10 +329,8 @@ def run_units(
 
     def refuse(unit: Unit, missing: Sequence[str]) -> None:
         for name in missing:
-            raise ValueError(
-                f"{unit.name} reads the result {name}, which is missing or out of date: add "
-                f"{plan.units[name].stage} to --stages"
-            )
+            mend = f"add {plan.units[name].stage} to --stages"
+            raise ValueError(f"{unit.name} reads {name}, which is missing or out of date: {mend}")
 
     plan = Plan(root, units)
     plan.restore()

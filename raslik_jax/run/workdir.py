@@ -42,10 +42,8 @@ def locked(folder: pathlib.Path, flag: str) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 is_ours = os.fstat(lock.fileno()).st_ino == path.stat().st_ino
             if not is_ours:
-                raise ValueError(
-                    f"{flag}={shown(str(folder), 160)} is in use by another process: wait for it, "
-                    "or give another folder"
-                )
+                name = shown(str(folder), 160)
+                raise ValueError(f"{flag}={name} is in use by another process: wait for it")
             yield
     finally:
         if made and [path.name for path in folder.iterdir()] == [".lock"]:
@@ -61,13 +59,8 @@ def open_workdir(
 ) -> Iterator[Callable[[], None]]:
     """Claims a work directory for one run, which is left as it was until something is recorded.
 
-    Args:
-      root: work directory, made where it is missing.
-      config: settings of the run.
-      update: take over a directory of another configuration; what changed is made again.
-
-    Yields:
-      A function that records the run's config and versions, to be called when the first unit runs.
+    Yields a function that records config and versions, to be called when the first unit runs. A
+    directory of another configuration is refused without `update`.
     """
 
     def record() -> None:

@@ -60,10 +60,8 @@ class _Answers(dict[str, str]):
     path: pathlib.Path
 
     def __missing__(self, example_id: str) -> str:
-        raise ValueError(
-            f"{shown(str(self.path), 160)} has no answer to the query {shown(example_id)}: delete "
-            "its folder and run again"
-        )
+        place, name = shown(str(self.path), 160), shown(example_id)
+        raise ValueError(f"{place} has no answer to {name}: delete its folder and run again")
 
 
 class StoredCorpus:
@@ -148,14 +146,8 @@ class Workspace:
         origin = str(self.root / "corpus" / "tokenizer")
         size = self.tokenizer.vocab_size
         checkpoint.check_vocabulary(loaded.graphdef.config, size, origin=origin)
-        return Model(
-            decoders.bind(loaded.graphdef),
-            loaded.base,
-            loaded.lora,
-            lora_config,
-            loaded.graphdef,
-            loaded.identity,
-        )
+        bound, parts = decoders.bind(loaded.graphdef), (loaded.base, loaded.lora)
+        return Model(bound, *parts, lora_config, loaded.graphdef, loaded.identity)
 
     def adapter(self, *parts: str) -> Tree:
         """Returns an adapter that a stage saved."""
@@ -296,16 +288,12 @@ class Workspace:
             return None
         choices = choice.from_json(read_json(path), origin=path)
         if (strategy, name) not in choices:
-            raise ValueError(
-                f"{path} must hold a choice for {strategy} and {name}, it has {sorted(choices)}: "
-                "choose from runs of these strategies and algorithms"
-            )
+            got = f"it has {sorted(choices)}"
+            raise ValueError(f"{path} must hold a choice for {strategy} and {name}, {got}")
         chosen = choices[strategy, name]
         if not 1 <= chosen.epoch <= last:
-            raise ValueError(
-                f"epoch {chosen.epoch} is chosen for {strategy} and {name}, the run has {last}: "
-                "set --unlearn.epochs as in the validation runs"
-            )
+            chose = f"epoch {chosen.epoch} is chosen for {strategy} and {name}"
+            raise ValueError(f"{chose}, the run has {last}: raise --unlearn.epochs")
         return chosen
 
     def learning_rate(self, strategy: str, name: str) -> float:
@@ -338,13 +326,9 @@ class Workspace:
         if settings.parameters == "all":  # without places for an adapter
             graphdef, _, _ = decoders.abstract(self.model.decoder.config, None)
             whole = decoders.bind(graphdef, remat=settings.remat)
-        options = steps.Options(
-            forget_weight=settings.forget_weight,
-            retain_weight=settings.retain_weight,
-            mean=settings.mean,
-            micro_batch=settings.micro_batch_size,
-            whole=whole,
-        )
+        weights = {name: getattr(settings, name) for name in ("forget_weight", "retain_weight")}
+        size, mean = settings.micro_batch_size, settings.mean
+        options = steps.Options(**weights, mean=mean, micro_batch=size, whole=whole)
         bound = self.model.decoder_for(remat=settings.remat)
         return steps.unlearning(objective, bound, tx, options, settings[name])
 
@@ -356,10 +340,7 @@ def queries_to_answer(queries: Sequence[Example], query_output: str) -> tuple[Ex
     unanswered = tuple(query for query in queries if not query.output.strip())
     if unanswered and query_output == "gold":
         names = some_of(query.example_id for query in unanswered)
-        raise ValueError(
-            f"queries must have an output for --sketch.query_output=gold, got none for {names}: "
-            "give them one, or --sketch.query_output=given"
-        )
+        raise ValueError(f"--sketch.query_output=gold needs outputs, got none for {names}")
     return unanswered
 
 
@@ -373,13 +354,8 @@ def read_answers(path: pathlib.Path) -> dict[str, str]:
 
 def lora_config_of(config: Config) -> LoRAConfig:
     """Returns the settings of a run's adapter."""
-    settings = config.finetune
-    return LoRAConfig(
-        rank=settings.lora_rank,
-        alpha=settings.lora_alpha,
-        dropout=settings.lora_dropout,
-        targets=settings.lora_targets,
-    )
+    names = ("rank", "alpha", "dropout", "targets")
+    return LoRAConfig(**{name: getattr(config.finetune, f"lora_{name}") for name in names})
 
 
 def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
