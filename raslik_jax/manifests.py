@@ -23,14 +23,15 @@ MANIFEST, STARTED = "manifest.json", "started.json"
 _PACKAGES = ("raslik-jax", "jax", "flax", "optax", "numpy", "tensorstore", "tokenizers")
 # What an interrupted training goes on from: no part of the result.
 RESUME = "resume"
-_SHAPE = {
+_TEXTS = {str: str}
+_SHAPE: dict[str, Any] = {
     "key": str,
     "settings": dict,
-    "reads": {str: str},
-    "files": {str: str},
-    "outputs": {str: {"size": int, "sha256": str}},
+    "reads": _TEXTS,
+    "files": _TEXTS,
     "seconds": float,
 }
+_SHAPE |= {"outputs": {str: {"size": int, "sha256": str}}}
 # Above it a file that kept its size, time and inode is not read again at every start.
 _LARGE = 2**26
 _RUN = "run experiments/run.py on it to the end"

@@ -38,12 +38,7 @@ def run(options: Options) -> None:
     logging.set_verbosity(logging.WARNING)
     from raslik_jax.run.exporting import export_model  # it takes jax with it, and --help should not
 
-    folder = export_model(
-        options.run,
-        options.out,
-        strategy=options.strategy,
-        algorithm=options.algorithm,
-        epoch=None if options.epoch == "last" else int(options.epoch),
-        merged=options.merged,
-    )
+    epoch = None if options.epoch == "last" else int(options.epoch)
+    names = {"strategy": options.strategy, "algorithm": options.algorithm}
+    folder = export_model(options.run, options.out, **names, epoch=epoch, merged=options.merged)
     print(f"{'model' if options.merged else 'adapter'} and its card: {folder}")

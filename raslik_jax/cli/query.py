@@ -78,14 +78,10 @@ def run(options: Options) -> None:
 
     given = {name: flags.FLAGS[name].value for name in _OF_RUN}
     tracer = Tracer(options.index, run=options.run or None)
-    trace = tracer.trace_queries(
-        queries,
-        top=options.top,
-        bottom=options.bottom,
-        center=given.pop("center"),
-        aggregate=given.pop("aggregate"),
-        finer=SketchStore.open(options.finer) if options.finer else None,
-    )
+    finer = SketchStore.open(options.finer) if options.finer else None
+    shown: dict[str, Any] = {"top": options.top, "bottom": options.bottom}
+    kernel = {name: given.pop(name) for name in ("center", "aggregate")}
+    trace = tracer.trace_queries(queries, **shown, **kernel, finer=finer)
     rule = {name: value for name, value in given.items() if value is not None}
     exported = _export(tracer, trace, paths, rule) if paths else []
     print(json.dumps(_as_json(trace)) if options.json else _as_text(trace, options.text_width))

@@ -78,10 +78,6 @@ class Cell(NamedTuple):
     arguments: tuple[str, ...]  # of `raslik run`, without the work directory
 
 
-def _stem(flagfile: str) -> str:
-    return pathlib.Path(flagfile).name.removesuffix(".flags")
-
-
 def _parse_axis(text: str) -> list[tuple[str, list[str]]]:
     """Returns the points of one --vary: a label each, and its flags."""
     left, _, right = text.partition("=")
@@ -131,13 +127,14 @@ def _make_grid(
 ) -> Iterator[Cell]:
     """Yields the cells of a grid: seeds within variations within flag files."""
     for path, point in itertools.product(options.flagfiles, itertools.product(*axes)):
-        group = " ".join([_stem(path), *(label for label, _ in point)])
+        stem = pathlib.Path(path).name.removesuffix(".flags")
+        group = " ".join([stem, *(label for label, _ in point)])
         varied = [flag for _, part in point for flag in part]
         for seed in options.seeds:
             flagfile = f"--flagfile={pathlib.Path(path).resolve()}"
             # A folder's name; without commas, so that it can stand in a list of runs.
             name = f"{group} seed={seed}".replace(" ", "-").replace("/", "_").replace(",", "+")
-            yield Cell(name, _stem(path), group, (flagfile, *varied, *common, f"--seed={seed}"))
+            yield Cell(name, stem, group, (flagfile, *varied, *common, f"--seed={seed}"))
 
 
 def plan_cells(options: Options) -> tuple[list[Cell], list[Cell]]:
@@ -220,12 +217,10 @@ class Suite:
         """Runs a cell; what fails is recorded with the last lines of its log."""
         log = self.out / "logs" / f"{cell.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        arguments = [
-            *(sys.executable, "-m", "raslik_jax.cli.main", "run", *cell.arguments),
-            f"--workdir={self.workdir(cell).resolve()}",
-            f"--shared_units={(self.out / 'units').resolve()}",
-            *(["--update"] if self.options.update else []),
-        ]
+        arguments = [sys.executable, "-m", "raslik_jax.cli.main", "run", *cell.arguments]
+        arguments.append(f"--workdir={self.workdir(cell).resolve()}")
+        arguments.append(f"--shared_units={(self.out / 'units').resolve()}")
+        arguments += ["--update"] if self.options.update else []
         print(f"{label} {cell.name} ...", flush=True)
         start = time.monotonic()
         try:
@@ -248,14 +243,11 @@ class Suite:
         if not all(map(self.is_done, cells)):
             return "not run, its validation runs are not all done"
         print(f"chosen for {experiment} on validation queries:", flush=True)
-        options = choose.Options(
-            runs=tuple(str(self.workdir(cell)) for cell in cells),
-            per=self.options.per,
-            floor=self.options.floor,
-            output=str(_choice_path(self.options, experiment)),
-        )
+        names = tuple(str(self.workdir(cell)) for cell in cells)
+        rule: dict[str, Any] = {"per": self.options.per, "floor": self.options.floor}
+        output = str(_choice_path(self.options, experiment))
         try:
-            choose.run(options)
+            choose.run(choose.Options(runs=names, output=output, **rule))
         except ValueError as error:
             return f"not run, nothing could be chosen ({error})"
         return ""

@@ -45,10 +45,7 @@ def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
 
 
 def check_inputs(config: Config, *, making: Collection[Unit]) -> None:
-    """Refuses models and files that units of a run would miss only after hours.
-
-    Of the units that are made: what none of them reads may be gone.
-    """
+    """Refuses models and files that the units that are made would miss only after hours."""
     corpora.marker_words(config.corpus.dataset, config.evaluate.marker_words)
     if any(unit.stage == "finetune" for unit in making):
         check_model(config)
@@ -59,10 +56,7 @@ def check_inputs(config: Config, *, making: Collection[Unit]) -> None:
 
 
 def check_model(config: Config) -> None:
-    """Refuses an architecture that is not supported, and adapters on layers that it lacks.
-
-    Reads no more than a checkpoint's config.json, once the checkpoint is here.
-    """
+    """Refuses an architecture that is not supported, and adapters on layers that it lacks."""
     settings = config.backbone
     if settings.checkpoint:
         revision = settings.revision or None
@@ -114,28 +108,21 @@ def _training_problems(
     lost = np.flatnonzero(is_target_N & (prompt_N >= to_unlearn) & (prompt_N < longest))
     if "unlearn" in stages and len(lost):
         names = some_of((rows[int(row)].example_id for row in lost), 3)
-        yield (
-            f"--unlearn.max_len={to_unlearn} leaves {len(lost)} labeled targets without an "
-            f"answer to unlearn ({names}): raise it"
-        )
+        left = f"{len(lost)} labeled targets without an answer to unlearn ({names})"
+        yield f"--unlearn.max_len={to_unlearn} leaves {left}: raise it"
     if "backbone" in stages and not config.backbone.checkpoint and not corpus.backbone:
-        yield (
-            f"--corpus.dataset={config.corpus.dataset} has no rows to pretrain a model on: give a "
-            "--backbone.checkpoint"
-        )
+        name = config.corpus.dataset
+        yield f"--corpus.dataset={name} has no rows to pretrain a model on: give a checkpoint"
     steps = num_steps_of(len(rows), batch_size=finetune.batch_size, num_epochs=finetune.epochs)
     if "finetune" in stages and steps == 1 and finetune.warmup:
-        yield (
-            "fine-tuning must take 2 steps or more, the first warms up at rate 0, got 1 for "
-            f"{len(rows)} examples: lower --finetune.batch_size"
-        )
+        got = f"got 1 for {len(rows)} examples"
+        yield f"fine-tuning must take 2 steps or more, {got}: lower --finetune.batch_size"
     labels = [row.is_target for row in rows]
     counts = labels.count(True), labels.count(False)
     if "discriminator" in stages and NON_SF[config.evaluate.non_sf].is_trained and min(counts) < 2:
-        yield (
-            f"--evaluate.non_sf={config.evaluate.non_sf} must have two or more training examples "
-            f"of each label, got {counts[0]} targets and {counts[1]} others"
-        )
+        must = "must have two or more training examples of each label"
+        got = f"got {counts[0]} targets and {counts[1]} others"
+        yield f"--evaluate.non_sf={config.evaluate.non_sf} {must}, {got}"
 
 
 def _selection_problems(

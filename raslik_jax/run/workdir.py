@@ -74,9 +74,7 @@ def open_workdir(
             differing = differing_fields(read_json(recorded, dict), to_json(config))
         if differing:
             more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
-            raise ValueError(
-                f"{shown(str(root), 100)} holds a run of another configuration "
-                f"({'; '.join(differing[:5])}{more}): choose another --workdir, or pass --update "
-                "to make again only what changed"
-            )
+            place, got = shown(str(root), 100), "; ".join(differing[:5]) + more
+            mend = "choose another --workdir, or pass --update to make again what changed"
+            raise ValueError(f"{place} holds a run of another configuration ({got}): {mend}")
         yield record

@@ -33,13 +33,8 @@ from raslik_jax.train.objectives import OBJECTIVES
 class Model(NamedTuple):
     """The backbone with places for an adapter.
 
-    Attributes:
-      decoder: pure functions; with the initial adapter (B = 0) they are the backbone's.
-      base: frozen weights, quantized where --backbone.format says so.
-      initial: the adapter as fine-tuning started from it.
-      lora_config: its settings.
-      graphdef: what the decoder is bound from.
-      identity: of the base as it is stored, whatever format it is loaded in.
+    With the initial one (B = 0) the decoder's functions are the backbone's. `identity` is of the
+    base as it is stored, whatever format it is loaded in.
     """
 
     decoder: decoders.Decoder

@@ -191,7 +191,7 @@ class OutputTest(absltest.TestCase):
         file.write_text(json.dumps(choice.to_json(choices, per="strategy", floor="backbone")))
         check_output(file)
         file.write_text("a thesis")
-        with self.assertRaisesRegex(ValueError, "must be a new file or an earlier choice"):
+        with self.assertRaisesRegex(ValueError, "must be new or an earlier choice"):
             check_output(file)
 
 
