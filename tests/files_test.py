@@ -122,5 +122,5 @@ class ArraysTest(parameterized.TestCase):
                 files.read_array(path)
         with self.assertRaisesRegex(ValueError, "of numbers: run the stage again$"):
             files.read_array(pickled, mend="run the stage again")
-        with self.assertRaisesRegex(ValueError, "no file .*b.npy': delete"):
+        with self.assertRaisesRegex(ValueError, "no file .*b.npy': restore"):
             files.read_array(folder / "b.npy")

@@ -118,7 +118,7 @@ def _parse_cells(cells: Sequence[Cell]) -> list[Config]:
             other = seen.setdefault(key, cell)
             if other is not cell:
                 got = f"{shown(other.name)} and {shown(cell.name)}"
-                raise ValueError(f"every run must differ from the others, got {got}")
+                raise ValueError(f"every run must differ in folder and settings, got {got}")
     return configs
 
 

@@ -427,7 +427,7 @@ class WorkdirTest(absltest.TestCase):
 
     def test_a_name_is_one_folder_below_runs(self):
         for name in ("", " ", "..", "../x", "a/b", "a\\b", "a\x1b[31m", "a\n"):
-            with self.assertRaisesRegex(ValueError, "--name must be a printable text"):
+            with self.assertRaisesRegex(ValueError, "--name must be printable"):
                 Config(name=name)
 
 
