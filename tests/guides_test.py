@@ -5,16 +5,20 @@ import re
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 from absl.testing import absltest
 
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.evaluate.metrics import METRICS
+from raslik_jax.models import decoder
+from raslik_jax.models.decoder import ARCHITECTURES
+from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.train.objectives import OBJECTIVES
 
 _GUIDES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "guides"
-_FAMILIES = (DATASETS, METRICS, OBJECTIVES, PROJECTIONS, STRATEGIES)
+_FAMILIES = (ARCHITECTURES, DATASETS, METRICS, OBJECTIVES, PROJECTIONS, STRATEGIES)
 
 
 def _run_blocks(page: str) -> dict[str, object]:
@@ -39,11 +43,19 @@ class GuidesTest(absltest.TestCase):
     def test_added_members_are_chosen_and_told_by_flags(self):
         for family in _FAMILIES:
             self.enterContext(mock.patch.dict(family))
-        config = _run_blocks("extending.md")["config"]
+        names = _run_blocks("extending.md")
+        config = names["config"]
         self.assertEqual(config.corpus["counting"].last, 60)
         self.assertEqual(config.retrieve["shortest"].power, 2)
         self.assertEqual(config.unlearn["push"].bound, 4)
         self.assertEqual(config.unlearn["push"].learning_rate, 1e-4)
+        sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+        model = names["ParallelConfig"](vocab_size=16, hidden_size=8, **sizes)
+        graphdef, lora, base = decoder.create(
+            model, LoRAConfig(rank=2, alpha=4.0, targets=("q_proj",)), key=jax.random.key(0)
+        )
+        hidden_LE = decoder.bind(graphdef).hidden(lora, base, jnp.arange(4))
+        self.assertTrue(jnp.isfinite(hidden_LE).all())
 
 
 if __name__ == "__main__":

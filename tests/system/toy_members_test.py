@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 import tiny
 
+from raslik_jax.data import tokenization
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.data.corpora.record import Dataset
 from raslik_jax.data.examples import Corpus, make_example, make_examples
 from raslik_jax.evaluate.metrics import METRICS, Column, Metric
 from raslik_jax.lazy import jnp
 from raslik_jax.manifests import verify
+from raslik_jax.models import architecture, checkpoint, decoder, layers, llama
+from raslik_jax.models.decoder import ARCHITECTURES
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, Scores, Strategy
 from raslik_jax.run import forecast, plan
 from raslik_jax.run.workspace import Workspace
@@ -76,7 +79,42 @@ def push(rows, settings):
     return jnp.maximum(settings.bound - rows.nll_B, 0.0)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToyConfig(architecture.DecoderConfig):
+    """Llama's settings, with a factor on what the MLP adds."""
+
+    num_key_value_heads: int | None = None
+    rms_norm_eps: float = 1e-6
+    share: float = 1.0
+
+    model_type = "added"
+    hf_name = "Toy"
+
+
+class ToyBlock(layers.GatedBlock):
+    """One norm before attention and MLP alike."""
+
+    def __init__(self, config, lora, *, dtype):
+        super().__init__(config, lora, mlp_bias=False, dtype=dtype)
+        self.norm = layers.RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps, dtype=dtype)
+
+    def __call__(self, hidden_LE, context):
+        """Returns the residual stream after this layer, and its keys and values."""
+        read_LE = self.norm(hidden_LE)
+        mixed_LE, fresh = self.attention(read_LE, context)
+        return hidden_LE + mixed_LE + self.config.share * self.mlp(read_LE, context), fresh
+
+
 MEMBERS = (
+    (
+        ARCHITECTURES,
+        architecture.Architecture(
+            ToyConfig,
+            key_map={**llama.KEY_MAP, "layers/norm": "norm"},
+            buffers="nothing",
+            modules=(ToyBlock, layers.RMSNorm),
+        ),
+    ),
     (DATASETS, Dataset("Counting", load_counting, settings=Counting())),
     (STRATEGIES, Strategy("Shortest", shortest, ranks_all=True, settings=Length())),
     (
@@ -126,6 +164,17 @@ def _default(flag):
     return getattr(type(tiny.tiny_config().corpus)(), name)
 
 
+def _write_checkpoint(folder):
+    """Writes a random model of the architecture with a tokenizer of its corpus."""
+    texts = [f"What comes after {n}? It is {n + 1}. A fish." for n in range(99)]
+    tokenizer = tokenization.train_bpe(texts, vocab_size=300)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = ToyConfig(vocab_size=tokenizer.vocab_size, hidden_size=8, share=0.5, **sizes)
+    _, _, weights = decoder.create(config, None, key=jax.random.key(0))
+    checkpoint.save_model(folder, config, weights)
+    tokenization.save_tokenizer(folder, tokenizer)
+
+
 def test_their_units_read_what_they_need_and_no_gradient_is_taken(tmp_path):
     config = _config("--sketch.diagnose=0")
     units = {unit.name: unit for unit in plan.plan_units(config, Workspace(tmp_path, config))}
@@ -144,7 +193,13 @@ def test_their_settings_are_checked(tmp_path):
 
 def test_they_go_through_dry_run_run_and_report(tmp_path, capsys):
     root = tmp_path / "run"
-    config = _config("--retrieve.strategies=added,raslik", "--sketch.diagnose=0")
+    _write_checkpoint(tmp_path / "model")
+    config = _config(
+        "--retrieve.strategies=added,raslik",
+        "--sketch.diagnose=0",
+        f"--backbone.checkpoint={tmp_path / 'model'}",
+        "--finetune.lora_targets=q_proj,v_proj",
+    )
     # As in a process of its own: the tests' own rules of promotion are for the package's functions.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         steps = {step.name: step for step in forecast.forecast(config, root).steps}
