@@ -264,7 +264,7 @@ class FlagFilesTest(parameterized.TestCase):
         halved = self.forecast(
             "howdy_olmo2_7b", corpus={"num_train": 57_002}, sketch={"dtype": "bfloat16"}
         )
-        self.assertEqual(halved.index_bytes, 7_471_366_144)
+        self.assertEqual(halved.run.index_bytes, 7_471_366_144)
 
     def test_the_papers_other_count_of_pythias_parameters(self):
         found = self.forecast(
