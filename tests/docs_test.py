@@ -43,7 +43,7 @@ def test_links_and_named_files_exist(path):
         target = (path.parent / file).resolve() if file else path
         assert target.is_file(), link
         assert not anchor or anchor in _anchors(target), link
-    for name in re.findall(r"experiments/[\w/]+\.(?:py|sh|flags|md)", text):
+    for name in re.findall(r"(?:experiments|raslik_jax|tests)/[\w/]+\.(?:py|sh|flags|md)", text):
         assert (_REPOSITORY / name).is_file(), name
 
 
