@@ -93,8 +93,10 @@ def measure(options: Options) -> Iterator[Line]:
             frozen,
             (forget, retain if OBJECTIVES[name].retain else None),
         )
-    nll = jax.jit(functools.partial(losses.nll, decoder))
-    expected = float(nll(model.lora, model.base, forget))
+    nll_B = jax.jit(functools.partial(losses.nll_by_example, decoder))(
+        model.lora, model.base, forget
+    )
+    expected = float(losses.weighted_mean(nll_B, forget))
     for name in options.algorithms:
         loss = float(calls[name]()[1].forget_nll)
         if not abs(loss - expected) <= 1e-2:

@@ -79,9 +79,9 @@ def run(options: Options) -> None:
     given = {name: flags.FLAGS[name].value for name in _OF_RUN}
     tracer = Tracer(options.index, run=options.run or None)
     finer = SketchStore.open(options.finer) if options.finer else None
-    shown: dict[str, Any] = {"top": options.top, "bottom": options.bottom}
-    kernel = {name: given.pop(name) for name in ("center", "aggregate")}
-    trace = tracer.trace_queries(queries, **shown, **kernel, finer=finer)
+    how: dict[str, Any] = {name: given.pop(name) for name in ("center", "aggregate")}
+    how |= {"top": options.top, "bottom": options.bottom}
+    trace = tracer.trace_queries(queries, **how, finer=finer)
     rule = {name: value for name, value in given.items() if value is not None}
     exported = _export(tracer, trace, paths, rule) if paths else []
     print(json.dumps(_as_json(trace)) if options.json else _as_text(trace, options.text_width))

@@ -144,12 +144,11 @@ def unlearning(
 
         return of_part, (forget, retain)
 
+    def report(loss: Array, aux: tuple[Array, Array], grads: Tree) -> Info:
+        return Info(loss, *aux, optax.tree.norm(grads))
+
     return loop.make_algorithm(
-        prepare,
-        tx,
-        micro_batch=options.micro_batch,
-        report=lambda loss, aux, grads: Info(loss, *aux, optax.tree.norm(grads)),
-        fields=Info._fields,
+        prepare, tx, micro_batch=options.micro_batch, report=report, fields=Info._fields
     )
 
 
