@@ -355,7 +355,7 @@ def run(
     making = [unit for unit in units if unit.stage in stages and unit.name not in plan.done]
     checking.check_inputs(config, making=making)
 
-    def make_checked_corpus(folder: pathlib.Path) -> None:
+    def make_checked_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         """Makes the corpus; one that later stages cannot take replaces nothing."""
         corpus.make_corpus(workspace, folder)
         whole = encoding.load_encoded(folder / "train.npz")
@@ -367,7 +367,7 @@ def run(
             # Each is looked at again when it is known whether the corpus has changed.
             for line in announcement(plan, making[1:]):
                 print(line)
-        first = units[0]._replace(run=make_checked_corpus)
+        first = units[0]._replace(run=functools.partial(make_checked_corpus, workspace))
         run_units(workdir, (first, *units[1:]), stages=("corpus",), shared=shared)
         later = [stage for stage in stages if stage != "corpus"]
     if Plan(workdir, units).check(units[0]):
