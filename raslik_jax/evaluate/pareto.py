@@ -104,8 +104,8 @@ def mahalanobis_to_ideal(retain_M: Rates, forget_M: Rates) -> Mahalanobis:
     its published tables: 11 of 15 blocks within rounding, and no rule gives the other four.
     """
     if not have_covariance(retain_M, forget_M):
-        wanted = f"{MIN_METHODS} or more methods whose rates differ"
-        raise ValueError(f"D_mah must have {wanted}, got {len(retain_M)}")
+        methods = f"{MIN_METHODS} or more methods whose rates differ"
+        raise ValueError(f"D_mah must have {methods}, got {len(retain_M)}")
     (distance_M,), (covariance,) = _distances(np.stack([retain_M, forget_M], axis=1)[None])
     condition_number = float(np.linalg.cond(covariance))
     return Mahalanobis(distance_M, covariance, condition_number, bool(covariance[0, 1] < 0))

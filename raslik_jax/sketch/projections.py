@@ -106,8 +106,8 @@ def project(projection: Projection, gradient_P: Float[Array, " P"]) -> Float[Arr
     vmap the whole batch goes through one call of the family's kernel, at any depth of nesting.
     """
     if gradient_P.shape[0] != projection.spec.num_params:
-        wanted = projection.spec.num_params
-        raise ValueError(f"a gradient must have {wanted} coordinates, got {gradient_P.shape[0]}")
+        width = projection.spec.num_params
+        raise ValueError(f"a gradient must have {width} coordinates, got {gradient_P.shape[0]}")
     return _batched_apply(projection.spec)(projection.table, gradient_P[None])[0]
 
 

@@ -50,7 +50,7 @@ def test_its_tables_are_those_of_the_stored_run(run):
     metrics = read_metrics(_STORED / run)
     made = [results.retrieval_table(metrics), results.results_table(metrics)]
     if run != "smallest":
-        made += [results.checks_table(metrics), results.perplexity_table(metrics)]
+        made += [results.checks_table(metrics), results.measured_table(metrics, "perplexity")]
     for table in made:
         place = _TEXT.index(tables.render_markdown(table))
         assert run == "smallest" or _seed_above(place) == run.removesuffix("/test")
