@@ -25,8 +25,7 @@ _TEXT = (_REPOSITORY / "docs" / "studies" / "smollm2.md").read_text()
 _SEEDS = ("seed-0", "seed-1")
 
 
-# Making a corpus of real rows takes a minute: the second training is looked at by `make check`.
-@pytest.fixture(scope="module", params=["seed-0", pytest.param("seed-1", marks=pytest.mark.heavy)])
+@pytest.fixture(scope="module", params=_SEEDS)
 def folder(request):
     """The stored runs of one training."""
     return _STORED / request.param
