@@ -74,7 +74,7 @@ class RetrievalQueriesTest(parameterized.TestCase):
 
     def test_gold_needs_an_output_of_every_query(self):
         workspace = self._workspace("gold", {"a": "bad", "b": ""})
-        with self.assertRaisesRegex(ValueError, "--sketch.query_output=gold needs outputs, got none for 'b'"):
+        with self.assertRaisesRegex(ValueError, "=gold needs outputs, got none for 'b'"):
             workspace.retrieval_queries()
 
     def test_the_default_is_the_given_output(self):
