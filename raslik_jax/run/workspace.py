@@ -16,7 +16,7 @@ from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import corpora, encoding, examples, tokenization
 from raslik_jax.data.examples import Corpus, Example
-from raslik_jax.data.formats import read_examples
+from raslik_jax.data.formats import read_written
 from raslik_jax.evaluate import choice, likelihood, rates
 from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
@@ -82,7 +82,7 @@ class StoredCorpus:
 
     def _read(self, name: str) -> tuple[Example, ...]:
         path = self._folder / f"{name}.jsonl"
-        return read_examples(path) if path.stat().st_size else ()
+        return read_written(path) if path.stat().st_size else ()
 
 
 class _Queries(collections.UserDict[str, tuple[Example, ...]]):
