@@ -37,13 +37,6 @@ class BackboneConfig(Stage):
         "", "Hugging Face directory or hub name; empty: train from scratch.", is_path=True
     )
     revision: str = setting("", "Hub revision of the checkpoint.")
-    adapter: str = setting(
-        "",
-        "LoRA adapter of the checkpoint in PEFT's format, directory or hub name: it is traced and "
-        "unlearned as it is, and nothing is fine-tuned.",
-        is_path=True,
-        parts=("adapter_config.json", "adapter_model.safetensors"),
-    )
     hidden_size: int = setting(
         128, "From scratch: embedding width.", low=1, multiple_of="num_attention_heads"
     )
@@ -63,8 +56,6 @@ class BackboneConfig(Stage):
     def problems(self) -> Iterator[str]:
         if self.double_quant and self.format != "nf4":
             yield f"--double_quant needs --format=nf4, got {self.format}"
-        if self.adapter and not self.checkpoint:
-            yield "--adapter needs a --checkpoint: give the model that it was trained on"
         if not self.checkpoint and self.steps < 2:  # the first one warms up, at rate 0
             yield f"--steps must be at least 2 without a --checkpoint, got {self.steps}"
 
@@ -208,6 +199,39 @@ class RetrieveConfig(Stage):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ProbeConfig(Settings):
+    """Looking at the model while it unlearns, and stopping in time."""
+
+    steps: int = setting(
+        0,
+        "Steps between probes, beside one before the first step and after epochs; 0: none.",
+        low=0,
+    )
+    rows: int = setting(16, "Rows of each set whose likelihood is probed.", low=1)
+    answers: int = setting(2, "Prompts of the behavior that the model answers.", low=0)
+    answer_tokens: int = setting(32, "Tokens of such an answer.", low=1)
+    stop: Literal["never", "forgotten"] = setting(
+        "never",
+        "forgotten: end when the behavior is no likelier than under the backbone, or others lose "
+        "too much, and keep the probed step that forgot most within --max_rise as the last epoch; "
+        "no other epoch is stored.",
+    )
+    max_rise: float = setting(
+        0.1, "Nats a token that rows to keep may lose: 0.1 is 1.1 times their perplexity.", above=0
+    )
+    forget_rise: float = setting(
+        2.0,
+        "Nats a token that the behavior has to lose where the backbone shows it as much as the "
+        "model before unlearning.",
+        above=0,
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.stop != "never" and not self.steps:
+            yield f"--stop={self.stop} needs --steps of at least 1, got 0"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class UnlearnConfig(Stage):
     """Forgetting the one set while training on the other."""
 
@@ -237,6 +261,11 @@ class UnlearnConfig(Stage):
     retain_weight: float = setting(1.0, "Weight of the retain term.", low=0)
     weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.", low=0)
     clip: float = setting(1.0, "Global norm at which gradients are clipped.", above=0)
+    probe: ProbeConfig = ProbeConfig()
+
+    def problems(self) -> Iterator[str]:
+        if self.choice and self.probe.stop != "never":
+            yield f"--choice has no effect with --probe.stop={self.probe.stop}: leave one out"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -293,11 +322,6 @@ class Config(Settings):
         if not self.backbone.checkpoint and answer > longest:
             must = f"must be at most --corpus.max_len={longest} for a backbone from scratch"
             yield f"--references.max_new_tokens {must}, got {answer}"
-        if self.backbone.adapter and self.sketch.gradient_at == "trajectory":
-            yield (
-                "--sketch.gradient_at=trajectory needs an adapter that is fine-tuned here, got "
-                f"--backbone.adapter={shown(self.backbone.adapter)}: take finetuned or initial"
-            )
         if self.unlearn.parameters == "all" and self.backbone.format != "plain":
             form = self.backbone.format
             yield f"--unlearn.parameters=all needs --backbone.format=plain, got {form}"

@@ -1,5 +1,6 @@
 """Progress of long work on stderr, with rate and time left."""
 
+import functools
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -19,18 +20,46 @@ class _Lines:
         self._stream.flush()
 
 
+@functools.cache
+def _bar_class() -> Any:
+    """Returns the kind of bar: tqdm's, imported with the first one."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):
+        """A bar whose rate, and so its time left, leaves out the seconds of `paused`.
+
+        Compiling happens once: as a part of the rate it would be counted again for every step left.
+        """
+
+        paused = 0.0
+
+        @property
+        def format_dict(self) -> dict[str, Any]:
+            found = super().format_dict
+            seconds = found["elapsed"] - self.paused
+            if self.paused and self.n and seconds > 0:
+                found["rate"] = self.n / seconds
+            return found
+
+    return Bar
+
+
+def say(line: str) -> None:
+    """Prints a line on stdout, above any bar that is on the terminal."""
+    _bar_class().write(line, file=sys.stdout)
+
+
 def progress(
     items: Iterable[Any] | None, what: str, *, total: int | None = None, unit: str = "step"
 ) -> Any:
     """Returns the items behind a progress bar; without items, a bar that is moved by its `update`.
 
     On a terminal the bar vanishes when the work is done. Elsewhere it is a line every 15 seconds,
-    and work that takes less says nothing. `what` stands in front; empty, for silence.
+    and work that takes less says nothing. `what` stands in front; empty, for silence. Seconds that
+    are added to the bar's `paused` are no part of its rate.
     """
-    from tqdm import tqdm
-
     is_terminal = sys.stderr.isatty()
-    return tqdm(
+    return _bar_class()(
         items,
         desc=what,
         disable=not what,

@@ -85,6 +85,18 @@ class ConfigTest(parameterized.TestCase):
             "--corpus.num_train .* -1; --corpus.num_test .* -1; --sketch.none is unknown .*"
             "--seed must be at least 0 .*, got -1",
         ),
+        (
+            {"unlearn__probe__stop": "forgotten"},
+            "forgotten needs --unlearn.probe.steps of at least 1",
+        ),
+        (
+            {
+                "unlearn__probe__stop": "forgotten",
+                "unlearn__probe__steps": 2,
+                "unlearn__choice": "x",
+            },
+            "--unlearn.choice has no effect with --unlearn.probe.stop=forgotten",
+        ),
         ({"name": "../run"}, "--name must be printable, without / or"),
         ({"name": "--seed"}, None),
     )

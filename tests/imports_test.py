@@ -24,7 +24,7 @@ _WITHOUT_JAX = (
         "evaluate/metrics",
         "evaluate/judgment",
     ),
-    *("run/units", "run/workdir"),
+    *("run/units", "run/workdir", "run/live"),
 )
 # Its batches are trees of jax.
 _WITH_JAX = ("data/batches",)

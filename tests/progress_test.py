@@ -23,6 +23,22 @@ class ProgressTest(absltest.TestCase):
             lines.write(text)
         self.assertEqual(stream.getvalue(), "work: 1/2\nwork: 2/2\n")
 
+    def test_the_time_left_counts_a_pause_once(self):
+        with contextlib.redirect_stderr(io.StringIO()):
+            with progress.progress(None, "work", total=10) as bar:
+                bar.start_t -= 12.0  # of which ten were no work
+                bar.paused += 10.0
+                bar.update(2)
+                found = bar.format_dict
+        self.assertAlmostEqual(found["elapsed"], 12.0, delta=0.5)
+        self.assertAlmostEqual(found["rate"], 1.0, delta=0.3)
+
+    def test_a_line_is_said_on_stdout(self):
+        stream = io.StringIO()
+        with contextlib.redirect_stdout(stream):
+            progress.say("step 3")
+        self.assertEqual(stream.getvalue(), "step 3\n")
+
 
 if __name__ == "__main__":
     absltest.main()

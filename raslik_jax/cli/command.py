@@ -2,9 +2,12 @@
 
 import contextlib
 import functools
+import hashlib
 import importlib.util
 import io
 import os
+import pathlib
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TextIO
@@ -15,6 +18,12 @@ from raslik_jax.cli import setting_flags
 from raslik_jax.messages import bounded, printable, some_of
 from raslik_jax.settings import Settings
 
+_KEEP = flags.DEFINE_boolean(
+    "keep_compiled",
+    True,
+    "Keep compiled programs for the next start: in JAX_COMPILATION_CACHE_DIR, or up to 4 GB in "
+    "~/.cache/raslik_jax.",
+)
 # Those defined here are listed as flags of the command that asks for them.
 flags.disclaim_key_flags()
 
@@ -34,10 +43,14 @@ def start(
 
     Each of the options becomes a flag; without any, main reads its own flags.
     """
-    if options is None:
-        app.run(functools.partial(_run, main, when_stopped))
-    setting_flags.define(options)
-    app.run(functools.partial(_run, lambda: main(setting_flags.read(options)), when_stopped))
+    if options is not None:
+        setting_flags.define(options)
+
+    def run() -> int | None:
+        keep_compiled(_KEEP.value)
+        return main() if options is None else main(setting_flags.read(options))
+
+    app.run(functools.partial(_run, run, when_stopped))
 
 
 def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str]) -> int:
@@ -62,6 +75,47 @@ def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str])
         return 130
 
 
+# What takes less time to compile takes about as long to read. JAX drops what was used longest ago.
+_CACHE = {
+    "JAX_COMPILATION_CACHE_MAX_SIZE": str(4 * 10**9),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+}
+
+
+def keep_compiled(is_kept: bool) -> None:
+    """Says by the environment, before jax is imported, where compiled programs are kept.
+
+    What the user has set of JAX's own variables stays. Each kind of machine has a folder of its
+    own: JAX's key does not know the processor that a program was compiled for.
+    """
+    if not is_kept:
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+        return
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    parent = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = pathlib.Path(parent) / "raslik_jax" / f"compiled-{_machine()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:  # a home that cannot be written: every start compiles
+        return
+    if os.access(folder, os.W_OK):
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+        for name, value in _CACHE.items():
+            os.environ.setdefault(name, value)
+
+
+def _machine() -> str:
+    """Returns a name of the processor's kind: its architecture and a hash of what it can do."""
+    found: tuple[str, ...] = (platform.machine(), platform.processor())
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+        names = ("flags", "Features", "model name")
+        found += tuple(next((ln for ln in lines if ln.startswith(name)), "") for name in names)
+    return f"{found[0]}-{hashlib.sha256(repr(found).encode()).hexdigest()[:8]}"
+
+
 class _Printable(io.TextIOBase):
     """A stream on which control characters of texts are shown and not obeyed."""
 
@@ -81,6 +135,7 @@ class _Printable(io.TextIOBase):
 # What installs a module that not every command needs, if not its own name.
 _INSTALLERS = dict.fromkeys(("matplotlib", "rouge_score"), "'raslik-jax[eval]'")
 _INSTALLERS["transformers"] = "'raslik-jax[data]'"
+_INSTALLERS["tensorboardX"] = "'raslik-jax[tensorboard]'"
 
 
 def require(*modules: str) -> None:

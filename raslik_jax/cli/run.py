@@ -19,6 +19,7 @@ from absl import flags, logging
 from raslik_jax import files, manifests, settings
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import STAGES, Config
+from raslik_jax.run.live import WRITERS
 from raslik_jax.run.workdir import open_workdir
 from raslik_jax.settings import setting
 
@@ -35,6 +36,11 @@ class Options(settings.Settings):
     update: bool = setting(False, "Take over a --workdir of other settings; make what changed.")
     verify: bool = setting(False, "Name what is damaged in --workdir; run nothing.")
     shared_units: str = setting("", "Folder in which runs share units of the same settings.")
+    log_to: tuple[str, ...] = setting(
+        (),
+        "Programs that show the numbers of trainings, beside WORKDIR/live/*.jsonl.",
+        choices=WRITERS,
+    )
     dry_run: bool = setting(False, "Print stages, sizes, memory, operations, time; run nothing.")
     flops_per_second: float = setting(0.0, "--dry_run: operations a second; 0: measured.", low=0)
     bytes_per_second: float = setting(0.0, "--dry_run: memory bytes a second; 0: measured.", low=0)
@@ -60,6 +66,7 @@ def run(options: Options) -> int:
         command.require("rouge_score")
     if "report" in options.stages:
         command.require("matplotlib")
+    command.require(*(WRITERS[name].module for name in options.log_to))
     with open_workdir(workdir, config, update=options.update) as record:
         from raslik_jax.run import plan  # it takes jax with it, and --help should not
 
@@ -71,7 +78,14 @@ def run(options: Options) -> int:
             files.write_text(workdir / "run.flags", "\n".join(lines) + "\n")
 
         shared = pathlib.Path(options.shared_units) if options.shared_units else None
-        plan.run(config, workdir, stages=options.stages, shared=shared, on_start=on_start)
+        plan.run(
+            config,
+            workdir,
+            stages=options.stages,
+            shared=shared,
+            writers=options.log_to,
+            on_start=on_start,
+        )
     return 0
 
 

@@ -51,8 +51,8 @@ _SETTINGS = _groups(
     text="corpus.template corpus.max_len",
     # What the model is loaded from: its weights, how they are held, and the shape of its adapter.
     model="seed backbone.checkpoint backbone.revision backbone.dtype backbone.format "
-    "backbone.double_quant backbone.adapter finetune.lora_rank finetune.lora_alpha "
-    "finetune.lora_dropout finetune.lora_targets",
+    "backbone.double_quant finetune.lora_rank finetune.lora_alpha finetune.lora_dropout "
+    "finetune.lora_targets",
     scratch="backbone.hidden_size backbone.num_hidden_layers backbone.num_attention_heads "
     "backbone.steps backbone.batch_size backbone.learning_rate",
     decoding="{text} {model} references.max_new_tokens references.decode_batch_size",
@@ -74,21 +74,15 @@ def pick(
     """Returns the values of settings, and the files and folders that others of them name.
 
     A stage's name stands for all of its settings but those that choose members, a member's for all
-    of its own. Left out are those that no result depends on, and all of fine-tuning where an
-    adapter of elsewhere takes its place.
+    of its own; those that no result depends on are left out.
     """
     values: dict[str, Any] = {}
     files: dict[str, str | os.PathLike[str]] = {}
     for leaf in settings_lib.leaves(config):
         group, family = leaf.name.rpartition(".")[0], leaf.metadata["family"]
         if leaf.name in names or (group in names and family is None and leaf.metadata["decides"]):
-            if group == "finetune" and config.backbone.adapter:
-                continue
             if leaf.metadata["is_path"] and leaf.value and os.path.exists(leaf.value):
-                parts = {f"{leaf.name}/{part}": part for part in leaf.metadata["parts"]}
-                inner = {name: os.path.join(leaf.value, part) for name, part in parts.items()}
-                inner = {name: path for name, path in inner.items() if os.path.isfile(path)}
-                files |= inner if parts else {leaf.name: leaf.value}
+                files[leaf.name] = leaf.value
             else:
                 values[leaf.name] = list(leaf.value) if type(leaf.value) is tuple else leaf.value
     return values, files
@@ -156,11 +150,8 @@ class _Planner:
         if not config.backbone.checkpoint:
             reads = "corpus/backbone.npz corpus/tokenizer"
             yield self.unit("backbone", backbone.make_backbone, reads, "seed {text} {scratch}")
-        if config.backbone.adapter:
-            yield self.unit("finetune", finetune.adopt_adapter, "{model}", "{model}")
-        else:
-            reads, settings = "{rows} {model}", "{text} {model} finetune"
-            yield self.unit("finetune", finetune.make_adapter, reads, settings, is_resumable=True)
+        reads, settings = "{rows} {model}", "{text} {model} finetune"
+        yield self.unit("finetune", finetune.make_adapter, reads, settings, is_resumable=True)
         yield self.unit(
             "references/retrieval",
             references.make_retrieval_answers,
@@ -226,14 +217,18 @@ class _Planner:
                 f"retrieve.{strategy}",
                 strategy,
             )
+        reads, settings = "corpus/train.npz {finetuned}", "{text} {model} unlearn"
+        if self.config.unlearn.probe.steps:  # else its settings decide nothing
+            reads += " corpus/train.jsonl corpus/validation_target.jsonl "
+            reads += "corpus/validation_normal.jsonl {queries}"
+            settings += " unlearn.probe sketch.query_output sketch.batch_tokens"
         for strategy, algorithm in self.variants:
             rate = self.workspace.learning_rate(strategy, algorithm)
             yield self.unit(
                 f"unlearn/{strategy}-{algorithm}",
                 unlearn.unlearn,
-                f"retrieve/{strategy}/forget.jsonl retrieve/{strategy}/retain.jsonl "
-                "corpus/train.npz {finetuned}",
-                f"{{text}} {{model}} unlearn unlearn.{algorithm}",
+                f"retrieve/{strategy}/forget.jsonl retrieve/{strategy}/retain.jsonl {reads}",
+                f"{settings} unlearn.{algorithm}",
                 *(strategy, algorithm),
                 values={f"unlearn.{algorithm}.learning_rate": rate},
                 is_resumable=True,
@@ -301,8 +296,7 @@ class _Planner:
             is_shared=False,
         )
         drawn = [name for name in (f"retrieve/{retrieve.EVIDENCE}",) if name in names]
-        trained = ["backbone"] if config.backbone.adapter else ["backbone", "finetune"]
-        drawn += [f"{name}/losses.json" for name in trained if name in names]
+        drawn += [f"{name}/losses.json" for name in ("backbone", "finetune") if name in names]
         drawn += [f"unlearn/{'-'.join(variant)}/steps.json" for variant in self.variants]
         yield self.unit(
             "report",
@@ -352,14 +346,16 @@ def run(
     *,
     stages: Sequence[str] = STAGES,
     shared: pathlib.Path | None = None,
+    writers: Sequence[str] = (),
     on_start: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs the stages that are not up to date, and shows the table at the end.
 
     The corpus comes first: what it shows of later stages is said before they run. Without queries
-    to measure on, the stages that measure are left out. See `run_units` for the last two.
+    to measure on, the stages that measure are left out. The numbers of trainings also go to the
+    `writers` of `live.WRITERS`. See `run_units` for `shared` and `on_start`.
     """
-    workspace = Workspace(workdir, config)
+    workspace = Workspace(workdir, config, writers=writers)
     units = plan_units(config, workspace)
     plan = Plan(workdir, units).survey()
     making = [unit for unit in units if unit.stage in stages and unit.name not in plan.done]

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from raslik_jax.axes import Tree
-from raslik_jax.config import Config
+from raslik_jax.config import Config, to_json
 from raslik_jax.data import corpora, encoding, examples, tokenization
 from raslik_jax.data.examples import Corpus, Example
-from raslik_jax.data.formats import read_written
+from raslik_jax.data.formats import read_examples
 from raslik_jax.evaluate import choice, likelihood, rates
 from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
@@ -25,6 +25,7 @@ from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, decode
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
+from raslik_jax.run import live
 from raslik_jax.train import loop, steps
 from raslik_jax.train.losses import BoundModel
 from raslik_jax.train.objectives import OBJECTIVES
@@ -82,7 +83,7 @@ class StoredCorpus:
 
     def _read(self, name: str) -> tuple[Example, ...]:
         path = self._folder / f"{name}.jsonl"
-        return read_written(path) if path.stat().st_size else ()
+        return read_examples(path) if path.stat().st_size else ()
 
 
 class _Queries(collections.UserDict[str, tuple[Example, ...]]):
@@ -99,10 +100,16 @@ class _Queries(collections.UserDict[str, tuple[Example, ...]]):
 class Workspace:
     """The results of earlier stages, read from the work directory when first asked for."""
 
-    def __init__(self, root: pathlib.Path, config: Config):
+    def __init__(self, root: pathlib.Path, config: Config, *, writers: Sequence[str] = ()):
         self.root = root
         self.config = config
+        self._writers = writers
         self._told: set[str] = set()
+
+    def live(self, unit: str) -> live.Live:
+        """Returns where the numbers of a training go while it runs; see `run.live`."""
+        place = live.Place(self.root, self.config.name, unit, to_json(self.config))
+        return live.Live(place, self._writers)
 
     @functools.cached_property
     def corpus(self) -> StoredCorpus | Corpus:
@@ -127,18 +134,12 @@ class Workspace:
             return self.model
         return self._load_model(form)
 
-    @functools.cached_property
-    def lora_config(self) -> LoRAConfig:
-        """The settings of the run's adapter; of an adopted one those of the copy that it keeps."""
-        kept = self.root / "finetune" / "adapter"
-        return lora_config_of(self.config, kept if kept.is_dir() else None)
-
     def _load_model(self, base_format: str) -> Model:
-        settings = self.config.backbone
+        settings, lora_config = self.config.backbone, lora_config_of(self.config)
         loaded = checkpoint.load_model(
             settings.checkpoint or self.root / "backbone" / "model",
             dtype=jnp.dtype(settings.dtype),
-            lora_config=self.lora_config,
+            lora_config=lora_config,
             key=jax.random.key(self.config.seed),
             revision=settings.revision or None,
             base_format=None if base_format == "plain" else base_format,
@@ -148,7 +149,7 @@ class Workspace:
         size = self.tokenizer.vocab_size
         checkpoint.check_vocabulary(loaded.graphdef.config, size, origin=origin)
         bound, parts = decoders.bind(loaded.graphdef), (loaded.base, loaded.lora)
-        return Model(bound, *parts, self.lora_config, loaded.graphdef, loaded.identity)
+        return Model(bound, *parts, lora_config, loaded.graphdef, loaded.identity)
 
     def adapter(self, *parts: str) -> Tree:
         """Returns an adapter that a stage saved."""
@@ -353,22 +354,10 @@ def read_answers(path: pathlib.Path) -> dict[str, str]:
     return answers
 
 
-def lora_config_of(config: Config, adopted: pathlib.Path | None = None) -> LoRAConfig:
-    """Returns the settings of a run's adapter: of --backbone.adapter, or its copy, or fine-tuning.
-
-    Args:
-      config: The run's settings.
-      adopted: Where an adapter of elsewhere lies; None for --backbone.adapter itself.
-    """
-    if config.backbone.adapter:
-        return checkpoint.read_adapter_config(adopted or adapter_source(config))
+def lora_config_of(config: Config) -> LoRAConfig:
+    """Returns the settings of a run's adapter."""
     names = ("rank", "alpha", "dropout", "targets")
     return LoRAConfig(**{name: getattr(config.finetune, f"lora_{name}") for name in names})
-
-
-def adapter_source(config: Config) -> pathlib.Path:
-    """Returns the folder of --backbone.adapter, fetched from the hub if need be."""
-    return checkpoint.find_adapter(config.backbone.adapter)
 
 
 def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -4,9 +4,11 @@ An `Algorithm` is a pair of pure functions; `fit` takes its steps, checks what c
 checkpoints and goes on from them.
 """
 
+import contextlib
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +22,11 @@ from raslik_jax.train import resuming
 
 # objective(params, part) -> (value, aux); both are sums over the rows of the part.
 Objective = Callable[[Tree, Any], tuple[Array, Any]]
-# Looking at each loss would stall the device; every so many steps is soon enough to stop.
-_LOOK_EVERY = 32
+# Looking at each loss at once would stall the device: numbers are read this many steps behind it,
+# and not before a second has passed or so many steps are done.
+_IN_FLIGHT, _LOOK_SECONDS, _LOOK_EVERY = 2, 1.0, 32
+# Of the numbers of a step those that stand beside the bar.
+_SHOWN = 2
 
 
 class State(NamedTuple):
@@ -116,6 +121,61 @@ def value_and_grad(
     return total
 
 
+@runtime_checkable
+class Watch(Protocol):
+    """What the numbers of a training are handed to while it runs; closed at its end."""
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *error: Any) -> Any: ...
+
+
+class _Log:
+    """The numbers of every step: read soon after it, checked, shown beside the bar, handed on."""
+
+    def __init__(
+        self,
+        log_SF: Float[np.ndarray, "S F"],
+        fields: Sequence[str],
+        *,
+        bar: Any,
+        watch: Watch | None,
+        refuse: Callable[[str], ValueError],
+    ):
+        self.log_SF = log_SF
+        self._fields, self._bar, self._watch, self._refuse = fields, bar, watch, refuse
+        self._unread: list[Any] = []
+        self._looked = time.monotonic()
+
+    def add(self, info: Any, *, is_whole: bool) -> None:
+        """Takes the numbers of a step; with `is_whole` all that are unread are read."""
+        self._unread.append(info)
+        ahead = len(self._unread) - _IN_FLIGHT
+        if ahead > 0:  # else the host runs ahead, and what is shown is old
+            jax.block_until_ready(self._unread[ahead - 1])
+        is_due = time.monotonic() - self._looked > _LOOK_SECONDS or ahead >= _LOOK_EVERY
+        count = len(self._unread) if is_whole else ahead if is_due else 0
+        if count > 0:
+            self._read(np.array(self._unread[:count], np.float32))
+            del self._unread[:count]
+            self._looked = time.monotonic()
+
+    def _read(self, read_SF: Float[np.ndarray, "S F"]) -> None:
+        done = len(self.log_SF)
+        for row, field in np.argwhere(~np.isfinite(read_SF))[:1]:
+            what = f"the {self._fields[field]} at step {done + 1 + row} is {read_SF[row, field]}"
+            raise self._refuse(what)
+        if self._watch:
+            for number, row_F in enumerate(read_SF.tolist(), start=done + 1):
+                self._watch.write(number, dict(zip(self._fields, row_F, strict=True)))
+        shown = zip(self._fields[:_SHOWN], read_SF[-1].tolist(), strict=False)
+        text = ", ".join(f"{name} {value:.3f}" for name, value in shown)
+        self._bar.set_postfix_str(text, refresh=False)
+        self.log_SF = np.concatenate([self.log_SF, read_SF])
+
+
 def fit(
     algorithm: Algorithm,
     params: Tree,
@@ -128,7 +188,8 @@ def fit(
     bar: str = "",
     folder: pathlib.Path | None = None,
     save_every: int = 0,
-    after: Mapping[int, Callable[[Tree], None]] | None = None,
+    after: Mapping[int, Callable[[Tree], bool | None]] | None = None,
+    watch: Watch | None = None,
 ) -> Progress:
     """Returns the state after so many steps, and the numbers of each.
 
@@ -140,7 +201,8 @@ def fit(
       bar: text before the progress bar; empty for silence.
       folder: where checkpoints go, every `save_every` steps but the last; 0 for none.
       after: what is called with the finite parameters after a step, by its number; on resuming
-        again for steps after the checkpoint.
+        again for steps after the checkpoint. Where it returns True the training ends.
+      watch: what is handed each step's number, and its numbers by name, soon after it.
     """
     after, fields = after or {}, algorithm.fields
     at = Progress(algorithm.init(params), np.zeros((0, len(fields)), np.float32))
@@ -148,37 +210,44 @@ def fit(
     def like(step: int) -> Progress:
         return at._replace(log_SF=np.zeros((step, len(fields)), np.float32))
 
+    def refuse(why: str) -> ValueError:
+        mend = f"lower {rate_flag}, or check the weights that it starts from for NaN"
+        return ValueError(f"{what} diverged: {why}; {mend}")
+
     if folder is not None and (saved := resuming.load_progress(folder, like)):
         print(f"    goes on after step {saved[0]:,} of {num_steps:,}")
         at = saved[1]
-    mend = f"lower {rate_flag}, or check the weights that it starts from for NaN"
     step, state, done = jax.jit(algorithm.step), at.state, len(at.log_SF)
-    unread: list[Any] = []
-    numbers = progress(range(done + 1, num_steps + 1), bar, total=num_steps - done)
-    for number, batch in zip(numbers, batches(done), strict=False):
-        state, info = step(state, frozen, batch)
-        unread.append(info)
-        stops = number in after or number == num_steps
-        saves = bool(save_every) and number % save_every == 0 and number < num_steps
-        if not (stops or saves or len(unread) == _LOOK_EVERY):
-            continue
-        read_SF = np.array(unread, np.float32)
-        unread.clear()
-        for row, field in np.argwhere(~np.isfinite(read_SF))[:1]:
-            raise ValueError(
-                f"{what} diverged: the {fields[field]} at step {len(at.log_SF) + 1 + row} is "
-                f"{read_SF[row, field]}; {mend}"
-            )
-        at = Progress(state, np.concatenate([at.log_SF, read_SF]))
-        # The last step's loss is that of the weights before it: finite losses do not say it.
-        leaves = jax.tree.leaves(state.params) if stops or saves else []
-        if not all(np.isfinite(leaf).all() for leaf in leaves):
-            raise ValueError(f"{what} diverged: weights are not finite after step {number}; {mend}")
-        if number in after:
-            after[number](state.params)
-        if saves and folder is not None:
-            resuming.save_progress(folder, number, at)
+    shapes: set[Any] = set()
+    bar_of_steps = progress(range(done + 1, num_steps + 1), bar, total=num_steps - done)
+    with bar_of_steps as numbers, watch or contextlib.nullcontext():
+        log = _Log(at.log_SF, fields, bar=numbers, watch=watch, refuse=refuse)
+        for number, batch in zip(numbers, batches(done), strict=False):
+            begin = time.monotonic()
+            state, info = step(state, frozen, batch)
+            if (shape := _shape_of(batch)) not in shapes:  # the call has compiled
+                shapes.add(shape)
+                numbers.paused += time.monotonic() - begin
+            is_asked = number in after
+            saves = bool(save_every) and number % save_every == 0 and number < num_steps
+            is_whole = is_asked or saves or number == num_steps
+            log.add(info, is_whole=is_whole)
+            if not is_whole:
+                continue
+            at = Progress(state, log.log_SF)
+            # The last step's loss is that of the weights before it: finite losses do not say it.
+            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)):
+                raise refuse(f"weights are not finite after step {number}")
+            if is_asked and after[number](state.params):
+                break
+            if saves and folder is not None:
+                resuming.save_progress(folder, number, at)
     return at
+
+
+def _shape_of(batch: Any) -> Any:
+    leaves, structure = jax.tree.flatten(batch)
+    return structure, tuple(np.shape(leaf) for leaf in leaves)
 
 
 def make_schedule(

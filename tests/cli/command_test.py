@@ -60,6 +60,48 @@ def test_text_of_data_is_printed_and_not_obeyed(capfd):
     assert len(err) < 320
 
 
+def test_compiled_programs_are_kept_where_the_user_says_or_in_a_folder_of_the_machine(
+    monkeypatch, tmp_path
+):
+    names = ("DIR", "MAX_SIZE")
+    for name in names:
+        monkeypatch.setenv(f"JAX_COMPILATION_CACHE_{name}", "/users/own")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "true")
+    command.keep_compiled(True)
+    assert [*tmp_path.iterdir()] == []
+    command.keep_compiled(False)
+    assert os.environ["JAX_ENABLE_COMPILATION_CACHE"] == "false"
+    for name in names:
+        monkeypatch.delenv(f"JAX_COMPILATION_CACHE_{name}")
+    command.keep_compiled(True)
+    (folder,) = (tmp_path / "raslik_jax").iterdir()
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(folder)
+    assert int(os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"]) == 4 * 10**9
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    command.keep_compiled(True)  # a home that cannot be written harms nothing
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+
+
+def test_a_second_start_reads_what_the_first_compiled(tmp_path):
+    body = """import jax
+    jax.monitoring.register_event_listener(lambda name, **_: name.endswith("hits") and print(name))
+    jax.jit(lambda x: jax.lax.sort(x @ x))(jax.numpy.ones((32, 32))).block_until_ready()"""
+    script = _SCRIPT.format(body=body)
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    environment |= {"PYTHONPATH": str(_EXPERIMENTS.parent), "XDG_CACHE_HOME": str(tmp_path)}
+    environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", script, *flag], env=environment, capture_output=True, text=True
+        )
+        for flag in ([], ["--nokeep_compiled"], [])
+    ]
+    assert ["hits" in done.stdout for done in said] == [False, False, True], said[-1].stderr
+
+
 def test_what_is_no_flag_is_refused():
     status, said = end_of("print('never')", "name=value")
     assert status == 2

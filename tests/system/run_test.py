@@ -47,11 +47,14 @@ def _of_stage(setting):
 
 
 def _files(root):
-    """Returns the hash of every file below a folder."""
+    """Returns the hash of every result below a folder; what trainings show live is none."""
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in root.rglob("*")
-        if path.is_file() and path.name != ".lock" and not _is_of_a_unit(path)
+        if path.is_file()
+        and path.name != ".lock"
+        and not _is_of_a_unit(path)
+        and path.relative_to(root).parts[0] != "live"
     }
 
 
@@ -95,6 +98,16 @@ class TinyRunTest(absltest.TestCase):
             )
         self.assertEqual(metrics["behavior"]["by"], "words")
         self.assertIn("## Perplexity", (self.root / "report/report.md").read_text())
+
+    def test_every_training_leaves_its_numbers_as_lines(self):
+        names = ["backbone", "finetune", "unlearn/raslik-ga_gdr"]
+        for name in names:
+            text = (self.root / "live" / f"{name}.jsonl").read_text()
+            lines = [json.loads(line) for line in text.splitlines()]
+            self.assertEqual([line["step"] for line in lines], [*range(1, len(lines) + 1)], name)
+        steps = json.loads((self.root / names[-1] / "steps.json").read_text())
+        for line, numbers in zip(lines, steps, strict=True):
+            self.assertEqual({k: v for k, v in line.items() if k in numbers}, numbers)
 
     def test_every_unit_declares_the_results_and_settings_that_it_uses(self):
         """A unit that used more than its key holds would not be made again when that changes."""

@@ -1,5 +1,6 @@
 """The training loop: what diverges is never a result, and what was killed goes on."""
 
+import contextlib
 import itertools
 import pathlib
 import tempfile
@@ -66,6 +67,41 @@ class LoopTest(parameterized.TestCase):
         np.testing.assert_allclose(fitted.losses, 3 - 3e-3 * np.arange(70), rtol=1e-5)
         self.assertEqual(int(fitted.state.step), 70)
         self.assertEqual(fitted.losses, _fit(70, optax.sgd(1e-3)).losses)
+
+    def test_a_training_ends_where_it_is_told_to(self):
+        called = []
+
+        def stop(params):
+            called.append(float(params["w"][0]))
+            return len(called) == 2
+
+        fitted = _fit(70, optax.sgd(1e-1), after=dict.fromkeys((3, 5, 7), stop))
+        np.testing.assert_allclose(called, [0.7, 0.5], rtol=1e-5)
+        self.assertLen(fitted.losses, 5)
+        self.assertEqual(int(fitted.state.step), 5)
+
+    def test_the_numbers_of_every_step_are_handed_on_in_order_while_it_runs(self):
+        seen, lag = [], []
+
+        class Watch(contextlib.nullcontext):
+            def write(self, step, numbers):
+                seen.append((step, numbers["loss"]))
+
+        def batches(start):
+            for number in itertools.count(start + 1):
+                lag.append(number - len(seen))
+                yield jnp.ones(2)
+
+        with absltest.mock.patch.object(loop, "_LOOK_SECONDS", 0.0):
+            algorithm = loop.make_algorithm(
+                lambda *_: (lambda params, part: (params["w"].sum(), None), jnp.ones(2)),
+                optax.sgd(1e-3),
+            )
+            fitted = loop.fit(
+                algorithm, {"w": jnp.ones(3)}, {}, batches, num_steps=40, watch=Watch()
+            )
+        self.assertEqual(seen, [*enumerate(fitted.losses, start=1)])
+        self.assertLessEqual(max(lag), 4)
 
     @parameterized.parameters(
         ("linear", 0.0, [1.0, 0.75, 0.5, 0.25]),

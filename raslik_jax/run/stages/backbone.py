@@ -59,6 +59,7 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
         what="pretraining of the backbone",
         rate_flag=f"--backbone.learning_rate (it is {settings.learning_rate})",
         bar="backbone",
+        watch=workspace.live("backbone"),
     )
     checkpoint.save_model(folder / "model", model_config, fitted.state.params)
     write_losses(folder, fitted)

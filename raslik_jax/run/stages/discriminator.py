@@ -114,6 +114,7 @@ def _fit(
         bar="discriminator",
         folder=folder,
         save_every=per_epoch,
+        watch=workspace.live("discriminator"),
     )
 
 
