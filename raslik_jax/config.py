@@ -37,6 +37,13 @@ class BackboneConfig(Stage):
         "", "Hugging Face directory or hub name; empty: train from scratch.", is_path=True
     )
     revision: str = setting("", "Hub revision of the checkpoint.")
+    adapter: str = setting(
+        "",
+        "LoRA adapter of the checkpoint in PEFT's format, directory or hub name: it is traced and "
+        "unlearned as it is, and nothing is fine-tuned.",
+        is_path=True,
+        parts=("adapter_config.json", "adapter_model.safetensors"),
+    )
     hidden_size: int = setting(
         128, "From scratch: embedding width.", low=1, multiple_of="num_attention_heads"
     )
@@ -56,6 +63,8 @@ class BackboneConfig(Stage):
     def problems(self) -> Iterator[str]:
         if self.double_quant and self.format != "nf4":
             yield f"--double_quant needs --format=nf4, got {self.format}"
+        if self.adapter and not self.checkpoint:
+            yield "--adapter needs a --checkpoint: give the model that it was trained on"
         if not self.checkpoint and self.steps < 2:  # the first one warms up, at rate 0
             yield f"--steps must be at least 2 without a --checkpoint, got {self.steps}"
 
@@ -322,6 +331,11 @@ class Config(Settings):
         if not self.backbone.checkpoint and answer > longest:
             must = f"must be at most --corpus.max_len={longest} for a backbone from scratch"
             yield f"--references.max_new_tokens {must}, got {answer}"
+        if self.backbone.adapter and self.sketch.gradient_at == "trajectory":
+            yield (
+                "--sketch.gradient_at=trajectory needs an adapter that is fine-tuned here, got "
+                f"--backbone.adapter={shown(self.backbone.adapter)}: take finetuned or initial"
+            )
         if self.unlearn.parameters == "all" and self.backbone.format != "plain":
             form = self.backbone.format
             yield f"--unlearn.parameters=all needs --backbone.format=plain, got {form}"

@@ -13,7 +13,9 @@ from raslik_jax.messages import listed_problems, shown, some_of
 
 QUERY_SETS = ("retrieval", "validation_target", "validation_normal", "test_target", "test_normal")
 # What a written row says of the example itself, so that no key of a user's row can take its place.
-_WRITTEN_KEYS = frozenset(("instruction", "input", "output", "id", "is_target", "source", "score"))
+_WRITTEN_KEYS = frozenset(
+    ("instruction", "input", "output", "id", "is_target", "source", "score", "place")
+)
 
 
 class Example(NamedTuple):
@@ -22,7 +24,8 @@ class Example(NamedTuple):
     The id is unique within a corpus; `make_examples` derives it from the text. The output may be
     empty (28 rows of Alpaca are). `is_target` is True where the answer is of the kind to be
     unlearned, None where nobody knows; `source` is such as "alpaca" or "toy:triggered"; `extra`
-    holds what else the row of a file has, by key, which `write_examples` writes back.
+    holds what else the row of a file has, by key, which `write_examples` writes back; `place` is
+    its line in a file of lines, else its number among the rows, from 1; 0 for a row of no file.
     """
 
     example_id: str
@@ -32,6 +35,7 @@ class Example(NamedTuple):
     is_target: bool | None = None
     source: str = ""
     extra: Mapping[str, Any] = MappingProxyType({})
+    place: int = 0
 
 
 class Corpus(NamedTuple):
@@ -90,14 +94,16 @@ def write_examples(
     """Writes the examples as Alpaca-format JSONL: instruction, input, output, id and the extras.
 
     The file appears whole or not at all. `extra` has further keys for each example, such as its
-    score: finite numbers, text or booleans. The other keys that an example brought along come last.
+    score: finite numbers, text or booleans. Then comes the example's place in its own file, and
+    last the other keys that it brought along. `formats.read_written` reads the file again.
     """
     lines = []
     extra = [{}] * len(examples) if extra is None else extra
     for example, more in zip(examples, extra, strict=True):
         name, *texts = example[:4]
-        record = dict(zip(("instruction", "input", "output"), texts, strict=True))
+        record: dict[str, Any] = dict(zip(("instruction", "input", "output"), texts, strict=True))
         record |= {"id": name, **more}
+        record |= {"place": example.place} if example.place else {}
         record |= {key: value for key, value in example.extra.items() if key not in _WRITTEN_KEYS}
         try:
             lines.append(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")

@@ -86,12 +86,13 @@ def read_examples(
     found: list[Example] = []
     problems: list[str] = []
     unseen = set(fields.values()) if needs_output else set()
-    for place, record in _placed_records(source, origin):
+    separator, records = placed_records(source)
+    for place, record in records:
         try:
-            row = _example_from_record(record, keys, name, needs_output)
+            row = _example_from_record(record, keys, name, needs_output)._replace(place=place)
             check(row)
         except ValueError as error:
-            problems.append(f"{place}: {error}")
+            problems.append(f"{origin}{separator}{place}: {error}")
             continue
         unseen.difference_update(record)
         found.append(row)
@@ -110,6 +111,17 @@ def read_examples(
     return tuple(found)
 
 
+def read_written(path: str | os.PathLike[str]) -> tuple[Example, ...]:
+    """Returns the rows of a file of `write_examples`, with their places in the user's own file."""
+    return tuple(
+        row._replace(
+            place=row.extra.get("place", 0),
+            extra={key: value for key, value in row.extra.items() if key != "place"},
+        )
+        for row in read_examples(path)
+    )
+
+
 def _example_from_record(
     record: Any, keys: Mapping[str, str], source: str, needs_output: bool
 ) -> Example:
@@ -123,7 +135,9 @@ def _example_from_record(
         got = "nothing" if value is None else shown(value, 40)
         return ValueError(f"{key!r} must {must}, got {got}")
 
-    texts = {"input": "", "id": "", "source": source} | ({} if needs_output else {"output": ""})
+    texts: dict[str, Any] = {"input": "", "id": "", "source": source} | (
+        {} if needs_output else {"output": ""}
+    )
     for name in ("instruction", "input", "output", "id", "source"):
         value = record.get(keys[name]) if name in keys else None
         if name == "id" and type(value) is int:
@@ -161,21 +175,29 @@ def _check_texts(value: Any, depth: int = 0) -> None:
             _check_texts(item, depth + 1)
 
 
-def _placed_records(source: str | os.PathLike[str], origin: str) -> Iterator[tuple[str, Any]]:
-    """Yields where each row is, and the row or the ValueError of a line that is no JSON."""
-    is_hub = str(source).startswith("hub:")
-    text = "" if is_hub else _read_text(pathlib.Path(source))
-    if is_hub or text.lstrip().startswith("["):
-        rows = _hub_rows(str(source)) if is_hub else files.parse_json(text, origin)
-        yield from ((f"{origin}, row {number}", row) for number, row in enumerate(rows, start=1))
-        return
-    # Not splitlines(): a JSON string may hold U+2028 and other line ends of Unicode.
-    for number, line in enumerate(text.split("\n"), start=1):
-        try:
-            if line.strip():
-                yield f"{origin}:{number}", files.parse_json(line, "a row")
-        except ValueError as error:
-            yield f"{origin}:{number}", error
+def placed_records(source: str | os.PathLike[str]) -> tuple[str, Iterator[tuple[int, Any]]]:
+    """Returns what stands between a source and a place in it, and the rows with their places.
+
+    That is ":" for a file of lines and ", row " for any other. A place counts from 1, blank lines
+    too; a line that is no JSON is the ValueError that says so. Sources are as in `read_examples`.
+    """
+    if str(source).startswith("hub:"):
+        return ", row ", enumerate(_hub_rows(str(source)), start=1)
+    text = _read_text(pathlib.Path(source))
+    if text.lstrip().startswith("["):
+        origin = shown(str(source), 160).strip("'\"")
+        return ", row ", enumerate(files.parse_json(text, origin), start=1)
+
+    def lines() -> Iterator[tuple[int, Any]]:
+        # Not splitlines(): a JSON string may hold U+2028 and other line ends of Unicode.
+        for number, line in enumerate(text.split("\n"), start=1):
+            try:
+                if line.strip():
+                    yield number, files.parse_json(line, "a row")
+            except ValueError as error:
+                yield number, error
+
+    return ":", lines()
 
 
 def _hub_rows(source: str) -> Iterator[Any]:

@@ -290,6 +290,20 @@ _ADAPTER_INERT = frozenset(
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
+def find_adapter(name: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the directory of a PEFT adapter, fetched from the hub if need be, or refuses it."""
+    folder = resolve_folder(name, weights=_ADAPTER)
+    lacking = [file for file in (_ADAPTER_CONFIG, _ADAPTER) if not (folder / file).is_file()]
+    if not lacking:
+        return folder
+    origin = shown(str(folder), 160)
+    if lacking == [_ADAPTER] and (folder / "adapter_model.bin").is_file():
+        got = "got pickled weights only, which can run code: load it with peft and save it again"
+        raise ValueError(f"the adapter {origin} must have safetensors, {got}")
+    must = f"must hold {_ADAPTER_CONFIG} and {_ADAPTER}, as peft saves them"
+    raise ValueError(f"the adapter {origin} {must}, it lacks {' and '.join(lacking)}: name another")
+
+
 def read_adapter_config(folder: str | os.PathLike[str]) -> LoRAConfig:
     """Returns the settings of the PEFT adapter in a directory.
 

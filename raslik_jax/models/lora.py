@@ -51,6 +51,10 @@ class LoRAConfig:
         """The factor alpha / rank on the adapter's output."""
         return self.alpha / self.rank
 
+    def describe(self) -> str:
+        """Returns rank, alpha and targets in words."""
+        return f"rank {self.rank}, alpha {self.alpha:g} on {', '.join(self.targets)}"
+
 
 class LoRAParam(nnx.Param):
     """A parameter of an adapter, kept apart from the frozen weights when a model is split."""

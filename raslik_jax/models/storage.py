@@ -40,7 +40,11 @@ _CHECKSUM = "crc32 "
 
 
 def resolve_folder(
-    name: str | os.PathLike[str], *, revision: str | None = None, auto: str = "AutoModelForCausalLM"
+    name: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    auto: str = "AutoModelForCausalLM",
+    weights: str = "",
 ) -> pathlib.Path:
     """Returns the local directory of a checkpoint, fetched from the Hugging Face hub if need be.
 
@@ -51,6 +55,7 @@ def resolve_folder(
       name: A directory, or "owner/model" on the hub.
       revision: Branch, tag or commit of a hub model; refused for a directory, which has none.
       auto: The transformers class that converts pickled weights of this kind, which are refused.
+      weights: The file that a copy in the cache must have; empty: those of a model.
     """
     folder, name = pathlib.Path(name), str(name)
     if folder.is_dir():
@@ -58,7 +63,8 @@ def resolve_folder(
             raise ValueError(f"{folder} is a directory without revisions, got {revision=}: omit it")
         return folder
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise ValueError(f"a checkpoint must be a directory, {folder} is none: correct the path")
+        what = "an adapter" if weights else "a checkpoint"
+        raise ValueError(f"{what} must be a directory, {folder} is none: correct the path")
     import huggingface_hub
     import huggingface_hub.errors
 
@@ -71,7 +77,7 @@ def resolve_folder(
     with contextlib.suppress(huggingface_hub.errors.LocalEntryNotFoundError):
         cached = pathlib.Path(fetch(revision=revision, local_files_only=True))
         # A tokenizer fetched earlier leaves a snapshot without weights.
-        if _find_weights(cached):
+        if (cached / weights).is_file() if weights else _find_weights(cached):
             return cached
         names = {path.name for path in cached.iterdir()}
     reason: BaseException | None = None

@@ -33,6 +33,8 @@ class CardFacts(NamedTuple):
       set_hashes: first 16 hex digits of the SHA-256 of the files of both sets.
       base_model: hub name of the base, "" for none; `base_origin` is what it is, for people.
       base_format: how the base was quantized in the run, "" for not at all.
+      lora: rank, alpha and layers of the adapter, in words.
+      adapter_origin: where it came from, "" where it was fine-tuned in the run.
       is_merged: the weights hold the adapter; otherwise it stands alone.
       prompt: the template of a prompt, with {instruction}.
     """
@@ -49,6 +51,8 @@ class CardFacts(NamedTuple):
     base_model: str
     base_origin: str
     base_format: str
+    lora: str
+    adapter_origin: str
     is_merged: bool
     prompt: str
 

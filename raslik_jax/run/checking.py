@@ -19,7 +19,7 @@ from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
 from raslik_jax.run.stages import backbone
 from raslik_jax.run.units import Unit
-from raslik_jax.run.workspace import StoredCorpus, lora_config_of
+from raslik_jax.run.workspace import StoredCorpus, adapter_source, lora_config_of
 from raslik_jax.settings import leaves
 
 # Those that retrieve, and those that need what was retrieved.
@@ -64,7 +64,11 @@ def check_model(config: Config) -> None:
         model_config = checkpoint.read_config(folder)
     else:
         _, model_config = model_of(config)
-    decoder.abstract(model_config, lora_config_of(config))
+    if config.backbone.adapter:
+        # Adapters are small: one that does not fit is found before the model is loaded.
+        checkpoint.load_adapter(adapter_source(config), model_config)
+    else:
+        decoder.abstract(model_config, lora_config_of(config))
 
 
 def is_measurable(config: Config, corpus: Corpus | StoredCorpus) -> bool:
@@ -99,6 +103,8 @@ def _training_problems(
 ) -> Iterator[str]:
     """Yields what a stage that trains cannot train on, from the length of each prompt."""
     rows, longest, finetune = corpus.train, config.corpus.max_len, config.finetune
+    if config.backbone.adapter:
+        stages = [stage for stage in stages if stage != "finetune"]
     to_finetune = finetune.max_len or longest
     if "finetune" in stages and np.all(prompt_N >= to_finetune):
         yield f"--finetune.max_len={to_finetune} leaves no training example an answer: raise it"

@@ -86,6 +86,8 @@ def export_model(
         base_origin=f"{base.origin}, weights in {jnp.dtype(backbone.dtype).name}, "
         f"identity {model.identity}",
         base_format="" if config.backbone.format == "plain" else config.backbone.format,
+        lora=model.lora_config.describe(),
+        adapter_origin=_adapter_origin(config),
         is_merged=merged,
         prompt=prompts.TEMPLATES[config.corpus.template].without_input,
     )
@@ -161,6 +163,17 @@ def _base_of(config: Config, manifest: Manifest) -> _Base:
     own = own if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", own) else ""
     says = f"calls itself {own}" if own else "does not say where it came from"
     return _Base(folder, own, f"the local folder {folder.resolve().name}, which {says}")
+
+
+def _adapter_origin(config: Config) -> str:
+    """Returns where the adapter before unlearning came from, "" where the run fine-tuned it."""
+    name = config.backbone.adapter
+    if not name:
+        return ""
+    # A path says nothing on another machine.
+    is_folder = pathlib.Path(name).is_dir() or pathlib.Path(name).is_absolute()
+    kind = f"the local folder {pathlib.Path(name).name}" if is_folder else name
+    return f"an adapter that was trained elsewhere, {kind}"
 
 
 def _write_tokenizer(out: pathlib.Path, base: _Base, tokenizer: tokenization.Tokenizer) -> None:

@@ -51,8 +51,8 @@ _SETTINGS = _groups(
     text="corpus.template corpus.max_len",
     # What the model is loaded from: its weights, how they are held, and the shape of its adapter.
     model="seed backbone.checkpoint backbone.revision backbone.dtype backbone.format "
-    "backbone.double_quant finetune.lora_rank finetune.lora_alpha finetune.lora_dropout "
-    "finetune.lora_targets",
+    "backbone.double_quant backbone.adapter finetune.lora_rank finetune.lora_alpha "
+    "finetune.lora_dropout finetune.lora_targets",
     scratch="backbone.hidden_size backbone.num_hidden_layers backbone.num_attention_heads "
     "backbone.steps backbone.batch_size backbone.learning_rate",
     decoding="{text} {model} references.max_new_tokens references.decode_batch_size",
@@ -74,15 +74,21 @@ def pick(
     """Returns the values of settings, and the files and folders that others of them name.
 
     A stage's name stands for all of its settings but those that choose members, a member's for all
-    of its own; those that no result depends on are left out.
+    of its own. Left out are those that no result depends on, and all of fine-tuning where an
+    adapter of elsewhere takes its place.
     """
     values: dict[str, Any] = {}
     files: dict[str, str | os.PathLike[str]] = {}
     for leaf in settings_lib.leaves(config):
         group, family = leaf.name.rpartition(".")[0], leaf.metadata["family"]
         if leaf.name in names or (group in names and family is None and leaf.metadata["decides"]):
+            if group == "finetune" and config.backbone.adapter:
+                continue
             if leaf.metadata["is_path"] and leaf.value and os.path.exists(leaf.value):
-                files[leaf.name] = leaf.value
+                parts = {f"{leaf.name}/{part}": part for part in leaf.metadata["parts"]}
+                inner = {name: os.path.join(leaf.value, part) for name, part in parts.items()}
+                inner = {name: path for name, path in inner.items() if os.path.isfile(path)}
+                files |= inner if parts else {leaf.name: leaf.value}
             else:
                 values[leaf.name] = list(leaf.value) if type(leaf.value) is tuple else leaf.value
     return values, files
@@ -150,8 +156,11 @@ class _Planner:
         if not config.backbone.checkpoint:
             reads = "corpus/backbone.npz corpus/tokenizer"
             yield self.unit("backbone", backbone.make_backbone, reads, "seed {text} {scratch}")
-        reads, settings = "{rows} {model}", "{text} {model} finetune"
-        yield self.unit("finetune", finetune.make_adapter, reads, settings, is_resumable=True)
+        if config.backbone.adapter:
+            yield self.unit("finetune", finetune.adopt_adapter, "{model}", "{model}")
+        else:
+            reads, settings = "{rows} {model}", "{text} {model} finetune"
+            yield self.unit("finetune", finetune.make_adapter, reads, settings, is_resumable=True)
         yield self.unit(
             "references/retrieval",
             references.make_retrieval_answers,
@@ -296,7 +305,8 @@ class _Planner:
             is_shared=False,
         )
         drawn = [name for name in (f"retrieve/{retrieve.EVIDENCE}",) if name in names]
-        drawn += [f"{name}/losses.json" for name in ("backbone", "finetune") if name in names]
+        trained = ["backbone"] if config.backbone.adapter else ["backbone", "finetune"]
+        drawn += [f"{name}/losses.json" for name in trained if name in names]
         drawn += [f"unlearn/{'-'.join(variant)}/steps.json" for variant in self.variants]
         yield self.unit(
             "report",

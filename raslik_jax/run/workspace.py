@@ -16,7 +16,7 @@ from raslik_jax.axes import Tree
 from raslik_jax.config import Config, to_json
 from raslik_jax.data import corpora, encoding, examples, tokenization
 from raslik_jax.data.examples import Corpus, Example
-from raslik_jax.data.formats import read_examples
+from raslik_jax.data.formats import read_written
 from raslik_jax.evaluate import choice, likelihood, rates
 from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
@@ -83,7 +83,7 @@ class StoredCorpus:
 
     def _read(self, name: str) -> tuple[Example, ...]:
         path = self._folder / f"{name}.jsonl"
-        return read_examples(path) if path.stat().st_size else ()
+        return read_written(path) if path.stat().st_size else ()
 
 
 class _Queries(collections.UserDict[str, tuple[Example, ...]]):
@@ -134,12 +134,18 @@ class Workspace:
             return self.model
         return self._load_model(form)
 
+    @functools.cached_property
+    def lora_config(self) -> LoRAConfig:
+        """The settings of the run's adapter; of an adopted one those of the copy that it keeps."""
+        kept = self.root / "finetune" / "adapter"
+        return lora_config_of(self.config, kept if kept.is_dir() else None)
+
     def _load_model(self, base_format: str) -> Model:
-        settings, lora_config = self.config.backbone, lora_config_of(self.config)
+        settings = self.config.backbone
         loaded = checkpoint.load_model(
             settings.checkpoint or self.root / "backbone" / "model",
             dtype=jnp.dtype(settings.dtype),
-            lora_config=lora_config,
+            lora_config=self.lora_config,
             key=jax.random.key(self.config.seed),
             revision=settings.revision or None,
             base_format=None if base_format == "plain" else base_format,
@@ -149,7 +155,7 @@ class Workspace:
         size = self.tokenizer.vocab_size
         checkpoint.check_vocabulary(loaded.graphdef.config, size, origin=origin)
         bound, parts = decoders.bind(loaded.graphdef), (loaded.base, loaded.lora)
-        return Model(bound, *parts, lora_config, loaded.graphdef, loaded.identity)
+        return Model(bound, *parts, self.lora_config, loaded.graphdef, loaded.identity)
 
     def adapter(self, *parts: str) -> Tree:
         """Returns an adapter that a stage saved."""
@@ -354,10 +360,22 @@ def read_answers(path: pathlib.Path) -> dict[str, str]:
     return answers
 
 
-def lora_config_of(config: Config) -> LoRAConfig:
-    """Returns the settings of a run's adapter."""
+def lora_config_of(config: Config, adopted: pathlib.Path | None = None) -> LoRAConfig:
+    """Returns the settings of a run's adapter: of --backbone.adapter, or its copy, or fine-tuning.
+
+    Args:
+      config: The run's settings.
+      adopted: Where an adapter of elsewhere lies; None for --backbone.adapter itself.
+    """
+    if config.backbone.adapter:
+        return checkpoint.read_adapter_config(adopted or adapter_source(config))
     names = ("rank", "alpha", "dropout", "targets")
     return LoRAConfig(**{name: getattr(config.finetune, f"lora_{name}") for name in names})
+
+
+def adapter_source(config: Config) -> pathlib.Path:
+    """Returns the folder of --backbone.adapter, fetched from the hub if need be."""
+    return checkpoint.find_adapter(config.backbone.adapter)
 
 
 def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:

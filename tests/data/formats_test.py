@@ -14,7 +14,7 @@ from absl.testing import parameterized
 from support import shared_data
 
 from raslik_jax.data import examples as ex
-from raslik_jax.data.formats import parse_fields, read_examples
+from raslik_jax.data.formats import parse_fields, read_examples, read_written
 
 _PACKERS = {
     "": lambda raw: raw,
@@ -53,14 +53,15 @@ class ReadTest(parameterized.TestCase):
         path = self._write(f"rows.json{packing}", _PACKERS[packing](text.encode()))
         read = read_examples(path, name="here")
         self.assertEqual([example[1:4] for example in read], rows)
-        self.assertEqual([example[4:] for example in read], [(None, "here", {})] * 3)
+        places = [1, 2, 3] if form == "list" else [1, 3, 5]
+        self.assertEqual([row[4:] for row in read], [(None, "here", {}, at) for at in places])
         self.assertEqual(read[2].example_id, read[1].example_id + "-2")
 
     def test_field_map_reads_other_keys(self):
         path = self._write("rows.jsonl", '{"q": "Hi?", "a": "Hi.", "bad": true, "name": "r1"}')
         fields = {"instruction": "q", "output": "a", "is_target": "bad", "id": "name"}
         read = read_examples(path, fields=fields)
-        self.assertEqual(read, (ex.Example("r1", "Hi?", "", "Hi.", True),))
+        self.assertEqual(read, (ex.Example("r1", "Hi?", "", "Hi.", True, place=1),))
 
     def test_absent_and_null_inputs_are_empty(self):
         rows = '{"instruction": "a", "output": "b"}\n'
@@ -173,6 +174,22 @@ class ReadTest(parameterized.TestCase):
         record = json.loads(written.read_text())
         self.assertEqual((record["topic"], record["score"]), (["x", 1], 0.5))
         self.assertEqual(read_examples(written)[0][:4], read[:4])
+
+    @parameterized.parameters("lines", "list")
+    def test_places_in_the_users_file_survive_any_number_of_writings(self, form):
+        rows = [{"instruction": f"Say {i}.", "output": "x", "place": "Rome"} for i in range(3)]
+        text = "\n\n".join(map(json.dumps, rows)) if form == "lines" else json.dumps(rows)
+        read = read_examples(self._write("rows.json", text))
+        self.assertEqual([row.extra for row in read], [{"place": "Rome"}] * 3)
+        places = [1, 3, 5] if form == "lines" else [1, 2, 3]
+        for name in ("train.jsonl", "forget.jsonl"):
+            self.assertEqual([row.place for row in read], places)
+            ex.write_examples(self.folder / name, read := read[::-1], extra=[{"score": 1.0}] * 3)
+            places = places[::-1]
+            read = read_written(self.folder / name)
+        (made,) = [ex.make_example("a", "", "b")]
+        ex.write_examples(self.folder / "made.jsonl", [made])
+        self.assertEqual(read_written(self.folder / "made.jsonl"), (made,))
 
     @parameterized.parameters(*sorted(_PACKERS))
     def test_any_damage_is_one_short_sentence(self, packing):

@@ -216,6 +216,28 @@ def test_every_file_counts_by_its_content_for_these_units_and_no_other(tmp_path,
     assert _changed(before, again) - {"evaluate"} == _named(before, names) - {"evaluate"}
 
 
+def test_an_adapter_of_elsewhere_counts_by_its_weights_and_not_by_how_one_would_be_trained(
+    tmp_path,
+):
+    config = _config(tmp_path)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors", "optimizer.pt"):
+        (folder / name).write_text(name)
+    config = replaced(config, {"backbone.adapter": str(folder)})
+    before = _decided(config, tmp_path)
+    assert before["finetune"][1] == ("corpus/tokenizer",)
+    for name in ("epochs", "lora_rank", "seed"):
+        other = replaced(config, {"seed" if name == "seed" else f"finetune.{name}": 5})
+        changed = _changed(before, _decided(other, tmp_path)) - {"evaluate"}
+        assert ("finetune" in changed) == (name == "seed")
+        assert changed == set() or name == "seed"
+    (folder / "optimizer.pt").write_text("another")
+    assert _changed(before, _decided(config, tmp_path)) == set()
+    (folder / "adapter_model.safetensors").write_text("another")
+    assert _changed(before, _decided(config, tmp_path)) == _named(before, _MODEL)
+
+
 def test_training_reads_rows_and_model_alone_and_queries_answer_for_themselves(tmp_path):
     reads = {name: unit[1] for name, unit in _decided(_config(tmp_path), tmp_path).items()}
     assert reads["finetune"] == ("corpus/train.jsonl", "corpus/train.npz", "corpus/tokenizer")

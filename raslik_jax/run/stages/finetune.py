@@ -1,4 +1,4 @@
-"""Fine-tuning of a LoRA adapter on the training examples."""
+"""The adapter before unlearning: fine-tuned on the training examples, or taken from elsewhere."""
 
 import functools
 import pathlib
@@ -8,8 +8,9 @@ import numpy as np
 
 from raslik_jax.data import batches, encoding
 from raslik_jax.files import write_json
+from raslik_jax.models import checkpoint
 from raslik_jax.run import memory
-from raslik_jax.run.workspace import Workspace
+from raslik_jax.run.workspace import Workspace, adapter_source, lora_config_of
 from raslik_jax.train import loop, steps
 
 
@@ -70,6 +71,18 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
     )
     workspace.save_adapter(folder / "adapter", fitted.state.params)
     write_losses(folder, fitted)
+
+
+@memory.explained("loading the model", "--backbone.dtype to bfloat16, or take a smaller model")
+def adopt_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Takes over the adapter of --backbone.adapter as it is, without a training step."""
+    source = adapter_source(workspace.config)
+    # The copy of an earlier adapter may still lie where this one goes.
+    workspace.lora_config = lora_config_of(workspace.config, source)
+    model = workspace.model
+    lora = checkpoint.load_adapter(source, model.decoder.config, base=model.identity)
+    workspace.save_adapter(folder / "initial", model.initial)
+    workspace.save_adapter(folder / "adapter", lora)
 
 
 def write_losses(folder: pathlib.Path, fitted: loop.Progress) -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from raslik_jax.axes import Tree
 from raslik_jax.data import batches, encoding
-from raslik_jax.data.formats import read_examples
+from raslik_jax.data.formats import read_written
 from raslik_jax.files import write_json
 from raslik_jax.models import checkpoint
 from raslik_jax.run import memory
@@ -63,7 +63,7 @@ def _rows(workspace: Workspace, strategy: str, kind: str) -> encoding.Encoded:
     """Returns the rows of a set that something is left of at --unlearn.max_len."""
     max_len = workspace.config.unlearn.max_len or workspace.config.corpus.max_len
     path = workspace.root / "retrieve" / strategy / f"{kind}.jsonl"
-    rows = workspace.train_rows.named([row.example_id for row in read_examples(path)])
+    rows = workspace.train_rows.named([row.example_id for row in read_written(path)])
     encoded = workspace.cut(rows, f"{kind} examples", max_len=max_len)
     if kind == "forget":
         # What cannot be forgotten at this length is an error; a retain example less is told.

@@ -1,0 +1,135 @@
+"""An adapter trained elsewhere in the place of fine-tuning."""
+
+import json
+import pathlib
+
+import checkpoint_cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from raslik_jax.config import BackboneConfig, Config, FinetuneConfig, SketchConfig
+from raslik_jax.data.tokenization import train_bpe
+from raslik_jax.models import decoder
+from raslik_jax.run import checking
+from raslik_jax.run.stages import finetune
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.settings import SettingsError
+from raslik_jax.train import loop
+
+_TOKENS = np.array([3, 17, 4, 4, 40, 21, 9])
+_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+def _config(root: pathlib.Path, **finetune_settings) -> Config:
+    backbone = BackboneConfig(checkpoint=str(root / "base"), adapter=str(root / "theirs"))
+    return Config(backbone=backbone, finetune=FinetuneConfig(**finetune_settings))
+
+
+def _small(tensors):
+    """Weights of unit size saturate everything."""
+    return {key: 0.4 * value for key, value in tensors.items()}
+
+
+def _write_base(root: pathlib.Path, **options) -> pathlib.Path:
+    tensors = checkpoint_cases.tensors_of(checkpoint_cases.GOLDEN["llama"]["tensors"])
+    return checkpoint_cases.write_model(root / "base", "llama", tensors=_small(tensors), **options)
+
+
+def _write_adapter(root: pathlib.Path, tensors=None, **changes) -> pathlib.Path:
+    """The golden adapter, or one of these tensors, with changes of its config."""
+    if tensors is None:
+        tensors = checkpoint_cases.tensors_of(checkpoint_cases.GOLDEN["llama"]["adapter_tensors"])
+    folder = checkpoint_cases.write_adapter(root / "theirs", "llama", changes=changes)
+    safetensors.numpy.save_file(_small(tensors), folder / _WEIGHTS)
+    return folder
+
+
+def _merged_logits(root: pathlib.Path, scale_of) -> np.ndarray:
+    """Logits of the base with W + scale B A for every pair of the adapter, summed by NumPy."""
+    base = safetensors.numpy.load_file(root / "base" / "model.safetensors")
+    factors = safetensors.numpy.load_file(root / "theirs" / _WEIGHTS)
+    for key, a in factors.items():
+        module, is_first, _ = key.partition(".lora_A.weight")
+        if is_first:
+            b = factors[f"{module}.lora_B.weight"].astype(np.float64)
+            name = f"{module.removeprefix('base_model.model.')}.weight"
+            base[name] = (base[name] + scale_of(module, len(a)) * b @ a).astype(np.float32)
+    whole = checkpoint_cases.write_model(root / "whole", "llama", tensors=base)
+    model = checkpoint_cases.load(whole)
+    return _logits(decoder.bind(model.graphdef), {}, model.base)
+
+
+def _logits(bound, lora, base) -> np.ndarray:
+    hidden = jax.jit(bound.hidden)(lora, base, jnp.asarray(_TOKENS))
+    return np.asarray(bound.logits(lora, base, hidden))
+
+
+def _adopt(root: pathlib.Path, monkeypatch) -> Workspace:
+    """Runs the unit as a plan does, and returns what later stages see."""
+    monkeypatch.setattr(loop, "fit", None)  # no training step
+    first, later = (Workspace(root / "run", _config(root)) for _ in range(2))
+    tokenizer = train_bpe(["a few words"], vocab_size=270)
+    for workspace in (first, later):
+        workspace.__dict__["tokenizer"] = tokenizer._replace(vocab_size=40)
+    checking.check_model(first.config)
+    finetune.adopt_adapter(first, root / "run" / "finetune")
+    return later
+
+
+def test_a_plain_adapter_is_taken_over_without_a_training_step(tmp_path, monkeypatch):
+    _write_base(tmp_path)
+    _write_adapter(tmp_path)
+    later = _adopt(tmp_path, monkeypatch)
+    model = later.model
+    found = _logits(model.decoder, later.finetuned, model.base)
+    np.testing.assert_allclose(found, _merged_logits(tmp_path, lambda *_: 2.0), atol=1e-5)
+    plain = _logits(model.decoder, model.initial, model.base)
+    assert np.abs(found - plain).max() > 1e-2
+    # The initial one is of the same shape and changes nothing.
+    initial = later.adapter("finetune", "initial")
+    assert jax.tree.map(jnp.shape, initial) == jax.tree.map(jnp.shape, later.finetuned)
+    np.testing.assert_array_equal(_logits(model.decoder, initial, model.base), plain)
+
+
+def test_what_no_peft_adapter_is_is_refused_before_the_model_is_loaded(tmp_path):
+    _write_base(tmp_path)
+    (tmp_path / "base" / "model.safetensors").unlink()  # nothing of it is read
+    folder = _write_adapter(tmp_path)
+    weights, config = (folder / name for name in (_WEIGHTS, _CONFIG))
+    checking.check_model(_config(tmp_path))
+    whole, text = weights.read_bytes(), config.read_text()
+
+    def assert_refused(message: str) -> None:
+        with pytest.raises(ValueError, match=message) as refusal:
+            checking.check_model(_config(tmp_path))
+        assert len(str(refusal.value)) < 600
+        weights.write_bytes(whole)
+        config.write_text(text)
+
+    weights.write_bytes(whole[:-9])
+    assert_refused("is truncated")
+    broken = safetensors.numpy.load_file(weights)
+    safetensors.numpy.save_file({k: v * np.nan for k, v in broken.items()}, weights)
+    assert_refused("must be finite")
+    config.write_text(json.dumps({**json.loads(text), "use_dora": True}))
+    assert_refused("use_dora=True")
+    config.write_text(json.dumps({**json.loads(text), "r": 5}))
+    assert_refused("of another shape")
+    weights.rename(folder / "adapter_model.bin")
+    assert_refused("must have safetensors, got pickled weights")
+    (folder / "adapter_model.bin").unlink()
+    weights.unlink()
+    assert_refused("must hold adapter_config.json and adapter_model.safetensors, .* it lacks adap")
+
+
+def test_settings_that_an_adapter_of_elsewhere_cannot_have():
+    with pytest.raises(SettingsError, match="--adapter needs a --checkpoint"):
+        BackboneConfig(adapter="theirs")
+    with pytest.raises(SettingsError, match="trajectory needs an adapter that is fine-tuned here"):
+        Config(
+            backbone=BackboneConfig(checkpoint="base", adapter="theirs"),
+            sketch=SketchConfig(gradient_at="trajectory"),
+        )
