@@ -272,6 +272,11 @@ class UnlearnConfig(Stage):
     clip: float = setting(1.0, "Global norm at which gradients are clipped.", above=0)
     probe: ProbeConfig = ProbeConfig()
 
+    @property
+    def stored_epochs(self) -> tuple[int, ...]:
+        """The epochs whose models are stored; with a stop the kept step is the last one's."""
+        return tuple(range(1 if self.probe.stop == "never" else self.epochs, self.epochs + 1))
+
     def problems(self) -> Iterator[str]:
         if self.choice and self.probe.stop != "never":
             yield f"--choice has no effect with --probe.stop={self.probe.stop}: leave one out"

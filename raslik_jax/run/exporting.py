@@ -116,7 +116,7 @@ def _read_run(
         found = {Variant(e["strategy"], e["algorithm"], e["epoch"]): e for e in metrics["methods"]}
         return config_from_json(metrics["settings"]), metrics, {**found}
     config = open_run(root, name).config
-    epochs = range(1, config.unlearn.epochs + 1)
+    epochs = config.unlearn.stored_epochs
     made = itertools.product(config.retrieve.strategies, config.unlearn.algorithms, epochs)
     return config, None, dict.fromkeys(Variant(*names) for names in made)
 

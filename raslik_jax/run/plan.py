@@ -230,7 +230,8 @@ class _Planner:
         if self.config.unlearn.probe.steps:  # else its settings decide nothing
             reads += " corpus/train.jsonl corpus/validation_target.jsonl "
             reads += "corpus/validation_normal.jsonl {queries}"
-            settings += " unlearn.probe sketch.query_output sketch.batch_tokens"
+            settings += " {decoding} unlearn.probe sketch.query_output sketch.batch_tokens "
+            settings += "references.query_split"
         for strategy, algorithm in self.variants:
             rate = self.workspace.learning_rate(strategy, algorithm)
             yield self.unit(

@@ -103,12 +103,12 @@ class Workspace:
     def __init__(self, root: pathlib.Path, config: Config, *, writers: Sequence[str] = ()):
         self.root = root
         self.config = config
-        self._writers = writers
+        self._settings, self._writers = to_json(config), writers
         self._told: set[str] = set()
 
     def live(self, unit: str) -> live.Live:
         """Returns where the numbers of a training go while it runs; see `run.live`."""
-        place = live.Place(self.root, self.config.name, unit, to_json(self.config))
+        place = live.Place(self.root, self.config.name, unit, self._settings)
         return live.Live(place, self._writers)
 
     @functools.cached_property
@@ -273,14 +273,17 @@ class Workspace:
         folder = checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
         return tuple(sorted({*own, *checkpoint.read_end_ids(folder)}))
 
-    def generate(self, model: BoundModel, rows: Sequence[Example], what: str) -> list[str]:
-        """Returns the greedy answers of a model."""
+    def generate(
+        self, model: BoundModel, rows: Sequence[Example], what: str, *, most: int = 0
+    ) -> list[str]:
+        """Returns the greedy answers of a model; with `most` of at most so many tokens."""
+        limit = self.config.references.max_new_tokens
         tokenizer = self.tokenizer
         max_len, template = self.config.corpus.max_len, self.config.corpus.template
         outputs = decode.generate(
             *model,
             encoding.encode_prompts(rows, tokenizer, max_len=max_len, template=template),
-            max_new_tokens=self.config.references.max_new_tokens,
+            max_new_tokens=min(most or limit, limit),
             eos_id=self.end_ids,
             pad_id=tokenizer.pad_id,
             batch_size=self.config.references.decode_batch_size,
@@ -312,7 +315,7 @@ class Workspace:
     def epochs(self, strategy: str, name: str) -> tuple[int, ...]:
         """Returns the epochs after which a strategy and algorithm are measured."""
         chosen = self._choice(strategy, name)
-        return (chosen.epoch,) if chosen else tuple(range(1, self.config.unlearn.epochs + 1))
+        return (chosen.epoch,) if chosen else self.config.unlearn.stored_epochs
 
     def likelihood_of(
         self, model: BoundModel, encoded: encoding.Encoded, *, on_ladder: bool = False
@@ -325,15 +328,26 @@ class Workspace:
         """Returns the function of a decoder's models, compiled once for all of them."""
         return likelihood.answer_likelihood(decoder, batch_tokens=self.config.sketch.batch_tokens)
 
+    @functools.cached_property
+    def _whole(self) -> decoders.Decoder:
+        """The functions of the model without places for an adapter."""
+        graphdef, _, _ = decoders.abstract(self.model.decoder.config, None)
+        return decoders.bind(graphdef, remat=self.config.unlearn.remat)
+
+    def trained(self, params: Tree) -> BoundModel:
+        """Returns the model of the parameters that unlearning trains."""
+        if self.config.unlearn.parameters == "lora":
+            return self.with_adapter(params)
+        base = self.model.base
+        cast = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, base)
+        return BoundModel(self._whole, {}, cast)
+
     @functools.cache  # noqa: B019  one workspace lives as long as its run
     def unlearning(self, name: str, learning_rate: float) -> loop.Algorithm:
         """Returns an objective's algorithm, one for all strategies: its step compiles once."""
         settings, objective = self.config.unlearn, OBJECTIVES[name]
         tx = loop.adamw(learning_rate, weight_decay=settings.weight_decay, clip=settings.clip)
-        whole = None
-        if settings.parameters == "all":  # without places for an adapter
-            graphdef, _, _ = decoders.abstract(self.model.decoder.config, None)
-            whole = decoders.bind(graphdef, remat=settings.remat)
+        whole = self._whole if settings.parameters == "all" else None
         weights = {name: getattr(settings, name) for name in ("forget_weight", "retain_weight")}
         size, mean = settings.micro_batch_size, settings.mean
         options = steps.Options(**weights, mean=mean, micro_batch=size, whole=whole)

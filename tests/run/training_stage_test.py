@@ -14,7 +14,8 @@ from absl.testing import absltest, parameterized
 
 from raslik_jax import config as config_lib
 from raslik_jax.data.encoding import encode
-from raslik_jax.data.examples import Corpus, Example, write_examples
+from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, write_examples
+from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokenization import train_bpe
 from raslik_jax.models import checkpoint, decoder, gpt_neox, quantize
 from raslik_jax.models.lora import LoRAConfig
@@ -79,7 +80,8 @@ def _workspace(root, *, base_format="plain", finetune=_FINETUNE, unlearn=_UNLEAR
     )
     if base_format != "plain":
         base = quantize.quantize_base(base, base_format, double_quant=False)
-    queries = {name: () for name in ("retrieval", "test_target", "test_normal")}
+    queries = {name: () for name in QUERY_SETS}
+    queries["retrieval"] = (_ROWS[0]._replace(example_id="q", instruction="Say red"),)
     workspace.__dict__.update(
         corpus=Corpus(backbone=(), train=_ROWS, queries=queries),
         tokenizer=tokenizer,
@@ -163,6 +165,91 @@ class TrainingStageTest(parameterized.TestCase):
         log = json.loads((whole / "steps.json").read_text())
         self.assertLen(log, 9)
         self.assertGreater(log[-1]["forget_nll"], log[0]["forget_nll"])
+
+    def probed(self, **probe):
+        """Returns a function that unlearns with probes after every second step and epoch."""
+        probe = config_lib.ProbeConfig(**{"steps": 2, "rows": 4, "answers": 0} | probe)
+        self.workspace = _workspace(self.root, unlearn=dataclasses.replace(_UNLEARN, probe=probe))
+
+        def stage(workspace, folder):
+            unlearn_stage.unlearn(self.workspace, "raslik", "ga_gdr", folder)
+
+        return stage
+
+    def slow_level(self, params, ids):
+        """Returns the mean over rows of the mean nats a token of their answers, one by one."""
+        model, found = self.workspace.model, []
+
+        @jax.jit
+        def logits_of(tokens_L):
+            hidden_LE = model.decoder.hidden(params, model.base, tokens_L)
+            return model.decoder.logits(params, model.base, hidden_LE)
+
+        for name in ids:
+            rows = self.workspace.train_rows.named([name])
+            (tokens,), start = rows.tokens, int(rows.start_N[0])
+            # One shape for all: what follows a token does not change it.
+            logits_LV = np.float64(logits_of(np.pad(tokens, (0, 64 - len(tokens)))))
+            log_p_LV = logits_LV - np.log(np.exp(logits_LV).sum(-1, keepdims=True))
+            found.append(-np.mean([log_p_LV[n - 1, tokens[n]] for n in range(start, len(tokens))]))
+        return np.mean(found)
+
+    def test_a_probe_finds_what_the_obvious_computation_finds_and_changes_nothing(self):
+        plain, folder = self.root / "plain", self.root / "probed"
+        for path in (plain, folder):
+            path.mkdir()
+        unlearn_stage.unlearn(_workspace(self.root), "raslik", "ga_gdr", plain)
+        self.probed(answers=1, answer_tokens=4)(None, folder)
+        found = json.loads((folder / "probes.json").read_text())
+        self.assertEqual([probe["step"] for probe in found["probes"]], [0, 2, 3, 4, 6, 8, 9])
+        same = _bytes(folder)
+        del same["probes.json"]
+        self.assertEqual(same, _bytes(plain))
+        forget, retain = ([row.example_id for row in rows] for rows in (_ROWS[:6], _ROWS[6:17]))
+        workspace = self.workspace
+        for place, params in ((0, workspace.finetuned), (-1, workspace.adapter("probed/epoch-3"))):
+            levels = found["probes"][place]["levels"]
+            for kind, ids in (("forget", forget), ("retain", retain)):
+                chosen = shuffled(ids, seed=0, label=f"probed {kind} rows")[:4]
+                self.assertAlmostEqual(levels[kind], self.slow_level(params, chosen), places=4)
+            # Rows 17 to 19 are in neither set.
+            kept = self.slow_level(params, [row.example_id for row in _ROWS[17:]])
+            self.assertAlmostEqual(levels["kept"], kept, places=4)
+        backbone = self.slow_level(workspace.model.initial, [r.example_id for r in _ROWS[17:]])
+        self.assertAlmostEqual(found["backbone"]["kept"], backbone, places=4)
+        self.assertEqual(found["rows"], {"forget": 4, "behavior": 1, "retain": 4, "kept": 3})
+        self.assertEqual(list(found["probes"][0]["answers"]), ["q"])
+        lines = (self.root / "live" / "unlearn" / "raslik-ga_gdr.jsonl").read_text().splitlines()
+        live = [line for line in map(json.loads, lines) if "probe/kept" in line]
+        for line, probe in zip(live, found["probes"], strict=True):
+            levels = {name: line[f"probe/{name}"] for name in probe["levels"]}
+            self.assertEqual((line["step"], levels), (probe["step"], probe["levels"]))
+
+    def test_a_killed_run_keeps_the_step_that_an_undisturbed_one_keeps(self):
+        # Nothing ends it: the bound is wide, the goal is far.
+        stage = self.probed(stop="forgotten", max_rise=5.0, forget_rise=50.0)
+        (whole, killed), saved = self.run_and_kill(stage, 2, damage=True)
+        self.assertEqual(saved, [3, 6, 6])
+        self.assertEqual(_bytes(killed), _bytes(whole))
+        self.assertEqual([path.name for path in whole.glob("*-*")], ["epoch-3"])
+        found = json.loads((whole / "probes.json").read_text())
+        self.assertGreater(found["kept"], 0)
+
+    def test_it_ends_where_the_rule_says_and_the_model_before_is_kept_where_nothing_helped(self):
+        folder = self.root / "short"
+        folder.mkdir()
+        self.probed(stop="forgotten", max_rise=50.0, forget_rise=1e-3)(None, folder)
+        found = json.loads((folder / "probes.json").read_text())
+        self.assertEqual((found["end"], found["kept"]), ("forgotten", found["probes"][-1]["step"]))
+        self.assertLen(json.loads((folder / "steps.json").read_text()), found["kept"])
+        self.assertLess(found["kept"], 9)
+        none = self.root / "none"
+        none.mkdir()
+        self.probed(stop="forgotten", max_rise=1e-9, forget_rise=50.0)(None, none)
+        found = json.loads((none / "probes.json").read_text())
+        self.assertEqual((found["end"], found["kept"]), ("others lose too much", 0))
+        kept = self.workspace.adapter("none", "epoch-3")
+        jax.tree.map(np.testing.assert_array_equal, kept, self.workspace.finetuned)
 
     @parameterized.parameters((6, "weights"), (5, "grad_norm"))
     def test_unlearning_that_diverges_leaves_the_epochs_before(self, last, what):

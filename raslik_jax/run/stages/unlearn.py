@@ -1,10 +1,11 @@
-"""Unlearning: a strategy's sets, an objective, a model after every epoch."""
+"""Unlearning: a strategy's sets, an objective, a model after every epoch or of the best step."""
 
 import functools
 import itertools
 import pathlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from raslik_jax.data import batches, encoding
 from raslik_jax.data.formats import read_written
 from raslik_jax.files import write_json
 from raslik_jax.models import checkpoint
-from raslik_jax.run import memory
+from raslik_jax.run import memory, probing
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
 from raslik_jax.train.objectives import OBJECTIVES
@@ -24,12 +25,14 @@ from raslik_jax.train.objectives import OBJECTIVES
 def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path) -> None:
     """Unlearns one strategy's sets by one objective, and saves the model of every epoch.
 
-    A run that was killed goes on after its last finished epoch, with the same result.
+    With --unlearn.probe.stop only that of the step that its probes choose, as the last epoch. A run
+    that was killed goes on after its last finished epoch, with the same result.
     """
     settings, model = workspace.config.unlearn, workspace.model
-    sets = [_rows(workspace, strategy, kind) for kind in ("forget", "retain")]
+    sets = {kind: _rows(workspace, strategy, kind) for kind in ("forget", "retain")}
     per_epoch = max(
-        batches.num_steps_of(len(rows.ids), batch_size=settings.batch_size) for rows in sets
+        batches.num_steps_of(len(rows.ids), batch_size=settings.batch_size)
+        for rows in sets.values()
     )
     rate = workspace.learning_rate(strategy, name)
     params = workspace.finetuned
@@ -38,23 +41,35 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
         # Copies also where the base is float32: nothing of it may be donated or changed.
         params = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), merged)
 
+    live = workspace.live(f"unlearn/{strategy}-{name}")
+    save = functools.partial(_save, workspace)
+    last, num_steps = folder / f"epoch-{settings.epochs}", per_epoch * settings.epochs
+    after: dict[int, Callable[[Tree], bool | None]] = {
+        per_epoch * epoch: functools.partial(save, folder / f"epoch-{epoch}")
+        for epoch in settings.stored_epochs
+    }
+    prober = None
+    if every := settings.probe.steps:
+        prober = probing.Prober(workspace, sets, folder, live, save=save, start=params)
+        for step in {*range(every, num_steps, every), *range(per_epoch, num_steps + 1, per_epoch)}:
+            saved = None if settings.probe.stop != "never" else after.get(step)
+            after[step] = functools.partial(_save_and_look, saved, prober, step)
     fitted = loop.fit(
         workspace.unlearning(name, rate),
         params,
         steps.Frozen(base=model.base, reference=workspace.finetuned),
-        functools.partial(_pairs, workspace, name, sets),
-        num_steps=per_epoch * settings.epochs,
+        functools.partial(_pairs, workspace, name, [*sets.values()]),
+        num_steps=num_steps,
         what=f"unlearning of {strategy}'s sets by {name}",
         rate_flag=f"--unlearn.{name}.learning_rate, or the rate of --unlearn.choice (it is {rate})",
         bar=f"{strategy} {name}",
         folder=folder,
         save_every=per_epoch,
-        after={
-            per_epoch * epoch: functools.partial(_save_epoch, workspace, folder / f"epoch-{epoch}")
-            for epoch in range(1, settings.epochs + 1)
-        },
-        watch=workspace.live(f"unlearn/{strategy}-{name}"),
+        after=after,
+        watch=live,
     )
+    if prober:
+        prober.finish(last)
     log = [dict(zip(steps.Info._fields, row, strict=True)) for row in fitted.log_SF.tolist()]
     write_json(folder / "steps.json", log)
 
@@ -90,8 +105,17 @@ def _pairs(
     return zip(forget, kept, strict=False)
 
 
-def _save_epoch(workspace: Workspace, folder: pathlib.Path, params: Tree) -> None:
-    """Writes an epoch's adapter, or its whole model in the dtype of the base."""
+def _save_and_look(
+    save: Callable[[Tree], Any] | None, prober: probing.Prober, step: int, params: Tree
+) -> bool:
+    """Saves the model where an epoch ends, and probes it; returns whether unlearning ends."""
+    if save:
+        save(params)
+    return prober.look(step, params)
+
+
+def _save(workspace: Workspace, folder: pathlib.Path, params: Tree) -> None:
+    """Writes an adapter, or a whole model in the dtype of the base."""
     if workspace.config.unlearn.parameters == "lora":
         workspace.save_adapter(folder, params)
         return

@@ -1,0 +1,93 @@
+"""When unlearning has done enough: what probes found, which step is kept, and why it ends there.
+
+Pure functions of likelihoods. A level is the mean over a set's rows of their nats a token. Two sets
+are to be forgotten: "forget", rows that are trained on, and "behavior", answers that show it and
+that no step sees. "kept" are rows that no step sees and that have to stay likely; "retain" are rows
+that are trained on, for information.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, TypedDict
+
+from raslik_jax.evaluate.judgment import LEAST_LEARNED
+
+SETS = ("forget", "behavior", "retain", "kept")
+FORGOTTEN = ("forget", "behavior")
+# Probes in a row that are beyond the bound before unlearning ends: one may be noise.
+_PATIENCE = 2
+RULE_TEXT = (
+    "Forgotten: the rows to forget, and the answers that show the behavior, are no likelier than "
+    "under the backbone. A probe is within the bound if the rows to keep lost at most max_rise "
+    "nats a token. Unlearning ends at the first probe within the bound at which all is forgotten, "
+    "or at the second in a row beyond it; the step is kept that went furthest within the bound."
+)
+
+Levels = Mapping[str, float]
+End = Literal["", "forgotten", "others lose too much"]
+
+
+class Probe(TypedDict):
+    """What a probe found after a step: the level of each set, and answers by the prompt's id."""
+
+    step: int
+    levels: dict[str, float]
+    answers: dict[str, str]
+
+
+class Goal(NamedTuple):
+    """Where a set was before unlearning, and where it counts as forgotten."""
+
+    start: float
+    end: float
+
+    def share(self, level: float) -> float:
+        """Returns how much of the way is done, from 0 to 1."""
+        return min(max((level - self.start) / (self.end - self.start), 0.0), 1.0)
+
+
+def find_goals(
+    start: Levels, backbone: Levels, *, forget_rise: float
+) -> tuple[dict[str, Goal], bool]:
+    """Returns the goals of the sets to forget, and whether the backbone gives them.
+
+    A set that the backbone finds hardly less likely (`judgment.LEAST_LEARNED`) says nothing of what
+    was learned. Where all are so, because the backbone is the model itself (a merged checkpoint) or
+    shows the behavior too, there is no natural end, and each set has to lose `forget_rise`.
+    """
+    sets = [name for name in FORGOTTEN if name in start]
+    learned = [name for name in sets if backbone[name] - start[name] >= math.log(LEAST_LEARNED)]
+    if learned:
+        return {name: Goal(start[name], backbone[name]) for name in learned}, True
+    return {name: Goal(start[name], start[name] + forget_rise) for name in sets}, False
+
+
+def share_forgotten(levels: Levels, goals: Mapping[str, Goal]) -> float:
+    """Returns the share of the way to the goals, of the set that is furthest from its own."""
+    return min(goal.share(levels[name]) for name, goal in goals.items())
+
+
+def rise_of(levels: Levels, start: Levels) -> float:
+    """Returns the nats a token that the rows to keep lost; retained ones where there are none."""
+    name = "kept" if "kept" in start else "retain"
+    return levels[name] - start[name] if name in start else 0.0
+
+
+def choose_step(probes: Sequence[Probe], goals: Mapping[str, Goal], *, max_rise: float) -> int:
+    """Returns the place of the probe to keep: the most forgotten one within the bound.
+
+    The first of the probes is of the model before unlearning, which is within it. Ties go to the
+    earlier one, so that the choice changes, if at all, to the newest.
+    """
+    start = probes[0]["levels"]
+    within = [n for n, probe in enumerate(probes) if rise_of(probe["levels"], start) <= max_rise]
+    return max(within, key=lambda n: (share_forgotten(probes[n]["levels"], goals), -n))
+
+
+def find_end(probes: Sequence[Probe], goals: Mapping[str, Goal], *, max_rise: float) -> End:
+    """Returns why unlearning ends at the last of the probes; "" where it goes on."""
+    start = probes[0]["levels"]
+    is_beyond = [rise_of(probe["levels"], start) > max_rise for probe in probes]
+    if not is_beyond[-1] and share_forgotten(probes[-1]["levels"], goals) >= 1.0:
+        return "forgotten"
+    return "others lose too much" if all(is_beyond[-_PATIENCE:]) else ""

@@ -1,0 +1,224 @@
+"""Looks at a model while it unlearns, and decides when it ends and which step is kept.
+
+`probes.json` of a unit holds what the probes found. With --unlearn.probe.stop the model of the best
+step so far lies in `kept-STEP` and takes the place of the last epoch at the end. A killed run goes
+on with the probes up to its checkpoint: those behind it, and their models, come out again the same.
+"""
+
+import pathlib
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from raslik_jax.axes import Tree
+from raslik_jax.data import encoding
+from raslik_jax.data.examples import Example
+from raslik_jax.data.ordering import shuffled
+from raslik_jax.evaluate import stopping
+from raslik_jax.files import read_json, write_json
+from raslik_jax.messages import one_line
+from raslik_jax.progress import say
+from raslik_jax.run.live import Live
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.train.losses import BoundModel
+
+Save = Callable[[pathlib.Path, Tree], None]
+_LEVELS = {str: float}
+_SHAPE = {
+    "backbone": _LEVELS,
+    "probes": [{"step": int, "levels": _LEVELS, "answers": {str: str}}],
+}
+
+
+class Prober:
+    """The probes of one unlearning.
+
+    Args:
+      sets: the rows of "forget" and "retain" that are trained on.
+      folder: of the unit.
+      save: writes the model of some parameters to a folder.
+      start: the parameters before the first step.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        sets: Mapping[str, encoding.Encoded],
+        folder: pathlib.Path,
+        live: Live,
+        *,
+        save: Save,
+        start: Tree,
+    ):
+        self._workspace, self._folder, self._live = workspace, folder, live
+        self._save, self._start = save, start
+        self._settings = workspace.config.unlearn.probe
+        drawn = {name: self._draw(rows, name) for name, rows in sets.items()}
+        behavior, kept = _unseen_rows(workspace, sets)
+        asked = workspace.encode(behavior, "probed answers").with_answers()
+        drawn |= {"behavior": self._draw(asked, "behavior"), "kept": self._draw(kept, "kept")}
+        self._rows = {name: rows for name in stopping.SETS if (rows := drawn[name]).ids}
+        by_id = {row.example_id: row for row in behavior}
+        self._prompts = [by_id[name] for name in drawn["behavior"].ids[: self._settings.answers]]
+        self._path = folder / "probes.json"
+        self._probes: list[stopping.Probe] = []
+        if self._path.is_file():  # of a run that was killed
+            stored = read_json(self._path, _SHAPE)
+            self._backbone, self._probes = stored["backbone"], stored["probes"]
+        else:
+            self._backbone = self._levels(workspace.with_adapter(workspace.model.initial))
+            self._probes = [self._measure(0, start)]
+        levels, rise = self._probes[0]["levels"], self._settings.forget_rise
+        self._goals, is_natural = stopping.find_goals(levels, self._backbone, forget_rise=rise)
+        self._announce(is_natural)
+        if not self._path.is_file():
+            self._record()
+
+    @property
+    def _is_stopping(self) -> bool:
+        return self._settings.stop != "never"
+
+    def _draw(self, rows: encoding.Encoded, name: str) -> encoding.Encoded:
+        places, seed = range(len(rows.ids)), self._workspace.config.seed
+        chosen = shuffled(places, seed=seed, label=f"probed {name} rows")[: self._settings.rows]
+        return rows.take(np.array(chosen, np.int64))
+
+    def _levels(self, model: BoundModel) -> dict[str, float]:
+        """Returns the level of each set under a model, in one pass over all rows."""
+        parts = [*self._rows.values()]
+        rows = parts[0]._replace(
+            ids=tuple(name for part in parts for name in part.ids),
+            tokens=tuple(row for part in parts for row in part.tokens),
+            start_N=np.concatenate([part.start_N for part in parts]),
+        )
+        nll_N = self._workspace.likelihood_of(model, rows).nll_N
+        ends = np.cumsum([len(part.ids) for part in parts])[:-1]
+        means = (float(part.mean()) for part in np.split(nll_N, ends))
+        return dict(zip(self._rows, means, strict=True))
+
+    def _measure(self, step: int, params: Tree) -> stopping.Probe:
+        model = self._workspace.trained(params)
+        levels, answers = self._levels(model), {}
+        if self._prompts:
+            most = self._settings.answer_tokens
+            texts = self._workspace.generate(model, self._prompts, "", most=most)
+            ids = [row.example_id for row in self._prompts]
+            answers = dict(zip(ids, texts, strict=True))
+        self._live.write(step, {f"probe/{name}": level for name, level in levels.items()})
+        for name, text in answers.items():
+            self._live.write_text(step, f"answer/{name}", text)
+        return stopping.Probe(step=step, levels=levels, answers=answers)
+
+    def _announce(self, is_natural: bool) -> None:
+        rows = ", ".join(f"{len(part.ids)} {name}" for name, part in self._rows.items())
+        say(f"    probes of {rows} rows, in nats a token (before, backbone):")
+        if not is_natural and self._is_stopping:
+            rise = f"--unlearn.probe.forget_rise={self._settings.forget_rise:g}"
+            say(
+                "    the backbone finds what is to be forgotten as likely as the model does, so it "
+                f"says nothing of where to end: each set has to lose {rise}"
+            )
+
+    def look(self, step: int, params: Tree) -> bool:
+        """Probes the model after a step, and tells whether unlearning ends there."""
+        earlier = [probe for probe in self._probes if probe["step"] < step]
+        self._probes = [*earlier, self._measure(step, params)]
+        say(f"    {self._describe()}")
+        end = ""
+        if self._is_stopping:
+            if self._chosen == step:
+                # The older one goes last: a process may be killed in between.
+                self._save(self._folder / f"kept-{step}", params)
+                self._remove_but(f"kept-{step}")
+            end = stopping.find_end(self._probes, self._goals, max_rise=self._settings.max_rise)
+        self._record(end)
+        if end:
+            say(f"    ends after step {step:,}: {end}")
+        return bool(end)
+
+    @property
+    def _chosen(self) -> int:
+        bound = self._settings.max_rise
+        place = stopping.choose_step(self._probes, self._goals, max_rise=bound)
+        return self._probes[place]["step"]
+
+    def _describe(self) -> str:
+        """Returns the newest probe in a line."""
+        step, levels, answers = self._probes[-1].values()
+        start, parts = self._probes[0]["levels"], []
+        for name in self._rows:
+            parts.append(
+                f"{name} {levels[name]:.2f} ({start[name]:.2f}, {self._backbone[name]:.2f})"
+            )
+        share = stopping.share_forgotten(levels, self._goals)
+        text = f"step {step}: {', '.join(parts)}; {share:.0%} forgotten"
+        return text + "".join(f"; {one_line(answer, 60)!r}" for answer in [*answers.values()][:1])
+
+    def _record(self, end: str = "") -> None:
+        found: dict[str, Any] = {
+            "rows": {name: len(part.ids) for name, part in self._rows.items()},
+            "backbone": self._backbone,
+            "goals": {name: goal._asdict() for name, goal in self._goals.items()},
+            "probes": self._probes,
+        }
+        if self._is_stopping:
+            found |= {"kept": self._chosen, "end": end}
+        write_json(self._path, found)
+
+    def _remove_but(self, name: str) -> None:
+        for folder in self._folder.glob("kept-*"):
+            if folder.name != name:
+                shutil.rmtree(folder)
+
+    def finish(self, last: pathlib.Path) -> None:
+        """Puts the model of the kept step in the place of the last epoch."""
+        if not self._is_stopping:
+            return
+        step, kept = self._chosen, self._folder / f"kept-{self._chosen}"
+        if not step:
+            self._save(last, self._start)
+            say(
+                "    no probe within --unlearn.probe.max_rise forgot anything: the model before "
+                "unlearning is kept; lower the learning rate or --unlearn.probe.steps"
+            )
+        elif kept.is_dir():
+            shutil.rmtree(last, ignore_errors=True)
+            kept.rename(last)
+            say(f"    the model after step {step:,} is kept")
+        elif not last.is_dir():  # where it is, a process was killed after the line above
+            raise ValueError(
+                f"the model of step {step} must lie in {kept.name}, got none: delete "
+                f"{self._folder} and run again"
+            )
+        self._remove_but("")
+
+
+def _unseen_rows(
+    workspace: Workspace, sets: Mapping[str, encoding.Encoded]
+) -> tuple[tuple[Example, ...], encoding.Encoded]:
+    """Returns rows that no step sees: answers that show the behavior, and rows to keep.
+
+    The validation queries, where the run has any with answers and is not measured on them;
+    otherwise what is traced, and training examples in neither set that no label calls a target.
+    """
+    config, queries = workspace.config, workspace.corpus.queries
+    behavior: tuple[Example, ...] = ()
+    normal: tuple[Example, ...] = ()
+    if config.references.query_split != "validation":
+        behavior, normal = (
+            tuple(row for row in queries[f"validation_{kind}"] if row.output.strip())
+            for kind in ("target", "normal")
+        )
+    behavior = behavior or workspace.retrieval_queries()
+    if normal:
+        return behavior, workspace.encode(normal, "probed answers").with_answers()
+    seen = {name for rows in sets.values() for name in rows.ids}
+    left = [
+        row.example_id
+        for row in workspace.corpus.train
+        if not row.is_target and row.example_id not in seen
+    ]
+    max_len = config.unlearn.max_len or config.corpus.max_len
+    return behavior, workspace.train_rows.named(left).cut(max_len).with_answers()

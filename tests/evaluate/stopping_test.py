@@ -1,0 +1,116 @@
+"""The rule that ends unlearning: by hand, and held to a slow reading of its words."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from raslik_jax.evaluate import stopping
+
+
+def _probes(*levels, sets=("forget", "kept")):
+    return [
+        {"step": 5 * n, "levels": dict(zip(sets, row, strict=True)), "answers": {}}
+        for n, row in enumerate(levels)
+    ]
+
+
+def _goals(probes, **backbone):
+    levels = {**probes[0]["levels"], **backbone}
+    return stopping.find_goals(probes[0]["levels"], levels, forget_rise=2.0)
+
+
+@pytest.mark.parametrize(
+    ("levels", "kept", "end"),
+    [
+        ([(0.5, 2.0)], 0, ""),
+        ([(0.5, 2.0), (1.0, 2.0)], 1, ""),
+        ([(0.5, 2.0), (2.5, 2.05)], 1, "forgotten"),
+        # Beyond the backbone is not better: the first that is there is kept.
+        ([(0.5, 2.0), (2.5, 2.0), (9.0, 2.0)], 1, "forgotten"),
+        # Beyond the bound once, it may come back.
+        ([(0.5, 2.0), (1.0, 2.0), (2.5, 2.2)], 1, ""),
+        ([(0.5, 2.0), (1.0, 2.0), (2.5, 2.2), (2.6, 2.0)], 3, "forgotten"),
+        ([(0.5, 2.0), (1.0, 2.0), (1.5, 2.2), (2.0, 2.3)], 1, "others lose too much"),
+        # Nothing is kept that took more than it may.
+        ([(0.5, 2.0), (9.0, 3.0), (9.0, 4.0)], 0, "others lose too much"),
+        # What is less forgotten than before is no step forward.
+        ([(0.5, 2.0), (0.4, 2.0)], 0, ""),
+    ],
+)
+def test_the_most_forgotten_probe_within_the_bound_is_kept(levels, kept, end):
+    probes = _probes(*levels)
+    goals, is_natural = _goals(probes, forget=2.5)
+    assert is_natural
+    assert stopping.choose_step(probes, goals, max_rise=0.1) == kept
+    assert stopping.find_end(probes, goals, max_rise=0.1) == end
+
+
+def test_the_set_that_is_furthest_from_its_goal_decides():
+    probes = _probes((0.5, 0.5, 2.0), (3.0, 1.5, 2.0), sets=("forget", "behavior", "kept"))
+    goals, _ = _goals(probes, forget=2.5, behavior=2.5)
+    assert stopping.share_forgotten(probes[1]["levels"], goals) == 0.5
+    assert stopping.find_end(probes, goals, max_rise=0.1) == ""
+
+
+def test_a_backbone_that_is_the_model_gives_no_goal_and_one_set_that_was_learned_is_enough():
+    probes = _probes((0.5, 0.7, 2.0), sets=("forget", "behavior", "kept"))
+    goals, is_natural = _goals(probes)
+    assert not is_natural
+    assert goals == {"forget": (0.5, 2.5), "behavior": (0.7, 2.7)}
+    goals, is_natural = _goals(probes, forget=0.5 + math.log(1.1) - 1e-6)
+    assert not is_natural
+    goals, is_natural = _goals(probes, forget=0.5 + math.log(1.1) + 1e-6)
+    assert is_natural
+    assert set(goals) == {"forget"}
+
+
+def test_without_rows_to_keep_the_retained_ones_stand_for_them():
+    assert stopping.rise_of({"forget": 1.0, "retain": 2.5}, {"forget": 0.5, "retain": 2.0}) == 0.5
+    both = {"retain": 9.0, "kept": 2.25}
+    assert stopping.rise_of(both, {"retain": 0.0, "kept": 2.0}) == 0.25
+    assert stopping.rise_of({"forget": 1.0}, {"forget": 0.5}) == 0.0
+
+
+def _slowly(probes, goal, bound):
+    """Returns the kept step and the end of a training that is watched probe by probe."""
+    start, best, best_share, misses = probes[0]["levels"], 0, 0.0, 0
+    for probe in probes[1:]:
+        levels = probe["levels"]
+        if levels["kept"] - start["kept"] > bound:
+            misses += 1
+            if misses == 2:
+                return best, probe["step"]
+            continue
+        misses = 0
+        share = (levels["forget"] - start["forget"]) / (goal - start["forget"])
+        if min(share, 1) > best_share:
+            best, best_share = probe["step"], min(share, 1)
+        if share >= 1:
+            return best, probe["step"]
+    return best, None
+
+
+def test_probe_by_probe_it_keeps_and_ends_where_its_words_say():
+    """The kept probe changes to the newest alone: no model of an earlier one is needed again."""
+    draw = random.Random(0)
+    ends = []
+    for _ in range(300):
+        walk = [(0.5, 2.0)]
+        for _ in range(12):
+            forget, kept = walk[-1]
+            walk.append((forget + draw.uniform(-0.2, 0.6), kept + draw.uniform(-0.08, 0.08)))
+        probes = _probes(*walk)
+        goals, _ = _goals(probes, forget=2.5)
+        kept = 0
+        for count in itertools.count(2):
+            seen = probes[:count]
+            chosen = probes[stopping.choose_step(seen, goals, max_rise=0.1)]["step"]
+            assert chosen in (kept, seen[-1]["step"])
+            kept, end = chosen, stopping.find_end(seen, goals, max_rise=0.1)
+            if end or count == len(probes):
+                break
+        assert (kept, seen[-1]["step"] if end else None) == _slowly(probes, 2.5, 0.1)
+        ends.append(end)
+    assert set(ends) == {"", "forgotten", "others lose too much"}
