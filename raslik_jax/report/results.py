@@ -133,6 +133,7 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
     """
     models = collect_models([metrics], is_last=epochs == "last")
     methods, is_chosen = _methods(models), bool(metrics.get("chosen"))
+    probe = metrics["settings"].get("unlearn", {}).get("probe", {})
     fields = [*([_EPOCH] if epochs == "all" or is_chosen else []), *fields_of("results"), _PARETO]
     if metrics["finetuned"]["euclidean"] is None:
         fields.append(_JUDGMENT)
@@ -142,6 +143,8 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
             return algorithm_name(algorithm)
         if is_chosen:
             return f"{algorithm_name(algorithm)}, at the chosen learning rates"
+        if probe.get("stop", "never") != "never":
+            return f"{algorithm_name(algorithm)}, at the step that its probes chose"
         after = sorted({m.epochs[0] for m in methods if m.algorithm == algorithm})
         return f"{algorithm_name(algorithm)}, after epoch {' and '.join(map(str, after))}"
 

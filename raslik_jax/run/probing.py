@@ -146,15 +146,17 @@ class Prober:
 
     def _describe(self) -> str:
         """Returns the newest probe in a line."""
-        step, levels, answers = self._probes[-1].values()
-        start, parts = self._probes[0]["levels"], []
+        newest, start = self._probes[-1], self._probes[0]["levels"]
+        levels, parts = newest["levels"], []
         for name in self._rows:
             parts.append(
                 f"{name} {levels[name]:.2f} ({start[name]:.2f}, {self._backbone[name]:.2f})"
             )
         share = stopping.share_forgotten(levels, self._goals)
-        text = f"step {step}: {', '.join(parts)}; {share:.0%} forgotten"
-        return text + "".join(f"; {one_line(answer, 60)!r}" for answer in [*answers.values()][:1])
+        text = f"step {newest['step']}: {', '.join(parts)}; {share:.0%} forgotten"
+        return text + "".join(
+            f"; {one_line(answer, 60)!r}" for answer in [*newest["answers"].values()][:1]
+        )
 
     def _record(self, end: str = "") -> None:
         found: dict[str, Any] = {
