@@ -24,6 +24,8 @@ STAGES = (
 )
 # Seeds are used as 32-bit integers, and some as the one after.
 _LARGEST_SEED = 2**31 - 1
+# Layers that the model's architecture names.
+AUTO_TARGETS = ("auto",)
 # Of fine-tuning and unlearning alike.
 _REMAT = "Gradient checkpointing: layers are computed again on the way back, not kept."
 _PADDING = "Pad every batch as the longest example needs: one shape to compile."
@@ -77,8 +79,8 @@ class FinetuneConfig(Stage):
     lora_alpha: float = setting(16.0, "The adapter's output is scaled by alpha / rank.", above=0)
     lora_dropout: float = setting(0.0, "Dropout on the adapter's input.", low=0, below=1)
     lora_targets: tuple[str, ...] = setting(
-        ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
-        "Linear layers that get an adapter.",
+        AUTO_TARGETS,
+        "Linear layers that get an adapter; auto: those of the architecture's attention.",
     )
     epochs: int = setting(3, "Passes over the training examples.", low=1)
     batch_size: int = setting(16, "Examples a step.", low=1)
@@ -100,6 +102,11 @@ class FinetuneConfig(Stage):
         0, "Steps after which a killed run can go on; 0: every epoch.", low=0, decides=False
     )
     trajectory_points: int = setting(4, "Adapters kept for --sketch.gradient_at=trajectory.", low=1)
+
+    def problems(self) -> Iterator[str]:
+        if "auto" in self.lora_targets and self.lora_targets != AUTO_TARGETS:
+            got = ",".join(self.lora_targets)
+            yield f"--lora_targets must be auto alone or names of layers, got {got}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from raslik_jax.messages import shown
 from raslik_jax.models import hf_config, layers
+from raslik_jax.models.lora import ATTENTION_TARGETS
 
 _SIZES = """vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size
     max_position_embeddings type_vocab_size layer_norm_eps rms_norm_eps""".split()
@@ -113,6 +114,7 @@ class Architecture(NamedTuple):
       modules: The Flax modules of a decoder's layer and of its final norm.
       presets: Published models by name: their config.json files, so that counts, shapes and memory
         are found without a download.
+      lora_targets: The linear layers of its attention, which --finetune.lora_targets=auto adapts.
       hub_names: Pattern of a checkpoint's name on the hub, without its owner -> name of its preset.
     """
 
@@ -122,3 +124,4 @@ class Architecture(NamedTuple):
     modules: tuple[Any, Any] = (None, None)
     presets: Mapping[str, DecoderConfig] = {}
     hub_names: Mapping[str, str] = {}
+    lora_targets: tuple[str, ...] = ATTENTION_TARGETS

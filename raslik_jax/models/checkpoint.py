@@ -1,4 +1,4 @@
-"""Checkpoints in and out: Hugging Face models and encoders, PEFT adapters, hashes, merging.
+"""Checkpoints in and out: Hugging Face models and encoders, hashes, merging.
 
 Loading is strict: every tensor of the file is used once, every leaf of the model is filled once, or
 it fails and names all that does not fit (`key_map`). Tensors are read one at a time and cast on
@@ -23,7 +23,7 @@ import numpy as np
 from raslik_jax import files
 from raslik_jax.axes import Tree
 from raslik_jax.data import tokenization
-from raslik_jax.messages import shown, some_of
+from raslik_jax.messages import shown
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import encoder as encoders
 from raslik_jax.models import key_map, layers, quantize, storage
@@ -31,9 +31,6 @@ from raslik_jax.models.architecture import Architecture, ModelConfig
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.models.storage import resolve_folder
 
-_ADAPTER, _ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-# In the header of an adapter of ours: the identity of its base.
-_BASE = "base identity"
 # How an encoder pools, in the layout of sentence-transformers.
 _POOLING = pathlib.Path("1_Pooling", "config.json")
 _POOLINGS = {"cls_token": "cls", "mean_tokens": "mean"}
@@ -279,183 +276,32 @@ def _read_pooling(folder: pathlib.Path, fields: Mapping[str, Any], asked: str | 
     return own or asked
 
 
-_PEFT_PREFIX = "base_model.model."
-# Fields of adapter_config.json that do not change what a finished adapter computes.
-_ADAPTER_INERT = frozenset(
-    """alpha auto_mapping base_model_name_or_path corda_config eva_config inference_mode
-    init_lora_weights lora_alpha lora_dropout loftq_config megatron_core peft_type peft_version
-    qalora_group_size r revision runtime_config target_modules task_type""".split()
-)
-# Starts that keep the base as it was; the others subtract the adapter's start from it.
-_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-
-
-def find_adapter(name: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the directory of a PEFT adapter, fetched from the hub if need be, or refuses it."""
-    folder = resolve_folder(name, weights=_ADAPTER)
-    lacking = [file for file in (_ADAPTER_CONFIG, _ADAPTER) if not (folder / file).is_file()]
-    if not lacking:
-        return folder
-    origin = shown(str(folder), 160)
-    if lacking == [_ADAPTER] and (folder / "adapter_model.bin").is_file():
-        got = "got pickled weights only, which can run code: load it with peft and save it again"
-        raise ValueError(f"the adapter {origin} must have safetensors, {got}")
-    must = f"must hold {_ADAPTER_CONFIG} and {_ADAPTER}, as peft saves them"
-    raise ValueError(f"the adapter {origin} {must}, it lacks {' and '.join(lacking)}: name another")
-
-
-def read_adapter_config(folder: str | os.PathLike[str]) -> LoRAConfig:
-    """Returns the settings of the PEFT adapter in a directory.
-
-    What changes what the adapter computes in a way that is not supported is refused by name: DoRA,
-    rank-stabilized scaling, rank patterns, biases, modules saved whole, targets as a pattern, ...
-    """
-    path = pathlib.Path(folder) / _ADAPTER_CONFIG
-    shape = {"peft_type": str, "r": int, "lora_alpha": float, "lora_dropout?": (float, None)}
-    fields = storage.read_json(path, shape)
-    kind = fields["peft_type"]
-    if kind != "LORA":
-        raise ValueError(f"peft_type in {path} must be 'LORA', got {shown(kind)}: take another")
-    # PEFT grows switches; off, they are False, None or empty, and change nothing.
-    active = {name: value for name, value in fields.items() if value and name not in _ADAPTER_INERT}
-    if active.get("bias") == "none":
-        del active["bias"]
-    if fields.get("init_lora_weights") not in _PLAIN_STARTS:
-        active["init_lora_weights"] = fields["init_lora_weights"]
-    targets = fields.get("target_modules")
-    if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
-        active["target_modules"] = targets
-    if active:
-        settings = [f"{name}={shown(value, 40)}" for name, value in sorted(active.items())]
-        raise ValueError(
-            f"{path} must be a plain LoRA on named modules, {some_of(settings, 3, quoted=False)} "
-            "is not supported; merge this adapter with peft and load the merged model"
-        )
-    with _naming(path):
-        return LoRAConfig(
-            rank=fields["r"],
-            alpha=float(fields["lora_alpha"]),
-            dropout=float(fields.get("lora_dropout") or 0.0),
-            # "attention.dense" and the whole name of a module are PEFT's longer forms of "dense".
-            targets=tuple({name.rsplit(".", 1)[-1] for name in fields["target_modules"]}),
-        )
-
-
-def load_adapter(
-    folder: str | os.PathLike[str],
-    config: decoders.ModelConfig,
-    *,
-    lora_config: LoRAConfig | None = None,
-    base: str = "",
-) -> Tree:
-    """Returns the factors of a PEFT adapter for a decoder, float32, or names what does not fit.
-
-    Args:
-      folder: Holds adapter_config.json and adapter_model.safetensors.
-      config: The decoder's settings.
-      lora_config: What the adapter has to be; None takes what it is (`read_adapter_config`).
-        Dropout is the trainer's business and may differ.
-      base: Identity of the base that it will stand on. An adapter that `save_adapter` wrote for
-        another base is refused; one from elsewhere does not say what it was trained on.
-    """
-    folder = pathlib.Path(folder)
-    path = folder / _ADAPTER_CONFIG
-    own = read_adapter_config(folder)
-    if lora_config is not None:
-        differing = [
-            f"{name}={getattr(own, name)!r}, not {getattr(lora_config, name)!r}"
-            for name in ("rank", "alpha", "targets")
-            if getattr(own, name) != getattr(lora_config, name)
-        ]
-        if differing:
-            got = "; ".join(differing)
-            raise ValueError(f"{path} must be of this run's settings, got {got}: take another")
-    with _naming(path):
-        _, shapes, _ = decoders.abstract(config, own)
-    names = decoders.ARCHITECTURES[config.model_type].key_map
-    slots = key_map.plan(names, shapes, prefix=_PEFT_PREFIX)
-    with contextlib.ExitStack() as stack:
-        tensors = storage.Tensors([folder / _ADAPTER], stack)
-        what = f"the adapter of {path} on this {config.model_type}"
-        key_map.check_fit(slots, tensors, what, "")
-        trained_on = tensors.metadata.get(_BASE, base)
-        if base and trained_on != base:
-            differ = f"the base {shown(trained_on)}, got {shown(base)}"
-            raise ValueError(f"{shown(str(folder), 160)} was trained on {differ}: train it again")
-        return key_map.fill(shapes, slots, tensors)
-
-
-def save_adapter(
-    folder: str | os.PathLike[str],
-    lora: Tree,
-    lora_config: LoRAConfig,
-    config: decoders.ModelConfig,
-    *,
-    base: str = "",
-    base_model: str = "",
-) -> None:
-    """Writes an adapter in PEFT's format, as `peft.PeftModel.from_pretrained` reads it.
-
-    Args:
-      folder: A directory that is not there yet or empty.
-      lora: The factors.
-      lora_config: Their settings.
-      config: The settings of the decoder they belong to.
-      base: Identity of the base that it was trained on, which `load_adapter` checks.
-      base_model: Hub name of the base, noted for PEFT's AutoPeftModel.
-    """
-    _, shapes, _ = decoders.abstract(config, lora_config)
-    key_map.check_tree(lora, shapes, f"an adapter of {lora_config} on this {config.model_type}")
-    alpha = lora_config.alpha
-    fields = {
-        "base_model_name_or_path": base_model or None,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
-        "lora_dropout": lora_config.dropout,
-        "modules_to_save": None,
-        "peft_type": "LORA",
-        "r": lora_config.rank,
-        "target_modules": list(lora_config.targets),
-        "task_type": "CAUSAL_LM",
-        "use_dora": False,
-        "use_rslora": False,
-    }
-    names = decoders.ARCHITECTURES[config.model_type].key_map
-    slots = key_map.plan(names, lora, prefix=_PEFT_PREFIX)
-    with storage.new_folder(folder) as partial:
-        tensors = key_map.tensors_of(lora, slots)
-        storage.write_tensors(partial / _ADAPTER, tensors, {_BASE: base} if base else None)
-        files.write_json(partial / _ADAPTER_CONFIG, fields)
-
-
 def merge(lora: Tree, base: Tree, lora_config: LoRAConfig) -> Tree:
-    """Returns the base with the adapter folded into its kernels: W + A B alpha / rank.
+    """Returns the base with the adapter folded into its kernels: W + scale A B.
 
     The sum is taken in float32, layer by layer, and rounded once to the kernel's dtype, which must
     not be quantized. The other leaves are the same arrays as in `base`.
     """
-    stacked = dict(base["layers"])
+    stacked, scales = dict(base["layers"]), lora_config.scales()
     for name, factors in lora["layers"].items():
         kernel = stacked[name]["kernel"]
         if quantize.is_quantized(kernel):
             raise ValueError(f"layers/{name}/kernel is quantized: merge into the original base")
-        folded = _fold(kernel, factors["a"], factors["b"], scale=lora_config.scale)
+        scale_of_layer = scales.get(name, (lora_config.scale,) * len(kernel))
+        folded = _fold(kernel, factors["a"], factors["b"], jnp.array(scale_of_layer, jnp.float32))
         stacked[name] = {**stacked[name], "kernel": folded}
     return {**base, "layers": stacked}
 
 
-@functools.partial(jax.jit, static_argnames="scale")
-def _fold(kernel: Any, a: Any, b: Any, *, scale: float) -> Any:
-    def fold_layer(layer: tuple[Any, Any, Any]) -> Any:
-        kernel_IO, a_IR, b_RO = layer
+@jax.jit
+def _fold(kernel: Any, a: Any, b: Any, scale: Any) -> Any:
+    def fold_layer(layer: tuple[Any, Any, Any, Any]) -> Any:
+        kernel_IO, a_IR, b_RO, scale = layer
         product_IO = jnp.matmul(a_IR, b_RO, precision=jax.lax.Precision.HIGHEST)
         return (kernel_IO.astype(jnp.float32) + scale * product_IO).astype(kernel_IO.dtype)
 
     # A map, not a vmap: one layer's float32 copies at a time.
-    return jax.lax.map(fold_layer, (kernel, a, b))
+    return jax.lax.map(fold_layer, (kernel, a, b, scale))
 
 
 def base_hash(base: Tree) -> str:

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float, Int
 
@@ -108,10 +109,17 @@ def init_lora(graphdef: GraphDef, *, key: jax.Array) -> Tree:
     """Returns a fresh adapter for a model, {} where it has none.
 
     Factor A is uniform in +-1 / sqrt(in) and B is zero, as in PEFT; so the adapter changes no
-    output, and the gradient of A is zero, until B has moved.
+    output, and the gradient of A is zero, until B has moved. Beyond a layer's own rank A is zero
+    too, and so stay both.
     """
-    _, lora, _ = abstract(graphdef.config, graphdef.lora_config)
-    return layers.init_weights(lora, key=key, initializer_range=0.0)
+    _, shapes, _ = abstract(graphdef.config, graphdef.lora_config)
+    lora = layers.init_weights(shapes, key=key, initializer_range=0.0)
+    ranks = graphdef.lora_config.ranks() if graphdef.lora_config else {}
+    for name, ranks_NL in ranks.items():
+        factors = lora["layers"][name]
+        is_own_NLR = np.arange(factors["a"].shape[-1]) < np.array(ranks_NL)[:, None]
+        factors["a"] = factors["a"] * is_own_NLR[:, None, :].astype(np.float32)
+    return lora
 
 
 def create(

@@ -66,8 +66,11 @@ class Linear(nnx.Module):
         self.has_bias = bias
         self.lora = lora if lora is not None and name in lora.targets else None
         if self.lora is not None:
-            self.a = LoRAParam(jnp.zeros((in_features, self.lora.rank), jnp.float32))
-            self.b = LoRAParam(jnp.zeros((self.lora.rank, out_features), jnp.float32))
+            rank = self.lora.width(name)
+            self.a = LoRAParam(jnp.zeros((in_features, rank), jnp.float32))
+            self.b = LoRAParam(jnp.zeros((rank, out_features), jnp.float32))
+            # Of all layers; `CausalLM.run` sets each layer's own where they differ.
+            self.adapter_scale: Any = self.lora.scale
 
     def __call__(
         self, input_LI: Float[Array, "L I"], key: jax.Array | None = None
@@ -81,8 +84,10 @@ class Linear(nnx.Module):
         if key is not None:
             # Layers that share an input (q, k, v) drop different entries of it, as in PEFT.
             key = jax.random.fold_in(key, zlib.crc32(self.name.encode()))
+        a_IR, b_RO = self.a.get_value(), self.b.get_value()
+        dropout = self.lora.dropout
         share_LO = adapter_output(
-            input_LI, self.a.get_value(), self.b.get_value(), config=self.lora, key=key
+            input_LI, a_IR, b_RO, scale=self.adapter_scale, dropout=dropout, key=key
         )
         return (output_LO.astype(jnp.float32) + share_LO).astype(output_LO.dtype)
 
@@ -311,7 +316,7 @@ class CausalLM(nnx.Module):
     """
 
     def __init__(self, config: Any, lora: LoRAConfig | None, block: Any, norm: Any, *, dtype: Any):
-        self.config = config
+        self.config, self.lora = config, lora
         width = config.hidden_size
         self.embed = Embedding(config.vocab_size, width, dtype=dtype)
         graph, state = nnx.split(block(config, lora, dtype=dtype))
@@ -350,14 +355,20 @@ class CausalLM(nnx.Module):
         num_layers = self.config.num_hidden_layers
         keys = None if dropout_key is None else jax.random.split(dropout_key, num_layers)
 
+        scales = self.lora.scales() if self.lora else {}
+        scale_of = {name: jnp.array(values, jnp.float32) for name, values in scales.items()}
+
         def run_block(hidden_LE: Any, layer: Any) -> tuple[Any, KeyValues | None]:
-            state, past_layer, key = layer
+            state, past_layer, key, own_scales = layer
             block: Any = nnx.merge(graph, state)
+            for name, scale in own_scales.items():
+                getattr(block, name).adapter_scale = scale
             hidden_LE, fresh = block(hidden_LE, context._replace(past=past_layer, key=key))
             return hidden_LE, fresh if keep else None
 
         body = jax.checkpoint(run_block) if remat else run_block
-        hidden_LE, fresh = jax.lax.scan(body, self.embed(tokens_L), (stacked, past, keys))
+        each = (stacked, past, keys, scale_of)
+        hidden_LE, fresh = jax.lax.scan(body, self.embed(tokens_L), each)
         return self.final_norm(hidden_LE), fresh
 
     def logits(self, hidden_TE: Float[Array, "T E"]) -> Float[Array, "T V"]:

@@ -1,7 +1,8 @@
 """Low-rank adapters: their settings, their parameters, and how they start.
 
-A LoRA linear layer computes ``x W + b + (dropout(x) A) B * alpha / rank`` with ``A`` [in, rank] and
-``B`` [rank, out]. This is PEFT's layer with its two weight matrices stored transposed.
+A LoRA linear layer computes ``x W + b + (dropout(x) A) B * scale`` with ``A`` [in, rank], ``B``
+[rank, out] and the scale alpha / rank, or alpha / sqrt(rank) where it is rank-stabilized. This is
+PEFT's layer with its two weight matrices stored transposed.
 
 Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685);
 initialization and the place of dropout as in PEFT (`peft.tuners.lora.layer`, release 0.21).
@@ -16,6 +17,9 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+# Rank and alpha of every layer's adapter on one target; rank 0 where it has none.
+LayerSizes = tuple[tuple[int, float], ...]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoRAConfig:
@@ -27,19 +31,31 @@ class LoRAConfig:
       dropout: The probability with which an input of the adapter is zeroed in training, in [0, 1).
       targets: The linear layers that get an adapter, by the last part of their Hugging Face name
         ("query_key_value", "q_proj", ...), in any order; kept sorted.
+      use_rslora: The scale is alpha / sqrt(rank) (Kalajdzievski 2023, arXiv:2312.03732).
+      layers: Where rank and alpha are not the same for all layers and targets, those of each, by
+        target. The stacked factors are as wide as the largest rank of their target; beyond a
+        layer's own rank both are 0, and so are their gradients: the function is the same.
     """
 
     rank: int
     alpha: float
     dropout: float = 0.0
     targets: tuple[str, ...]
+    use_rslora: bool = False
+    layers: tuple[tuple[str, LayerSizes], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "targets", tuple(sorted(self.targets)))
         is_named_once = self.targets and len(set(self.targets)) == len(self.targets)
+        sizes = [size for _, layer in self.layers for size in layer]
+        ranks, alphas = [rank for rank, _ in sizes], [alpha for rank, alpha in sizes if rank]
         for is_right, must in (
             (self.rank >= 1, f"rank must be at least 1, got {self.rank}"),
-            (0 < self.alpha < math.inf, f"alpha must be positive, got {self.alpha}"),
+            (min(ranks, default=0) >= 0, f"ranks must be at least 1, got {min(ranks, default=0)}"),
+            *(
+                (0 < alpha < math.inf, f"alpha must be positive, got {alpha}")
+                for alpha in (self.alpha, *alphas)
+            ),
             (0 <= self.dropout < 1, f"dropout must lie in [0, 1), got {self.dropout}"),
             (is_named_once, f"targets must be distinct names, at least one, got {self.targets}"),
         ):
@@ -48,12 +64,29 @@ class LoRAConfig:
 
     @property
     def scale(self) -> float:
-        """The factor alpha / rank on the adapter's output."""
-        return self.alpha / self.rank
+        """The factor on the adapter's output where all layers have the same."""
+        return self._scale_of(self.rank, self.alpha)
+
+    def _scale_of(self, rank: int, alpha: float) -> float:
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank) if rank else 0.0
+
+    def scales(self) -> dict[str, tuple[float, ...]]:
+        """Returns the factor of every layer by target; {} where all layers have the same."""
+        return {name: tuple(self._scale_of(*size) for size in sizes) for name, sizes in self.layers}
+
+    def ranks(self) -> dict[str, tuple[int, ...]]:
+        """Returns the rank of every layer by target; {} where all layers have the same."""
+        return {name: tuple(rank for rank, _ in sizes) for name, sizes in self.layers}
+
+    def width(self, target: str) -> int:
+        """Returns the rank that the factors of a target are stored with, its largest."""
+        return max(self.ranks().get(target, (self.rank,)))
 
     def describe(self) -> str:
         """Returns rank, alpha and targets in words."""
-        return f"rank {self.rank}, alpha {self.alpha:g} on {', '.join(self.targets)}"
+        text = f"rank {self.rank}, alpha {self.alpha:g} on {', '.join(self.targets)}"
+        text += ", rank-stabilized" if self.use_rslora else ""
+        return text + (", with ranks and alphas of their own in some layers" if self.layers else "")
 
 
 class LoRAParam(nnx.Param):
@@ -98,11 +131,12 @@ def adapter_output(
     a_IR: Float[Array, "I R"],
     b_RO: Float[Array, "R O"],
     *,
-    config: LoRAConfig,
+    scale: float | Float[Array, ""],
+    dropout: float = 0.0,
     key: jax.Array | None = None,
 ) -> Float[Array, "L O"]:
     """Returns the adapter's share of a linear layer's output; `key` switches its dropout on."""
     # The adapter is what is learned: its matmuls stay in float32 whatever the frozen weights are.
     # They cost rank / in_features of the frozen matmul.
-    hidden_LI = drop(input_LI.astype(jnp.float32), config.dropout, key)
-    return ((hidden_LI @ a_IR) @ b_RO) * config.scale
+    hidden_LI = drop(input_LI.astype(jnp.float32), dropout, key)
+    return ((hidden_LI @ a_IR) @ b_RO) * scale

@@ -13,7 +13,7 @@ from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Corpus
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.messages import listed_problems, shown, some_of
-from raslik_jax.models import checkpoint, decoder, presets
+from raslik_jax.models import adapters, checkpoint, decoder, presets
 from raslik_jax.retrieve import sets
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
@@ -66,9 +66,9 @@ def check_model(config: Config) -> None:
         _, model_config = model_of(config)
     if config.backbone.adapter:
         # Adapters are small: one that does not fit is found before the model is loaded.
-        checkpoint.load_adapter(adapter_source(config), model_config)
+        adapters.load_adapter(adapter_source(config), model_config)
     else:
-        decoder.abstract(model_config, lora_config_of(config))
+        decoder.abstract(model_config, lora_config_of(config, model_config))
 
 
 def is_measurable(config: Config, corpus: Corpus | StoredCorpus) -> bool:

@@ -18,7 +18,7 @@ from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
 from raslik_jax.files import hash_file, read_json
 from raslik_jax.manifests import Hashes, Manifest, check_finished
 from raslik_jax.messages import shown
-from raslik_jax.models import checkpoint, storage
+from raslik_jax.models import adapters, checkpoint, storage
 from raslik_jax.report.card import CardFacts, render_card
 from raslik_jax.report.runs import metrics_path, read_metrics
 from raslik_jax.run.plan import open_run
@@ -101,7 +101,7 @@ def export_model(
             _write_generation(partial, base, workspace)
         else:
             names = {"base": model.identity, "base_model": base.hub_name}
-            checkpoint.save_adapter(partial, unlearned.lora, settings, shapes, **names)
+            adapters.save_adapter(partial, unlearned.lora, settings, shapes, **names)
         _write_tokenizer(partial, base, workspace.tokenizer)
         files.write_text(partial / "README.md", render_card(facts))
     return out

@@ -148,8 +148,9 @@ class AbstractRun:
     def __init__(self, config: Config, workspace: Workspace):
         self.config, self.workspace = config, workspace
         self._costs: dict[str, Callable[[Shape], cost.Cost]] = {}
-        settings, sketching, lora_config = config.backbone, config.sketch, lora_config_of(config)
+        settings, sketching = config.backbone, config.sketch
         self.name, model_config = checking.model_of(config)
+        lora_config = lora_config_of(config, model_config)
         dtype = jnp.dtype(settings.dtype)
         graphdef, lora, self.plain = decoder.abstract(model_config, lora_config, dtype)
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from raslik_jax.axes import Tree
-from raslik_jax.config import Config, to_json
+from raslik_jax.config import AUTO_TARGETS, Config, to_json
 from raslik_jax.data import corpora, encoding, examples, tokenization
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.formats import read_written
@@ -22,7 +22,7 @@ from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.files import read_json, read_json_lines
 from raslik_jax.messages import shown, some_of
-from raslik_jax.models import checkpoint, decode
+from raslik_jax.models import adapters, checkpoint, decode
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.run import live
@@ -138,7 +138,15 @@ class Workspace:
     def lora_config(self) -> LoRAConfig:
         """The settings of the run's adapter; of an adopted one those of the copy that it keeps."""
         kept = self.root / "finetune" / "adapter"
-        return lora_config_of(self.config, kept if kept.is_dir() else None)
+        return lora_config_of(self.config, self.shapes, kept if kept.is_dir() else None)
+
+    @property
+    def shapes(self) -> decoders.ModelConfig:
+        """The settings of the model, from its config.json."""
+        settings = self.config.backbone
+        source = settings.checkpoint or self.root / "backbone" / "model"
+        revision = settings.revision or None
+        return checkpoint.read_config(checkpoint.resolve_folder(source, revision=revision))
 
     def _load_model(self, base_format: str) -> Model:
         settings = self.config.backbone
@@ -159,7 +167,7 @@ class Workspace:
 
     def adapter(self, *parts: str) -> Tree:
         """Returns an adapter that a stage saved."""
-        return checkpoint.load_adapter(
+        return adapters.load_adapter(
             self.root.joinpath(*parts),
             self.model.decoder.config,
             lora_config=self.model.lora_config,
@@ -170,7 +178,7 @@ class Workspace:
         """Writes an adapter, in place of what an interrupted run may have left of it."""
         shutil.rmtree(folder, ignore_errors=True)
         model = self.model
-        checkpoint.save_adapter(
+        adapters.save_adapter(
             folder, lora, model.lora_config, model.decoder.config, base=model.identity
         )
 
@@ -374,22 +382,28 @@ def read_answers(path: pathlib.Path) -> dict[str, str]:
     return answers
 
 
-def lora_config_of(config: Config, adopted: pathlib.Path | None = None) -> LoRAConfig:
+def lora_config_of(
+    config: Config, shapes: decoders.ModelConfig, adopted: pathlib.Path | None = None
+) -> LoRAConfig:
     """Returns the settings of a run's adapter: of --backbone.adapter, or its copy, or fine-tuning.
 
     Args:
       config: The run's settings.
+      shapes: Those of its model.
       adopted: Where an adapter of elsewhere lies; None for --backbone.adapter itself.
     """
     if config.backbone.adapter:
-        return checkpoint.read_adapter_config(adopted or adapter_source(config))
+        return adapters.read_adapter_config(adopted or adapter_source(config), shapes)
     names = ("rank", "alpha", "dropout", "targets")
-    return LoRAConfig(**{name: getattr(config.finetune, f"lora_{name}") for name in names})
+    values = {name: getattr(config.finetune, f"lora_{name}") for name in names}
+    if values["targets"] == AUTO_TARGETS:
+        values["targets"] = decoders.ARCHITECTURES[shapes.model_type].lora_targets
+    return LoRAConfig(**values)
 
 
 def adapter_source(config: Config) -> pathlib.Path:
     """Returns the folder of --backbone.adapter, fetched from the hub if need be."""
-    return checkpoint.find_adapter(config.backbone.adapter)
+    return adapters.find_adapter(config.backbone.adapter)
 
 
 def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from finished import write_manifest
 
 from raslik_jax.config import config_from_json
 from raslik_jax.data import tokenization
-from raslik_jax.models import checkpoint, decoder
+from raslik_jax.models import adapters, checkpoint, decoder
 from raslik_jax.run import plan as plan_lib
 from raslik_jax.run.exporting import export_model
 from raslik_jax.run.workspace import Workspace
@@ -56,7 +56,7 @@ class ExportTest(parameterized.TestCase):
         config = self.run_.decoder.config
         jax.tree.map(
             np.testing.assert_array_equal,
-            checkpoint.load_adapter(folder, config),
+            adapters.load_adapter(folder, config),
             self.run_.adapters[number - 1],
         )
         fields = json.loads((folder / "adapter_config.json").read_text())

@@ -23,7 +23,7 @@ import tokenizers
 from absl.testing import parameterized
 from checkpoint_cases import GOLDEN, NAMES, load, tensors_of, write_adapter, write_model
 
-from raslik_jax.models import checkpoint, decoder, key_map, quantize, storage
+from raslik_jax.models import adapters, checkpoint, decoder, key_map, quantize, storage
 from raslik_jax.models.lora import LoRAConfig
 
 
@@ -496,174 +496,15 @@ class HubTest(_FolderTest):
         self.assert_refused("revision='main'", load, folder, revision="main")
 
 
-class AdapterTest(_FolderTest):
-    @parameterized.parameters(*NAMES)
-    def test_every_tensor_of_pefts_layout_comes_back_as_it_was(self, name):
-        config = checkpoint.read_config(write_model(self.folder / "model", name))
-        folder = write_adapter(self.folder / "in", name)
-        settings = checkpoint.read_adapter_config(folder)
-        targets = GOLDEN[name]["adapter_config"]["target_modules"]
-        self.assertEqual(
-            settings, LoRAConfig(rank=3, alpha=6.0, dropout=0.25, targets=tuple(targets))
-        )
-        lora = checkpoint.load_adapter(folder, config, lora_config=settings)
-        checkpoint.save_adapter(self.folder / "out", lora, settings, config)
-        before, after = (
-            safetensors.numpy.load_file(self.folder / side / "adapter_model.safetensors")
-            for side in ("in", "out")
-        )
-        self.assertEqual(set(before), set(after))
-        for key, value in before.items():
-            np.testing.assert_array_equal(value, after[key], err_msg=key)
-        self.assertEqual(checkpoint.read_adapter_config(self.folder / "out"), settings)
-        with self.assertRaisesRegex(ValueError, "new or empty"):
-            checkpoint.save_adapter(self.folder / "out", lora, settings, config)
-
-    @parameterized.parameters(
-        {"use_dora": True},
-        {"use_rslora": True},
-        {"bias": "all"},
-        {"modules_to_save": ["embed_in"]},
-        {"rank_pattern": {"dense": 4}},
-        {"alpha_pattern": {"dense": 4}},
-        {"layers_to_transform": [1]},
-        {"init_lora_weights": "pissa"},
-        {"target_modules": ".*dense"},
-        {"fan_in_fan_out": True},
-        {"some_new_switch": True},
-        {"peft_type": "IA3"},
-        {"r": 0},
-        {"r": None},
-        {"r": 2.5},
-        {"lora_alpha": [8]},
-        {"lora_dropout": "x"},
-        {"target_modules": [["dense"]]},
-    )
-    def test_an_adapter_that_computes_something_else_is_refused_by_name(self, **changes):
-        folder = write_adapter(self.folder, "gpt_neox", changes=changes)
-        (name,) = changes
-        named = "rank" if changes == {"r": 0} else name
-        self.assert_refused(["adapter_config.json", named], checkpoint.read_adapter_config, folder)
-
-    def test_an_adapter_that_does_not_fit_is_refused(self):
-        config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
-        llama = checkpoint.read_config(write_model(self.folder / "llama", "llama"))
-        folder = write_adapter(self.folder / "adapter", "gpt_neox")
-        wanted = LoRAConfig(rank=4, alpha=8.0, targets=("dense",))
-        self.assert_refused(
-            ["rank=3, not 4", "alpha=6.0, not 8.0", "targets=.*not", "adapter_config.json"],
-            checkpoint.load_adapter,
-            folder,
-            config,
-            lora_config=wanted,
-        )
-        self.assert_refused(
-            ["adapter_config.json", "dense_4h_to_h"], checkpoint.load_adapter, folder, llama
-        )
-        deeper = checkpoint.read_config(
-            write_model(self.folder / "deep", "gpt_neox", changes={"num_hidden_layers": 3})
-        )
-        self.assert_refused(
-            "missing base_model.model.gpt_neox.layers.2.attention.dense.lora_A.weight",
-            checkpoint.load_adapter,
-            folder,
-            deeper,
-        )
-
-    def test_tensors_that_do_not_fit_their_own_config_are_named(self):
-        config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
-        prefix = "base_model.model.gpt_neox.layers.0.attention."
-        cases = (
-            ({"r": 4}, {}, r"lora_A.weight in adapter_model.safetensors is \[3, 32\], not \[4, 32"),
-            ({"target_modules": ["dense"]}, {}, f"unexpected {prefix}query_key_value.lora_A"),
-            ({}, {prefix + "dense.lora_A.weight": None}, f"missing {prefix}dense.lora_A.weight"),
-            ({}, {prefix + "dense.lora_B.weight": np.full((32, 3), np.nan)}, "finite"),
-        )
-        for number, (changes, tensors, named) in enumerate(cases):
-            folder = write_adapter(
-                self.folder / str(number), "gpt_neox", changes=changes, tensors=tensors
-            )
-            self.assert_refused(named, checkpoint.load_adapter, folder, config)
-        (folder / "adapter_model.safetensors").write_bytes(b"x" * 50)
-        self.assert_refused(
-            "adapter_model.safetensors. is truncated", checkpoint.load_adapter, folder, config
-        )
-        (folder / "adapter_model.safetensors").unlink()
-        self.assert_refused("adapter_model.safetensors", checkpoint.load_adapter, folder, config)
-
-    def test_an_adapter_of_another_base_is_refused(self):
-        """A base of the same shape and other weights computes something else, without an error."""
-        model = load(write_model(self.folder / "model", "gpt_neox"))
-        bias = {"gpt_neox.final_layer_norm.bias": np.zeros(32, np.float32)}
-        other = load(write_model(self.folder / "other", "gpt_neox", tensors=bias))
-        self.assertNotEqual(model.identity, other.identity)
-        # The identity is of the weights as stored: not of what they are loaded as.
-        narrow = load(self.folder / "model", dtype=jnp.bfloat16, base_format="int8")
-        self.assertEqual(model.identity, narrow.identity)
-        config, foreign = model.graphdef.config, write_adapter(self.folder / "in", "gpt_neox")
-        settings = checkpoint.read_adapter_config(foreign)
-        lora = checkpoint.load_adapter(foreign, config, base=other.identity)
-        own = self.folder / "own"
-        checkpoint.save_adapter(own, lora, settings, config, base=model.identity)
-        checkpoint.load_adapter(own, config, base=model.identity)
-        self.assert_refused(
-            ["own' was trained on the base", model.identity, other.identity],
-            checkpoint.load_adapter,
-            own,
-            config,
-            base=other.identity,
-        )
-
-    def test_flipped_bits_of_saved_weights_are_found(self):
-        config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
-        foreign = write_adapter(self.folder / "in", "gpt_neox")
-        settings = checkpoint.read_adapter_config(foreign)
-        lora = checkpoint.load_adapter(foreign, config)
-        checkpoint.save_adapter(self.folder / "own", lora, settings, config)
-        file = self.folder / "own" / "adapter_model.safetensors"
-        raw = bytearray(file.read_bytes())
-        raw[-6] ^= 1
-        file.write_bytes(raw)
-        self.assert_refused(
-            ["adapter_model.safetensors' is damaged: base_model.model.gpt_neox.layers"],
-            checkpoint.load_adapter,
-            self.folder / "own",
-            config,
-        )
-
-    def test_longer_names_of_targets_are_read(self):
-        names = ["attention.query_key_value", "attention.dense", "mlp.dense_4h_to_h"]
-        folder = write_adapter(self.folder, "gpt_neox", changes={"target_modules": names})
-        settings = checkpoint.read_adapter_config(folder)
-        self.assertEqual(settings.targets, ("dense", "dense_4h_to_h", "query_key_value"))
-
-    def test_factors_of_other_settings_are_not_saved(self):
-        config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
-        lora = checkpoint.load_adapter(write_adapter(self.folder / "in", "gpt_neox"), config)
-        settings = LoRAConfig(rank=4, alpha=8.0, targets=("dense", "dense_h_to_4h"))
-        self.assert_refused(
-            [
-                "missing layers/dense_h_to_4h/a",
-                "unexpected layers/dense_4h_to_h/a",
-                r"layers/dense/a is \[2, 32, 3\], not \[2, 32, 4\]",
-            ],
-            checkpoint.save_adapter,
-            self.folder / "out",
-            lora,
-            settings,
-            config,
-        )
-
-
 class MergeTest(_FolderTest):
     def test_the_merged_base_alone_computes_what_base_and_adapter_do(self):
         # The other architectures follow in the comparison with transformers.
         name = "gpt_neox"
         folder = write_model(self.folder / "model", name)
         adapter = write_adapter(self.folder / "adapter", name)
-        settings = checkpoint.read_adapter_config(adapter)
+        settings = adapters.read_adapter_config(adapter, checkpoint.read_config(folder))
         model = load(folder, lora_config=settings)
-        lora = checkpoint.load_adapter(adapter, model.graphdef.config)
+        lora = adapters.load_adapter(adapter, model.graphdef.config)
         # Weights of unit size saturate everything; small ones keep the comparison sharp.
         base, lora = jax.tree.map(lambda leaf: 0.15 * leaf, (model.base, lora))
         merged = checkpoint.merge(lora, base, settings)
@@ -697,9 +538,9 @@ class MergeTest(_FolderTest):
     def test_a_quantized_kernel_takes_no_adapter(self):
         folder = write_model(self.folder / "model", "gpt_neox")
         adapter = write_adapter(self.folder / "adapter", "gpt_neox")
-        settings = checkpoint.read_adapter_config(adapter)
+        settings = adapters.read_adapter_config(adapter, checkpoint.read_config(folder))
         model = load(folder, base_format="nf4")
-        lora = checkpoint.load_adapter(adapter, model.graphdef.config)
+        lora = adapters.load_adapter(adapter, model.graphdef.config)
         self.assert_refused(
             "layers/.*/kernel.*quantized", checkpoint.merge, lora, model.base, settings
         )

@@ -22,6 +22,10 @@ _LENGTH = 9
 _jit = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
 
 
+def _place(family: str, name: str) -> str:
+    return decoder.ARCHITECTURES[family].key_map[f"layers/{name}"]
+
+
 @functools.cache
 def _model(family: str, dtype: str = "float32") -> decoder_parity.Port:
     """Returns a tiny random model of a family, both LoRA factors random."""
@@ -180,6 +184,16 @@ class TreeTest(parameterized.TestCase):
         two, _, _ = decoder.abstract(config, LORA_PRESETS["pythia"], jnp.bfloat16)
         self.assertEqual(hash(one), hash(two))
         self.assertIs(decoder.bind(one), decoder.bind(two))
+
+    def test_the_targets_of_an_architecture_are_linear_layers_of_its_attention(self):
+        for family, cases in decoder_cases.CASES.items():
+            architecture = decoder.ARCHITECTURES[family]
+            config = architecture.config.from_hf(next(iter(cases.values())).config)
+            targets = architecture.lora_targets
+            _, lora, _ = decoder.abstract(config, LoRAConfig(rank=2, alpha=2.0, targets=targets))
+            self.assertEqual(set(lora["layers"]), set(targets))
+            for name in targets:
+                self.assertIn("attention" if family == "gpt_neox" else "attn", _place(family, name))
 
     def test_a_target_that_does_not_exist_is_refused(self):
         with pytest.raises(ValueError, match=r"dense_4h_to_h.*got \['q_proj'\]"):

@@ -14,6 +14,8 @@ class ConfigTest(parameterized.TestCase):
         one = lora.LoRAConfig(rank=1, alpha=1.0, targets=("b", "a"))
         self.assertEqual(one, lora.LoRAConfig(rank=1, alpha=1.0, targets=("a", "b")))
         self.assertEqual(one.scale, 1.0)
+        stable = lora.LoRAConfig(rank=4, alpha=6.0, targets=("a",), use_rslora=True)
+        self.assertEqual(stable.scale, 3.0)
 
     @parameterized.parameters(
         ({"rank": 0}, "rank must be at least 1"),
@@ -22,6 +24,7 @@ class ConfigTest(parameterized.TestCase):
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\)"),
         ({"targets": ()}, "at least one"),
         ({"targets": ("a", "a")}, "distinct"),
+        ({"layers": (("a", ((2, 2.0), (1, -1.0))),)}, "alpha must be positive"),
     )
     def test_settings_out_of_range_are_refused(self, change: dict, message: str):
         settings = {"rank": 2, "alpha": 2.0, "dropout": 0.0, "targets": ("a",), **change}
@@ -32,11 +35,12 @@ class ConfigTest(parameterized.TestCase):
 class AdapterTest(parameterized.TestCase):
     @parameterized.parameters(2000, 8000)
     def test_dropout_zeroes_inputs_and_keeps_their_mean(self, num_tokens: int):
-        config = lora.LoRAConfig(rank=1, alpha=3.0, dropout=0.25, targets=("a",))
         ones_LI = jnp.ones((num_tokens, 1))
         factor = jnp.ones((1, 1))
         share_LO = np.asarray(
-            lora.adapter_output(ones_LI, factor, factor, config=config, key=jax.random.key(0))
+            lora.adapter_output(
+                ones_LI, factor, factor, scale=3.0, dropout=0.25, key=jax.random.key(0)
+            )
         )
         self.assertEqual(set(np.round(np.unique(share_LO), 4)), {0.0, 4.0})
         # Each entry is 4 with probability 0.75: the mean is 3, its standard error as below.
@@ -45,10 +49,9 @@ class AdapterTest(parameterized.TestCase):
 
     def test_output_is_the_scaled_product_in_float32(self):
         rng = np.random.default_rng(0)
-        config = lora.LoRAConfig(rank=2, alpha=6.0, dropout=0.5, targets=("a",))
         x, a, b = (rng.normal(size=s).astype(np.float32) for s in ((3, 4), (4, 2), (2, 5)))
         share_LO = lora.adapter_output(
-            jnp.asarray(x, jnp.bfloat16), jnp.asarray(a), jnp.asarray(b), config=config
+            jnp.asarray(x, jnp.bfloat16), jnp.asarray(a), jnp.asarray(b), scale=3.0, dropout=0.5
         )
         self.assertEqual(share_LO.dtype, jnp.float32)
         narrow = np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32)

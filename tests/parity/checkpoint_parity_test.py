@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from golden import make_checkpoints
 
-from raslik_jax.models import checkpoint, decoder
+from raslik_jax.models import adapters, checkpoint, decoder
 
 pytestmark = pytest.mark.heavy
 
@@ -21,13 +21,11 @@ _TOKENS = np.array([[3, 17, 4, 4, 40, 21, 9]])
 
 def _load(folder, name):
     """Base, adapter and functions of a golden case with weights of a trained model's size."""
-    model = checkpoint_cases.load(
-        checkpoint_cases.write_model(folder / "hf", name),
-        lora_config=checkpoint.read_adapter_config(
-            checkpoint_cases.write_adapter(folder / "peft", name)
-        ),
-    )
-    lora = checkpoint.load_adapter(folder / "peft", model.graphdef.config)
+    base = checkpoint_cases.write_model(folder / "hf", name)
+    adapter = checkpoint_cases.write_adapter(folder / "peft", name)
+    settings = adapters.read_adapter_config(adapter, checkpoint.read_config(base))
+    model = checkpoint_cases.load(base, lora_config=settings)
+    lora = adapters.load_adapter(folder / "peft", model.graphdef.config)
     return model._replace(base=_small(model.base), lora=_small(lora))
 
 
@@ -87,15 +85,15 @@ def test_a_round_trip_through_peft_is_exact(name, tmp_path):
     model = _load(tmp_path, name)
     config, settings = model.graphdef.config, model.graphdef.lora_config
     checkpoint.save_model(tmp_path / "base", config, model.base)
-    checkpoint.save_adapter(
+    adapters.save_adapter(
         tmp_path / "out", model.lora, settings, config, base_model=str(tmp_path / "base")
     )
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "out")
     _assert_same_logits(_ours(model.graphdef, model.lora, model.base), _theirs(theirs))
     theirs.save_pretrained(tmp_path / "back")
-    assert checkpoint.read_adapter_config(tmp_path / "back") == settings
-    back = checkpoint.load_adapter(tmp_path / "back", config, lora_config=settings)
+    assert adapters.read_adapter_config(tmp_path / "back", config) == settings
+    back = adapters.load_adapter(tmp_path / "back", config, lora_config=settings)
     jax.tree.map(np.testing.assert_array_equal, back, model.lora)
     auto = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
     np.testing.assert_array_equal(_theirs(auto), _theirs(theirs))

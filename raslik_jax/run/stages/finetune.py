@@ -8,7 +8,7 @@ import numpy as np
 
 from raslik_jax.data import batches, encoding
 from raslik_jax.files import write_json
-from raslik_jax.models import checkpoint
+from raslik_jax.models import adapters
 from raslik_jax.run import memory
 from raslik_jax.run.workspace import Workspace, adapter_source, lora_config_of
 from raslik_jax.train import loop, steps
@@ -78,9 +78,9 @@ def adopt_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
     """Takes over the adapter of --backbone.adapter as it is, without a training step."""
     source = adapter_source(workspace.config)
     # The copy of an earlier adapter may still lie where this one goes.
-    workspace.lora_config = lora_config_of(workspace.config, source)
+    workspace.lora_config = lora_config_of(workspace.config, workspace.shapes, source)
     model = workspace.model
-    lora = checkpoint.load_adapter(source, model.decoder.config, base=model.identity)
+    lora = adapters.load_adapter(source, model.decoder.config, base=model.identity)
     workspace.save_adapter(folder / "initial", model.initial)
     workspace.save_adapter(folder / "adapter", lora)
 

@@ -1,0 +1,377 @@
+"""PEFT LoRA adapters in and out: from `adapter_config.json` and safetensors to stacked factors.
+
+What an adapter computes is read whole or refused by name. Rank and alpha may differ by module, as
+`rank_pattern` and `alpha_pattern` say, and modules may be without an adapter in some layers: the
+factors of a target are stacked at its largest rank, with zeros beyond a layer's own
+(`LoRAConfig.layers`), and are written back as they were.
+
+Source: peft 0.21, `tuners/lora/model.py` (rank, alpha and scale of a module), `tuners_utils.py`
+(`check_target_module_exists`, all-linear) and `utils/other.py` (`get_pattern_key`).
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from raslik_jax import files
+from raslik_jax.axes import Tree
+from raslik_jax.messages import shown, some_of
+from raslik_jax.models import decoder as decoders
+from raslik_jax.models import key_map, storage
+from raslik_jax.models.lora import LoRAConfig
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+# In the header of an adapter of ours: the identity of its base.
+_BASE = "base identity"
+_PREFIX = "base_model.model."
+# Fields of adapter_config.json that do not change what a finished adapter computes. The fan-in
+# order is that of another kind of layer; where and how deep adapters are, the tensors show.
+_INERT = frozenset(
+    """alpha auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config
+    fan_in_fan_out inference_mode init_lora_weights loftq_config lora_dropout lora_ga_config
+    megatron_core peft_type peft_version qalora_group_size revision runtime_config task_type
+    """.split()
+)
+# Fields that are read.
+_READ = frozenset(
+    """alpha_pattern exclude_modules layers_pattern layers_to_transform lora_alpha r rank_pattern
+    target_modules use_rslora""".split()
+)
+# Starts that keep the base as it was; the others subtract the adapter's start from it.
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+_NAMES = (str, [str], None)
+_SHAPE = {
+    "peft_type": str,
+    "r": int,
+    "lora_alpha": float,
+    "lora_dropout?": (float, None),
+    "use_rslora?": (bool, None),
+    "rank_pattern?": ({str: int}, None),
+    "alpha_pattern?": ({str: float}, None),
+    "target_modules": (str, [str]),
+    "exclude_modules?": _NAMES,
+    "layers_to_transform?": (int, [int], None),
+    "layers_pattern?": _NAMES,
+    "base_model_name_or_path?": (str, None),
+}
+
+
+def find_adapter(name: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the directory of a PEFT adapter, fetched from the hub if need be, or refuses it."""
+    folder = storage.resolve_folder(name, weights=WEIGHTS)
+    lacking = [file for file in (CONFIG, WEIGHTS) if not (folder / file).is_file()]
+    if not lacking:
+        return folder
+    origin = shown(str(folder), 160)
+    if lacking == [WEIGHTS] and (folder / "adapter_model.bin").is_file():
+        got = "got pickled weights only, which can run code: load it with peft and save it again"
+        raise ValueError(f"the adapter {origin} must have safetensors, {got}")
+    must = f"must hold {CONFIG} and {WEIGHTS}, as peft saves them"
+    raise ValueError(f"the adapter {origin} {must}, it lacks {' and '.join(lacking)}: name another")
+
+
+def base_name(folder: str | os.PathLike[str]) -> str:
+    """Returns what an adapter calls the model that it was trained on, "" where it does not say."""
+    path = pathlib.Path(folder) / CONFIG
+    named = storage.read_json(path, {"base_model_name_or_path?": (str, None)})
+    return named.get("base_model_name_or_path") or ""
+
+
+def read_adapter_config(folder: str | os.PathLike[str], config: decoders.ModelConfig) -> LoRAConfig:
+    """Returns the settings of the PEFT adapter in a directory, on a decoder of these settings.
+
+    What changes what the adapter computes in a way that is not supported is refused by name: DoRA,
+    biases, modules saved whole, targets outside of the layers, ...
+    """
+    path = pathlib.Path(folder) / CONFIG
+    fields = storage.read_json(path, _SHAPE)
+    kind = fields["peft_type"]
+    if kind != "LORA":
+        raise ValueError(f"peft_type in {path} must be 'LORA', got {shown(kind)}: take another")
+    _refuse_others(path, fields)
+    sizes = _sizes(path, fields, config)
+    targets = tuple(name for name, layers in sizes.items() if any(rank for rank, _ in layers))
+    own = {size for name in targets for size in sizes[name]}
+    is_even = len(own) == 1
+    rank, alpha = own.pop() if is_even else (fields["r"], float(fields["lora_alpha"]))
+    try:
+        return LoRAConfig(
+            rank=rank,
+            alpha=alpha,
+            dropout=float(fields.get("lora_dropout") or 0.0),
+            targets=targets,
+            use_rslora=bool(fields.get("use_rslora")),
+            layers=() if is_even else tuple((name, sizes[name]) for name in sorted(targets)),
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _refuse_others(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
+    """Raises a ValueError that names what is set and neither read nor without effect."""
+    # PEFT grows switches; off, they are False, None or empty, and change nothing.
+    known = _INERT | _READ
+    active = {name: value for name, value in fields.items() if value and name not in known}
+    if active.get("bias") == "none":
+        del active["bias"]
+    if fields.get("init_lora_weights") not in _PLAIN_STARTS:
+        active["init_lora_weights"] = fields["init_lora_weights"]
+    if active:
+        settings = [f"{name}={shown(value, 40)}" for name, value in sorted(active.items())]
+        raise ValueError(
+            f"{path} must be a plain LoRA, {some_of(settings, 3, quoted=False)} is not supported: "
+            "merge this adapter with peft and take the merged model as the checkpoint"
+        )
+    ranks = {"r": fields["r"], **(fields.get("rank_pattern") or {})}
+    for name, rank in ranks.items():
+        if rank < 1:
+            where = "r" if name == "r" else "rank_pattern"
+            raise ValueError(f"{where} in {path} must be at least 1, got {rank}: take another")
+    for name in ("target_modules", "exclude_modules", "layers_pattern"):
+        if isinstance(fields.get(name), str):
+            _compiled(path, name, fields[name])
+
+
+def _sizes(
+    path: pathlib.Path, fields: Mapping[str, Any], config: decoders.ModelConfig
+) -> dict[str, tuple[tuple[int, float], ...]]:
+    """Returns rank and alpha of every layer of every linear layer, (0, 0.0) without an adapter."""
+    architecture = decoders.ARCHITECTURES[config.model_type]
+    outside = [architecture.key_map[part] for part in ("embed", "head")]
+    modules = _modules(config)
+    targeted = [name for name in outside if _is_targeted(fields, name)]
+    if fields["target_modules"] == "all-linear":
+        targeted = []  # peft leaves out the head
+    if targeted:
+        must = "must have adapters on the linear layers of its blocks alone"
+        raise ValueError(f"{path} {must}, got one on {some_of(targeted)}: take another")
+    ranks = _by_pattern(path, fields, "rank_pattern")
+    alphas = _by_pattern(path, fields, "alpha_pattern")
+
+    def size(name: str) -> tuple[int, float]:
+        if not _is_targeted(fields, name):
+            return 0, 0.0
+        rank = next((value for key, value in ranks if key.match(name)), fields["r"])
+        alpha = next((value for key, value in alphas if key.match(name)), fields["lora_alpha"])
+        return rank, float(alpha)
+
+    sizes = {target: tuple(map(size, names)) for target, names in modules.items()}
+    if not any(rank for layers in sizes.values() for rank, _ in layers):
+        must = f"must be of {config.model_type}, {some_of(sorted(modules), 7, quoted=False)}"
+        got = shown(fields["target_modules"], 120)
+        raise ValueError(f"target_modules in {path} {must}, got {got}: take another adapter")
+    return sizes
+
+
+def _modules(config: decoders.ModelConfig) -> dict[str, list[str]]:
+    """Returns the full names of every linear layer of a decoder's blocks, by its last part."""
+    names = decoders.ARCHITECTURES[config.model_type].key_map
+    _, _, base = decoders.abstract(config, None)
+    linears = [name for name, leaves in base["layers"].items() if "kernel" in leaves]
+    depth = range(config.num_hidden_layers)
+    stem = names["layers"]
+    return {
+        name: [f"{stem}.{names[f'layers/{name}']}".format(layer=layer) for layer in depth]
+        for name in linears
+    }
+
+
+def _by_pattern(
+    path: pathlib.Path, fields: Mapping[str, Any], name: str
+) -> list[tuple[re.Pattern[str], Any]]:
+    return [
+        (_compiled(path, name, rf"(.*\.)?({key})$"), value)
+        for key, value in (fields.get(name) or {}).items()
+    ]
+
+
+def _compiled(path: pathlib.Path, name: str, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        got = f"got {shown(pattern)}: correct it"
+        raise ValueError(f"{name} in {path} must be a regular expression, {got}") from error
+
+
+def _is_targeted(fields: Mapping[str, Any], name: str) -> bool:
+    """Returns whether peft gives a module an adapter."""
+    targets, excluded = fields["target_modules"], fields.get("exclude_modules") or ()
+    if _is_named(excluded, name):
+        return False
+    if isinstance(targets, str):
+        return targets.lower() == "all-linear" or _is_named(targets, name)
+    chosen = fields.get("layers_to_transform")
+    if chosen is None or chosen == [] or not _is_named(targets, name):
+        return _is_named(targets, name)
+    patterns = fields.get("layers_pattern") or [r"[^.]*"]
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    found = (re.match(rf"(?:^|.*?\.){pattern}\.(\d+)\.", name) for pattern in patterns)
+    layer = next((int(match[1]) for match in found if match), None)
+    return layer in ([chosen] if isinstance(chosen, int) else chosen)
+
+
+def _is_named(names: str | Iterable[str], name: str) -> bool:
+    """Returns whether a pattern is of a module's whole name, or a list has it or its last parts."""
+    if isinstance(names, str):
+        return re.fullmatch(names, name) is not None
+    return any(name == one or name.endswith(f".{one}") for one in names)
+
+
+class _PaddedTensors(storage.Tensors):
+    """Tensors that come with zeros up to the shape of their slot, and whole where there is none."""
+
+    slots: Mapping[str, key_map.Slot] = {}
+
+    def read(self, key: str) -> np.ndarray:
+        """Returns the tensor of a slot."""
+        shape = self.slots[key].shape
+        if key not in self.files:
+            return np.zeros(shape, np.float32)
+        tensor = super().read(key)
+        return np.pad(
+            tensor, [(0, new - old) for old, new in zip(tensor.shape, shape, strict=True)]
+        )
+
+
+def _own_slots(
+    slots: Mapping[str, key_map.Slot], lora_config: LoRAConfig
+) -> dict[str, key_map.Slot]:
+    """Returns the slots of an adapter as a file holds them: each with its own rank."""
+    ranks = lora_config.ranks()
+
+    def own(slot: key_map.Slot) -> key_map.Slot:
+        sizes = ranks.get(slot.path[-2])
+        if sizes is None or slot.layer is None:
+            return slot
+        rank, (first, last) = sizes[slot.layer], slot.shape
+        shape = (rank, last) if slot.path[-1] == "a" else (first, rank)
+        return slot._replace(shape=shape)
+
+    trimmed = {key: own(slot) for key, slot in slots.items()}
+    return {key: slot for key, slot in trimmed.items() if 0 not in slot.shape}
+
+
+def load_adapter(
+    folder: str | os.PathLike[str],
+    config: decoders.ModelConfig,
+    *,
+    lora_config: LoRAConfig | None = None,
+    base: str = "",
+) -> Tree:
+    """Returns the factors of a PEFT adapter for a decoder, float32, or names what does not fit.
+
+    Args:
+      folder: Holds adapter_config.json and adapter_model.safetensors.
+      config: The decoder's settings.
+      lora_config: What the adapter has to be; None takes what it is (`read_adapter_config`).
+        Dropout is the trainer's business and may differ.
+      base: Identity of the base that it will stand on. An adapter that `save_adapter` wrote for
+        another base is refused; one from elsewhere does not say what it was trained on.
+    """
+    folder = pathlib.Path(folder)
+    path = folder / CONFIG
+    own = read_adapter_config(folder, config)
+    if lora_config is not None:
+        differing = [
+            f"{name}={getattr(own, name)!r}, not {getattr(lora_config, name)!r}"
+            for name in ("rank", "alpha", "targets", "use_rslora", "layers")
+            if getattr(own, name) != getattr(lora_config, name)
+        ]
+        if differing:
+            got = "; ".join(differing)
+            raise ValueError(f"{path} must be of this run's settings, got {got}: take another")
+    _, shapes, _ = decoders.abstract(config, own)
+    names = decoders.ARCHITECTURES[config.model_type].key_map
+    slots = key_map.plan(names, shapes, prefix=_PREFIX)
+    with contextlib.ExitStack() as stack:
+        tensors = _PaddedTensors([folder / WEIGHTS], stack)
+        tensors.slots = slots
+        what = f"the adapter of {path} on this {config.model_type}"
+        key_map.check_fit(_own_slots(slots, own), tensors, what, "")
+        trained_on = tensors.metadata.get(_BASE, base)
+        if base and trained_on != base:
+            differ = f"the base {shown(trained_on)}, got {shown(base)}"
+            raise ValueError(f"{shown(str(folder), 160)} was trained on {differ}: train it again")
+        return key_map.fill(shapes, slots, tensors)
+
+
+def save_adapter(
+    folder: str | os.PathLike[str],
+    lora: Tree,
+    lora_config: LoRAConfig,
+    config: decoders.ModelConfig,
+    *,
+    base: str = "",
+    base_model: str = "",
+) -> None:
+    """Writes an adapter in PEFT's format, as `peft.PeftModel.from_pretrained` reads it.
+
+    Args:
+      folder: A directory that is not there yet or empty.
+      lora: The factors.
+      lora_config: Their settings.
+      config: The settings of the decoder they belong to.
+      base: Identity of the base that it was trained on, which `load_adapter` checks.
+      base_model: Hub name of the base, noted for PEFT's AutoPeftModel.
+    """
+    _, shapes, _ = decoders.abstract(config, lora_config)
+    key_map.check_tree(lora, shapes, f"an adapter of {lora_config} on this {config.model_type}")
+    fields = {
+        "base_model_name_or_path": base_model or None,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": _plain(lora_config.alpha),
+        "lora_dropout": lora_config.dropout,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": lora_config.rank,
+        "target_modules": list(lora_config.targets),
+        "task_type": "CAUSAL_LM",
+        "use_dora": False,
+        "use_rslora": lora_config.use_rslora,
+        **_patterns(lora_config, config),
+    }
+    names = decoders.ARCHITECTURES[config.model_type].key_map
+    slots = key_map.plan(names, lora, prefix=_PREFIX)
+    whole = key_map.tensors_of(lora, slots)
+    own = _own_slots(slots, lora_config)
+    tensors = {key: whole[key][tuple(map(slice, slot.shape))] for key, slot in own.items()}
+    lost = [k for k in whole if np.count_nonzero(whole[k]) != np.count_nonzero(tensors.get(k, 0))]
+    if lost:
+        raise ValueError(f"factors must be 0 beyond a layer's own rank, got others in {lost[0]}")
+    with storage.new_folder(folder) as partial:
+        storage.write_tensors(partial / WEIGHTS, tensors, {_BASE: base} if base else None)
+        files.write_json(partial / CONFIG, fields)
+
+
+def _patterns(lora_config: LoRAConfig, config: decoders.ModelConfig) -> dict[str, Any]:
+    """Returns the fields of ranks and alphas that differ by module, {} where none does.
+
+    Modules have their whole names there, so that no pattern is of another one too.
+    """
+    modules = _modules(config)
+    sizes: dict[str, tuple[int, float]] = {}
+    for target, layers in lora_config.layers:
+        sizes |= dict(zip(modules[target], layers, strict=True))
+    with_adapter = {name: size for name, size in sizes.items() if size[0]}
+    if not sizes:
+        return {}
+    ranks = {n: rank for n, (rank, _) in with_adapter.items() if rank != lora_config.rank}
+    alphas = {n: _plain(a) for n, (_, a) in with_adapter.items() if a != lora_config.alpha}
+    fields = {
+        "rank_pattern": {re.escape(name): rank for name, rank in ranks.items()},
+        "alpha_pattern": {re.escape(name): alpha for name, alpha in alphas.items()},
+    }
+    is_everywhere = len(with_adapter) == len(sizes)
+    return fields if is_everywhere else {**fields, "target_modules": sorted(with_adapter)}
+
+
+def _plain(alpha: float) -> int | float:
+    return int(alpha) if float(alpha).is_integer() else alpha

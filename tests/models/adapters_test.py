@@ -1,0 +1,389 @@
+"""PEFT adapters: what they compute, nothing lost on a round trip, what does not fit is named."""
+
+import functools
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from absl.testing import parameterized
+from checkpoint_cases import GOLDEN, NAMES, load, tensors_of, write_adapter, write_model
+
+from raslik_jax.models import adapters, checkpoint, decoder
+from raslik_jax.models.lora import LoRAConfig
+
+
+class _FolderTest(parameterized.TestCase):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path):
+        self.folder = tmp_path
+
+    def assert_refused(self, patterns, function, *arguments, **options):
+        """One ValueError of one line that matches every pattern."""
+        with self.assertRaises(ValueError) as caught:
+            function(*arguments, **options)
+        message = str(caught.exception)
+        self.assertNotIn("\n", message)
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            self.assertRegex(message, pattern)
+
+
+class PlainAdapterTest(_FolderTest):
+    @parameterized.parameters(*NAMES)
+    def test_every_tensor_of_pefts_layout_comes_back_as_it_was(self, name):
+        config = checkpoint.read_config(write_model(self.folder / "model", name))
+        folder = write_adapter(self.folder / "in", name)
+        settings = adapters.read_adapter_config(folder, config)
+        targets = GOLDEN[name]["adapter_config"]["target_modules"]
+        self.assertEqual(
+            settings, LoRAConfig(rank=3, alpha=6.0, dropout=0.25, targets=tuple(targets))
+        )
+        lora = adapters.load_adapter(folder, config, lora_config=settings)
+        adapters.save_adapter(self.folder / "out", lora, settings, config)
+        before, after = (
+            safetensors.numpy.load_file(self.folder / side / "adapter_model.safetensors")
+            for side in ("in", "out")
+        )
+        self.assertEqual(set(before), set(after))
+        for key, value in before.items():
+            np.testing.assert_array_equal(value, after[key], err_msg=key)
+        self.assertEqual(adapters.read_adapter_config(self.folder / "out", config), settings)
+        with self.assertRaisesRegex(ValueError, "new or empty"):
+            adapters.save_adapter(self.folder / "out", lora, settings, config)
+
+    @parameterized.parameters(
+        {"use_dora": True},
+        {"bias": "all"},
+        {"lora_bias": True},
+        {"modules_to_save": ["embed_in"]},
+        {"trainable_token_indices": [1]},
+        {"layer_replication": [[0, 1]]},
+        {"target_parameters": ["x"]},
+        {"init_lora_weights": "pissa"},
+        {"some_new_switch": True},
+        {"peft_type": "IA3"},
+        {"r": 0},
+        {"r": None},
+        {"r": 2.5},
+        {"rank_pattern": {"dense": 0}},
+        {"rank_pattern": {"dense(": 2}},
+        {"alpha_pattern": {"dense": -1.0}},
+        {"lora_alpha": [8]},
+        {"lora_dropout": "x"},
+        {"target_modules": [["dense"]]},
+        {"target_modules": ["q_proj"]},
+        {"target_modules": ["dense", "embed_in"]},
+        {"target_modules": "(dense"},
+    )
+    def test_an_adapter_that_computes_something_else_is_refused_by_name(self, **changes):
+        config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
+        folder = write_adapter(self.folder / "in", "gpt_neox", changes=changes)
+        (name,) = changes
+        named = {"target_modules": "linear layers|target_modules", "alpha_pattern": "alpha"}
+        self.assert_refused(
+            ["adapter_config.json", named.get(name, name)],
+            adapters.read_adapter_config,
+            folder,
+            config,
+        )
+
+    def test_an_adapter_that_does_not_fit_is_refused(self):
+        config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
+        llama = checkpoint.read_config(write_model(self.folder / "llama", "llama"))
+        folder = write_adapter(self.folder / "adapter", "gpt_neox")
+        wanted = LoRAConfig(rank=4, alpha=8.0, targets=("dense",))
+        self.assert_refused(
+            ["rank=3, not 4", "alpha=6.0, not 8.0", "targets=.*not", "adapter_config.json"],
+            adapters.load_adapter,
+            folder,
+            config,
+            lora_config=wanted,
+        )
+        self.assert_refused(
+            ["target_modules .* must be of llama", "dense_4h_to_h"],
+            adapters.load_adapter,
+            folder,
+            llama,
+        )
+        deeper = checkpoint.read_config(
+            write_model(self.folder / "deep", "gpt_neox", changes={"num_hidden_layers": 3})
+        )
+        self.assert_refused(
+            "missing base_model.model.gpt_neox.layers.2.attention.dense.lora_A.weight",
+            adapters.load_adapter,
+            folder,
+            deeper,
+        )
+
+    def test_tensors_that_do_not_fit_their_own_config_are_named(self):
+        config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
+        prefix = "base_model.model.gpt_neox.layers.0.attention."
+        cases = (
+            ({"r": 4}, {}, r"lora_A.weight in adapter_model.safetensors is \[3, 32\], not \[4, 32"),
+            ({"target_modules": ["dense"]}, {}, f"unexpected {prefix}query_key_value.lora_A"),
+            ({}, {prefix + "dense.lora_A.weight": None}, f"missing {prefix}dense.lora_A.weight"),
+            ({}, {prefix + "dense.lora_B.weight": np.full((32, 3), np.nan)}, "finite"),
+        )
+        for number, (changes, tensors, named) in enumerate(cases):
+            folder = write_adapter(
+                self.folder / str(number), "gpt_neox", changes=changes, tensors=tensors
+            )
+            self.assert_refused(named, adapters.load_adapter, folder, config)
+        (folder / "adapter_model.safetensors").write_bytes(b"x" * 50)
+        self.assert_refused(
+            "adapter_model.safetensors. is truncated", adapters.load_adapter, folder, config
+        )
+        (folder / "adapter_model.safetensors").unlink()
+        self.assert_refused("adapter_model.safetensors", adapters.load_adapter, folder, config)
+
+    def test_an_adapter_of_another_base_is_refused(self):
+        """A base of the same shape and other weights computes something else, without an error."""
+        model = load(write_model(self.folder / "model", "gpt_neox"))
+        bias = {"gpt_neox.final_layer_norm.bias": np.zeros(32, np.float32)}
+        other = load(write_model(self.folder / "other", "gpt_neox", tensors=bias))
+        self.assertNotEqual(model.identity, other.identity)
+        # The identity is of the weights as stored: not of what they are loaded as.
+        narrow = load(self.folder / "model", dtype=jnp.bfloat16, base_format="int8")
+        self.assertEqual(model.identity, narrow.identity)
+        config, foreign = model.graphdef.config, write_adapter(self.folder / "in", "gpt_neox")
+        settings = adapters.read_adapter_config(foreign, config)
+        lora = adapters.load_adapter(foreign, config, base=other.identity)
+        own = self.folder / "own"
+        adapters.save_adapter(own, lora, settings, config, base=model.identity)
+        adapters.load_adapter(own, config, base=model.identity)
+        self.assert_refused(
+            ["own' was trained on the base", model.identity, other.identity],
+            adapters.load_adapter,
+            own,
+            config,
+            base=other.identity,
+        )
+
+    def test_flipped_bits_of_saved_weights_are_found(self):
+        config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
+        foreign = write_adapter(self.folder / "in", "gpt_neox")
+        settings = adapters.read_adapter_config(foreign, config)
+        lora = adapters.load_adapter(foreign, config)
+        adapters.save_adapter(self.folder / "own", lora, settings, config)
+        file = self.folder / "own" / "adapter_model.safetensors"
+        raw = bytearray(file.read_bytes())
+        raw[-6] ^= 1
+        file.write_bytes(raw)
+        self.assert_refused(
+            ["adapter_model.safetensors' is damaged: base_model.model.gpt_neox.layers"],
+            adapters.load_adapter,
+            self.folder / "own",
+            config,
+        )
+
+    def test_longer_names_of_targets_are_read(self):
+        names = ["attention.query_key_value", "attention.dense", "mlp.dense_4h_to_h"]
+        config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
+        folder = write_adapter(self.folder, "gpt_neox", changes={"target_modules": names})
+        settings = adapters.read_adapter_config(folder, config)
+        self.assertEqual(settings.targets, ("dense", "dense_4h_to_h", "query_key_value"))
+
+    def test_factors_of_other_settings_are_not_saved(self):
+        config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
+        lora = adapters.load_adapter(write_adapter(self.folder / "in", "gpt_neox"), config)
+        settings = LoRAConfig(rank=4, alpha=8.0, targets=("dense", "dense_h_to_4h"))
+        self.assert_refused(
+            [
+                "missing layers/dense_h_to_4h/a",
+                "unexpected layers/dense_4h_to_h/a",
+                r"layers/dense/a is \[2, 32, 3\], not \[2, 32, 4\]",
+            ],
+            adapters.save_adapter,
+            self.folder / "out",
+            lora,
+            settings,
+            config,
+        )
+
+
+_TOKENS = np.array([3, 17, 4, 4, 21, 9])
+# By layer and module of Llama, what peft makes of the fields: rank and alpha.
+_ATTENTION = {
+    f"layers.{layer}.self_attn.{name}": (3, 6.0)
+    for layer in (0, 1)
+    for name in ("k_proj", "o_proj", "q_proj", "v_proj")
+}
+_MLP = {
+    f"layers.{layer}.mlp.{name}": (3, 6.0)
+    for layer in (0, 1)
+    for name in ("down_proj", "gate_proj", "up_proj")
+}
+_PATTERNED = {
+    "layers.0.self_attn.q_proj": (2, 6.0),
+    "layers.1.self_attn.q_proj": (2, 6.0),
+    "layers.0.self_attn.v_proj": (3, 7.0),
+    "layers.1.self_attn.v_proj": (5, 7.0),
+    "layers.0.mlp.up_proj": (3, 6.0),
+    "layers.1.mlp.up_proj": (3, 6.0),
+}
+_CASES = {
+    "rank-stabilized": ({"use_rslora": True, "target_modules": "all-linear"}, _ATTENTION | _MLP),
+    "patterns": (
+        {
+            "target_modules": ["q_proj", "v_proj", "mlp.up_proj"],
+            "rank_pattern": {"q_proj": 2, r"layers\.1\.self_attn\.v_proj": 5},
+            "alpha_pattern": {"v_proj": 7.0},
+        },
+        _PATTERNED,
+    ),
+    "rank-stabilized patterns": (
+        {
+            "use_rslora": True,
+            "target_modules": ["q_proj", "v_proj", "up_proj"],
+            "rank_pattern": {".*q_proj": 2, "1.self_attn.v_proj": 5},
+            "alpha_pattern": {"self_attn.v_proj": 7.0},
+        },
+        _PATTERNED,
+    ),
+    "a regular expression": (
+        {"target_modules": r"model\.layers\.(0\.self_attn\.[qk]|1\.mlp\.up)_proj"},
+        {
+            "layers.0.self_attn.q_proj": (3, 6.0),
+            "layers.0.self_attn.k_proj": (3, 6.0),
+            "layers.1.mlp.up_proj": (3, 6.0),
+        },
+    ),
+    "some layers": (
+        {
+            "target_modules": ["q_proj", "o_proj"],
+            "layers_to_transform": [1],
+            "fan_in_fan_out": True,
+        },
+        {"layers.1.self_attn.q_proj": (3, 6.0), "layers.1.self_attn.o_proj": (3, 6.0)},
+    ),
+    "exclusions": (
+        {"target_modules": "all-linear", "exclude_modules": ["mlp.up_proj", "o_proj", "lm_head"]},
+        {
+            name: size
+            for name, size in (_ATTENTION | _MLP).items()
+            if not name.endswith(("up_proj", "o_proj"))
+        },
+    ),
+}
+
+
+@functools.cache
+def _measure(graphdef, argument):
+    """Returns the function to logits and the gradient by the adapter (0) or the base (1)."""
+    bound = decoder.bind(graphdef)
+
+    def loss(lora, base):
+        logits_LV = bound.logits(lora, base, bound.hidden(lora, base, jnp.array(_TOKENS)))
+        return jnp.sum(jax.nn.log_softmax(logits_LV)[:, 5]), logits_LV
+
+    @jax.jit
+    def measure(lora, base):
+        gradient, logits_LV = jax.grad(loss, argnums=argument, has_aux=True)(lora, base)
+        return logits_LV, gradient
+
+    return measure
+
+
+class AdapterTest(_FolderTest):
+    """What peft's adapters compute, against weights that NumPy has merged."""
+
+    def write(self, fields, sizes):
+        """Returns base tensors, factors by module, and the folder of an adapter of Llama."""
+        base = {k: 0.4 * v for k, v in tensors_of(GOLDEN["llama"]["tensors"]).items()}
+        write_model(self.folder / "base", "llama", tensors=base)
+        factors, tensors = {}, {}
+        for name, (rank, _) in sizes.items():
+            rows, columns = base[f"model.{name}.weight"].shape
+            keys = [f"base_model.model.model.{name}.lora_{side}.weight" for side in "AB"]
+            shapes = dict(zip(keys, ((rank, columns), (rows, rank)), strict=True))
+            tensors |= {key: 0.4 * value for key, value in tensors_of(shapes).items()}
+            factors[name] = tuple(tensors[key].astype(np.float64) for key in keys)
+        changes = {"r": 3, "lora_alpha": 6.0, **fields}
+        unused = dict.fromkeys(GOLDEN["llama"]["adapter_tensors"])
+        folder = write_adapter(
+            self.folder / "in", "llama", changes=changes, tensors=unused | tensors
+        )
+        return base, factors, folder
+
+    @parameterized.parameters(*_CASES)
+    def test_its_logits_and_gradients_are_those_of_merged_weights(self, name):
+        fields, sizes = _CASES[name]
+        base, factors, folder = self.write(fields, sizes)
+        scale = {
+            module: alpha / (math.sqrt(rank) if fields.get("use_rslora") else rank)
+            for module, (rank, alpha) in sizes.items()
+        }
+        whole = dict(base)
+        for module, (a, b) in factors.items():
+            key = f"model.{module}.weight"
+            whole[key] = (base[key] + scale[module] * b @ a).astype(np.float32)
+        merged = load(write_model(self.folder / "whole", "llama", tensors=whole))
+        settings = adapters.read_adapter_config(folder, merged.graphdef.config)
+        model = load(self.folder / "base", lora_config=settings)
+        lora = adapters.load_adapter(folder, model.graphdef.config, lora_config=settings)
+        ours, found = _measure(model.graphdef, 0)(lora, model.base)
+        expected, whole_gradient = _measure(merged.graphdef, 1)({}, merged.base)
+        np.testing.assert_allclose(ours, expected, atol=2e-5)
+        # W + s A B: the gradient of A is s G B', that of B is s A' G, for G that of W.
+        seen = 0
+        for module, (a, b) in factors.items():
+            _, layer, _, target = module.split(".")
+            outer_IO = np.asarray(whole_gradient["layers"][target]["kernel"][int(layer)])
+            own = found["layers"][target]
+            rank = len(a)
+            for leaf, correct in (
+                (own["a"][int(layer)].T, scale[module] * (outer_IO @ b).T),
+                (own["b"][int(layer)].T, scale[module] * (a @ outer_IO).T),
+            ):
+                within = leaf[:rank] if correct.shape[0] == rank else leaf[:, :rank]
+                limit = 1e-4 * np.linalg.norm(correct)
+                self.assertLess(np.linalg.norm(within - correct), limit, module)
+                self.assertEqual(np.count_nonzero(leaf), np.count_nonzero(within))
+                seen += np.count_nonzero(leaf)
+        self.assertEqual(seen, sum(np.count_nonzero(leaf) for leaf in jax.tree.leaves(found)))
+        folded = checkpoint.merge(lora, model.base, settings)
+        np.testing.assert_allclose(_measure(merged.graphdef, 1)({}, folded)[0], expected, atol=2e-5)
+
+    @parameterized.parameters(*_CASES)
+    def test_it_is_written_as_it_was(self, name):
+        fields, sizes = _CASES[name]
+        _, factors, folder = self.write(fields, sizes)
+        config = checkpoint.read_config(self.folder / "base")
+        settings = adapters.read_adapter_config(folder, config)
+        lora = adapters.load_adapter(folder, config)
+        adapters.save_adapter(self.folder / "out", lora, settings, config)
+        before, after = (
+            safetensors.numpy.load_file(self.folder / side / "adapter_model.safetensors")
+            for side in ("in", "out")
+        )
+        self.assertEqual(set(before), set(after))
+        for key, value in before.items():
+            np.testing.assert_array_equal(value, after[key], err_msg=key)
+        self.assertEqual(adapters.read_adapter_config(self.folder / "out", config), settings)
+        written = json.loads((self.folder / "out" / "adapter_config.json").read_text())
+        # A name stands for one module alone.
+        for pattern in (*written.get("rank_pattern", ()), *written.get("alpha_pattern", ())):
+            self.assertIn(pattern.replace("\\", "").removeprefix("model."), sizes)
+
+    def test_a_fresh_adapter_of_its_shape_has_nothing_beyond_a_layers_rank(self):
+        _, _, folder = self.write(*_CASES["patterns"])
+        config = checkpoint.read_config(self.folder / "base")
+        settings = adapters.read_adapter_config(folder, config)
+        graphdef, *_ = decoder.abstract(config, settings)
+        fresh = decoder.init_lora(graphdef, key=jax.random.key(0))["layers"]
+        self.assertEqual(fresh["v_proj"]["a"].shape[-1], 5)
+        self.assertTrue((fresh["v_proj"]["a"][0, :, 3:] == 0).all())
+        self.assertTrue((fresh["v_proj"]["a"][0, :, :3] != 0).all())
+        self.assertTrue((fresh["v_proj"]["a"][1] != 0).all())
+        beyond = {**fresh, "v_proj": {**fresh["v_proj"], "a": jnp.ones_like(fresh["v_proj"]["a"])}}
+        self.assert_refused(
+            "beyond a layer's own rank.*layers.0.self_attn.v_proj.lora_A",
+            adapters.save_adapter,
+            self.folder / "out",
+            {"layers": beyond},
+            settings,
+            config,
+        )

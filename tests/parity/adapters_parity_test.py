@@ -1,0 +1,113 @@
+"""Adapters as PEFT trains and saves them: logits, LoRA gradients, and the way back."""
+
+import math
+
+import checkpoint_cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from raslik_jax.models import adapters, decoder
+
+pytestmark = pytest.mark.heavy
+
+_TOKENS = np.array([3, 17, 4, 4, 21, 9])
+_CASES = {
+    "rank-stabilized": {"use_rslora": True, "target_modules": ["q_proj", "v_proj"]},
+    "all-linear": {"target_modules": "all-linear"},
+    "patterns": {
+        "target_modules": ["q_proj", "v_proj", "up_proj"],
+        "rank_pattern": {"q_proj": 2, r"1\.self_attn\.v_proj": 5},
+        "alpha_pattern": {"v_proj": 7},
+        "use_rslora": True,
+    },
+    "a regular expression": {
+        "target_modules": r"model\.layers\.(0\.self_attn\.[qk]|1\.mlp\.up)_proj"
+    },
+    "some layers": {"target_modules": ["q_proj", "o_proj"], "layers_to_transform": [1]},
+    "exclusions": {"target_modules": "all-linear", "exclude_modules": ["up_proj"]},
+    "an old switch": {"target_modules": ["q_proj"], "fan_in_fan_out": True},
+}
+
+
+def _theirs(folder, fields):
+    """Returns a model with an adapter of random factors, which is saved beside it."""
+    import peft
+    import torch
+    import transformers
+
+    tensors = checkpoint_cases.tensors_of(checkpoint_cases.GOLDEN["llama"]["tensors"])
+    small = {key: 0.4 * value for key, value in tensors.items()}
+    checkpoint_cases.write_model(folder / "base", "llama", tensors=small)
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")
+    settings = peft.LoraConfig(r=3, lora_alpha=6, task_type="CAUSAL_LM", **fields)
+    model = peft.get_peft_model(base, settings)
+    torch.manual_seed(0)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight, std=0.4)
+    model.save_pretrained(folder / "theirs")
+    return model.eval()
+
+
+def _logits_of(model):
+    import torch
+
+    return model(torch.from_numpy(_TOKENS)[None]).logits[0]
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_pefts_logits_and_gradients_and_the_way_back(name, tmp_path):
+    import peft
+    import torch
+    import transformers
+
+    theirs = _theirs(tmp_path, _CASES[name])
+    expected = _logits_of(theirs)
+    torch.log_softmax(expected, -1)[:, 5].sum().backward()
+    config = checkpoint_cases.load(tmp_path / "base").graphdef.config
+    settings = adapters.read_adapter_config(tmp_path / "theirs", config)
+    model = checkpoint_cases.load(tmp_path / "base", lora_config=settings)
+    lora = adapters.load_adapter(tmp_path / "theirs", config, lora_config=settings)
+    bound = decoder.bind(model.graphdef)
+
+    @jax.jit
+    def measure(lora):
+        def loss(lora):
+            hidden_LE = bound.hidden(lora, model.base, jnp.array(_TOKENS))
+            logits_LV = bound.logits(lora, model.base, hidden_LE)
+            return jnp.sum(jax.nn.log_softmax(logits_LV)[:, 5]), logits_LV
+
+        gradient, logits_LV = jax.grad(loss, has_aux=True)(lora)
+        return logits_LV, gradient
+
+    logits_LV, gradient = measure(lora)
+    np.testing.assert_allclose(logits_LV, expected.detach().numpy(), atol=1e-4, rtol=1e-4)
+    total = 0.0
+    for key, weight in theirs.named_parameters():
+        if "lora_" not in key:
+            continue
+        parts = key.split(".")
+        layer, target, side = int(parts[4]), parts[6], parts[7][-1].lower()
+        ours = np.asarray(gradient["layers"][target][side][layer]).T
+        own = weight.grad.numpy()
+        padded = np.zeros_like(ours)
+        padded[tuple(map(slice, own.shape))] = own
+        assert np.linalg.norm(ours - padded) <= 1e-4 * np.linalg.norm(own), key
+        total += float(np.sum(own.astype(np.float64) ** 2))
+    norm = math.sqrt(sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(gradient)))
+    assert norm == pytest.approx(math.sqrt(total), rel=1e-4)
+
+    adapters.save_adapter(tmp_path / "back", lora, settings, config)
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    again = _logits_of(peft.PeftModel.from_pretrained(base, tmp_path / "back").eval())
+    np.testing.assert_allclose(again.detach().numpy(), expected.detach().numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}])
+def test_what_computes_something_else_is_refused_by_name(changes, tmp_path):
+    _theirs(tmp_path, {"target_modules": ["q_proj"], **changes})
+    config = checkpoint_cases.load(tmp_path / "base").graphdef.config
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        adapters.read_adapter_config(tmp_path / "theirs", config)
