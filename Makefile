@@ -13,6 +13,7 @@ help:
 	@echo "make test        set up, then lint, types and tests (under 15 minutes on 2 cores)"
 	@echo "make check       the heavy suites on top: parity with torch, kill campaigns, statistics, the report in a browser"
 	@echo "make parity      only the comparisons with torch, transformers and peft"
+	@echo "make gpu-check   compile every step of three real models for an H100 that need not be there"
 	@echo "make docs        build the documentation into site/, with warnings as errors"
 
 $(VENV)/bin/python:
@@ -34,6 +35,16 @@ $(VENV)/.installed-parity: $(VENV)/.installed-dev
 $(VENV)/.installed-docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e '.[docs]'
 	@touch $@
+
+# XLA's compiler for GPUs, without CUDA's libraries: it needs no GPU.
+.venv-gpu: $(VENV)/.installed-run
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --target $@ \
+	  $$($(BIN)/python -c 'from raslik_jax.run import gpus; print(*gpus.wheels())')
+	@touch $@
+
+.PHONY: gpu-check
+gpu-check: .venv-gpu
+	PYTHONPATH=.venv-gpu $(BIN)/python experiments/gpu/check.py
 
 # The report is looked at in a real browser where there is one, or where Debian's may be installed.
 .PHONY: browser
@@ -65,4 +76,4 @@ check: $(VENV)/.installed-parity browser docs
 	$(BIN)/python -m pytest -q -rs -m heavy -n $(WORKERS) --dist worksteal --durations=15
 
 clean:
-	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-gpu build site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -19,6 +19,7 @@ from absl import flags, logging
 from raslik_jax import files, manifests, settings
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import STAGES, Config
+from raslik_jax.run import gpus
 from raslik_jax.run.live import WRITERS
 from raslik_jax.run.workdir import open_workdir
 from raslik_jax.settings import setting
@@ -46,6 +47,11 @@ class Options(settings.Settings):
     bytes_per_second: float = setting(0.0, "--dry_run: memory bytes a second; 0: measured.", low=0)
     compile: bool = setting(
         True, "--dry_run: memory of the largest programs as XLA compiles them, not their values'."
+    )
+    gpu: str = setting(
+        "",
+        "--dry_run: GPU to compile for, which need not be there: what fits, at its rates.",
+        choices=("", *gpus.GPUS),
     )
 
 
@@ -91,14 +97,26 @@ def run(options: Options) -> int:
 
 def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None:
     """Prints what a run will do and take; writes nothing."""
+    if options.gpu:
+        gpus.prepare()
     from raslik_jax.report import tables  # for the same reason, here
     from raslik_jax.run import cost, forecast
 
-    found = forecast.forecast(config, workdir, stages=options.stages, compiles=options.compile)
+    found = forecast.forecast(
+        config,
+        workdir,
+        stages=options.stages,
+        compiles=options.compile,
+        mesh=gpus.mesh_of(options.gpu) if options.gpu else None,
+    )
     rates: dict[str, Any] = {
         name: getattr(options, name) for name in ("flops_per_second", "bytes_per_second")
     }
-    if not all(rates.values()):
+    if options.gpu:
+        gpu = gpus.GPUS[options.gpu]
+        rates = {name: rate or getattr(gpu, name) for name, rate in rates.items()}
+        rates["origin"] = f"of {gpu.title} where not given"
+    elif not all(rates.values()):
         inputs, outputs = found.run.widest_kernel
         measured = cost.measure_rates(inputs=inputs, outputs=outputs, dtype=config.backbone.dtype)
         rates["flops_per_second"] = rates["flops_per_second"] or measured.operations
@@ -107,3 +125,5 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     print(f"{config.name}, seed {config.seed}, in {workdir}\n")
     for table in (forecast.sizes_table(found.run), forecast.steps_table(found, **rates)):
         print(tables.render_terminal(table) + "\n")
+    if options.gpu:
+        print(forecast.describe_fit(found, gpu.memory_bytes, gpu.title))

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from raslik_jax.sketch import head
+
 
 class Cost(NamedTuple):
     """What one call of a function costs.
@@ -30,10 +32,26 @@ class Cost(NamedTuple):
     device_bytes: float
 
 
-def trace(function: Callable[..., Any], *args: Any, **static: Any) -> jax.stages.Traced:
-    """Returns a function traced at these shapes; what is not jitted has no static arguments."""
+def trace(
+    function: Callable[..., Any],
+    *args: Any,
+    mesh: jax.sharding.Mesh | None = None,
+    **static: Any,
+) -> jax.stages.Traced:
+    """Returns a function traced at these shapes; what is not jitted has no static arguments.
+
+    On a mesh, of devices that need not be there, every device holds all arguments.
+    """
     jitted = function if hasattr(function, "trace") else jax.jit(function)
-    return jitted.trace(*args, **static)
+    if mesh is None:
+        return jitted.trace(*args, **static)
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def placed(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)
+
+    with head.traced_for(mesh.devices.flat[0].platform):
+        return jitted.trace(*jax.tree.map(placed, args), **static)
 
 
 def count(closed: core.ClosedJaxpr, *, trips: int = 1) -> Cost:
@@ -144,11 +162,13 @@ def _peak(jaxpr: core.Jaxpr) -> int:
     return most
 
 
-def compile_step(traced: jax.stages.Traced) -> tuple[int, float]:
-    """Returns the bytes that XLA's own analysis gives for a step, and the seconds to compile it."""
+def compile_step(
+    traced: jax.stages.Traced, platform: str | None = None
+) -> tuple[jax.stages.Compiled, float]:
+    """Returns a compiled step and the seconds it took; the platform is None for the default one."""
     start = time.monotonic()
-    compiled = traced.lower().compile()
-    return analyzed_bytes(compiled), time.monotonic() - start
+    compiled = traced.lower(lowering_platforms=(platform,) if platform else None).compile()
+    return compiled, time.monotonic() - start
 
 
 def analyzed_bytes(compiled: jax.stages.Compiled) -> int:

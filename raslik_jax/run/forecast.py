@@ -108,16 +108,18 @@ def forecast(
     *,
     stages: Sequence[str] = STAGES,
     compiles: bool = False,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Forecast:
     """Returns what a run will do and take, unit by unit; needs no weights, no data, no network.
 
     A corpus that is there, in the work directory or as a user's own files, is counted, and checked
     as the run checks it. Finished units are looked for in `workdir`; nothing is written. With
     `compiles` the largest program of every kind that is still to run is compiled for the default
-    device, to say how much memory it takes and how long compiling does.
+    device, or for a mesh of others (`gpus`), to say how much memory it takes and how long compiling
+    does.
     """
     workspace = Workspace(workdir, config)
-    run = AbstractRun(config, workspace)
+    run = AbstractRun(config, workspace, mesh=mesh)
     if run.corpus:
         checking.check_corpus(config, run.corpus, _find_rows(run), stages=stages)
     units = plan.plan_units(config, workspace)
@@ -133,8 +135,9 @@ def forecast(
             other = largest.get(program.name, program)
             largest[program.name] = max(other, program, key=Program.peak)
     analyzed = {}
-    if compiles:
-        analyzed = {name: cost.compile_step(p.trace(p.largest)) for name, p in largest.items()}
+    for name, program in largest.items() if compiles else ():
+        compiled, took = cost.compile_step(program.trace(program.largest), run.platform or None)
+        analyzed[name] = cost.analyzed_bytes(compiled), took
     to_compile = set(largest)
     steps = []
     for unit, work in works:
@@ -158,7 +161,7 @@ def forecast(
             )
         )
     seconds = [took for _, took in analyzed.values()] or [_COMPILE_SECONDS]
-    return Forecast(run, tuple(steps), float(np.median(seconds)), _notes(config, bool(analyzed)))
+    return Forecast(run, tuple(steps), float(np.median(seconds)), _notes(run, bool(analyzed)))
 
 
 def _find_rows(run: AbstractRun) -> encoding.Encoded | None:
@@ -172,7 +175,7 @@ def _find_rows(run: AbstractRun) -> encoding.Encoded | None:
     return encoding.encode(run.corpus.train, tokenizer, template=run.config.corpus.template)
 
 
-def _notes(config: Config, is_compiled: bool) -> tuple[str, ...]:
+def _notes(run: AbstractRun, is_compiled: bool) -> tuple[str, ...]:
     notes = [
         "Time: operations of matrix products and bytes of device memory over the rates, whichever "
         "takes longer, and compiling. Files and work on the host are left out.",
@@ -183,13 +186,17 @@ def _notes(config: Config, is_compiled: bool) -> tuple[str, ...]:
     if is_compiled:
         notes[1] += (
             " XLA is its analysis of the same step, compiled for "
-            f"{jax.default_backend()}; another kind of device needs another amount."
+            f"{_device_kind(run)}; another kind of device needs another amount."
         )
-    if config.retrieve.select != "count":
+    if run.config.retrieve.select != "count":
         notes.append(
             "The rule of --retrieve.select decides the sizes of the sets; those shown are by count."
         )
     return tuple(notes)
+
+
+def _device_kind(run: AbstractRun) -> str:
+    return run.mesh.devices.flat[0].device_kind if run.mesh else jax.default_backend()
 
 
 def sizes_table(run: AbstractRun) -> Table:
@@ -252,6 +259,16 @@ def steps_table(
     )
     columns = (Column("Stage"), *(Column(name, "right") for name in names))
     return Table(columns, tuple(rows), (rates, *found.notes))
+
+
+def describe_fit(found: Forecast, memory_bytes: int, title: str) -> str:
+    """Returns which stages fit into the memory of one device, in a sentence."""
+    beyond = {s.name: s.device_bytes for s in found.steps if s.device_bytes > memory_bytes}
+    if not beyond:
+        most = max((step.device_bytes for step in found.steps), default=0.0)
+        return f"All stages fit on one {title} of {_bytes(memory_bytes)}: at most {_bytes(most)}."
+    named = ", ".join(f"{name} ({_bytes(taken)})" for name, taken in beyond.items())
+    return f"Does not fit on one {title} of {_bytes(memory_bytes)}: {named}."
 
 
 def _bytes(count: int | float) -> str:

@@ -143,10 +143,13 @@ class AbstractRun:
       corpus: that of a finished unit or of a user's own files; None where the settings size it.
       num_answered: retrieval queries that the fine-tuned model answers.
       num_params: P, of one adapter; `num_flat` of all that gradients are taken at.
+      mesh: of devices that the steps are compiled for; None for the default device.
     """
 
-    def __init__(self, config: Config, workspace: Workspace):
-        self.config, self.workspace = config, workspace
+    def __init__(
+        self, config: Config, workspace: Workspace, *, mesh: jax.sharding.Mesh | None = None
+    ):
+        self.config, self.workspace, self.mesh = config, workspace, mesh
         self._costs: dict[str, Callable[[Shape], cost.Cost]] = {}
         settings, sketching = config.backbone, config.sketch
         self.name, model_config = checking.model_of(config)
@@ -195,6 +198,12 @@ class AbstractRun:
         self.num_measured = sum(self.queries.values()) - self.queries["retrieval"]
 
     @property
+    def platform(self) -> str:
+        """The platform that the steps are compiled for; empty for the default device's."""
+        platform = self.mesh.devices.flat[0].platform if self.mesh else ""
+        return {"gpu": "cuda"}.get(platform, platform)  # as lowering calls it
+
+    @property
     def index_bytes(self) -> int:
         """N x K x dtype, rows alone."""
         return self.sizes.train * self.row_bytes
@@ -223,12 +232,13 @@ class AbstractRun:
         """
 
         def trace(shape: Shape) -> jax.stages.Traced:
-            return cost.trace(step, *fixed, batch(shape), **named)
+            return cost.trace(step, *fixed, batch(shape), mesh=self.mesh, **named)
 
         @functools.cache
         def cost_of(shape: Shape) -> cost.Cost:
             slots = max(shape.rows * shape.targets, 1)
-            chunks = -(-slots // min(head.tile_shape()[0], slots))
+            with head.traced_for(self.platform):
+                chunks = -(-slots // min(head.tile_shape()[0], slots))
             return cost.count(trace(shape).jaxpr, trips=trips or chunks)
 
         return Program(name, trace, self._costs.setdefault(name, cost_of), shapes)

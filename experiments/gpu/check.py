@@ -1,0 +1,243 @@
+"""Compiles the steps of real models for GPUs that need not be there, and holds them to bounds.
+
+  make gpu-check                                   every model and step
+  PYTHONPATH=.venv-gpu python experiments/gpu/check.py --models=olmo2-7b --steps=sketch_binned
+
+Prints the memory that XLA gives every step, and a roofline of its compiled text: operations and
+bytes, the best possible time at the GPU's rates, the share of that time which the useful matrix
+products alone would take, and what takes longest. Exits with 1 where a step grows beyond its bound,
+keeps what it should not, or has lost a kernel.
+"""
+
+import collections
+import dataclasses
+import pathlib
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.gpu import roofline
+from raslik_jax import files
+from raslik_jax.cli import command
+from raslik_jax.config import BackboneConfig, Config, FinetuneConfig, SketchConfig
+from raslik_jax.index import search
+from raslik_jax.index.format import DTYPES
+from raslik_jax.report import tables
+from raslik_jax.run import cost, gpus
+from raslik_jax.run.programs import AbstractRun, Program, Shape
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.settings import Settings, setting
+from raslik_jax.train.objectives import OBJECTIVES
+
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+# Preset -> its name on the hub, and the layers that get an adapter of rank 8.
+MODELS = {
+    "pythia-14m": ("EleutherAI/pythia-14m", ("query_key_value",)),
+    "pythia-2.8b": ("EleutherAI/pythia-2.8b", ("query_key_value",)),
+    "olmo2-7b": ("allenai/OLMo-2-1124-7B", _ATTENTION),
+    "llama-3.1-8b": ("meta-llama/Llama-3.1-8B", _ATTENTION),
+}
+_SIZE = 65_536
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What is compiled, and for what."""
+
+    gpu: str = setting("h100-80gb", "GPU to compile for.", choices=tuple(gpus.GPUS))
+    models: tuple[str, ...] = setting(tuple(MODELS)[1:], "Models.", choices=tuple(MODELS))
+    steps: tuple[str, ...] = setting((), "Steps; empty: all.")
+    items: int = setting(5, "Items of each step that are listed.", low=0)
+    texts: str = setting("", "Folder for the texts of the compiled programs.")
+    markdown: bool = setting(False, "Print the table as Markdown.")
+
+
+class Step(NamedTuple):
+    """A step to compile: its program of an abstract run, its batch, what its text must hold."""
+
+    program: Callable[[AbstractRun], Program]
+    shape: Shape
+    kernel: str = ""
+
+
+class Compiled(NamedTuple):
+    """A compiled step: its text, the memory and the time that XLA took, the useful operations."""
+
+    text: str
+    memory_bytes: float
+    seconds: float
+    useful: float
+    params: int
+    vocab: int
+
+
+def _abstract_run(model: str, mesh: Any, **sketching: Any) -> AbstractRun:
+    """Returns a run on a published model in bfloat16, by its shapes."""
+    checkpoint, targets = MODELS[model]
+    config = Config(
+        name=model,
+        backbone=BackboneConfig(checkpoint=checkpoint, dtype="bfloat16"),
+        finetune=FinetuneConfig(lora_rank=8, lora_targets=targets),
+        sketch=SketchConfig(size=_SIZE, **sketching),
+    )
+    nowhere = pathlib.Path(tempfile.gettempdir()) / "no-such-run"
+    return AbstractRun(config, Workspace(nowhere, config), mesh=mesh)
+
+
+def _sketch(family: str) -> Callable[[AbstractRun], Program]:
+    def program(run: AbstractRun) -> Program:
+        of_family = _abstract_run(run.config.name, run.mesh, projection=family)
+        return of_family.sketching(64).programs[0]
+
+    return program
+
+
+def _unlearn(name: str) -> Callable[[AbstractRun], Program]:
+    return lambda run: run.unlearning("raslik", name).programs[0]
+
+
+def _score(dtype: str) -> Callable[[AbstractRun], Program]:
+    """Returns the scoring of a block of an index for 24 queries."""
+
+    def program(run: AbstractRun) -> Program:
+        queries = search.Queries(np.eye(24, _SIZE), np.zeros(_SIZE))
+        columns = search.to_columns(queries, aggregate="mean", dtype=dtype)
+        width, stored = (_SIZE // 32, "uint32") if dtype == "sign" else (_SIZE, dtype)
+
+        def score(columns: search.Columns, block: tuple[Any, Any, Any]) -> Any:
+            return search.block_scores(*block, columns)
+
+        def block(shape: Shape) -> Any:
+            column = jax.ShapeDtypeStruct((shape.rows,), jnp.float32)
+            return jax.ShapeDtypeStruct((shape.rows, width), jnp.dtype(stored)), column, column
+
+        return run.program(f"score {dtype}", jax.jit(score), columns, shapes={}, batch=block)
+
+    return program
+
+
+# Real sizes: 8,192 tokens of gradients, a step of 16 rows, pairs of 8 rows, 32 prompts.
+STEPS = {
+    "sketch_binned": Step(_sketch("binned"), Shape(64, 128, 64)),
+    "sketch_hashed": Step(_sketch("binned_hashed"), Shape(64, 128, 64)),
+    "sketch_dense": Step(_sketch("dense_rademacher"), Shape(64, 128, 64), kernel="triton"),
+    "sketch_binned_512": Step(_sketch("binned"), Shape(16, 512, 256)),
+    "finetune": Step(lambda run: run.finetuning().programs[0], Shape(16, 256, 128)),
+    **{f"unlearn_{name}": Step(_unlearn(name), Shape(8, 256, 128)) for name in OBJECTIVES},
+    "decode": Step(lambda run: run.answering(32, 1).programs[0], Shape(32, 128, 128)),
+    "likelihood": Step(lambda run: run.likelihoods(64), Shape(64, 128, 64)),
+    **{f"score_{dtype}": Step(_score(dtype), Shape(4096, 1, 1)) for dtype in DTYPES},
+}
+
+
+def compile_step(step: Step, run: AbstractRun) -> Compiled:
+    """Compiles one step for the run's device."""
+    program = step.program(run)
+    traced = program.trace(step.shape)
+    compiled, seconds = cost.compile_step(traced, run.platform)
+    return Compiled(
+        compiled.as_text() or "",
+        cost.analyzed_bytes(compiled),
+        seconds,
+        program.cost_of(step.shape).operations,
+        run.num_params,
+        run.model.decoder.config.vocab_size,
+    )
+
+
+def problems_of(name: str, found: Compiled, gpu: gpus.Gpu) -> Iterator[str]:
+    """Yields what is wrong with a compiled step, a sentence each."""
+    step, module = STEPS[name], roofline.Program(found.text)
+    if found.memory_bytes > gpu.memory_bytes:
+        held = f"{gpu.memory_bytes / _GIB:.1f} GiB, takes {found.memory_bytes / _GIB:.1f}"
+        yield f"must take at most {held}"
+    sizes = collections.Counter(
+        (dtype, size) for shape in module.shapes() for dtype, size in roofline.arrays_of(shape)
+    )
+    rows, tokens = step.shape.rows, step.shape.rows * step.shape.length
+    if name.startswith("sketch"):
+        # Gradients of a batch are made layer by layer, and flat once where they are projected.
+        if sizes["f32", rows * found.params] > 1:
+            yield f"must hold the gradients [B, P] once, holds {sizes['f32', rows * found.params]}"
+    if not name.startswith("score"):
+        # Logits are read in tiles, those of an answer's next token apart.
+        logits = [size for _, size in sizes if size >= tokens * found.vocab]
+        if logits:
+            yield f"must not hold logits [B, L, V], holds a buffer of {max(logits):,} numbers"
+    if step.kernel and not re.search(rf'custom_call_target="[^"]*{step.kernel}', found.text):
+        yield f"must call its {step.kernel} kernel, calls none"
+    for kind in ("infeed", "outfeed", "send", "recv"):
+        if re.search(rf" {kind}\(", found.text):
+            yield f"must not exchange anything with the host while it runs, has {kind}"
+    narrow = {dtype for dtype, share in module.loop_products() if share > 0.1 and dtype != "bf16"}
+    if narrow and name != "decode" and not name.startswith("score"):
+        yield f"large products of the layer loop must be of bf16, some are of {sorted(narrow)}"
+
+
+def run(options: Options) -> int:
+    """Compiles, prints and checks; returns 1 where a step is not as it must be."""
+    gpus.prepare()
+    gpu, mesh = gpus.GPUS[options.gpu], gpus.mesh_of(options.gpu)
+    rows: list[Any] = []
+    wrong: list[str] = []
+    start = time.monotonic()
+    for model in options.models:
+        abstract = _abstract_run(model, mesh)
+        rows.append(model)
+        for name in options.steps or STEPS:
+            found = compile_step(STEPS[name], abstract)
+            if options.texts:
+                folder = pathlib.Path(options.texts)
+                folder.mkdir(parents=True, exist_ok=True)
+                files.write_text(folder / f"{model}-{name}.hlo", found.text)
+            items = roofline.Program(found.text).items(
+                flops_per_second=gpu.flops_per_second, bytes_per_second=gpu.bytes_per_second
+            )
+            seconds, moved = sum(i.seconds for i in items), sum(i.bytes_moved for i in items)
+            operations = sum(item.operations for item in items)
+            share = found.useful / gpu.flops_per_second / seconds
+            rows.append(
+                (
+                    name,
+                    f"{found.memory_bytes / _GIB:.1f}",
+                    f"{operations / 1e12:.2f}",
+                    f"{moved / 1e9:.1f}",
+                    f"{seconds * 1e3:.2f}",
+                    f"{share:.0%}",
+                    f"{found.seconds:.0f}",
+                )
+            )
+            wrong += [f"{model} {name} {p}" for p in problems_of(name, found, gpu)]
+            print(f"{model} {name}: {seconds * 1e3:.2f} ms at best", file=sys.stderr)
+            for item in items[: options.items]:
+                taken = f"{item.seconds * 1e3:8.2f} ms {item.operations / 1e12:8.2f} T"
+                moved_by = f"{item.bytes_moved / 1e9:8.2f} GB x{item.trips:<4}"
+                print(
+                    f"  {taken} {moved_by} {item.shape[:40]} {item.source[-70:]}", file=sys.stderr
+                )
+    heads = ("GiB", "T operations", "GB moved", "ms at best", "useful", "s to compile")
+    columns = (tables.Column("Step"), *(tables.Column(head, "right") for head in heads))
+    notes = (
+        f"{gpu.title} at {gpu.flops_per_second:.3g} operations and {gpu.bytes_per_second:.3g} "
+        f"bytes a second; jax {jax.__version__}; {time.monotonic() - start:.0f} s.",
+        "At best: every instruction takes the longer of its products and its bytes. Useful: the "
+        "share of that time that the step's products take, counted once.",
+    )
+    render = tables.render_markdown if options.markdown else tables.render_terminal
+    print(render(tables.Table(columns, tuple(rows), notes)))
+    print("\n".join(wrong) or "all steps are within their bounds")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    command.start(run, Options())

@@ -1,0 +1,53 @@
+"""GPUs that need not be there: what is said without their compiler, and what fits."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from raslik_jax.run import cost, forecast, gpus
+from raslik_jax.sketch import head
+
+
+def test_without_the_compiler_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"must have XLA's CUDA compiler.*pip install --no-deps"):
+        gpus.prepare()
+    assert f"jax-cuda12-plugin=={jax.__version__}" in gpus.wheels()
+
+
+def test_a_description_has_memory_bandwidth_and_name():
+    spec = gpus.GPUS["h200"].spec
+    for part in ("device_memory_size: 150754820096", "memory_bandwidth: 4300000000000", '"NVIDIA'):
+        assert part in spec
+    assert spec.count("{") == spec.count("}")
+
+
+def test_a_step_for_a_mesh_is_that_of_its_device():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    rows = jax.ShapeDtypeStruct((8, 16), jnp.float32)
+    here, _ = cost.compile_step(cost.trace(lambda x: x @ x.T, rows))
+    there, _ = cost.compile_step(cost.trace(lambda x: x @ x.T, rows, mesh=mesh), "cpu")
+    assert cost.analyzed_bytes(here) == cost.analyzed_bytes(there) == 4 * (8 * 16 + 8 * 8)
+
+
+def test_tiles_of_the_head_are_those_of_the_platform():
+    here = head.tile_shape()
+    with head.traced_for("gpu"):
+        assert head.tile_shape() > here
+    assert head.tile_shape() == here
+
+
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        (5e9, "All stages fit on one G of 80 GB: at most 5 GB."),
+        (9e10, "Does not fit on one G of 80 GB: sketch (90 GB)."),
+    ],
+)
+def test_what_does_not_fit_is_named(held, says):
+    step = forecast.Step("sketch", "sketch", 1.0, 1.0, held, "XLA", 0.0, False, 1)
+    found = forecast.Forecast(None, (step,), 1.0, ())
+    assert forecast.describe_fit(found, 80_000_000_000, "G") == says
