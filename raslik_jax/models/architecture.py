@@ -20,7 +20,8 @@ class ModelConfig:
 
     Fields without a default must be in a config.json, and fields that a class does not have are
     refused there. Class attributes: `model_type` and `hf_name`, the architecture as Hugging Face
-    spells it in config.json and in front of its classes.
+    spells it in config.json and in front of its classes; `spellings`, other names of fields in
+    config.json, with ours.
     """
 
     vocab_size: int
@@ -37,6 +38,7 @@ class ModelConfig:
 
     model_type: ClassVar[str]
     hf_name: ClassVar[str]
+    spellings: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         sizes = {name: vars(self)[name] for name in _SIZES if name in vars(self)}
@@ -83,7 +85,8 @@ class DecoderConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        hf_config.rope_frequencies(self.rope_parameters, self.head_width)
+        for rope in set(self.layer_ropes):
+            hf_config.rope_frequencies(rope, self.head_width)
 
     @property
     def head_width(self) -> int:
@@ -97,9 +100,108 @@ class DecoderConfig(ModelConfig):
         groups: int | None = getattr(self, "num_key_value_heads", None)
         return groups or self.num_attention_heads
 
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """How many tokens each layer looks back, the token itself included; None for all."""
+        return (None,) * self.num_hidden_layers
+
+    @property
+    def layer_ropes(self) -> tuple[hf_config.RopeParameters, ...]:
+        """How positions rotate queries and keys in each layer."""
+        return (self.rope_parameters,) * self.num_hidden_layers
+
+    @property
+    def attention_scale(self) -> float | None:
+        """The factor on a query's product with a key; None for 1 / sqrt(head width)."""
+        return None
+
+    @property
+    def attention_cap(self) -> float | None:
+        """The bound c of attention logits, c tanh(x / c); None for none."""
+        return None
+
+    @property
+    def logit_cap(self) -> float | None:
+        """The bound c of the vocabulary's logits, c tanh(x / c); None for none."""
+        return None
+
+    @property
+    def embedding_scale(self) -> float | None:
+        """The factor on the embedding of a token, not on a head tied to it; None for 1."""
+        return None
+
     def to_hf(self) -> dict[str, Any]:
         """Returns the fields of a config.json."""
         return hf_config.write_fields(self, f"{self.hf_name}ForCausalLM")
+
+
+def name_sizes(width: int, depth: int, heads: int, groups: int, inner: int) -> dict[str, Any]:
+    """Returns the sizes by which published models differ, under Hugging Face's names."""
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "intermediate_size": inner,
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SlidingConfig(DecoderConfig):
+    """A decoder whose layers look back `sliding_window` tokens; None for all."""
+
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    rms_norm_eps: float = 1e-6
+    sliding_window: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sliding_window is not None and self.sliding_window < 1:
+            got = f"got {self.sliding_window}: correct config.json"
+            raise ValueError(f"sliding_window must be at least 1, {got}")
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """How many tokens each layer looks back, the token itself included; None for all."""
+        return (self.sliding_window,) * self.num_hidden_layers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixedConfig(SlidingConfig):
+    """A decoder some of whose layers have the sliding window.
+
+    They are those that `layer_types` calls "sliding_attention"; without it, those that `slides`
+    names, as the architecture has it.
+    """
+
+    layer_types: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kinds, depth = self.layer_types, self.num_hidden_layers
+        known = ["full_attention", "sliding_attention"]
+        if kinds is not None and (len(kinds) != depth or not set(kinds) <= set(known)):
+            must = f"must name {depth} layers, each of {known}"
+            raise ValueError(f"layer_types {must}, got {shown(kinds, 99)}: correct config.json")
+        if self.sliding_window is None and any(map(self.is_sliding, range(depth))):
+            raise ValueError("layers that slide need sliding_window: set it in config.json")
+
+    def slides(self, layer: int) -> bool:
+        """Whether a layer has the window where `layer_types` is not given."""
+        raise NotImplementedError
+
+    def is_sliding(self, layer: int) -> bool:
+        """Whether a layer has the window."""
+        if self.layer_types is None:
+            return self.slides(layer)
+        return self.layer_types[layer] == "sliding_attention"
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """How many tokens each layer looks back, the token itself included; None for all."""
+        layers_ = range(self.num_hidden_layers)
+        return tuple(self.sliding_window if self.is_sliding(i) else None for i in layers_)
 
 
 class Architecture(NamedTuple):

@@ -16,6 +16,7 @@ NL, and kernels are [in, out] (torch's transposed), so that a layer computes x @
     base["layers"][<linear>]["kernel"]     [NL, in, out]   query_key_value, dense, q_proj, ...
     base["layers"][<linear>]["bias"]       [NL, out]       where the architecture has one
     base["layers"][<norm>]["scale"]        [NL, E]         input_layernorm, ...; "bias" in LayerNorm
+                                                           "offset" for the scale in Gemma
     base["final_norm"]["scale"]            [E]             "bias" in LayerNorm
     base["head"]["kernel"]                 [E, V]          absent where the embedding is tied
     lora["layers"][<target>]["a"]          [NL, in, rank]  PEFT's lora_A.weight, transposed
@@ -37,7 +38,7 @@ from flax import nnx
 from jaxtyping import Bool, Float, Int
 
 from raslik_jax.axes import Array, Tree
-from raslik_jax.models import gpt_neox, layers, llama, olmo2
+from raslik_jax.models import gpt_neox, layers, llama, mistral, olmo2, qwen2, qwen3
 from raslik_jax.models.architecture import Architecture, DecoderConfig
 from raslik_jax.models.lora import LoRAConfig, LoRAParam
 
@@ -46,7 +47,7 @@ ModelConfig = DecoderConfig
 # By the model_type of config.json.
 ARCHITECTURES: dict[str, Architecture] = {
     module.ARCHITECTURE.config.model_type: module.ARCHITECTURE
-    for module in (gpt_neox, llama, olmo2)
+    for module in (gpt_neox, llama, mistral, olmo2, qwen2, qwen3)
 }
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import typing
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,20 +21,26 @@ _QUOTES = "'\""
 
 # None of these changes what a model computes in evaluation mode.
 IGNORED = frozenset(
-    """_attn_implementation_autoset _name_or_path architectures chunk_size_feed_forward
-    classifier_dropout dtype finetuning_task gradient_checkpointing id2label is_decoder
-    is_encoder_decoder is_llama_config label2id model_type output_attentions output_hidden_states
-    problem_type return_dict task_specific_params torch_dtype transformers.js_config
-    transformers_version use_cache""".split()
+    """_attn_implementation_autoset _name_or_path architectures auto_map cache_implementation
+    chunk_size_feed_forward classifier_dropout dtype finetuning_task gradient_checkpointing id2label
+    is_decoder is_encoder_decoder is_llama_config label2id model_type output_attentions
+    output_hidden_states problem_type return_dict task_specific_params torch_dtype
+    transformers.js_config transformers_version unsloth_fixed unsloth_version use_cache""".split()
 )
 
 # Fields that are harmless where they are off (zero, false or null), or at one value only.
 _OFF = frozenset(
     """attention_dropout hidden_dropout rope_interleaved clip_qkv sep_token_id
-    decoder_start_token_id cross_attention_hidden_size add_cross_attention
-    tie_encoder_decoder""".split()
+    decoder_start_token_id cross_attention_hidden_size add_cross_attention tie_encoder_decoder
+    use_mrope use_bidirectional_attention mlp_bias lm_head_bias embd_pdrop resid_pdrop
+    attn_logit_softcapping""".split()
 )
-_ONLY_VALUE = {"pretraining_tp": 1, "position_embedding_type": "absolute"}
+_ONLY_VALUE = {
+    "pretraining_tp": 1,
+    "position_embedding_type": "absolute",
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+}
 
 # Older spellings of rotary fields, which stand beside the other fields and not in an object.
 _OLD_ROPE = {
@@ -42,10 +48,19 @@ _OLD_ROPE = {
     "rotary_emb_base": "rope_theta",
     "partial_rotary_factor": "partial_rotary_factor",
     "rotary_pct": "partial_rotary_factor",
+    "original_max_position_embeddings": "original_max_position_embeddings",
 }
+# Written beside `rope_scaling`, not in it.
+_BESIDE_SCALING = ("rope_theta", "partial_rotary_factor")
 # What each kind of rotary scaling needs.
-_LLAMA3 = "factor low_freq_factor high_freq_factor original_max_position_embeddings".split()
-_SCALING = {"default": [], "linear": ["factor"], "llama3": _LLAMA3}
+_ORIGINAL = "original_max_position_embeddings"
+_SCALING = {
+    "default": [],
+    "linear": ["factor"],
+    "llama3": ["factor", "low_freq_factor", "high_freq_factor", _ORIGINAL],
+    "yarn": ["factor", _ORIGINAL],
+    "longrope": ["short_factor", "long_factor", _ORIGINAL],
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,15 +68,24 @@ class RopeParameters:
     """How positions rotate queries and keys; the names are Hugging Face's newer ones.
 
     Attributes:
-      rope_type: "default", "linear" or "llama3".
+      rope_type: "default", "linear", "llama3", "yarn" or "longrope".
       rope_theta: The base of the geometric series of wavelengths.
       partial_rotary_factor: The fraction of each head that is rotated, in (0, 1].
-      factor: For "linear" and "llama3": how much longer the context is made.
+      factor: How much longer the context is made; "longrope" may leave it out.
       low_freq_factor: For "llama3": wavelengths above original / low_freq_factor are stretched
         by `factor`.
       high_freq_factor: For "llama3": wavelengths below original / high_freq_factor stay; those
         between the two bounds are interpolated.
-      original_max_position_embeddings: For "llama3": the context length before stretching.
+      original_max_position_embeddings: The context length before stretching; "longrope" takes the
+        long factors where a row is longer.
+      beta_fast: For "yarn": pairs that turn more often than this in the original context stay; 32
+        unless given.
+      beta_slow: For "yarn": pairs that turn less often are stretched by `factor`; 1 unless given.
+      attention_factor: For "yarn" and "longrope": the factor on cosines and sines, found from the
+        others unless given.
+      short_factor: For "longrope": the factor on the wavelength of each pair, up to the original
+        length.
+      long_factor: The same, beyond it.
     """
 
     rope_type: str = "default"
@@ -71,6 +95,11 @@ class RopeParameters:
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
     original_max_position_embeddings: int | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    attention_factor: float | None = None
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         missing = [n for n in _SCALING.get(self.rope_type, ()) if getattr(self, n) is None]
@@ -89,12 +118,47 @@ class RopeParameters:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
+class RotaryTable(NamedTuple):
+    """What `rope_parameters` come to for one width of heads.
+
+    frequency_F: The rotary frequency of each rotated pair, in radians per position.
+    long_frequency_F: The same for rows longer than the original context; None where it is the same.
+    scale: The factor on cosines and sines.
+    """
+
+    frequency_F: np.ndarray
+    long_frequency_F: np.ndarray | None
+    scale: float
+
+
+def rotary_table(rope: RopeParameters, head_dim: int, num_positions: int) -> RotaryTable:
+    """Returns the frequencies and the factor of a model that has `num_positions` positions.
+
+    "longrope" has two lists of frequencies and, as "yarn", scales cosines and sines: by
+    sqrt(1 + log s / log original) with s = num_positions / original unless `factor` says else, and
+    by 0.1 log(factor) + 1 (Ding et al. 2024, arXiv:2402.13753; Peng et al. 2023, arXiv:2309.00071).
+    """
+    frequency_F, scale = rope_frequencies(rope, head_dim), rope.attention_factor
+    if rope.rope_type not in ("yarn", "longrope"):
+        return RotaryTable(frequency_F, None, 1.0)
+    original = rope.original_max_position_embeddings or num_positions
+    factor = rope.factor or num_positions / original
+    if rope.rope_type == "yarn":
+        found = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+        return RotaryTable(frequency_F, None, found if scale is None else scale)
+    found = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    long_rope = dataclasses.replace(rope, short_factor=rope.long_factor)
+    long_F = rope_frequencies(long_rope, head_dim)
+    return RotaryTable(frequency_F, long_F, found if scale is None else scale)
+
+
 def rope_frequencies(rope: RopeParameters, head_dim: int) -> np.ndarray:
     """Returns the rotary frequency of each rotated pair, in radians per position.
 
     ``theta ** (-2 i / d)`` for i = 0 .. ceil(d / 2) - 1 with d = int(head_dim * fraction); "linear"
     divides all by `factor`; "llama3" divides long wavelengths by it, keeps short ones and
-    interpolates between (Llama 3.1's schedule).
+    interpolates between (Llama 3.1's schedule); "yarn" does so by the number of turns in the
+    original context; "longrope" divides each by its own number, here the short one.
 
     Source: Su et al. 2021 (arXiv:2104.09864); transformers `modeling_rope_utils.py`, release 5.23.
     """
@@ -106,13 +170,23 @@ def rope_frequencies(rope: RopeParameters, head_dim: int) -> np.ndarray:
     # 3e-4 radians, and the models were trained with these very numbers.
     power_F = (np.float64(rope.rope_theta) ** exponent_F.astype(np.float64)).astype(np.float32)
     frequency_F = np.float32(1.0) / power_F
-    scaling = [float(getattr(rope, name)) for name in _SCALING[rope.rope_type]]
-    if not scaling:
-        return frequency_F
-    stretched_F = frequency_F / np.float32(scaling[0])
+    match rope.rope_type:
+        case "default":
+            return frequency_F
+        case "longrope":
+            for factors in (rope.short_factor, rope.long_factor):
+                if len(factors or ()) != len(power_F):
+                    raise ValueError(
+                        f"longrope needs a factor for each of {len(power_F)} rotated pairs, got"
+                        f" {len(factors or ())}: correct config.json"
+                    )
+            return np.float32(1.0) / (np.asarray(rope.short_factor, np.float32) * power_F)
+        case "yarn":
+            return _interpolate_by_turns(rope, power_F, width)
+    stretched_F = frequency_F / np.float32(rope.factor or 1.0)
     if rope.rope_type == "linear":
         return stretched_F
-    factor, low, high, original = scaling
+    factor, low, high, original = (float(getattr(rope, name)) for name in _SCALING["llama3"])
     wavelength_F = np.float32(2 * math.pi) / frequency_F
     smooth_F = (np.float32(original) / wavelength_F - np.float32(low)) / np.float32(high - low)
     between_F = (1 - smooth_F) * frequency_F / np.float32(factor) + smooth_F * frequency_F
@@ -121,8 +195,30 @@ def rope_frequencies(rope: RopeParameters, head_dim: int) -> np.ndarray:
     ).astype(np.float32)
 
 
-def _read_rope(values: dict[str, Any], default: RopeParameters, source: str) -> RopeParameters:
-    """Returns the rotary settings and takes their fields, of any spelling, out of `values`."""
+def _interpolate_by_turns(rope: RopeParameters, power_F: np.ndarray, width: int) -> np.ndarray:
+    """Returns YaRN's frequencies; `power_F` are the inverse ones before stretching."""
+    original = float(rope.original_max_position_embeddings or 1)
+
+    def pair_with(turns: float) -> float:
+        # The number, not whole, of the pair that turns this often in the original context.
+        return width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
+
+    first = max(math.floor(pair_with(rope.beta_fast or 32.0)), 0)
+    last = min(math.ceil(pair_with(rope.beta_slow or 1.0)), width - 1)
+    span = np.float32(last - first if last != first else 0.001)
+    pairs_F = np.arange(len(power_F), dtype=np.float32)
+    stretched_F = np.clip((pairs_F - np.float32(first)) / span, 0, 1)
+    kept_F = np.float32(1.0) - stretched_F
+    inverse_F = np.float32(1.0) / (np.float32(rope.factor or 1.0) * power_F)
+    mixed_F = inverse_F * (1 - kept_F) + np.float32(1.0) / power_F * kept_F
+    return mixed_F.astype(np.float32)
+
+
+def read_rope(values: dict[str, Any], default: RopeParameters, source: str) -> RopeParameters:
+    """Returns the rotary settings and takes their fields, of any spelling, out of `values`.
+
+    What the file does not say is as in `default`, the architecture's.
+    """
     # Newer files carry `rope_parameters`; `rope_scaling` is its older, partial form.
     pairs: list[tuple[str, Any]] = []
     for field in ("rope_scaling", "rope_parameters"):
@@ -138,10 +234,12 @@ def _read_rope(values: dict[str, Any], default: RopeParameters, source: str) -> 
         if found.setdefault(name, value) != value:
             both = f"{shown(found[name])} and, in another spelling, {shown(value)}"
             raise ValueError(f"{source} gives {name} as {both}: keep one of them")
-    found.setdefault("partial_rotary_factor", default.partial_rotary_factor)
-    if found.get("rope_type") == "llama3":
+    known = vars(default)
+    given = {k: value for k, value in found.items() if value is not None or k not in known}
+    found = {**default.to_hf(), **given}
+    if _ORIGINAL in _SCALING.get(str(found["rope_type"]), ()):
         length = values.get("max_position_embeddings")
-        found.setdefault("original_max_position_embeddings", length)
+        found.setdefault(_ORIGINAL, length)
     return _build(RopeParameters, found, f"rope_parameters of {source}")
 
 
@@ -151,7 +249,8 @@ def _convert(name: str, value: Any, expected: Any, source: str) -> Any:
     if value is None and type(None) in kinds:
         return None
     if isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in kinds):
-        return tuple(_convert(name, item, int, source) for item in value)
+        (item_kind,) = {typing.get_args(kind)[0] for kind in kinds if typing.get_origin(kind)}
+        return tuple(_convert(name, item, item_kind, source) for item in value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     # No field of a model is larger; later arithmetic would overflow.
     if not (is_number and abs(value) > 2**31 - 1):
@@ -201,6 +300,7 @@ def read_fields(config_class: Any, values: Mapping[str, Any]) -> Any:
     """
     source = f"the config.json of this {config_class.model_type} model"
     fields = {field.name: field for field in dataclasses.fields(config_class)}
+    values = _respell(values, config_class.spellings, source)
 
     def is_harmless(name: str, value: Any) -> bool:
         if name in _ONLY_VALUE:
@@ -210,8 +310,21 @@ def read_fields(config_class: Any, values: Mapping[str, Any]) -> Any:
     rest = {k: value for k, value in values.items() if k in fields or not is_harmless(k, value)}
     if "rope_parameters" in fields:
         default: Any = fields["rope_parameters"].default
-        rest["rope_parameters"] = _read_rope(rest, default, source)
+        rest["rope_parameters"] = read_rope(rest, default, source)
     return _build(config_class, rest, source)
+
+
+def _respell(
+    values: Mapping[str, Any], spellings: Mapping[str, str], source: str
+) -> dict[str, Any]:
+    """Returns the fields with those of another spelling under our names."""
+    found = {name: value for name, value in values.items() if name not in spellings}
+    for theirs, ours in spellings.items():
+        value = values.get(theirs)
+        if value is not None and found.setdefault(ours, value) not in (value, None):
+            both = f"{shown(found[ours])} and, as {theirs}, {shown(value)}"
+            raise ValueError(f"{source} gives {ours} as {both}: keep one of them")
+    return found
 
 
 def write_fields(config: Any, architecture: str) -> dict[str, Any]:
@@ -220,12 +333,13 @@ def write_fields(config: Any, architecture: str) -> dict[str, Any]:
     The rotary settings are written in the new spelling and in the old one of the model's kind.
     """
     values = {"model_type": config.model_type, "architectures": [architecture], **vars(config)}
+    values |= {theirs: values[ours] for theirs, ours in config.spellings.items()}
     rope = values.get("rope_parameters")
     if rope is not None:
         new = values["rope_parameters"] = rope.to_hf()
         values |= {old: getattr(rope, name) for old, name in config.old_rope.items()}
         if rope.rope_type != "default":
-            values["rope_scaling"] = {name: new[name] for name in new if name not in _OLD_ROPE}
+            values["rope_scaling"] = {k: new[k] for k in new if k not in _BESIDE_SCALING}
     return {
         name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
     }

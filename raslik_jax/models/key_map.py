@@ -24,6 +24,7 @@ _PARAMETERS = {
     "kernel": ("weight", True),
     "embedding": ("weight", False),
     "scale": ("weight", False),
+    "offset": ("weight", False),
     "bias": ("bias", False),
     "a": ("lora_A.weight", True),
     "b": ("lora_B.weight", True),

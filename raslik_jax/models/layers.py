@@ -3,34 +3,38 @@
 NNX modules declare the parameters; the arithmetic is plain JAX. Matmuls run in the dtype of the
 frozen weights, while norms, rotary angles, softmax, logits and adapters run in float32. Layers of
 one kind are stacked along a leading axis and run under `jax.lax.scan`, so that compile time does
-not grow with depth.
+not grow with depth. What tokens read of each other is in `attention`.
 
-Letters beyond axes.py: G key-value heads (H is a multiple of G), F rotated pairs of a head, I and
-O the input and output width of a linear layer.
+Letters beyond axes.py: I and O, the input and output width of a linear layer.
 """
 
 import functools
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from raslik_jax.axes import Tree
 from raslik_jax.models import quantize
-from raslik_jax.models.hf_config import rope_frequencies
+from raslik_jax.models.attention import (
+    AttentionKind,
+    Context,
+    Hidden,
+    KeyValues,
+    LayerKinds,
+    LayerOutput,
+    cap_softly,
+    mix_tokens,
+    rotation_of,
+)
 from raslik_jax.models.lora import LoRAConfig, LoRAParam, adapter_output, init_factor_a
 
-AttentionKind = Literal["xla", "cudnn"]
-Hidden = Float[Array, "L E"]
 Vector = Float[Array, " E"]
-Queries = Float[Array, "L H D"]
-Keys = Float[Array, "L G D"]
 
 # `gelu` is the exact function of the normal distribution; Pythia uses it, GPT-2 the tanh form.
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
@@ -93,14 +97,21 @@ class Linear(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """A table of token vectors, "embedding" [V, E]."""
+    """A table of token vectors, "embedding" [V, E]; they are read times `scale`."""
 
-    def __init__(self, num_rows: int, width: int, *, dtype: Any):
+    def __init__(self, num_rows: int, width: int, *, scale: float | None, dtype: Any):
         self.embedding = nnx.Param(jnp.zeros((num_rows, width), dtype))
+        self.scale = scale
 
     def __call__(self, tokens_L: Int[Array, " L"]) -> Hidden:
         """Returns the rows of the given tokens."""
-        return jnp.asarray(self.embedding.get_value())[tokens_L]
+        hidden_LE = jnp.asarray(self.embedding.get_value())[tokens_L]
+        # The factor is rounded to the dtype of the table: so the models were trained.
+        return (
+            hidden_LE
+            if self.scale is None
+            else hidden_LE * jnp.asarray(self.scale, hidden_LE.dtype)
+        )
 
 
 def normalize(
@@ -134,6 +145,40 @@ class RMSNorm(nnx.Module):
         return normalize(hidden_LE, self.epsilon, self.scale.get_value())
 
 
+class OffsetRMSNorm(nnx.Module):
+    """An RMSNorm whose scale is stored as what it is above 1, "offset"."""
+
+    def __init__(self, width: int, *, epsilon: float, dtype: Any):
+        self.offset = nnx.Param(jnp.zeros((width,), dtype))
+        self.epsilon = epsilon
+
+    def __call__(self, hidden_LE: Hidden) -> Hidden:
+        """Returns the normalized rows."""
+        # In float32: next to 1, bfloat16 has steps of 2^-7.
+        scale_E = 1.0 + self.offset.get_value().astype(jnp.float32)
+        return normalize(hidden_LE, self.epsilon, scale_E)
+
+
+class HeadNorm(RMSNorm):
+    """An RMSNorm of each head of a projection alone, "scale" [D]."""
+
+    def __call__(self, projected_LI: Float[Array, "L I"]) -> Float[Array, "L I"]:
+        """Returns the projection with its heads normalized."""
+        return _over_heads(super().__call__, projected_LI, len(self.scale.get_value()))
+
+
+class HeadOffsetNorm(OffsetRMSNorm):
+    """The same with "offset" [D]."""
+
+    def __call__(self, projected_LI: Float[Array, "L I"]) -> Float[Array, "L I"]:
+        """Returns the projection with its heads normalized."""
+        return _over_heads(super().__call__, projected_LI, len(self.offset.get_value()))
+
+
+def _over_heads(norm: Any, projected_LI: Array, width: int) -> Array:
+    return norm(projected_LI.reshape(-1, width)).reshape(projected_LI.shape)
+
+
 class LayerNorm(RMSNorm):
     """Normalization to mean 0 and variance 1 over the last axis, "scale" and "bias"."""
 
@@ -146,147 +191,35 @@ class LayerNorm(RMSNorm):
         return normalize(hidden_LE, self.epsilon, self.scale.get_value(), self.bias.get_value())
 
 
-class Rotation(NamedTuple):
-    """Cosine and sine of the rotary angles, float32."""
-
-    cos_LF: Float[Array, "L F"]
-    sin_LF: Float[Array, "L F"]
-
-
-def rotation_at(frequency_F: np.ndarray, positions_L: Int[Array, " L"]) -> Rotation:
-    """Returns the rotary cosines and sines at the given positions."""
-    # float32 always: bfloat16 cannot tell position 257 from 256.
-    angle_LF = positions_L.astype(jnp.float32)[:, None] * jnp.asarray(frequency_F)[None, :]
-    return Rotation(jnp.cos(angle_LF), jnp.sin(angle_LF))
-
-
-def rotate(head_LHD: Float[Array, "L H D"], rotation: Rotation) -> Float[Array, "L H D"]:
-    """Returns the heads with their first 2 F coordinates rotated, and the others as they were.
-
-    Coordinate i is paired with i + F ("rotate half", the layout of Hugging Face checkpoints), not
-    with its neighbor.
-    """
-    num_pairs = rotation.cos_LF.shape[-1]
-    cos_LHF, sin_LHF = rotation.cos_LF[:, None, :], rotation.sin_LF[:, None, :]
-    wide_LHD = head_LHD.astype(jnp.float32)
-    first_LHF = wide_LHD[..., :num_pairs]
-    second_LHF = wide_LHD[..., num_pairs : 2 * num_pairs]
-    rotated = (
-        first_LHF * cos_LHF - second_LHF * sin_LHF,
-        second_LHF * cos_LHF + first_LHF * sin_LHF,
-        wide_LHD[..., 2 * num_pairs :],
-    )
-    return jnp.concatenate(rotated, axis=-1).astype(head_LHD.dtype)
-
-
-class KeyValues(NamedTuple):
-    """Keys and values of one example, of one layer or (with a leading axis) of all layers."""
-
-    key_GSD: Float[Array, "*layers G S D"]
-    value_GSD: Float[Array, "*layers G S D"]
-
-
-class Context(NamedTuple):
-    """What a layer reads beside hidden states; the last two are the layer's own.
-
-    Attributes:
-      rotation: The rotary angles of the tokens at hand.
-      mask_L: Which of the tokens at hand are real; None where all are, or where only the right
-        end is padded (a causal model never looks there).
-      past_mask_S: Which slots of the cache may be attended to; None without a cache.
-      kind: The implementation of `jax.nn.dot_product_attention`; None lets JAX choose. "cudnn"
-        (16-bit weights on a GPU) serves whole unmasked rows; all else runs on XLA.
-      past: The cache, or None.
-      key: Switches the adapters' dropout on.
-    """
-
-    rotation: Rotation
-    mask_L: Bool[Array, " L"] | None = None
-    past_mask_S: Bool[Array, " S"] | None = None
-    kind: AttentionKind | None = None
-    past: KeyValues | None = None
-    key: jax.Array | None = None
-
-
-# Hidden states, and the keys and values of their tokens.
-LayerOutput = tuple[Hidden, KeyValues]
-
-
-def attend(query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context) -> Queries:
-    """Returns causal attention of the tokens at hand to the cache and to each other.
-
-    A masked-out token contributes exactly 0 to every real token. Grouped heads are native: query
-    head h reads key-value head h // (H / G). Queries and keys are rotated already.
-    """
-    kind, mask, is_causal, dtype = None, None, True, query_LHD.dtype
-    past = context.past
-    if past is None or context.past_mask_S is None:
-        # cudnn takes a mask only as a [H, L, L] bias, which is what it is there to avoid. Right
-        # padding needs no mask, so per-example gradients run on it; masked prompts do not.
-        kind = None if context.mask_L is not None and context.kind == "cudnn" else context.kind
-        # XLA keeps the [H, L, L] weights in float32 anyway, and its bfloat16 products have a
-        # backward pass that mixes dtypes; cudnn takes 16 bits only.
-        dtype = dtype if kind == "cudnn" else jnp.float32
-        mask = None if context.mask_L is None else context.mask_L[None, None, :]
-    else:
-        num_tokens, num_slots = query_LHD.shape[0], context.past_mask_S.shape[0]
-        fresh_mask_LL = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
-        past_mask_LS = jnp.broadcast_to(context.past_mask_S[None, :], (num_tokens, num_slots))
-        mask = jnp.concatenate([past_mask_LS, fresh_mask_LL], axis=1)[None]
-        is_causal = False
-        # The cache keeps the head axis first, as the batched matmuls want it; the swaps below only
-        # rename axes.
-        fresh = fresh_key_values(key_LGD, value_LGD)
-        key_GSD = jnp.concatenate([past.key_GSD, fresh.key_GSD], axis=1)
-        value_GSD = jnp.concatenate([past.value_GSD, fresh.value_GSD], axis=1)
-        key_LGD, value_LGD = jnp.swapaxes(key_GSD, 0, 1), jnp.swapaxes(value_GSD, 0, 1)
-    # JAX's own bfloat16 path mixes dtypes, which strict promotion forbids.
-    with jax.numpy_dtype_promotion("standard"):
-        mixed_LHD = jax.nn.dot_product_attention(
-            query_LHD.astype(dtype),
-            key_LGD.astype(dtype),
-            value_LGD.astype(dtype),
-            mask=mask,
-            is_causal=is_causal,
-            implementation=kind,
-        )
-    return mixed_LHD.astype(query_LHD.dtype)
-
-
-def fresh_key_values(key_LGD: Float[Array, "L G D"], value_LGD: Float[Array, "L G D"]) -> KeyValues:
-    """Returns the keys and values of the tokens at hand in the layout of the cache."""
-    return KeyValues(jnp.swapaxes(key_LGD, 0, 1), jnp.swapaxes(value_LGD, 0, 1))
-
-
-def mix_tokens(
-    query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context
-) -> tuple[Float[Array, "L I"], KeyValues]:
-    """Returns the heads' attention side by side, rotated here, and these keys and values."""
-    query_LHD = rotate(query_LHD, context.rotation)
-    key_LGD = rotate(key_LGD, context.rotation)
-    mixed_LHD = attend(query_LHD, key_LGD, value_LGD, context)
-    return mixed_LHD.reshape(len(mixed_LHD), -1), fresh_key_values(key_LGD, value_LGD)
-
-
 class GatedBlock(nnx.Module):
     """Llama's attention with grouped heads and its gated MLP, down(silu(gate(x)) * up(x)).
 
     A family adds norms and, in `__call__`, where they stand. Norms that it calls q_norm and k_norm
-    are applied to the projections, before they are cut into heads.
+    are applied to the projections, before they are cut into heads. `qkv_bias` is that of queries,
+    keys and values, as the output's unless given.
     """
 
     q_norm: Any = staticmethod(lambda projected_LI: projected_LI)
     k_norm: Any = q_norm
 
-    def __init__(self, config: Any, lora: LoRAConfig | None, *, mlp_bias: bool, dtype: Any):
+    def __init__(
+        self,
+        config: Any,
+        lora: LoRAConfig | None,
+        *,
+        mlp_bias: bool,
+        qkv_bias: bool | None = None,
+        dtype: Any,
+    ):
         width, inner, bias = config.hidden_size, config.intermediate_size, config.attention_bias
+        qkv_bias = bias if qkv_bias is None else qkv_bias
         query_width = config.num_attention_heads * config.head_width
         key_width = config.num_cached_heads * config.head_width
         linear = functools.partial(Linear, lora=lora, dtype=dtype)
         self.config = config
-        self.q_proj = linear("q_proj", width, query_width, bias=bias)
-        self.k_proj = linear("k_proj", width, key_width, bias=bias)
-        self.v_proj = linear("v_proj", width, key_width, bias=bias)
+        self.q_proj = linear("q_proj", width, query_width, bias=qkv_bias)
+        self.k_proj = linear("k_proj", width, key_width, bias=qkv_bias)
+        self.v_proj = linear("v_proj", width, key_width, bias=qkv_bias)
         self.o_proj = linear("o_proj", query_width, width, bias=bias)
         self.gate_proj = linear("gate_proj", width, inner, bias=mlp_bias)
         self.up_proj = linear("up_proj", width, inner, bias=mlp_bias)
@@ -318,7 +251,8 @@ class CausalLM(nnx.Module):
     def __init__(self, config: Any, lora: LoRAConfig | None, block: Any, norm: Any, *, dtype: Any):
         self.config, self.lora = config, lora
         width = config.hidden_size
-        self.embed = Embedding(config.vocab_size, width, dtype=dtype)
+        scale = config.embedding_scale
+        self.embed = Embedding(config.vocab_size, width, scale=scale, dtype=dtype)
         graph, state = nnx.split(block(config, lora, dtype=dtype))
         depth = config.num_hidden_layers
         # A leading layer axis on every parameter.
@@ -328,6 +262,32 @@ class CausalLM(nnx.Module):
         self.final_norm = norm(width, epsilon=epsilon, dtype=dtype)
         if not config.tie_word_embeddings:
             self.head = Linear("head", width, config.vocab_size, bias=False, lora=None, dtype=dtype)
+
+    def context(
+        self,
+        positions_L: Int[Array, " L"],
+        mask_L: Bool[Array, " L"] | None = None,
+        past_mask_S: Bool[Array, " S"] | None = None,
+        kind: AttentionKind | None = None,
+    ) -> tuple[Context, LayerKinds]:
+        """Returns what all layers read, and what of it is which layer's (`Context.of_layer`)."""
+        config = self.config
+        num_keys = len(positions_L) + (0 if past_mask_S is None else len(past_mask_S))
+        sizes, window_N = config.layer_windows, None
+        # Rows that no window cuts run as if there were none: with fewer masks, and on cudnn.
+        if any(size is not None and size < num_keys for size in sizes):
+            far = [num_keys if size is None else min(size, num_keys) for size in sizes]
+            window_N = jnp.asarray(far, jnp.int32)
+        ropes, rotation_N = list(dict.fromkeys(config.layer_ropes)), None
+        shape = {"head_width": config.head_width, "num_positions": config.max_position_embeddings}
+        rotations = [rotation_of(rope, positions_L, **shape) for rope in ropes]
+        rotation = rotations[0]
+        if len(ropes) > 1:
+            rotation = jax.tree.map(lambda *tables_LF: jnp.stack(tables_LF), *rotations)
+            rotation_N = jnp.asarray([ropes.index(r) for r in config.layer_ropes], jnp.int32)
+        shared = Context(rotation, mask_L, past_mask_S, kind)
+        shared = shared._replace(scale=config.attention_scale, cap=config.attention_cap)
+        return shared, LayerKinds(window_N, rotation_N)
 
     def run(
         self,
@@ -348,8 +308,7 @@ class CausalLM(nnx.Module):
         block in the backward pass instead of storing its activations; the others are as in
         `Context` and `decoder.Decoder`.
         """
-        frequency_F = rope_frequencies(self.config.rope_parameters, self.config.head_width)
-        context = Context(rotation_at(frequency_F, positions_L), mask_L, past_mask_S, kind)
+        context, kinds = self.context(positions_L, mask_L, past_mask_S, kind)
         # lax.scan over the split state, not nnx.scan: NNX transforms fail inside vmap(grad).
         graph, stacked = nnx.split(self.layers)
         num_layers = self.config.num_hidden_layers
@@ -359,24 +318,25 @@ class CausalLM(nnx.Module):
         scale_of = {name: jnp.array(values, jnp.float32) for name, values in scales.items()}
 
         def run_block(hidden_LE: Any, layer: Any) -> tuple[Any, KeyValues | None]:
-            state, past_layer, key, own_scales = layer
+            state, past_layer, key, own_scales, kinds_here = layer
             block: Any = nnx.merge(graph, state)
             for name, scale in own_scales.items():
                 getattr(block, name).adapter_scale = scale
-            hidden_LE, fresh = block(hidden_LE, context._replace(past=past_layer, key=key))
+            own = context.of_layer(kinds_here, past=past_layer, key=key)
+            hidden_LE, fresh = block(hidden_LE, own)
             return hidden_LE, fresh if keep else None
 
         body = jax.checkpoint(run_block) if remat else run_block
-        each = (stacked, past, keys, scale_of)
+        each = (stacked, past, keys, scale_of, kinds)
         hidden_LE, fresh = jax.lax.scan(body, self.embed(tokens_L), each)
         return self.final_norm(hidden_LE), fresh
 
     def logits(self, hidden_TE: Float[Array, "T E"]) -> Float[Array, "T V"]:
-        """Returns float32 logits; a tied head reads the embedding table."""
+        """Returns float32 logits, capped where the model caps; a tied head reads the embedding."""
         is_tied = self.config.tie_word_embeddings
         table = (self.embed.embedding if is_tied else self.head.kernel).get_value()
         project = _contract if hidden_TE.dtype == jnp.float32 else _project
-        return project(hidden_TE, table, int(is_tied))
+        return cap_softly(project(hidden_TE, table, int(is_tied)), self.config.logit_cap)
 
 
 def _contract(
@@ -410,14 +370,14 @@ _project.defvjp(
 def init_weights(shapes: Tree, *, key: jax.Array, initializer_range: float) -> Tree:
     """Returns arrays for a tree of shapes, started as Hugging Face and PEFT start these models.
 
-    Kernels and embeddings are normal, biases 0, norm scales 1; an adapter's A is uniform and its B
-    0. A leaf depends on the key, its path and its shape only, so a part drawn alone is the part
-    that is drawn with the rest.
+    Kernels and embeddings are normal, biases and norm offsets 0, norm scales 1; an adapter's A is
+    uniform and its B 0. A leaf depends on the key, its path and its shape only, so a part drawn
+    alone is the part that is drawn with the rest.
     """
 
     def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
         names = [entry.key for entry in path]
-        if names[-1] in ("scale", "bias", "b"):
+        if names[-1] in ("scale", "offset", "bias", "b"):
             return jnp.full(leaf.shape, float(names[-1] == "scale"), leaf.dtype)
         own_key = jax.random.fold_in(key, zlib.crc32("/".join(names).encode()))
         if names[-1] == "a":

@@ -32,10 +32,16 @@ class LlamaConfig(architecture.DecoderConfig):
 
 
 class LlamaBlock(layers.GatedBlock):
-    """One Llama layer; parameter names are the last parts of Hugging Face's."""
+    """One Llama layer; parameter names are the last parts of Hugging Face's.
 
-    def __init__(self, config: LlamaConfig, lora: LoRAConfig | None, *, dtype: Any):
-        super().__init__(config, lora, mlp_bias=config.mlp_bias, dtype=dtype)
+    Layers of this shape are Mistral's and, with more biases or norms, Qwen's.
+    """
+
+    def __init__(
+        self, config: Any, lora: LoRAConfig | None, *, qkv_bias: bool | None = None, dtype: Any
+    ):
+        mlp_bias = getattr(config, "mlp_bias", False)
+        super().__init__(config, lora, mlp_bias=mlp_bias, qkv_bias=qkv_bias, dtype=dtype)
         norm = functools.partial(layers.RMSNorm, epsilon=config.rms_norm_eps, dtype=dtype)
         self.input_layernorm = norm(config.hidden_size)
         self.post_attention_layernorm = norm(config.hidden_size)
@@ -47,7 +53,7 @@ class LlamaBlock(layers.GatedBlock):
         return hidden_LE + self.mlp(self.post_attention_layernorm(hidden_LE), context), fresh
 
 
-# OLMo-2 shares it, with more norms.
+# Most architectures share it, some with more norms.
 KEY_MAP = {
     "embed": "model.embed_tokens",
     "layers": "model.layers.{layer}",
@@ -62,12 +68,8 @@ BUFFERS = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
 
 def _preset(*sizes: int, theta: float = 1e4, **others: Any) -> LlamaConfig:
-    names = (
-        "hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size"
-    )
     others.setdefault("rope_parameters", RopeParameters(rope_theta=theta))
-    others |= zip(names.split(), sizes, strict=True)
-    return LlamaConfig(rms_norm_eps=1e-5, **others)
+    return LlamaConfig(**architecture.name_sizes(*sizes), rms_norm_eps=1e-5, **others)
 
 
 _smollm2 = functools.partial(

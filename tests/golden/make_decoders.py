@@ -1,6 +1,6 @@
-"""Writes tests/golden/{gpt_neox,llama,olmo2}.npz: what torch says of tiny random decoders.
+"""Writes tests/golden/<architecture>.npz: what torch says of tiny random decoders.
 
-    python tests/golden/make_decoders.py
+    python tests/golden/make_decoders.py [architecture ...]     # without a name: all of them
 
 Made with torch 2.13.0, transformers 5.23.0 and peft 0.21.2 on a CPU. Each file holds, per case of
 tests/decoder_cases.py: the checkpoint's weights and the adapter (float16, exact), four rows of
@@ -19,8 +19,8 @@ import torch_reference  # noqa: E402
 
 
 def main() -> None:
-    for family, cases in decoder_cases.CASES.items():
-        arrays = {}
+    for family in sys.argv[1:] or decoder_cases.CASES:
+        cases, arrays = decoder_cases.CASES[family], {}
         for number, (name, case) in enumerate(cases.items()):
             model = torch_reference.make_model(case, seed=number)
             batch = torch_reference.make_batch(case, seed=100 + number)

@@ -16,6 +16,7 @@ _FAMILIES = {
     "gpt_neox": "pythia",
     "llama": "grouped_tied",
     "olmo2": "grouped",
+    "qwen3": "windows_by_layer_biases",
 }
 _PROMPTS = ((3, 1, 4), tuple(range(18)), (1, 5, 9, 2, 6), (7,))
 _NEW = 6

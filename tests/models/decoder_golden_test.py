@@ -10,7 +10,11 @@ import decoder_parity
 import numpy as np
 from absl.testing import parameterized
 
-_NAMES = [(family, name) for family, cases in decoder_cases.CASES.items() for name in cases]
+_NAMES = [
+    (f"_{family}_{name}", family, name)
+    for family, cases in decoder_cases.CASES.items()
+    for name in cases
+]
 
 
 class _Batch(NamedTuple):
@@ -33,7 +37,7 @@ def _read(family: str, name: str) -> dict[str, dict[str, np.ndarray]]:
 
 
 class DecoderGoldenTest(parameterized.TestCase):
-    @parameterized.parameters(_NAMES)
+    @parameterized.named_parameters(_NAMES)
     def test_weights_logits_and_lora_gradients_equal_torchs(self, family: str, name: str):
         case = decoder_cases.CASES[family][name]
         golden = _read(family, name)

@@ -15,7 +15,13 @@ from raslik_jax.axes import Tree
 from raslik_jax.models import decoder, gpt_neox, presets
 from raslik_jax.models.lora import LORA_PRESETS, LoRAConfig
 
-_FAMILIES = {"gpt_neox": "pythia", "llama": "grouped_tied", "olmo2": "grouped"}
+_FAMILIES = {
+    "gpt_neox": "pythia",
+    "llama": "grouped_tied",
+    "olmo2": "grouped",
+    # Windows in some of its layers.
+    "qwen3": "windows_by_layer_biases",
+}
 _LENGTH = 9
 
 # Compiling is most of the time here, and LLVM's optimizations most of compiling.
@@ -169,6 +175,22 @@ class TreeTest(parameterized.TestCase):
         ("tinyllama-1.1b", 1_100_048_384),
         ("llama-2-7b", 6_738_415_616),
         ("llama-3.1-8b", 8_030_261_248),
+        ("mistral-7b-v0.1", 7_241_732_096),
+        ("mistral-7b-v0.3", 7_248_023_552),
+        ("mistral-nemo-12b", 12_247_782_400),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-3b", 3_085_938_688),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-14b", 14_770_033_664),
+        ("qwen2.5-32b", 32_763_876_352),
+        ("qwen2.5-72b", 72_706_203_648),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
+        ("qwen3-4b", 4_022_468_096),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-14b", 14_768_307_200),
+        ("qwen3-32b", 32_762_123_264),
     )
     def test_base_counts_at_full_size_are_the_published(self, name: str, count: int):
         _, _, base = decoder.abstract(presets.MODEL_PRESETS[name], None)
@@ -292,15 +314,12 @@ class BehaviorTest(parameterized.TestCase):
 
         def unrolled(tokens_L):
             hidden_LE = model.embed(tokens_L)
-            frequency_F = decoder.layers.rope_frequencies(
-                model.config.rope_parameters, model.config.head_width
-            )
-            rotation = decoder.layers.rotation_at(frequency_F, jnp.arange(_LENGTH))
-            context = decoder.layers.Context(rotation)
+            shared, kinds = model.context(jnp.arange(_LENGTH))
             graph, stacked = nnx.split(model.layers)
             for layer in range(model.config.num_hidden_layers):
                 block = nnx.merge(graph, jax.tree.map(lambda x, layer=layer: x[layer], stacked))
-                hidden_LE, _ = block(hidden_LE, context)
+                own = jax.tree.map(lambda x, layer=layer: x[layer], kinds)
+                hidden_LE, _ = block(hidden_LE, shared.of_layer(own))
             return model.logits(model.final_norm(hidden_LE))
 
         np.testing.assert_allclose(

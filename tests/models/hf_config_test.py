@@ -6,7 +6,10 @@ from absl.testing import parameterized
 from raslik_jax.models import decoder, hf_config
 from raslik_jax.models.gpt_neox import GPTNeoXConfig
 from raslik_jax.models.llama import LlamaConfig
+from raslik_jax.models.mistral import MistralConfig
 from raslik_jax.models.olmo2 import Olmo2Config
+from raslik_jax.models.qwen2 import Qwen2Config
+from raslik_jax.models.qwen3 import Qwen3Config
 
 _SIZES = {
     "vocab_size": 50304,
@@ -72,6 +75,9 @@ _LLAMA = {
 }
 
 
+_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
 class ReadTest(parameterized.TestCase):
     def test_old_and_new_spellings_give_one_config(self):
         old, new = GPTNeoXConfig.from_hf(_PYTHIA_OLD), GPTNeoXConfig.from_hf(_PYTHIA_NEW)
@@ -118,10 +124,53 @@ class ReadTest(parameterized.TestCase):
         LlamaConfig.from_hf({**_LLAMA, "eos_token_id": [1, 2], "head_dim": 64}),
         LlamaConfig.from_hf({**_LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}}),
         Olmo2Config.from_hf({**_LLAMA, "model_type": "olmo2", "rope_theta": 500000}),
+        MistralConfig.from_hf({**_LLAMA, "model_type": "mistral"}),
+        Qwen2Config.from_hf({**_LLAMA, "model_type": "qwen2", "rope_scaling": _YARN}),
+        Qwen3Config.from_hf(
+            {
+                **_LLAMA,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "use_sliding_window": True,
+            }
+        ),
     )
     def test_what_is_written_reads_back_as_the_same(self, config):
         self.assertEqual(type(config).from_hf(config.to_hf()), config)
         self.assertIs(decoder.ARCHITECTURES[config.to_hf()["model_type"]].config, type(config))
+
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+
+class WindowTest(parameterized.TestCase):
+    def test_a_window_that_is_switched_off_is_none(self):
+        # As Qwen publishes it; Mistral has no switch.
+        fields = {**_LLAMA, "sliding_window": 32768, "max_window_layers": 1, "use_mrope": False}
+        config = Qwen2Config.from_hf({**fields, "model_type": "qwen2", "use_sliding_window": False})
+        self.assertEqual(config.layer_windows, (None, None))
+        self.assertEqual(
+            MistralConfig.from_hf({**_LLAMA, "sliding_window": 7}).layer_windows, (7, 7)
+        )
+        self.assertEqual(
+            MistralConfig.from_hf({**_LLAMA, "sliding_window": None}).layer_windows, (None, None)
+        )
+
+    def test_layer_types_outdo_the_count_of_full_layers(self):
+        fields = {**_LLAMA, "sliding_window": 9, "max_window_layers": 1, "use_sliding_window": True}
+        self.assertEqual(Qwen3Config.from_hf(fields).layer_windows, (None, 9))
+        fields["layer_types"] = [_SLIDING, _FULL]
+        self.assertEqual(Qwen3Config.from_hf(fields).layer_windows, (9, None))
+
+    @parameterized.named_parameters(
+        ("kinds", {"layer_types": [_FULL, "chunked"]}, "layer_types must name 2 layers.*chunked"),
+        ("count", {"layer_types": [_FULL]}, "layer_types must name 2 layers"),
+        ("no_window", {"layer_types": [_FULL, _SLIDING]}, "need sliding_window"),
+        ("ill_typed", {"layer_types": [1, 2]}, "layer_types .* must be str, got 1"),
+        ("zero", {"sliding_window": 0, "use_sliding_window": True}, "sliding_window must be at"),
+    )
+    def test_windows_that_cannot_be(self, change: dict, message: str):
+        with pytest.raises(ValueError, match=message):
+            Qwen2Config.from_hf({**_LLAMA, **change})
 
 
 class RefusalTest(parameterized.TestCase):
@@ -129,8 +178,8 @@ class RefusalTest(parameterized.TestCase):
         ("unknown", {"sliding_window": 4096}, r"unknown fields .*sliding_window=4096"),
         ("dropout", {"attention_dropout": 0.1}, r"unknown fields .*attention_dropout=0.1"),
         ("two_values", {"rope_parameters": {"rope_theta": 2.0}, "rope_theta": 1.0}, "rope_theta"),
-        ("rope_type", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'yarn'"),
-        ("rope_field", {"rope_parameters": {"beta_fast": 32}}, "beta_fast=32"),
+        ("rope_type", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ("rope_field", {"rope_parameters": {"mscale": 0.7}}, "mscale=0.7"),
         ("rope_missing", {"rope_scaling": {"type": "linear"}}, r"needs \['factor'\]"),
         ("rope_object", {"rope_scaling": 2.0}, "must be an object"),
         ("ill_typed", {"hidden_size": "4096"}, "hidden_size .* must be int, got '4096'"),

@@ -1,13 +1,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import scipy.special
 from absl.testing import parameterized
 from flax import nnx
 
 from raslik_jax.models import layers
-from raslik_jax.models.hf_config import RopeParameters
 from raslik_jax.models.lora import LoRAConfig
 
 _RNG = np.random.default_rng(0)
@@ -15,103 +13,6 @@ _RNG = np.random.default_rng(0)
 
 def _normal(*shape: int) -> jax.Array:
     return jnp.asarray(_RNG.normal(size=shape), jnp.float32)
-
-
-def _naive_attention(query_LHD, key_SGD, value_SGD, mask_LS):
-    """One query and one head at a time, in float64."""
-    query_LHD, key_SGD, value_SGD = (
-        np.asarray(x, np.float64) for x in (query_LHD, key_SGD, value_SGD)
-    )
-    output_LHD = np.zeros_like(query_LHD)
-    group = query_LHD.shape[1] // key_SGD.shape[1]
-    for i in range(query_LHD.shape[0]):
-        seen = np.flatnonzero(mask_LS[i])
-        for h in range(query_LHD.shape[1]):
-            scores = key_SGD[seen, h // group] @ query_LHD[i, h] / np.sqrt(query_LHD.shape[2])
-            weights = np.exp(scores - scores.max())
-            output_LHD[i, h] = weights / weights.sum() @ value_SGD[seen, h // group]
-    return output_LHD
-
-
-class AttentionTest(parameterized.TestCase):
-    @parameterized.parameters((4, 4), (6, 2), (3, 1))
-    def test_attention_equals_the_naive_one_with_padding_and_groups(self, heads: int, groups: int):
-        query, key, value = _normal(6, heads, 4), _normal(6, groups, 4), _normal(6, groups, 4)
-        mask_L = jnp.asarray([False, True, True, True, True, False])
-        context = layers.Context(layers.rotation_at(np.ones(1, np.float32), jnp.arange(6)), mask_L)
-        ours = layers.attend(query, key, value, context)
-        seen = np.tril(np.ones((6, 6), bool)) & np.asarray(mask_L)[None]
-        real = np.flatnonzero(np.asarray(mask_L))
-        theirs = _naive_attention(query[real], key, value, seen[real])
-        np.testing.assert_allclose(ours[real], theirs, atol=1e-5)
-        self.assertTrue(np.all(np.isfinite(ours)))
-
-    def test_a_cache_is_seen_where_its_mask_says(self):
-        query, key, value = _normal(2, 4, 4), _normal(2, 2, 4), _normal(2, 2, 4)
-        past_key, past_value = _normal(5, 2, 4), _normal(5, 2, 4)
-        past_mask_S = jnp.asarray([False, True, True, False, True])
-        context = layers.Context(
-            layers.rotation_at(np.ones(1, np.float32), jnp.arange(2)), None, past_mask_S
-        )
-        past = layers.fresh_key_values(past_key, past_value)
-        ours = layers.attend(query, key, value, context._replace(past=past))
-        seen = np.concatenate(
-            [np.tile(np.asarray(past_mask_S), (2, 1)), np.tril(np.ones((2, 2), bool))], axis=1
-        )
-        theirs = _naive_attention(
-            query, np.concatenate([past_key, key]), np.concatenate([past_value, value]), seen
-        )
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
-
-
-class RopeTest(parameterized.TestCase):
-    @parameterized.parameters(1.0, 0.5, 0.25)
-    def test_rotation_is_multiplication_by_a_complex_phase(self, fraction: float):
-        rope = RopeParameters(rope_theta=100.0, partial_rotary_factor=fraction)
-        frequency_F = layers.rope_frequencies(rope, 16)
-        positions_L = np.asarray([0, 3, 50])
-        head_LHD = _normal(3, 2, 16)
-        ours = np.asarray(
-            layers.rotate(head_LHD, layers.rotation_at(frequency_F, jnp.asarray(positions_L)))
-        )
-        width = int(16 * fraction)
-        exact_F = 100.0 ** (-np.arange(0, width, 2) / width)
-        phase = np.exp(1j * positions_L[:, None, None] * exact_F)
-        plain = np.asarray(head_LHD, np.float64)
-        turned = (plain[..., : width // 2] + 1j * plain[..., width // 2 : width]) * phase
-        np.testing.assert_allclose(ours[..., : width // 2], turned.real, atol=2e-5)
-        np.testing.assert_allclose(ours[..., width // 2 : width], turned.imag, atol=2e-5)
-        np.testing.assert_array_equal(ours[..., width:], head_LHD[..., width:])
-
-    def test_scaling_stretches_long_wavelengths(self):
-        plain = layers.rope_frequencies(RopeParameters(rope_theta=500000.0), 128)
-        linear = layers.rope_frequencies(
-            RopeParameters(rope_type="linear", rope_theta=500000.0, factor=4.0), 128
-        )
-        np.testing.assert_array_equal(linear, plain / 4)
-        llama3 = layers.rope_frequencies(
-            RopeParameters(
-                rope_type="llama3",
-                rope_theta=500000.0,
-                factor=8.0,
-                low_freq_factor=1.0,
-                high_freq_factor=4.0,
-                original_max_position_embeddings=8192,
-            ),
-            128,
-        )
-        wavelength = 2 * np.pi / plain
-        short, long = wavelength < 8192 / 4, wavelength > 8192
-        np.testing.assert_array_equal(llama3[short], plain[short])
-        np.testing.assert_array_equal(llama3[long], plain[long] / np.float32(8))
-        middle = ~short & ~long
-        self.assertTrue(np.all(llama3[middle] < plain[middle]))
-        self.assertTrue(np.all(llama3[middle] > plain[middle] / 8))
-        self.assertTrue(np.all(np.diff(llama3) < 0))
-
-    def test_a_head_that_cannot_be_paired_is_refused(self):
-        with pytest.raises(ValueError, match="even head width"):
-            layers.rope_frequencies(RopeParameters(), 7)
 
 
 class SmallLayersTest(parameterized.TestCase):

@@ -15,9 +15,13 @@ import torch_reference
 from absl.testing import parameterized
 from flax import nnx
 
-from raslik_jax.models import decode, decoder, layers
+from raslik_jax.models import decode, decoder
 
-_CASES = [(family, name) for family, cases in decoder_cases.CASES.items() for name in cases]
+_CASES = [
+    (f"_{family}_{name}", family, name)
+    for family, cases in decoder_cases.CASES.items()
+    for name in cases
+]
 pytestmark = pytest.mark.heavy
 
 
@@ -78,7 +82,7 @@ def _kind(path: str) -> tuple[str | None, int]:
 
 
 class DecoderParityTest(parameterized.TestCase):
-    @parameterized.parameters(_CASES)
+    @parameterized.named_parameters(_CASES)
     def test_weights_logits_and_lora_gradients(self, family: str, name: str):
         model, port = _load(family, name, seed=1000)
         batch = torch_reference.make_batch(decoder_cases.CASES[family][name], seed=2000, length=24)
@@ -89,13 +93,12 @@ class DecoderParityTest(parameterized.TestCase):
         worst = decoder_parity.assert_same_behavior(port, batch, expected)
         print(family, name, worst)
 
-    @parameterized.parameters(_CASES)
+    @parameterized.named_parameters(_CASES)
     def test_embeddings_norms_attention_mlp_and_blocks(self, family: str, name: str):
         torch_model, port = _load(family, name, seed=1001)
         batch = torch_reference.make_batch(decoder_cases.CASES[family][name], seed=2002)
         model = nnx.merge(port.graphdef.definition, port.lora, port.base)
         graph, stacked = nnx.split(model.layers)
-        frequency_F = layers.rope_frequencies(model.config.rope_parameters, model.config.head_width)
 
         @functools.partial(jax.jit, static_argnames="kind")
         def run(given, layer, context, *, kind):
@@ -114,33 +117,39 @@ class DecoderParityTest(parameterized.TestCase):
         seen = set()
         for row in (0, 2):
             real_L = batch.mask_BL[row]
-            context = layers.Context(
-                layers.rotation_at(frequency_F, jnp.asarray(batch.positions_BL[row])),
-                jnp.asarray(real_L),
-                None,
-            )
+            shared, kinds = model.context(jnp.asarray(batch.positions_BL[row]), jnp.asarray(real_L))
             for path, (given, output) in _record(torch_model, batch, row).items():
                 kind, layer = _kind(path)
                 if kind is not None:
                     seen.add(kind)
-                    ours = run(jnp.asarray(given[0]), layer, context, kind=kind)
+                    own = jax.tree.map(lambda x, layer=layer: x[layer], kinds)
+                    given, output, rows_M = given[0], output[0], real_L
+                    if given.ndim == 3:  # a norm of heads: each is a row
+                        width = given.shape[-1]
+                        given, output = given.reshape(-1, width), output.reshape(-1, width)
+                        rows_M = np.ones(len(given), bool)
+                    ours = run(jnp.asarray(given), layer, shared.of_layer(own), kind=kind)
                     np.testing.assert_allclose(
-                        np.asarray(ours)[real_L],
-                        output[0][real_L],
+                        np.asarray(ours)[rows_M],
+                        output[rows_M],
                         rtol=1e-5,
                         atol=1e-5,
                         err_msg=path,
                     )
         self.assertContainsSubset({"embed", "final_norm", "attention", "mlp", "block"}, seen)
-        self.assertIn("q_norm" if family == "olmo2" else "input_layernorm", seen)
+        norms = {name for name in port.base["layers"] if name.endswith("norm")}
+        self.assertContainsSubset(norms, seen)
 
-    @parameterized.parameters(
-        ("gpt_neox", "pythia"),
-        ("gpt_neox", "sequential_full_rotary"),
-        ("llama", "grouped_tied"),
-        ("llama", "llama3_scaling_long_positions"),
-        ("olmo2", "grouped"),
-        ("olmo2", "odd_heads_tied_long_positions"),
+    @parameterized.named_parameters(
+        ("_gpt_neox_pythia", "gpt_neox", "pythia"),
+        ("_gpt_neox_sequential_full_rotary", "gpt_neox", "sequential_full_rotary"),
+        ("_llama_grouped_tied", "llama", "grouped_tied"),
+        ("_llama_llama3_scaling_long_positions", "llama", "llama3_scaling_long_positions"),
+        ("_olmo2_grouped", "olmo2", "grouped"),
+        ("_olmo2_odd_heads_tied_long_positions", "olmo2", "odd_heads_tied_long_positions"),
+        ("_qwen2", "qwen2", "windows_in_the_last_layer_yarn"),
+        ("_qwen3", "qwen3", "windows_by_layer_biases"),
+        ("_mistral", "mistral", "window"),
     )
     def test_greedy_decoding_is_transformers_generate(self, family: str, name: str):
         import torch

@@ -1,0 +1,232 @@
+"""What tokens read of each other: rotary positions, windows, caps, and the cache.
+
+Written for one example; the caller vmaps. What differs between the layers of a model, the window
+and the rotation, is data and not a branch, because all layers run in one scan.
+
+Letters beyond axes.py: G key-value heads (H is a multiple of G), F rotated pairs of a head, I the
+width of all heads.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from raslik_jax.models.hf_config import RopeParameters, rotary_table
+
+AttentionKind = Literal["xla", "cudnn"]
+Hidden = Float[Array, "L E"]
+Queries = Float[Array, "L H D"]
+Keys = Float[Array, "L G D"]
+# As a logit it gives a share of exactly 0, and where all are masked no NaN.
+_FAR_BELOW = -1e30
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of the rotary angles, float32."""
+
+    cos_LF: Float[Array, "*kinds L F"]
+    sin_LF: Float[Array, "*kinds L F"]
+
+
+def rotation_of(
+    rope: RopeParameters, positions_L: Int[Array, " L"], *, head_width: int, num_positions: int
+) -> Rotation:
+    """Returns the cosines and sines of `rope_parameters` in a model of so many positions."""
+    frequency_F, long_F, scale = rotary_table(rope, head_width, num_positions)
+    chosen_F: Any = frequency_F
+    if long_F is not None:
+        is_long = jnp.max(positions_L) >= rope.original_max_position_embeddings
+        chosen_F = jnp.where(is_long, long_F, frequency_F)
+    rotation = rotation_at(chosen_F, positions_L)
+    return rotation if scale == 1 else Rotation(*(scale * part_LF for part_LF in rotation))
+
+
+def rotation_at(
+    frequency_F: Float[Array | np.ndarray, " F"], positions_L: Int[Array, " L"]
+) -> Rotation:
+    """Returns the rotary cosines and sines at the given positions."""
+    # float32 always: bfloat16 cannot tell position 257 from 256.
+    angle_LF = positions_L.astype(jnp.float32)[:, None] * jnp.asarray(frequency_F)[None, :]
+    return Rotation(jnp.cos(angle_LF), jnp.sin(angle_LF))
+
+
+def rotate(head_LHD: Float[Array, "L H D"], rotation: Rotation) -> Float[Array, "L H D"]:
+    """Returns the heads with their first 2 F coordinates rotated, and the others as they were.
+
+    Coordinate i is paired with i + F ("rotate half", the layout of Hugging Face checkpoints), not
+    with its neighbor.
+    """
+    num_pairs = rotation.cos_LF.shape[-1]
+    cos_LHF, sin_LHF = rotation.cos_LF[:, None, :], rotation.sin_LF[:, None, :]
+    wide_LHD = head_LHD.astype(jnp.float32)
+    first_LHF = wide_LHD[..., :num_pairs]
+    second_LHF = wide_LHD[..., num_pairs : 2 * num_pairs]
+    rotated = (
+        first_LHF * cos_LHF - second_LHF * sin_LHF,
+        second_LHF * cos_LHF + first_LHF * sin_LHF,
+        wide_LHD[..., 2 * num_pairs :],
+    )
+    return jnp.concatenate(rotated, axis=-1).astype(head_LHD.dtype)
+
+
+class KeyValues(NamedTuple):
+    """Keys and values of one example, of one layer or (with a leading axis) of all layers."""
+
+    key_GSD: Float[Array, "*layers G S D"]
+    value_GSD: Float[Array, "*layers G S D"]
+
+
+class LayerKinds(NamedTuple):
+    """What differs between layers beside their weights, one entry for each; None where nothing.
+
+    window_N: How many tokens the layer looks back, itself included.
+    rotation_N: Which of the model's rotations is the layer's.
+    """
+
+    window_N: Int[Array, "*layers"] | None
+    rotation_N: Int[Array, "*layers"] | None
+
+
+class Context(NamedTuple):
+    """What a layer reads beside hidden states; rotation, window, past and key are the layer's own.
+
+    Attributes:
+      rotation: The rotary angles of the tokens at hand.
+      mask_L: Which of the tokens at hand are real; None where all are, or where only the right
+        end is padded (a causal model never looks there).
+      past_mask_S: Which slots of the cache may be attended to; None without a cache.
+      kind: The implementation of `jax.nn.dot_product_attention`; None lets JAX choose. "cudnn"
+        (16-bit weights on a GPU) serves whole unmasked rows without a window or a cap; all else
+        runs on XLA.
+      past: The cache, or None.
+      key: Switches the adapters' dropout on.
+      scale: The factor on a query's product with a key; None for 1 / sqrt(head width).
+      cap: The bound c of attention logits, c tanh(x / c); None for none.
+      window: How many real tokens the layer looks back, the token itself included; None for all.
+    """
+
+    rotation: Rotation
+    mask_L: Bool[Array, " L"] | None = None
+    past_mask_S: Bool[Array, " S"] | None = None
+    kind: AttentionKind | None = None
+    past: KeyValues | None = None
+    key: jax.Array | None = None
+    scale: float | None = None
+    cap: float | None = None
+    window: Int[Array, ""] | None = None
+
+    def of_layer(self, kinds: LayerKinds, **own: Any) -> "Context":
+        """Returns the context of one layer, given its entries of the kinds and its own fields."""
+        rotation: Any = self.rotation
+        if kinds.rotation_N is not None:
+            rotation = jax.tree.map(lambda table_NLF: table_NLF[kinds.rotation_N], rotation)
+        return self._replace(rotation=rotation, window=kinds.window_N, **own)
+
+
+# Hidden states, and the keys and values of their tokens.
+LayerOutput = tuple[Hidden, KeyValues]
+
+
+def attend(query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context) -> Queries:
+    """Returns causal attention of the tokens at hand to the cache and to each other.
+
+    A masked-out token contributes exactly 0 to every real token. Grouped heads are native: query
+    head h reads key-value head h // (H / G). Queries and keys are rotated already.
+    """
+    kind, mask, is_causal, dtype = None, None, True, query_LHD.dtype
+    past = context.past
+    if past is None or context.past_mask_S is None:
+        # cudnn takes a mask only as a [H, L, L] bias, which is what it is there to avoid. Right
+        # padding needs no mask, so per-example gradients run on it; masked prompts do not.
+        is_whole = context.mask_L is None and context.window is None and context.cap is None
+        kind = context.kind if is_whole or context.kind != "cudnn" else None
+        # XLA keeps the [H, L, L] weights in float32 anyway, and its bfloat16 products have a
+        # backward pass that mixes dtypes; cudnn takes 16 bits only.
+        dtype = dtype if kind == "cudnn" else jnp.float32
+        mask = None if context.mask_L is None else context.mask_L[None, None, :]
+    else:
+        num_tokens, num_slots = query_LHD.shape[0], context.past_mask_S.shape[0]
+        fresh_mask_LL = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
+        past_mask_LS = jnp.broadcast_to(context.past_mask_S[None, :], (num_tokens, num_slots))
+        mask = jnp.concatenate([past_mask_LS, fresh_mask_LL], axis=1)[None]
+        is_causal = False
+        # The cache keeps the head axis first, as the batched matmuls want it; the swaps below only
+        # rename axes.
+        fresh = fresh_key_values(key_LGD, value_LGD)
+        key_GSD = jnp.concatenate([past.key_GSD, fresh.key_GSD], axis=1)
+        value_GSD = jnp.concatenate([past.value_GSD, fresh.value_GSD], axis=1)
+        key_LGD, value_LGD = jnp.swapaxes(key_GSD, 0, 1), jnp.swapaxes(value_GSD, 0, 1)
+    if context.window is not None:
+        near = _is_near(context, query_LHD.shape[0])[None]
+        mask = near if mask is None else mask & near
+    heads = [x.astype(dtype) for x in (query_LHD, key_LGD, value_LGD)]
+    if context.cap is not None:
+        mixed_LHD = _attend_capped(*heads, mask, is_causal, context)
+        return mixed_LHD.astype(query_LHD.dtype)
+    # JAX's own bfloat16 path mixes dtypes, which strict promotion forbids.
+    with jax.numpy_dtype_promotion("standard"):
+        mixed_LHD = jax.nn.dot_product_attention(
+            *heads, mask=mask, is_causal=is_causal, implementation=kind, scale=context.scale
+        )
+    return mixed_LHD.astype(query_LHD.dtype)
+
+
+def _is_near(context: Context, num_tokens: int) -> Bool[Array, "L S"]:
+    """Returns which slots lie in the window of which token, by the number of real tokens between.
+
+    Slots count from the first of the cache to the last token at hand. By real tokens, so that empty
+    slots of the cache do not widen the distance.
+    """
+    real_S = jnp.ones(num_tokens, bool) if context.mask_L is None else context.mask_L
+    if context.past is not None and context.past_mask_S is not None:
+        real_S = jnp.concatenate([context.past_mask_S, real_S])
+    place_S = jnp.cumsum(real_S.astype(jnp.int32))
+    return place_S[-num_tokens:, None] - place_S[None, :] < context.window
+
+
+def _attend_capped(
+    query_LHD: Queries,
+    key_SGD: Float[Array, "S G D"],
+    value_SGD: Float[Array, "S G D"],
+    mask: Bool[Array, "1 #L S"] | None,
+    is_causal: bool,
+    context: Context,
+) -> Queries:
+    """Returns attention whose logits are bounded, which `jax.nn` has not; the mask comes after."""
+    num_tokens, num_heads, width = query_LHD.shape
+    groups = key_SGD.shape[1]
+    query_LGRD = query_LHD.reshape(num_tokens, groups, num_heads // groups, width)
+    scale = width**-0.5 if context.scale is None else context.scale
+    logits_GRLS = jnp.einsum("lgrd,sgd->grls", query_LGRD, key_SGD) * scale
+    logits_GRLS = cap_softly(logits_GRLS, context.cap)
+    if mask is not None:
+        logits_GRLS = jnp.where(mask[:, None], logits_GRLS, _FAR_BELOW)
+    if is_causal:
+        lower_LS = jnp.tril(jnp.ones((num_tokens, len(key_SGD)), bool))
+        logits_GRLS = jnp.where(lower_LS[None, None], logits_GRLS, _FAR_BELOW)
+    share_GRLS = jax.nn.softmax(logits_GRLS, axis=-1)
+    return jnp.einsum("grls,sgd->lgrd", share_GRLS, value_SGD).reshape(query_LHD.shape)
+
+
+def cap_softly(logits: Float[Array, "..."], cap: Any) -> Float[Array, "..."]:
+    """Returns c tanh(x / c), which lies within +-c; the logits themselves without a cap."""
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
+def fresh_key_values(key_LGD: Float[Array, "L G D"], value_LGD: Float[Array, "L G D"]) -> KeyValues:
+    """Returns the keys and values of the tokens at hand in the layout of the cache."""
+    return KeyValues(jnp.swapaxes(key_LGD, 0, 1), jnp.swapaxes(value_LGD, 0, 1))
+
+
+def mix_tokens(
+    query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context
+) -> tuple[Float[Array, "L I"], KeyValues]:
+    """Returns the heads' attention side by side, rotated here, and these keys and values."""
+    query_LHD = rotate(query_LHD, context.rotation)
+    key_LGD = rotate(key_LGD, context.rotation)
+    mixed_LHD = attend(query_LHD, key_LGD, value_LGD, context)
+    return mixed_LHD.reshape(len(mixed_LHD), -1), fresh_key_values(key_LGD, value_LGD)
