@@ -72,7 +72,7 @@ class Model(NamedTuple):
 def preset_adapter(options: ModelOptions) -> LoRAConfig:
     """Returns the adapter preset of the model's family."""
     family = MODEL_PRESETS[options.model].model_type
-    return LORA_PRESETS["pythia" if family == "gpt_neox" else family]
+    return LORA_PRESETS["pythia" if family == "gpt_neox" else "llama"]
 
 
 def draw_model(options: ModelOptions, lora_config: LoRAConfig | None) -> Model:

@@ -37,8 +37,9 @@ def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
     preset = presets.preset_of(name)
     if preset is None:
         raise ValueError(
-            "--backbone.checkpoint must be a folder or one of "
-            f"{', '.join(sorted(presets.MODEL_PRESETS))}, got {shown(name)}: fetch it"
+            "without its files --backbone.checkpoint must be a published model of known sizes "
+            f"({some_of(sorted(presets.MODEL_PRESETS), 6, quoted=False)}), got {shown(name)}: "
+            "fetch it and name its folder"
         )
     at = f" at {settings.revision}" if settings.revision else ""
     return f"{name}{at}, shapes of the preset {preset}", presets.MODEL_PRESETS[preset]

@@ -311,6 +311,12 @@ class FlagFilesTest(parameterized.TestCase):
         ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
         ("meta-llama/Llama-2-13b-chat-hf", "llama-2-13b"),
         ("meta-llama/Llama-3.2-1B", "llama-3.2-1b"),
+        ("mistralai/Mistral-7B-v0.1", "mistral-7b-v0.1"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("mistralai/Mistral-Nemo-Instruct-2407", "mistral-nemo-12b"),
+        ("Qwen/Qwen2.5-0.5B", "qwen2.5-0.5b"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2.5-7b"),
+        ("Qwen/Qwen3-4B-Base", "qwen3-4b"),
         ("EleutherAI/pythia-3b", None),
         ("allenai/OLMo-7B", None),
     )
