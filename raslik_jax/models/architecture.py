@@ -130,6 +130,11 @@ class DecoderConfig(ModelConfig):
         """The factor on the embedding of a token, not on a head tied to it; None for 1."""
         return None
 
+    @classmethod
+    def full_key(cls, key: str) -> str:
+        """Returns the key that the key map knows for one of a file."""
+        return key
+
     def to_hf(self) -> dict[str, Any]:
         """Returns the fields of a config.json."""
         return hf_config.write_fields(self, f"{self.hf_name}ForCausalLM")

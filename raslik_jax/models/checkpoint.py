@@ -153,7 +153,9 @@ def load_model(
     options: dict[str, Any] = {"format": base_format, "double_quant": double_quant}
     pack = functools.partial(quantize.quantize_kernel, **options) if base_format else None
     with contextlib.ExitStack() as stack:
-        tensors = storage.open_tensors(folder, stack, auto="AutoModelForCausalLM")
+        tensors = storage.open_tensors(
+            folder, stack, auto="AutoModelForCausalLM", rename=config.full_key
+        )
         inert = architecture.buffers
         if config.tie_word_embeddings:
             # A tied checkpoint may repeat its embedding as the head, but not contradict it.

@@ -38,7 +38,17 @@ from flax import nnx
 from jaxtyping import Bool, Float, Int
 
 from raslik_jax.axes import Array, Tree
-from raslik_jax.models import gpt_neox, layers, llama, mistral, olmo2, qwen2, qwen3
+from raslik_jax.models import (
+    gemma2,
+    gemma3,
+    gpt_neox,
+    layers,
+    llama,
+    mistral,
+    olmo2,
+    qwen2,
+    qwen3,
+)
 from raslik_jax.models.architecture import Architecture, DecoderConfig
 from raslik_jax.models.lora import LoRAConfig, LoRAParam
 
@@ -46,8 +56,11 @@ ModelConfig = DecoderConfig
 
 # By the model_type of config.json.
 ARCHITECTURES: dict[str, Architecture] = {
-    module.ARCHITECTURE.config.model_type: module.ARCHITECTURE
-    for module in (gpt_neox, llama, mistral, olmo2, qwen2, qwen3)
+    found.config.model_type: found
+    for found in (
+        *(module.ARCHITECTURE for module in (gpt_neox, llama, mistral, olmo2, qwen2, qwen3)),
+        *(gemma2.ARCHITECTURE, gemma3.ARCHITECTURE, gemma3.WITH_IMAGES),
+    )
 }
 
 

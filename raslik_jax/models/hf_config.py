@@ -321,7 +321,11 @@ def _respell(
     found = {name: value for name, value in values.items() if name not in spellings}
     for theirs, ours in spellings.items():
         value = values.get(theirs)
-        if value is not None and found.setdefault(ours, value) not in (value, None):
+        if value is None:
+            continue
+        if found.get(ours) is None:
+            found[ours] = value
+        elif found[ours] != value:
             both = f"{shown(found[ours])} and, as {theirs}, {shown(value)}"
             raise ValueError(f"{source} gives {ours} as {both}: keep one of them")
     return found

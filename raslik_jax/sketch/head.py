@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Bool, Float, Int
 
+from raslik_jax.models.attention import cap_softly
+
 # Rows and columns of one tile of logits: 4 MiB of float32, what a CPU's caches hold, while the
 # products stay large enough to run at the matmul rate. A GPU wants fewer and larger steps.
 _TILE = {"cpu": (512, 2048)}
@@ -25,35 +27,44 @@ _TILE_ELSEWHERE = (4096, 8192)
 _platform = contextvars.ContextVar("platform", default="")
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def target_nll(
     table: Float[Array, "..."],
     hidden_TE: Float[Array, "T E"],
     label_T: Int[Array, " T"],
     is_counted_T: Bool[Array, " T"],
     vocab_axis: int,
+    cap: float | None,
 ) -> Float[Array, " T"]:
     """Returns the negative log likelihood of each counted label, in nats; 0 for the others.
 
-    nll_t = log sum_v exp(<h_t, w_v>) - <h_t, w_label>. Products of the weights' dtype, summed in
-    float32. Differentiable in the hidden states alone: slope_t = sum_v p_v w_v - w_label, found in
-    the same pass by the recurrence of flash attention (Dao et al. 2022, arXiv:2205.14135) with
-    the rows of the head as keys and as values.
+    nll_t = log sum_v exp(z_v) - z_label of the logits z_v = <h_t, w_v>, or c tanh(<h_t, w_v> / c)
+    with a cap c. Products of the weights' dtype, summed in float32. Differentiable in the hidden
+    states alone: slope_t = sum_v p_v d_v w_v - d_label w_label, where d_v is 1, or 1 - (z_v / c)^2
+    with a cap. It is found in the same pass by the recurrence of flash attention (Dao et al. 2022,
+    arXiv:2205.14135) with the rows of the head as keys and as values.
 
     The table is [E, V] or [V, E], the hidden states are in its dtype.
     """
-    return _nll_and_slope(vocab_axis)(table, hidden_TE, label_T, is_counted_T)[0]
+    return _nll_and_slope(vocab_axis, cap)(table, hidden_TE, label_T, is_counted_T)[0]
 
 
-def _forward(table: Any, hidden_TE: Any, label_T: Any, is_counted_T: Any, vocab_axis: int) -> Any:
+def _forward(
+    table: Any,
+    hidden_TE: Any,
+    label_T: Any,
+    is_counted_T: Any,
+    vocab_axis: int,
+    cap: float | None,
+) -> Any:
     if table.perturbed:
         raise ValueError("the head is frozen in target_nll: train it by the decoder's logits")
     values = (row.value for row in (table, hidden_TE, label_T, is_counted_T))
-    nll_T, slope_TE = _nll_and_slope(vocab_axis)(*values)
+    nll_T, slope_TE = _nll_and_slope(vocab_axis, cap)(*values)
     return nll_T, (slope_TE, jnp.zeros((), hidden_TE.value.dtype))
 
 
-def _backward(vocab_axis: int, residuals: Any, cotangent_T: Any) -> Any:
+def _backward(vocab_axis: int, cap: float | None, residuals: Any, cotangent_T: Any) -> Any:
     slope_TE, like_hidden = residuals
     if isinstance(cotangent_T, SymbolicZero):
         return None, None, None, None
@@ -65,12 +76,13 @@ target_nll.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 @functools.cache
-def _nll_and_slope(vocab_axis: int) -> Any:
+def _nll_and_slope(vocab_axis: int, cap: float | None) -> Any:
     """Returns the function of one head and rows, with any vmap folded into the rows."""
 
     @jax.custom_batching.custom_vmap
     def rows(table: Any, hidden_ME: Any, label_M: Any, is_counted_M: Any) -> tuple[Any, Any]:
-        return _packed(table, hidden_ME, label_M, is_counted_M, vocab_axis=vocab_axis)
+        logits = {"vocab_axis": vocab_axis, "cap": cap}
+        return _packed(table, hidden_ME, label_M, is_counted_M, **logits)
 
     @rows.def_vmap
     def _fold(axis_size: int, in_batched: Any, table: Any, *row_arguments: Any) -> Any:
@@ -88,7 +100,7 @@ def _nll_and_slope(vocab_axis: int) -> Any:
 
 
 def _packed(
-    table: Any, hidden_ME: Any, label_M: Any, is_counted_M: Any, *, vocab_axis: int
+    table: Any, hidden_ME: Any, label_M: Any, is_counted_M: Any, **logits: Any
 ) -> tuple[jax.Array, jax.Array]:
     """Returns nll_M and slope_ME in float32, zeros where not counted.
 
@@ -107,7 +119,7 @@ def _packed(
             jax.lax.dynamic_slice_in_dim(array, step * chunk, chunk)
             for array in (hidden_SE, label_S)
         )
-        found = _online(table, *rows, vocab_axis=vocab_axis)
+        found = _online(table, *rows, **logits)
         return jax.tree.map(
             lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, step * chunk, 0),
             carry,
@@ -124,7 +136,12 @@ def _packed(
 
 
 def _online(
-    table: jax.Array, hidden_CE: jax.Array, label_C: jax.Array, *, vocab_axis: int
+    table: jax.Array,
+    hidden_CE: jax.Array,
+    label_C: jax.Array,
+    *,
+    vocab_axis: int,
+    cap: float | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns nll_C and slope_CE of some rows, by one pass over tiles of the head."""
     vocab_size = table.shape[vocab_axis]
@@ -141,17 +158,23 @@ def _online(
         logits_CV = jax.lax.dot_general(
             hidden_CE, weights, to_vocab, preferred_element_type=jnp.float32
         )
+        if cap is not None:
+            logits_CV = cap_softly(logits_CV, cap)
         is_new_1V = (start + jnp.arange(tile) >= step * tile)[None]
         logits_CV = jnp.where(is_new_1V, logits_CV, -jnp.inf)
         new_maximum_C1 = jnp.maximum(maximum_C1, jnp.max(logits_CV, axis=1, keepdims=True))
         decay_C1 = jnp.exp(maximum_C1 - new_maximum_C1)
         weight_CV = jnp.exp(logits_CV - new_maximum_C1)
+        sum_of_tile_C1 = jnp.sum(weight_CV, axis=1, keepdims=True)
+        if cap is not None:
+            # What a capped logit moves when the logit itself does; -inf marks what is repeated.
+            weight_CV = jnp.where(is_new_1V, weight_CV * (1 - (logits_CV / cap) ** 2), 0.0)
         product_CE = jax.lax.dot_general(
             weight_CV.astype(table.dtype), weights, from_vocab, preferred_element_type=jnp.float32
         )
         return (
             new_maximum_C1,
-            sum_C1 * decay_C1 + jnp.sum(weight_CV, axis=1, keepdims=True),
+            sum_C1 * decay_C1 + sum_of_tile_C1,
             mean_CE * decay_C1 + product_CE,
         )
 
@@ -161,6 +184,9 @@ def _online(
     label_weights = jnp.take(table, label_C, axis=vocab_axis).astype(jnp.float32)
     label_CE = label_weights.T if vocab_axis == 1 else label_weights
     label_logit_C = jnp.sum(hidden_CE.astype(jnp.float32) * label_CE, axis=1)
+    if cap is not None:
+        label_logit_C = cap_softly(label_logit_C, cap)
+        label_CE = label_CE * (1 - (label_logit_C / cap) ** 2)[:, None]
     nll_C = (maximum_C1 + jnp.log(sum_C1))[:, 0] - label_logit_C
     return nll_C, mean_CE / sum_C1 - label_CE
 

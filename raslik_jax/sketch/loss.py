@@ -95,4 +95,5 @@ def example_loss(
         decoder, lora, base, tokens_L, target_mask_L, num_targets=num_targets, loss=loss
     )
     table, vocab_axis = head_table(base)
-    return mean_over_targets(target_nll(table, *targets, vocab_axis), targets.is_counted_T)
+    nll_T = target_nll(table, *targets, vocab_axis, decoder.config.logit_cap)
+    return mean_over_targets(nll_T, targets.is_counted_T)

@@ -49,6 +49,9 @@ def probe_loss(
     """
     if probe not in PROBES:
         raise ValueError(f"a probe must be one of {list(PROBES)}, got {probe!r}")
+    if probe == "uniform" and decoder.config.logit_cap is not None:
+        # The mean of capped logits is no product with the mean row of the head.
+        raise ValueError("the probe uniform needs logits without a cap: use another probe")
     targets = find_targets(
         decoder,
         lora,
@@ -63,7 +66,8 @@ def probe_loss(
     if probe == "rolled_target":
         vocab_size = table.shape[vocab_axis]
         label_T = (label_T + vocab_size // 2) % vocab_size
-    nll_T = target_nll(table, hidden_TE, label_T, is_counted_T, vocab_axis)
+    cap = decoder.config.logit_cap
+    nll_T = target_nll(table, hidden_TE, label_T, is_counted_T, vocab_axis, cap)
     if probe == "uniform":
         # log Z - <h, mean w> = nll + <h, w_label - mean w>.
         label_weights = jnp.take(table, label_T, axis=vocab_axis).astype(jnp.float32)

@@ -1,3 +1,5 @@
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,10 @@ def _normal(*shape: int) -> jax.Array:
     return jnp.asarray(_RNG.normal(size=shape), jnp.float32)
 
 
-def _naive_attention(query_LHD, key_SGD, value_SGD, mask_LS):
+_ANY_ROTATION = attention.rotation_at(np.ones(1, np.float32), jnp.arange(7))
+
+
+def _naive_attention(query_LHD, key_SGD, value_SGD, mask_LS, *, scale=None, cap=None):
     """One query and one head at a time, in float64."""
     query_LHD, key_SGD, value_SGD = (
         np.asarray(x, np.float64) for x in (query_LHD, key_SGD, value_SGD)
@@ -23,7 +28,9 @@ def _naive_attention(query_LHD, key_SGD, value_SGD, mask_LS):
     for i in range(query_LHD.shape[0]):
         seen = np.flatnonzero(mask_LS[i])
         for h in range(query_LHD.shape[1]):
-            scores = key_SGD[seen, h // group] @ query_LHD[i, h] / np.sqrt(query_LHD.shape[2])
+            scores = key_SGD[seen, h // group] @ query_LHD[i, h]
+            scores = scores * (query_LHD.shape[2] ** -0.5 if scale is None else scale)
+            scores = scores if cap is None else cap * np.tanh(scores / cap)
             weights = np.exp(scores - scores.max())
             output_LHD[i, h] = weights / weights.sum() @ value_SGD[seen, h // group]
     return output_LHD
@@ -59,6 +66,30 @@ class AttentionTest(parameterized.TestCase):
         theirs = _naive_attention(
             query, np.concatenate([past_key, key]), np.concatenate([past_value, value]), seen
         )
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+    @parameterized.parameters((None, None), (0.9, None), (None, 0.4), (0.9, 0.4))
+    def test_window_scale_and_cap_with_padding_and_with_a_cache(self, scale, cap):
+        limits = {"scale": scale, "cap": cap, "window": jnp.int32(3)}
+        query, key, value = _normal(7, 4, 4), _normal(7, 2, 4), _normal(7, 2, 4)
+        mask_L = jnp.asarray([False, True, True, True, True, True, False])
+        context = attention.Context(_ANY_ROTATION, mask_L, **limits)
+        ours = attention.attend(query, key, value, context)
+        near = np.tril(np.ones((7, 7), bool)) & ~np.tril(np.ones((7, 7), bool), -3)
+        theirs = _naive_attention(
+            query[1:6], key, value, (near & np.asarray(mask_L))[1:6], scale=scale, cap=cap
+        )
+        np.testing.assert_allclose(ours[1:6], theirs, atol=1e-5)
+        self.assertTrue(np.all(np.isfinite(ours)))
+        # The last two tokens after three real ones in a cache of five slots: the empty slots
+        # between them do not count.
+        past = attention.fresh_key_values(key[:5], value[:5])
+        past_mask_S = jnp.asarray([True, True, False, True, False])
+        context = attention.Context(_ANY_ROTATION, None, past_mask_S, None, past, **limits)
+        ours = attention.attend(query[5:], key[5:], value[5:], context)
+        # Slots 1 and 3 of the cache are one and two tokens before the first.
+        seen = np.asarray([[0, 1, 0, 1, 0, 1, 0], [0, 0, 0, 1, 0, 1, 1]])
+        theirs = _naive_attention(query[5:], key, value, seen, scale=scale, cap=cap)
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
@@ -106,6 +137,38 @@ class RopeTest(parameterized.TestCase):
         self.assertTrue(np.all(llama3[middle] < plain[middle]))
         self.assertTrue(np.all(llama3[middle] > plain[middle] / 8))
         self.assertTrue(np.all(np.diff(llama3) < 0))
+
+    def test_yarn_keeps_what_turns_often_and_stretches_what_turns_seldom(self):
+        rope = hf_config.RopeParameters(
+            rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=32768
+        )
+        plain = hf_config.rope_frequencies(hf_config.RopeParameters(rope_theta=1e6), 128)
+        table = hf_config.rotary_table(rope, 128, 131072)
+        turns = 32768 * plain / (2 * np.pi)
+        np.testing.assert_allclose(table.frequency_F[turns > 35], plain[turns > 35], rtol=1e-6)
+        np.testing.assert_allclose(
+            table.frequency_F[turns < 0.9], plain[turns < 0.9] / 4, rtol=1e-6
+        )
+        self.assertAlmostEqual(table.scale, 0.1 * math.log(4) + 1)
+        self.assertEqual(hf_config.rotary_table(hf_config.RopeParameters(), 4, 9).scale, 1.0)
+
+    def test_longrope_has_frequencies_for_long_rows_alone(self):
+        rope = hf_config.RopeParameters(
+            rope_type="longrope",
+            short_factor=(1.0, 2.0),
+            long_factor=(4.0, 8.0),
+            original_max_position_embeddings=16,
+        )
+        plain = np.asarray([1.0, 0.01])
+        shape = {"head_width": 4, "num_positions": 64}
+        scale = math.sqrt(1 + math.log(4) / math.log(16))
+        for last, factors in ((15, (1, 2)), (16, (4, 8))):
+            rotation = attention.rotation_of(rope, jnp.asarray([0, last]), **shape)
+            angle = last * plain / np.asarray(factors)
+            np.testing.assert_allclose(rotation.cos_LF[1], scale * np.cos(angle), atol=1e-5)
+            np.testing.assert_allclose(rotation.sin_LF[1], scale * np.sin(angle), atol=1e-5)
+        with pytest.raises(ValueError, match="a factor for each of 4 rotated pairs, got 2"):
+            hf_config.rope_frequencies(rope, 8)
 
     def test_a_head_that_cannot_be_paired_is_refused(self):
         with pytest.raises(ValueError, match="even head width"):

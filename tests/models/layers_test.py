@@ -29,6 +29,22 @@ class SmallLayersTest(parameterized.TestCase):
         expected = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-3)
         np.testing.assert_allclose(rms(x_LE), expected * scale, atol=1e-5)
         self.assertEqual(rms(x_LE.astype(jnp.bfloat16)).dtype, jnp.bfloat16)
+        offset = layers.OffsetRMSNorm(8, epsilon=1e-3, dtype=jnp.float32)
+        offset.offset = nnx.Param(jnp.asarray(scale))
+        np.testing.assert_allclose(offset(x_LE), expected * (1 + scale), atol=1e-5)
+
+    def test_a_norm_of_heads_takes_each_head_alone(self):
+        x_LI = _normal(5, 12)
+        for kind in (layers.HeadNorm, layers.HeadOffsetNorm):
+            norm = kind(4, epsilon=1e-3, dtype=jnp.float32)
+            heads = np.asarray(x_LI, np.float64).reshape(5, 3, 4)
+            expected = heads / np.sqrt((heads**2).mean(2, keepdims=True) + 1e-3)
+            np.testing.assert_allclose(norm(x_LI), expected.reshape(5, 12), atol=1e-5)
+
+    def test_an_embedding_is_scaled_by_what_its_dtype_makes_of_the_factor(self):
+        table = layers.Embedding(2, 3, scale=55.4256, dtype=jnp.bfloat16)
+        table.embedding = nnx.Param(jnp.ones((2, 3), jnp.bfloat16))
+        np.testing.assert_array_equal(np.asarray(table(jnp.asarray([0])), np.float32), 55.5)
 
     def test_gelu_is_exact_where_it_is_called_gelu(self):
         x = jnp.linspace(-4.0, 4.0, 41)

@@ -25,16 +25,19 @@ def make_inputs(vocab_axis, *, dtype=jnp.float32, share=0.6):
     )
 
 
-def slow_nll_and_slope(table, hidden, label, counted, vocab_axis):
+def slow_nll_and_slope(table, hidden, label, counted, vocab_axis, cap=None):
     """Returns both in float64, row by row."""
     table, hidden = np.asarray(table, np.float64), np.asarray(hidden, np.float64)
     rows_VE = table.T if vocab_axis == 1 else table
     nll, slope = np.zeros(label.shape), np.zeros(hidden.shape)
     for place in zip(*np.nonzero(counted), strict=True):
         logits = rows_VE @ hidden[place]
+        bend = np.ones(len(logits)) if cap is None else 1 / np.cosh(logits / cap) ** 2
+        logits = logits if cap is None else cap * np.tanh(logits / cap)
         shares = np.exp(logits - logits.max())
         nll[place] = np.log(shares.sum()) + logits.max() - logits[label[place]]
-        slope[place] = shares / shares.sum() @ rows_VE - rows_VE[label[place]]
+        wrong = shares / shares.sum() - np.eye(len(logits))[label[place]]
+        slope[place] = (wrong * bend) @ rows_VE
     return nll, slope
 
 
@@ -44,14 +47,22 @@ def with_tile(rows, columns):
 
 class TargetNllTest(parameterized.TestCase):
     # 333 columns: one tile, three that fit, seven of which the last one overlaps.
-    @parameterized.product(vocab_axis=(0, 1), tile=((512, 2048), (64, 111), (7, 50)))
-    def test_value_and_slope_are_those_of_all_logits(self, vocab_axis, tile):
+    # A cap of 2 bends most logits, whose deviation is 2.
+    @parameterized.product(
+        (
+            {"vocab_axis": 0, "cap": None},
+            {"vocab_axis": 1, "cap": None},
+            {"vocab_axis": 0, "cap": 2.0},
+        ),
+        tile=((512, 2048), (64, 111), (7, 50)),
+    )
+    def test_value_and_slope_are_those_of_all_logits(self, vocab_axis, cap, tile):
         inputs = make_inputs(vocab_axis)
-        nll, slope = slow_nll_and_slope(*inputs, vocab_axis)
+        nll, slope = slow_nll_and_slope(*inputs, vocab_axis, cap)
         table, *rows = inputs
 
         def total(hidden, label, counted):
-            nll_T = head.target_nll(table, hidden, label, counted, vocab_axis)
+            nll_T = head.target_nll(table, hidden, label, counted, vocab_axis, cap)
             return jnp.sum(nll_T), nll_T
 
         with with_tile(*tile):
@@ -62,7 +73,7 @@ class TargetNllTest(parameterized.TestCase):
 
     def test_vmap_and_loop_and_no_grad_agree(self):
         table, *rows = make_inputs(1)
-        run = jax.jit(lambda *row: head.target_nll(table, *row, 1))
+        run = jax.jit(lambda *row: head.target_nll(table, *row, 1, None))
         batched = jax.jit(jax.vmap(run))(*rows)
         loop = jnp.stack([run(*row) for row in zip(*rows, strict=True)])
         np.testing.assert_allclose(batched, loop, atol=1e-6)
@@ -71,8 +82,10 @@ class TargetNllTest(parameterized.TestCase):
 
     def test_an_argument_that_is_the_same_for_all_examples(self):
         table, hidden, label, counted = make_inputs(0)
-        run = jax.vmap(functools.partial(head.target_nll, table), in_axes=(0, None, None, None))
-        got = run(hidden, label[0], counted[0], 0)
+        run = jax.vmap(
+            functools.partial(head.target_nll, table), in_axes=(0, None, None, None, None)
+        )
+        got = run(hidden, label[0], counted[0], 0, None)
         nll, _ = slow_nll_and_slope(
             table, hidden, np.tile(label[0], (BATCH, 1)), np.tile(counted[0], (BATCH, 1)), 0
         )
@@ -85,7 +98,9 @@ class TargetNllTest(parameterized.TestCase):
         table, *rows = inputs
         with with_tile(8, 100):
             got = jax.vmap(
-                jax.grad(lambda hidden, *rest: jnp.sum(head.target_nll(table, hidden, *rest, 1)))
+                jax.grad(
+                    lambda hidden, *rest: jnp.sum(head.target_nll(table, hidden, *rest, 1, None))
+                )
             )(*rows)
         np.testing.assert_allclose(got, slope, atol=2e-6)
 
@@ -93,8 +108,10 @@ class TargetNllTest(parameterized.TestCase):
         table = jnp.eye(4) * 1000.0
         hidden = jnp.eye(4)
         with with_tile(2, 3):
-            right = head.target_nll(table, hidden, jnp.arange(4), jnp.ones(4, bool), 0)
-            wrong = head.target_nll(table, hidden, (jnp.arange(4) + 1) % 4, jnp.ones(4, bool), 0)
+            right = head.target_nll(table, hidden, jnp.arange(4), jnp.ones(4, bool), 0, None)
+            wrong = head.target_nll(
+                table, hidden, (jnp.arange(4) + 1) % 4, jnp.ones(4, bool), 0, None
+            )
         np.testing.assert_array_equal(right, 0.0)
         np.testing.assert_array_equal(wrong, 1000.0)
 
@@ -103,9 +120,9 @@ class TargetNllTest(parameterized.TestCase):
         nll, slope = slow_nll_and_slope(table, *rows, 1)
 
         def total(hidden, label, counted):
-            return jnp.sum(head.target_nll(table, hidden, label, counted, 1))
+            return jnp.sum(head.target_nll(table, hidden, label, counted, 1, None))
 
-        got = jax.jit(jax.vmap(lambda *row: head.target_nll(table, *row, 1)))(*rows)
+        got = jax.jit(jax.vmap(lambda *row: head.target_nll(table, *row, 1, None)))(*rows)
         np.testing.assert_allclose(got, nll, atol=1e-5)
         got_slope = jax.jit(jax.vmap(jax.grad(total)))(*rows)
         self.assertEqual(got_slope.dtype, jnp.bfloat16)
@@ -122,7 +139,7 @@ class TargetNllTest(parameterized.TestCase):
 
         def slope(table, *rows):
             def total(hidden, *rest):
-                return jnp.sum(head.target_nll(table, hidden, *rest, 1))
+                return jnp.sum(head.target_nll(table, hidden, *rest, 1, None))
 
             return jax.vmap(jax.grad(total))(*rows)
 
@@ -134,6 +151,6 @@ class TargetNllTest(parameterized.TestCase):
         table, hidden, label, counted = make_inputs(1)
         row = hidden[0], label[0], counted[0]
         with self.assertRaisesRegex(ValueError, "head is frozen"):
-            jax.grad(lambda table: jnp.sum(head.target_nll(table, *row, 1)))(table)
+            jax.grad(lambda table: jnp.sum(head.target_nll(table, *row, 1, None)))(table)
         with self.assertRaisesRegex(ValueError, "not over heads"):
-            jax.vmap(lambda table: head.target_nll(table, *row, 1))(table[None])
+            jax.vmap(lambda table: head.target_nll(table, *row, 1, None))(table[None])

@@ -1,0 +1,124 @@
+"""Gemma 2 (2B, 9B, 27B).
+
+What differs from Llama: the scale of a norm is stored as what it is above 1; a norm stands behind
+attention and behind the MLP as well as in front; embeddings are multiplied by the root of their
+width; every second layer has a sliding window; logits of attention and of the vocabulary are capped
+by c tanh(x / c); queries are scaled by a setting and not by the width of a head.
+
+Source: Gemma Team 2024 (arXiv:2408.00118); layout as in transformers
+`models/gemma2/modeling_gemma2.py`, release 5.23; presets as Google publishes.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+from raslik_jax.models import architecture, layers, llama
+from raslik_jax.models.lora import LoRAConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GemmaConfig(architecture.MixedConfig):
+    """The settings that Gemma 2 and Gemma 3 share, under Hugging Face's names."""
+
+    num_key_value_heads: int | None = 4
+    head_dim: int | None = 256
+    hidden_act: str = "gelu_pytorch_tanh"
+    tie_word_embeddings: bool = True
+    sliding_window: int | None = 4096
+    query_pre_attn_scalar: int = 256
+    final_logit_softcapping: float | None = None
+
+    spellings = {"hidden_activation": "hidden_act"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        caps = [self.attention_cap, self.logit_cap]
+        if self.query_pre_attn_scalar < 1 or any(cap is not None and cap <= 0 for cap in caps):
+            got = f"got {self.query_pre_attn_scalar} and {caps}: correct config.json"
+            raise ValueError(f"query_pre_attn_scalar and soft caps must be positive, {got}")
+
+    @property
+    def attention_scale(self) -> float:
+        """The factor on a query's product with a key."""
+        return float(self.query_pre_attn_scalar**-0.5)
+
+    @property
+    def logit_cap(self) -> float | None:
+        """The bound of the vocabulary's logits."""
+        return self.final_logit_softcapping
+
+    @property
+    def embedding_scale(self) -> float:
+        """The root of the width."""
+        return math.sqrt(self.hidden_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma2Config(GemmaConfig):
+    """The settings of a Gemma 2 model, under Hugging Face's names."""
+
+    max_position_embeddings: int = 8192
+    final_logit_softcapping: float | None = 30.0
+    attn_logit_softcapping: float | None = 50.0
+
+    model_type = "gemma2"
+    hf_name = "Gemma2"
+    # Published files have the window under both names.
+    spellings = {**GemmaConfig.spellings, "sliding_window_size": "sliding_window"}
+
+    @property
+    def attention_cap(self) -> float | None:
+        """The bound of attention logits."""
+        return self.attn_logit_softcapping
+
+    def slides(self, layer: int) -> bool:
+        """Whether a layer has the window where `layer_types` is not given."""
+        return layer % 2 == 0
+
+
+class GemmaBlock(layers.GatedBlock):
+    """One layer of Gemma 2 or 3; parameter names are the last parts of Hugging Face's."""
+
+    def __init__(self, config: GemmaConfig, lora: LoRAConfig | None, *, dtype: Any):
+        super().__init__(config, lora, mlp_bias=False, dtype=dtype)
+        norm = functools.partial(layers.OffsetRMSNorm, epsilon=config.rms_norm_eps, dtype=dtype)
+        self.input_layernorm = norm(config.hidden_size)
+        self.post_attention_layernorm = norm(config.hidden_size)
+        self.pre_feedforward_layernorm = norm(config.hidden_size)
+        self.post_feedforward_layernorm = norm(config.hidden_size)
+
+    def __call__(self, hidden_LE: layers.Hidden, context: layers.Context) -> layers.LayerOutput:
+        """Returns the residual stream after this layer, and its keys and values."""
+        attention_LE, fresh = self.attention(self.input_layernorm(hidden_LE), context)
+        hidden_LE = hidden_LE + self.post_attention_layernorm(attention_LE)
+        mlp_LE = self.mlp(self.pre_feedforward_layernorm(hidden_LE), context)
+        return hidden_LE + self.post_feedforward_layernorm(mlp_LE), fresh
+
+
+# Gemma 3 shares it, with more norms.
+KEY_MAP = {
+    **llama.KEY_MAP,
+    "layers/pre_feedforward_layernorm": "pre_feedforward_layernorm",
+    "layers/post_feedforward_layernorm": "post_feedforward_layernorm",
+}
+
+
+def _preset(*sizes: int, **others: int) -> Gemma2Config:
+    ids = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+    return Gemma2Config(**architecture.name_sizes(*sizes), vocab_size=256000, **ids, **others)
+
+
+ARCHITECTURE = architecture.Architecture(
+    Gemma2Config,
+    key_map=KEY_MAP,
+    buffers=llama.BUFFERS,
+    modules=(GemmaBlock, layers.OffsetRMSNorm),
+    presets={
+        "gemma-2-2b": _preset(2304, 26, 8, 4, 9216),
+        "gemma-2-9b": _preset(3584, 42, 16, 8, 14336),
+        "gemma-2-27b": _preset(4608, 46, 32, 16, 36864, head_dim=128, query_pre_attn_scalar=144),
+    },
+    hub_names={r"gemma-2-(\d+b)(-it)?": "gemma-2-{}"},
+)

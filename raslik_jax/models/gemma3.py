@@ -1,0 +1,148 @@
+"""Gemma 3 (270M and 1B, and the text part of 4B, 12B, 27B).
+
+What differs from Gemma 2: no caps; queries and keys are normalized, each head alone; five of six
+layers have the sliding window, and these have a rotation of their own, which is not stretched.
+
+The larger models read images too. Of their checkpoints ("model_type": "gemma3") the text part is
+read, and written as a text model ("gemma3_text").
+
+Source: Gemma Team 2025 (arXiv:2503.19786); layout as in transformers
+`models/gemma3/modeling_gemma3.py`, release 5.23; presets as Google publishes.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from raslik_jax.messages import shown
+from raslik_jax.models import architecture, gemma2, hf_config, layers, llama
+from raslik_jax.models.hf_config import RopeParameters
+from raslik_jax.models.lora import LoRAConfig
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma3TextConfig(gemma2.GemmaConfig):
+    """The settings of a Gemma 3 text model, under Hugging Face's names.
+
+    `local_rope_parameters` is the rotation of layers with the window; config.json has it in
+    `rope_parameters`, by kind of layer, or as `rope_local_base_freq`.
+    """
+
+    # The files of the larger models leave these out.
+    vocab_size: int = 262208
+    num_attention_heads: int = 8
+    max_position_embeddings: int = 131072
+    sliding_window_pattern: int = 6
+    rope_parameters: RopeParameters = RopeParameters(rope_theta=1e6)
+    local_rope_parameters: RopeParameters = RopeParameters()
+
+    model_type = "gemma3_text"
+    hf_name = "Gemma3"
+    spellings = {
+        **gemma2.GemmaConfig.spellings,
+        "_sliding_window_pattern": "sliding_window_pattern",
+    }
+
+    def slides(self, layer: int) -> bool:
+        """Whether a layer has the window where `layer_types` is not given."""
+        return (layer + 1) % self.sliding_window_pattern != 0
+
+    @property
+    def layer_ropes(self) -> tuple[RopeParameters, ...]:
+        """How positions rotate queries and keys in each layer."""
+        ropes = self.rope_parameters, self.local_rope_parameters
+        return tuple(ropes[self.is_sliding(layer)] for layer in range(self.num_hidden_layers))
+
+    @classmethod
+    def from_hf(cls, values: Mapping[str, Any]) -> Any:
+        """Returns the config of a parsed config.json; refuses as `hf_config.read_fields` does."""
+        values = dict(values)
+        local = {"rope_theta": values.pop("rope_local_base_freq", None)}
+        nested = values.get("rope_parameters")
+        if nested is not None:
+            if not isinstance(nested, Mapping) or not set(nested) <= {_FULL, _SLIDING}:
+                must = f"must have an object for {_FULL} and one for {_SLIDING}"
+                raise ValueError(f"rope_parameters {must}, got {shown(nested, 99)}: correct it")
+            values["rope_parameters"], local["rope_parameters"] = map(nested.get, (_FULL, _SLIDING))
+        default = cls.__dataclass_fields__["local_rope_parameters"].default
+        source = f"the config.json of this {cls.model_type} model, for its layers with a window"
+        rope = hf_config.read_rope(local, default, source)
+        return dataclasses.replace(super().from_hf(values), local_rope_parameters=rope)
+
+    def to_hf(self) -> dict[str, Any]:
+        """Returns the fields of a config.json."""
+        values = super().to_hf()
+        local = values.pop("local_rope_parameters")
+        values["rope_local_base_freq"] = local.rope_theta
+        return values | {
+            "rope_parameters": {_FULL: values["rope_parameters"], _SLIDING: local.to_hf()}
+        }
+
+    @classmethod
+    def full_key(cls, key: str) -> str:
+        """Returns the key of a text model for one of a model that reads images too."""
+        for prefix in ("language_model.model.", "model.language_model."):
+            if key.startswith(prefix):
+                return "model." + key.removeprefix(prefix)
+        return key.removeprefix("language_model.")
+
+
+class Gemma3Config:
+    """The settings of a Gemma 3 model that reads images too: those of its text part."""
+
+    model_type = "gemma3"
+
+    @classmethod
+    def from_hf(cls, values: Mapping[str, Any]) -> Gemma3TextConfig:
+        """Returns the text part's settings of a parsed config.json."""
+        text = values.get("text_config")
+        if not isinstance(text, Mapping):
+            raise ValueError(f"text_config must be an object, got {shown(text)}: correct it")
+        outer = {"eos_token_id", "bos_token_id", "pad_token_id", "tie_word_embeddings"}
+        around = {name: values[name] for name in outer if values.get(name) is not None}
+        config: Gemma3TextConfig = Gemma3TextConfig.from_hf({**text, **around})
+        return config
+
+
+class Gemma3Block(gemma2.GemmaBlock):
+    """One Gemma 3 layer; parameter names are the last parts of Hugging Face's."""
+
+    def __init__(self, config: Gemma3TextConfig, lora: LoRAConfig | None, *, dtype: Any):
+        super().__init__(config, lora, dtype=dtype)
+        shape = {"epsilon": config.rms_norm_eps, "dtype": dtype}
+        self.q_norm = layers.HeadOffsetNorm(config.head_width, **shape)
+        self.k_norm = layers.HeadOffsetNorm(config.head_width, **shape)
+
+
+def _preset(*sizes: int, **others: Any) -> Gemma3TextConfig:
+    ids = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+    return Gemma3TextConfig(**architecture.name_sizes(*sizes), **ids, **others)
+
+
+_small = {"vocab_size": 262144, "max_position_embeddings": 32768, "sliding_window": 512}
+_stretched = RopeParameters(rope_type="linear", rope_theta=1e6, factor=8.0)
+_large = {"sliding_window": 1024, "rope_parameters": _stretched}
+ARCHITECTURE = architecture.Architecture(
+    Gemma3TextConfig,
+    key_map={
+        **gemma2.KEY_MAP,
+        "layers/q_norm": "self_attn.q_norm",
+        "layers/k_norm": "self_attn.k_norm",
+    },
+    # The part that reads images.
+    buffers=llama.BUFFERS + r"|(model\.)?(vision_tower|multi_modal_projector)\..*",
+    modules=(Gemma3Block, layers.OffsetRMSNorm),
+    presets={
+        "gemma-3-270m": _preset(640, 18, 4, 1, 2048, **_small),
+        "gemma-3-1b": _preset(1152, 26, 4, 1, 6912, **_small),
+        "gemma-3-4b": _preset(2560, 34, 8, 4, 10240, **_large),
+        "gemma-3-12b": _preset(3840, 48, 16, 8, 15360, **_large),
+        "gemma-3-27b": _preset(
+            5376, 62, 32, 16, 21504, head_dim=128, query_pre_attn_scalar=168, **_large
+        ),
+    },
+    hub_names={r"gemma-3-(\d+[mb])(-it|-pt)?": "gemma-3-{}"},
+)
+WITH_IMAGES = ARCHITECTURE._replace(config=Gemma3Config, presets={}, hub_names={})
