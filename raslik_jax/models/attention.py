@@ -7,6 +7,7 @@ Letters beyond axes.py: G key-value heads (H is a multiple of G), F rotated pair
 width of all heads.
 """
 
+import functools
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -39,7 +40,8 @@ def rotation_of(
     frequency_F, long_F, scale = rotary_table(rope, head_width, num_positions)
     chosen_F: Any = frequency_F
     if long_F is not None:
-        is_long = jnp.max(positions_L) >= rope.original_max_position_embeddings
+        original = rope.original_max_position_embeddings or num_positions
+        is_long = jnp.max(positions_L) >= original
         chosen_F = jnp.where(is_long, long_F, frequency_F)
     rotation = rotation_at(chosen_F, positions_L)
     return rotation if scale == 1 else Rotation(*(scale * part_LF for part_LF in rotation))
@@ -161,9 +163,9 @@ def attend(query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context)
         value_GSD = jnp.concatenate([past.value_GSD, fresh.value_GSD], axis=1)
         key_LGD, value_LGD = jnp.swapaxes(key_GSD, 0, 1), jnp.swapaxes(value_GSD, 0, 1)
     if context.window is not None:
-        near = _is_near(context, query_LHD.shape[0])[None]
+        near = _is_near(context, context.window, query_LHD.shape[0])[None]
         mask = near if mask is None else mask & near
-    heads = [x.astype(dtype) for x in (query_LHD, key_LGD, value_LGD)]
+    heads = query_LHD.astype(dtype), key_LGD.astype(dtype), value_LGD.astype(dtype)
     if context.cap is not None:
         mixed_LHD = _attend_capped(*heads, mask, is_causal, context)
         return mixed_LHD.astype(query_LHD.dtype)
@@ -175,7 +177,7 @@ def attend(query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context)
     return mixed_LHD.astype(query_LHD.dtype)
 
 
-def _is_near(context: Context, num_tokens: int) -> Bool[Array, "L S"]:
+def _is_near(context: Context, window: Int[Array, ""], num_tokens: int) -> Bool[Array, "L S"]:
     """Returns which slots lie in the window of which token, by the number of real tokens between.
 
     Slots count from the first of the cache to the last token at hand. By real tokens, so that empty
@@ -185,7 +187,7 @@ def _is_near(context: Context, num_tokens: int) -> Bool[Array, "L S"]:
     if context.past is not None and context.past_mask_S is not None:
         real_S = jnp.concatenate([context.past_mask_S, real_S])
     place_S = jnp.cumsum(real_S.astype(jnp.int32))
-    return place_S[-num_tokens:, None] - place_S[None, :] < context.window
+    return place_S[-num_tokens:, None] - place_S[None, :] < window
 
 
 def _attend_capped(
@@ -201,15 +203,17 @@ def _attend_capped(
     groups = key_SGD.shape[1]
     query_LGRD = query_LHD.reshape(num_tokens, groups, num_heads // groups, width)
     scale = width**-0.5 if context.scale is None else context.scale
-    logits_GRLS = jnp.einsum("lgrd,sgd->grls", query_LGRD, key_SGD) * scale
+    # 16-bit keys of a cache stay so; their products are summed and capped in float32.
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    logits_GRLS = product("lgrd,sgd->grls", query_LGRD, key_SGD) * scale
     logits_GRLS = cap_softly(logits_GRLS, context.cap)
     if mask is not None:
         logits_GRLS = jnp.where(mask[:, None], logits_GRLS, _FAR_BELOW)
     if is_causal:
         lower_LS = jnp.tril(jnp.ones((num_tokens, len(key_SGD)), bool))
         logits_GRLS = jnp.where(lower_LS[None, None], logits_GRLS, _FAR_BELOW)
-    share_GRLS = jax.nn.softmax(logits_GRLS, axis=-1)
-    return jnp.einsum("grls,sgd->lgrd", share_GRLS, value_SGD).reshape(query_LHD.shape)
+    share_GRLS = jax.nn.softmax(logits_GRLS, axis=-1).astype(value_SGD.dtype)
+    return product("grls,sgd->lgrd", share_GRLS, value_SGD).reshape(query_LHD.shape)
 
 
 def cap_softly(logits: Float[Array, "..."], cap: Any) -> Float[Array, "..."]:

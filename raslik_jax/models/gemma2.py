@@ -105,8 +105,8 @@ KEY_MAP = {
 }
 
 
-def _preset(*sizes: int, **others: int) -> Gemma2Config:
-    ids = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+def _preset(*sizes: int, **others: Any) -> Gemma2Config:
+    ids: dict[str, Any] = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
     return Gemma2Config(**architecture.name_sizes(*sizes), vocab_size=256000, **ids, **others)
 
 

@@ -66,9 +66,8 @@ class Gemma3TextConfig(gemma2.GemmaConfig):
                 must = f"must have an object for {_FULL} and one for {_SLIDING}"
                 raise ValueError(f"rope_parameters {must}, got {shown(nested, 99)}: correct it")
             values["rope_parameters"], local["rope_parameters"] = map(nested.get, (_FULL, _SLIDING))
-        default = cls.__dataclass_fields__["local_rope_parameters"].default
         source = f"the config.json of this {cls.model_type} model, for its layers with a window"
-        rope = hf_config.read_rope(local, default, source)
+        rope = hf_config.read_rope(local, RopeParameters(), source)
         return dataclasses.replace(super().from_hf(values), local_rope_parameters=rope)
 
     def to_hf(self) -> dict[str, Any]:
@@ -117,13 +116,17 @@ class Gemma3Block(gemma2.GemmaBlock):
 
 
 def _preset(*sizes: int, **others: Any) -> Gemma3TextConfig:
-    ids = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+    ids: dict[str, Any] = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
     return Gemma3TextConfig(**architecture.name_sizes(*sizes), **ids, **others)
 
 
-_small = {"vocab_size": 262144, "max_position_embeddings": 32768, "sliding_window": 512}
+_small: dict[str, Any] = {
+    "vocab_size": 262144,
+    "max_position_embeddings": 32768,
+    "sliding_window": 512,
+}
 _stretched = RopeParameters(rope_type="linear", rope_theta=1e6, factor=8.0)
-_large = {"sliding_window": 1024, "rope_parameters": _stretched}
+_large: dict[str, Any] = {"sliding_window": 1024, "rope_parameters": _stretched}
 ARCHITECTURE = architecture.Architecture(
     Gemma3TextConfig,
     key_map={
