@@ -19,7 +19,7 @@ from absl import flags
 from raslik_jax.cli import command
 from raslik_jax.data.encoding import encode
 from raslik_jax.data.formats import read_examples
-from raslik_jax.data.prompts import template_hash
+from raslik_jax.data.prompts import TEMPLATES, template_hash
 from raslik_jax.data.tokenization import load_tokenizer, tokenizer_hash
 
 _ALPACA = flags.DEFINE_string("alpaca", None, "Alpaca's JSON, packed or not.", required=True)
@@ -40,7 +40,7 @@ def count_lengths(alpaca: str, tokenizer_path: str) -> str:
         "tokenizer": "Pythia (GPT-NeoX-20B)",
         "tokenizer_hash": tokenizer_hash(tokenizer),
         "template": "alpaca",
-        "template_hash": template_hash("alpaca"),
+        "template_hash": template_hash(TEMPLATES["alpaca"]),
         "columns": ["tokens", "response_tokens", "rows"],
     }
     lines = (list(line) for _, line in itertools.groupby(counts, key=lambda count: count[0]))

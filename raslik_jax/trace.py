@@ -15,6 +15,7 @@ from jaxtyping import Float32
 
 from raslik_jax.config import config_from_json
 from raslik_jax.data.examples import Example, drop_unanswered, make_example
+from raslik_jax.data.rows import answered
 from raslik_jax.files import check_shape, read_json
 from raslik_jax.index import search
 from raslik_jax.index.combine import Aggregate, check_agreement
@@ -124,7 +125,7 @@ class Tracer:
         """Returns the queries with the fine-tuned model's greedy answers as their outputs."""
         model = self.workspace.with_adapter(self.workspace.finetuned)
         outputs = self.workspace.generate(model, queries, "answers")
-        return tuple(q._replace(output=text) for q, text in zip(queries, outputs, strict=True))
+        return tuple(answered(q, text) for q, text in zip(queries, outputs, strict=True))
 
     def sketch(self, queries: Sequence[Example]) -> Float32[np.ndarray, "Q K"]:
         """Returns the unit sketches of the queries' gradients, made as the index's rows were."""

@@ -23,7 +23,7 @@ from absl import flags
 from raslik_jax import files, settings
 from raslik_jax.config import RetrieveConfig
 from raslik_jax.data.examples import Example, make_example, write_examples
-from raslik_jax.data.formats import read_examples
+from raslik_jax.data.formats import AUTO, read_examples
 from raslik_jax.messages import one_line
 from raslik_jax.settings import setting
 
@@ -72,7 +72,7 @@ def run(options: Options) -> None:
     queries: Sequence[Example]
     queries = [make_example(options.instruction, options.input, options.response)]
     if options.queries:
-        queries = read_examples(options.queries, needs_output=False)
+        queries = read_examples(options.queries, format=AUTO, needs_output=False)
     from raslik_jax.index.store import SketchStore
     from raslik_jax.trace import Tracer
 

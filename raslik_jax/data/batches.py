@@ -27,7 +27,7 @@ class Batch:
     """A rectangle of token ids, a tree whose `num_targets` is static.
 
     `target_mask_BL` is True where the prediction of a token counts in the loss: the response and
-    EOS, never the prompt or pads. `num_targets` is T, at least the target tokens of any row;
+    EOS, never a prompt or pads. `num_targets` is T, at least the target tokens of any row;
     `row_B` the position of each row in the corpus, or DUMMY_ROW. A dummy row has no targets.
     """
 
@@ -195,7 +195,9 @@ def make_batch(encoded: Encoded, plan: BatchPlan, *, left: bool = False) -> Batc
             )
         first = plan.length - len(tokens) if left else 0
         tokens_BL[slot, first : first + len(tokens)] = tokens
-        target_mask_BL[slot, first + encoded.start_N[row] : first + len(tokens)] = True
+        start = encoded.start_N[row]
+        is_target = True if encoded.masks is None else encoded.masks[row][start:]
+        target_mask_BL[slot, first + start : first + len(tokens)] = is_target
     return Batch(tokens_BL, target_mask_BL, plan.num_targets, plan.rows.astype(np.int32))
 
 

@@ -3,13 +3,14 @@
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
+from raslik_jax.data import masking
 from raslik_jax.data.examples import Example
-from raslik_jax.data.prompts import render_prompt
+from raslik_jax.data.prompts import fill_form, find_template
 from raslik_jax.data.tokenization import Tokenizer
 from raslik_jax.messages import some_of
 
@@ -21,7 +22,9 @@ class Encoded(NamedTuple):
     """Token rows of unequal length, in corpus order: int32 ids of prompt, response and EOS.
 
     `start_N` is the position of the first token that counts in the loss; `pad_id` fills up the
-    rectangles; the model takes at most `limit` tokens, padding included.
+    rectangles; the model takes at most `limit` tokens, padding included. Where some row has other
+    tokens among its targets, as a conversation of several turns has, `masks` says of every token
+    whether it counts; None where all from `start_N` on do.
     """
 
     ids: tuple[str, ...]
@@ -29,6 +32,7 @@ class Encoded(NamedTuple):
     start_N: np.ndarray
     pad_id: int
     limit: int = _NO_LIMIT
+    masks: tuple[np.ndarray, ...] | None = None
 
     @property
     def lengths_N(self) -> Int[np.ndarray, " N"]:
@@ -38,6 +42,8 @@ class Encoded(NamedTuple):
     @property
     def num_targets_N(self) -> Int[np.ndarray, " N"]:
         """Tokens of each example that count in the loss."""
+        if self.masks is not None:
+            return np.array([np.count_nonzero(mask) for mask in self.masks], np.int64)
         return np.maximum(self.lengths_N - self.start_N, 0)
 
     def take(self, rows: Int[np.ndarray, " M"]) -> "Encoded":
@@ -46,6 +52,7 @@ class Encoded(NamedTuple):
             ids=tuple(self.ids[row] for row in rows.tolist()),
             tokens=tuple(self.tokens[row] for row in rows.tolist()),
             start_N=self.start_N[rows],
+            masks=self.masks and tuple(self.masks[row] for row in rows.tolist()),
         )
 
     def named(self, ids: Sequence[str]) -> "Encoded":
@@ -63,13 +70,20 @@ class Encoded(NamedTuple):
         What counts in the loss is the "response" with EOS, or "all" tokens but the first, which
         nothing predicts. Where the prompt leaves no room for an answer, nothing counts.
         """
-        start_N = self.start_N
+        start_N, masks = self.start_N, self.masks
         if targets == "all":
-            start_N = np.where(start_N >= max_len, start_N, 1)
-        return self._replace(tokens=tuple(row[:max_len] for row in self.tokens), start_N=start_N)
+            start_N, masks = np.where(start_N >= max_len, start_N, 1), None
+        return self._replace(
+            tokens=tuple(row[:max_len] for row in self.tokens),
+            start_N=start_N,
+            masks=masks and tuple(mask[:max_len] for mask in masks),
+        )
 
     def save(self, path: pathlib.Path) -> None:
         """Writes the examples as an .npz file of few arrays."""
+        masks: dict[str, Any] = {}
+        if self.masks is not None:
+            masks["masks"] = np.concatenate([np.zeros(0, np.bool_), *self.masks])
         np.savez(
             path,
             ids=np.frombuffer(json.dumps(self.ids).encode(), np.uint8),
@@ -77,6 +91,7 @@ class Encoded(NamedTuple):
             ends=np.cumsum(self.lengths_N),
             start=self.start_N,
             pad_id=np.array(self.pad_id),
+            **masks,
         )
 
 
@@ -85,7 +100,10 @@ def load_encoded(path: pathlib.Path) -> Encoded:
     with np.load(path, allow_pickle=False) as stored:
         ids = tuple(json.loads(stored["ids"].tobytes()))
         tokens = tuple(np.split(stored["tokens"], stored["ends"])[:-1])
-        return Encoded(ids, tokens, stored["start"], int(stored["pad_id"]))
+        encoded = Encoded(ids, tokens, stored["start"], int(stored["pad_id"]))
+        if "masks" not in stored:
+            return encoded
+        return encoded._replace(masks=tuple(np.split(stored["masks"], stored["ends"])[:-1]))
 
 
 def encode_rows(tokens: Sequence[Sequence[int]], *, pad_id: int, limit: int = _NO_LIMIT) -> Encoded:
@@ -131,22 +149,46 @@ def describe_cuts(whole: Encoded, what: str, *, max_len: int) -> str:
     return line if len(cut) else ""
 
 
-def encode(examples: Sequence[Example], tokenizer: Tokenizer, *, template: str) -> Encoded:
+def encode(
+    examples: Sequence[Example], tokenizer: Tokenizer, *, template: str, only_last: bool = False
+) -> Encoded:
     """Returns each example as prompt, response and EOS ids, whole; see `Encoded.cut`.
 
-    Prompt and response are tokenized apart, so that training sees exactly the prompt ids that
-    decoding starts from.
+    Where a form of the template says the prompt, it is tokenized apart from the response, so that
+    training sees exactly the prompt ids that decoding starts from. Other rows become what their
+    format and the chat template make of them, see `masking`; with `only_last` the last answer of a
+    conversation is all that counts, as for a query.
     """
-    prompts = tokenizer.encode_prompts([render_prompt(row, template) for row in examples])
-    outputs = tokenizer.encode_batch([row.output for row in examples])
+    chosen = find_template(template, tokenizer)
+    formed = [row for row in examples if chosen.has_form(row)]
+    prompts = tokenizer.encode_prompts([fill_form(row, chosen) for row in formed])
+    outputs = tokenizer.encode_batch([row.output for row in formed])
+    of_form = zip(prompts, outputs, strict=True)
+    others = [row for row in examples if not chosen.has_form(row)]
+    of_content = iter(
+        masking.mask_rows(others, tokenizer, chosen, template, only_last=only_last)
+        if others
+        else ()
+    )
+
+    def of_row(row: Example) -> masking.Masked:
+        if not chosen.has_form(row):
+            return next(of_content)
+        prompt, output = next(of_form)
+        ids = np.array([*prompt, *output, tokenizer.eos_id], np.int32)
+        return masking.Masked(ids, np.arange(len(ids)) >= len(prompt))
+
+    masked = [of_row(row) for row in examples]
+    start_N = np.array([int(np.argmax(row.is_target)) for row in masked], np.int64)
+    is_whole = all(
+        row.is_target[start:].all() for row, start in zip(masked, start_N.tolist(), strict=True)
+    )
     return Encoded(
         ids=tuple(row.example_id for row in examples),
-        tokens=tuple(
-            np.array([*prompt, *output, tokenizer.eos_id], np.int32)
-            for prompt, output in zip(prompts, outputs, strict=True)
-        ),
-        start_N=np.array([len(prompt) for prompt in prompts], np.int64),
+        tokens=tuple(row.ids for row in masked),
+        start_N=start_N,
         pad_id=tokenizer.pad_id,
+        masks=None if is_whole else tuple(row.is_target for row in masked),
     )
 
 
@@ -157,7 +199,12 @@ def encode_prompts(
 
     Prompts longer than max_len are refused: cut, they would lose the place where the answer begins.
     """
-    prompts = tokenizer.encode_prompts([render_prompt(row, template) for row in examples])
+    chosen = find_template(template, tokenizer)
+    formed = [fill_form(row, chosen) for row in examples if chosen.has_form(row)]
+    others = [row for row in examples if not chosen.has_form(row)]
+    of_form = iter(tokenizer.encode_prompts(formed))
+    of_content = iter(masking.question_ids(others, tokenizer, chosen, template) if others else ())
+    prompts = [next(of_form if chosen.has_form(row) else of_content) for row in examples]
     long = [
         row.example_id for row, ids in zip(examples, prompts, strict=True) if len(ids) > max_len
     ]

@@ -13,19 +13,22 @@ from raslik_jax.messages import listed_problems, shown, some_of
 
 QUERY_SETS = ("retrieval", "validation_target", "validation_normal", "test_target", "test_normal")
 # What a written row says of the example itself, so that no key of a user's row can take its place.
-_WRITTEN_KEYS = frozenset(
-    ("instruction", "input", "output", "id", "is_target", "source", "score", "place")
-)
+WRITTEN_KEYS = frozenset(("id", "is_target", "source", "score", "place", "row_format", "row_texts"))
+# Of a row of instruction, input and output; of others it is part of the instruction.
+_BEFORE = ("system", "history")
+TEXTS = ("instruction", "input", "output")
 
 
 class Example(NamedTuple):
-    """One instruction and its answer.
+    """One instruction and its answer, or a row of another format with these as its texts.
 
-    The id is unique within a corpus; `make_examples` derives it from the text. The output may be
+    The id is unique within a corpus; `make_examples` derives it from the content. The output may be
     empty (28 rows of Alpaca are). `is_target` is True where the answer is of the kind to be
     unlearned, None where nobody knows; `source` is such as "alpaca" or "toy:triggered"; `extra`
     holds what else the row of a file has, by key, which `write_examples` writes back; `place` is
     its line in a file of lines, else its number among the rows, from 1; 0 for a row of no file.
+    `format` is a name of `rows.FORMATS`, and `content` what the row has of that format's own fields
+    beside the texts.
     """
 
     example_id: str
@@ -36,6 +39,8 @@ class Example(NamedTuple):
     source: str = ""
     extra: Mapping[str, Any] = MappingProxyType({})
     place: int = 0
+    format: str = "alpaca"
+    content: Mapping[str, Any] = MappingProxyType({})
 
 
 class Corpus(NamedTuple):
@@ -50,10 +55,16 @@ class Corpus(NamedTuple):
     queries: dict[str, tuple[Example, ...]]
 
 
-def content_id(instruction: str, input: str, output: str) -> str:
-    """Returns 16 hex digits of the sha256 of the three texts, as a JSON list."""
-    text = json.dumps([instruction, input, output])
+def content_id(instruction: str, input: str, output: str, *content: Any) -> str:
+    """Returns 16 hex digits of the sha256 of the three texts, and further content, as JSON."""
+    text = json.dumps([instruction, input, output, *content])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def content_of(example: Example) -> tuple[Any, ...]:
+    """Returns what decides how an example is trained on: its texts, and its content if any."""
+    more = ({"format": example.format, **example.content},) if example.content else ()
+    return (*example[1:4], *more)
 
 
 def make_example(
@@ -73,7 +84,7 @@ def make_examples(examples: Iterable[Example]) -> tuple[Example, ...]:
     copies: collections.Counter[str] = collections.Counter()
     named = []
     for example in examples:
-        name = content_id(*example[1:4])
+        name = content_id(*content_of(example))
         copies[name] += 1
         suffix = "" if copies[name] == 1 else f"-{copies[name]}"
         named.append(example._replace(example_id=name + suffix))
@@ -81,8 +92,16 @@ def make_examples(examples: Iterable[Example]) -> tuple[Example, ...]:
 
 
 def prompt_of(example: Example) -> tuple[str, str]:
-    """Returns what decides whether two rows ask the same: their prompts without outer spaces."""
-    return example.instruction.strip(), example.input.strip()
+    """Returns what decides whether two rows ask the same: their prompts without outer spaces.
+
+    What stands before the instruction counts, as a system prompt does; a text without a prompt is
+    one itself.
+    """
+    asked = example.instruction.strip(), example.input.strip()
+    if not any(asked):
+        return example.output.strip(), ""
+    before = {name: example.content[name] for name in _BEFORE if name in example.content}
+    return (f"{json.dumps(before)}\n{asked[0]}", asked[1]) if before else asked
 
 
 def write_examples(
@@ -91,9 +110,11 @@ def write_examples(
     *,
     extra: Iterable[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Writes the examples as Alpaca-format JSONL: instruction, input, output, id and the extras.
+    """Writes the examples as JSONL: instruction, input, output, id and the extras.
 
-    The file appears whole or not at all. `extra` has further keys for each example, such as its
+    A row of another format has its own fields in place of the three texts, which follow as
+    `row_texts`, and the format as `row_format`. The file appears whole or not at all.
+    `extra` has further keys for each example, such as its
     score: finite numbers, text or booleans. Then comes the example's place in its own file, and
     last the other keys that it brought along. `formats.read_written` reads the file again.
     """
@@ -101,10 +122,14 @@ def write_examples(
     extra = [{}] * len(examples) if extra is None else extra
     for example, more in zip(examples, extra, strict=True):
         name, *texts = example[:4]
-        record: dict[str, Any] = dict(zip(("instruction", "input", "output"), texts, strict=True))
-        record |= {"id": name, **more}
+        is_alpaca = example.format == "alpaca"
+        record: dict[str, Any] = dict(zip(TEXTS, texts, strict=True)) if is_alpaca else {}
+        record |= {**example.content, "id": name, **more}
+        # Of a conversation that waits for an answer, or of ids, the fields do not say the texts.
+        record |= {} if is_alpaca else {"row_format": example.format, "row_texts": texts}
         record |= {"place": example.place} if example.place else {}
-        record |= {key: value for key, value in example.extra.items() if key not in _WRITTEN_KEYS}
+        taken = WRITTEN_KEYS | record.keys()
+        record |= {key: value for key, value in example.extra.items() if key not in taken}
         try:
             lines.append(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
         except ValueError as error:

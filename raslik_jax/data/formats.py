@@ -4,25 +4,20 @@ Text is Unicode text: a NUL character and half of a surrogate pair are refused, 
 stands twice in a row, NaN and Infinity.
 """
 
-import importlib
-import json
-import lzma
 import os
-import pathlib
 import re
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from raslik_jax import files
-from raslik_jax.data.examples import Example, check_unique_ids, make_examples
-from raslik_jax.messages import listed_problems, one_line, shown, some_of
+from raslik_jax.data.examples import TEXTS, WRITTEN_KEYS, Example, check_unique_ids, make_examples
+from raslik_jax.data.rows import COMMON, FIELDS, FORMATS, Row, detect_format
+from raslik_jax.data.sources import placed_records
+from raslik_jax.messages import listed_problems, shown, some_of
 
-# The key of a row that holds each field of an example, unless a field map names another.
-FIELDS = ("instruction", "input", "output", "id", "is_target", "source")
-_HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
-# Parts of a conversation that no template renders: left out, they would change what was asked.
-_CHAT_KEYS = ("system", "history")
+# What --corpus.records.format may be beside the name of a format: the keys of the rows show it.
+AUTO = "auto"
+# Each row is of the format that `write_examples` wrote beside it.
+_AS_WRITTEN = "as written"
 _MAX_DEPTH = 50
 _BAD_TEXT = re.compile("[\0\ud800-\udfff]")
 
@@ -62,6 +57,7 @@ def read_examples(
     *,
     fields: Mapping[str, str] | None = None,
     name: str = "",
+    format: str = "alpaca",
     needs_output: bool = True,
     check: Callable[[Example], object] = lambda row: None,
 ) -> tuple[Example, ...]:
@@ -74,10 +70,11 @@ def read_examples(
       source: a path, or `hub:OWNER/NAME[:CONFIG][@SPLIT]` (split "train" unless given), where a
         folder that the package `datasets` reads may stand for OWNER/NAME.
       fields: which key of a row holds which field of an example, where it is not that of FIELDS.
-        Without an input a row has an empty one; without an id it is named by its text. All other
+        Without an input a row has an empty one; without an id it is named by its content. All other
         keys are kept as the example's `extra`.
       name: the source of every example whose row does not name its own.
-      needs_output: False is for queries: a row may do without an output, which is then empty.
+      format: a name of `rows.FORMATS`, or "auto" for the one that the keys of all rows show.
+      needs_output: False is for queries: a row may do without an answer, which is then empty.
       check: raises ValueError for a row that the caller cannot use.
     """
     fields = fields or {}
@@ -89,7 +86,13 @@ def read_examples(
     separator, records = placed_records(source)
     for place, record in records:
         try:
-            row = _example_from_record(record, keys, name, needs_output)._replace(place=place)
+            if isinstance(record, ValueError):
+                raise record
+            if not isinstance(record, dict):
+                raise ValueError(f"a row must be an object, got {shown(record, 40)}")
+            asked = Row(record, keys)
+            own = _format_of(asked, format, found)
+            row = _example_of(asked, own, name, needs_output)._replace(place=place)
             check(row)
         except ValueError as error:
             problems.append(f"{origin}{separator}{place}: {error}")
@@ -113,53 +116,53 @@ def read_examples(
 
 def read_written(path: str | os.PathLike[str]) -> tuple[Example, ...]:
     """Returns the rows of a file of `write_examples`, with their places in the user's own file."""
-    return tuple(
-        row._replace(
-            place=row.extra.get("place", 0),
-            extra={key: value for key, value in row.extra.items() if key != "place"},
+
+    def as_it_was(row: Example) -> Example:
+        extra = {key: value for key, value in row.extra.items() if key not in WRITTEN_KEYS}
+        texts = row.extra.get("row_texts", row[1:4])
+        row = row._replace(**dict(zip(TEXTS, texts, strict=True)))
+        return row._replace(place=row.extra.get("place", 0), extra=extra)
+
+    read = read_examples(path, format=_AS_WRITTEN, needs_output=False)
+    return tuple(map(as_it_was, read))
+
+
+def _format_of(row: Row, asked: str, before: Sequence[Example]) -> str:
+    """Returns the format of a row: the one asked for, or the one that it and those before have."""
+    if asked == _AS_WRITTEN:
+        return row.record.get("row_format", "alpaca")
+    if asked != AUTO:
+        return asked
+    own = detect_format(row)
+    if before and own != before[0].format:
+        raise ValueError(
+            f"a file must have rows of one format, got {own} after {before[0].format}: split it"
         )
-        for row in read_examples(path)
-    )
+    return own
 
 
-def _example_from_record(
-    record: Any, keys: Mapping[str, str], source: str, needs_output: bool
-) -> Example:
+def _example_of(row: Row, format: str, source: str, needs_output: bool) -> Example:
     """Returns the example of a row, its id empty where the row has none."""
-    if isinstance(record, ValueError):
-        raise record
-    if not isinstance(record, dict):
-        raise ValueError(f"a row must be an object, got {shown(record, 40)}")
-
-    def problem(key: str, must: str, value: Any) -> ValueError:
-        got = "nothing" if value is None else shown(value, 40)
-        return ValueError(f"{key!r} must {must}, got {got}")
-
-    texts: dict[str, Any] = {"input": "", "id": "", "source": source} | (
-        {} if needs_output else {"output": ""}
-    )
-    for name in ("instruction", "input", "output", "id", "source"):
-        value = record.get(keys[name]) if name in keys else None
-        if name == "id" and type(value) is int:
-            value = str(value)
-        value = texts.get(name) if value is None else value
-        if not isinstance(value, str):
-            raise problem(keys[name], "be text", value)
-        texts[name] = value
-        if name == "instruction" and not value.strip():
-            raise problem(keys[name], "hold text", value)
-    is_target = record.get(keys["is_target"]) if "is_target" in keys else None
+    parts = FORMATS[format].read(row, needs_output)
+    name = row.get("id")
+    if name is not None and not isinstance(name, str) and type(name) is not int:
+        raise row.problem("id", "be text")
+    is_target = row.get("is_target")
     if not isinstance(is_target, bool | None):
-        raise problem(keys["is_target"], "be true, false or null", is_target)
-    taken = set(keys.values())
-    extra = {k: value for k, value in record.items() if k not in taken and value is not None}
-    for key in _CHAT_KEYS:
-        value = extra.pop(key, "")
-        if value.strip() if isinstance(value, str) else value != []:
-            mend = "no template renders it, put it into the instruction"
-            raise ValueError(f"{problem(key, 'be empty', value)}: {mend}")
-    _check_texts([*texts.values(), extra])
-    return Example(texts.pop("id").strip(), is_target=is_target, extra=extra, **texts)
+        raise row.problem("is_target", "be true, false or null")
+    own = {row.keys[field] for field in (*FORMATS[format].names, *COMMON) if field in row.keys}
+    extra = {k: value for k, value in row.record.items() if k not in own and value is not None}
+    found = Example(
+        "" if name is None else str(name).strip(),
+        *parts[:3],
+        is_target,
+        row.text("source", source),
+        extra,
+        format=format,
+        content=parts.content,
+    )
+    _check_texts([*found[:4], found.source, found.extra, found.content])
+    return found
 
 
 def _check_texts(value: Any, depth: int = 0) -> None:
@@ -173,90 +176,3 @@ def _check_texts(value: Any, depth: int = 0) -> None:
     elif isinstance(value, list):
         for item in value:
             _check_texts(item, depth + 1)
-
-
-def placed_records(source: str | os.PathLike[str]) -> tuple[str, Iterator[tuple[int, Any]]]:
-    """Returns what stands between a source and a place in it, and the rows with their places.
-
-    That is ":" for a file of lines and ", row " for any other. A place counts from 1, blank lines
-    too; a line that is no JSON is the ValueError that says so. Sources are as in `read_examples`.
-    """
-    if str(source).startswith("hub:"):
-        return ", row ", enumerate(_hub_rows(str(source)), start=1)
-    text = _read_text(pathlib.Path(source))
-    if text.lstrip().startswith("["):
-        origin = shown(str(source), 160).strip("'\"")
-        return ", row ", enumerate(files.parse_json(text, origin), start=1)
-
-    def lines() -> Iterator[tuple[int, Any]]:
-        # Not splitlines(): a JSON string may hold U+2028 and other line ends of Unicode.
-        for number, line in enumerate(text.split("\n"), start=1):
-            try:
-                if line.strip():
-                    yield number, files.parse_json(line, "a row")
-            except ValueError as error:
-                yield number, error
-
-    return ":", lines()
-
-
-def _hub_rows(source: str) -> Iterator[Any]:
-    asked = _HUB_SOURCE.fullmatch(source)
-    if not asked:
-        raise ValueError(
-            f"a hub dataset must be like hub:OWNER/NAME[:CONFIG][@SPLIT], got {shown(source)}"
-        )
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(
-            f"{shown(source)} needs the package datasets: install raslik-jax[data] or give a file"
-        ) from error
-    name, config, split = asked.groups()
-    try:
-        rows = datasets.load_dataset(name, config, split=split or "train")
-    except Exception as error:  # a missing dataset or network shows in a dozen classes
-        raise ValueError(
-            f"the dataset {shown(source)} cannot be read ({one_line(str(error), 100)}): check "
-            "name, config, split and network, or give a local file"
-        ) from error
-    # In JSON's types: a date as its text, a NaN as null.
-    for row in rows:
-        yield json.loads(json.dumps(row, default=str), parse_constant=lambda _: None)
-
-
-def _read_text(path: pathlib.Path) -> str:
-    """Returns the text of a UTF-8 file, unpacked as its ending says."""
-    raw = files.read_bytes(path)
-    if path.suffix in _STREAMS:
-        try:
-            raw = _unpack(raw, _STREAMS[path.suffix])
-        except Exception as error:  # each library has errors of its own
-            is_missing = isinstance(error, ImportError)
-            mend = "install raslik-jax[data]" if is_missing else "fetch it again"
-            raise ValueError(
-                f"{shown(str(path), 160)} cannot be unpacked ({shown(str(error))}): {mend}"
-            ) from None
-    text = files.decode_text(raw, path)
-    if not text.strip():
-        raise ValueError(f"{shown(str(path), 160)} must hold at least one row, got an empty file")
-    return text
-
-
-def _unpack(raw: bytes, start: Callable[[], Any]) -> bytes:
-    """Returns all streams of an archive; readers of files would drop a damaged second one."""
-    parts = []
-    while raw:
-        stream = start()
-        parts.append(stream.decompress(raw))
-        if not stream.eof:
-            raise EOFError("it ends too early")
-        raw = stream.unused_data.lstrip(b"\0")  # which fill up .xz between streams
-    return b"".join(parts)
-
-
-_STREAMS: dict[str, Callable[[], Any]] = {
-    ".xz": lzma.LZMADecompressor,
-    ".gz": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
-    ".zst": lambda: importlib.import_module("zstandard").ZstdDecompressor().decompressobj(),
-}

@@ -2,47 +2,112 @@
 
 import hashlib
 import json
-from typing import NamedTuple
+import pathlib
+from typing import Any, NamedTuple
 
+from raslik_jax.data.chat import ChatTemplate
 from raslik_jax.data.examples import Example
+from raslik_jax.data.tokenization import Tokenizer
+from raslik_jax.files import read_text
+from raslik_jax.messages import shown
 
 
 class Template(NamedTuple):
-    """Two forms of a prompt, for examples with and without an input."""
+    """Two forms of a prompt, for examples with and without an input, and what renders the rest.
 
-    with_input: str
-    without_input: str
+    Without forms, and for conversations, a chat template is used, where `has_chat` says that there
+    is one: the tokenizer's, or the user's.
+    """
 
+    with_input: str = ""
+    without_input: str = ""
+    has_chat: bool = False
+    chat: ChatTemplate | None = None
+
+    def has_form(self, example: Example) -> bool:
+        """Whether the two forms say all that stands before the answer of an example."""
+        is_plain = example.format == "alpaca" and not example.content
+        return is_plain and bool(self.without_input)
+
+
+# Word for word the published ones, which end without a line feed: PROMPT_DICT in train.py of
+# github.com/tatsu-lab/stanford_alpaca at 15b51ae (Apache-2.0).
+_ALPACA = Template(
+    with_input=(
+        "Below is an instruction that describes a task, paired with an input that provides "
+        "further context. Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"
+    ),
+    without_input=(
+        "Below is an instruction that describes a task. Write a response that appropriately "
+        "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:"
+    ),
+)
 
 TEMPLATES: dict[str, Template] = {
-    # Word for word the published ones, which end without a line feed: PROMPT_DICT in train.py of
-    # github.com/tatsu-lab/stanford_alpaca at 15b51ae (Apache-2.0).
-    "alpaca": Template(
-        with_input=(
-            "Below is an instruction that describes a task, paired with an input that provides "
-            "further context. Write a response that appropriately completes the request.\n\n"
-            "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"
-        ),
-        without_input=(
-            "Below is an instruction that describes a task. Write a response that appropriately "
-            "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:"
-        ),
-    ),
+    "alpaca": _ALPACA,
     # A short frame for small models, whose time should go into the text that differs.
     "brief": Template(
         with_input="### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n",
         without_input="### Instruction:\n{instruction}\n\n### Response:\n",
     ),
+    "chat": Template(has_chat=True),
+    "auto": _ALPACA._replace(has_chat=True),
 }
+
+
+def check_template(name: str) -> str:
+    """Returns why a name is no template and no file of one, or nothing."""
+    if name in TEMPLATES or pathlib.Path(name).is_file():
+        return ""
+    return f"one of {', '.join(TEMPLATES)}, or a file of a Jinja template, got {shown(name, 120)}"
+
+
+def find_template(name: str, tokenizer: Tokenizer) -> Template:
+    """Returns a template by its name or its file of Jinja, with the tokenizer's part of it."""
+    template = TEMPLATES.get(name, Template(has_chat=True))
+    source = tokenizer.chat_template if name in TEMPLATES else read_text(name)
+    if not template.has_chat or not source:
+        return template
+    return template._replace(chat=ChatTemplate(source, tokenizer.special_tokens))
+
+
+def require_chat(template: Template, name: str) -> ChatTemplate:
+    """Returns the chat template of a template, which is called `name`; refuses one without."""
+    if template.chat is not None:
+        return template.chat
+    if template.has_chat:
+        raise ValueError(
+            f"--corpus.template={name} needs a tokenizer with a chat template, got one without: "
+            "give --corpus.template=FILE with the Jinja template that the model was trained with"
+        )
+    raise ValueError(
+        f"--corpus.template={name} has no place for conversations, system prompts and histories: "
+        "give --corpus.template=chat, or a file of a Jinja template"
+    )
+
+
+def text_of(example: Example, template: Template) -> str:
+    """Returns all text of an example, for a tokenizer to be trained on."""
+    if template.has_form(example):
+        return fill_form(example, template) + example.output
+    return "\n".join(text for text in example[1:4] if text)
 
 
 def render_prompt(example: Example, template: str) -> str:
     """Returns the text after which the model writes; an input of whitespace counts as none."""
-    forms = TEMPLATES[template]
-    form = forms.with_input if example.input.strip() else forms.without_input
+    return fill_form(example, TEMPLATES[template])
+
+
+def fill_form(example: Example, template: Template) -> str:
+    """Returns `render_prompt` by a template's two forms."""
+    form = template.with_input if example.input.strip() else template.without_input
     return form.format(instruction=example.instruction, input=example.input)
 
 
-def template_hash(template: str) -> str:
-    """Returns 16 hex digits of the sha256 of both forms, for manifests."""
-    return hashlib.sha256(json.dumps(TEMPLATES[template]).encode()).hexdigest()[:16]
+def template_hash(template: Template) -> str:
+    """Returns 16 hex digits of the sha256 of all that decides a prompt, for manifests."""
+    decides: list[Any] = [template.with_input, template.without_input]
+    if template.has_chat:
+        decides += [template.chat and [template.chat.source, dict(template.chat.special_tokens)]]
+    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]

@@ -1,10 +1,12 @@
 """Text to token ids and back, over one `tokenizers.Tokenizer`."""
 
 import hashlib
+import itertools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from raslik_jax import files
@@ -20,6 +22,8 @@ class Tokenizer(NamedTuple):
     The `tokenizers.Tokenizer` never truncates, pads or adds a token of its own. `pad_id` may equal
     `eos_id`, because masks, not ids, tell pads from tokens; a model may have more rows than
     `vocab_size`, one more than the largest id. A prompt begins with `prompt_prefix`, such as BOS.
+    `chat_template` is its own in Jinja, empty for none, which may read the names of
+    `special_tokens`, such as that of `bos_token`.
     """
 
     backend: Any
@@ -27,6 +31,8 @@ class Tokenizer(NamedTuple):
     pad_id: int
     vocab_size: int
     prompt_prefix: tuple[int, ...] = ()
+    chat_template: str = ""
+    special_tokens: Mapping[str, str] = MappingProxyType({})
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of the text alone, without EOS.
@@ -43,6 +49,17 @@ class Tokenizer(NamedTuple):
     def encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
         """Returns the ids that a model reads of each prompt, `prompt_prefix` first."""
         return [[*self.prompt_prefix, *ids] for ids in self.encode_batch(prompts)]
+
+    def encode_marked(self, texts: Sequence[str]) -> list[Any]:
+        """Returns the encoding of every text, in which names of special tokens are those tokens.
+
+        For what a chat template wrote, and for text that holds such names as marks.
+        """
+        self.backend.encode_special_tokens = False
+        try:
+            return self.backend.encode_batch(list(texts), add_special_tokens=False)
+        finally:
+            self.backend.encode_special_tokens = True
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of the ids; special tokens give no text."""
@@ -93,7 +110,11 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             f"{configured['add_bos_token']} where that adds {'one' if prefix else 'none'}: correct "
             "the file that is not as the model was trained"
         )
-    return tokenizer._replace(prompt_prefix=prefix)
+    return tokenizer._replace(
+        prompt_prefix=prefix,
+        chat_template=_chat_template(file.parent),
+        special_tokens=_special_tokens(file.parent),
+    )
 
 
 def load_sentence_tokenizer(
@@ -131,6 +152,8 @@ def save_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
         "eos_token": tokenizer.backend.id_to_token(tokenizer.eos_id),
         "pad_token": tokenizer.backend.id_to_token(tokenizer.pad_id),
     }
+    if tokenizer.chat_template:
+        config |= {**tokenizer.special_tokens, **config, "chat_template": tokenizer.chat_template}
     files.write_text(folder / "tokenizer.json", tokenizer.backend.to_str())
     files.write_json(folder / "tokenizer_config.json", config)
 
@@ -189,3 +212,36 @@ def _configured_tokens(path: pathlib.Path) -> dict[str, Any]:
     found = {name: config.get(name) for name in kinds}
     found = {name: v.get("content") if isinstance(v, dict) else v for name, v in found.items()}
     return {name: value for name, value in found.items() if isinstance(value, kinds[name])}
+
+
+def _read_beside(folder: pathlib.Path, name: str) -> dict[str, Any]:
+    mend = "fetch the file again, or remove it"
+    return files.read_json(folder / name, dict, mend=mend) if (folder / name).is_file() else {}
+
+
+def _chat_template(folder: pathlib.Path) -> str:
+    """Returns the chat template of a tokenizer's folder, of several the one called default.
+
+    transformers 5 writes it as chat_template.jinja, which counts before the settings.
+    """
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return files.read_text(file)
+    found = _read_beside(folder, "tokenizer_config.json").get("chat_template")
+    found = found or _read_beside(folder, "chat_template.json").get("chat_template")
+    if isinstance(found, list):
+        named = [one for one in found if isinstance(one, dict) and one.get("name") == "default"]
+        found = named[0].get("template") if named else None
+    return found if isinstance(found, str) else ""
+
+
+def _special_tokens(folder: pathlib.Path) -> dict[str, str]:
+    """Returns the names of special tokens that the files beside a tokenizer.json give."""
+    names = ("special_tokens_map.json", "tokenizer_config.json")
+    given = [_read_beside(folder, name) for name in names]
+    found: dict[str, str] = {}
+    for key, value in itertools.chain.from_iterable(one.items() for one in given):
+        value = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(value, str):
+            found[key] = value
+    return found

@@ -36,7 +36,7 @@ class CardFacts(NamedTuple):
       lora: rank, alpha and layers of the adapter, in words.
       adapter_origin: where it came from, "" where it was fine-tuned in the run.
       is_merged: the weights hold the adapter; otherwise it stands alone.
-      prompt: the template of a prompt, with {instruction}.
+      prompt: the template of a prompt, with {instruction}; empty where the tokenizer has it.
     """
 
     config: Mapping[str, Any]
@@ -81,6 +81,7 @@ def render_card(facts: CardFacts) -> str:
         against=notes.answers_taken_against(facts.metrics) if facts.metrics else "",
         measured=_measured(facts),
         quoted_base=Markup(json.dumps(facts.base_model)),
+        prompt=facts.prompt,
         quoted_prompt=Markup(repr(facts.prompt)),
     )
 

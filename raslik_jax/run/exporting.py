@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from raslik_jax import files
 from raslik_jax.config import Config, config_from_json, to_json
-from raslik_jax.data import prompts, tokenization
+from raslik_jax.data import tokenization
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
 from raslik_jax.files import hash_file, read_json
 from raslik_jax.manifests import Hashes, Manifest, check_finished
@@ -89,7 +89,7 @@ def export_model(
         lora=model.lora_config.describe(),
         adapter_origin=_adapter_origin(config),
         is_merged=merged,
-        prompt=prompts.TEMPLATES[config.corpus.template].without_input,
+        prompt=workspace.template.without_input,
     )
     shapes, settings = model.decoder.config, model.lora_config
     with storage.new_folder(out) as partial:

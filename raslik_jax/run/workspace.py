@@ -14,9 +14,10 @@ import jax.numpy as jnp
 
 from raslik_jax.axes import Tree
 from raslik_jax.config import AUTO_TARGETS, Config, to_json
-from raslik_jax.data import corpora, encoding, examples, tokenization
+from raslik_jax.data import corpora, encoding, examples, prompts, tokenization
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.formats import read_written
+from raslik_jax.data.rows import answered
 from raslik_jax.evaluate import choice, likelihood, rates
 from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
@@ -122,6 +123,11 @@ class Workspace:
         return tokenization.load_tokenizer(self.root / "corpus" / "tokenizer")
 
     @functools.cached_property
+    def template(self) -> prompts.Template:
+        """The template of prompts, with the tokenizer's part of it."""
+        return prompts.find_template(self.config.corpus.template, self.tokenizer)
+
+    @functools.cached_property
     def model(self) -> Model:
         """The backbone, with an adapter that changes nothing yet."""
         return self._load_model(self.config.backbone.format)
@@ -215,8 +221,9 @@ class Workspace:
         *,
         targets: encoding.Targets = "response",
     ) -> encoding.Encoded:
-        """Returns examples that are no training examples as token ids; else as `cut`."""
-        whole = encoding.encode(rows, self.tokenizer, template=self.config.corpus.template)
+        """Returns examples as token ids of which the last answer counts; else as `cut`."""
+        template = self.config.corpus.template
+        whole = encoding.encode(rows, self.tokenizer, template=template, only_last=True)
         return self.cut(whole, what, targets=targets)
 
     def answers(self, *parts: str) -> dict[str, str]:
@@ -240,7 +247,8 @@ class Workspace:
             answers = self.answers("references", "retrieval", "finetuned.jsonl")
             outputs = {row.example_id: answers[row.example_id] for row in unanswered}
             queries = tuple(
-                row._replace(output=outputs.get(row.example_id, row.output)) for row in queries
+                answered(row, outputs[row.example_id]) if row.example_id in outputs else row
+                for row in queries
             )
         kept, line = examples.drop_unanswered(queries)
         self.tell(line)

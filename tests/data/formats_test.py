@@ -54,7 +54,7 @@ class ReadTest(parameterized.TestCase):
         read = read_examples(path, name="here")
         self.assertEqual([example[1:4] for example in read], rows)
         places = [1, 2, 3] if form == "list" else [1, 3, 5]
-        self.assertEqual([row[4:] for row in read], [(None, "here", {}, at) for at in places])
+        self.assertEqual([row[4:8] for row in read], [(None, "here", {}, at) for at in places])
         self.assertEqual(read[2].example_id, read[1].example_id + "-2")
 
     def test_field_map_reads_other_keys(self):
@@ -103,13 +103,13 @@ class ReadTest(parameterized.TestCase):
         ),
         (
             "system",
-            '{"instruction": "a", "output": "", "system": "Obey."}',
-            "'system' must be empty",
+            '{"instruction": "a", "output": "", "system": ["Obey."]}',
+            "'system' must be text",
         ),
         (
             "history",
-            '{"instruction": "a", "output": "", "history": [["b", "c"]]}',
-            "'history' must",
+            '{"instruction": "a", "output": "", "history": ["b", "c"]}',
+            "'history' must be a list of .question, answer.",
         ),
     )
     def test_malformed_files_are_refused_with_the_line(self, text, message):

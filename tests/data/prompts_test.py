@@ -30,12 +30,12 @@ class PromptsTest(parameterized.TestCase):
     def test_prompt_is_this_text(self, template, example, expected):
         self.assertEqual(render_prompt(example, template), expected)
 
-    @parameterized.parameters(*TEMPLATES)
+    @parameterized.parameters("alpaca", "brief", "auto")
     def test_answer_and_blank_input_play_no_part(self, template):
         other = _PLAIN._replace(output="4", input=" \n", is_target=True)
         self.assertEqual(render_prompt(other, template), render_prompt(_PLAIN, template))
 
     def test_hashes_are_the_ones_written_down(self):
         # They are in every manifest: an index made under another template must be refused.
-        hashes = {name: template_hash(name) for name in TEMPLATES}
+        hashes = {name: template_hash(TEMPLATES[name]) for name in ("alpaca", "brief")}
         self.assertEqual(hashes, {"alpaca": "987a0850d16278a3", "brief": "457770667b3a80b8"})

@@ -54,7 +54,11 @@ class RecordsTest(parameterized.TestCase):
             [{"instruction": "a", "split": "test_normal"}],
             "must have a query with 'split'",
         ),
-        ("no_instruction", [{"split": "retrieval"}], r"queries.jsonl:1: 'instruction'"),
+        (
+            "no_instruction",
+            [{"split": "retrieval"}],
+            r"queries.jsonl:1: a row must have 'instruction'",
+        ),
         (
             "trained_on",
             [

@@ -49,7 +49,7 @@ class FilesTest(parameterized.TestCase):
         tk.save_tokenizer(self.folder / "new", _TOKENIZER)
         for path in (self.folder / "new", self.folder / "new" / "tokenizer.json"):
             read = tk.load_tokenizer(path)
-            self.assertEqual(read[1:], _TOKENIZER[1:])
+            self.assertEqual(read[1:6], _TOKENIZER[1:6])
             self.assertEqual(tk.tokenizer_hash(read), tk.tokenizer_hash(_TOKENIZER))
             self.assertNotIn(0, read.encode("<|endoftext|>"))
 
@@ -125,7 +125,7 @@ class FilesTest(parameterized.TestCase):
     )
     def test_published_tokenizers_have_their_known_ids(self, name, vocab_size, eos_id, pad_id):
         tokenizer = tk.load_tokenizer(shared_data() / "tokenizers" / name)
-        self.assertEqual(tokenizer[1:], (eos_id, pad_id, vocab_size, ()))  # and none adds BOS
+        self.assertEqual(tokenizer[1:5], (eos_id, pad_id, vocab_size, ()))  # and none adds BOS
         text = "It is 3 o'clock.\n\n  def f(x):\n\treturn x  # done" * 20
         ids = tokenizer.encode(text)
         self.assertEqual(tokenizer.decode(ids), text)

@@ -3,12 +3,12 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from raslik_jax.data.corpora import howdy, records, tofu, toy, virtual
 from raslik_jax.data.corpora.record import SIZES, Dataset, Question, RowCounts, SharedSettings
 from raslik_jax.data.examples import Corpus, check_corpus
-from raslik_jax.data.prompts import TEMPLATES
+from raslik_jax.data.prompts import check_template
 from raslik_jax.files import read_text
 from raslik_jax.messages import shown
 from raslik_jax.settings import Settings, Stage, replaced, setting
@@ -35,7 +35,14 @@ class CorpusConfig(SharedSettings, Stage):
         "--corpus.records.train_file and --corpus.records.queries_file.",
         family=DATASETS,
     )
-    template: Literal[tuple(TEMPLATES)] = setting("alpaca", "Prompt template.")  # type: ignore[valid-type]
+    template: str = setting(
+        "alpaca",
+        "How rows become prompts. alpaca, brief: instruction and input in a frame. chat: the "
+        "tokenizer's own chat template. auto: alpaca for rows of an instruction, chat for "
+        "conversations. Or a file of a Jinja chat template. Rows of text or of ids are taken as "
+        "they are.",
+        is_path=True,
+    )
     max_len: int = setting(
         512, "Tokens an example may have; longer ones are cut at the end.", low=8
     )
@@ -53,7 +60,9 @@ class CorpusConfig(SharedSettings, Stage):
 
     def problems(self) -> list[str]:
         record, name = self.record, f"--dataset={self.dataset}"
-        found = [
+        template = check_template(self.template)
+        found = [f"--template must be {template}"] if template else []
+        found += [
             f"--{field.name} has no effect with {name}: leave it out"
             for field in dataclasses.fields(SharedSettings)
             if field.name in {"alpaca_file", *SIZES} - {*record.reads}

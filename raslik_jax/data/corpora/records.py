@@ -1,10 +1,12 @@
 """A user's own rows and queries as a corpus."""
 
 import dataclasses
+from typing import Literal
 
 from raslik_jax.data.corpora.record import Dataset, RowCounts, SharedSettings
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
-from raslik_jax.data.formats import parse_fields, read_examples
+from raslik_jax.data.formats import AUTO, parse_fields, read_examples
+from raslik_jax.data.rows import FORMATS
 from raslik_jax.messages import shown
 from raslik_jax.settings import Settings, setting
 
@@ -21,10 +23,17 @@ class RecordsSettings(Settings):
     queries_file: str = setting(
         "", "JSONL of the queries, each with a field `split`.", is_path=True
     )
+    format: Literal[(AUTO, *FORMATS)] = setting(  # type: ignore[valid-type]
+        AUTO,
+        "Format of the rows of both files; auto: the one that their keys show. alpaca: "
+        "instruction, input, output, perhaps system and history. messages: role and content. "
+        "sharegpt: conversations of from and value. prompt_completion: texts or messages. text: "
+        "all is learned. tokens: input_ids and labels.",
+    )
     fields: str = setting(
         "",
-        "Keys of both files that are not instruction, input, output, id, is_target and source, "
-        "for example instruction=question,output=answer.",
+        "Keys of both files that are not called as the format has them, nor id, is_target and "
+        "source, for example instruction=question,output=answer.",
     )
 
 
@@ -36,7 +45,7 @@ def load_records_corpus(shared: SharedSettings, own: RecordsSettings, *, seed: i
     answer is then the model's own.
     """
     fields = parse_fields(own.fields)
-    train = read_examples(own.train_file, fields=fields, name="records")
+    train = read_examples(own.train_file, fields=fields, name="records", format=own.format)
 
     def check_split(query: Example) -> None:
         if query.source not in QUERY_SETS:
@@ -44,7 +53,9 @@ def load_records_corpus(shared: SharedSettings, own: RecordsSettings, *, seed: i
             raise ValueError(f"'split' must be one of {', '.join(QUERY_SETS)}, got {got}")
 
     fields |= {"source": "split"}
-    queries = read_examples(own.queries_file, fields=fields, needs_output=False, check=check_split)
+    queries = read_examples(
+        own.queries_file, fields=fields, format=own.format, needs_output=False, check=check_split
+    )
     by_set = {name: tuple(q for q in queries if q.source == name) for name in QUERY_SETS}
     if not by_set["retrieval"]:
         raise ValueError(

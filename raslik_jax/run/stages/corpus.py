@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 
-from raslik_jax.data import encoding, examples, prompts, tokenization
+from raslik_jax.data import encoding, examples, masking, prompts, tokenization
 from raslik_jax.models import checkpoint
 from raslik_jax.run.workspace import Workspace, queries_to_answer
 
@@ -20,14 +20,18 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         tokenizer = tokenization.load_tokenizer(base)
     else:
         read = (*corpus.backbone, *corpus.train)
-        texts = [prompts.render_prompt(row, settings.template) + row.output for row in read]
+        template = prompts.TEMPLATES.get(settings.template, prompts.Template())
+        texts = [prompts.text_of(row, template) for row in read]
         tokenizer = tokenization.train_bpe(texts, vocab_size=settings.vocab_size)
+    workspace.tell(masking.describe_rows(corpus.train, settings.template))
     tokenization.save_tokenizer(folder / "tokenizer", tokenizer)
     trained = {"backbone": corpus.backbone, "train": corpus.train}
     for name, rows in (trained | corpus.queries).items():
+        rows = masking.with_texts(rows, tokenizer)
         labels = [{"is_target": row.is_target, "source": row.source} for row in rows]
         examples.write_examples(folder / f"{name}.jsonl", rows, extra=labels)
-        encoded = encoding.encode(rows, tokenizer, template=settings.template)
+        only_last = name not in trained
+        encoded = encoding.encode(rows, tokenizer, template=settings.template, only_last=only_last)
         if name in trained:
             encoded.save(folder / f"{name}.npz")
             encoded = encoded.take(np.flatnonzero([row.is_target is True for row in rows]))

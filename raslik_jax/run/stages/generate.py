@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import Example
+from raslik_jax.data.rows import answered
 from raslik_jax.evaluate import perplexity
 from raslik_jax.evaluate.tofu_metrics import QuestionRecord
 from raslik_jax.files import read_json_lines, write_json
@@ -73,7 +74,7 @@ def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pa
     for stem, _, path, model in _models(workspace, variant):
         answers = read_answers(path)
         said = {
-            kind: [row._replace(output=answers[row.example_id]) for row in rows]
+            kind: [answered(row, answers[row.example_id]) for row in rows]
             for kind, rows in (("target", target), ("normal", normal))
         }
         own = _likelihoods(workspace, backbone, said, "answers of models", on_ladder=True)

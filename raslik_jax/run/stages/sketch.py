@@ -17,7 +17,7 @@ import numpy as np
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import batches, encoding, prompts, tokenization
-from raslik_jax.data.examples import Example
+from raslik_jax.data.examples import Example, content_of
 from raslik_jax.files import write_json
 from raslik_jax.index import build
 from raslik_jax.index.claims import Claims
@@ -120,12 +120,12 @@ def model_identity(workspace: Workspace, adapters: Sequence[Tree]) -> dict[str, 
     """Returns what an index is made from, by hashes; no row of another model goes into it."""
     digest = hashlib.sha256()
     for row in workspace.corpus.train:
-        digest.update(json.dumps((row.example_id, row.instruction, row.input, row.output)).encode())
+        digest.update(json.dumps((row.example_id, *content_of(row))).encode())
     return {
         "base": checkpoint.base_hash(workspace.sketch_model.base),
         "adapters": [checkpoint.adapter_hash(lora) for lora in adapters],
         "tokenizer": tokenization.tokenizer_hash(workspace.tokenizer),
-        "template": prompts.template_hash(workspace.config.corpus.template),
+        "template": prompts.template_hash(workspace.template),
         "projection_format": projections.SKETCH_FORMAT,
         "examples": digest.hexdigest()[:16],
     }

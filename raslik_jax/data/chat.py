@@ -1,0 +1,154 @@
+"""Conversations as text by a chat template, rendered by transformers in its Jinja sandbox.
+
+A template is the checkpoint's text or the user's; the sandbox runs no code of either, and no torch
+is needed.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from raslik_jax.data.contents import Conversation, text_of
+from raslik_jax.messages import one_line
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# Templates of Llama 3 write the day on which they are rendered, unless they are told one; this is
+# what they write where they cannot ask for it.
+_FIXED = {"date_string": "26 Jul 2024"}
+
+
+class Target(NamedTuple):
+    """A part of a rendered conversation that is a target.
+
+    Where the template marks it: the characters from `start` to `end`. Else it is what the whole
+    has beyond the text `before` it, up to the end of the text `through` it.
+    """
+
+    start: int = 0
+    end: int = 0
+    before: str = ""
+    through: str = ""
+
+
+class Rendered(NamedTuple):
+    """A whole conversation as text, and its targets in order."""
+
+    text: str
+    targets: tuple[Target, ...]
+
+
+class ChatTemplate(NamedTuple):
+    """A chat template in Jinja, with the names of special tokens that it may read."""
+
+    source: str
+    special_tokens: Mapping[str, str]
+
+    @property
+    def marks_targets(self) -> bool:
+        """Whether the template says by `{% generation %}` what the assistant writes."""
+        return bool(_GENERATION.search(self.source))
+
+
+def render(template: ChatTemplate, conversation: Conversation) -> Rendered:
+    """Returns a conversation as text with its targets, one for each answer.
+
+    With `{% generation %}` in the template they are what stands in it, else what the template adds
+    to the conversation before an answer, with the beginning of one, up to the end of its turn. A
+    completion is always found in the second way, as TRL does it.
+    """
+    messages, write = conversation.messages, _writer(template, conversation.options)
+    if conversation.is_completion:
+        text, _ = write(messages)
+        before, _ = write(conversation.asked, begins_answer=True)
+        return Rendered(text, (Target(before=before, through=text),))
+    text, marked = write(messages, marks=template.marks_targets)
+    if template.marks_targets:
+        return Rendered(text, tuple(Target(*span) for span in marked if span[0] < span[1]))
+    targets = []
+    for place in conversation.turns:
+        before, _ = write(messages[:place], begins_answer=True)
+        through = text if place == len(messages) - 1 else write(messages[: place + 1])[0]
+        if not text.startswith(through):
+            through = _through_turn(text, before, through, text_of(messages[place]))
+        targets.append(Target(before=before, through=through))
+    return Rendered(text, tuple(targets))
+
+
+def render_question(template: ChatTemplate, conversation: Conversation) -> str:
+    """Returns the text after which the model writes its answer."""
+    return _writer(template, conversation.options)(conversation.asked, begins_answer=True)[0]
+
+
+def end_of_turn(template: ChatTemplate) -> str:
+    """Returns what the template writes behind an answer; empty where that cannot be told."""
+    answer = "answer"
+    messages = ({"role": "user", "content": "a"}, {"role": "assistant", "content": answer})
+    try:
+        text = render(template, Conversation(messages)).text
+    except ValueError:
+        return ""
+    return text.rpartition(answer)[2].strip() if answer in text else ""
+
+
+def _through_turn(text: str, before: str, alone: str, answer: str) -> str:
+    """Returns the text through a turn that the template renders otherwise once others follow.
+
+    Such a template leaves out the thoughts of earlier answers; what it writes behind the answer
+    is the same.
+    """
+    answer = answer.strip()
+    head = len(os.path.commonprefix([text, before]))
+    at, tail = text.find(answer, head), alone.rpartition(answer)[2]
+    end = at + len(answer) + len(tail)
+    if not answer or at < 0 or text[at + len(answer) : end] != tail:
+        raise ValueError(
+            "the chat template renders an answer otherwise once others follow, so that nothing "
+            "tells where it ends: mark answers in it with {% generation %}"
+        )
+    return text[:end]
+
+
+Write = Callable[..., tuple[str, Sequence[tuple[int, int]]]]
+
+
+def _writer(template: ChatTemplate, options: Mapping[str, Any]) -> Write:
+    """Returns the function from messages to text and the marked spans of characters."""
+    render_template = _render_function()
+    fixed = _FIXED if "date_string" in template.source else {}
+    given = {**template.special_tokens, **fixed, **options}
+
+    def write(
+        messages: Sequence[Mapping[str, Any]], *, begins_answer: bool = False, marks: bool = False
+    ) -> tuple[str, Sequence[tuple[int, int]]]:
+        # As `apply_chat_template` does it: templates write None where a key is there.
+        said = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        try:
+            texts, spans = render_template(
+                [said],
+                chat_template=template.source,
+                add_generation_prompt=begins_answer,
+                return_assistant_tokens_mask=marks,
+                **given,
+            )
+        except Exception as error:  # a template may raise anything
+            reason = one_line(str(error), 120) or type(error).__name__
+            raise ValueError(
+                f"the chat template refuses the conversation ({reason}): correct the row, or give "
+                "another template"
+            ) from error
+        return texts[0], spans[0] if marks else ()
+
+    return write
+
+
+@functools.cache
+def _render_function() -> Callable[..., Any]:
+    try:
+        from transformers.utils.chat_template_utils import render_jinja_template
+    except ImportError as error:
+        raise ValueError(
+            "a chat template needs the package transformers: install raslik-jax[data]"
+        ) from error
+    return render_jinja_template

@@ -1,0 +1,226 @@
+"""Conversations, passages and rows of ids as token ids, and which of them are targets.
+
+Ids and targets are those that TRL's SFTTrainer makes of the same rows, with `assistant_only_loss`
+or `completion_only_loss` (`_prepare_dataset` in trl/trainer/sft_trainer.py at 1.16).
+"""
+
+import collections
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raslik_jax.data import chat, prompts
+from raslik_jax.data.contents import NO_TARGET, Content, Conversation, Passage, TokenRow
+from raslik_jax.data.examples import Example
+from raslik_jax.data.rows import FORMATS
+from raslik_jax.data.tokenization import Tokenizer
+from raslik_jax.messages import listed_problems, shown
+
+
+class Masked(NamedTuple):
+    """The ids of a row, and which of them count in the loss, never the first."""
+
+    ids: np.ndarray
+    is_target: np.ndarray
+
+
+class _Plan(NamedTuple):
+    """Texts to be tokenized together with those of other rows, and what is made of their ids."""
+
+    texts: tuple[str, ...]
+    finish: Callable[[Sequence[Any]], Masked]
+
+
+def mask_rows(
+    rows: Sequence[Example],
+    tokenizer: Tokenizer,
+    template: prompts.Template,
+    name: str,
+    *,
+    only_last: bool,
+) -> list[Masked]:
+    """Returns rows that no form of the template says, as ids and targets.
+
+    The names of special tokens in their texts are those tokens, as in training by TRL. `name` is
+    what the template is called; with `only_last` the last answer alone is a target.
+    """
+
+    def plan(content: Content) -> _Plan:
+        if isinstance(content, TokenRow):
+            return _plan_tokens(content, tokenizer)
+        if isinstance(content, Passage):
+            return _plan_passage(content, tokenizer)
+        return _plan_chat(content, prompts.require_chat(template, name), tokenizer)
+
+    plans = _each(rows, lambda row: plan(FORMATS[row.format].content(row)))
+    found = iter(tokenizer.encode_marked([text for plan in plans for text in plan.texts]))
+    masked = [plan.finish([next(found) for _ in plan.texts]) for plan in plans]
+    empty = [row for row, one in zip(rows, masked, strict=True) if not one.is_target.any()]
+    if empty:
+        raise ValueError(
+            listed_problems(
+                [f"{_place(row)} has no token that is a target" for row in empty],
+                "correct or remove these rows, or the {% generation %} of the chat template",
+            )
+        )
+    return [_last_only(one) for one in masked] if only_last else masked
+
+
+def question_ids(
+    rows: Sequence[Example], tokenizer: Tokenizer, template: prompts.Template, name: str
+) -> list[list[int]]:
+    """Returns the ids that decoding starts from, of rows that no form of the template says."""
+
+    def ask(row: Example) -> tuple[str, tuple[int, ...]]:
+        content = FORMATS[row.format].content(row)
+        if isinstance(content, Conversation):
+            return chat.render_question(prompts.require_chat(template, name), content), ()
+        if isinstance(content, Passage) and content.prompt:
+            return content.prompt, tokenizer.prompt_prefix
+        if isinstance(content, TokenRow) and content.last_answer()[0]:
+            return "", content.ids[: content.last_answer()[0]]
+        raise ValueError("it has no prompt to answer: give one with a prompt and a completion")
+
+    asked = _each(rows, ask)
+    found = tokenizer.encode_marked([text for text, _ in asked])
+    return [[*ids, *one.ids] for (_, ids), one in zip(asked, found, strict=True)]
+
+
+def with_texts(rows: Sequence[Example], tokenizer: Tokenizer) -> tuple[Example, ...]:
+    """Returns the rows, those of ids with what the tokenizer makes of them as their texts."""
+
+    def decoded(row: Example) -> Example:
+        content = FORMATS[row.format].content(row)
+        if not isinstance(content, TokenRow):
+            return row
+        start, end = content.last_answer()
+        asked, answer = content.ids[:start], content.ids[start:end]
+        return row._replace(instruction=tokenizer.decode(asked), output=tokenizer.decode(answer))
+
+    return tuple(row if row.format == "alpaca" else decoded(row) for row in rows)
+
+
+def describe_rows(rows: Sequence[Example], template: str) -> str:
+    """Returns a line that names the formats of rows of a file and what renders them, if any."""
+    found = collections.Counter(row.format for row in rows if row.place)
+    if not found:
+        return ""
+    chosen = prompts.TEMPLATES.get(template, prompts.Template(has_chat=True))
+
+    def how(name: str) -> str:
+        row = next(row for row in rows if row.format == name)
+        if chosen.has_form(row):
+            return f"the template {template}"
+        is_chat = isinstance(FORMATS[name].content(row), Conversation)
+        source = "chat template" if template in prompts.TEMPLATES else f"template {template}"
+        return f"the {source}" if is_chat else "no template"
+
+    parts = [
+        f"{count:,} rows in the format {name} ({FORMATS[name].title}), by {how(name)}"
+        for name, count in found.items()
+    ]
+    return "; ".join(parts)
+
+
+def _each(rows: Sequence[Example], function: Callable[[Example], Any]) -> list[Any]:
+    """Returns a function of every row; raises its errors together, each with the row's place."""
+    found, problems = [], []
+    for row in rows:
+        try:
+            found.append(function(row))
+        except ValueError as error:
+            problems.append(f"{_place(row)}: {error}")
+    if problems:
+        raise ValueError(listed_problems(problems))
+    return found
+
+
+def _place(row: Example) -> str:
+    name = f"row {shown(row.example_id, 40)}"
+    return f"{name} at {row.place} of its file" if row.place else name
+
+
+def _last_only(masked: Masked) -> Masked:
+    """Returns a row of which the last run of targets counts."""
+    at = np.flatnonzero(masked.is_target)
+    start = at[np.flatnonzero(np.diff(at, prepend=-1) > 1)[-1]] if len(at) else 0
+    is_last = np.arange(len(masked.ids)) >= start
+    return masked._replace(is_target=masked.is_target & is_last)
+
+
+def _masked(ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> Masked:
+    is_target = np.zeros(len(ids), np.bool_)
+    for start, end in spans:
+        is_target[max(start, 1) : end] = True
+    return Masked(np.array(ids, np.int32), is_target)
+
+
+def _plan_tokens(row: TokenRow, tokenizer: Tokenizer) -> _Plan:
+    if max(row.ids) >= tokenizer.vocab_size:
+        raise ValueError(
+            f"it has the id {max(row.ids)}, the tokenizer's end at {tokenizer.vocab_size - 1}: "
+            "give the checkpoint that the rows were tokenized for"
+        )
+    is_target = np.array(row.labels) != NO_TARGET
+    return _Plan((), lambda found: Masked(np.array(row.ids, np.int32), is_target))
+
+
+def _plan_passage(passage: Passage, tokenizer: Tokenizer) -> _Plan:
+    eos = tokenizer.backend.id_to_token(tokenizer.eos_id)
+    whole = passage.prompt + passage.completion
+    whole += "" if passage.completion.endswith(eos) else eos
+    prefix = list(tokenizer.prompt_prefix)
+
+    def finish(found: Sequence[Any]) -> Masked:
+        prompt, ids = ([*prefix, *one.ids] for one in found)
+        start = _num_equal(prompt, ids) if passage.prompt else 0
+        return _masked(ids, [(start, len(ids))])
+
+    return _Plan((passage.prompt, whole), finish)
+
+
+def _plan_chat(
+    conversation: Conversation, template: chat.ChatTemplate, tokenizer: Tokenizer
+) -> _Plan:
+    if not conversation.turns and not conversation.is_completion:
+        question = chat.render_question(template, conversation)
+
+        def wait(found: Sequence[Any]) -> Masked:
+            ids = [*found[0].ids, tokenizer.eos_id]
+            return _masked(ids, [(len(ids) - 1, len(ids))])
+
+        return _Plan((question,), wait)
+    rendered = chat.render(template, conversation)
+    parts = [text for target in rendered.targets for text in (target.before, target.through)]
+
+    def finish(found: Sequence[Any]) -> Masked:
+        whole, *others = found
+        spans = []
+        for number, target in enumerate(rendered.targets):
+            if target.end:
+                spans.append(_tokens_of(whole, target.start, target.end))
+                continue
+            before, through = others[2 * number : 2 * number + 2]
+            end = _num_equal(through.ids, whole.ids)
+            spans.append((_num_equal(before.ids, whole.ids), end))
+        return _masked(whole.ids, spans)
+
+    return _Plan((rendered.text, *parts), finish)
+
+
+def _num_equal(some: Sequence[int], others: Sequence[int]) -> int:
+    """Returns how many ids two rows begin with in common."""
+    return len(os.path.commonprefix([list(some), list(others)]))
+
+
+def _tokens_of(encoding: Any, start: int, end: int) -> tuple[int, int]:
+    """Returns the first token of some characters of a text, and the one after their last.
+
+    Blanks may belong to no token; those at either end are passed over.
+    """
+    places = range(start, end)
+    first = next((t for c in places if (t := encoding.char_to_token(c)) is not None), None)
+    last = next((t for c in reversed(places) if (t := encoding.char_to_token(c)) is not None), None)
+    return (0, 0) if first is None or last is None else (first, last + 1)

@@ -1,0 +1,223 @@
+"""Token ids and targets of conversations, passages and rows of ids, counted by hand."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tokenizers
+from absl.testing import parameterized
+
+from raslik_jax.data import encoding
+from raslik_jax.data.batches import make_batch, plan_rows
+from raslik_jax.data.examples import make_example
+from raslik_jax.data.masking import describe_rows, with_texts
+from raslik_jax.data.prompts import TEMPLATES, find_template, template_hash
+from raslik_jax.data.rows import COMMON, FIELDS, FORMATS, Row
+from raslik_jax.data.tokenization import Tokenizer
+
+_WORDS = "<e> <u> <a> <s> hi ho yes no be".split()
+# <u> hi <e> <a> yes <e>: a word a token, and the end of a turn is EOS.
+_PLAIN = (
+    "{% for m in messages %}<{{ m.role[0] }}> {{ m.content }} <e> {% endfor %}"
+    "{% if add_generation_prompt %}<a> {% endif %}"
+)
+_MARKED = (
+    "{% for m in messages %}<{{ m.role[0] }}> {% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }} <e>{% endgeneration %} "
+    "{% else %}{{ m.content }} <e> {% endif %}{% endfor %}"
+)
+# Earlier answers lose their thought, as with Qwen 3.
+_FORGETFUL = (
+    "{% for m in messages %}<{{ m.role[0] }}> {% if m.role == 'assistant' and loop.last %}be "
+    "{% endif %}{{ m.content }} <e> {% endfor %}{% if add_generation_prompt %}<a> {% endif %}"
+)
+_RAISES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+
+
+def _tokenizer(template="", prefix=()):
+    model = tokenizers.models.WordLevel({word: i for i, word in enumerate(_WORDS)}, unk_token="be")
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(_WORDS[:4])
+    backend.encode_special_tokens = True
+    return Tokenizer(backend, 0, 0, len(_WORDS), prefix, template, {"eos_token": "<e>"})
+
+
+def _messages(*texts, system=""):
+    roles = ["system"] * bool(system) + ["user", "assistant"] * 9
+    texts = (system, *texts) if system else texts
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+
+
+def _rows(name, *records, needs_output=True):
+    rows = []
+    for record in records:
+        row = Row(record, {field: field for field in FIELDS if field not in COMMON})
+        parts = FORMATS[name].read(row, needs_output)
+        made = make_example(*parts[:3])._replace(format=name, content=parts.content, place=7)
+        rows.append(made._replace(example_id=f"{len(rows)}"))
+    return rows
+
+
+def _shown(rows, tokenizer, template="chat", **options):
+    """Returns each row in words, its targets in capitals."""
+    encoded = encoding.encode(rows, tokenizer, template=template, **options)
+    batch = make_batch(encoded, plan_rows(encoded, np.arange(len(rows))))
+    shown = []
+    for ids, mask, length in zip(
+        batch.tokens_BL, batch.target_mask_BL, encoded.lengths_N, strict=True
+    ):
+        pairs = zip(ids[:length], mask[:length], strict=True)
+        shown.append(" ".join(_WORDS[i].upper() if hit else _WORDS[i] for i, hit in pairs))
+    return shown
+
+
+@pytest.fixture(autouse=True)
+def _folder(request, tmp_path):
+    if request.cls is not None:
+        request.cls.folder = tmp_path
+
+
+class MaskTest(parameterized.TestCase):
+    folder: pathlib.Path
+
+    @parameterized.named_parameters(
+        ("prefixes", _PLAIN, "<u> hi <e> <a> YES <E> <u> ho <e> <a> NO <E>"),
+        ("generation", _MARKED, "<u> hi <e> <a> YES <E> <u> ho <e> <a> NO <E>"),
+        ("thoughts", _FORGETFUL, "<u> hi <e> <a> YES <E> <u> ho <e> <a> BE NO <E>"),
+    )
+    def test_every_turn_of_the_assistant_is_learned(self, template, expected):
+        rows = _rows("messages", {"messages": _messages("hi", "yes", "ho", "no")})
+        self.assertEqual(_shown(rows, _tokenizer(template)), [expected])
+        head, last = expected.rsplit("<a>", 1)
+        only = head.lower() + "<a>" + last
+        self.assertEqual(_shown(rows, _tokenizer(template), only_last=True), [only])
+
+    def test_system_prompts_and_histories_are_rendered(self):
+        tokenizer = _tokenizer(_PLAIN)
+        talk = {"messages": _messages("hi", "yes", "ho", "no", system="be")}
+        history = {"instruction": "ho", "output": "no", "history": [["hi", "yes"]], "system": "be"}
+        expected = "<s> be <e> <u> hi <e> <a> YES <E> <u> ho <e> <a> NO <E>"
+        self.assertEqual(_shown(_rows("messages", talk), tokenizer), [expected])
+        self.assertEqual(_shown(_rows("alpaca", history), tokenizer), [expected])
+
+    def test_a_completion_is_all_that_follows_the_prompt(self):
+        prompt = _messages("hi", "yes", "ho")
+        rows = _rows("prompt_completion", {"prompt": prompt, "completion": _messages("", "no")[1:]})
+        for template in (_PLAIN, _MARKED + "{% if add_generation_prompt %}<a> {% endif %}"):
+            self.assertEqual(
+                _shown(rows, _tokenizer(template)), ["<u> hi <e> <a> yes <e> <u> ho <e> <a> NO <E>"]
+            )
+
+    def test_passages_end_once_and_begin_as_the_tokenizer_begins(self):
+        tokenizer = _tokenizer(prefix=(3,))
+        rows = [
+            *_rows("prompt_completion", {"prompt": "hi ho", "completion": " yes"}),
+            *_rows("prompt_completion", {"prompt": "hi ho", "completion": " yes <e>"}),
+            *_rows("text", {"text": "hi ho"}),
+        ]
+        self.assertEqual(
+            _shown(rows, tokenizer, "alpaca"),
+            ["<s> hi ho YES <E>", "<s> hi ho YES <E>", "<s> HI HO <E>"],
+        )
+        self.assertEqual(_shown(rows[2:], _tokenizer(), "alpaca"), ["hi HO <E>"])
+
+    def test_ids_and_labels_are_taken_as_they_are(self):
+        rows = _rows("tokens", {"input_ids": [1, 4, 2, 6, 0], "labels": [-100, 4, -100, 6, 0]})
+        self.assertEqual(_shown(rows, _tokenizer()), ["<u> HI <a> YES <E>"])
+        (texts,) = with_texts(rows, _tokenizer())
+        self.assertEqual((texts.instruction, texts.output), ("hi", "yes"))
+        with self.assertRaisesRegex(ValueError, "'0' at 7 .* the id 9, the tokenizer's end at 8"):
+            _shown(_rows("tokens", {"input_ids": [1, 9]}), _tokenizer())
+
+    def test_decoding_starts_where_the_answer_does(self):
+        rows = [
+            *_rows("messages", {"messages": _messages("hi", "yes", "ho")}, needs_output=False),
+            *_rows("prompt_completion", {"prompt": "hi ho", "completion": " yes"}),
+            *_rows("tokens", {"input_ids": [4, 5, 6], "labels": [-100, -100, 6]}),
+            make_example("hi", "ho", "yes"),
+        ]
+        tokenizer = _tokenizer(_PLAIN, prefix=(3,))
+        ids = encoding.encode_prompts(rows, tokenizer, max_len=99, template="chat")
+        self.assertEqual(
+            [" ".join(_WORDS[i] for i in row) for row in ids],
+            ["<u> hi <e> <a> yes <e> <u> ho <e> <a>", "<s> hi ho", "hi ho", "<u> hi ho <e> <a>"],
+        )
+        # A query that waits for its answer is encoded up to there.
+        self.assertEqual(_shown(rows[:1], tokenizer), ["<u> hi <e> <a> yes <e> <u> ho <e> <a> <E>"])
+        with self.assertRaisesRegex(ValueError, "no prompt to answer"):
+            encoding.encode_prompts(
+                _rows("text", {"text": "hi"}), tokenizer, max_len=99, template="chat"
+            )
+
+    def test_a_frame_and_a_chat_template_stand_side_by_side(self):
+        rows = [
+            make_example("hi", "", "yes"),
+            *_rows("messages", {"messages": _messages("hi", "no")}),
+        ]
+        shown = _shown(rows, _tokenizer(_PLAIN), "auto")
+        self.assertEndsWith(shown[0], "be YES <E>")  # its frame has no words of this vocabulary
+        self.assertEqual(shown[1], "<u> hi <e> <a> NO <E>")
+        self.assertEqual(
+            describe_rows([row._replace(place=1) for row in rows], "auto"),
+            "1 rows in the format alpaca (instruction, input, output), by the template auto; "
+            "1 rows in the format messages (messages with role and content), by the chat template",
+        )
+
+    def test_rows_with_holes_survive_cuts_files_and_choices(self):
+        talk = {"messages": _messages("hi", "yes", "ho", "no")}
+        rows = [*_rows("messages", talk), make_example("hi", "", "yes")]
+        whole = encoding.encode(rows, _tokenizer(_PLAIN), template="chat")
+        self.assertEqual(whole.num_targets_N.tolist(), [4, 2])
+        cut = whole.cut(7)
+        self.assertEqual(cut.num_targets_N.tolist(), [2, 2])
+        self.assertIsNone(whole.cut(99, targets="all").masks)
+        self.assertEqual(whole.cut(99, targets="all").num_targets_N.tolist(), [11, 5])
+        path = self.folder / "rows.npz"
+        whole.save(path)
+        for again in (encoding.load_encoded(path), whole.take(np.array([0, 1]))):
+            for got, expected in zip(again.masks, whole.masks, strict=True):
+                np.testing.assert_array_equal(got, expected)
+        (mask,) = whole.named([rows[1].example_id]).masks
+        self.assertEqual(mask.tolist(), [False] * 4 + [True] * 2)
+
+    @parameterized.named_parameters(
+        ("raises", _RAISES, "chat", _messages("hi", "no", system="be"), "at 7 .*no system"),
+        ("none", "", "chat", _messages("hi", "no"), "needs a tokenizer with a chat template"),
+        ("frame", _PLAIN, "alpaca", _messages("hi", "no"), "alpaca has no place for conv.*=chat"),
+        ("broken", "{% for %}", "chat", _messages("hi", "no"), "at 7 .*chat template refuses"),
+        (
+            "unmarked",
+            "{{ messages[0].content }}{% if 0 %}{% generation %}{% endgeneration %}{% endif %}",
+            "chat",
+            _messages("hi", "no"),
+            "at 7 .*no token that is a target",
+        ),
+    )
+    def test_what_cannot_be_rendered_is_one_short_sentence(self, source, name, messages, message):
+        rows = _rows("messages", {"messages": messages})
+        with self.assertRaisesRegex(ValueError, message) as caught:
+            encoding.encode(rows, _tokenizer(source), template=name)
+        self.assertLessEqual(len(str(caught.exception)), 300)
+
+    def test_a_template_of_the_users_own_comes_before_the_tokenizers(self):
+        path = str(self.folder / "own.jinja")
+        pathlib.Path(path).write_text(_PLAIN)
+        rows = _rows("messages", {"messages": _messages("hi", "no")})
+        self.assertEqual(_shown(rows, _tokenizer(_RAISES), path), ["<u> hi <e> <a> NO <E>"])
+        own = find_template(path, _tokenizer(_RAISES))
+        self.assertEqual(
+            template_hash(own), template_hash(find_template("chat", _tokenizer(_PLAIN)))
+        )
+        hashes = {template_hash(find_template(name, _tokenizer(_PLAIN))) for name in TEMPLATES}
+        self.assertLen(hashes, len(TEMPLATES))
+
+
+class ToolsTest(parameterized.TestCase):
+    def test_a_template_reads_the_tools_and_options_of_a_row(self):
+        source = "{{ tools[0].name }} {{ mood }} " + _PLAIN
+        record = {"messages": _messages("hi", "no"), "chat_template_kwargs": {"mood": "be"}}
+        record["tools"] = json.dumps([{"name": "ho"}])
+        rows = _rows("messages", record)
+        self.assertEqual(_shown(rows, _tokenizer(source)), ["ho be <u> hi <e> <a> NO <E>"])
