@@ -81,7 +81,6 @@ def render_card(facts: CardFacts) -> str:
         against=notes.answers_taken_against(facts.metrics) if facts.metrics else "",
         measured=_measured(facts),
         quoted_base=Markup(json.dumps(facts.base_model)),
-        prompt=facts.prompt,
         quoted_prompt=Markup(repr(facts.prompt)),
     )
 
