@@ -46,6 +46,13 @@ class Encoded(NamedTuple):
             return np.array([np.count_nonzero(mask) for mask in self.masks], np.int64)
         return np.maximum(self.lengths_N - self.start_N, 0)
 
+    def target_masks(self) -> tuple[np.ndarray, ...]:
+        """Returns of every example which of its tokens count in the loss."""
+        if self.masks is not None:
+            return self.masks
+        starts = zip(self.tokens, self.start_N.tolist(), strict=True)
+        return tuple(np.arange(len(row)) >= start for row, start in starts)
+
     def take(self, rows: Int[np.ndarray, " M"]) -> "Encoded":
         """Returns some of the examples, by position."""
         return self._replace(
@@ -104,6 +111,19 @@ def load_encoded(path: pathlib.Path) -> Encoded:
         if "masks" not in stored:
             return encoded
         return encoded._replace(masks=tuple(np.split(stored["masks"], stored["ends"])[:-1]))
+
+
+def join(parts: Sequence[Encoded]) -> Encoded:
+    """Returns the examples of one or more parts as one, in their order."""
+    masks = None
+    if any(part.masks is not None for part in parts):
+        masks = tuple(mask for part in parts for mask in part.target_masks())
+    return parts[0]._replace(
+        ids=tuple(name for part in parts for name in part.ids),
+        tokens=tuple(row for part in parts for row in part.tokens),
+        start_N=np.concatenate([part.start_N for part in parts]),
+        masks=masks,
+    )
 
 
 def encode_rows(tokens: Sequence[Sequence[int]], *, pad_id: int, limit: int = _NO_LIMIT) -> Encoded:

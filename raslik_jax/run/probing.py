@@ -88,12 +88,7 @@ class Prober:
     def _levels(self, model: BoundModel) -> dict[str, float]:
         """Returns the level of each set under a model, in one pass over all rows."""
         parts = [*self._rows.values()]
-        rows = parts[0]._replace(
-            ids=tuple(name for part in parts for name in part.ids),
-            tokens=tuple(row for part in parts for row in part.tokens),
-            start_N=np.concatenate([part.start_N for part in parts]),
-        )
-        nll_N = self._workspace.likelihood_of(model, rows).nll_N
+        nll_N = self._workspace.likelihood_of(model, encoding.join(parts)).nll_N
         ends = np.cumsum([len(part.ids) for part in parts])[:-1]
         means = (float(part.mean()) for part in np.split(nll_N, ends))
         return dict(zip(self._rows, means, strict=True))

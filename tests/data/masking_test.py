@@ -179,6 +179,11 @@ class MaskTest(parameterized.TestCase):
         for again in (encoding.load_encoded(path), whole.take(np.array([0, 1]))):
             for got, expected in zip(again.masks, whole.masks, strict=True):
                 np.testing.assert_array_equal(got, expected)
+        framed = encoding.encode(rows[1:], _tokenizer(_PLAIN), template="chat")
+        self.assertIsNone(framed.masks)
+        joined = encoding.join([framed, whole])
+        self.assertEqual(joined.num_targets_N.tolist(), [2, 4, 2])
+        self.assertIsNone(encoding.join([framed, framed]).masks)
         (mask,) = whole.named([rows[1].example_id]).masks
         self.assertEqual(mask.tolist(), [False] * 4 + [True] * 2)
 
