@@ -28,6 +28,8 @@ _WITHOUT_EFFECT = {
     "corpus.dataset": "likewise, where it is no setting",
     "evaluate.non_sf": "likewise",
     "unlearn.epochs": "the epochs that are measured stand among the reads",
+    "unlearn.probe.steps": "at 0 it stands in no key, and its fellows decide nothing",
+    "unlearn.probe.stop": "the epochs that are measured stand among the reads",
     "sketch.query_output": "the corpus only refuses queries without one early",
 }
 
