@@ -26,19 +26,25 @@ def _bar_class() -> Any:
     from tqdm import tqdm
 
     class Bar(tqdm):
-        """A bar whose rate, and so its time left, leaves out the seconds of `paused`.
+        """A bar whose rate, and so its time left, leaves out the items that `leave_out` names.
 
-        Compiling happens once: as a part of the rate it would be counted again for every step left.
+        The first of a shape compiles, once: as a part of the rate that would be counted again for
+        every item left.
         """
 
-        paused = 0.0
+        _left_out, _seconds_out = 0, 0.0
+
+        def leave_out(self, seconds: float) -> None:
+            """Leaves an item and the seconds that it took out of the rate."""
+            self._left_out += 1
+            self._seconds_out += seconds
 
         @property
         def format_dict(self) -> dict[str, Any]:
             found = super().format_dict
-            seconds = found["elapsed"] - self.paused
-            if self.paused and self.n and seconds > 0:
-                found["rate"] = self.n / seconds
+            count, seconds = self.n - self._left_out, found["elapsed"] - self._seconds_out
+            if self._left_out:  # without a rate no time left is shown
+                found["rate"] = count / seconds if count > 0 and seconds > 0 else None
             return found
 
     return Bar
@@ -55,8 +61,8 @@ def progress(
     """Returns the items behind a progress bar; without items, a bar that is moved by its `update`.
 
     On a terminal the bar vanishes when the work is done. Elsewhere it is a line every 15 seconds,
-    and work that takes less says nothing. `what` stands in front; empty, for silence. Seconds that
-    are added to the bar's `paused` are no part of its rate.
+    and work that takes less says nothing. `what` stands in front; empty, for silence. What the
+    bar's `leave_out` is told is no part of its rate.
     """
     is_terminal = sys.stderr.isatty()
     return _bar_class()(

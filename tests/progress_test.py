@@ -23,11 +23,13 @@ class ProgressTest(absltest.TestCase):
             lines.write(text)
         self.assertEqual(stream.getvalue(), "work: 1/2\nwork: 2/2\n")
 
-    def test_the_time_left_counts_a_pause_once(self):
+    def test_the_time_left_counts_compiling_once(self):
         with contextlib.redirect_stderr(io.StringIO()):
             with progress.progress(None, "work", total=10) as bar:
-                bar.start_t -= 12.0  # of which ten were no work
-                bar.paused += 10.0
+                bar.start_t -= 12.0  # of which the first item took ten
+                bar.leave_out(10.0)
+                bar.update(1)
+                self.assertIsNone(bar.format_dict["rate"])
                 bar.update(2)
                 found = bar.format_dict
         self.assertAlmostEqual(found["elapsed"], 12.0, delta=0.5)

@@ -227,7 +227,7 @@ def fit(
             state, info = step(state, frozen, batch)
             if (shape := _shape_of(batch)) not in shapes:  # the call has compiled
                 shapes.add(shape)
-                numbers.paused += time.monotonic() - begin
+                numbers.leave_out(time.monotonic() - begin)
             is_asked = number in after
             saves = bool(save_every) and number % save_every == 0 and number < num_steps
             is_whole = is_asked or saves or number == num_steps
