@@ -65,8 +65,6 @@ class BackboneConfig(Stage):
     def problems(self) -> Iterator[str]:
         if self.double_quant and self.format != "nf4":
             yield f"--double_quant needs --format=nf4, got {self.format}"
-        if self.adapter and not self.checkpoint:
-            yield "--adapter needs a --checkpoint: give the model that it was trained on"
         if not self.checkpoint and self.steps < 2:  # the first one warms up, at rate 0
             yield f"--steps must be at least 2 without a --checkpoint, got {self.steps}"
 
@@ -82,7 +80,12 @@ class FinetuneConfig(Stage):
         AUTO_TARGETS,
         "Linear layers that get an adapter; auto: those of the architecture's attention.",
     )
-    epochs: int = setting(3, "Passes over the training examples.", low=1)
+    epochs: int = setting(
+        3,
+        "Passes over the training examples; 0: the checkpoint is fine-tuned already, it is traced "
+        "and unlearned by a fresh adapter.",
+        low=0,
+    )
     batch_size: int = setting(16, "Examples a step.", low=1)
     micro_batch_size: int = setting(
         0, "Examples held at a time, gradients added up; 0: all.", low=0, divides="batch_size"
@@ -335,6 +338,11 @@ class Config(Settings):
     unlearn: UnlearnConfig = UnlearnConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
 
+    @property
+    def finetunes(self) -> bool:
+        """Whether the run fine-tunes an adapter, and does not take a model as it was given."""
+        return not self.backbone.adapter and self.finetune.epochs > 0
+
     def problems(self) -> Iterator[str]:
         # A folder is called so: no separator, no way out of it, nothing that a terminal acts on.
         if not self.name.strip(". ") or set(self.name) & set("/\\") or not self.name.isprintable():
@@ -343,11 +351,16 @@ class Config(Settings):
         if not self.backbone.checkpoint and answer > longest:
             must = f"must be at most --corpus.max_len={longest} for a backbone from scratch"
             yield f"--references.max_new_tokens {must}, got {answer}"
-        if self.backbone.adapter and self.sketch.gradient_at == "trajectory":
-            yield (
-                "--sketch.gradient_at=trajectory needs an adapter that is fine-tuned here, got "
-                f"--backbone.adapter={shown(self.backbone.adapter)}: take finetuned or initial"
-            )
+        given = f"--backbone.adapter={shown(self.backbone.adapter)}"
+        given = given if self.backbone.adapter else "--finetune.epochs=0"
+        if not self.finetunes and self.sketch.gradient_at == "trajectory":
+            needs = "needs an adapter that is fine-tuned here"
+            yield f"--sketch.gradient_at=trajectory {needs}, got {given}: take finetuned or initial"
+        if not self.finetunes and not self.backbone.checkpoint:
+            yield f"{given} needs a --backbone.checkpoint: give the model that was fine-tuned"
+        if not (self.finetunes or self.backbone.adapter) and self.evaluate.reference == "backbone":
+            needs = "needs a model before fine-tuning"
+            yield f"--evaluate.reference=backbone {needs}, got {given}: take finetuned or gold"
         if self.unlearn.parameters == "all" and self.backbone.format != "plain":
             form = self.backbone.format
             yield f"--unlearn.parameters=all needs --backbone.format=plain, got {form}"

@@ -23,7 +23,8 @@ Floor = Literal["backbone", "zero"]
 class Candidate(NamedTuple):
     """One unlearned model as the validation queries see it: F, R, and F of the backbone.
 
-    Epochs count from 1. One that was judged damaged cannot be chosen.
+    Epochs count from 1. One that was judged damaged cannot be chosen. Without a model before
+    fine-tuning there is no F of a backbone.
     """
 
     strategy: str
@@ -33,7 +34,7 @@ class Candidate(NamedTuple):
     seed: int
     forget: float
     retain: float
-    backbone_forget: float
+    backbone_forget: float | None
     is_damaged: bool = False
 
 
@@ -64,6 +65,9 @@ _Point = tuple[float, int]
 def distance(candidate: Candidate, *, floor: Floor = "backbone") -> float:
     """Returns the distance to R = 1 and F = floor; an F below the floor counts as at it."""
     least = candidate.backbone_forget if floor == "backbone" else 0.0
+    if least is None:
+        must = "must be zero for runs without a model before fine-tuning, got backbone"
+        raise ValueError(f"--floor {must}: give --floor=zero")
     return math.hypot(1.0 - candidate.retain, max(candidate.forget - least, 0.0))
 
 
@@ -149,7 +153,9 @@ def candidates_of(metrics: Mapping[str, Any]) -> list[Candidate]:
             seed=metrics["seed"],
             forget=entry["forget"]["mean"],
             retain=entry["retain"]["mean"],
-            backbone_forget=metrics["backbone"]["forget"]["mean"],
+            backbone_forget=metrics["backbone"]["forget"]["mean"]
+            if "backbone" in metrics
+            else None,
             is_damaged=is_damaged(entry),
         )
         for entry in metrics["methods"]

@@ -72,7 +72,8 @@ def judge(
     """Returns what became of an unlearned model, by the rule that `RULE_TEXT` says in words.
 
     Damage comes first: a low F of a model that babbles says nothing of what it forgot. "unknown"
-    where the fine-tuned model does not show the behavior, or nothing tells it from the backbone's.
+    where the fine-tuned model does not show the behavior, nothing tells it from the backbone's, or
+    there is no backbone.
     """
     models = (entry, finetuned, backbone or {})
     forget = _judge_rate("F", "forget", models, forgotten=-1)
@@ -89,6 +90,8 @@ def judge(
     verdicts, reasons = {opinion.verdict for opinion in found}, [o.reason for o in found]
     verdict: Verdict = verdicts.pop() if len(verdicts) == 1 else "partly"
     doubt = "" if found else "no measure tells the fine-tuned model's behavior from the backbone's"
+    if backbone is None:
+        doubt = "there is no model before fine-tuning to compare with"
     if behavior and not behavior["is_shown"]:
         doubt = "the fine-tuned model does not show the behavior enough to forget it"
     if damage or doubt:
@@ -190,15 +193,18 @@ def _find_damage(entry: Entry, finetuned: Entry) -> tuple[list[str], list[str]]:
 
 def behavior_of(
     finetuned: Entry,
-    backbone: Entry,
+    backbone: Entry | None,
     non_sf: Mapping[str, Any] | None,
     *,
     rouge: tuple[float, float] | None = None,
 ) -> BehaviorEntry | None:
     """Returns how far the behavior was there, None where nothing measured it.
 
-    By what marks it, as metrics.json says under "non_sf", otherwise by likelihood.
+    By what marks it, as metrics.json says under "non_sf", otherwise by likelihood. Without a
+    backbone nothing says what is usual.
     """
+    if backbone is None:
+        return None
     marked = [model.get("non_sf_target") for model in (finetuned, backbone)]
     if non_sf and all(marked):
         own, other = (1 - value["mean"] for value in marked if value)

@@ -36,7 +36,8 @@ class Metrics(TypedDict):
     learning rate and epoch that were chosen on other queries. `retrieval` has what each strategy
     retrieved. `non_sf` says by what Non-SF is measured, words (the default) or classifier, and how
     well that does; it is None where nothing marks the behavior, as `behavior` is where nothing
-    measured it.
+    measured it. There is no `backbone` where the fine-tuned model was given as a whole: nothing is
+    compared with a model before fine-tuning then.
     """
 
     name: str
@@ -162,7 +163,7 @@ def mark_frontier(
 
 def judge_metrics(metrics: dict[str, Any], *, rouge: tuple[float, float] | None = None) -> None:
     """Adds to the measures what they say: the behavior before, each judgment, the frontier."""
-    finetuned, backbone = metrics["finetuned"], metrics["backbone"]
+    finetuned, backbone = metrics["finetuned"], metrics.get("backbone")
     behavior = judgment.behavior_of(finetuned, backbone, metrics["non_sf"], rouge=rouge)
     metrics["behavior"] = behavior
     for entry in metrics["methods"]:

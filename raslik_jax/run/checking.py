@@ -1,6 +1,7 @@
 """What is wrong with a run, said before it works: from its settings, then from its corpus."""
 
 import pathlib
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Corpus
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.messages import listed_problems, shown, some_of
-from raslik_jax.models import adapters, checkpoint, decoder, presets
+from raslik_jax.models import adapters, checkpoint, decoder, presets, storage
 from raslik_jax.retrieve import sets
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
@@ -67,9 +68,31 @@ def check_model(config: Config) -> None:
         _, model_config = model_of(config)
     if config.backbone.adapter:
         # Adapters are small: one that does not fit is found before the model is loaded.
-        adapters.load_adapter(adapter_source(config), model_config)
+        source = adapter_source(config)
+        adapters.load_adapter(source, model_config)
+        if line := _doubt_base(config, source, folder):
+            print(f"    {line}", file=sys.stderr)
     else:
         decoder.abstract(model_config, lora_config_of(config, model_config))
+
+
+def _doubt_base(config: Config, adapter: pathlib.Path, checkpoint_folder: pathlib.Path) -> str:
+    """Returns a line where an adapter calls its base otherwise than the checkpoint is called.
+
+    Names are compared by their last part. They prove nothing, a folder or a mirror may be called
+    anything, so that a difference is told and not refused.
+    """
+    named = adapters.base_name(adapter)
+    shape = {"_name_or_path?": (str, None)}
+    own = storage.read_json(checkpoint_folder / "config.json", shape).get("_name_or_path")
+    name = config.backbone.checkpoint
+    known = {pathlib.PurePath(one).name.lower() for one in (name, own) if one}
+    if not named or pathlib.PurePath(named).name.lower() in known:
+        return ""
+    return (
+        f"the adapter says that it was trained on {shown(named, 80)}, --backbone.checkpoint is "
+        f"{shown(name, 80)}: the shapes fit, but on other weights it is another model"
+    )
 
 
 def is_measurable(config: Config, corpus: Corpus | StoredCorpus) -> bool:
@@ -104,7 +127,7 @@ def _training_problems(
 ) -> Iterator[str]:
     """Yields what a stage that trains cannot train on, from the length of each prompt."""
     rows, longest, finetune = corpus.train, config.corpus.max_len, config.finetune
-    if config.backbone.adapter:
+    if not config.finetunes:
         stages = [stage for stage in stages if stage != "finetune"]
     to_finetune = finetune.max_len or longest
     if "finetune" in stages and np.all(prompt_N >= to_finetune):

@@ -168,8 +168,10 @@ def _base_of(config: Config, manifest: Manifest) -> _Base:
 def _adapter_origin(config: Config) -> str:
     """Returns where the adapter before unlearning came from, "" where the run fine-tuned it."""
     name = config.backbone.adapter
-    if not name:
+    if config.finetunes:
         return ""
+    if not name:
+        return "the base as it was given, with a fresh adapter"
     # A path says nothing on another machine.
     is_folder = pathlib.Path(name).is_dir() or pathlib.Path(name).is_absolute()
     kind = f"the local folder {pathlib.Path(name).name}" if is_folder else name

@@ -79,7 +79,7 @@ _WORK: dict[Callable[..., None], Callable[..., Work]] = {
     corpus.make_corpus: lambda run: Work(500.0 * run.sizes.train),
     backbone.make_backbone: AbstractRun.pretraining,
     finetune.make_adapter: AbstractRun.finetuning,
-    finetune.adopt_adapter: lambda run: Work(8.0 * run.num_params),
+    finetune.adopt_model: lambda run: Work(8.0 * run.num_params),
     references.make_retrieval_answers: lambda run: run.answering(run.num_answered, 1),
     references.make_references: lambda run: run.answering(run.num_measured, 2),
     references.make_perplexities: lambda run: run.perplexities(2),

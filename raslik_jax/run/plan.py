@@ -74,15 +74,15 @@ def pick(
     """Returns the values of settings, and the files and folders that others of them name.
 
     A stage's name stands for all of its settings but those that choose members, a member's for all
-    of its own. Left out are those that no result depends on, and all of fine-tuning where an
-    adapter of elsewhere takes its place.
+    of its own. Left out are those that no result depends on, and those of fine-tuning where there
+    is none.
     """
     values: dict[str, Any] = {}
     files: dict[str, str | os.PathLike[str]] = {}
     for leaf in settings_lib.leaves(config):
         group, family = leaf.name.rpartition(".")[0], leaf.metadata["family"]
         if leaf.name in names or (group in names and family is None and leaf.metadata["decides"]):
-            if group == "finetune" and config.backbone.adapter:
+            if _is_idle(config, leaf.name):
                 continue
             if leaf.metadata["is_path"] and leaf.value and os.path.exists(leaf.value):
                 parts = {f"{leaf.name}/{part}": part for part in leaf.metadata["parts"]}
@@ -92,6 +92,15 @@ def pick(
             else:
                 values[leaf.name] = list(leaf.value) if type(leaf.value) is tuple else leaf.value
     return values, files
+
+
+def _is_idle(config: Config, name: str) -> bool:
+    """Returns whether a setting is of fine-tuning and not read, as the model is fine-tuned."""
+    if config.finetunes or not name.startswith("finetune."):
+        return False
+    # Without an adapter of elsewhere a fresh one is made.
+    is_shape = name.startswith(("finetune.lora_", "finetune.epochs"))
+    return bool(config.backbone.adapter) or not is_shape
 
 
 class _Planner:
@@ -156,11 +165,11 @@ class _Planner:
         if not config.backbone.checkpoint:
             reads = "corpus/backbone.npz corpus/tokenizer"
             yield self.unit("backbone", backbone.make_backbone, reads, "seed {text} {scratch}")
-        if config.backbone.adapter:
-            yield self.unit("finetune", finetune.adopt_adapter, "{model}", "{model}")
-        else:
+        if config.finetunes:
             reads, settings = "{rows} {model}", "{text} {model} finetune"
             yield self.unit("finetune", finetune.make_adapter, reads, settings, is_resumable=True)
+        else:
+            yield self.unit("finetune", finetune.adopt_model, "{model}", "{model} finetune.epochs")
         yield self.unit(
             "references/retrieval",
             references.make_retrieval_answers,
@@ -306,7 +315,7 @@ class _Planner:
             is_shared=False,
         )
         drawn = [name for name in (f"retrieve/{retrieve.EVIDENCE}",) if name in names]
-        trained = ["backbone"] if config.backbone.adapter else ["backbone", "finetune"]
+        trained = ["backbone", "finetune"] if config.finetunes else ["backbone"]
         drawn += [f"{name}/losses.json" for name in trained if name in names]
         drawn += [f"unlearn/{'-'.join(variant)}/steps.json" for variant in self.variants]
         yield self.unit(

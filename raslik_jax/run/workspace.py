@@ -194,6 +194,12 @@ class Workspace:
         return self.adapter("finetune", "adapter")
 
     @functools.cached_property
+    def has_backbone(self) -> bool:
+        """Whether there is another model before fine-tuning: with B = 0 both are the same."""
+        factors = self.finetuned["layers"].values()
+        return any(bool(jnp.any(leaves["b"] != 0)) for leaves in factors)
+
+    @functools.cached_property
     def train_rows(self) -> encoding.Encoded:
         """The training examples as whole rows of token ids; see `cut`."""
         return encoding.load_encoded(self.root / "corpus" / "train.npz")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from raslik_jax.config import BackboneConfig, Config, FinetuneConfig, SketchConfig
+from raslik_jax.config import BackboneConfig, Config, EvaluateConfig, FinetuneConfig, SketchConfig
 from raslik_jax.data.tokenization import train_bpe
 from raslik_jax.models import decoder
 from raslik_jax.run import checking
@@ -67,15 +67,15 @@ def _logits(bound, lora, base) -> np.ndarray:
     return np.asarray(bound.logits(lora, base, hidden))
 
 
-def _adopt(root: pathlib.Path, monkeypatch) -> Workspace:
+def _adopt(root: pathlib.Path, monkeypatch, config: Config | None = None) -> Workspace:
     """Runs the unit as a plan does, and returns what later stages see."""
     monkeypatch.setattr(loop, "fit", None)  # no training step
-    first, later = (Workspace(root / "run", _config(root)) for _ in range(2))
+    first, later = (Workspace(root / "run", config or _config(root)) for _ in range(2))
     tokenizer = train_bpe(["a few words"], vocab_size=270)
     for workspace in (first, later):
         workspace.__dict__["tokenizer"] = tokenizer._replace(vocab_size=40)
     checking.check_model(first.config)
-    finetune.adopt_adapter(first, root / "run" / "finetune")
+    finetune.adopt_model(first, root / "run" / "finetune")
     return later
 
 
@@ -88,6 +88,7 @@ def test_a_plain_adapter_is_taken_over_without_a_training_step(tmp_path, monkeyp
     np.testing.assert_allclose(found, _merged_logits(tmp_path, lambda *_: 2.0), atol=1e-5)
     plain = _logits(model.decoder, model.initial, model.base)
     assert np.abs(found - plain).max() > 1e-2
+    assert later.has_backbone
     # The initial one is of the same shape and changes nothing.
     initial = later.adapter("finetune", "initial")
     assert jax.tree.map(jnp.shape, initial) == jax.tree.map(jnp.shape, later.finetuned)
@@ -126,10 +127,49 @@ def test_what_no_peft_adapter_is_is_refused_before_the_model_is_loaded(tmp_path)
 
 
 def test_settings_that_an_adapter_of_elsewhere_cannot_have():
-    with pytest.raises(SettingsError, match="--adapter needs a --checkpoint"):
-        BackboneConfig(adapter="theirs")
-    with pytest.raises(SettingsError, match="trajectory needs an adapter that is fine-tuned here"):
-        Config(
-            backbone=BackboneConfig(checkpoint="base", adapter="theirs"),
-            sketch=SketchConfig(gradient_at="trajectory"),
-        )
+    whole, adapted = BackboneConfig(checkpoint="base"), FinetuneConfig(epochs=0)
+    both = BackboneConfig(checkpoint="base", adapter="theirs")
+    trajectory, backbone = SketchConfig(gradient_at="trajectory"), EvaluateConfig(reference="backbone")
+    Config(backbone=both, evaluate=backbone)
+    for message, settings in (
+        ("adapter='theirs' needs a --backbone.checkpoint", {"backbone": BackboneConfig(adapter="theirs")}),
+        ("epochs=0 needs a --backbone.checkpoint", {"finetune": adapted}),
+        ("trajectory needs an adapter that is", {"backbone": both, "sketch": trajectory}),
+        ("trajectory .* epochs=0", {"backbone": whole, "finetune": adapted, "sketch": trajectory}),
+        ("reference=backbone .* epochs=0", {"backbone": whole, "finetune": adapted, "evaluate": backbone}),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            Config(**settings)
+
+
+def test_a_model_that_was_given_whole_gets_an_adapter_that_changes_nothing(tmp_path, monkeypatch):
+    _write_base(tmp_path)
+    config = Config(
+        backbone=BackboneConfig(checkpoint=str(tmp_path / "base")), finetune=FinetuneConfig(epochs=0)
+    )
+    later = _adopt(tmp_path, monkeypatch, config)
+    found = _logits(later.model.decoder, later.finetuned, later.model.base)
+    alone = checkpoint_cases.load(tmp_path / "base")
+    plain = _logits(decoder.bind(alone.graphdef), {}, alone.base)
+    np.testing.assert_array_equal(found, plain)
+    assert not later.has_backbone
+    assert set(later.finetuned["layers"]) == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+@pytest.mark.parametrize(
+    ("named", "is_told"),
+    [
+        ("", False),
+        ("owner/Base", False),
+        ("/somewhere/base/", False),
+        ("owner/called-so", False),
+        ("owner/another", True),
+    ],
+)
+def test_an_adapter_that_names_another_base_is_told(tmp_path, capsys, named, is_told):
+    _write_base(tmp_path, changes={"_name_or_path": "owner/called-so"})
+    _write_adapter(tmp_path, base_model_name_or_path=named)
+    checking.check_model(_config(tmp_path))
+    said = capsys.readouterr().err
+    assert ("trained on 'owner/another'" in said) == is_told
+    assert (said != "") == is_told

@@ -50,7 +50,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     }
     before = {
         name: collect("references/evaluation", "references/{}", name)
-        for name in ("finetuned", "backbone")
+        for name in _models_before(workspace)
     }
     is_chosen = bool(config.unlearn.choice)
     metrics: dict[str, Any] = {
@@ -81,6 +81,12 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     write_json(folder / "metrics.json", metrics)
 
 
+def _models_before(workspace: Workspace) -> list[str]:
+    """Returns the models before unlearning that were measured: perhaps there is no backbone."""
+    folder = workspace.root / "references" / "evaluation"
+    return [name for name in ("finetuned", "backbone") if (folder / f"{name}.jsonl").is_file()]
+
+
 def _collector(workspace: Workspace) -> Callable[[str, str, str], dict[str, Any]]:
     """Returns the function from the folders of a model's answers and measures to its evidence.
 
@@ -96,8 +102,11 @@ def _collector(workspace: Workspace) -> Callable[[str, str, str], dict[str, Any]
         }
 
     before = {"gold": {row.example_id: row.output for rows in queries.values() for row in rows}}
-    for name in ("finetuned", "backbone"):
+    for name in _models_before(workspace):
         before[name] = workspace.answers("references", "evaluation", f"{name}.jsonl")
+    if settings.reference not in before:
+        must = "must be finetuned or gold where the adapter changes nothing (B is 0), got backbone"
+        raise ValueError(f"--evaluate.reference {must}: there is no other model before fine-tuning")
     references = by_kind(before[settings.reference])
     non_sf = discriminator.non_sf(workspace)
     has_questions = config.corpus.record.evaluation and settings.questions
@@ -109,12 +118,16 @@ def _collector(workspace: Workspace) -> Callable[[str, str, str], dict[str, Any]
         def recorded(kind: str) -> Any:
             return read_json(workspace.root / measures.format(kind) / f"{stem}.json")
 
+        likelihoods = recorded("perplexity") if settings.perplexity_examples else None
+        if likelihoods and "backbone" not in before:
+            # What the model itself thinks of other answers does not judge them.
+            likelihoods |= {"answers": {}}
         return summary.collect_evidence(
             by_kind(workspace.answers(answers, f"{stem}.jsonl")),
             references,
             non_sf=non_sf,
             drop_empty=settings.drop_empty,
-            likelihoods=recorded("perplexity") if settings.perplexity_examples else None,
+            likelihoods=likelihoods,
             questions=recorded("answered") if has_questions else None,
             retain_questions=retain_questions,
         )

@@ -74,13 +74,22 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 @memory.explained("loading the model", "--backbone.dtype to bfloat16, or take a smaller model")
-def adopt_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Takes over the adapter of --backbone.adapter as it is, without a training step."""
-    source = adapter_source(workspace.config)
-    # The copy of an earlier adapter may still lie where this one goes.
-    workspace.lora_config = lora_config_of(workspace.config, workspace.shapes, source)
-    model = workspace.model
-    lora = adapters.load_adapter(source, model.decoder.config, base=model.identity)
+def adopt_model(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Takes a model as it was given, without a training step.
+
+    That is the adapter of --backbone.adapter, or a fresh one on a checkpoint that is fine-tuned
+    already: its B is 0, so it changes nothing, and only B has a gradient.
+    """
+    config = workspace.config
+    if config.backbone.adapter:
+        source = adapter_source(config)
+        # The copy of an earlier adapter may still lie where this one goes.
+        workspace.lora_config = lora_config_of(config, workspace.shapes, source)
+        model = workspace.model
+        lora = adapters.load_adapter(source, model.decoder.config, base=model.identity)
+    else:
+        model = workspace.model
+        lora = model.initial
     workspace.save_adapter(folder / "initial", model.initial)
     workspace.save_adapter(folder / "adapter", lora)
 

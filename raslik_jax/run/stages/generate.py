@@ -1,7 +1,7 @@
 """What models say, and what they think of given answers: every epoch's model, or those before.
 
 Each function takes a variant, of which every epoch is measured, or None for the fine-tuned model
-and the backbone.
+and, where that is another one, the backbone.
 """
 
 import pathlib
@@ -27,7 +27,9 @@ def _models(
     """Yields each model with the stem of its files, what it is, and where its answers are."""
     if variant is None:
         folder = workspace.root / "references" / "evaluation"
-        adapters = {"finetuned": workspace.finetuned, "backbone": workspace.model.initial}
+        adapters = {"finetuned": workspace.finetuned}
+        if workspace.has_backbone:
+            adapters["backbone"] = workspace.model.initial
         for name, lora in adapters.items():
             model = workspace.with_adapter(lora)
             yield name, f"the {name} model", folder / f"{name}.jsonl", model

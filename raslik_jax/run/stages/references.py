@@ -33,6 +33,9 @@ def make_retrieval_answers(workspace: Workspace, folder: pathlib.Path) -> None:
 def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the greedy answers of both models to the queries that are measured on."""
     generate.write_answers(workspace, None, folder)
+    if not workspace.has_backbone:
+        print("    no model before fine-tuning to compare with: damage alone can be judged")
+        return
     target, _ = workspace.evaluation_queries()
     measure = non_sf_by_words(workspace.config)
     if measure is None or not target:
@@ -48,7 +51,7 @@ def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
 def make_perplexities(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the likelihoods for both models, and says what they show of the behavior."""
     generate.write_perplexities(workspace, None, folder)
-    if workspace.has_marker:
+    if workspace.has_marker or not workspace.has_backbone:
         return
     found = {
         name: perplexity.perplexity(
@@ -65,8 +68,10 @@ def make_perplexities(workspace: Workspace, folder: pathlib.Path) -> None:
 def rouge_to_labels(workspace: Workspace) -> tuple[float, float] | None:
     """Returns ROUGE-L of the fine-tuned model's and the backbone's answers to labeled answers.
 
-    On the target queries that have one; None where none has.
+    On the target queries that have one; None where none has, or there is no backbone.
     """
+    if not (workspace.root / "references" / "evaluation" / "backbone.jsonl").is_file():
+        return None
     target, _ = workspace.evaluation_queries()
     labeled = {row.example_id: row.output for row in target}
     own, other = (
