@@ -172,3 +172,14 @@ def test_the_answers_are_held_against_the_labeled_ones_too():
     assert rates.mean_rouge({"b": "x"}, {"b": ""}) is None
     found = judgment.find_behavior("likelihood", finetuned=2.0, backbone=9.0, rouge=(0.5, 0.1))
     assert "labeled ones: 0.500 and 0.100" in judgment.describe_behavior(found)
+
+
+def test_without_a_model_before_fine_tuning_damage_alone_is_judged():
+    found = _judge(_entry(0.2), backbone=None)
+    assert found["verdict"] == "unknown"
+    assert found["reasons"] == ["there is no model before fine-tuning to compare with"]
+    assert not any("backbone" in measure for measure in found["inputs"][:1])
+    assert _judge(_entry(0.2, held_out=9.0), backbone=None)["verdict"] == "damaged"
+    shown = {"by": "words", "description": "does not show a marker word"}
+    marked = {**FINETUNED, "non_sf_target": _interval(0.1)}
+    assert judgment.behavior_of(marked, None, shown) is None

@@ -129,14 +129,23 @@ def test_what_no_peft_adapter_is_is_refused_before_the_model_is_loaded(tmp_path)
 def test_settings_that_an_adapter_of_elsewhere_cannot_have():
     whole, adapted = BackboneConfig(checkpoint="base"), FinetuneConfig(epochs=0)
     both = BackboneConfig(checkpoint="base", adapter="theirs")
-    trajectory, backbone = SketchConfig(gradient_at="trajectory"), EvaluateConfig(reference="backbone")
+    trajectory, backbone = (
+        SketchConfig(gradient_at="trajectory"),
+        EvaluateConfig(reference="backbone"),
+    )
     Config(backbone=both, evaluate=backbone)
     for message, settings in (
-        ("adapter='theirs' needs a --backbone.checkpoint", {"backbone": BackboneConfig(adapter="theirs")}),
+        (
+            "adapter='theirs' needs a --backbone.checkpoint",
+            {"backbone": BackboneConfig(adapter="theirs")},
+        ),
         ("epochs=0 needs a --backbone.checkpoint", {"finetune": adapted}),
         ("trajectory needs an adapter that is", {"backbone": both, "sketch": trajectory}),
-        ("trajectory .* epochs=0", {"backbone": whole, "finetune": adapted, "sketch": trajectory}),
-        ("reference=backbone .* epochs=0", {"backbone": whole, "finetune": adapted, "evaluate": backbone}),
+        ("trajectory .*epochs=0", {"backbone": whole, "finetune": adapted, "sketch": trajectory}),
+        (
+            "reference=backbone .*epochs=0",
+            {"backbone": whole, "finetune": adapted, "evaluate": backbone},
+        ),
     ):
         with pytest.raises(SettingsError, match=message):
             Config(**settings)
@@ -145,7 +154,8 @@ def test_settings_that_an_adapter_of_elsewhere_cannot_have():
 def test_a_model_that_was_given_whole_gets_an_adapter_that_changes_nothing(tmp_path, monkeypatch):
     _write_base(tmp_path)
     config = Config(
-        backbone=BackboneConfig(checkpoint=str(tmp_path / "base")), finetune=FinetuneConfig(epochs=0)
+        backbone=BackboneConfig(checkpoint=str(tmp_path / "base")),
+        finetune=FinetuneConfig(epochs=0),
     )
     later = _adopt(tmp_path, monkeypatch, config)
     found = _logits(later.model.decoder, later.finetuned, later.model.base)

@@ -232,6 +232,12 @@ def test_an_adapter_of_elsewhere_counts_by_its_weights_and_not_by_how_one_would_
         changed = _changed(before, _decided(other, tmp_path)) - {"evaluate"}
         assert ("finetune" in changed) == (name == "seed")
         assert changed == set() or name == "seed"
+    # Without one, a fresh adapter of the shape asked for is made.
+    whole = replaced(config, {"backbone.adapter": "", "finetune.epochs": 0})
+    before_whole = _decided(whole, tmp_path)
+    for name, is_read in (("lora_rank", True), ("batch_size", False)):
+        other = _decided(replaced(whole, {f"finetune.{name}": 5}), tmp_path)
+        assert ("finetune" in _changed(before_whole, other)) == is_read
     (folder / "optimizer.pt").write_text("another")
     assert _changed(before, _decided(config, tmp_path)) == set()
     (folder / "adapter_model.safetensors").write_text("another")
