@@ -61,10 +61,11 @@ def read_examples(
     needs_output: bool = True,
     check: Callable[[Example], object] = lambda row: None,
 ) -> tuple[Example, ...]:
-    """Returns the rows of a JSON list, a JSONL file or a hub dataset as examples.
+    """Returns the rows of a file, a folder of a saved dataset or a hub dataset as examples.
 
-    A file whose first character is "[" is one JSON list of objects, any other has one object per
-    line; blank lines are skipped. The endings .xz, .gz and .zst are unpacked on the way.
+    .csv and .tsv are tables with a header, .parquet is Parquet. Of others a file whose first
+    character is "[" is one JSON list of objects, any other has one object per line; blank lines are
+    skipped. The endings .xz, .gz and .zst of texts are unpacked on the way.
 
     Args:
       source: a path, or `hub:OWNER/NAME[:CONFIG][@SPLIT]` (split "train" unless given), where a
@@ -148,10 +149,13 @@ def _example_of(row: Row, format: str, source: str, needs_output: bool) -> Examp
     if name is not None and not isinstance(name, str) and type(name) is not int:
         raise row.problem("id", "be text")
     is_target = row.get("is_target")
+    if isinstance(is_target, str):  # as a cell of a table is
+        is_target = {"true": True, "false": False}.get(is_target.lower(), is_target)
     if not isinstance(is_target, bool | None):
         raise row.problem("is_target", "be true, false or null")
-    own = {row.keys[field] for field in (*FORMATS[format].names, *COMMON) if field in row.keys}
-    extra = {k: value for k, value in row.record.items() if k not in own and value is not None}
+    fields = (*FORMATS[format].names, *COMMON)
+    others = row.record.keys() - {row.keys[field] for field in fields if field in row.keys}
+    extra = {k: v for k, v in row.record.items() if k in others and v is not None} if others else {}
     found = Example(
         "" if name is None else str(name).strip(),
         *parts[:3],
@@ -161,7 +165,7 @@ def _example_of(row: Row, format: str, source: str, needs_output: bool) -> Examp
         format=format,
         content=parts.content,
     )
-    _check_texts([*found[:4], found.source, found.extra, found.content])
+    _check_texts([*found[:4], found.source, *filter(None, (extra, parts.content))])
     return found
 
 
@@ -169,9 +173,10 @@ def _check_texts(value: Any, depth: int = 0) -> None:
     """Raises a ValueError where a text, however deep, is none that UTF-8 and C can hold."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"a row must not be nested deeper than {_MAX_DEPTH} levels, got more")
-    if isinstance(value, str) and (bad := _BAD_TEXT.search(value)):
-        raise ValueError(f"a text must have whole characters other than NUL, got {bad[0]!r}")
-    if isinstance(value, Mapping):
+    if isinstance(value, str):
+        if bad := _BAD_TEXT.search(value):
+            raise ValueError(f"a text must have whole characters other than NUL, got {bad[0]!r}")
+    elif isinstance(value, dict):
         _check_texts([*value.keys(), *value.values()], depth)
     elif isinstance(value, list):
         for item in value:

@@ -88,10 +88,11 @@ class Format(NamedTuple):
 
 
 def _read_alpaca(row: Row, needs_output: bool) -> Parts:
-    if not row.text("instruction").strip():
+    asked = row.text("instruction")
+    if not asked.strip():
         raise row.problem("instruction", "hold text")
     output = row.text("output", None if needs_output else "")
-    parts = Parts(row.text("instruction"), row.text("input", ""), output, {})
+    parts = Parts(asked, row.text("input", ""), output, {})
     if row.text("system", "").strip():
         parts.content["system"] = row.get("system")
     history = row.get("history") or []
@@ -99,7 +100,9 @@ def _read_alpaca(row: Row, needs_output: bool) -> Parts:
         isinstance(pair, list) and [type(text) for text in pair] == [str, str] for pair in history
     ):
         raise row.problem("history", "be a list of [question, answer]")
-    return parts._replace(content=parts.content | ({"history": history} if history else {}))
+    if history:
+        parts.content["history"] = history
+    return parts
 
 
 def _alpaca_messages(row: Example) -> Conversation:

@@ -1,6 +1,8 @@
 """Rows of files and hub datasets with their places, as JSON has them."""
 
+import csv
 import importlib
+import io
 import json
 import lzma
 import os
@@ -11,8 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from raslik_jax import files
-from raslik_jax.messages import one_line, shown
+from raslik_jax.messages import one_line, shown, some_of
 
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
 
 
@@ -20,25 +23,102 @@ def placed_records(source: str | os.PathLike[str]) -> tuple[str, Iterator[tuple[
     """Returns what stands between a source and a place in it, and the rows with their places.
 
     That is ":" for a file of lines and ", row " for any other. A place counts from 1, blank lines
-    too; a line that is no JSON is the ValueError that says so. Sources are as in `read_examples`.
+    too; what is no row is the ValueError that says so. Sources are as in `formats.read_examples`.
     """
+    path, origin = pathlib.Path(source), shown(str(source), 160).strip("'\"")
     if str(source).startswith("hub:"):
         return ", row ", enumerate(_hub_rows(str(source)), start=1)
-    text = _read_text(pathlib.Path(source))
+    if path.is_dir():
+        return ", row ", enumerate(_saved_rows(path, origin), start=1)
+    if path.suffix == ".parquet":
+        return ", row ", enumerate(_parquet_rows(path, origin), start=1)
+    text = _read_text(path)
+    kind = pathlib.Path(path.stem).suffix if path.suffix in _STREAMS else path.suffix
+    if kind in _DELIMITERS:
+        return ", row ", enumerate(_table_rows(text, origin, _DELIMITERS[kind]), start=1)
     if text.lstrip().startswith("["):
-        origin = shown(str(source), 160).strip("'\"")
         return ", row ", enumerate(files.parse_json(text, origin), start=1)
+    return ":", _lines(text)
 
-    def lines() -> Iterator[tuple[int, Any]]:
-        # Not splitlines(): a JSON string may hold U+2028 and other line ends of Unicode.
-        for number, line in enumerate(text.split("\n"), start=1):
-            try:
-                if line.strip():
-                    yield number, files.parse_json(line, "a row")
-            except ValueError as error:
-                yield number, error
 
-    return ":", lines()
+def _lines(text: str) -> Iterator[tuple[int, Any]]:
+    """Yields the number of each line that is not blank, and its row."""
+    # Not splitlines(): a JSON string may hold U+2028 and other line ends of Unicode.
+    for number, line in enumerate(text.split("\n"), start=1):
+        try:
+            if line.strip():
+                yield number, files.parse_json(line, "a row")
+        except ValueError as error:
+            yield number, error
+
+
+def _table_rows(text: str, origin: str, delimiter: str) -> Iterator[Any]:
+    """Yields the rows of a table as text, by the names in its header; an empty cell is null."""
+    csv.field_size_limit(2**31 - 1)
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        header = next(rows)
+        if len(set(header)) < len(header) or not all(name.strip() for name in header):
+            raise ValueError(
+                f"{origin} must begin with a header, a name for each column and each once, got "
+                f"{some_of(header, 3)}: write one"
+            )
+        for row in rows:
+            if row and len(row) != len(header):
+                yield ValueError(f"a row must have {len(header)} cells, got {len(row)}")
+            elif row:
+                yield {name: cell or None for name, cell in zip(header, row, strict=True)}
+    except csv.Error as error:
+        raise ValueError(
+            f"{origin} must be a table, line {rows.line_num} is not ({error}): write it again"
+        ) from error
+
+
+def _parquet_rows(path: pathlib.Path, origin: str) -> Iterator[Any]:
+    with files.open_regular(path) as file:
+        parquet = _import("pyarrow.parquet", origin)
+        try:
+            rows = parquet.read_table(file).to_pylist()
+        except Exception as error:  # Arrow's errors are those of many classes
+            raise ValueError(
+                f"{origin} must be a whole Parquet file ({one_line(str(error), 100)}): fetch or "
+                "write it again"
+            ) from error
+    return map(_as_json, rows)
+
+
+def _saved_rows(path: pathlib.Path, origin: str) -> Iterator[Any]:
+    """Returns the rows of a folder that `save_to_disk` of datasets wrote, of splits the train."""
+    if (path / "dataset_dict.json").is_file():
+        path = path / "train"
+    if not (path / "state.json").is_file():
+        raise ValueError(
+            f"{origin} must be a file, or a folder of datasets.save_to_disk with a split train, "
+            "got another folder: name a file or the folder of a split"
+        )
+    datasets = _import("datasets", origin)
+    try:
+        rows = datasets.load_from_disk(str(path))
+    except Exception as error:
+        raise ValueError(
+            f"{origin} cannot be read ({one_line(str(error), 100)}): save it again"
+        ) from error
+    return map(_as_json, rows)
+
+
+def _import(name: str, origin: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(
+            f"{origin} needs the package {name.partition('.')[0]}: install raslik-jax[data] or "
+            "give a JSON file"
+        ) from error
+
+
+def _as_json(row: Any) -> Any:
+    """Returns a row in JSON's types: a date as its text, a NaN as null."""
+    return json.loads(json.dumps(row, default=str), parse_constant=lambda _: None)
 
 
 def _hub_rows(source: str) -> Iterator[Any]:
@@ -47,12 +127,7 @@ def _hub_rows(source: str) -> Iterator[Any]:
         raise ValueError(
             f"a hub dataset must be like hub:OWNER/NAME[:CONFIG][@SPLIT], got {shown(source)}"
         )
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(
-            f"{shown(source)} needs the package datasets: install raslik-jax[data] or give a file"
-        ) from error
+    datasets = _import("datasets", shown(source))
     name, config, split = asked.groups()
     try:
         rows = datasets.load_dataset(name, config, split=split or "train")
@@ -61,9 +136,7 @@ def _hub_rows(source: str) -> Iterator[Any]:
             f"the dataset {shown(source)} cannot be read ({one_line(str(error), 100)}): check "
             "name, config, split and network, or give a local file"
         ) from error
-    # In JSON's types: a date as its text, a NaN as null.
-    for row in rows:
-        yield json.loads(json.dumps(row, default=str), parse_constant=lambda _: None)
+    yield from map(_as_json, rows)
 
 
 def _read_text(path: pathlib.Path) -> str:

@@ -227,9 +227,11 @@ class ReadTest(parameterized.TestCase):
 
     def test_a_pipe_is_refused_at_once(self):
         os.mkfifo(self.folder / "rows.jsonl")
-        for path in (self.folder / "rows.jsonl", "/dev/zero", self.folder):
+        for path in (self.folder / "rows.jsonl", "/dev/zero"):
             with self.assertRaisesRegex(ValueError, "must be a regular file"):
                 read_examples(path)
+        with self.assertRaisesRegex(ValueError, "must be a file, or a folder of datasets"):
+            read_examples(self.folder)
 
     def test_equal_rows_without_an_id_are_told_apart_beside_rows_with_one(self):
         row = {"instruction": "i", "output": "o"}

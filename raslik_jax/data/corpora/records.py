@@ -17,11 +17,12 @@ class RecordsSettings(Settings):
 
     train_file: str = setting(
         "",
-        "JSON or JSONL of the training examples, or hub:OWNER/NAME[:CONFIG][@SPLIT].",
+        "JSON, JSONL, CSV or Parquet of the training examples, a folder of save_to_disk, or "
+        "hub:OWNER/NAME[:CONFIG][@SPLIT].",
         is_path=True,
     )
     queries_file: str = setting(
-        "", "JSONL of the queries, each with a field `split`.", is_path=True
+        "", "The queries, each with a field `split`; files as for training.", is_path=True
     )
     format: Literal[(AUTO, *FORMATS)] = setting(  # type: ignore[valid-type]
         AUTO,
