@@ -166,6 +166,12 @@ class SlidingConfig(DecoderConfig):
             got = f"got {self.sliding_window}: correct config.json"
             raise ValueError(f"sliding_window must be at least 1, {got}")
 
+    def to_hf(self) -> dict[str, Any]:
+        """Returns the fields of a config.json."""
+        values = super().to_hf()
+        # Some of transformers' classes take a null for the width itself.
+        return {k: value for k, value in values.items() if k != "head_dim" or value is not None}
+
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
         """How many tokens each layer looks back, the token itself included; None for all."""

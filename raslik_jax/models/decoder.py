@@ -46,6 +46,7 @@ from raslik_jax.models import (
     llama,
     mistral,
     olmo2,
+    phi3,
     qwen2,
     qwen3,
 )
@@ -58,7 +59,7 @@ ModelConfig = DecoderConfig
 ARCHITECTURES: dict[str, Architecture] = {
     found.config.model_type: found
     for found in (
-        *(module.ARCHITECTURE for module in (gpt_neox, llama, mistral, olmo2, qwen2, qwen3)),
+        *(m.ARCHITECTURE for m in (gpt_neox, llama, mistral, olmo2, phi3, qwen2, qwen3)),
         *(gemma2.ARCHITECTURE, gemma3.ARCHITECTURE, gemma3.WITH_IMAGES),
     )
 }

@@ -150,6 +150,8 @@ class DecoderParityTest(parameterized.TestCase):
         ("_qwen2", "qwen2", "windows_in_the_last_layer_yarn"),
         ("_qwen3", "qwen3", "windows_by_layer_biases"),
         ("_mistral", "mistral", "window"),
+        ("_phi3", "phi3", "window"),
+        ("_phi3_longrope", "phi3", "longrope_short_partial_tied"),
         ("_gemma2", "gemma2", "caps_alternating_windows"),
         ("_gemma3", "gemma3_text", "pattern_and_stretched_global_rotation"),
     )
