@@ -289,7 +289,11 @@ def load_adapter(
     names = decoders.ARCHITECTURES[config.model_type].key_map
     slots = key_map.plan(names, shapes, prefix=_PREFIX)
     with contextlib.ExitStack() as stack:
-        tensors = _PaddedTensors([folder / WEIGHTS], stack)
+        tensors = _PaddedTensors(
+            [folder / WEIGHTS],
+            stack,
+            lambda key: _PREFIX + config.full_key(key.removeprefix(_PREFIX)),
+        )
         tensors.slots = slots
         what = f"the adapter of {path} on this {config.model_type}"
         key_map.check_fit(_own_slots(slots, own), tensors, what, "")

@@ -248,7 +248,7 @@ def _convert(name: str, value: Any, expected: Any, source: str) -> Any:
     kinds = typing.get_args(expected) or (expected,)
     if value is None and type(None) in kinds:
         return None
-    if isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in kinds):
+    if isinstance(value, list | tuple) and any(typing.get_origin(kind) is tuple for kind in kinds):
         (item_kind,) = {typing.get_args(kind)[0] for kind in kinds if typing.get_origin(kind)}
         return tuple(_convert(name, item, item_kind, source) for item in value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -16,7 +16,11 @@ _FAMILIES = {
     "gpt_neox": "pythia",
     "llama": "grouped_tied",
     "olmo2": "grouped",
+    # Windows of three and four tokens, in some layers or all; two rotations; caps.
     "qwen3": "windows_by_layer_biases",
+    "gemma2": "caps_alternating_windows",
+    "gemma3_text": "pattern_and_stretched_global_rotation",
+    "phi3": "window",
 }
 _PROMPTS = ((3, 1, 4), tuple(range(18)), (1, 5, 9, 2, 6), (7,))
 _NEW = 6
@@ -24,8 +28,11 @@ _NEW = 6
 
 @functools.cache
 def _model(family: str, dtype: str = "float32"):
-    case = decoder_cases.CASES[family][_FAMILIES[family]]
-    config = decoder.ARCHITECTURES[family].config.from_hf(case.config)
+    if family == "longrope":
+        case = decoder_cases.CASES["phi3"]["longrope_short_partial_tied"]
+    else:
+        case = decoder_cases.CASES[family][_FAMILIES[family]]
+    config = decoder.ARCHITECTURES[case.config["model_type"]].config.from_hf(case.config)
     lora_config = LoRAConfig(rank=2, alpha=4.0, dropout=0.5, targets=case.targets)
     graphdef, *shapes = decoder.abstract(config, lora_config, jnp.dtype(dtype))
     rng = np.random.default_rng(0)
@@ -113,6 +120,12 @@ class EdgeTest(parameterized.TestCase):
         ("foreign_token", {"prompts": [[29]]}, r"tokens must lie in \[0, 29\), got 29 to 29"),
         ("negative_token", {"prompts": [[-1, 2]]}, "got -1 to 2"),
         ("too_long", {"prompts": [[1] * 60]}, "prompt 0 must have .* got 60"),
+        # Of its 64 first positions.
+        (
+            "across_longrope",
+            {"family": "longrope", "prompts": [[1] * 60]},
+            "prompt 0 must have at most 59 tokens, or above 64, got 60",
+        ),
         ("no_tokens", {"max_new_tokens": 0}, "must be at least 1"),
         ("no_rows", {"batch_size": 0}, "must be at least 1"),
     )

@@ -22,6 +22,14 @@ _FAMILIES = {
     # Windows in some of its layers.
     "qwen3": "windows_by_layer_biases",
 }
+# Those of the tests by gradient that are not in the default run.
+_OTHERS = {
+    "gemma2": "caps_alternating_windows",
+    "gemma3_text": "pattern_and_stretched_global_rotation",
+    "mistral": "window",
+    "phi3": "longrope_short_partial_tied",
+    "qwen2": "windows_in_the_last_layer_yarn",
+}
 _LENGTH = 9
 
 # Compiling is most of the time here, and LLVM's optimizations most of compiling.
@@ -35,7 +43,7 @@ def _place(family: str, name: str) -> str:
 @functools.cache
 def _model(family: str, dtype: str = "float32") -> decoder_parity.Port:
     """Returns a tiny random model of a family, both LoRA factors random."""
-    case = decoder_cases.CASES[family][_FAMILIES[family]]
+    case = decoder_cases.CASES[family][{**_FAMILIES, **_OTHERS}[family]]
     config = decoder.ARCHITECTURES[family].config.from_hf(case.config)
     lora_config = LoRAConfig(rank=2, alpha=4.0, dropout=0.5, targets=case.targets)
     graphdef, *shapes = decoder.abstract(config, lora_config, jnp.dtype(dtype))
@@ -493,7 +501,7 @@ class BehaviorTest(parameterized.TestCase):
 class BehaviorOfTheOtherFamiliesTest(parameterized.TestCase):
     """The tests by gradient, for the families that the default run leaves out."""
 
-    gradient_families = ("gpt_neox", "olmo2")
+    gradient_families = ("gpt_neox", "olmo2", "qwen3", *_OTHERS)
 
     test_causality = (
         BehaviorTest.test_hidden_states_depend_on_all_earlier_tokens_and_on_no_later_one

@@ -4,10 +4,13 @@ import pytest
 from absl.testing import parameterized
 
 from raslik_jax.models import decoder, hf_config
+from raslik_jax.models.gemma2 import Gemma2Config
+from raslik_jax.models.gemma3 import Gemma3Config, Gemma3TextConfig
 from raslik_jax.models.gpt_neox import GPTNeoXConfig
 from raslik_jax.models.llama import LlamaConfig
 from raslik_jax.models.mistral import MistralConfig
 from raslik_jax.models.olmo2 import Olmo2Config
+from raslik_jax.models.phi3 import Phi3Config
 from raslik_jax.models.qwen2 import Qwen2Config
 from raslik_jax.models.qwen3 import Qwen3Config
 
@@ -171,6 +174,85 @@ class WindowTest(parameterized.TestCase):
     def test_windows_that_cannot_be(self, change: dict, message: str):
         with pytest.raises(ValueError, match=message):
             Qwen2Config.from_hf({**_LLAMA, **change})
+
+
+_GEMMA = {
+    **{name: value for name, value in _LLAMA.items() if name != "model_type"},
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 256,
+    "cache_implementation": "hybrid",
+}
+_PHI3 = {**_LLAMA, "model_type": "phi3", "hidden_size": 128, "original_max_position_embeddings": 64}
+_LONG = {"short_factor": [1.0, 1.0], "long_factor": [2, 3.5], "type": "su"}
+
+
+class SpellingTest(parameterized.TestCase):
+    def test_gemma_2_has_names_of_its_own(self):
+        # As Google publishes it: two names for the activation, and for the window.
+        fields = {**_GEMMA, "hidden_act": "gelu_pytorch_tanh", "sliding_window": 9}
+        config = Gemma2Config.from_hf({**fields, "sliding_window_size": 9})
+        self.assertEqual(config.hidden_act, "gelu_pytorch_tanh")
+        self.assertEqual(config.layer_windows, (9, None))
+        self.assertEqual(
+            (config.attention_cap, config.logit_cap, config.attention_scale), (50.0, 30.0, 1 / 16)
+        )
+        self.assertEqual(config.to_hf()["hidden_activation"], "gelu_pytorch_tanh")
+        with pytest.raises(ValueError, match="hidden_act as 'gelu' and, as hidden_activation"):
+            Gemma2Config.from_hf({**fields, "hidden_act": "gelu"})
+        with pytest.raises(ValueError, match="soft caps must be positive"):
+            Gemma2Config.from_hf({**_GEMMA, "attn_logit_softcapping": 0.0})
+
+    def test_gemma_3_has_a_rotation_for_each_kind_of_layer_in_either_spelling(self):
+        linear = {"rope_type": "linear", "factor": 8.0}
+        old = Gemma3TextConfig.from_hf(
+            {
+                **_GEMMA,
+                "rope_theta": 1000000,
+                "rope_local_base_freq": 20000,
+                "rope_scaling": linear,
+                "sliding_window_pattern": 2,
+            }
+        )
+        new = {
+            "full_attention": {**linear, "rope_theta": 1000000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
+        }
+        fields = {**_GEMMA, "rope_parameters": new, "_sliding_window_pattern": 2}
+        self.assertEqual(Gemma3TextConfig.from_hf(fields), old)
+        self.assertEqual(Gemma3TextConfig.from_hf(old.to_hf()), old)
+        local, full = old.layer_ropes
+        self.assertEqual((local.rope_theta, local.factor), (20000.0, None))
+        self.assertEqual((full.rope_theta, full.factor), (1000000.0, 8.0))
+        plain = Gemma3TextConfig.from_hf(_GEMMA)
+        self.assertEqual([rope.rope_theta for rope in plain.layer_ropes], [1e4, 1e4])
+        self.assertEqual(plain.rope_parameters.rope_theta, 1e6)
+        with pytest.raises(ValueError, match="an object for full_attention and one for sliding"):
+            Gemma3TextConfig.from_hf({**_GEMMA, "rope_parameters": {"rope_theta": 2.0}})
+        # Refused because the model has no such cap: transformers reads it and does nothing.
+        with pytest.raises(ValueError, match="attn_logit_softcapping=50.0"):
+            Gemma3TextConfig.from_hf({**_GEMMA, "attn_logit_softcapping": 50.0})
+
+    def test_of_a_gemma_3_that_reads_images_the_text_part_is_taken(self):
+        # What the file leaves out are the defaults of Hugging Face's class.
+        text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+        fields = {"model_type": "gemma3", "text_config": {**text, "model_type": "gemma3_text"}}
+        config = Gemma3Config.from_hf({**fields, "eos_token_id": [1, 106], "vision_config": {}})
+        self.assertEqual((config.vocab_size, config.num_attention_heads), (262208, 8))
+        self.assertEqual((config.eos_token_id, config.model_type), ((1, 106), "gemma3_text"))
+        with pytest.raises(ValueError, match="text_config must be an object, got None"):
+            Gemma3Config.from_hf({"model_type": "gemma3"})
+
+    def test_phi_3_keeps_its_original_length_beside_the_rotation(self):
+        config = Phi3Config.from_hf({**_PHI3, "rope_scaling": _LONG, "auto_map": {"x": "y"}})
+        rope = config.rope_parameters
+        self.assertEqual((rope.rope_type, rope.original_max_position_embeddings), ("longrope", 64))
+        self.assertEqual(rope.long_factor, (2.0, 3.5))
+        written = config.to_hf()
+        self.assertEqual(written["original_max_position_embeddings"], 64)
+        self.assertEqual(set(written["rope_scaling"]), {"type", "short_factor", "long_factor"})
+        self.assertEqual(Phi3Config.from_hf(written), config)
+        with pytest.raises(ValueError, match="a factor for each of 2 rotated pairs, got 1"):
+            Phi3Config.from_hf({**_PHI3, "rope_scaling": {**_LONG, "long_factor": [1.0]}})
 
 
 class RefusalTest(parameterized.TestCase):

@@ -6,7 +6,10 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from support import tiny_model, token_rows
 
+from raslik_jax.models import decoder, gemma2
+from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.sketch.loss import example_loss
+from raslik_jax.sketch.probes import probe_loss
 
 _MODEL = tiny_model()
 
@@ -43,6 +46,42 @@ class LossTest(parameterized.TestCase):
         )
         got = _loss(rows.tokens_BL[0], rows.target_mask_BL[0], num_targets=num_targets, loss=loss)
         np.testing.assert_allclose(got, expected, rtol=2e-6)
+
+    def test_a_cap_of_the_logits_is_in_the_loss_and_in_its_gradient(self):
+        config = gemma2.Gemma2Config(
+            vocab_size=29,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=4,
+            intermediate_size=8,
+            initializer_range=1.0,
+            final_logit_softcapping=2.0,
+        )
+        lora_config = LoRAConfig(rank=1, alpha=4.0, targets=("o_proj",))
+        graphdef, lora, base = decoder.create(config, lora_config, key=jax.random.key(0))
+        bound = decoder.bind(graphdef)
+        rows = token_rows(0, [(4, 5)])
+        tokens_L, mask_L = jnp.asarray(rows.tokens_BL[0]), jnp.asarray(rows.target_mask_BL[0])
+
+        def plain(lora):
+            logits_LV = bound.logits(lora, base, bound.hidden(lora, base, tokens_L))
+            log_p_LV = jax.nn.log_softmax(logits_LV[:-1])
+            picked_L = jnp.take_along_axis(log_p_LV, tokens_L[1:, None], axis=1)[:, 0]
+            return -jnp.mean(picked_L, where=mask_L[1:]), logits_LV
+
+        def fused(lora):
+            return example_loss(bound, lora, base, tokens_L, mask_L, num_targets=5)
+
+        (value, logits_LV), gradient = jax.jit(jax.value_and_grad(plain, has_aux=True))(lora)
+        self.assertGreater(float(jnp.abs(logits_LV).max()), 1.9)  # else the cap does nothing
+        got, got_gradient = jax.jit(jax.value_and_grad(fused))(lora)
+        np.testing.assert_allclose(got, value, rtol=1e-5)
+        for ours, theirs in zip(*map(jax.tree.leaves, (got_gradient, gradient)), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5)
+        with self.assertRaisesRegex(ValueError, "uniform needs logits without a cap"):
+            probe_loss(bound, lora, base, tokens_L, mask_L, num_targets=5, probe="uniform")
 
     def test_a_target_before_a_gap_counts(self):
         rows = token_rows(1, [(3, 4)])
