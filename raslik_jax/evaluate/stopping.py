@@ -10,17 +10,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypedDict
 
-from raslik_jax.evaluate.judgment import LEAST_LEARNED
+from raslik_jax.evaluate.judgment import LEAST_LEARNED, MOST_WAY
 
 SETS = ("forget", "behavior", "retain", "kept")
 FORGOTTEN = ("forget", "behavior")
 # Probes in a row that are beyond the bound before unlearning ends: one may be noise.
 _PATIENCE = 2
 RULE_TEXT = (
-    "Forgotten: the rows to forget, and the answers that show the behavior, are no likelier than "
-    "under the backbone. A probe is within the bound if the rows to keep lost at most max_rise "
-    "nats a token. Unlearning ends at the first probe within the bound at which all is forgotten, "
-    "or at the second in a row beyond it; the step is kept that went furthest within the bound."
+    "Forgotten: the rows to forget, and the answers that show the behavior, have gone "
+    f"{MOST_WAY:.0%} of the way from their likelihood before unlearning to that under the "
+    "backbone, as the judgment has it. A probe is within the bound if the rows to keep lost at "
+    "most max_rise nats a token. Unlearning ends at the first probe within the bound at which all "
+    "is forgotten, or at the second in a row beyond it; the step is kept that went furthest within "
+    "the bound."
 )
 
 Levels = Mapping[str, float]
@@ -42,8 +44,8 @@ class Goal(NamedTuple):
     end: float
 
     def share(self, level: float) -> float:
-        """Returns how much of the way is done, from 0 to 1."""
-        return min(max((level - self.start) / (self.end - self.start), 0.0), 1.0)
+        """Returns how much of the way is done, from 0 to `MOST_WAY`, at which it is enough."""
+        return min(max((level - self.start) / (self.end - self.start), 0.0), MOST_WAY)
 
 
 def find_goals(
@@ -88,6 +90,6 @@ def find_end(probes: Sequence[Probe], goals: Mapping[str, Goal], *, max_rise: fl
     """Returns why unlearning ends at the last of the probes; "" where it goes on."""
     start = probes[0]["levels"]
     is_beyond = [rise_of(probe["levels"], start) > max_rise for probe in probes]
-    if not is_beyond[-1] and share_forgotten(probes[-1]["levels"], goals) >= 1.0:
+    if not is_beyond[-1] and share_forgotten(probes[-1]["levels"], goals) >= MOST_WAY:
         return "forgotten"
     return "others lose too much" if all(is_beyond[-_PATIENCE:]) else ""

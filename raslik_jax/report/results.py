@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from raslik_jax.evaluate import metrics as metrics_lib
+from raslik_jax.evaluate import stopping
 from raslik_jax.evaluate.metrics import METRICS
 from raslik_jax.evaluate.summary import BASELINE, Metrics
 from raslik_jax.report.names import algorithm_name, strategy_name
@@ -188,10 +189,32 @@ def retrieval_table(metrics: Metrics) -> Table:
     return _table(models, fields_of("retrieval"), notes, name="Strategy", is_full=True)
 
 
+def probes_table(metrics: Metrics) -> Table | None:
+    """Returns what the probes of every unlearning found, in nats a token; None without any."""
+    unlearned = metrics.get("probes", ())
+    sets = [name for name in stopping.SETS if any(name in one["rows"] for one in unlearned)]
+    rows: list[tuple[str, ...] | str] = []
+
+    def add(name: str, levels: Mapping[str, float]) -> None:
+        cells = (f"{levels[kind]:.2f}" if kind in levels else NOT_KNOWN for kind in sets)
+        rows.append((name, *cells))
+
+    for one in unlearned:
+        end = f", {one['end']}" if one.get("end") else ""
+        kept = f": step {one['kept']} is kept{end}" if "kept" in one else ""
+        rows.append(f"{strategy_name(one['strategy'])} {algorithm_name(one['algorithm'])}{kept}")
+        add("backbone", one["backbone"])
+        for probe in one["probes"]:
+            add(f"step {probe['step']}", probe["levels"])
+    columns = (Column("Model"), *(Column(name, "right") for name in sets))
+    return Table(columns, tuple(rows), (stopping.RULE_TEXT,)) if unlearned else None
+
+
 def details(metrics: Metrics) -> dict[str, Table]:
     """Returns the tables that stand behind the results of a run, by title."""
     tables = {
         "Forgetting or damage": checks_table(metrics),
+        "Probes while unlearning": probes_table(metrics),
         "Perplexity": measured_table(metrics, "perplexity"),
         "TOFU's own metrics": measured_table(metrics, "tofu"),
         "Distances to the ideal": distances_table(metrics),

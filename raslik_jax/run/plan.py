@@ -301,13 +301,15 @@ class _Planner:
         kinds = ("references", "discriminator", "generate")
         beside = ("references/retrieval", "references/questions")
         found = [u.name for u in measured if u.stage in kinds and u.name not in beside]
+        probed = self.variants if config.unlearn.probe.steps else ()
+        probes = [f"unlearn/{'-'.join(variant)}/probes.json" for variant in probed]
         reads = " ".join(["corpus/train.jsonl {measured}", *sets, *found])
         is_compared = config.corpus.record.evaluation and config.evaluate.retain_run
         retain = {"evaluate.retain_run": evaluate.retain_answers(config)} if is_compared else {}
         yield self.unit(
             "evaluate",
             evaluate.evaluate,
-            reads,
+            " ".join([reads, *probes]),
             "evaluate.marker_words",
             # metrics.json carries the settings that it was measured with: all of them.
             values=to_json(config),

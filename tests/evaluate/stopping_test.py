@@ -29,6 +29,9 @@ def _goals(probes, **backbone):
         ([(0.5, 2.0), (2.5, 2.05)], 1, "forgotten"),
         # Beyond the backbone is not better: the first that is there is kept.
         ([(0.5, 2.0), (2.5, 2.0), (9.0, 2.0)], 1, "forgotten"),
+        # Nine tenths of the way are enough, as in the judgment.
+        ([(0.5, 2.0), (2.29, 2.0)], 1, ""),
+        ([(0.5, 2.0), (2.31, 2.0)], 1, "forgotten"),
         # Beyond the bound once, it may come back.
         ([(0.5, 2.0), (1.0, 2.0), (2.5, 2.2)], 1, ""),
         ([(0.5, 2.0), (1.0, 2.0), (2.5, 2.2), (2.6, 2.0)], 3, "forgotten"),
@@ -85,9 +88,9 @@ def _slowly(probes, goal, bound):
             continue
         misses = 0
         share = (levels["forget"] - start["forget"]) / (goal - start["forget"])
-        if min(share, 1) > best_share:
-            best, best_share = probe["step"], min(share, 1)
-        if share >= 1:
+        if min(share, 0.9) > best_share:
+            best, best_share = probe["step"], min(share, 0.9)
+        if share >= 0.9:
             return best, probe["step"]
     return best, None
 

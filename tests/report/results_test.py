@@ -285,6 +285,29 @@ class OtherTablesTest(parameterized.TestCase):
         self.assertEqual(_cells(table, "Judged")[-1], "2 partly, 1 damaged")
         self.assertFalse(any("TOFU" in column.title for column in table.columns))
 
+    def test_probes(self):
+        metrics = sample_metrics.sample_metrics()
+        self.assertIsNone(results.probes_table(metrics))
+        self.assertNotIn("Probes while unlearning", results.details(metrics))
+        probes = [
+            {"step": 0, "levels": {"forget": 0.5, "kept": 2.0}, "answers": {}},
+            {"step": 5, "levels": {"forget": 2.4, "kept": 2.05}, "answers": {}},
+        ]
+        one = {"strategy": "raslik", "algorithm": "ga_gdr", "rows": {"forget": 16, "kept": 16}}
+        one |= {"backbone": {"forget": 2.5, "kept": 2.25}, "probes": probes}
+        metrics["probes"] = [one | {"kept": 5, "end": "forgotten"}, one]
+        table = results.details(metrics)["Probes while unlearning"]
+        rows = [
+            ("backbone", "2.50", "2.25"),
+            ("step 0", "0.50", "2.00"),
+            ("step 5", "2.40", "2.05"),
+        ]
+        self.assertEqual(
+            table.rows,
+            ("RASLIK GA_GDR: step 5 is kept, forgotten", *rows, "RASLIK GA_GDR", *rows),
+        )
+        self.assertEqual([column.title for column in table.columns], ["Model", "forget", "kept"])
+
     def test_tofu(self):
         metrics = sample_metrics.sample_metrics()
         self.assertIsNone(results.measured_table(metrics, "tofu"))

@@ -77,6 +77,13 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
         },
         "methods": summary.measure_methods(evidence, across_epochs=is_chosen, **bootstrap),
     }
+    if config.unlearn.probe.steps:
+        metrics["probes"] = [
+            {"strategy": strategy, "algorithm": name, **read_json(unit / "probes.json")}
+            for strategy in config.retrieve.strategies
+            for name in config.unlearn.algorithms
+            for unit in [workspace.root / "unlearn" / f"{strategy}-{name}"]
+        ]
     summary.judge_metrics(metrics, rouge=rouge_to_labels(workspace))
     write_json(folder / "metrics.json", metrics)
 
