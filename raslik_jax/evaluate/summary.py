@@ -37,7 +37,8 @@ class Metrics(TypedDict):
     retrieved. `non_sf` says by what Non-SF is measured, words (the default) or classifier, and how
     well that does; it is None where nothing marks the behavior, as `behavior` is where nothing
     measured it. There is no `backbone` where the fine-tuned model was given as a whole: nothing is
-    compared with a model before fine-tuning then. `probes` has what probes found while each method unlearned.
+    compared with a model before fine-tuning then. `probes` has what probes found while each method
+    unlearned.
     """
 
     name: str
