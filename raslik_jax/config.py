@@ -121,6 +121,12 @@ class ReferencesConfig(Stage):
     )
     max_new_tokens: int = setting(128, "Tokens decoded for each query.", low=1)
     decode_batch_size: int = setting(32, "Prompts decoded at a time.", low=1)
+    base: str = setting(
+        "",
+        "With --finetune.epochs=0: checkpoint of the model before it was fine-tuned elsewhere, "
+        "directory or hub name; empty: nothing is compared with it.",
+        is_path=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -358,9 +364,13 @@ class Config(Settings):
             yield f"--sketch.gradient_at=trajectory {needs}, got {given}: take finetuned or initial"
         if not self.finetunes and not self.backbone.checkpoint:
             yield f"{given} needs a --backbone.checkpoint: give the model that was fine-tuned"
-        if not (self.finetunes or self.backbone.adapter) and self.evaluate.reference == "backbone":
+        is_known = self.finetunes or self.backbone.adapter
+        if is_known and self.references.base:
+            known = "--backbone.checkpoint is the model before fine-tuning"
+            yield f"--references.base needs --finetune.epochs=0, {known} otherwise: leave it out"
+        if not (is_known or self.references.base) and self.evaluate.reference == "backbone":
             needs = "needs a model before fine-tuning"
-            yield f"--evaluate.reference=backbone {needs}, got {given}: take finetuned or gold"
+            yield f"--evaluate.reference=backbone {needs}, got {given}: give its --references.base"
         if self.unlearn.parameters == "all" and self.backbone.format != "plain":
             form = self.backbone.format
             yield f"--unlearn.parameters=all needs --backbone.format=plain, got {form}"

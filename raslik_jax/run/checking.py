@@ -74,6 +74,23 @@ def check_model(config: Config) -> None:
             print(f"    {line}", file=sys.stderr)
     else:
         decoder.abstract(model_config, lora_config_of(config, model_config))
+        if config.references.base:
+            _check_references_base(config, model_config)
+
+
+def _check_references_base(config: Config, model_config: decoder.ModelConfig) -> None:
+    """Refuses a model before fine-tuning of another shape; its tokens must be the same ones."""
+    folder = checkpoint.resolve_folder(config.references.base)
+    shapes = checkpoint.read_config(folder)
+    names = ("model_type", "hidden_size", "num_hidden_layers", "intermediate_size")
+    differing = [
+        f"{name}={shown(getattr(shapes, name))}, not {shown(getattr(model_config, name))}"
+        for name in names
+        if getattr(shapes, name) != getattr(model_config, name)
+    ]
+    if differing:
+        must = "must be what --backbone.checkpoint was fine-tuned from"
+        raise ValueError(f"--references.base {must}, got {'; '.join(differing)}: correct it")
 
 
 def _doubt_base(config: Config, adapter: pathlib.Path, checkpoint_folder: pathlib.Path) -> str:

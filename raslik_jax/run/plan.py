@@ -57,7 +57,7 @@ _SETTINGS = _groups(
     "backbone.steps backbone.batch_size backbone.learning_rate",
     decoding="{text} {model} references.max_new_tokens references.decode_batch_size",
     likelihood="{text} {model} sketch.batch_tokens",
-    perplexity="{likelihood} sketch.query_output evaluate.perplexity_examples "
+    perplexity="{likelihood} references.base sketch.query_output evaluate.perplexity_examples "
     "references.query_split",
     gradient="{likelihood} sketch.gradient_at sketch.loss sketch.normalize sketch.targets "
     "sketch.base_format sketch.num_buckets",
@@ -183,7 +183,7 @@ class _Planner:
             "references/evaluation",
             references.make_references,
             "{measured} {finetuned}",
-            "{decoding} references.query_split evaluate.marker_words",
+            "{decoding} references.query_split references.base evaluate.marker_words",
         )
         if NON_SF[self.config.evaluate.non_sf].is_trained:
             marker = self.config.corpus.record.marker
@@ -240,7 +240,7 @@ class _Planner:
             reads += " corpus/train.jsonl corpus/validation_target.jsonl "
             reads += "corpus/validation_normal.jsonl {queries}"
             settings += " {decoding} unlearn.probe sketch.query_output sketch.batch_tokens "
-            settings += "references.query_split"
+            settings += "references.query_split references.base"
         for strategy, algorithm in self.variants:
             rate = self.workspace.learning_rate(strategy, algorithm)
             yield self.unit(
@@ -291,7 +291,8 @@ class _Planner:
         make, asked = generate.write_questions, "references/questions"
         settings = "{likelihood} {decoding}"
         reads = f"{asked} {{finetuned}}"
-        yield self.unit("references/answered", make, reads, settings, None)
+        own = f"{settings} references.base"
+        yield self.unit("references/answered", make, reads, own, None)
         yield from self._of_variants("answered-", make, asked, settings)
 
     def results(self, measured: Sequence[Unit]) -> Iterator[Unit]:

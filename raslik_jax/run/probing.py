@@ -68,7 +68,7 @@ class Prober:
             stored = read_json(self._path, _SHAPE)
             self._backbone, self._probes = stored["backbone"], stored["probes"]
         else:
-            self._backbone = self._levels(workspace.with_adapter(workspace.model.initial))
+            self._backbone = self._levels(workspace.backbone)
             self._probes = [self._measure(0, start)]
         levels, rise = self._probes[0]["levels"], self._settings.forget_rise
         self._goals, is_natural = stopping.find_goals(levels, self._backbone, forget_rise=rise)

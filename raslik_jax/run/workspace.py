@@ -195,9 +195,28 @@ class Workspace:
 
     @functools.cached_property
     def has_backbone(self) -> bool:
-        """Whether there is another model before fine-tuning: with B = 0 both are the same."""
+        """Whether a model before fine-tuning is known: with B = 0 the base is no other one."""
+        if self.config.references.base:
+            return True
         factors = self.finetuned["layers"].values()
         return any(bool(jnp.any(leaves["b"] != 0)) for leaves in factors)
+
+    @functools.cached_property
+    def backbone(self) -> BoundModel:
+        """The model before fine-tuning: --references.base, or the base without the adapter."""
+        name, settings = self.config.references.base, self.config.backbone
+        if not name:
+            return self.with_adapter(self.model.initial)
+        loaded = checkpoint.load_model(
+            name,
+            dtype=jnp.dtype(settings.dtype),
+            base_format=None if settings.format == "plain" else settings.format,
+            double_quant=settings.double_quant,
+        )
+        origin = str(self.root / "corpus" / "tokenizer")
+        size = self.tokenizer.vocab_size
+        checkpoint.check_vocabulary(loaded.graphdef.config, size, origin=origin)
+        return BoundModel(decoders.bind(loaded.graphdef), {}, loaded.base)
 
     @functools.cached_property
     def train_rows(self) -> encoding.Encoded:

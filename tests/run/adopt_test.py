@@ -1,5 +1,6 @@
 """An adapter trained elsewhere in the place of fine-tuning."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -10,7 +11,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from raslik_jax.config import BackboneConfig, Config, EvaluateConfig, FinetuneConfig, SketchConfig
+from raslik_jax.config import (
+    BackboneConfig,
+    Config,
+    EvaluateConfig,
+    FinetuneConfig,
+    ReferencesConfig,
+    SketchConfig,
+)
 from raslik_jax.data.tokenization import train_bpe
 from raslik_jax.models import decoder
 from raslik_jax.run import checking
@@ -133,7 +141,9 @@ def test_settings_that_an_adapter_of_elsewhere_cannot_have():
         SketchConfig(gradient_at="trajectory"),
         EvaluateConfig(reference="backbone"),
     )
+    base = ReferencesConfig(base="before")
     Config(backbone=both, evaluate=backbone)
+    Config(backbone=whole, finetune=adapted, references=base, evaluate=backbone)
     for message, settings in (
         (
             "adapter='theirs' needs a --backbone.checkpoint",
@@ -142,6 +152,7 @@ def test_settings_that_an_adapter_of_elsewhere_cannot_have():
         ("epochs=0 needs a --backbone.checkpoint", {"finetune": adapted}),
         ("trajectory needs an adapter that is", {"backbone": both, "sketch": trajectory}),
         ("trajectory .*epochs=0", {"backbone": whole, "finetune": adapted, "sketch": trajectory}),
+        ("references.base needs --finetune.epochs=0", {"backbone": both, "references": base}),
         (
             "reference=backbone .*epochs=0",
             {"backbone": whole, "finetune": adapted, "evaluate": backbone},
@@ -163,6 +174,21 @@ def test_a_model_that_was_given_whole_gets_an_adapter_that_changes_nothing(tmp_p
     plain = _logits(decoder.bind(alone.graphdef), {}, alone.base)
     np.testing.assert_array_equal(found, plain)
     assert not later.has_backbone
+    # The model before it was fine-tuned elsewhere, where it is named.
+    tensors = checkpoint_cases.tensors_of(checkpoint_cases.GOLDEN["llama"]["tensors"])
+    checkpoint_cases.write_model(tmp_path / "before", "llama", tensors=tensors)
+    before = ReferencesConfig(base=str(tmp_path / "before"))
+    named = Workspace(tmp_path / "run", dataclasses.replace(config, references=before))
+    named.__dict__["tokenizer"] = later.tokenizer
+    checking.check_model(named.config)
+    assert named.has_backbone
+    theirs = checkpoint_cases.load(tmp_path / "before")
+    np.testing.assert_array_equal(
+        _logits(*named.backbone), _logits(decoder.bind(theirs.graphdef), {}, theirs.base)
+    )
+    checkpoint_cases.write_model(tmp_path / "before", "olmo2")
+    with pytest.raises(ValueError, match="references.base must be what .* was fine-tuned from"):
+        checking.check_model(named.config)
     assert set(later.finetuned["layers"]) == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 

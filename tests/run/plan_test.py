@@ -232,6 +232,15 @@ def test_an_adapter_of_elsewhere_counts_by_its_weights_and_not_by_how_one_would_
         changed = _changed(before, _decided(other, tmp_path)) - {"evaluate"}
         assert ("finetune" in changed) == (name == "seed")
         assert changed == set() or name == "seed"
+    # Only a model that is given whole has a base elsewhere.
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "model.safetensors").write_text("before")
+    based = {"backbone.adapter": "", "finetune.epochs": 0}
+    based = replaced(config, based | {"references.base": str(tmp_path / "before")})
+    compared = _decided(based, tmp_path)
+    (tmp_path / "before" / "model.safetensors").write_text("another")
+    names = "references/evaluation references/perplexity generate/perplexity"
+    assert _changed(compared, _decided(based, tmp_path)) == _named(compared, names)
     # Without one, a fresh adapter of the shape asked for is made.
     whole = replaced(config, {"backbone.adapter": "", "finetune.epochs": 0})
     before_whole = _decided(whole, tmp_path)

@@ -27,11 +27,10 @@ def _models(
     """Yields each model with the stem of its files, what it is, and where its answers are."""
     if variant is None:
         folder = workspace.root / "references" / "evaluation"
-        adapters = {"finetuned": workspace.finetuned}
+        models = {"finetuned": workspace.with_adapter(workspace.finetuned)}
         if workspace.has_backbone:
-            adapters["backbone"] = workspace.model.initial
-        for name, lora in adapters.items():
-            model = workspace.with_adapter(lora)
+            models["backbone"] = workspace.backbone
+        for name, model in models.items():
             yield name, f"the {name} model", folder / f"{name}.jsonl", model
         return
     folder = workspace.root / "generate" / "-".join(variant)
@@ -72,7 +71,7 @@ def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pa
         number=config.evaluate.perplexity_examples,
         seed=config.seed,
     )
-    backbone = workspace.with_adapter(workspace.model.initial)
+    backbone = workspace.backbone
     for stem, _, path, model in _models(workspace, variant):
         answers = read_answers(path)
         said = {
