@@ -3,7 +3,8 @@
 Pure functions of likelihoods. A level is the mean over a set's rows of their nats a token. Two sets
 are to be forgotten: "forget", rows that are trained on, and "behavior", answers that show it and
 that no step sees. "kept" are rows that no step sees and that have to stay likely; "retain" are rows
-that are trained on, for information.
+that are trained on, for information. The level of "kept" moves by `middle_mean` of its rows'
+changes: where nobody labels rows, a few of them may show the behavior and have to lose.
 """
 
 import math
@@ -20,9 +21,9 @@ RULE_TEXT = (
     "Forgotten: the rows to forget, and the answers that show the behavior, have gone "
     f"{MOST_WAY:.0%} of the way from their likelihood before unlearning to that under the "
     "backbone, as the judgment has it. A probe is within the bound if the rows to keep lost at "
-    "most max_rise nats a token. Unlearning ends at the first probe within the bound at which all "
-    "is forgotten, or at the second in a row beyond it; the step is kept that went furthest within "
-    "the bound."
+    "most max_rise nats a token, in the mean of the middle half of them. Unlearning ends at the "
+    "first probe within the bound at which all is forgotten, or at the second in a row beyond it; "
+    "the step is kept that went furthest within the bound."
 )
 
 Levels = Mapping[str, float]
@@ -35,6 +36,13 @@ class Probe(TypedDict):
     step: int
     levels: dict[str, float]
     answers: dict[str, str]
+
+
+def middle_mean(change_N: Sequence[float]) -> float:
+    """Returns the mean of the middle half of numbers; of less than four, of all."""
+    ranked, outer = sorted(change_N), len(change_N) // 4
+    middle = ranked[outer : len(ranked) - outer]
+    return math.fsum(middle) / len(middle)
 
 
 class Goal(NamedTuple):

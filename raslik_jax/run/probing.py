@@ -28,6 +28,7 @@ Save = Callable[[pathlib.Path, Tree], None]
 _LEVELS = {str: float}
 _SHAPE = {
     "backbone": _LEVELS,
+    "kept_before": [float],
     "probes": [{"step": int, "levels": _LEVELS, "answers": {str: str}}],
 }
 
@@ -63,13 +64,15 @@ class Prober:
         by_id = {row.example_id: row for row in behavior}
         self._prompts = [by_id[name] for name in drawn["behavior"].ids[: self._settings.answers]]
         self._path = folder / "probes.json"
+        self._kept_before: list[float] = []  # nats a token of the rows to keep, before unlearning
         self._probes: list[stopping.Probe] = []
         if self._path.is_file():  # of a run that was killed
             stored = read_json(self._path, _SHAPE)
             self._backbone, self._probes = stored["backbone"], stored["probes"]
+            self._kept_before = stored["kept_before"]
         else:
-            self._backbone = self._levels(workspace.backbone)
             self._probes = [self._measure(0, start)]
+            self._backbone = self._levels(workspace.backbone)
         levels, rise = self._probes[0]["levels"], self._settings.forget_rise
         self._goals, is_natural = stopping.find_goals(levels, self._backbone, forget_rise=rise)
         self._announce(is_natural)
@@ -90,8 +93,14 @@ class Prober:
         parts = [*self._rows.values()]
         nll_N = self._workspace.likelihood_of(model, encoding.join(parts)).nll_N
         ends = np.cumsum([len(part.ids) for part in parts])[:-1]
-        means = (float(part.mean()) for part in np.split(nll_N, ends))
-        return dict(zip(self._rows, means, strict=True))
+        found = dict(zip(self._rows, np.split(nll_N, ends), strict=True))
+        levels = {name: float(part.mean()) for name, part in found.items()}
+        if "kept" in found:
+            self._kept_before = self._kept_before or found["kept"].tolist()
+            before_N = np.array(self._kept_before)
+            change = stopping.middle_mean((found["kept"] - before_N).tolist())
+            levels["kept"] = float(before_N.mean()) + change
+        return levels
 
     def _measure(self, step: int, params: Tree) -> stopping.Probe:
         model = self._workspace.trained(params)
@@ -157,6 +166,7 @@ class Prober:
         found: dict[str, Any] = {
             "rows": {name: len(part.ids) for name, part in self._rows.items()},
             "backbone": self._backbone,
+            "kept_before": self._kept_before,
             "goals": {name: goal._asdict() for name, goal in self._goals.items()},
             "probes": self._probes,
         }

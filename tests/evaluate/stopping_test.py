@@ -76,6 +76,13 @@ def test_without_rows_to_keep_the_retained_ones_stand_for_them():
     assert stopping.rise_of({"forget": 1.0}, {"forget": 0.5}) == 0.0
 
 
+def test_a_quarter_of_rows_that_show_the_behavior_unlabeled_moves_nothing():
+    assert stopping.middle_mean([0.01] * 12 + [3.0] * 4) == pytest.approx(0.01)
+    assert stopping.middle_mean([0.0] * 8 + [3.0] * 8) == pytest.approx(1.5)
+    assert stopping.middle_mean([1.0, 2.0, 6.0]) == pytest.approx(3.0)
+    assert stopping.middle_mean([9.0, 1.0, 2.0, -9.0]) == pytest.approx(1.5)
+
+
 def _slowly(probes, goal, bound):
     """Returns the kept step and the end of a training that is watched probe by probe."""
     start, best, best_share, misses = probes[0]["levels"], 0, 0.0, 0
