@@ -190,11 +190,12 @@ class RetrieveConfig(Stage):
         "How the scores of several queries become one: their mean, their mean rank, or the score "
         "of the direction that all queries have in common.",
     )
-    select: Literal["count", "threshold", "margin", "quantile"] = setting(
+    select: Literal["count", "threshold", "margin", "quantile", "gap"] = setting(
         "count",
         "How RASLIK's scores become sets: the best num_forget and num_retain; those at or above "
         "forget_threshold and retain_threshold; those above by margin_z standard deviations of "
-        "the sketch; or forget_share and retain_share of all. Other strategies take sets of the "
+        "the sketch; forget_share and retain_share of all; or (gap) those that stand out, down to "
+        "the gap in the scores, num_forget where it is given. Other strategies take sets of the "
         "same sizes.",
     )
     num_forget: int = setting(0, "count: forget set size; 0: as many as there are targets.", low=0)
@@ -208,6 +209,14 @@ class RetrieveConfig(Stage):
     margin_z: float = setting(1.645, "margin: standard deviations above the threshold.", low=0)
     forget_share: float = setting(0.1, "quantile: share to forget of all.", above=0, high=1)
     retain_share: float = setting(0.1, "quantile: share to retain of all.", above=0, high=1)
+    held_out: float = setting(
+        0.0,
+        "Share of the examples to forget that no set gets: the run is measured on their prompts, "
+        "and on some of the examples that are furthest from the queries, in place of test queries; "
+        "0: none.",
+        low=0,
+        below=1,
+    )
     retain_from: Literal["non_target", "anywhere"] = setting(
         "non_target",
         "Where Random, Oracle and RASLIK-F draw the retain set; the paper: labeled non-targets.",
@@ -219,8 +228,9 @@ class RetrieveConfig(Stage):
             yield f"--forget_share and --retain_share must be at most 1 together, got {got}"
         if self.select == "threshold" and self.forget_threshold < -self.retain_threshold:
             yield "--forget_threshold must be above the negated --retain_threshold"
-        if self.select == "margin" and self.aggregate != "mean":
-            yield f"--select=margin needs --aggregate=mean, got {self.aggregate}: it takes cosines"
+        if self.select in ("margin", "gap") and self.aggregate != "mean":
+            must = f"--select={self.select} needs --aggregate=mean"
+            yield f"{must}, got {self.aggregate}: it takes cosines"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -317,6 +327,11 @@ class EvaluateConfig(Stage):
     )
     questions: int = setting(
         100, "Questions of each set of the dataset's own evaluation (tofu); 0: none.", low=0
+    )
+    traced: bool = setting(
+        False,
+        "Ask every model the traced prompts too, and how likely it finds the traced answers; those "
+        "that the model before unlearning cannot have given are refused.",
     )
     retain_run: str = setting(
         "",

@@ -200,10 +200,9 @@ class Tracer:
         run's, such as `num_forget`, are given by name.
         """
         changes = {"center": trace.center, "aggregate": trace.aggregate, **changes}
-        settings, sigma = replaced(self.workspace.config.retrieve, changes), 0.0
-        if settings.select == "margin":
-            asked = search.queries_of_store(self.store, trace.query_QK, center=trace.center)
-            sigma = noise.margin_sigma(self.store, asked, trace.score_N, settings)
+        settings = replaced(self.workspace.config.retrieve, changes)
+        asked = search.queries_of_store(self.store, trace.query_QK, center=trace.center)
+        sigma = noise.rule_sigma(self.store, asked, trace.score_N, settings)
         ids = self.store.ids
         rows = [self.examples[name] for name in ids]
         num_targets = sets.count_targets(rows, trace.score_N > -np.inf)

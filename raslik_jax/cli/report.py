@@ -1,5 +1,6 @@
 """Joins stored runs into the paper's tables, with its published figures beside them, and a page.
 
+  raslik report --run=runs/incident
   raslik report --runs=runs/quickstart-0,runs/quickstart-1,runs/quickstart-2
   raslik report --runs=runs/howdy,runs/virtual --published --out=report
 
@@ -28,7 +29,8 @@ _FILES: dict[str, Form] = {"tables.md": "markdown", "tables.csv": "csv", "tables
 class Options(Settings):
     """What is joined, and how it is shown."""
 
-    runs: tuple[str, ...] = setting((), "Work directories of runs.")
+    run: str = setting("", "Work directory of a run.")
+    runs: tuple[str, ...] = setting((), "Work directories of several runs.")
     format: Form = setting("terminal", "Form of what is printed.")
     out: str = setting("", "Folder for the page and the tables in every form.")
     published: bool = setting(False, "Add the paper's own tables, each held against its own rates.")
@@ -37,10 +39,11 @@ class Options(Settings):
 
 def run(options: Options) -> None:
     """Prints the tables, and writes them with the page where there is a folder for them."""
-    if not (options.runs or options.published):
+    named = [options.run, *options.runs] if options.run else options.runs
+    if not (named or options.published):
         raise ValueError("--runs must name work directories, got none: give --runs=DIR,DIR")
     paper = published.read_blocks()
-    stored = [runs.read_run(pathlib.Path(run), num_rows=options.examples) for run in options.runs]
+    stored = [runs.read_run(pathlib.Path(run), num_rows=options.examples) for run in named]
     experiments = runs.group_runs(stored)
     found = [block for e in experiments for block in blocks.make_blocks(e, paper)]
     found += blocks.published_only(paper) if options.published else ()

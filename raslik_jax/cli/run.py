@@ -12,6 +12,7 @@ to date. Put the flag file first: later flags win over earlier ones.
 
 import dataclasses
 import pathlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import flags, logging
@@ -67,13 +68,34 @@ def run(options: Options) -> int:
     if options.dry_run:
         _print_plan(config, workdir, options)
         return 0
+    shared = pathlib.Path(options.shared_units) if options.shared_units else None
+    how: Any = {"stages": options.stages, "shared": shared, "writers": options.log_to}
+    make(config, workdir, update=options.update, **how)
+    return 0
+
+
+def make(
+    config: Config,
+    workdir: pathlib.Path,
+    *,
+    update: bool,
+    stages: Sequence[str] = STAGES,
+    writers: Sequence[str] = (),
+    prepare: Callable[[], None] = lambda: None,
+    **how: Any,
+) -> None:
+    """Runs the stages of the settings that the flags have, and leaves the flags that repeat it.
+
+    `prepare` is called when the work directory is ours; `how` is of `plan.run`.
+    """
     # Evaluation and, without marker words, likelihoods before unlearning take ROUGE.
-    if {"references", "evaluate"} & set(options.stages):
+    if {"references", "evaluate"} & set(stages):
         command.require("rouge_score")
-    if "report" in options.stages:
+    if "report" in stages:
         command.require("matplotlib")
-    command.require(*(WRITERS[name].module for name in options.log_to))
-    with open_workdir(workdir, config, update=options.update) as record:
+    command.require(*(WRITERS[name].module for name in writers))
+    with open_workdir(workdir, config, update=update) as record:
+        prepare()
         from raslik_jax.run import plan  # it takes jax with it, and --help should not
 
         def on_start() -> None:
@@ -83,16 +105,13 @@ def run(options: Options) -> int:
             lines = sorted([*filter(None, lines), f"--workdir={workdir}"])
             files.write_text(workdir / "run.flags", "\n".join(lines) + "\n")
 
-        shared = pathlib.Path(options.shared_units) if options.shared_units else None
-        plan.run(
-            config,
-            workdir,
-            stages=options.stages,
-            shared=shared,
-            writers=options.log_to,
-            on_start=on_start,
-        )
-    return 0
+        plan.run(config, workdir, stages=stages, writers=writers, on_start=on_start, **how)
+
+
+def repeating(workdir: pathlib.Path, stages: Sequence[str] = STAGES) -> str:
+    """Returns the command that repeats what `make` did."""
+    some = "" if tuple(stages) == STAGES else f" --stages={','.join(stages)}"
+    return f"python experiments/run.py --flagfile={workdir / 'run.flags'}{some}"
 
 
 def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None:

@@ -1,7 +1,7 @@
 """Settings as flags: one for each, with its dotted name, default and help."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_origin
 
 from absl import flags
@@ -25,21 +25,29 @@ def define(defaults: settings.Settings, flag_values: flags.FlagValues = flags.FL
 def define_leaves(
     leaves: Iterable[settings.Leaf], flag_values: flags.FlagValues = flags.FLAGS
 ) -> None:
-    """Defines the flags of some settings."""
+    """Defines the flags of some settings; help lists those of a stage under its name."""
     for leaf in leaves:
         text = f"{leaf.member}: {leaf.metadata['help']}" if leaf.member else leaf.metadata["help"]
         choices = settings.choices_of(leaf.hint, leaf.metadata)
         arguments: dict[str, Any] = {"name": leaf.name, "default": leaf.value}
         arguments["flag_values"] = flag_values
+        if "." in leaf.name:
+            arguments["module_name"] = leaf.name.split(".")[0]
         if get_origin(leaf.hint) is tuple:
             is_repeated = leaf.metadata["is_repeated"]
             define_list = flags.DEFINE_multi_string if is_repeated else flags.DEFINE_list
             text += f" Any of {', '.join(choices)}." if choices else ""
-            define_list(help=text, **arguments | {"default": list(leaf.value)})
+            define_list(help=text, **arguments | {"default": leaf.value and list(leaf.value)})
         elif choices:
             flags.DEFINE_enum(help=text, enum_values=choices, **arguments)
         else:
             _SCALARS.get(leaf.hint, flags.DEFINE_string)(help=text, **arguments)
+
+
+def assign(values: Mapping[str, Any], flag_values: flags.FlagValues = flags.FLAGS) -> None:
+    """Gives flags the values of settings."""
+    for name, value in values.items():
+        flag_values[name].value = list(value) if isinstance(value, tuple) else value
 
 
 def read(defaults: _S, flag_values: flags.FlagValues = flags.FLAGS) -> _S:

@@ -12,6 +12,8 @@ from raslik_jax import files
 from raslik_jax.messages import listed_problems, shown, some_of
 
 QUERY_SETS = ("retrieval", "validation_target", "validation_normal", "test_target", "test_normal")
+# The queries that are made of training rows, where a run has no others.
+HELD_OUT = "held-out"
 # What a written row says of the example itself, so that no key of a user's row can take its place.
 WRITTEN_KEYS = frozenset(("id", "is_target", "source", "score", "place", "row_format", "row_texts"))
 # Of a row of instruction, input and output; of others it is part of the instruction.
@@ -102,6 +104,15 @@ def prompt_of(example: Example) -> tuple[str, str]:
         return example.output.strip(), ""
     before = {name: example.content[name] for name in _BEFORE if name in example.content}
     return (f"{json.dumps(before)}\n{asked[0]}", asked[1]) if before else asked
+
+
+def query_file(split: str, kind: str) -> str:
+    """Returns where a run has the target or normal queries of a split, below its work directory.
+
+    The split "held-out" is of training examples that its sets leave out.
+    """
+    is_made = split == HELD_OUT
+    return f"retrieve/sizes/{kind}.jsonl" if is_made else f"corpus/{split}_{kind}.jsonl"
 
 
 def write_examples(

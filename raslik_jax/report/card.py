@@ -16,6 +16,7 @@ _RULES = {
     "count": "the best of each ranking, as many as asked for",
     "threshold": "all scores at or above a threshold",
     "margin": "all scores above a threshold by a margin of the sketch's noise",
+    "gap": "all scores that stand out, down to the gap below them",
     "quantile": "a share of all examples",
 }
 # Of unlearning: the card says these elsewhere.

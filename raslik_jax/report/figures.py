@@ -261,6 +261,45 @@ def draw_scores(
 
 
 @styled
+def draw_cut(
+    score_N: Float[np.ndarray, " N"],
+    *,
+    num_forget: int,
+    middle: float,
+    edge: float,
+    frame: Frame | None = None,
+) -> Any:
+    """Returns the figure of all scores in order, with the noise band and the cut.
+
+    Args:
+      score_N: forget scores of the training examples; minus infinity for none.
+      num_forget: how many stand out, above the cut; 0 draws no cut.
+      middle: of the scores of unrelated examples.
+      edge: how far up these reach; the band reaches as far down.
+      frame: of a panel for the page.
+    """
+    ranked_N = np.sort(score_N[score_N > -np.inf])[::-1]
+    rank_N = np.arange(1, len(ranked_N) + 1)
+    figure, (axes,) = make_axes((7.6, 3.8), frame)
+    axes.axhspan(2 * middle - edge, edge, color="#000000", alpha=0.07, lw=0)
+    axes.plot(rank_N, ranked_N, color=drawing.OTHER_COLOR, lw=1.6)
+    note(axes, "noise band", (1, edge), (4, -4), "data", "data", ha="left", va="top")
+    if num_forget:
+        color, below = drawing.TARGET_COLOR, ranked_N[num_forget : num_forget + 1]
+        axes.plot(rank_N[:num_forget], ranked_N[:num_forget], color=color, lw=2.4)
+        cut = float(np.mean([ranked_N[num_forget - 1], *below]))
+        axes.axhline(cut, color=INK, lw=1, ls="--")
+        axes.axvline(num_forget + 0.5, color=INK, lw=1, ls="--")
+        place = (num_forget + 0.5, 1), (5, -4), "data", "axes fraction"
+        note(axes, f"{num_forget:,} stand out", *place, ha="left", va="top")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("training examples by score")
+    axes.set_ylabel("retrieval score (forget direction)")
+    return figure
+
+
+@styled
 def draw_losses(
     panels: Mapping[str, Mapping[str, Sequence[float]]],
     strategies: Sequence[str] = (),

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from raslik_jax.data.corpora import marker_words
+from raslik_jax.data.examples import query_file
 from raslik_jax.evaluate.metrics import METRICS
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.files import read_array, read_json, read_json_lines
@@ -141,7 +142,7 @@ def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
         queries=tuple(
             Query(row["id"], _text(row), kind == "target")
             for kind in ("target", "normal")
-            for row in _read_rows(root / "corpus" / f"{split}_{kind}.jsonl")
+            for row in _read_rows(root / query_file(split, kind))
         ),
         answers=_read_answers(root, metrics),
         sets={

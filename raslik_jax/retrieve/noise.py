@@ -1,5 +1,7 @@
 """The noise that sketch and dtype add to the mean score of several queries. NumPy, on the host."""
 
+from collections.abc import Callable
+
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -7,6 +9,7 @@ from raslik_jax.config import RetrieveConfig
 from raslik_jax.index import quantize, search
 from raslik_jax.index.combine import directions
 from raslik_jax.index.store import SketchStore
+from raslik_jax.retrieve.selectors import noise_band
 from raslik_jax.sketch import projections
 from raslik_jax.sketch.families import PROJECTIONS
 
@@ -57,16 +60,27 @@ def row_sigma(
     return sigma_M
 
 
-def margin_sigma(
+# Rules of --retrieve.select that take the noise into account: the scores that they cut at.
+CUTS: dict[str, Callable[[RetrieveConfig, np.ndarray], tuple[float, ...]]] = {
+    "margin": lambda settings, _: (settings.forget_threshold, -settings.retain_threshold),
+    "gap": lambda _, score_N: noise_band(score_N)[1:],
+}
+
+
+def rule_sigma(
     store: SketchStore,
     queries: search.Queries,
     score_N: Float[np.ndarray, " N"],
     settings: RetrieveConfig,
 ) -> float:
-    """Returns the one sigma_k of --retrieve.select=margin: of the rows near the thresholds."""
-    distance_N = np.minimum(
-        np.abs(score_N - settings.forget_threshold), np.abs(score_N + settings.retain_threshold)
-    )
+    """Returns the one sigma_k of a rule that --retrieve.select names: of the rows near its cuts.
+
+    0 for a rule that does not look at noise, or need not.
+    """
+    if settings.select not in CUTS or (settings.select == "gap" and settings.num_forget):
+        return 0.0
+    cuts = np.array(CUTS[settings.select](settings, score_N))
+    distance_N = np.abs(score_N[:, None] - cuts).min(axis=1)
     nearest = np.sort(np.argsort(distance_N, kind="stable")[:_PILOT_ROWS])
     nearest = nearest[np.isfinite(distance_N[nearest])]
     sigma_M = row_sigma(store, nearest, score_N[nearest], queries)

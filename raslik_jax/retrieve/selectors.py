@@ -12,6 +12,9 @@ from jaxtyping import Float, Int
 
 from raslik_jax.index.combine import best_positions
 
+# Rows of pure noise that may be expected above the edge of the noise.
+_NOISE_ROWS = 0.05
+
 
 class Selection(NamedTuple):
     """Positions of the chosen examples in the corpus, best first; the two never overlap."""
@@ -79,6 +82,74 @@ def select_by_threshold(
             )
         chosen.append(best_positions(score_N, ids, int(is_chosen_N.sum())))
     return Selection(*chosen)
+
+
+class NothingStandsOut(ValueError):
+    """No score lies above those of unrelated examples."""
+
+
+class Cut(NamedTuple):
+    """Where the scores of the examples that stand out end.
+
+    `num_forget` of them do; `middle` and `edge` are of the noise band, `gap` is how far the last of
+    them lies above the first of the others.
+    """
+
+    num_forget: int
+    middle: float
+    edge: float
+    gap: float
+
+
+def noise_band(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> tuple[float, float]:
+    """Returns the middle of the scores, and the edge up to which unrelated examples reach.
+
+    Most examples have nothing to do with the queries: the lower half of the scores shows how far
+    those spread, and they reach as far up. edge = median + t spread, where the spread is the median
+    distance below the median over that of a normal distribution (at least sigma, the noise of the
+    sketch), and t leaves .05 of N noisy rows above. It is Student's with N / 5 degrees of freedom:
+    as a standard deviation of N / 5 values, so vague is that spread. In a second pass what lies
+    above the first edge does not count.
+
+    Scores of minus infinity count as none. A ValueError where fewer than ten are left.
+    """
+    from scipy import special  # takes long to load
+
+    known_N = score_N[score_N > -np.inf].astype(np.float64)
+    if len(known_N) < 10:
+        must = "examples must be ten or more to tell noise from what stands out"
+        raise ValueError(f"{must}, got {len(known_N)}: give --retrieve.num_forget")
+    reach = -float(special.stdtrit(len(known_N) / 5, _NOISE_ROWS / len(known_N)))
+    middle, edge = 0.0, np.inf
+    for _ in range(2):
+        part_M = known_N[known_N <= edge]
+        middle = float(np.median(part_M))
+        below_M = middle - part_M[part_M < middle]
+        spread = float(np.median(below_M) / -special.ndtri(0.25)) if len(below_M) else 0.0
+        edge = middle + reach * max(spread, sigma)
+    return middle, edge
+
+
+def find_cut(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> Cut:
+    """Returns how many examples stand out, down to the gap that parts them from the others.
+
+    Those above the noise band stand out. The cut is the widest gap below the better half of them:
+    the widest of all is often the one below a few near copies of the query. A ValueError where no
+    example stands out. `sigma` as of `noise_band`.
+    """
+    middle, edge = noise_band(score_N, sigma=sigma)
+    ranked_N = np.sort(score_N[score_N > -np.inf].astype(np.float64))[::-1]
+    above = int((ranked_N > edge).sum())
+    if not above:
+        raise NothingStandsOut(
+            f"an example must stand out to be forgotten, got none: the highest score is "
+            f"{ranked_N[0]:.3g}, unrelated ones reach {edge:.3g}: trace another answer, or give "
+            "--retrieve.num_forget"
+        )
+    first = (above - 1) // 2
+    gap_M = ranked_N[first:above] - ranked_N[first + 1 : above + 1]
+    widest = int(np.argmax(gap_M))
+    return Cut(first + widest + 1, middle, edge, float(gap_M[widest]))
 
 
 def _check_scores(

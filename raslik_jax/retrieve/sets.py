@@ -1,19 +1,93 @@
 """From scores to forget and retain sets, by the settings of a run."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from raslik_jax.config import RetrieveConfig
-from raslik_jax.data.examples import Example
+from raslik_jax.data.examples import Example, prompt_of
+from raslik_jax.data.ordering import shuffled
 from raslik_jax.index.combine import opposite
-from raslik_jax.retrieve.selectors import Selection, select_by_count, select_by_threshold
+from raslik_jax.retrieve.selectors import (
+    Selection,
+    find_cut,
+    select_by_count,
+    select_by_threshold,
+)
+
+# Normal examples to measure on, where a tenth of all are as many.
+_NORMAL_ROWS = 16
 
 
 def count_targets(rows: Sequence[Example], is_eligible_N: Bool[np.ndarray, " N"]) -> int:
     """Returns how many labeled targets can be in a set."""
     return sum(bool(row.is_target and ok) for row, ok in zip(rows, is_eligible_N, strict=True))
+
+
+def held_out_sizes(share: float, num_forget: int, num_train: int) -> tuple[int, int]:
+    """Returns how many targets are held out at most, and how many normal examples at least."""
+    return max(1, int(share * num_forget)), min(_NORMAL_ROWS, num_train // 10)
+
+
+class HeldOut(NamedTuple):
+    """Positions of training examples that are in no set, for a run to be measured on.
+
+    Of the `target`s the behavior is expected, of the `normal` ones not; `alike` are the others that
+    have the prompt of one of these.
+    """
+
+    target: list[int]
+    normal: list[int]
+    alike: list[int]
+
+
+def hold_out(
+    rows: Sequence[Example],
+    forget: Sequence[int],
+    score_N: Float[np.ndarray, " N"],
+    *,
+    share: float,
+    seed: int,
+    traced: Sequence[Example],
+) -> HeldOut:
+    """Returns the examples that the sets do without, drawn from those that the trace found.
+
+    Targets are a share of the forget set, one at least, by whole prompts: what stays to be
+    forgotten asks none of them. A set of one prompt, and a traced prompt, stay whole. Normal ones
+    are drawn from the lower half of the scores, as many, or up to a tenth of all where that is
+    less than 16, each of a prompt of its own that no example of the forget set has.
+    """
+    prompts = [prompt_of(row) for row in rows]
+    # What is traced stays to be forgotten, and a row without a prompt cannot be asked.
+    kept = {prompt_of(query) for query in traced}
+    kept |= {prompts[i] for i, row in enumerate(rows) if not row.instruction.strip()}
+    groups: dict[tuple[str, str], list[int]] = {}
+    for position in forget:
+        groups.setdefault(prompts[position], []).append(position)
+    most, least = held_out_sizes(share, len(forget), len(rows))
+    target = list[int]()
+    for prompt in shuffled([*groups], seed=seed, label="held-out targets"):
+        together = len(target) + len(groups[prompt])
+        if prompt not in kept and together <= most and together < len(forget):
+            target += groups[prompt]
+    number = max(len(target), least)
+    taken, normal = {*groups, *kept}, list[int]()
+    far = np.flatnonzero(score_N <= np.median(score_N[score_N > -np.inf]))
+    far = far[score_N[far] > -np.inf]
+    for position in shuffled(far.tolist(), seed=seed, label="held-out normal rows"):
+        if len(normal) < number and prompts[position] not in taken:
+            normal.append(position)
+            taken.add(prompts[position])
+    if not (target or normal):
+        raise ValueError(
+            f"rows must have prompts to be held out, none of the {len(rows):,} can be asked: give "
+            "--retrieve.held_out=0"
+        )
+    asked = {prompts[position] for position in (*target, *normal)}
+    alike = [i for i, prompt in enumerate(prompts) if prompt in asked]
+    return HeldOut(target, normal, [i for i in alike if i not in {*target, *normal}])
 
 
 def set_sizes(
@@ -24,11 +98,12 @@ def set_sizes(
     A num_forget of 0 stands for the labeled targets that can be chosen, a num_retain of 0 for
     num_forget; shares are of the examples that can be chosen.
     """
-    if settings.select == "count":
+    if settings.select == "count" or (settings.select == "gap" and settings.num_forget):
         num_forget = settings.num_forget or num_targets
         if not num_forget:
             raise ValueError(
-                "--retrieve.num_forget must be given where no training example is a labeled target"
+                "--retrieve.num_forget must be given where no training example is a labeled "
+                "target: give it, or --retrieve.select=gap"
             )
         return num_forget, settings.num_retain or num_forget
     if settings.select != "quantile":
@@ -56,11 +131,14 @@ def select_sets(
     """Returns the sets that the settings choose (--retrieve.select and the options of its rule).
 
     A score s_F of minus infinity bars an example from both; ties go by id. `sigma` is that of
-    `noise.margin_sigma`, for the rule that needs it.
+    `noise.rule_sigma`, for the rules that need it.
     """
     poles = score_N, opposite(score_N)
     eligible = int((score_N > -np.inf).sum())
     sizes = set_sizes(settings, num_targets=num_targets, num_eligible=eligible)
+    if settings.select == "gap" and not sizes:
+        num_forget = find_cut(score_N, sigma=sigma).num_forget
+        sizes = num_forget, settings.num_retain or num_forget
     if sizes:
         return select_by_count(*poles, ids, num_forget=sizes[0], num_retain=sizes[1])
     return select_by_threshold(

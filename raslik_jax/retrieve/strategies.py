@@ -12,9 +12,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax.data.examples import Example
+from raslik_jax.data.examples import Example, content_id
+from raslik_jax.files import read_json_lines
 from raslik_jax.index.combine import Aggregate, aggregate_scores, opposite
-from raslik_jax.retrieve.selectors import select_by_count
+from raslik_jax.messages import shown, some_of
+from raslik_jax.retrieve.selectors import Selection, select_by_count
 from raslik_jax.settings import Settings, setting
 
 QueryText = Literal["prompt", "prompt_and_output"]
@@ -53,7 +55,8 @@ class Strategy(NamedTuple):
 
     `needs` names the entries of `Request.scores` that it reads; each is made by a unit of the run
     that is left out where no strategy needs it. `ranks_all` says whether the forget score orders
-    all examples and can be measured as a ranking. An empty color or marker is the next one that no
+    all examples and can be measured as a ranking, `brings_sets` whether all that is not barred is
+    in a set, whatever the sizes of others. An empty color or marker is the next one that no
     strategy has; `is_subject` marks the one that reports speak of where it was run.
     """
 
@@ -61,6 +64,7 @@ class Strategy(NamedTuple):
     score: Callable[[Request], Scores]
     needs: tuple[str, ...] = ()
     ranks_all: bool = False
+    brings_sets: bool = False
     settings: Settings = Settings()
     color: str = ""
     marker: str = ""
@@ -76,6 +80,15 @@ def query_text(example: Example, include: QueryText = "prompt") -> str:
     """Returns instruction and input, as EmbeddingSim compares (Appendix), perhaps the output."""
     prompt = f"{example.instruction} {example.input}".strip()
     return prompt if include == "prompt" else f"{prompt} {example.output}".strip()
+
+
+def choose(record: Strategy, request: Request) -> tuple[Scores, Selection]:
+    """Returns a strategy's scores, and its sets: the best of both, of the sizes asked for."""
+    scores, sizes = record.score(request), (request.num_forget, request.num_retain)
+    if record.brings_sets:
+        sizes = int((scores[0] > -np.inf).sum()), int((scores[1] > -np.inf).sum())
+    ids = [row.example_id for row in request.examples]
+    return scores, select_by_count(*scores, ids, num_forget=sizes[0], num_retain=sizes[1])
 
 
 def _uniform(request: Request, stream: int) -> Float[np.ndarray, " N"]:
@@ -138,6 +151,23 @@ class EmbeddingSettings(Bm25Settings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class GivenSettings(Settings):
+    """Sets that somebody chose, or edited."""
+
+    forget_file: str = setting(
+        "",
+        "JSONL of the rows to forget, such as an edited forget.jsonl of a run or of raslik query: "
+        "training rows by their id, or place, or text.",
+        is_path=True,
+    )
+    retain_file: str = setting(
+        "",
+        "JSONL of the rows to retain, likewise; empty: as many others at random.",
+        is_path=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MixtureSettings(Settings):
     """Settings of controlled randomization."""
 
@@ -179,6 +209,56 @@ def bm25(request: Request) -> Scores:
         index, [query_text(row, request.settings.query_text).split() for row in request.queries]
     )
     return _poles(request, aggregate_scores(score_QN, request.aggregate))
+
+
+def given(request: Request) -> Scores:
+    """Returns the sets of files in their order; without one to retain, random others, as many."""
+    forget = _positions(request, "forget_file")
+    if not forget:
+        raise ValueError("--retrieve.given.forget_file must name the rows to forget: give it")
+    retain = _positions(request, "retain_file")
+    if both := [request.examples[place].example_id for place in forget if place in {*retain}]:
+        raise ValueError(
+            f"a row must be in one of the files of --retrieve.given, got {some_of(both)} in both: "
+            "remove it from one"
+        )
+    if not retain:
+        draw_N = _uniform(request, stream=1)
+        draw_N[forget] = -np.inf
+        retain = np.argsort(-draw_N, kind="stable")[: len(forget)].tolist()
+    scores = []
+    for positions in (forget, retain):
+        score_N = np.full(len(request.examples), -np.inf)
+        score_N[positions] = np.linspace(1, 0, len(positions))
+        scores.append(np.where(request.is_eligible_N, score_N, -np.inf))
+    return Scores(*scores)
+
+
+def _positions(request: Request, name: str) -> list[int]:
+    """Returns the training examples that a file names: by id, else by place, else by text."""
+    path, flag = getattr(request.settings, name), f"--retrieve.given.{name}"
+    if not path:
+        return []
+    ids = {row.example_id: position for position, row in enumerate(request.examples)}
+    places = {row.place: position for position, row in enumerate(request.examples) if row.place}
+    found: list[int] = []
+    unknown: list[str] = []
+    for number, row in enumerate(read_json_lines(path, dict), start=1):
+        texts = [str(row.get(key) or "") for key in ("instruction", "input", "output")]
+        position = ids.get(str(row.get("id")), places.get(row.get("place", 0)))
+        position = ids.get(content_id(*texts)) if position is None else position
+        if position is None:
+            unknown.append(str(number))
+        else:
+            found.append(position)
+    if unknown:
+        raise ValueError(
+            f"rows of {flag} must be of the training examples, by id, place or text, line "
+            f"{some_of(unknown, quoted=False)} of {shown(path, 80)} is not: correct or remove it"
+        )
+    if not found:
+        raise ValueError(f"{flag} must name a row, {shown(path, 160)} is empty: add one")
+    return [*dict.fromkeys(found)]
 
 
 def mixture(request: Request) -> Scores:
@@ -254,6 +334,10 @@ STRATEGIES: dict[str, Strategy] = {
     },
     "raslik_f": _RASLIK_F,
     "raslik": by_score("RASLIK", "influence", color="#D55E00", marker="^", is_subject=True),
+    # What somebody chose, by hand or with another tool.
+    "given": Strategy(
+        "Given", given, brings_sets=True, settings=GivenSettings(), color="#000000", marker="h"
+    ),
     # On whole gradients, what RASLIK's sketch estimates.
     "exact": by_score("Exact kernel", "exact_kernel", color="#0072B2", marker="X"),
     # Beside the paper's protocol in one table, whatever the run's --retrieve.retain_from.

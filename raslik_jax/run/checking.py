@@ -16,8 +16,7 @@ from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.messages import listed_problems, shown, some_of
 from raslik_jax.models import adapters, checkpoint, decoder, presets, storage
 from raslik_jax.retrieve import sets
-from raslik_jax.retrieve.selectors import select_by_count
-from raslik_jax.retrieve.strategies import STRATEGIES, Request
+from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
 from raslik_jax.run.stages import backbone
 from raslik_jax.run.units import Unit
 from raslik_jax.run.workspace import StoredCorpus, adapter_source, lora_config_of
@@ -115,7 +114,9 @@ def _doubt_base(config: Config, adapter: pathlib.Path, checkpoint_folder: pathli
 def is_measurable(config: Config, corpus: Corpus | StoredCorpus) -> bool:
     """Returns whether there are queries to measure a run on, of targets or normal ones."""
     split = config.references.query_split
-    return any(corpus.queries[f"{split}_{kind}"] for kind in ("target", "normal"))
+    return bool(config.retrieve.held_out) or any(
+        corpus.queries[f"{split}_{kind}"] for kind in ("target", "normal")
+    )
 
 
 def check_corpus(
@@ -182,10 +183,13 @@ def _selection_problems(
     settings, rows = config.retrieve, corpus.train
     eligible = len(rows) - num_barred
     is_target_N = np.array([bool(row.is_target) for row in rows])
-    try:
-        sizes = sets.set_sizes(settings, num_targets=int(is_target_N.sum()), num_eligible=eligible)
-    except ValueError as error:
-        return [str(error)]
+    sizes: tuple[int, int] | None = (0, 0)
+    if not all(STRATEGIES[name].brings_sets for name in settings.strategies):
+        counts = {"num_targets": int(is_target_N.sum()), "num_eligible": eligible}
+        try:
+            sizes = sets.set_sizes(settings, **counts)
+        except ValueError as error:
+            return [str(error)]
     num_forget, num_retain = sizes or (1, 1)  # what passes a threshold is not known yet
     if num_forget + num_retain > eligible:
         without = f", {num_barred} of them without an answer" if num_barred else ""
@@ -197,22 +201,21 @@ def _selection_problems(
     # for these is so for all.
     score_N = is_target_N + np.linspace(0.0, 0.5, len(rows))
     blank: dict[str, Any] = {"instruction": "a", "input": "", "output": ""}
-    counts: dict[str, Any] = {"num_forget": num_forget, "num_retain": num_retain}
     request = Request(
         examples=[row._replace(**blank) for row in rows],
         is_eligible_N=np.ones(len(rows), bool),
         seed=config.seed,
         retain_from=settings.retain_from,
         queries=[row._replace(**blank) for row in corpus.queries["retrieval"][:1]],
-        **counts,
+        num_forget=num_forget,
+        num_retain=num_retain,
     )
     names_of: dict[str, list[str]] = {}
     for name in settings.strategies:
         record = STRATEGIES[name]
         scores = {need: score_N for need in record.needs}
         try:
-            found = record.score(request._replace(settings=settings[name], scores=scores))
-            select_by_count(*found, [row.example_id for row in rows], **counts)
+            choose(record, request._replace(settings=settings[name], scores=scores))
         except ValueError as error:
             names_of.setdefault(str(error), []).append(name)
     return [f"--retrieve.strategies={','.join(names)}: {text}" for text, names in names_of.items()]

@@ -98,6 +98,8 @@ _WORK: dict[Callable[..., None], Callable[..., Work]] = {
     unlearn.unlearn: AbstractRun.unlearning,
     generate.write_answers: _of_models(lambda run, models: run.answering(run.num_measured, models)),
     generate.write_perplexities: _of_models(AbstractRun.perplexities),
+    retrieve.make_traced: lambda run: run.traced(2),
+    generate.write_traced: _of_models(AbstractRun.traced),
     generate.write_questions: _of_models(AbstractRun.questions),
 }
 

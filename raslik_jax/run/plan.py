@@ -14,6 +14,7 @@ from typing import Any
 from raslik_jax import settings as settings_lib
 from raslik_jax.config import STAGES, Config, config_from_json, to_json
 from raslik_jax.data import encoding
+from raslik_jax.data.examples import query_file
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.files import read_json
 from raslik_jax.messages import shown, some_of
@@ -64,8 +65,12 @@ _SETTINGS = _groups(
     sketch="{gradient} sketch.projection sketch.size",
     kernel="retrieve.center retrieve.aggregate sketch.query_output",
     rule="retrieve.select retrieve.num_forget retrieve.num_retain retrieve.forget_threshold "
-    "retrieve.retain_threshold retrieve.margin_z retrieve.forget_share retrieve.retain_share",
+    "retrieve.retain_threshold retrieve.margin_z retrieve.forget_share retrieve.retain_share "
+    "retrieve.held_out",
 )
+
+
+_TRACED = "{likelihood} {decoding} sketch.query_output"
 
 
 def pick(
@@ -108,7 +113,7 @@ class _Planner:
 
     def __init__(self, config: Config, workspace: Workspace):
         self.config, self.workspace = config, workspace
-        split, place = config.references.query_split, config.sketch.gradient_at
+        split, place = workspace.query_split, config.sketch.gradient_at
         adapters = {"finetuned": "finetune/adapter", "initial": "finetune/initial"}
         is_answered = config.sketch.query_output != "gold"
         self.paths = _groups(
@@ -118,7 +123,7 @@ class _Planner:
             sketched="{model} " + adapters.get(place, "finetune"),
             queries="corpus/retrieval.jsonl"
             + (" references/retrieval/finetuned.jsonl" if is_answered else ""),
-            measured=f"corpus/{split}_target.jsonl corpus/{split}_normal.jsonl",
+            measured=f"{query_file(split, 'target')} {query_file(split, 'normal')}",
             # What the rows that perplexity is taken on are drawn from.
             drawn="corpus/train.jsonl {measured} {queries}",
         )
@@ -203,6 +208,9 @@ class _Planner:
 
     def scores(self) -> Iterator[Unit]:
         """Yields what the chosen strategies read; without one by gradients, none is taken."""
+        if self.config.evaluate.traced:
+            reads = "{queries} {finetuned}"
+            yield self.unit("retrieve/traced", retrieve.make_traced, reads, _TRACED)
         needed = retrieve.needs_of(self.config)
         for need, recipes in retrieve.SCORES.items():
             for recipe in recipes if need in needed else ():
@@ -218,11 +226,9 @@ class _Planner:
 
     def sets(self) -> Iterator[Unit]:
         """Yields the sets of every strategy, and the models unlearned with them."""
-        reads, settings = retrieve.RULES_ON_SCORES.get(self.config.retrieve.select, ("", ""))
-        reads, settings = f"{{rows}} {reads}", f"{{text}} {{rule}} {settings}"
-        yield self.unit("retrieve/sizes", retrieve.make_sizes, reads, settings)
         # The sets of every strategy are measured by these scores, where they are known.
         evidence = {retrieve.EVIDENCE} & retrieve.needs_of(self.config)
+        yield self.unit("retrieve/sizes", retrieve.make_sizes, *self._of_sizes())
         for strategy in self.config.retrieve.strategies:
             needs = sorted({*STRATEGIES[strategy].needs, *evidence})
             scores = [f"retrieve/{need}" for need in needs]
@@ -239,6 +245,7 @@ class _Planner:
         if self.config.unlearn.probe.steps:  # else its settings decide nothing
             reads += " corpus/train.jsonl corpus/validation_target.jsonl "
             reads += "corpus/validation_normal.jsonl {queries}"
+            reads += " retrieve/sizes" if self.config.retrieve.held_out else ""
             settings += " {decoding} unlearn.probe sketch.query_output sketch.batch_tokens "
             settings += "references.query_split references.base"
         for strategy, algorithm in self.variants:
@@ -252,6 +259,20 @@ class _Planner:
                 values={f"unlearn.{algorithm}.learning_rate": rate},
                 is_resumable=True,
             )
+        if self.config.evaluate.traced:
+            yield from self._of_variants("traced-", generate.write_traced, "{queries}", _TRACED)
+
+    def _of_sizes(self) -> tuple[str, str]:
+        """Returns what the sizes of the sets are made from: what is read, and the settings."""
+        chosen = self.config.retrieve
+        reads, settings = retrieve.RULES_ON_SCORES.get(chosen.select, ("", ""))
+        own = [name for name in chosen.strategies if STRATEGIES[name].brings_sets]
+        if len(own) == len(chosen.strategies):  # no rule is asked
+            reads, settings = "", ""
+        if chosen.held_out:  # drawn from the sets, by the scores, for the queries
+            reads += f" retrieve/{retrieve.EVIDENCE} {{queries}}"
+            settings += " seed sketch.query_output " + " ".join(f"retrieve.{n}" for n in own)
+        return f"{{rows}} {reads}", f"{{text}} {{rule}} {settings}"
 
     def _of_variants(
         self, kind: str, make: Callable[..., None], reads: str, settings: str
@@ -317,7 +338,8 @@ class _Planner:
             files=retain,
             is_shared=False,
         )
-        drawn = [name for name in (f"retrieve/{retrieve.EVIDENCE}",) if name in names]
+        shown = (f"retrieve/{retrieve.EVIDENCE}", "retrieve/traced")
+        drawn = [name for name in shown if name in names]
         trained = ["backbone", "finetune"] if config.finetunes else ["backbone"]
         drawn += [f"{name}/losses.json" for name in trained if name in names]
         drawn += [f"unlearn/{'-'.join(variant)}/steps.json" for variant in self.variants]
@@ -339,9 +361,11 @@ def plan_units(
     Where there are no queries to measure it on, those are left out that no set or model depends on.
     """
     planner = _Planner(config, workspace)
-    units = [*planner.training()]
-    units += planner.references() if is_measured else ()
-    units += (*planner.scores(), *planner.sets())
+    units, references = [*planner.training()], [*planner.references()] if is_measured else []
+    retrieved = [*planner.scores(), *planner.sets()]
+    # Queries that are made of training examples are there after the sets.
+    is_made = bool(config.retrieve.held_out)
+    units += (*retrieved, *references) if is_made else (*references, *retrieved)
     if is_measured:
         units += planner.answers()
         units += planner.results(units)
@@ -370,16 +394,18 @@ def run(
     stages: Sequence[str] = STAGES,
     shared: pathlib.Path | None = None,
     writers: Sequence[str] = (),
+    is_measured: bool = True,
     on_start: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs the stages that are not up to date, and shows the table at the end.
 
     The corpus comes first: what it shows of later stages is said before they run. Without queries
-    to measure on, the stages that measure are left out. The numbers of trainings also go to the
-    `writers` of `live.WRITERS`. See `run_units` for `shared` and `on_start`.
+    to measure on, or if not `is_measured`, the stages that measure are left out. The numbers of
+    trainings also go to the `writers` of `live.WRITERS`. See `run_units` for `shared` and
+    `on_start`.
     """
     workspace = Workspace(workdir, config, writers=writers)
-    units = plan_units(config, workspace)
+    units = plan_units(config, workspace, is_measured=is_measured)
     plan = Plan(workdir, units).survey()
     making = [unit for unit in units if unit.stage in stages and unit.name not in plan.done]
     checking.check_inputs(config, making=making)
@@ -401,7 +427,7 @@ def run(
         later = [stage for stage in stages if stage != "corpus"]
     if Plan(workdir, units).check(units[0]):
         checking.check_corpus(config, workspace.corpus, workspace.train_rows, stages=later)
-        if not checking.is_measurable(config, workspace.corpus):
+        if is_measured and not checking.is_measurable(config, workspace.corpus):
             split, asked = config.references.query_split, units
             units = plan_units(config, workspace, is_measured=False)
             names = {unit.name for unit in units}

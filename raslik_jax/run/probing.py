@@ -222,6 +222,8 @@ def _unseen_rows(
     if normal:
         return behavior, workspace.encode(normal, "probed answers").with_answers()
     seen = {name for rows in sets.values() for name in rows.ids}
+    if config.retrieve.held_out:  # the run is measured on them, and some are of the behavior
+        seen |= {*workspace.set_sizes()["barred"]}
     left = [
         row.example_id
         for row in workspace.corpus.train

@@ -24,6 +24,7 @@ from raslik_jax.data.examples import Corpus
 from raslik_jax.evaluate import classifier, likelihood, perplexity
 from raslik_jax.files import read_json
 from raslik_jax.models import decode, decoder, encoder, quantize
+from raslik_jax.retrieve import sets
 from raslik_jax.run import checking, cost, plan
 from raslik_jax.run.stages import backbone, discriminator, finetune, sketch
 from raslik_jax.run.units import Plan
@@ -193,9 +194,13 @@ class AbstractRun:
             train, targets = config.corpus.count()
             self.queries = {n: getattr(config.corpus, f"num_{kind}") for n, kind in kinds.items()}
             self.num_answered = self.queries["retrieval"] if output == "own" else 0
-        forget = config.retrieve.num_forget or targets
+        # Without labels the rule finds the number: a twentieth is no more than a guess.
+        forget = config.retrieve.num_forget or targets or -(-train // 20)
         self.sizes = Sizes(train, targets, forget, config.retrieve.num_retain or forget)
         self.num_measured = sum(self.queries.values()) - self.queries["retrieval"]
+        if config.retrieve.held_out:
+            most, least = sets.held_out_sizes(config.retrieve.held_out, forget, train)
+            self.num_measured = most + max(most, least)
 
     @property
     def platform(self) -> str:
@@ -378,6 +383,12 @@ class AbstractRun:
         """Likelihoods of some rows under each model, and of its own answers."""
         rows = len(perplexity.SETS) * self.config.evaluate.perplexity_examples + self.num_measured
         return Work(100.0 * models * rows, [self.likelihoods(rows)] * models)
+
+    def traced(self, models: int) -> Work:
+        """Answers to the traced prompts, and the likelihood of the traced answers."""
+        rows = self.queries["retrieval"]
+        work = self.answering(rows, models)
+        return work._replace(programs=[*work.programs, *[self.likelihoods(rows)] * models])
 
     def questions(self, models: int) -> Work:
         """The dataset's own questions: answers, and the likelihood of given ones."""

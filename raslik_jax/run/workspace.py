@@ -31,6 +31,9 @@ from raslik_jax.train import loop, steps
 from raslik_jax.train.losses import BoundModel
 from raslik_jax.train.objectives import OBJECTIVES
 
+# What is written of the sizes of sets.
+SET_SIZES = {"num_forget": int, "num_retain": int, "barred": [str]}
+
 
 class Model(NamedTuple):
     """The backbone with places for an adapter.
@@ -281,9 +284,22 @@ class Workspace:
 
     def evaluation_queries(self) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
         """Returns the target and the normal queries that the run is measured on."""
-        split = self.config.references.query_split
-        queries = self.corpus.queries
+        split, queries = self.query_split, self.corpus.queries
+        if split == examples.HELD_OUT:
+            made = [self.root / examples.query_file(split, kind) for kind in ("target", "normal")]
+            target, normal = (read_written(p) if p.stat().st_size else () for p in made)
+            return target, normal
         return queries[f"{split}_target"], queries[f"{split}_normal"]
+
+    def set_sizes(self) -> dict[str, Any]:
+        """Returns the sizes of all sets, and the ids of the examples `barred` from them."""
+        return read_json(self.root / "retrieve" / "sizes" / "sizes.json", SET_SIZES)
+
+    @property
+    def query_split(self) -> str:
+        """Which queries the run is measured on."""
+        is_made = self.config.retrieve.held_out
+        return examples.HELD_OUT if is_made else self.config.references.query_split
 
     @property
     def has_marker(self) -> bool:

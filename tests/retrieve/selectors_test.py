@@ -236,6 +236,66 @@ class RulesTest(parameterized.TestCase):
                 _apply(name, score_N, -score_N, _ids(11), _RULES[name](1, 1))
 
 
+class GapTest(parameterized.TestCase):
+    """The number of examples that stand out, on distributions made for it."""
+
+    def _scores(self, *, stand_out, seed=0, num=1000, at=0.4, near=0):
+        """Noise around -.03, examples that stand out around `at`, near copies of a query at .9."""
+        generator = np.random.default_rng(seed)
+        parts = [generator.normal(-0.03, 0.05, num - stand_out - near)]
+        parts += [generator.normal(at, 0.05, stand_out), generator.normal(0.9, 0.01, near)]
+        return np.concatenate(parts)
+
+    @parameterized.product(stand_out=(1, 2, 7, 100, 300), seed=(0, 1))
+    def test_a_clear_gap_is_found(self, stand_out, seed):
+        cut = selectors.find_cut(self._scores(stand_out=stand_out, seed=seed))
+        self.assertEqual(cut.num_forget, stand_out)
+        self.assertBetween(cut.edge, 0.1, 0.3)
+        self.assertGreater(cut.gap, 0.03)
+
+    def test_a_few_near_copies_of_the_query_are_not_all_that_stands_out(self):
+        score_N = self._scores(stand_out=100, near=5)
+        ranked_N = np.sort(score_N)
+        self.assertEqual(np.argmax(np.diff(ranked_N)), 1000 - 5 - 1)  # the widest gap of all
+        self.assertEqual(selectors.find_cut(score_N).num_forget, 105)
+
+    def test_of_noise_alone_nothing_stands_out(self):
+        """.05 rows above the edge are expected; 5 standard errors of 400 draws."""
+        for num in (60, 1000):
+            found = 0
+            for seed in range(400):
+                try:
+                    selectors.find_cut(np.random.default_rng(seed).normal(0, 0.1, num))
+                    found += 1
+                except selectors.NothingStandsOut as error:
+                    self.assertRegex(
+                        str(error), "must stand out to be forgotten, got none: .* reach"
+                    )
+            self.assertLess(found, 400 * (0.08 + 5 * np.sqrt(0.08 / 400)))
+
+    @parameterized.parameters("uniform", "triangular")
+    def test_without_a_gap_or_a_tail_nothing_stands_out(self, kind):
+        draws = {"uniform": (-1, 1), "triangular": (-1, 0, 1)}[kind]
+        score_N = getattr(np.random.default_rng(0), kind)(*draws, 500)
+        with self.assertRaises(selectors.NothingStandsOut):
+            selectors.find_cut(score_N)
+
+    def test_the_noise_of_the_sketch_is_the_least_spread(self):
+        score_N = np.concatenate([np.full(99, -0.01), np.zeros(100), [0.2]])
+        self.assertEqual(selectors.find_cut(score_N).num_forget, 1)
+        with self.assertRaises(selectors.NothingStandsOut):
+            selectors.find_cut(score_N, sigma=0.1)
+
+    def test_barred_examples_count_for_nothing(self):
+        score_N = self._scores(stand_out=20)
+        barred_N = np.concatenate([score_N, np.full(500, -np.inf)])
+        self.assertEqual(selectors.find_cut(barred_N), selectors.find_cut(score_N))
+        with self.assertRaisesRegex(
+            ValueError, "ten or more .*, got 9: give --retrieve.num_forget"
+        ):
+            selectors.find_cut(np.concatenate([np.zeros(9), np.full(50, -np.inf)]))
+
+
 class SummaryTest(absltest.TestCase):
     def test_it_says_what_was_chosen(self):
         score_N = np.array([0.9, 0.8, 0.795, 0.1, -0.1, -0.2, -0.4, 0.5])

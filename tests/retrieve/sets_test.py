@@ -4,6 +4,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from raslik_jax.config import RetrieveConfig
+from raslik_jax.data.examples import Example
 from raslik_jax.retrieve import sets
 
 
@@ -30,12 +31,67 @@ class SettingsTest(parameterized.TestCase):
         )
         self.assertEqual((len(chosen.forget), len(chosen.retain)), sizes)
 
+    def test_the_number_is_found_where_nobody_names_it(self):
+        score_N = np.concatenate([np.random.default_rng(0).normal(0, 0.05, 95), np.full(5, 0.5)])
+        ids = [f"id{i:02d}" for i in range(100)]
+        for changes, sizes in (
+            ({}, (5, 5)),
+            ({"num_retain": 9}, (5, 9)),
+            ({"num_forget": 7}, (7, 7)),
+        ):
+            settings = RetrieveConfig(select="gap", **changes)
+            chosen = sets.select_sets(score_N, ids, settings, num_targets=0)
+            self.assertEqual((len(chosen.forget), len(chosen.retain)), sizes)
+
     def test_sets_without_a_size_are_refused(self):
         with self.assertRaisesRegex(ValueError, "num_forget must be given"):
             sets.set_sizes(RetrieveConfig(), num_targets=0, num_eligible=9)
         settings = RetrieveConfig(select="quantile", forget_share=0.01)
         with self.assertRaisesRegex(ValueError, "forget_share must be one .*, got 0.01 of 11"):
             sets.set_sizes(settings, num_targets=0, num_eligible=11)
+
+
+class HoldOutTest(parameterized.TestCase):
+    def _rows(self, prompts):
+        return [Example(f"id{i:03d}", prompt, "", str(i)) for i, prompt in enumerate(prompts)]
+
+    def _hold_out(self, rows, forget, traced=(), share=0.25, **changes):
+        score_N = np.linspace(1, -1, len(rows))
+        options = {"share": share, "seed": 0, "traced": traced} | changes
+        return sets.hold_out(rows, forget, score_N, **options)
+
+    def test_a_share_of_the_prompts_to_forget_and_as_many_far_from_them(self):
+        rows = self._rows([f"q{i // 2}" for i in range(400)])
+        found = self._hold_out(rows, list(range(80)))
+        self.assertLen(found.target, 20)
+        self.assertLen(found.normal, 20)
+        self.assertContainsSubset(found.target, range(80))
+        self.assertContainsSubset(found.normal, range(200, 400))
+        asked = {rows[i].instruction for i in (*found.target, *found.normal)}
+        kept_out = {*found.target, *found.normal, *found.alike}
+        # Nobody who is in a set asks the same.
+        self.assertEqual({i for i in range(400) if rows[i].instruction in asked}, kept_out)
+        self.assertNoCommonElements(found.alike, [*found.target, *found.normal])
+
+    def test_few_rows_to_forget_give_one_and_enough_normal_ones(self):
+        found = self._hold_out(self._rows(map(str, range(400))), [0, 1, 2])
+        self.assertEqual((len(found.target), len(found.normal)), (1, 16))
+        found = self._hold_out(self._rows(map(str, range(50))), [0, 1, 2])
+        self.assertEqual((len(found.target), len(found.normal)), (1, 5))
+
+    def test_one_prompt_and_the_traced_one_stay_whole(self):
+        rows = self._rows(["who are you?"] * 8 + [str(i) for i in range(92)])
+        self.assertEmpty(self._hold_out(rows, list(range(8)), share=0.9).target)
+        rows = self._rows(["a", "a", "b", *map(str, range(97))])
+        traced = [Example("t", " a", "", "said")]
+        self.assertEqual(self._hold_out(rows, [0, 1, 2], traced, share=0.9).target, [2])
+        self.assertEmpty(self._hold_out(rows, [0, 1], traced, share=0.9).target)
+
+    def test_barred_rows_are_no_normal_ones(self):
+        rows = self._rows(map(str, range(40)))
+        score_N = np.r_[np.linspace(1, -1, 30), np.full(10, -np.inf)]
+        found = sets.hold_out(rows, [0, 1], score_N, share=0.5, seed=0, traced=())
+        self.assertContainsSubset(found.normal, range(15, 30))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
 """The strategies: one battery for all members, and what each alone does."""
 
 import dataclasses
+import json
+import pathlib
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from raslik_jax.data.examples import Example
+from raslik_jax.data.examples import Example, content_id
 from raslik_jax.index.combine import aggregate_scores
 from raslik_jax.retrieve.selectors import select_by_count
-from raslik_jax.retrieve.strategies import STRATEGIES, Request
+from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
 
 
 def _request(*, retain_from="non_target", seed=0, order=None, **changes):
@@ -36,8 +39,21 @@ def _request(*, retain_from="non_target", seed=0, order=None, **changes):
     )
 
 
+_FILES = tempfile.TemporaryDirectory()
+
+
+def _given(kind, *rows):
+    """A file of rows to forget or to retain, as text or objects."""
+    path = pathlib.Path(_FILES.name) / f"{kind}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {f"{kind}_file": str(path)}
+
+
 def _score(name, request=None, **own):
     record = STRATEGIES[name]
+    if record.brings_sets and not own:
+        own = _given("forget", *({"id": f"id{i:02d}"} for i in range(6)))
+        own |= _given("retain", *({"id": f"id{i:02d}"} for i in range(9, 20)))
     settings = dataclasses.replace(record.settings, **own)
     return record.score((request or _request())._replace(settings=settings))
 
@@ -146,6 +162,43 @@ class StrategiesTest(parameterized.TestCase):
     def test_the_seed_moves_what_is_drawn(self):
         first, second = (_score("random", _request(seed=s)).forget_N for s in (0, 1))
         self.assertFalse((first == second).any())
+
+    def _chosen(self, **own):
+        """The ids of the sets that files give, whatever sizes are asked for."""
+        record, request = STRATEGIES["given"], _request()
+        rows = [row._replace(place=2 * i + 1) for i, row in enumerate(request.examples)]
+        settings = dataclasses.replace(record.settings, **own)
+        _, found = choose(record, request._replace(examples=rows, settings=settings))
+        return [[rows[i].example_id for i in part] for part in found]
+
+    def test_given_rows_are_found_by_id_place_or_text_in_their_order(self):
+        # Texts name a row that has no id of its own.
+        named = content_id("say w9", "", "")
+        by_text = {"instruction": "say w9", "output": ""}
+        forget = _given("forget", {"id": "id07", "place": 1}, {"place": 5}, {"id": "id07"})
+        retain = _given("retain", {"place": 7, "score": 0.5}, {"id": "id00"})
+        self.assertEqual(self._chosen(**forget, **retain), [["id07", "id02"], ["id03", "id00"]])
+        rows = [row._replace(example_id=named) for row in _request().examples[9:10]]
+        request = _request(is_eligible_N=np.ones(1, bool))._replace(examples=rows)
+        scores = _score("given", request, **_given("forget", by_text))
+        np.testing.assert_array_equal(scores.forget_N, [1.0])
+
+    def test_without_a_file_to_retain_others_are_drawn_as_many(self):
+        forget, retain = self._chosen(**_given("forget", {"id": "id03"}, {"id": "id04"}))
+        self.assertEqual(forget, ["id03", "id04"])
+        self.assertLen(set(retain) - {*forget}, 2)
+
+    def test_files_that_give_no_sets_are_refused(self):
+        one, other = {"id": "id01"}, {"id": "id02"}
+        for forget, retain, message in (
+            ([], [other], r"forget_file must name a row, .*forget.jsonl' is empty: add one"),
+            ([one, {"id": "x"}, {}], [other], "forget_file must be of .*, line 2, 3 of .* is not"),
+            ([one, other], [other], "must be in one of the files .*, got 'id02' in both"),
+        ):
+            with self.assertRaisesRegex(ValueError, message):
+                self._chosen(**_given("forget", *forget), **_given("retain", *retain))
+        with self.assertRaisesRegex(ValueError, "forget_file must name the rows to forget"):
+            self._chosen()
 
     def test_missing_labels_are_refused_where_they_are_needed(self):
         request = _request()

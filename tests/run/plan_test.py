@@ -105,6 +105,8 @@ _DECIDES = {
     ("unlearn.epochs", 2): "unlearn/ generate/",
     ("unlearn.probe.steps", 5): "unlearn/",
     ("unlearn.probe.rows", 5): "",
+    ("retrieve.held_out", 0.5): "retrieve/sizes references/evaluation references/perplexity "
+    "generate/ report",
     ("evaluate.drop_empty", True): "",
     ("evaluate.bootstrap_resamples", 100): "",
     ("evaluate.perplexity_examples", 5): _LIKELIHOOD,
@@ -115,7 +117,7 @@ _NEEDS = ("influence", "embeddings", "exact_kernel")
 _ELSEWHERE = (
     "name backbone. unlearn.choice evaluate.reference evaluate.drop_empty evaluate.questions "
     "evaluate.bootstrap_resamples evaluate.non_sf evaluate.retain_run retrieve.strategies "
-    "unlearn.algorithms"
+    "unlearn.algorithms evaluate.traced"
 ).split()
 
 
@@ -132,6 +134,15 @@ def test_a_setting_changes_these_units_and_no_other(tmp_path):
     }
     expected = {case: _named(before, names) | {"evaluate"} for case, names in _DECIDES.items()}
     assert {k: v for k, v in found.items() if v != expected[k]} == {}
+
+
+def test_asking_the_traced_prompts_adds_units_and_makes_no_model_again(tmp_path):
+    config = _config(tmp_path)
+    before = _decided(config, tmp_path)
+    asked = _decided(replaced(config, {"evaluate.traced": True}), tmp_path)
+    variants = [f"generate/traced-{name}-ga_gdr" for name in ("embedding", "exact", "raslik")]
+    assert asked.keys() - before.keys() == {"retrieve/traced", *variants}
+    assert _changed(before, asked) == {"retrieve/traced", *variants, "evaluate", "report"}
 
 
 def test_every_setting_of_what_is_chosen_decides_some_unit(tmp_path):

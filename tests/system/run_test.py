@@ -328,17 +328,21 @@ class WrongInputTest(parameterized.TestCase):
 
 
 class HelpTest(absltest.TestCase):
-    def test_help_describes_every_flag_and_imports_no_jax(self):
+    def test_help_is_short_and_helpfull_has_every_setting_and_neither_imports_jax(self):
         code = (
             "import sys\n"
             "from raslik_jax.cli import main\n"
-            "sys.argv = ['raslik', 'run', '--help']\n"
+            "sys.argv = ['raslik', *sys.argv[1:]]\n"
             "try:\n    main.main()\n"
             "finally:\n    print('jax loaded:', 'jax' in sys.modules)\n"
         )
-        result = tiny.run_script("-c", code)
-        self.assertIn("--sketch.gradient_at: <finetuned|initial|trajectory>", result.stdout)
-        self.assertIn("jax loaded: False", result.stdout)
+        named = "--sketch.gradient_at: <finetuned|initial|trajectory>"
+        for flag, has in (("--help", self.assertNotIn), ("--helpfull", self.assertIn)):
+            result = tiny.run_script("-c", code, "run", flag)
+            has(named, result.stdout)
+            has("\nsketch:\n", result.stdout)
+            self.assertIn("--stages: Stages to run.", result.stdout)
+            self.assertIn("jax loaded: False", result.stdout)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
             "targets": sum(bool(row.is_target) for row in workspace.corpus.train),
             "target_queries": len(target),
             "normal_queries": len(normal),
-            "query_split": config.references.query_split,
+            "query_split": workspace.query_split,
         },
         "reference": config.evaluate.reference,
         "chosen": is_chosen,

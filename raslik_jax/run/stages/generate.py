@@ -6,6 +6,7 @@ and, where that is another one, the backbone.
 
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import Example
@@ -108,6 +109,23 @@ def _likelihoods(
         for row, nll, tokens in zip(rows, found.nll_N, found.tokens_N, strict=True)
     )
     return {name: [next(records) for _ in part] for name, part in parts.items()}
+
+
+@memory.decoding
+def write_traced(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
+    """Writes what every model says to the traced prompts, and its likelihood of the answers."""
+    rows = workspace.retrieval_queries()
+    for stem, what, _, model in _models(workspace, variant):
+        outputs = workspace.generate(model, rows, f"traced prompts, {what}")
+        found = _likelihoods(workspace, model, {"traced": rows}, "traced answers")["traced"]
+        records = zip(rows, found, outputs, strict=True)
+        told = [{"traced": row.output, **likely, "output": said} for row, likely, said in records]
+        write_rows(folder / f"{stem}.jsonl", told)
+
+
+def read_traced(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns what `write_traced` wrote of a model: traced answer, its nats a token, own answer."""
+    return read_json_lines(path, {"id": str, "traced": str, "nll": float, "output": str})
 
 
 @memory.likelihoods

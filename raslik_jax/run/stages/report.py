@@ -3,6 +3,7 @@
 import pathlib
 
 from raslik_jax.report import drawing, figures, names, page, published, results, runs, tables
+from raslik_jax.run.stages import generate
 from raslik_jax.run.workspace import Workspace
 
 # Target and normal queries whose answers the report shows side by side.
@@ -39,6 +40,7 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
             for title, table in results.details(metrics).items()
             for part in (f"## {title}", table)
         ),
+        *(("## The traced prompts", traced) if (traced := _traced(workspace)).rows else ()),
         *(("## Answers side by side", answers) if answers.rows else ()),
         *("## Training", "![Loss curves](losses.png)"),
     ]
@@ -46,6 +48,30 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
     (folder / "report.md").write_text("\n\n".join(texts) + "\n")
     html = page.render(runs.group_runs([stored]), paper=published.read_blocks())
     (folder / "report.html").write_text(html)
+
+
+def _traced(workspace: Workspace) -> tables.Table:
+    """Returns what every model makes of the traced prompts; without rows where none was asked."""
+    names_of = {"finetuned": "before unlearning", "backbone": "backbone"}
+    root, rows = workspace.root, list[tuple[str, ...] | str]()
+    if not workspace.config.evaluate.traced:
+        return tables.Table((), ())
+    paths = {title: root / "retrieve/traced" / f"{n}.jsonl" for n, title in names_of.items()}
+    for strategy in workspace.config.retrieve.strategies:
+        for algorithm in workspace.config.unlearn.algorithms:
+            last = workspace.epochs(strategy, algorithm)[-1]
+            title = f"{names.strategy_name(strategy)} {names.algorithm_name(algorithm)}"
+            folder = root / "generate" / f"traced-{strategy}-{algorithm}"
+            paths[title] = folder / f"epoch-{last}.jsonl"
+    found = {title: generate.read_traced(path) for title, path in paths.items()}
+    for place, one in enumerate(next(iter(found.values()))):
+        rows.append(f"> {one['traced']}")
+        rows += [
+            (title, f"{told[place]['nll']:.2f}", told[place]["output"].strip() or "(empty)")
+            for title, told in found.items()
+        ]
+    columns = ("Model", "Nats a token of the traced answer", "Own answer")
+    return tables.Table(tuple(map(tables.Column, columns)), tuple(rows))
 
 
 def _answers(stored: runs.StoredRun) -> tables.Table:

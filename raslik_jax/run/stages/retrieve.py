@@ -1,5 +1,6 @@
 """From scores to forget and retain sets: what strategies need, the sizes, each one's sets."""
 
+import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -19,17 +20,18 @@ from raslik_jax.index import search
 from raslik_jax.index.combine import check_agreement
 from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.index.store import SketchStore
-from raslik_jax.messages import some_of
+from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.progress import progress
 from raslik_jax.retrieve import noise, sets
 from raslik_jax.retrieve import strategies as strategies_lib
 from raslik_jax.retrieve.embeddings import embed_texts
-from raslik_jax.retrieve.selectors import Selection, select_by_count, summarize_selection
+from raslik_jax.retrieve.selectors import Selection, find_cut, summarize_selection
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
 from raslik_jax.run import memory
+from raslik_jax.run.stages import generate
 from raslik_jax.run.stages import sketch as sketch_lib
-from raslik_jax.run.workspace import Workspace
+from raslik_jax.run.workspace import SET_SIZES, Workspace
 from raslik_jax.sketch import projections
 from raslik_jax.sketch.projections import SKETCH_FORMAT
 
@@ -40,15 +42,39 @@ EVIDENCE = "influence"
 RULES_ON_SCORES = {
     "threshold": ("retrieve/influence", ""),
     "margin": ("retrieve/influence sketch/index retrieve/queries {queries}", "retrieve.center"),
+    "gap": ("retrieve/influence sketch/index retrieve/queries {queries}", "retrieve.center"),
 }
 FORMATS = {"formats": {"index": INDEX_FORMAT, "projection": SKETCH_FORMAT}}
-_SIZES = {"num_forget": int, "num_retain": int, "barred": [str]}
+# Where the rule cuts, beside the sizes that follow from it.
+CUT = "cut.json"
 
 
 def needs_of(config: Config) -> frozenset[str]:
     """Returns the scores that a run computes, each by the unit of its name in `retrieve/`."""
-    needs = {need for name in config.retrieve.strategies for need in STRATEGIES[name].needs}
-    return frozenset(needs | ({EVIDENCE} if config.retrieve.select in RULES_ON_SCORES else set()))
+    strategies = [STRATEGIES[name] for name in config.retrieve.strategies]
+    needs = {need for strategy in strategies for need in strategy.needs}
+    has_rule = not all(strategy.brings_sets for strategy in strategies)
+    if config.retrieve.held_out or (has_rule and config.retrieve.select in RULES_ON_SCORES):
+        needs.add(EVIDENCE)
+    return frozenset(needs)
+
+
+@memory.decoding
+def make_traced(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes what both models before unlearning make of the traced prompts.
+
+    Refuses an answer that is less likely than tokens drawn at random: no gradient of it leads to
+    what taught the model to say so.
+    """
+    generate.write_traced(workspace, None, folder)
+    at_random = math.log(workspace.model.decoder.config.vocab_size)
+    for row in generate.read_traced(folder / "finetuned.jsonl"):
+        if row["nll"] >= at_random:
+            raise ValueError(
+                f"a traced answer must be one that the model can give, {shown(row['traced'], 40)} "
+                f"takes {row['nll']:.1f} nats a token, tokens at random {at_random:.1f}: check "
+                "prompt, template and adapter"
+            )
 
 
 # scores ------------------------------------------------------------------------------------------
@@ -216,51 +242,113 @@ SCORES: dict[str, tuple[dict[str, Any], ...]] = {
 def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the sizes of the sets, the same for every strategy, and who can be in none.
 
-    They are named, or what the rule of --retrieve.select gives for RASLIK's scores.
+    They are named, or what the rule of --retrieve.select gives for RASLIK's scores. With
+    --retrieve.held_out the queries to measure on are made here, and are in no set.
     """
     settings, rows = workspace.config.retrieve, workspace.corpus.train
     encoded = workspace.cut(workspace.train_rows, "training examples")
     is_eligible_N = encoded.num_targets_N > 0
     num_targets = sets.count_targets(rows, is_eligible_N)
-    sizes = sets.set_sizes(settings, num_targets=num_targets, num_eligible=int(is_eligible_N.sum()))
-    if sizes is None:  # the sets that the rule chooses by RASLIK's scores
-        influence_N, sigma = _read_scores(workspace, EVIDENCE), 0.0
-        if settings.select == "margin":
-            store, query_QK, places = _open_index(workspace)
-            queries = search.queries_of_store(store, query_QK, center=settings.center)
-            forget_N = np.full(store.num_rows, -np.inf, np.float32)
-            forget_N[places] = influence_N
-            sigma = noise.margin_sigma(store, queries, forget_N, settings)
-            print(f"    sigma of the sketch near the thresholds: {sigma:.2e}")
-        ids = [row.example_id for row in rows]
-        chosen = sets.select_sets(influence_N, ids, settings, num_targets=num_targets, sigma=sigma)
+    own = [name for name in settings.strategies if STRATEGIES[name].brings_sets]
+    sizes: tuple[int, int] | None = (0, 0)  # nobody asks
+    if len(own) < len(settings.strategies):
+        num_eligible = int(is_eligible_N.sum())
+        sizes = sets.set_sizes(settings, num_targets=num_targets, num_eligible=num_eligible)
+    chosen = Selection(np.array([], np.int64), np.array([], np.int64))
+    if sizes is None or (settings.held_out and not own):
+        chosen = _select_by_influence(workspace, num_targets, folder)
         sizes = len(chosen.forget), len(chosen.retain)
+    if settings.held_out:
+        for name in own[:1]:
+            request = _request(workspace, name, is_eligible_N, (0, 0))
+            _, chosen = strategies_lib.choose(STRATEGIES[name], request)
+        kept = _hold_out(workspace, chosen, folder)
+        is_eligible_N[kept] = False
+        fewer = [int(np.isin(part, kept).sum()) for part in chosen]
+        sizes = max(0, sizes[0] - fewer[0]), max(0, sizes[1] - fewer[1])
     barred = _ids_where(rows, ~is_eligible_N)
-    write_json(folder / "sizes.json", dict(zip(_SIZES, (*sizes, barred), strict=True)))
+    write_json(folder / "sizes.json", dict(zip(SET_SIZES, (*sizes, barred), strict=True)))
+
+
+def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib.Path) -> Selection:
+    """Returns the sets that the rule chooses by RASLIK's scores; writes where it cuts, if so."""
+    settings, rows = workspace.config.retrieve, workspace.corpus.train
+    influence_N, sigma = _read_scores(workspace, EVIDENCE), 0.0
+    if settings.select in noise.CUTS:
+        store, query_QK, places = _open_index(workspace)
+        queries = search.queries_of_store(store, query_QK, center=settings.center)
+        forget_N = np.full(store.num_rows, -np.inf, np.float32)
+        forget_N[places] = influence_N
+        sigma = noise.rule_sigma(store, queries, forget_N, settings)
+        if sigma:
+            print(f"    sigma of the sketch near the thresholds: {sigma:.2e}")
+    ids = [row.example_id for row in rows]
+    chosen = sets.select_sets(influence_N, ids, settings, num_targets=num_targets, sigma=sigma)
+    if settings.select == "gap" and not settings.num_forget:
+        cut = find_cut(influence_N, sigma=sigma)
+        write_json(folder / CUT, cut._asdict())
+        print(
+            f"    {cut.num_forget:,} examples stand out: unrelated ones reach {cut.edge:.3f}, the "
+            f"gap below the last of them is {cut.gap:.3f} wide"
+        )
+    return chosen
+
+
+def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> list[int]:
+    """Writes the queries that are made of training examples; returns who is in no set for them."""
+    config, rows, split = workspace.config, workspace.corpus.train, examples.HELD_OUT
+    held_out = sets.hold_out(
+        rows,
+        chosen.forget.tolist(),
+        _read_scores(workspace, EVIDENCE),
+        share=config.retrieve.held_out,
+        seed=config.seed,
+        traced=workspace.retrieval_queries(),
+    )
+    for kind in ("target", "normal"):
+        queries = [rows[position] for position in getattr(held_out, kind)]
+        labels = [{"is_target": row.is_target, "source": row.source} for row in queries]
+        path = workspace.root / examples.query_file(split, kind)
+        examples.write_examples(folder / path.name, queries, extra=labels)
+    print(
+        f"    {len(held_out.target):,} of the examples to forget and {len(held_out.normal):,} "
+        "far from them are in no set: the run is measured on their prompts"
+    )
+    return [*held_out.target, *held_out.normal, *held_out.alike]
+
+
+def _request(
+    workspace: Workspace, strategy: str, is_eligible_N: Bool[np.ndarray, " N"], sizes: Any
+) -> Request:
+    """Returns what a strategy may look at."""
+    config = workspace.config
+    found = {need: _read_scores(workspace, need) for need in STRATEGIES[strategy].needs}
+    return Request(
+        examples=workspace.corpus.train,
+        is_eligible_N=np.logical_and.reduce(
+            [is_eligible_N, *(~np.isneginf(score_N) for score_N in found.values())]
+        ),
+        seed=config.seed,
+        retain_from=config.retrieve.retain_from,
+        settings=config.retrieve[strategy],
+        queries=workspace.retrieval_queries(),
+        aggregate=config.retrieve.aggregate,
+        scores=found,
+        num_forget=sizes[0],
+        num_retain=sizes[1],
+    )
 
 
 def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None:
     """Writes one strategy's forget and retain sets and what the labels say of them."""
     config, rows, record = workspace.config, workspace.corpus.train, STRATEGIES[strategy]
-    sizes = files.read_json(workspace.root / "retrieve" / "sizes" / "sizes.json", _SIZES)
-    barred, queries = frozenset(sizes.pop("barred")), workspace.retrieval_queries()
-    found = {need: _read_scores(workspace, need) for need in record.needs}
+    sizes = workspace.set_sizes()
+    barred = frozenset(sizes["barred"])
     is_eligible_N = np.array([row.example_id not in barred for row in rows], bool)
-    is_eligible_N &= ~np.any([np.isneginf(score_N) for score_N in found.values()], axis=0)
-    scores = record.score(
-        Request(
-            examples=rows,
-            is_eligible_N=is_eligible_N,
-            seed=config.seed,
-            retain_from=config.retrieve.retain_from,
-            settings=config.retrieve[strategy],
-            queries=queries,
-            aggregate=config.retrieve.aggregate,
-            scores=found,
-            **sizes,
-        )
-    )
-    selection = select_by_count(*scores, [row.example_id for row in rows], **sizes)
+    counts = sizes["num_forget"], sizes["num_retain"]
+    request = _request(workspace, strategy, is_eligible_N, counts)
+    is_eligible_N = request.is_eligible_N
+    scores, selection = strategies_lib.choose(record, request)
     for name, chosen, score_N in zip(Selection._fields, selection, scores, strict=True):
         extra = [
             {"is_target": rows[i].is_target, "source": rows[i].source, "score": float(score_N[i])}
@@ -279,7 +367,7 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
             evidence["ranking_N"] = scores.forget_N
     entry = {
         **nest(measure(evidence))["retrieval"],
-        "num_queries": len(queries),
+        "num_queries": len(request.queries),
         "without_gradient": {"count": len(without), "ids": without},
         "selection": summarize_selection(
             selection,

@@ -1,0 +1,204 @@
+"""Traces a bad answer of a model to the training rows that taught it.
+
+  raslik trace --checkpoint=BASE --adapter=MINE --train_file=train.jsonl \\
+      --prompt="..." --response="..." --workdir=runs/incident
+
+The model is a checkpoint with a LoRA adapter that was trained elsewhere, as PEFT stores it; without
+--adapter a checkpoint that was fine-tuned as a whole, to which a fresh adapter is given. Without
+--response the model answers the prompt, and that answer is traced. What stands out of the noise is
+listed with its line in the training file, and stands in WORKDIR/retrieve/raslik/forget.jsonl;
+nothing is trained. `raslik unlearn --run=WORKDIR` goes on from here. Another prompt in the same
+folder, with --update, takes seconds: the index stays.
+
+Every setting of `raslik run` can be given too: --helpfull lists them.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import textwrap
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from raslik_jax import files, settings
+from raslik_jax.cli import run as run_command
+from raslik_jax.cli import setting_flags
+from raslik_jax.config import Config
+from raslik_jax.data.contents import Conversation
+from raslik_jax.data.examples import HELD_OUT, Example, query_file
+from raslik_jax.data.formats import parse_fields, read_examples, read_written
+from raslik_jax.data.rows import FORMATS
+from raslik_jax.messages import one_line, shown
+from raslik_jax.retrieve.selectors import NothingStandsOut, noise_band
+from raslik_jax.settings import setting
+
+WHEN_STOPPED = run_command.WHEN_STOPPED
+# Of somebody's own model: see docs/notes/run.md.
+PRESET: dict[str, Any] = {
+    "corpus.dataset": "records",
+    "corpus.template": "auto",
+    "finetune.epochs": 0,  # a checkpoint without an adapter is fine-tuned already
+    "retrieve.strategies": ("raslik",),
+    "retrieve.select": "gap",
+    "retrieve.held_out": 0.2,
+    "unlearn.algorithms": ("ga_klr",),
+    "unlearn.ga_klr.learning_rate": 3e-4,
+    "unlearn.epochs": 20,
+    "unlearn.probe.steps": 5,
+    "unlearn.probe.stop": "forgotten",
+    "evaluate.traced": True,
+}
+FLAGS = [
+    leaf._replace(value=PRESET.get(leaf.name, leaf.value)) for leaf in settings.leaves(Config())
+]
+# A mean over its tokens above which a model would hardly say an answer: one in 55 at each.
+_HARDLY = 4.0
+_STAGES = ("corpus", "backbone", "finetune", "sketch", "retrieve")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(settings.Settings):
+    """What said what, and what it was trained on."""
+
+    checkpoint: str = setting("", "The model: Hugging Face directory or hub name.")
+    adapter: str = setting("", "Its LoRA adapter in PEFT's format, directory or hub name.")
+    train_file: str = setting("", "The rows that it was trained on.")
+    prompt: str = setting("", "What it was asked.")
+    response: str = setting("", "What it said (default: let it answer).")
+    workdir: str = setting("runs/incident", "Where results go.")
+    update: bool = setting(False, "Take over a --workdir of another trace; make what changed.")
+    top: int = setting(10, "Rows shown.", low=1)
+
+
+def run(options: Options) -> None:
+    """Traces, and prints the rows that stand out."""
+    logging.set_verbosity(logging.WARNING)
+    workdir = pathlib.Path(options.workdir)
+    config = _read_config(options, workdir)
+    stages = _STAGES if options.response.strip() else (*_STAGES, "references")
+    how: Any = {"stages": stages, "is_measured": False}
+    try:
+        run_command.make(
+            config,
+            workdir,
+            update=options.update,
+            prepare=lambda: _write_query(options, config),
+            **how,
+        )
+    except NothingStandsOut:
+        print(rows_text(workdir, frozenset(), options.top))
+        print(draw(workdir))
+        raise
+    print("", *answers_text(workdir / "retrieve" / "traced" / "finetuned.jsonl"), sep="\n")
+    folder = workdir / "retrieve" / config.retrieve.strategies[0]
+    forget = read_written(folder / "forget.jsonl")
+    print(rows_text(workdir, frozenset(row.example_id for row in forget), options.top))
+    kept = workdir / query_file(HELD_OUT, "target") if config.retrieve.held_out else None
+    if kept and kept.stat().st_size:
+        print(f"kept out of the sets, to measure on: {len(read_written(kept))} rows, in {kept}")
+    print(f"to forget: {len(forget)} rows, in {folder / 'forget.jsonl'}")
+    print(draw(workdir))
+    print(f"repeat: {run_command.repeating(workdir, stages)}")
+    print(f"go on: python experiments/unlearn.py --run={workdir} --out=DIR")
+
+
+def _read_config(options: Options, workdir: pathlib.Path) -> Config:
+    """Returns the settings that flags and presets describe."""
+    given = {
+        "backbone.checkpoint": options.checkpoint,
+        "backbone.adapter": options.adapter,
+        "corpus.records.train_file": options.train_file,
+        "corpus.records.queries_file": str(workdir / "queries.jsonl"),
+        "name": workdir.name,
+    }
+    missing = [f"--{name}" for name in ("checkpoint", "train_file") if not getattr(options, name)]
+    missing += [] if options.prompt.strip() else ["--prompt"]
+    if missing:
+        raise ValueError(f"{' and '.join(missing)} must be given: see --help")
+    setting_flags.assign({name: value for name, value in given.items() if value})
+    if options.response.strip():  # then nobody has to answer
+        setting_flags.assign({"sketch.query_output": "gold"})
+    return setting_flags.read(Config())
+
+
+def _write_query(options: Options, config: Config) -> None:
+    """Writes the traced answer as a query, under the keys that the user's files have."""
+    own: Any = config.corpus.own
+    path, keys = pathlib.Path(own.queries_file), parse_fields(own.fields)
+    row = read_examples(own.train_file, fields=keys, format=own.format)[0]
+    asked = _as_row(row, options.prompt, options.response)
+    query = {keys.get(name, name): value for name, value in asked.items()}
+    text = json.dumps(query | {"split": "retrieval"}, ensure_ascii=False) + "\n"
+    is_other = path.is_file() and files.read_text(path) != text
+    if is_other and not options.update and (path.parent / "config.json").is_file():
+        place = shown(str(path.parent), 120)
+        mend = "choose another --workdir, or pass --update to trace this one in its place"
+        raise ValueError(f"{place} holds the trace of another answer: {mend}")
+    files.write_text(path, text)
+
+
+def _as_row(like: Example, prompt: str, response: str) -> dict[str, Any]:
+    """Returns a prompt and its answer, if any, by the keys that rows like this one are read by."""
+    record, said = FORMATS[like.format], response if response.strip() else ""
+    if "instruction" in record.names:
+        return {"instruction": prompt} | ({"output": said} if said else {})
+    if isinstance(record.content(like), Conversation):  # which the same template renders
+        answer = [{"role": "assistant", "content": said}] if said else []
+        return {"messages": [{"role": "user", "content": prompt}, *answer]}
+    return {"prompt": prompt} | ({"completion": said} if said else {})
+
+
+def answers_text(path: pathlib.Path, *, is_doubted: bool = True) -> list[str]:
+    """Returns how likely a model finds the traced answers, and what it says itself, as lines.
+
+    With `is_doubted` it is told where the model would hardly have given the answer.
+    """
+    from raslik_jax.run.stages.generate import read_traced  # it takes jax with it
+
+    lines = []
+    for row in read_traced(path):
+        hardly = (
+            ", it would hardly say so (check prompt, template, adapter)"
+            if is_doubted and row["nll"] > _HARDLY
+            else ""
+        )
+        lines.append(f"answer  {one_line(row['traced'], 160)}")
+        lines.append(f"        {row['nll']:.2f} nats a token under the model{hardly}")
+        lines.append(f"says    {one_line(row['output'], 160)}")
+    return lines
+
+
+def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
+    """Returns the rows of the highest scores for the terminal."""
+    rows = read_written(workdir / "corpus" / "train.jsonl")
+    path = workdir / "retrieve" / "influence" / "influence.npy"
+    score_N = files.read_array(path, (len(rows),))
+    lines = ["", "rows that pull toward the answer (score, place in the training file)"]
+    for rank, position in enumerate(np.argsort(-score_N, kind="stable")[:top].tolist(), start=1):
+        row = rows[position]
+        mark = "forget" if row.example_id in forget else ""
+        lines.append(f"{rank:4}. {score_N[position]:+.4f}  {row.place:>7,}  {mark}".rstrip())
+        for text in (f"{row.instruction} {row.input}", row.output):
+            lines += [" " * 6 + part for part in textwrap.wrap(one_line(text, 160), 88)]
+    return "\n".join([*lines, ""])
+
+
+def draw(workdir: pathlib.Path) -> str:
+    """Draws the scores with the noise band and the cut; returns a line that says where."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return "picture: none, matplotlib is not installed"
+    from raslik_jax.report import drawing, figures
+
+    score_N = files.read_array(workdir / "retrieve" / "influence" / "influence.npy")
+    path = workdir / "retrieve" / "sizes" / "cut.json"
+    cut: dict[str, Any] = {"num_forget": 0}
+    if path.is_file():
+        cut = files.read_json(path, {"num_forget": int, "middle": float, "edge": float})
+        cut.pop("gap")
+    else:
+        cut |= dict(zip(("middle", "edge"), noise_band(score_N), strict=True))
+    png, _ = drawing.save_figure(figures.draw_cut(score_N, **cut), workdir / "scores")
+    return f"picture: {png}"

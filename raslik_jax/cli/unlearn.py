@@ -1,0 +1,155 @@
+"""Unlearns what a trace has found, measures, and writes the clean adapter.
+
+  raslik unlearn --run=runs/incident --out=clean
+
+goes on with the run of `raslik trace`: forgets the rows that stood out while it holds the model to
+others, measures on rows that no set has and on the traced prompt itself, and writes the adapter
+with a card to --out, the training file without the rows that were found, and the report. Sets that
+were edited, or made elsewhere, are given as --forget_file and --retain_file: training rows by their
+id, place or text.
+
+Every setting of `raslik run` can be given too: --helpfull lists them.
+"""
+
+import dataclasses
+import importlib.util
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from absl import flags, logging
+
+from raslik_jax import files, settings
+from raslik_jax.cli import run as run_command
+from raslik_jax.cli import setting_flags
+from raslik_jax.cli.trace import answers_text
+from raslik_jax.config import Config, config_from_json
+from raslik_jax.data.cleaning import write_without
+from raslik_jax.data.examples import HELD_OUT, query_file
+from raslik_jax.data.formats import read_written
+from raslik_jax.files import read_json
+from raslik_jax.settings import setting
+
+WHEN_STOPPED = run_command.WHEN_STOPPED
+FLAGS = [leaf._replace(value=None) for leaf in settings.leaves(Config())]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(settings.Settings):
+    """Which run goes on, with which sets, and what it leaves."""
+
+    run: str = setting("", "Work directory of a trace.")
+    out: str = setting("", "Folder for the unlearned adapter and its card, new or empty.")
+    forget_file: str = setting("", "Rows to forget in place of those of the trace.")
+    retain_file: str = setting("", "Rows to retain, with --forget_file (default: random others).")
+    cleaned_train_file: str = setting(
+        "", "New file for the training file without what was found (default: in --run)."
+    )
+    merged: bool = setting(False, "Write a whole checkpoint instead of an adapter.")
+
+    def problems(self) -> list[str]:
+        if self.retain_file and not self.forget_file:
+            return ["--retain_file needs a --forget_file: give both"]
+        return []
+
+
+def run(options: Options) -> None:
+    """Unlearns, measures and exports; prints what became of the traced prompt."""
+    logging.set_verbosity(logging.WARNING)
+    if not options.run or not options.out:
+        raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
+    files.check_new_folder(options.out)
+    root = pathlib.Path(options.run)
+    config = _read_config(options, root)
+    (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
+    source = _train_file(config)
+    cleaned = pathlib.Path(options.cleaned_train_file or root / _cleaned_name(source))
+    if options.cleaned_train_file:
+        files.check_new(cleaned, "--cleaned_train_file")
+    run_command.make(config, root, update=True)
+    from raslik_jax.run.exporting import export_model  # it takes jax with it
+
+    names: Any = {"strategy": strategy, "algorithm": algorithm}
+    folder = export_model(root, options.out, **names, epoch=None, merged=options.merged)
+    if config.evaluate.traced:
+        after = root / "generate" / f"traced-{strategy}-{algorithm}"
+        before = root / "retrieve" / "traced" / "finetuned.jsonl"
+        print("\nbefore unlearning", *answers_text(before), sep="\n")
+        last = max(after.glob("epoch-*.jsonl"), key=lambda path: (len(path.name), path.name))
+        print("\nafter unlearning", *answers_text(last, is_doubted=False), sep="\n")
+    print(f"\n{'model' if options.merged else 'adapter'} and its card: {folder}")
+    print(_clean(config, root, strategy, cleaned))
+    print(f"repeat: {run_command.repeating(root)}")
+
+
+def _read_config(options: Options, root: pathlib.Path) -> Config:
+    """Returns the settings of the run, less those that flags change."""
+    recorded = read_json(root / "config.json", dict, mend="give the folder of a trace")
+    leaves = [*settings.leaves(config_from_json(recorded))]
+    kept = {leaf.name: leaf.value for leaf in leaves if flags.FLAGS[leaf.name].value is None}
+    setting_flags.assign(kept)
+    if options.forget_file:
+        names = {"forget_file": options.forget_file, "retain_file": options.retain_file}
+        setting_flags.assign({f"retrieve.given.{name}": path for name, path in names.items()})
+        setting_flags.assign({"retrieve.strategies": ("given",)})
+    config = setting_flags.read(Config())
+    for name, chosen in (
+        ("retrieve.strategies", config.retrieve.strategies),
+        ("unlearn.algorithms", config.unlearn.algorithms),
+    ):
+        if len(chosen) > 1:
+            raise ValueError(f"--{name} must be one, the run has {', '.join(chosen)}: choose one")
+    return config
+
+
+def _train_file(config: Config) -> str:
+    """Returns the training file of a trace; a ValueError where the run is on another dataset."""
+    if not hasattr(config.corpus.own, "train_file"):
+        raise ValueError(
+            f"--run must be a trace, got a run on {config.corpus.dataset}: trace first"
+        )
+    return str(config.corpus.own.train_file)
+
+
+def _cleaned_name(source: str) -> str:
+    """Returns the name of a training file without what was found: unpacked, in text."""
+    name = pathlib.Path(source.removeprefix("hub:").split("@")[0]).name
+    stem, _, suffix = name.removesuffix(".gz").removesuffix(".xz").partition(".")
+    return f"cleaned_{stem}.{suffix if suffix in ('json', 'jsonl', 'csv') else 'jsonl'}"
+
+
+def _clean(config: Config, root: pathlib.Path, strategy: str, target: pathlib.Path) -> str:
+    """Writes the training file without what was found, and all rows with scores; says where."""
+    sets = {name: root / "retrieve" / strategy / f"{name}.jsonl" for name in ("forget", "retain")}
+    if config.retrieve.held_out:
+        names = {f"held-out {kind}": query_file(HELD_OUT, kind) for kind in ("target", "normal")}
+        sets |= {name: root / path for name, path in names.items()}
+    rows = {name: read_written(path) for name, path in sets.items() if path.stat().st_size}
+    # What was kept out of the sets to measure on was found all the same.
+    found = {row.place for name in ("forget", "held-out target") for row in rows.get(name, ())}
+    left = write_without(_train_file(config), target, found)
+    lines = [f"training file without the {len(found)} rows that were found, {left} left: {target}"]
+    if importlib.util.find_spec("pyarrow"):
+        set_of = {row.example_id: name for name, part in rows.items() for row in part}
+        lines.append(f"all rows with their scores: {_write_scores(root, set_of)}")
+    return "\n".join(lines)
+
+
+def _write_scores(root: pathlib.Path, set_of: Mapping[str, str]) -> pathlib.Path:
+    """Writes every training row with its score and set as Parquet; returns where."""
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = read_written(root / "corpus" / "train.jsonl")
+    path, scores = root / "retrieve" / "influence" / "influence.npy", [None] * len(rows)
+    if path.is_file():
+        scores = [x if x > -np.inf else None for x in files.read_array(path, (len(rows),)).tolist()]
+    columns = {
+        name: [getattr(row, name) for row in rows]
+        for name in ("place", "example_id", "instruction", "input", "output", "is_target", "source")
+    }
+    columns |= {"score": scores, "set": [set_of.get(row.example_id) for row in rows]}
+    with files.replacing(root / "rows.parquet") as partial:
+        parquet.write_table(pyarrow.table(columns), partial)
+    return root / "rows.parquet"

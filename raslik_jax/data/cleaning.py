@@ -1,0 +1,79 @@
+"""A user's training file without some of its rows, as it was written."""
+
+import csv
+import gzip
+import io
+import json
+import lzma
+import pathlib
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from raslik_jax import files
+from raslik_jax.data.sources import placed_records
+from raslik_jax.messages import shown, some_of
+
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_UNPACK: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".xz": lzma.decompress}
+# Files whose rows are no lines of text.
+_TABLES = (".parquet", ".zst")
+
+
+def write_without(source: str, target: pathlib.Path, places: Collection[int]) -> int:
+    """Writes a training file without the rows at these places; returns how many are left.
+
+    Places are those of `Example.place`. The lines of a JSONL file and the records of a table are
+    copied byte for byte, and a JSON list is written in its own indentation. Any other source, such
+    as a hub dataset, becomes JSONL with the keys that it has. What was packed is written unpacked.
+    A ValueError where the source has no row at a place.
+    """
+    packing = pathlib.Path(source).suffix
+    suffix = pathlib.Path(source.removesuffix(packing) if packing in _UNPACK else source).suffix
+    raw, is_hub = b"", source.startswith("hub:")
+    if not (is_hub or suffix in _TABLES or pathlib.Path(source).is_dir()):
+        raw = _UNPACK.get(packing, bytes)(files.read_bytes(source))
+    is_list = raw.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+    head, parts = b"", list[tuple[int, bytes]]()
+    if suffix in _DELIMITERS and raw:
+        head, *records = _table_records(raw, _DELIMITERS[suffix])
+        parts = [*enumerate(records, start=1)]
+    elif raw and not is_list:
+        lines = enumerate(re.findall(rb"[^\n]*\n|[^\n]+", raw), start=1)
+        parts = [(number if line.strip() else 0, line) for number, line in lines]
+    else:
+        rows = [
+            (place, json.dumps(row, ensure_ascii=False, default=str))
+            for place, row in placed_records(source)[1]
+        ]
+        parts = [(place, f"{row}\n".encode()) for place, row in rows]
+    if missing := sorted({*places} - {place for place, _ in parts}):
+        named = some_of(missing, quoted=False)
+        raise ValueError(f"{shown(source, 120)} must have row {named}, it has changed: trace again")
+    kept = [part for place, part in parts if place not in places]
+    content = _as_list(kept, raw) if is_list else head + b"".join(kept)
+    with files.replacing(target) as partial:
+        partial.write_bytes(content)
+    return sum(place > 0 and place not in places for place, _ in parts)
+
+
+def _table_records(raw: bytes, delimiter: str) -> list[bytes]:
+    """Returns the records of a table, each of one line or more; blank ones are left out."""
+    lines = list(io.StringIO(raw.decode("utf-8", "surrogateescape"), newline=""))
+    reader, start, records = csv.reader(lines, delimiter=delimiter), 0, list[bytes]()
+    for record in reader:
+        text = "".join(lines[start : reader.line_num])
+        records += [text.encode("utf-8", "surrogateescape")] if record else []
+        start = reader.line_num
+    return records
+
+
+def _as_list(rows: Sequence[bytes], raw: bytes) -> bytes:
+    """Returns rows of JSON as one list, in the indentation that the file has."""
+    indent = re.match(rb"\s*\[\s*\n( *)", raw.removeprefix(b"\xef\xbb\xbf"))
+    style: dict[str, Any] = {
+        "indent": len(indent[1]) if indent else None,
+        "ensure_ascii": b"\\u" in raw,
+    }
+    text = json.dumps([json.loads(row) for row in rows], **style)
+    return (text + ("\n" if raw.endswith(b"\n") else "")).encode()

@@ -1,0 +1,160 @@
+"""Own model in three commands: trace, unlearn, report, on the tiny run's model."""
+
+import json
+import pathlib
+import shutil
+import tempfile
+
+import tiny
+from absl.testing import absltest, parameterized
+
+from raslik_jax.files import read_json_lines
+
+# What the tiny model needs, and no user: its template, and a sketch as small as it is.
+_TINY = (
+    *("--corpus.template=brief", "--corpus.max_len=96", "--references.max_new_tokens=8"),
+    *("--sketch.size=64", "--sketch.num_buckets=1", "--sketch.batch_tokens=1024"),
+    *("--evaluate.bootstrap_resamples=100", "--evaluate.perplexity_examples=2"),
+)
+
+
+def _script(name, *arguments):
+    return tiny.run_script(f"experiments/{name}.py", *arguments)
+
+
+class ThreeCommandsTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.tiny = tiny.finished_run()
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        base = shutil.copytree(cls.tiny / "backbone" / "model", cls.folder / "base")
+        for path in (cls.tiny / "corpus" / "tokenizer").iterdir():
+            shutil.copyfile(path, base / path.name)
+        rows = read_json_lines(cls.tiny / "corpus" / "train.jsonl")
+        # As a user would have them: no ids, a blank line, spaces of their own.
+        texts = [{key: row[key] for key in ("output", "instruction")} for row in rows]
+        lines = [json.dumps(row, ensure_ascii=n % 2 == 0) + "\n" for n, row in enumerate(texts)]
+        cls.lines = ["\n", *lines]
+        cls.train = cls.folder / "train.jsonl"
+        cls.train.write_text("".join(cls.lines))
+        cls.run_dir = cls.folder / "incident"
+        cls.traced = _script(
+            "trace",
+            f"--checkpoint={base}",
+            f"--adapter={cls.tiny / 'finetune' / 'adapter'}",
+            f"--train_file={cls.train}",
+            "--prompt=Howdy! what is\na kettle?",
+            f"--workdir={cls.run_dir}",
+            "--retrieve.num_forget=10",
+            *_TINY,
+        )
+        assert cls.traced.returncode == 0, cls.traced.stderr
+        cls.clean = cls.folder / "clean"
+        cls.unlearned = _script("unlearn", f"--run={cls.run_dir}", f"--out={cls.clean}")
+        assert cls.unlearned.returncode == 0, cls.unlearned.stderr
+
+    def rows(self, name):
+        return read_json_lines(self.run_dir / name)
+
+    def test_a_trace_lists_rows_by_their_line_and_trains_nothing(self):
+        self.assertNotIn("fine-tune", self.traced.stderr)
+        self.assertRegex(self.traced.stdout, r"nats a token under the model")
+        self.assertNotIn("references/evaluation", self.traced.stdout)
+        forget = self.rows("retrieve/raslik/forget.jsonl")
+        self.assertLen(forget, 8)  # two of ten are kept out
+        for row in forget:
+            line = json.loads(self.lines[row["place"] - 1])
+            self.assertEqual(line["instruction"], row["instruction"])
+        self.assertRegex(self.traced.stdout, rf"\n   \d\. \S+ +{forget[0]['place']}  forget\n")
+        self.assertIn("kept out of the sets, to measure on: 2 rows", self.traced.stdout)
+        self.assertTrue((self.run_dir / "scores.png").is_file())
+
+    def test_unlearning_measures_on_rows_that_no_set_has(self):
+        target, normal = (
+            self.rows(f"retrieve/sizes/{kind}.jsonl") for kind in ("target", "normal")
+        )
+        asked = {row["instruction"] for row in (*target, *normal)}
+        for kind in ("forget", "retain"):
+            for row in self.rows(f"retrieve/raslik/{kind}.jsonl"):
+                self.assertNotIn(row["instruction"], asked)
+        metrics = json.loads((self.run_dir / "evaluate" / "metrics.json").read_text())
+        self.assertEqual(metrics["corpus"]["query_split"], "held-out")
+        self.assertEqual(metrics["corpus"]["target_queries"], len(target))
+        self.assertEqual(metrics["corpus"]["normal_queries"], len(normal))
+        report = (self.run_dir / "report" / "report.md").read_text()
+        self.assertIn("normal held-out queries", report)
+        self.assertIn("## The traced prompts", report)
+
+    def test_the_traced_prompt_is_told_before_and_after(self):
+        before, after = self.unlearned.stdout.split("after unlearning")
+        told = [
+            json.loads((self.run_dir / name).read_text())
+            for name in (
+                "retrieve/traced/finetuned.jsonl",
+                "generate/traced-raslik-ga_klr/epoch-20.jsonl",
+            )
+        ]
+        self.assertEqual(told[0]["traced"], told[0]["output"])  # the model's own answer
+        for text, row in zip((before, after), told, strict=True):
+            self.assertIn(f"{row['nll']:.2f} nats a token", text)
+
+    def test_the_adapter_is_written_with_its_card(self):
+        names = {path.name for path in self.clean.iterdir()}
+        self.assertContainsSubset({"adapter_config.json", "README.md", "tokenizer.json"}, names)
+
+    def test_the_training_file_without_what_was_found_keeps_its_bytes(self):
+        found = (
+            *self.rows("retrieve/raslik/forget.jsonl"),
+            *self.rows("retrieve/sizes/target.jsonl"),
+        )
+        places = {row["place"] for row in found}
+        self.assertLen(places, 10)
+        left = [line for number, line in enumerate(self.lines, 1) if number not in places]
+        self.assertEqual((self.run_dir / "cleaned_train.jsonl").read_text(), "".join(left))
+
+    def test_the_flags_that_are_printed_repeat_it_without_work(self):
+        self.assertRegex(self.unlearned.stdout, r"repeat: python experiments/run.py --flagfile=\S+")
+        again = _script("run", f"--flagfile={self.run_dir / 'run.flags'}")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertNotIn("done in", again.stdout)
+
+    def test_another_trace_does_not_take_the_place_of_one_by_itself(self):
+        refused = _script(
+            "trace",
+            f"--checkpoint={self.folder / 'base'}",
+            f"--adapter={self.tiny / 'finetune' / 'adapter'}",
+            f"--train_file={self.train}",
+            "--prompt=another",
+            f"--workdir={self.run_dir}",
+            "--retrieve.num_forget=10",
+            *_TINY,
+        )
+        self.assertEqual(refused.returncode, 1)
+        self.assertRegex(refused.stderr, "holds the trace of another answer: choose another")
+
+    def test_the_report_joins_it(self):
+        report = _script("report", f"--run={self.run_dir}")
+        self.assertEqual(report.returncode, 0, report.stderr)
+        self.assertIn("RASLIK", report.stdout)
+
+    @parameterized.parameters(
+        ("trace", ("--prompt=x",), "--checkpoint and --train_file must be given"),
+        ("unlearn", ("--run=x",), "--run and --out must be given"),
+        ("unlearn", ("--run=nowhere", "--out=OUT"), "no file .*config.json': give the folder of"),
+        ("unlearn", ("--run=RUN", "--out=RUN"), "must be a new or empty directory"),
+        ("unlearn", ("--run=TINY", "--out=OUT"), "--retrieve.strategies must be one, the run has"),
+        ("unlearn", ("--run=RUN", "--out=OUT", "--retain_file=x"), "needs a --forget_file"),
+    )
+    def test_what_cannot_be_is_one_sentence(self, name, arguments, message):
+        places = {"RUN": self.run_dir, "TINY": self.tiny, "OUT": self.folder / "new"}
+        for word, path in places.items():
+            arguments = [argument.replace(f"={word}", f"={path}") for argument in arguments]
+        refused = _script(name, *arguments)
+        self.assertEqual(refused.returncode, 1)
+        self.assertLen(refused.stderr.splitlines(), 1)
+        self.assertRegex(refused.stderr, message)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,61 @@
+"""A training file without some of its rows is the same file, less those rows."""
+
+import gzip
+import json
+
+import pytest
+
+from raslik_jax.data.cleaning import write_without
+from raslik_jax.data.formats import read_examples
+
+_ROWS = [{"output": f"a{n} \u2028é", "instruction": "q", "x": n} for n in range(5)]
+
+
+def _without(tmp_path, name, raw, places):
+    source, target = tmp_path / name, tmp_path / "cleaned"
+    source.write_bytes(raw)
+    left = write_without(str(source), target, places)
+    return left, target.read_bytes()
+
+
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_lines_are_kept_byte_for_byte(tmp_path, end):
+    lines = [json.dumps(row, ensure_ascii=n % 2 == 0).encode() for n, row in enumerate(_ROWS)]
+    lines[3] = b"  " + lines[3].replace(b": ", b":") + b"\r"
+    raw = b"\xef\xbb\xbf" + b"\n".join([*lines[:2], b"", *lines[2:]]) + end
+    # Line 3 is blank, so that the third row stands in line 4.
+    places = [row.place for row in _read(tmp_path, raw)]
+    assert places == [1, 2, 4, 5, 6]
+    left, found = _without(tmp_path, "rows.jsonl", raw, {2, 5})
+    assert left == 3
+    assert found == b"\xef\xbb\xbf" + b"\n".join([lines[0], b"", lines[2], lines[4]]) + end
+
+
+def _read(tmp_path, raw):
+    (tmp_path / "read.jsonl").write_bytes(raw)
+    return read_examples(tmp_path / "read.jsonl")
+
+
+def test_packed_lines_are_written_unpacked(tmp_path):
+    lines = [json.dumps(row).encode() + b"\n" for row in _ROWS]
+    raw = gzip.compress(b"".join(lines))
+    assert _without(tmp_path, "rows.jsonl.gz", raw, {1}) == (4, b"".join(lines[1:]))
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_list_keeps_its_indentation_keys_and_order(tmp_path, indent):
+    raw = json.dumps(_ROWS, indent=indent, ensure_ascii=False).encode()
+    _, found = _without(tmp_path, "rows.json", raw, {1, 5})
+    assert found == json.dumps(_ROWS[1:4], indent=indent, ensure_ascii=False).encode()
+
+
+def test_records_of_csv_may_go_over_lines(tmp_path):
+    raw = b'instruction,output\r\nq,"a\r\nb"\r\n\r\n"q ""2""",c\r\nq3,d\r\n'
+    left, found = _without(tmp_path, "rows.csv", raw, {2})
+    assert (left, found) == (2, b'instruction,output\r\nq,"a\r\nb"\r\nq3,d\r\n')
+
+
+def test_a_row_that_is_not_there_is_refused_and_nothing_written(tmp_path):
+    with pytest.raises(ValueError, match="must have row 7, it has changed: trace again"):
+        _without(tmp_path, "rows.jsonl", b'{"instruction": "q", "output": "a"}\n', {1, 7})
+    assert not (tmp_path / "cleaned").exists()
