@@ -68,8 +68,6 @@ _SETTINGS = _groups(
     "retrieve.retain_threshold retrieve.margin_z retrieve.forget_share retrieve.retain_share "
     "retrieve.held_out",
 )
-
-
 _TRACED = "{likelihood} {decoding} sketch.query_output"
 
 
@@ -210,7 +208,8 @@ class _Planner:
         """Yields what the chosen strategies read; without one by gradients, none is taken."""
         if self.config.evaluate.traced:
             reads = "{queries} {finetuned}"
-            yield self.unit("retrieve/traced", retrieve.make_traced, reads, _TRACED)
+            settings = f"{_TRACED} references.base"
+            yield self.unit("retrieve/traced", retrieve.make_traced, reads, settings)
         needed = retrieve.needs_of(self.config)
         for need, recipes in retrieve.SCORES.items():
             for recipe in recipes if need in needed else ():

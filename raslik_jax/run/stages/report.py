@@ -56,7 +56,9 @@ def _traced(workspace: Workspace) -> tables.Table:
     root, rows = workspace.root, list[tuple[str, ...] | str]()
     if not workspace.config.evaluate.traced:
         return tables.Table((), ())
-    paths = {title: root / "retrieve/traced" / f"{n}.jsonl" for n, title in names_of.items()}
+    before = {title: root / "retrieve/traced" / f"{n}.jsonl" for n, title in names_of.items()}
+    # Not every run knows a model before fine-tuning.
+    paths = {title: path for title, path in before.items() if path.is_file()}
     for strategy in workspace.config.retrieve.strategies:
         for algorithm in workspace.config.unlearn.algorithms:
             last = workspace.epochs(strategy, algorithm)[-1]
