@@ -5,6 +5,7 @@ import json
 from unittest import mock
 
 import numpy as np
+import sample_metrics
 from absl.testing import parameterized
 
 from raslik_jax.evaluate import metrics, pareto, perplexity, rates, summary
@@ -286,3 +287,17 @@ class MetricsTest(parameterized.TestCase):
             [found[name] for name in ("precision", "base_rate", "targets_in_retain", "auroc")],
             [0.5, 0.5, 1, 0.75],
         )
+
+
+class JudgeMetricsTest(parameterized.TestCase):
+    def test_a_model_without_a_backbone_is_compared_with_nothing(self):
+        found = sample_metrics.sample_metrics(num_epochs=1)
+        found = {name: value for name, value in found.items() if name != "backbone"}
+        found |= {"non_sf": {"by": "words"}, "chosen": False}
+        summary.judge_metrics(found)
+        self.assertIsNone(found["behavior"])
+        verdicts = {entry["judgment"]["verdict"] for entry in found["methods"]}
+        self.assertLessEqual(verdicts, {"unknown", "damaged"})
+        self.assertIn("unknown", verdicts)
+        for entry in found["methods"]:
+            self.assertNotIn("backbone", " ".join(entry["judgment"]["inputs"]))
