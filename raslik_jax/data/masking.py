@@ -88,6 +88,15 @@ def question_ids(
     return [[*ids, *one.ids] for (_, ids), one in zip(asked, found, strict=True)]
 
 
+def end_ids(tokenizer: Tokenizer, template: prompts.Template) -> tuple[int, ...]:
+    """Returns the ids that end an answer: EOS, and the token that the chat template writes then."""
+    tail = chat.end_of_turn(template.chat) if template.chat else ""
+    (written,) = tokenizer.encode_marked([tail])
+    marks = tokenizer.backend.get_added_tokens_decoder()
+    first = [token for token in written.ids[:1] if token in marks]
+    return tuple(dict.fromkeys([tokenizer.eos_id, *first]))
+
+
 def with_texts(rows: Sequence[Example], tokenizer: Tokenizer) -> tuple[Example, ...]:
     """Returns the rows, those of ids with what the tokenizer makes of them as their texts."""
 

@@ -3,10 +3,13 @@
 import hashlib
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from raslik_jax.data.chat import ChatTemplate
+from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import Example
+from raslik_jax.data.rows import FORMATS
 from raslik_jax.data.tokenization import Tokenizer
 from raslik_jax.files import read_text
 from raslik_jax.messages import shown
@@ -51,6 +54,7 @@ TEMPLATES: dict[str, Template] = {
         with_input="### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n",
         without_input="### Instruction:\n{instruction}\n\n### Response:\n",
     ),
+    "plain": Template(with_input="{instruction}\n{input}", without_input="{instruction}"),
     "chat": Template(has_chat=True),
     "auto": _ALPACA._replace(has_chat=True),
 }
@@ -61,6 +65,22 @@ def check_template(name: str) -> str:
     if name in TEMPLATES or pathlib.Path(name).is_file():
         return ""
     return f"one of {', '.join(TEMPLATES)}, or a file of a Jinja template, got {shown(name, 120)}"
+
+
+def settle_template(name: str, trained: Callable[[], Example]) -> str:
+    """Returns the template of all rows and queries of a corpus, by a row that is trained on.
+
+    It is the name itself, but for one that both frames instructions and renders conversations: an
+    instruction is asked as the model was trained, which a frame is not that no training row has.
+    The row is asked for only then.
+    """
+    template = TEMPLATES.get(name, Template())
+    if not (template.has_chat and template.without_input):
+        return name
+    row = trained()
+    if row.format == "alpaca":
+        return name
+    return "chat" if isinstance(FORMATS[row.format].content(row), Conversation) else "plain"
 
 
 def find_template(name: str, tokenizer: Tokenizer) -> Template:

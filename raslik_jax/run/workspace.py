@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from raslik_jax.axes import Tree
 from raslik_jax.config import AUTO_TARGETS, Config, to_json
-from raslik_jax.data import corpora, encoding, examples, prompts, tokenization
+from raslik_jax.data import corpora, encoding, examples, masking, prompts, tokenization
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.formats import read_written
 from raslik_jax.data.rows import answered
@@ -128,7 +128,12 @@ class Workspace:
     @functools.cached_property
     def template(self) -> prompts.Template:
         """The template of prompts, with the tokenizer's part of it."""
-        return prompts.find_template(self.config.corpus.template, self.tokenizer)
+        return prompts.find_template(self.template_name, self.tokenizer)
+
+    @functools.cached_property
+    def template_name(self) -> str:
+        """The name of the template, or its file, by --corpus.template and the training rows."""
+        return prompts.settle_template(self.config.corpus.template, lambda: self.corpus.train[0])
 
     @functools.cached_property
     def model(self) -> Model:
@@ -250,8 +255,8 @@ class Workspace:
         targets: encoding.Targets = "response",
     ) -> encoding.Encoded:
         """Returns examples as token ids of which the last answer counts; else as `cut`."""
-        template = self.config.corpus.template
-        whole = encoding.encode(rows, self.tokenizer, template=template, only_last=True)
+        name = self.template_name
+        whole = encoding.encode(rows, self.tokenizer, template=name, only_last=True)
         return self.cut(whole, what, targets=targets)
 
     def answers(self, *parts: str) -> dict[str, str]:
@@ -323,8 +328,8 @@ class Workspace:
 
     @functools.cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """The ids that end an answer: the tokenizer's EOS, and the checkpoint's own."""
-        settings, own = self.config.backbone, (self.tokenizer.eos_id,)
+        """The ids that end an answer: EOS, and those of the chat template and the checkpoint."""
+        settings, own = self.config.backbone, masking.end_ids(self.tokenizer, self.template)
         if not settings.checkpoint:
             return own
         folder = checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
@@ -336,7 +341,7 @@ class Workspace:
         """Returns the greedy answers of a model; with `most` of at most so many tokens."""
         limit = self.config.references.max_new_tokens
         tokenizer = self.tokenizer
-        max_len, template = self.config.corpus.max_len, self.config.corpus.template
+        max_len, template = self.config.corpus.max_len, self.template_name
         outputs = decode.generate(
             *model,
             encoding.encode_prompts(rows, tokenizer, max_len=max_len, template=template),

@@ -11,8 +11,8 @@ from absl.testing import parameterized
 from raslik_jax.data import encoding
 from raslik_jax.data.batches import make_batch, plan_rows
 from raslik_jax.data.examples import make_example
-from raslik_jax.data.masking import describe_rows, with_texts
-from raslik_jax.data.prompts import TEMPLATES, find_template, template_hash
+from raslik_jax.data.masking import describe_rows, end_ids, with_texts
+from raslik_jax.data.prompts import TEMPLATES, find_template, settle_template, template_hash
 from raslik_jax.data.rows import COMMON, FIELDS, FORMATS, Row
 from raslik_jax.data.tokenization import Tokenizer
 
@@ -164,6 +164,25 @@ class MaskTest(parameterized.TestCase):
             "1 rows in the format alpaca (instruction, input, output), by the template auto; "
             "1 rows in the format messages (messages with role and content), by the chat template",
         )
+
+    @parameterized.parameters(
+        ("alpaca", _PLAIN, (0,)), ("chat", _PLAIN.replace("<e>", "<s>"), (0, 3)),
+        ("chat", _PLAIN.replace("<e>", "be"), (0,)), ("chat", _RAISES, (0,)),
+    )  # fmt: skip
+    def test_an_answer_ends_with_eos_or_as_the_template_ends_it(self, name, source, expected):
+        tokenizer = _tokenizer(source)
+        self.assertEqual(end_ids(tokenizer, find_template(name, tokenizer)), expected)
+
+    @parameterized.parameters(
+        ("auto", "messages", {"messages": _messages("hi", "no")}, "chat"),
+        ("auto", "prompt_completion", {"prompt": "hi", "completion": "no"}, "plain"),
+        ("auto", "text", {"text": "hi"}, "plain"),
+        ("auto", "alpaca", {"instruction": "hi", "output": "no"}, "auto"),
+        ("brief", "text", {"text": "hi"}, "brief"),
+    )
+    def test_queries_are_asked_as_the_rows_were_trained(self, name, row_format, record, expected):
+        (row,) = _rows(row_format, record)
+        self.assertEqual(settle_template(name, lambda: row), expected)
 
     def test_rows_with_holes_survive_cuts_files_and_choices(self):
         talk = {"messages": _messages("hi", "yes", "ho", "no")}

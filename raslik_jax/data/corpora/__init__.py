@@ -37,10 +37,10 @@ class CorpusConfig(SharedSettings, Stage):
     )
     template: str = setting(
         "alpaca",
-        "How rows become prompts. alpaca, brief: instruction and input in a frame. chat: the "
-        "tokenizer's own chat template. auto: alpaca for rows of an instruction, chat for "
-        "conversations. Or a file of a Jinja chat template. Rows of text or of ids are taken as "
-        "they are.",
+        "How rows become prompts. alpaca, brief: instruction and input in a frame. plain: as they "
+        "are. chat: the tokenizer's own chat template. auto, by the training rows: alpaca for "
+        "instructions, chat for conversations, plain for texts and ids. Or a file of a Jinja chat "
+        "template. Rows of text or of ids are always taken as they are.",
         is_path=True,
     )
     max_len: int = setting(

@@ -13,6 +13,7 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the training examples, the queries, the tokenizer and the examples as token ids."""
     config = workspace.config
     settings, corpus = config.corpus, config.corpus.load(seed=config.seed)
+    template = prompts.settle_template(settings.template, lambda: corpus.train[0])
     queries_to_answer(corpus.queries["retrieval"], config.sketch.query_output)  # refuses early
     if config.backbone.checkpoint:
         revision = config.backbone.revision or None
@@ -20,10 +21,10 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         tokenizer = tokenization.load_tokenizer(base)
     else:
         read = (*corpus.backbone, *corpus.train)
-        template = prompts.TEMPLATES.get(settings.template, prompts.Template())
-        texts = [prompts.text_of(row, template) for row in read]
+        form = prompts.TEMPLATES.get(template, prompts.Template())
+        texts = [prompts.text_of(row, form) for row in read]
         tokenizer = tokenization.train_bpe(texts, vocab_size=settings.vocab_size)
-    workspace.tell(masking.describe_rows(corpus.train, settings.template))
+    workspace.tell(masking.describe_rows(corpus.train, template))
     tokenization.save_tokenizer(folder / "tokenizer", tokenizer)
     trained = {"backbone": corpus.backbone, "train": corpus.train}
     for name, rows in (trained | corpus.queries).items():
@@ -31,7 +32,7 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         labels = [{"is_target": row.is_target, "source": row.source} for row in rows]
         examples.write_examples(folder / f"{name}.jsonl", rows, extra=labels)
         only_last = name not in trained
-        encoded = encoding.encode(rows, tokenizer, template=settings.template, only_last=only_last)
+        encoded = encoding.encode(rows, tokenizer, template=template, only_last=only_last)
         if name in trained:
             encoded.save(folder / f"{name}.npz")
             encoded = encoded.take(np.flatnonzero([row.is_target is True for row in rows]))
