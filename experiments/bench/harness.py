@@ -72,7 +72,10 @@ class Model(NamedTuple):
 def preset_adapter(options: ModelOptions) -> LoRAConfig:
     """Returns the adapter preset of the model's family."""
     family = MODEL_PRESETS[options.model].model_type
-    return LORA_PRESETS["pythia" if family == "gpt_neox" else "llama"]
+    if family == "gpt_neox":
+        return LORA_PRESETS["pythia"]
+    targets = decoders.ARCHITECTURES[family].lora_targets
+    return dataclasses.replace(LORA_PRESETS["llama"], targets=targets)
 
 
 def draw_model(options: ModelOptions, lora_config: LoRAConfig | None) -> Model:

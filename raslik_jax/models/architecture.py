@@ -111,6 +111,13 @@ class DecoderConfig(ModelConfig):
         return (self.rope_parameters,) * self.num_hidden_layers
 
     @property
+    def rotation_border(self) -> int | None:
+        """The length beyond which a row is rotated otherwise (longrope); None for none."""
+        found = (r for r in self.layer_ropes if r.rope_type == "longrope")
+        lengths = [r.original_max_position_embeddings for r in found]
+        return min((length for length in lengths if length is not None), default=None)
+
+    @property
     def attention_scale(self) -> float | None:
         """The factor on a query's product with a key; None for 1 / sqrt(head width)."""
         return None

@@ -98,20 +98,15 @@ def generate_batch(
 
 def _check(prompts: Sequence[Sequence[int]], config: Any, max_new_tokens: int) -> None:
     rows, most = config.vocab_size, config.max_position_embeddings
-    borders = {
-        rope.original_max_position_embeddings or most
-        for rope in config.layer_ropes
-        if rope.rope_type == "longrope"
-    }
+    border = config.rotation_border
     for index, prompt in enumerate(prompts):
         size = len(prompt)
-        for border in borders:
-            # The last new token is never read. Beyond the border all keys would turn otherwise.
-            if size <= border < size + max_new_tokens - 1:
-                must = f"must have at most {border - max_new_tokens + 1} tokens, or above {border}"
-                raise ValueError(
-                    f"prompt {index} {must}, got {size}: there this model's positions change"
-                )
+        # The last new token is never read. Beyond the border all keys would turn otherwise.
+        if border is not None and size <= border < size + max_new_tokens - 1:
+            must = f"must have at most {border - max_new_tokens + 1} tokens, or above {border}"
+            raise ValueError(
+                f"prompt {index} {must}, got {size}: there this model's positions change"
+            )
         if not 0 < size <= most - max_new_tokens:
             room = f"must have 1 to {most - max_new_tokens} tokens beside the new ones, got {size}"
             raise ValueError(f"prompt {index} {room}: the model has {most} positions")

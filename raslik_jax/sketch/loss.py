@@ -46,13 +46,34 @@ def find_targets(
       num_targets: rows of the result, no fewer than targets; static.
       loss: `next_token` predicts token t from position t - 1; `unshifted` from t itself.
     """
-    hidden_LE = decoder.hidden(lora, base, tokens_L, dropout_key=dropout_key)
+    hidden_LE = hidden_of_row(decoder, lora, base, tokens_L, target_mask_L, dropout_key=dropout_key)
     (position_T,) = jnp.nonzero(target_mask_L, size=num_targets, fill_value=1)
     return Targets(
         hidden_TE=hidden_LE[position_T - 1 if loss == "next_token" else position_T],
         label_T=tokens_L[position_T],
         is_counted_T=jnp.arange(num_targets) < jnp.sum(target_mask_L),
     )
+
+
+def hidden_of_row(
+    decoder: Decoder,
+    lora: Tree,
+    base: Tree,
+    tokens_L: Int[Array, " L"],
+    target_mask_L: Bool[Array, " L"],
+    *,
+    dropout_key: jax.Array | None = None,
+) -> Float[Array, "L E"]:
+    """Returns the final hidden states of a row that is padded on the right, as far as its targets.
+
+    It needs no mask, so that the fastest attention serves. Only where rotations go by the length of
+    the row (longrope), and this one may be beyond the border, a mask ends it at its last target.
+    """
+    border, options = decoder.config.rotation_border, {}
+    if border is not None and len(tokens_L) > border:
+        place_L = jnp.arange(len(tokens_L))
+        options["mask_L"] = place_L <= jnp.max(jnp.where(target_mask_L, place_L, 0))
+    return decoder.hidden(lora, base, tokens_L, dropout_key=dropout_key, **options)
 
 
 def mean_over_targets(

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from raslik_jax.axes import Tree
 from raslik_jax.data.batches import Batch
 from raslik_jax.models.decoder import Decoder
-from raslik_jax.sketch.loss import find_targets, mean_over_targets
+from raslik_jax.sketch.loss import find_targets, hidden_of_row, mean_over_targets
 from raslik_jax.train.objectives import Direction, Mean
 
 
@@ -80,8 +80,8 @@ class BoundModel(NamedTuple):
 
 def hidden_states(model: BoundModel, batch: Batch) -> Float[Array, "B L E"]:
     """Returns the final hidden states of every token; those of pads mean nothing."""
-    of_example = functools.partial(model.decoder.hidden, model.lora, model.base)
-    return jax.vmap(of_example)(batch.tokens_BL)
+    of_example = functools.partial(hidden_of_row, *model)
+    return jax.vmap(of_example)(batch.tokens_BL, batch.target_mask_BL)
 
 
 def kl_by_example(

@@ -11,7 +11,7 @@ import scipy.stats
 import support
 from absl.testing import parameterized
 
-from raslik_jax.models import decoder, gpt_neox, llama, lora, presets, quantize
+from raslik_jax.models import decoder, gemma2, gpt_neox, llama, lora, phi3, presets, quantize
 
 _KINDS = (("int8", "int8", False), ("nf4", "nf4", False), ("nf4_double", "nf4", True))
 
@@ -193,6 +193,29 @@ _TINY = {
         tie_word_embeddings=True,
         initializer_range=0.1,
     ),
+    "gemma2": gemma2.Gemma2Config(
+        vocab_size=61,
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=80,
+        sliding_window=5,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+        initializer_range=0.1,
+    ),
+    "phi3": phi3.Phi3Config(
+        vocab_size=61,
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=80,
+        sliding_window=5,
+        initializer_range=0.1,
+    ),
 }
 
 
@@ -200,7 +223,8 @@ _TINY = {
 def _decoder(family):
     """A decoder with both LoRA factors random: (functions, lora, base)."""
     config = _TINY[family]
-    targets = lora.NEOX_TARGETS if family == "gpt_neox" else lora.ATTENTION_TARGETS
+    own_targets = decoder.ARCHITECTURES[family].lora_targets
+    targets = lora.NEOX_TARGETS if family == "gpt_neox" else own_targets
     settings = lora.LoRAConfig(rank=2, alpha=4.0, targets=targets)
     graphdef, *shapes = decoder.abstract(config, settings)
     generator = np.random.default_rng(0)
@@ -233,6 +257,11 @@ class DecoderTest(parameterized.TestCase):
     @pytest.mark.heavy
     def test_per_example_gradients_with_grouped_heads_and_a_tied_head(self):
         self._assert_gradients("llama", _KINDS)
+
+    @parameterized.named_parameters(("_gemma2", "gemma2"), ("_phi3", "phi3"))
+    @pytest.mark.heavy
+    def test_per_example_gradients_with_windows(self, family):
+        self._assert_gradients(family, (_KINDS[0], _KINDS[2]))
 
     def _assert_gradients(self, family, kinds):
         bound, adapter, base = _decoder(family)

@@ -15,7 +15,7 @@ import torch_reference
 from absl.testing import parameterized
 from flax import nnx
 
-from raslik_jax.models import decode, decoder
+from raslik_jax.models import checkpoint, decode, decoder
 
 _CASES = [
     (f"_{family}_{name}", family, name)
@@ -190,3 +190,23 @@ class DecoderParityTest(parameterized.TestCase):
                 batch_size=batch_size,
             )
             self.assertEqual(ours, expected[:count])
+
+    @parameterized.named_parameters(_CASES)
+    def test_transformers_reads_what_is_saved(self, family: str, name: str):
+        import torch
+        import transformers
+
+        model, port = _load(family, name, seed=1003)
+        tokens_L = np.random.default_rng(1).integers(0, 29, 24)
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint.save_model(pathlib.Path(folder, "saved"), port.graphdef.config, port.base)
+            saved, report = transformers.AutoModelForCausalLM.from_pretrained(
+                pathlib.Path(folder, "saved"),
+                output_loading_info=True,
+                attn_implementation="eager",
+            )
+        self.assertFalse(any(report.values()), report)
+        row = torch.from_numpy(tokens_L[None])
+        with model.disable_adapter(), torch.no_grad():
+            expected, found = model(row).logits, saved.eval()(row).logits
+        np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-6)

@@ -6,7 +6,8 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from support import tiny_model, token_rows
 
-from raslik_jax.models import decoder, gemma2
+from raslik_jax.models import decoder, gemma2, phi3
+from raslik_jax.models.hf_config import RopeParameters
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.sketch.loss import example_loss
 from raslik_jax.sketch.probes import probe_loss
@@ -49,7 +50,7 @@ class LossTest(parameterized.TestCase):
 
     def test_a_cap_of_the_logits_is_in_the_loss_and_in_its_gradient(self):
         config = gemma2.Gemma2Config(
-            vocab_size=29,
+            vocab_size=61,
             hidden_size=8,
             num_hidden_layers=1,
             num_attention_heads=2,
@@ -76,12 +77,54 @@ class LossTest(parameterized.TestCase):
 
         (value, logits_LV), gradient = jax.jit(jax.value_and_grad(plain, has_aux=True))(lora)
         self.assertGreater(float(jnp.abs(logits_LV).max()), 1.9)  # else the cap does nothing
+        self.assertTrue(np.isfinite(value))
         got, got_gradient = jax.jit(jax.value_and_grad(fused))(lora)
         np.testing.assert_allclose(got, value, rtol=1e-5)
         for ours, theirs in zip(*map(jax.tree.leaves, (got_gradient, gradient)), strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-5)
         with self.assertRaisesRegex(ValueError, "uniform needs logits without a cap"):
             probe_loss(bound, lora, base, tokens_L, mask_L, num_targets=5, probe="uniform")
+
+    def test_a_short_row_among_long_ones_is_rotated_as_if_alone(self):
+        config = phi3.Phi3Config(
+            vocab_size=61,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=8,
+            initializer_range=1.0,
+            max_position_embeddings=64,
+            rope_parameters=RopeParameters(
+                rope_type="longrope",
+                short_factor=(1.0, 1.0),
+                long_factor=(3.0, 7.0),
+                original_max_position_embeddings=9,
+            ),
+        )
+        graphdef, lora, base = decoder.create(config, None, key=jax.random.key(0))
+        bound = decoder.bind(graphdef)
+        short, padded = token_rows(2, [(4, 5)]), token_rows(2, [(4, 5)], length=16)
+        values = [
+            float(
+                example_loss(
+                    bound,
+                    lora,
+                    base,
+                    jnp.asarray(rows.tokens_BL[0]),
+                    jnp.asarray(rows.target_mask_BL[0]),
+                    num_targets=5,
+                )
+            )
+            for rows in (short, padded)
+        ]
+        self.assertEqual(short.tokens_BL.shape[1], 9)
+        self.assertAlmostEqual(values[0], values[1], places=5)
+        # The same tokens with a target behind the border are rotated otherwise.
+        hidden = [
+            bound.hidden(lora, base, jnp.asarray(padded.tokens_BL[0]), mask_L=jnp.arange(16) < n)
+            for n in (9, 16)
+        ]
+        self.assertGreater(float(jnp.abs(hidden[0][8] - hidden[1][8]).max()), 1e-3)
 
     def test_a_target_before_a_gap_counts(self):
         rows = token_rows(1, [(3, 4)])
