@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raslik_jax.data.contents import Conversation, text_of
-from raslik_jax.messages import one_line
+from raslik_jax.messages import one_line, shown
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Templates of Llama 3 write the day on which they are rendered, unless they are told one; this is
@@ -64,12 +64,21 @@ def render(template: ChatTemplate, conversation: Conversation) -> Rendered:
         before, _ = write(conversation.asked, begins_answer=True)
         return Rendered(text, (Target(before=before, through=text),))
     text, marked = write(messages, marks=template.marks_targets)
+    for place in conversation.turns:
+        # Of an answer with a thought the template may leave out the beginning.
+        if (end := text_of(messages[place]).strip()[-20:]) not in text:
+            raise ValueError(
+                f"the chat template does not write the answer that ends with {shown(end, 30)}: "
+                "correct the content of the message, or give another template"
+            )
     if template.marks_targets:
         return Rendered(text, tuple(Target(*span) for span in marked if span[0] < span[1]))
     targets = []
     for place in conversation.turns:
         before, _ = write(messages[:place], begins_answer=True)
         through = text if place == len(messages) - 1 else write(messages[: place + 1])[0]
+        if not text.startswith(through):  # Phi-3 ends the whole conversation with EOS
+            through = through.removesuffix(template.special_tokens.get("eos_token", ""))
         if not text.startswith(through):
             through = _through_turn(text, before, through, text_of(messages[place]))
         targets.append(Target(before=before, through=through))

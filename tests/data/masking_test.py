@@ -32,6 +32,8 @@ _FORGETFUL = (
     "{% for m in messages %}<{{ m.role[0] }}> {% if m.role == 'assistant' and loop.last %}be "
     "{% endif %}{{ m.content }} <e> {% endfor %}{% if add_generation_prompt %}<a> {% endif %}"
 )
+# EOS ends the whole, as with Phi-3.
+_ENDED = _PLAIN.replace("<e>", "<s>").replace("<a> {% endif", "<a> {% else %}<e>{% endif")
 _RAISES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
 
 
@@ -85,6 +87,7 @@ class MaskTest(parameterized.TestCase):
     @parameterized.named_parameters(
         ("prefixes", _PLAIN, "<u> hi <e> <a> YES <E> <u> ho <e> <a> NO <E>"),
         ("generation", _MARKED, "<u> hi <e> <a> YES <E> <u> ho <e> <a> NO <E>"),
+        ("ended", _ENDED, "<u> hi <s> <a> YES <S> <u> ho <s> <a> NO <S> <E>"),
         ("thoughts", _FORGETFUL, "<u> hi <e> <a> YES <E> <u> ho <e> <a> BE NO <E>"),
     )
     def test_every_turn_of_the_assistant_is_learned(self, template, expected):
@@ -210,10 +213,11 @@ class MaskTest(parameterized.TestCase):
         ("raises", _RAISES, "chat", _messages("hi", "no", system="be"), "at 7 .*no system"),
         ("none", "", "chat", _messages("hi", "no"), "needs a tokenizer with a chat template"),
         ("frame", _PLAIN, "alpaca", _messages("hi", "no"), "alpaca has no place for conv.*=chat"),
+        ("parts", "{{ messages[0].content }} <a>", "chat", _messages("hi", "no"), "with 'no'"),
         ("broken", "{% for %}", "chat", _messages("hi", "no"), "at 7 .*chat template refuses"),
         (
             "unmarked",
-            "{{ messages[0].content }}{% if 0 %}{% generation %}{% endgeneration %}{% endif %}",
+            "{{ messages[1].content }}{% if 0 %}{% generation %}{% endgeneration %}{% endif %}",
             "chat",
             _messages("hi", "no"),
             "at 7 .*no token that is a target",
