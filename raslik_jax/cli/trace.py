@@ -89,6 +89,7 @@ def run(options: Options) -> None:
             **how,
         )
     except NothingStandsOut:
+        print("", *answers_text(workdir / "retrieve" / "traced" / "finetuned.jsonl"), sep="\n")
         print(rows_text(workdir, frozenset(), options.top))
         print(draw(workdir))
         raise

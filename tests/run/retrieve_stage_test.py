@@ -86,6 +86,21 @@ def test_a_corpus_of_targets_only_has_sets_and_no_ranking_measures(tmp_path):
     assert list(map(len, sets)) == [2, 2]
 
 
+def test_an_answer_that_the_model_cannot_have_given_is_refused(tmp_path, monkeypatch):
+    told = {"id": "q", "traced": "zq zq", "tokens": 2, "output": "an answer"}
+
+    def write_traced(workspace, variant, folder):
+        (folder / "finetuned.jsonl").write_text(json.dumps(told | {"nll": nll}))
+
+    monkeypatch.setattr(retrieve.generate, "write_traced", write_traced)
+    shapes = SimpleNamespace(decoder=SimpleNamespace(config=SimpleNamespace(vocab_size=1000)))
+    nll = 6.9  # tokens at random take log 1000 = 6.908
+    retrieve.make_traced(SimpleNamespace(model=shapes), tmp_path)
+    nll = 7.2
+    with pytest.raises(ValueError, match="'zq zq' takes 7.2 nats a token, tokens at random 6.9"):
+        retrieve.make_traced(SimpleNamespace(model=shapes), tmp_path)
+
+
 @pytest.mark.heavy
 def test_every_strategy_and_every_rule_of_selection(tmp_path):
     bge = shared_data() / "models" / "bge-small-en-v1.5"
