@@ -30,6 +30,8 @@ def _draw(name: str):
         return figures.draw_boundary(
             _scores()[0], forget_threshold=0.4, retain_threshold=-0.1, gamma=0.02, xlabel="score"
         )
+    if name == "cut":
+        return figures.draw_cut(_scores()[0], num_forget=20, middle=0.0, edge=0.3)
     if name == "curves":
         return figures.draw_curves(
             {"one": {"a": [(1.0, _entry(0.2)), (8.0, _entry(0.4))]}, "two": {"b": []}},
@@ -51,6 +53,13 @@ class PlainTest(parameterized.TestCase):
         for axes, threshold in ((forget, 0.4), (retain, -0.1)):
             near = sum(abs(score - threshold) <= 0.02 for score in scores_N)
             self.assertStartsWith(axes.get_title(loc="left"), f"{near} near")
+
+    def test_what_stands_out_is_drawn_above_the_cut_and_the_noise_band(self):
+        (axes,) = _draw("cut").axes
+        above = axes.lines[1].get_xydata()
+        np.testing.assert_array_equal(above[:, 0], np.arange(1, 21))
+        self.assertGreater(above[-1, 1], axes.lines[2].get_ydata()[0])
+        self.assertIn("20 stand out", [text.get_text() for text in axes.texts])
 
     def test_curves_hold_their_points_in_their_panel(self):
         one, two = _draw("curves").axes
