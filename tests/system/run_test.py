@@ -31,6 +31,7 @@ _WITHOUT_EFFECT = {
     "unlearn.probe.steps": "at 0 it stands in no key, and its fellows decide nothing",
     "unlearn.probe.stop": "the epochs that are measured stand among the reads",
     "sketch.query_output": "the corpus only refuses queries without one early",
+    "retrieve.held_out": "says where the queries are, which stand among the reads",
 }
 
 
