@@ -110,6 +110,7 @@ def test_decoding_is_measured_both_ways_to_the_same_tokens(capsys):
     assert "4 of 4: batched" in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_each_algorithm_is_measured_beside_plain_training(capsys):
     sizes = {"batch_size": 2, "length": 16, "repeats": 2, "lora_rank": 2}
     with jax.numpy_dtype_promotion("standard"):  # Optax relies on it

@@ -235,6 +235,7 @@ class FlagFilesTest(parameterized.TestCase):
         stored = _BYTES[model] * layers + 2 * 2 * head
         self.assertAlmostEqual(found.run.base_bytes / stored, 1, delta=2e-3)
 
+    @pytest.mark.heavy
     def test_operations_by_hand(self):
         found = self.forecast("howdy_olmo2_7b", ("finetune", "sketch"))
         layers, head = _WEIGHTS["olmo2_7b"]

@@ -603,6 +603,7 @@ print(peak - before, quantize.num_bytes(model.base))
 """
 
 
+@pytest.mark.heavy
 def test_loading_takes_little_more_memory_than_the_model(tmp_path):
     # 54 million weights: 217 MB in the file's float32, 109 MB as the bfloat16 that is wanted. A
     # loader that held the file, or each tensor twice, would need two or three times the target.

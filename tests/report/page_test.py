@@ -8,6 +8,7 @@ import pathlib
 import re
 import tempfile
 
+import pytest
 import sample_run
 from absl.testing import absltest, parameterized
 
@@ -260,6 +261,7 @@ class EdgesTest(parameterized.TestCase):
         names = [e.attributes["id"] for e in tree.all("section")]
         self.assertEqual(names, ["summary", "frontier", "tables", "retrieval", "settings"])
 
+    @pytest.mark.heavy
     def test_size_stays_bounded(self):
         run = _read(self.folder, num_queries=30)
         long = {

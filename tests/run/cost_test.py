@@ -118,12 +118,13 @@ class CountTest(parameterized.TestCase):
 
 
 class MemoryTest(parameterized.TestCase):
-    @parameterized.parameters({}, {"remat": True, "micro_batch": 4})
+    @parameterized.parameters({"remat": True, "micro_batch": 4})
     def test_traced_memory_of_sketches_is_near_xlas(self, **change):
         self.check(**change)
 
     @parameterized.parameters(
         {"length": 128, "num_targets": 96, "batch": 4, "micro_batch": 4},
+        {},
         {"family": "dense_rademacher"},
         {"family": "binned_hashed"},
         {"dtype": jnp.bfloat16, "kind": "int8"},

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 from support import tiny_model, token_rows
 
@@ -35,6 +36,7 @@ def _oracle(model, probe, lora, tokens_L, mask_L):
 
 
 class ProbesTest(parameterized.TestCase):
+    @pytest.mark.heavy
     def test_gradients_are_those_of_the_definitions(self):
         model = _model()
         head = {"kernel": 4 * model.base["head"]["kernel"]}
