@@ -161,6 +161,7 @@ _RUN = (
     "--corpus.num_test=3 --corpus.max_len=96 --corpus.vocab_size=400 --backbone.hidden_size=16 "
     "--backbone.num_hidden_layers=2 --backbone.num_attention_heads=2 --backbone.steps=4 "
     "--finetune.epochs=1 --finetune.lora_rank=2 --references.max_new_tokens=8 --sketch.size=256 "
+    "--finetune.lora_targets=query_key_value,dense,dense_h_to_4h,dense_4h_to_h "
     "--sketch.num_buckets=2 --sketch.batch_tokens=512 --retrieve.strategies=raslik "
     "--stages=corpus,backbone,finetune,references,sketch"
 )
