@@ -163,6 +163,8 @@ class SuiteTest(absltest.TestCase):
             for entry in metrics["methods"]:
                 excess = max(entry["forget"]["mean"] - floor, 0)
                 far = math.sqrt((1 - entry["retain"]["mean"]) ** 2 + excess**2)
+                if entry["judgment"]["verdict"] == "damaged":  # such a model is not chosen
+                    far = math.inf
                 point = (far, rate, entry["epoch"])
                 best[entry["strategy"]] = min(best.get(entry["strategy"], point), point)
         tested = json.loads(

@@ -9,7 +9,7 @@ import tiny
 from absl.testing import absltest
 
 _TINY = (
-    *tiny.FLAGS,
+    *(flag for flag in tiny.FLAGS if not flag.startswith("--corpus.num_targets")),
     "--name=tofu",
     "--corpus.dataset=tofu",
     "--corpus.tofu.forget=forget10",
