@@ -68,9 +68,7 @@ def encode(rows, pieces) -> batches.Encoded:
         tokens.append(np.array(prompt + answer, np.int32))
         starts.append(len(prompt))
     ids = tuple(row.example_id for row in rows)
-    return batches.Encoded(
-        ids, tuple(tokens), np.array(starts), np.array([len(t) for t in tokens]), 0
-    )
+    return batches.Encoded(ids, tuple(tokens), np.array(starts), pad_id=0)
 
 
 @pytest.mark.heavy

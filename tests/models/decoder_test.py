@@ -27,7 +27,8 @@ _OTHERS = {
     "gemma2": "caps_alternating_windows",
     "gemma3_text": "pattern_and_stretched_global_rotation",
     "mistral": "window",
-    "phi3": "longrope_short_partial_tied",
+    # Not the wider tied one: its random weights magnify roundings, with plain rotations too.
+    "phi3": "longrope_long",
     "qwen2": "windows_in_the_last_layer_yarn",
 }
 _LENGTH = 9
