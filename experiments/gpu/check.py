@@ -50,18 +50,6 @@ _SIZE = 65_536
 _GIB = 2**30
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(Settings):
-    """What is compiled, and for what."""
-
-    gpu: str = setting("h100-80gb", "GPU to compile for.", choices=tuple(gpus.GPUS))
-    models: tuple[str, ...] = setting(tuple(MODELS)[1:], "Models.", choices=tuple(MODELS))
-    steps: tuple[str, ...] = setting((), "Steps; empty: all.")
-    items: int = setting(5, "Items of each step that are listed.", low=0)
-    texts: str = setting("", "Folder for the texts of the compiled programs.")
-    markdown: bool = setting(False, "Print the table as Markdown.")
-
-
 class Step(NamedTuple):
     """A step to compile: its program of an abstract run, its batch, what its text must hold."""
 
@@ -140,6 +128,18 @@ STEPS = {
 }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What is compiled, and for what."""
+
+    gpu: str = setting("h100-80gb", "GPU to compile for.", choices=tuple(gpus.GPUS))
+    models: tuple[str, ...] = setting(tuple(MODELS)[1:], "Models.", choices=tuple(MODELS))
+    steps: tuple[str, ...] = setting(tuple(STEPS), "Steps.", choices=tuple(STEPS))
+    items: int = setting(5, "Items of each step that are listed.", low=0)
+    texts: str = setting("", "Folder for the texts of the compiled programs.")
+    markdown: bool = setting(False, "Print the table as Markdown.")
+
+
 def compile_step(step: Step, run: AbstractRun) -> Compiled:
     """Compiles one step for the run's device."""
     program = step.program(run)
@@ -194,7 +194,7 @@ def run(options: Options) -> int:
     for model in options.models:
         abstract = _abstract_run(model, mesh)
         rows.append(model)
-        for name in options.steps or STEPS:
+        for name in options.steps:
             found = compile_step(STEPS[name], abstract)
             if options.texts:
                 folder = pathlib.Path(options.texts)

@@ -96,13 +96,13 @@ class PlainAdapterTest(_FolderTest):
         config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
         llama = checkpoint.read_config(write_model(self.folder / "llama", "llama"))
         folder = write_adapter(self.folder / "adapter", "gpt_neox")
-        wanted = LoRAConfig(rank=4, alpha=8.0, targets=("dense",))
+        other = LoRAConfig(rank=4, alpha=8.0, targets=("dense",))
         self.assert_refused(
             ["rank=3, not 4", "alpha=6.0, not 8.0", "targets=.*not", "adapter_config.json"],
             adapters.load_adapter,
             folder,
             config,
-            lora_config=wanted,
+            lora_config=other,
         )
         self.assert_refused(
             ["target_modules .* must be of llama", "dense_4h_to_h"],
