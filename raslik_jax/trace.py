@@ -5,6 +5,7 @@ What decides a gradient is read from the index's own manifest, and a model, adap
 template that is not the manifest's is refused.
 """
 
+import functools
 import os
 import pathlib
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from raslik_jax.config import config_from_json
+from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, drop_unanswered, make_example
 from raslik_jax.data.rows import answered
 from raslik_jax.files import check_shape, read_json
@@ -124,12 +126,14 @@ class Tracer:
     def answer(self, queries: Sequence[Example]) -> tuple[Example, ...]:
         """Returns the queries with the fine-tuned model's greedy answers as their outputs."""
         model = self.workspace.with_adapter(self.workspace.finetuned)
-        outputs = self.workspace.generate(model, queries, "answers")
+        longest = self.workspace.config.corpus.max_len
+        plan = functools.partial(batches.plan_coarsely, max_len=longest)
+        outputs = self.workspace.generate(model, queries, "answers", plan=plan)
         return tuple(answered(q, text) for q, text in zip(queries, outputs, strict=True))
 
     def sketch(self, queries: Sequence[Example]) -> Float32[np.ndarray, "Q K"]:
         """Returns the unit sketches of the queries' gradients, made as the index's rows were."""
-        return sketch_stage.sketch_queries(self.workspace, self._sketch, queries, num_buckets=1)
+        return sketch_stage.sketch_queries(self.workspace, self._sketch, queries, is_asked=True)
 
     def trace(
         self, instruction: str, response: str | None = None, *, input: str = "", **options: Any

@@ -58,7 +58,9 @@ def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str])
         named = some_of(argv[1:])
         print(f"error: arguments must be flags, got {named}: write --name=value", file=sys.stderr)
         return 2
-    # Texts of data are printed whole on any terminal, whatever the locale.
+    # Texts of data are read and printed whole on any terminal, whatever the locale.
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")

@@ -17,7 +17,7 @@ from raslik_jax.cli import command, setting_flags
 if __name__ != "__main__":
     flags.disclaim_key_flags()  # --help lists those of the command
 # A command is a module with `Options`, `run`, and perhaps `FLAGS` and `WHEN_STOPPED`.
-_HELPERS = ("command", "main", "setting_flags")
+_HELPERS = ("asking", "command", "main", "setting_flags")
 _COMMANDS = [name for _, name, _ in pkgutil.iter_modules(cli.__path__) if name not in _HELPERS]
 
 

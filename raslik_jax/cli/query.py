@@ -8,27 +8,30 @@ generations of one behavior (instruction, input, output; without an output the m
 their mean is traced. --export_forget and --export_retain write the sets that --select chooses to
 new files. The run that made the index is found from the index: its model answers, and its settings
 hold where --center, --aggregate, --select and the options of the rule are not given.
+
+Without --instruction and --queries it stays open and asks for prompt and response in turn, from a
+terminal or from piped lines; with --json it reads objects of instruction, input and output, one a
+line. --serve does the same for a browser on this machine.
 """
 
 import dataclasses
 import json
 import pathlib
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from absl import flags
+from absl import flags, logging
 
 from raslik_jax import files, settings
+from raslik_jax.cli import asking
 from raslik_jax.config import RetrieveConfig
-from raslik_jax.data.examples import Example, make_example, write_examples
+from raslik_jax.data.examples import Example, write_examples
 from raslik_jax.data.formats import AUTO, read_examples
-from raslik_jax.messages import one_line
 from raslik_jax.settings import setting
 
 if TYPE_CHECKING:  # it takes jax with it, and --help should not
-    from raslik_jax.trace import Influence, Trace, Tracer
+    from raslik_jax.trace import Trace, Tracer
 
 # Settings of the run that a flag of the same name replaces.
 _RULE = ("select", "num_forget", "num_retain", "forget_threshold", "retain_threshold")
@@ -51,42 +54,73 @@ class Options(settings.Settings):
     top: int = setting(10, "Examples shown that pull toward the output.", low=0)
     bottom: int = setting(10, "Examples shown that pull against it.", low=0)
     finer: str = setting("", "A finer index, to score an int8 or sign one's best again.")
-    json: bool = setting(False, "Print one JSON object.")
+    json: bool = setting(False, "Print a JSON object for each question.")
+    serve: bool = setting(False, "Serve a page with a box for questions, to this machine alone.")
+    port: int = setting(0, "--serve: port; 0: a free one.", low=0, high=65535)
     text_width: int = setting(240, "Characters of each text shown; 0: all.", low=0)
     export_forget: str = setting("", "New JSONL file to write the forget set to.")
     export_retain: str = setting("", "New JSONL file to write the retain set to.")
 
 
 def run(options: Options) -> None:
-    """Traces, prints what was found and writes the sets that are asked for."""
+    """Traces, prints what was found and writes the sets that are asked for; or goes on asking."""
     if not options.index:
         raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
+    if options.queries and options.instruction:
+        raise ValueError("--instruction or --queries must be given, got both: leave one out")
     exports = {"forget": options.export_forget, "retain": options.export_retain}
     paths = {name: pathlib.Path(path) for name, path in exports.items() if path}
     for name, path in paths.items():
         files.check_new(path, f"--export_{name}")
     if len({path.resolve() for path in paths.values()}) < len(paths):
         raise ValueError("--export_forget and --export_retain must be two files, they are one")
-    if bool(options.queries) == bool(options.instruction):
-        raise ValueError("either --instruction or --queries must be given: give one of the two")
-    queries: Sequence[Example]
-    queries = [make_example(options.instruction, options.input, options.response)]
-    if options.queries:
-        queries = read_examples(options.queries, format=AUTO, needs_output=False)
+    queries = _queries(options)
+    given = {name: flags.FLAGS[name].value for name in _OF_RUN}
+    rule = {name: given.pop(name) for name in _OF_RUN if name not in ("center", "aggregate")}
+    rule = {name: value for name, value in rule.items() if value is not None}
+    if not queries:
+        of_one = ["--response"] * bool(options.response) + ["--input"] * bool(options.input)
+        of_one += [f"--export_{name}" for name in paths] + [f"--{name}" for name in rule]
+        if of_one:
+            raise ValueError(f"{of_one[0]} needs --instruction or --queries: give one of the two")
+    logging.set_verbosity(logging.WARNING)
     from raslik_jax.index.store import SketchStore
     from raslik_jax.trace import Tracer
 
-    given = {name: flags.FLAGS[name].value for name in _OF_RUN}
     tracer = Tracer(options.index, run=options.run or None)
-    finer = SketchStore.open(options.finer) if options.finer else None
-    how: dict[str, Any] = {name: given.pop(name) for name in ("center", "aggregate")}
-    how |= {"top": options.top, "bottom": options.bottom}
-    trace = tracer.trace_queries(queries, **how, finer=finer)
-    rule = {name: value for name, value in given.items() if value is not None}
-    exported = _export(tracer, trace, paths, rule) if paths else []
-    print(json.dumps(_as_json(trace)) if options.json else _as_text(trace, options.text_width))
-    for line in exported:
-        print(line, file=sys.stderr)
+    how: dict[str, Any] = {**given, "top": options.top, "bottom": options.bottom}
+    how["finer"] = SketchStore.open(options.finer) if options.finer else None
+
+    def ask(question: Example) -> "Trace":
+        return tracer.trace_queries((question,), **how)
+
+    if options.serve:
+        title = f"Asking {tracer.workspace.config.name}"
+        asking.serve(ask, asking.bare_page(title), options.port)
+    elif not queries:
+        if options.json:
+            asking.answer_lines(ask)
+        else:
+            asking.converse(ask, options.text_width)
+    else:
+        trace = tracer.trace_queries(queries, **how)
+        exported = _export(tracer, trace, paths, rule) if paths else []
+        as_json = json.dumps(asking.as_json(trace)) if options.json else ""
+        print(as_json or asking.as_text(trace, options.text_width))
+        for line in exported:
+            print(line, file=sys.stderr)
+
+
+def _queries(options: Options) -> Sequence[Example]:
+    """Returns the generations that the flags give; none where they are to be asked for."""
+    given = options.queries or options.instruction
+    if options.serve and given:
+        name = "queries" if options.queries else "instruction"
+        raise ValueError(f"--{name} has no effect with --serve: leave one of the two out")
+    if options.queries:
+        return read_examples(options.queries, format=AUTO, needs_output=False)
+    asked = options.instruction, options.input, options.response
+    return (asking.make_question(*asked),) if options.instruction else ()
 
 
 def _export(
@@ -101,41 +135,3 @@ def _export(
         write_examples(path, rows, extra=extra)
         lines.append(f"{len(rows)} examples to {name} written to {path}")
     return lines
-
-
-def _as_json(trace: "Trace") -> dict[str, Any]:
-    texts = ("instruction", "input", "output")
-
-    def rows(influences: "Sequence[Influence]") -> list[dict[str, Any]]:
-        return [
-            {"id": found.example.example_id, "score": found.score, "sigma": found.sigma}
-            | {name: getattr(found.example, name) for name in (*texts, "is_target", "source")}
-            for found in influences
-        ]
-
-    return {
-        "queries": [{name: getattr(query, name) for name in texts} for query in trace.queries],
-        "toward": rows(trace.toward),
-        "against": rows(trace.against),
-    }
-
-
-def _as_text(trace: "Trace", width: int) -> str:
-    """Returns a trace for the terminal, its texts cut to so many characters."""
-    lines = []
-    for query in trace.queries:
-        prompt = one_line(f"{query.instruction}\n{query.input}", width)
-        lines += [f"query   {prompt}", f"output  {one_line(query.output, width)}"]
-    for way, influences in (("toward", trace.toward), ("against", trace.against)):
-        lines += ["", f"pulls {way} this output (score +- sigma of the sketch)"]
-        for rank, found in enumerate(influences, start=1):
-            row = found.example
-            prompt = f"{row.instruction} | {row.input}" if row.input else row.instruction
-            source = f"  {one_line(row.source, 60)}" if row.source else ""
-            noise = "" if found.sigma is None else f" +- {found.sigma:.4f}"
-            name = one_line(row.example_id, 60)
-            lines.append(f"{rank:4}. {found.score:+.4f}{noise}  {name}{source}")
-            for text in (prompt, row.output):
-                wrapped = textwrap.wrap(one_line(text, width), 88)
-                lines += [" " * 6 + part for part in wrapped]
-    return "\n".join(lines)

@@ -8,15 +8,22 @@ Reads nothing but the work directories. Runs that differ in their seed alone bec
 a cell is then the mean over the seeds with the smallest and the largest in brackets; of a single
 run it has the 95 % bootstrap interval over queries. With --out it writes report.html, tables.md,
 tables.csv and tables.tex; of files of these names only those of an earlier report are replaced.
+
+  raslik report --run=runs/incident --serve
+
+shows the page in a browser on this machine, with a box that asks the run's index.
 """
 
 import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
+
+from absl import logging
 
 from raslik_jax import files
+from raslik_jax.cli import asking
 from raslik_jax.messages import shown
 from raslik_jax.report import blocks, page, published, results, runs, tables
 from raslik_jax.settings import Settings, setting
@@ -34,7 +41,18 @@ class Options(Settings):
     format: Form = setting("terminal", "Form of what is printed.")
     out: str = setting("", "Folder for the page and the tables in every form.")
     published: bool = setting(False, "Add the paper's own tables, each held against its own rates.")
+    serve: bool = setting(
+        False, "Serve the page of --run to this machine alone, with a box to ask its index."
+    )
+    port: int = setting(0, "--serve: port; 0: a free one.", low=0, high=65535)
     examples: int = setting(8, "Examples of each forget and retain set on the page.", low=0)
+
+    def problems(self) -> list[str]:
+        if self.serve and (self.runs or not self.run):
+            return ["--serve needs one --run, whose index is asked: give --run=DIR"]
+        if self.serve and self.out:
+            return ["--out has no effect with --serve: leave one of the two out"]
+        return []
 
 
 def run(options: Options) -> None:
@@ -47,13 +65,26 @@ def run(options: Options) -> None:
     experiments = runs.group_runs(stored)
     found = [block for e in experiments for block in blocks.make_blocks(e, paper)]
     found += blocks.published_only(paper) if options.published else ()
+    how: Any = {"paper": paper, "show_paper": options.published}
+    if options.serve:
+        _serve(options, page.render(experiments, **how, is_served=True))
+        return
     if options.out:
         # The page first: it tells that what follows is of a report.
-        html = page.render(experiments, paper=paper, show_paper=options.published)
+        html = page.render(experiments, **how)
         texts = {"report.html": html}
         texts |= {name: _render(form, experiments, found) + "\n" for name, form in _FILES.items()}
         _write(pathlib.Path(options.out), texts)
     print(_render(options.format, experiments, found))
+
+
+def _serve(options: Options, html: str) -> None:
+    """Serves the page of a run, with what its index says to questions."""
+    logging.set_verbosity(logging.WARNING)
+    from raslik_jax.trace import Tracer  # it takes jax with it
+
+    tracer = Tracer(pathlib.Path(options.run) / "sketch" / "index", run=options.run)
+    asking.serve(lambda question: tracer.trace_queries((question,)), html, options.port)
 
 
 def _render(

@@ -173,6 +173,24 @@ def plan_by_length(encoded: Encoded, *, batch_size: int) -> tuple[BatchPlan, ...
     return tuple(plan_rows(encoded, rows) for rows in in_lines(order, batch_size))
 
 
+def plan_coarsely(
+    encoded: Encoded, *, batch_size: int, max_len: int, least: int = 64
+) -> tuple[BatchPlan, ...]:
+    """Returns batches of neighbors in length, of 64, 128, 256, ... tokens and as many targets.
+
+    For questions that come one by one: with so few shapes hardly one of them waits for a program
+    to be compiled. No batch is longer than max_len, which no row is.
+    """
+
+    def shape(rows: Int[np.ndarray, " B"]) -> BatchPlan:
+        longest = max(len(encoded.tokens[row]) for row in rows[rows != DUMMY_ROW].tolist())
+        length = min(max(1 << (longest - 1).bit_length(), least), max_len)
+        return BatchPlan(rows, length, length)
+
+    order = np.argsort(encoded.lengths_N, kind="stable")
+    return tuple(shape(rows) for rows in in_lines(order, batch_size))
+
+
 def in_lines(rows: Int[np.ndarray, " N"], size: int) -> Int[np.ndarray, "M B"]:
     """Returns rows in lines of one size; the last line ends with DUMMY_ROW."""
     slots = np.full(-(-len(rows) // size) * size, DUMMY_ROW, np.int64)

@@ -6,7 +6,7 @@ all new tokens from the start, and the loop ends when every row has met its end 
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +15,13 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from raslik_jax.axes import Tree
-from raslik_jax.data.batches import Batch, map_rows, plan_by_length
+from raslik_jax.data.batches import Batch, BatchPlan, map_rows, plan_by_length
 from raslik_jax.data.encoding import encode_rows
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.models.layers import KeyValues
+
+# From prompts to their batches of at most batch_size rows.
+Plan = Callable[..., tuple[BatchPlan, ...]]
 
 
 class _Loop(NamedTuple):
@@ -128,6 +131,7 @@ def generate(
     pad_id: int,
     batch_size: int,
     bar: str = "",
+    plan: Plan = plan_by_length,
 ) -> list[list[int]]:
     """Returns the most likely continuation of every prompt, in the order given; ties to small ids.
 
@@ -146,6 +150,7 @@ def generate(
         of the longest prompt, max_new_tokens); with fewer prompts than this, the rows are the next
         power of two.
       bar: Text before the progress bar; empty for silence.
+      plan: The batches of the prompts, plan(encoded, batch_size=rows).
     """
     if max_new_tokens < 1 or batch_size < 1:
         got = f"{max_new_tokens} and {batch_size}"
@@ -164,6 +169,6 @@ def generate(
     def new_tokens(batch: Batch) -> jax.Array:
         return generate_batch(lora, base, batch, end_ids, jnp.int32(pad_id), **options)
 
-    plans = plan_by_length(encoded, batch_size=num_rows)
+    plans = plan(encoded, batch_size=num_rows)
     rows = map_rows(new_tokens, encoded, plans, left=True, bar=bar).tolist()
     return [new[: next((i for i, t in enumerate(new) if t in ends), len(new))] for new in rows]

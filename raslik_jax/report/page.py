@@ -41,6 +41,7 @@ def render(
     paper: Sequence[PublishedBlock] = (),
     show_paper: bool = False,
     title: str = "",
+    is_served: bool = False,
 ) -> str:
     """Returns the page of some experiments, a whole HTML document; equal runs give equal bytes.
 
@@ -50,6 +51,7 @@ def render(
       paper: the published blocks, set beside the runs that repeat one.
       show_paper: add all of them at the end, each held against its own rates.
       title: the heading; by default the experiments' names.
+      is_served: with a box to ask an index; see `serving`. As a file the page asks nobody.
     """
     share = _MAX_CHARACTERS // max(1, sum(bool(e.runs[0].answers) for e in experiments))
     views = [_view(experiment, paper, share) for experiment in experiments]
@@ -60,6 +62,7 @@ def render(
             heading=title or " · ".join(e.name for e in experiments) or "The paper's tables",
             experiments=views,
             paper=paper,
+            is_served=is_served,
             num_wrong=sum(row.value("is_wrong") for block in paper for row in block.rows.values()),
             printed=[
                 _block_table(block, block.strategies) for block in blocks_lib.published_only(paper)
@@ -90,7 +93,7 @@ def _environment() -> jinja2.Environment:
             (drawing.mark_svg("s", drawing.OTHER_COLOR, has_line=False), "other examples"),
         ],
         limits=_LIMITS,
-        script=Markup((names.FOLDER / "page.js").read_text(encoding="utf-8")),
+        page_script=_script,
         shorten=_shorten,
         stylesheet=_stylesheet,
     )
@@ -105,6 +108,12 @@ def _stylesheet(body: str) -> Markup:
     screen = "@media screen and (prefers-color-scheme: dark)"
     palette = f":root{{{light}}}\n{screen}{{:root{{{dark}}}}}\n"
     return Markup(palette + (names.FOLDER / "page.css").read_text(encoding="utf-8"))
+
+
+def _script(is_served: bool) -> Markup:
+    """Returns the page's script, with that of the box where there is one."""
+    parts = ["page.js", *(["ask.js"] if is_served else [])]
+    return Markup("".join((names.FOLDER / name).read_text(encoding="utf-8") for name in parts))
 
 
 def _digest(text: str) -> Markup:

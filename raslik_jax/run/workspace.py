@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from raslik_jax.axes import Tree
 from raslik_jax.config import AUTO_TARGETS, Config, to_json
-from raslik_jax.data import corpora, encoding, examples, masking, prompts, tokenization
+from raslik_jax.data import batches, corpora, encoding, examples, masking, prompts, tokenization
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.formats import read_written
 from raslik_jax.data.rows import answered
@@ -336,7 +336,13 @@ class Workspace:
         return tuple(sorted({*own, *checkpoint.read_end_ids(folder)}))
 
     def generate(
-        self, model: BoundModel, rows: Sequence[Example], what: str, *, most: int = 0
+        self,
+        model: BoundModel,
+        rows: Sequence[Example],
+        what: str,
+        *,
+        most: int = 0,
+        plan: decode.Plan = batches.plan_by_length,
     ) -> list[str]:
         """Returns the greedy answers of a model; with `most` of at most so many tokens."""
         limit = self.config.references.max_new_tokens
@@ -350,6 +356,7 @@ class Workspace:
             pad_id=tokenizer.pad_id,
             batch_size=self.config.references.decode_batch_size,
             bar=what,
+            plan=plan,
         )
         return [tokenizer.decode(tokens).strip() for tokens in outputs]
 

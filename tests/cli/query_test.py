@@ -1,12 +1,16 @@
 """A generation traced through a run's index: by script, by import, and refused where foreign."""
 
+import contextlib
 import dataclasses
+import http.client
+import io
 import json
 import pathlib
 import re
 import shutil
 import tempfile
 import textwrap
+import threading
 from unittest import mock
 
 import numpy as np
@@ -15,12 +19,14 @@ from absl.testing import absltest, parameterized
 from index_cases import tree_bytes
 
 from raslik_jax import trace
+from raslik_jax.cli import asking
 from raslik_jax.config import config_from_json
 from raslik_jax.data.formats import read_examples
 from raslik_jax.files import read_json, write_json
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import requantize, verify
+from raslik_jax.report import serving
 from raslik_jax.run.units import making_folder
 from raslik_jax.sketch import projections
 
@@ -101,6 +107,100 @@ class QueryTest(parameterized.TestCase):
         self.assertIn("pulls toward this output", text)
         self.assertIn("pulls against this output", text)
         self.assertRegex(text, r"   2\. [+-]0\.\d{4} \+- 0\.\d{4}  [0-9a-f]{16}")
+
+    def test_it_stays_open_for_piped_lines(self):
+        """Each answer is that of its question alone; what is wrong is said, and it goes on."""
+        lines = ["What is a kettle?", "A kettle is \\", "warm.", "", "What is this? " * 60, "x"]
+        lines += ["What is a spoon?", "It hums."]
+        done = tiny.run_script(
+            "experiments/query.py", f"--index={self.index}", "--top=1", "--bottom=1",
+            input="\n".join(lines),
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stderr, "error: the queries must have room")
+        expected = [
+            asking.as_text(self.tracer.trace(prompt, output, top=1, bottom=1), 240)
+            for prompt, output in (
+                ("What is a kettle?", "A kettle is \nwarm."),
+                ("What is a spoon?", "It hums."),
+            )
+        ]
+        self.assertEqual(done.stdout, "".join(f"\n{text}\n\n" for text in expected))
+
+    def _answers(self, *questions: str) -> list[dict]:
+        """What the loop of JSON lines says."""
+        said = io.StringIO()
+        with (
+            mock.patch("sys.stdin", io.StringIO("\n".join(questions))),
+            contextlib.redirect_stdout(said),
+        ):
+            asking.answer_lines(lambda question: self.tracer.trace_queries((question,), top=2))
+        return [json.loads(line) for line in said.getvalue().splitlines()]
+
+    def test_json_lines_are_answered_one_by_one(self):
+        row = self.tracer.workspace.corpus.train[7]
+        fields = {name: getattr(row, name) for name in ("instruction", "input", "output")}
+        found = self._answers(
+            json.dumps(fields), "", "{", '{"instruction": 3}', '{"instruction": " "}',
+            '{"instruction": "a", "response": "b"}', '{"instruction": "\\ud800"}',
+            json.dumps(fields),
+        )  # fmt: skip
+        expected = asking.as_json(self.tracer.trace_queries([row], top=2))
+        self.assertEqual((found[0], found[-1]), (expected, expected))
+        self.assertEqual(found[0]["toward"][0]["id"], row.example_id)
+        for answer, said in zip(
+            found[1:-1],
+            (
+                "must be JSON",
+                "must be text, got 3",
+                "must have an instruction",
+                "'response'",
+                "UTF-8",
+            ),
+            strict=True,
+        ):
+            self.assertIn(said, answer["error"])
+
+    def test_questions_of_other_lengths_share_a_program(self):
+        self.tracer.trace("What is a kettle?", "It hums.")
+        jitted = self.tracer._sketch.func
+        count = jitted._cache_size()
+        for words in (1, 2, 3):
+            self.tracer.trace("What is " * words, "It hums. " * words)
+        self.assertEqual(jitted._cache_size(), count)
+
+    def test_a_served_page_answers_as_the_tracer_does(self):
+        served = threading.Event()
+        told: list[str] = []
+
+        class Server(serving.Server):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+                told.append(self)
+                served.set()
+
+        def ask(question):
+            return self.tracer.trace_queries((question,), top=2, bottom=1)
+
+        with (
+            mock.patch.object(serving, "Server", Server),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            thread = threading.Thread(target=asking.serve, args=(ask, "page", 0))
+            thread.start()
+            self.assertTrue(served.wait(30))
+            (server,) = told
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+            question = json.dumps({"instruction": "What is a kettle?", "output": "It hums."})
+            header = {"Content-Type": "application/json"}
+            connection.request("POST", f"{server.base}ask", question, header)
+            answer = json.loads(connection.getresponse().read())
+            connection.close()
+            server.shutdown()
+            thread.join()
+        self.assertGreater(answer.pop("seconds"), 0)
+        found = self.tracer.trace("What is a kettle?", "It hums.", top=2, bottom=1)
+        self.assertEqual(answer, asking.as_json(found))
 
     def test_script_answers_exports_and_speaks_json(self):
         queries = self.root / "queries.jsonl"
@@ -228,7 +328,10 @@ class QueryTest(parameterized.TestCase):
                 ["--index=x", f"--export_retain={self.run_folder}/corpus/train.jsonl"],
                 "--export_retain must name a new file",
             ),
-            ([f"--index={self.index}"], "either --instruction or --queries must"),
+            (["--index=x", "--queries=x", "--instruction=y"], "--instruction or --queries must"),
+            (["--index=x", "--response=y"], "--response needs --instruction or --queries"),
+            (["--index=x", "--num_forget=3"], "--num_forget needs --instruction or --queries"),
+            (["--index=x", "--serve", "--instruction=y"], "--instruction has no effect with"),
         ):
             self.assertIn(f"error: {message}", self.script("query.py", *flags, fails=True))
 

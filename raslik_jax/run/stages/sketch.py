@@ -92,27 +92,35 @@ def make_projection(workspace: Workspace, adapters: Sequence[Tree]) -> projectio
     return projections.init_projection(workspace.config.seed, settings.projection, num_params, size)
 
 
-def plan_batches(
-    config: Config, encoded: encoding.Encoded, *, num_buckets: int = 0
-) -> tuple[batches.BatchPlan, ...]:
-    """Returns the batches that gradients are taken in, in --sketch.num_buckets or so many."""
+def plan_batches(config: Config, encoded: encoding.Encoded) -> tuple[batches.BatchPlan, ...]:
+    """Returns the batches that gradients are taken in."""
     return batches.plan_batches(
         encoded.lengths_N,
         encoded.num_targets_N,
         ids=encoded.ids,
-        num_buckets=num_buckets or config.sketch.num_buckets,
+        num_buckets=config.sketch.num_buckets,
         batch_tokens=config.sketch.batch_tokens,
     )
 
 
+def plan_asked(config: Config, encoded: encoding.Encoded) -> tuple[batches.BatchPlan, ...]:
+    """Returns the batches that gradients of questions are taken in."""
+    most, max_len = config.sketch.batch_tokens, config.corpus.max_len
+    size = min(len(encoded.ids), max(most // max_len, 1))
+    return batches.plan_coarsely(encoded, batch_size=size, max_len=max_len)
+
+
 def sketch_queries(
-    workspace: Workspace, sketch: Sketch, queries: Sequence[Example], *, num_buckets: int = 0
+    workspace: Workspace, sketch: Sketch, queries: Sequence[Example], *, is_asked: bool = False
 ) -> np.ndarray:
-    """Returns the unit sketches of queries, [Q, K]; refuses a prompt without room to answer."""
+    """Returns the unit sketches of queries, [Q, K]; refuses a prompt without room to answer.
+
+    Those of a run have the cheapest shapes; those that somebody asks share few with others.
+    """
     config = workspace.config
     encoded = workspace.encode(queries, "queries", targets=config.sketch.targets)
     encoding.require_answers(encoded, "the queries", max_len=config.corpus.max_len)
-    plans = plan_batches(config, encoded, num_buckets=num_buckets)
+    plans = plan_asked(config, encoded) if is_asked else plan_batches(config, encoded)
     return batches.map_rows(lambda batch: sketch(batch).unit_BK, encoded, plans)
 
 
