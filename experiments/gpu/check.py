@@ -5,12 +5,13 @@
 
 Prints the memory that XLA gives every step, and a roofline of its compiled text: operations and
 bytes, the best possible time at the GPU's rates, the share of that time which the useful matrix
-products alone would take, and what takes longest. Exits with 1 where a step grows beyond its bound,
-keeps what it should not, or has lost a kernel.
+products alone would take, and what takes longest. Exits with 1 where a step takes more memory or
+time than `stated.json` says, keeps what it should not, or has lost a kernel.
 """
 
 import collections
 import dataclasses
+import json
 import pathlib
 import re
 import sys
@@ -31,6 +32,7 @@ from raslik_jax.cli import command
 from raslik_jax.config import BackboneConfig, Config, FinetuneConfig, SketchConfig
 from raslik_jax.index import search
 from raslik_jax.index.format import DTYPES
+from raslik_jax.models.lora import ATTENTION_TARGETS
 from raslik_jax.report import tables
 from raslik_jax.run import cost, gpus
 from raslik_jax.run.programs import AbstractRun, Program, Shape
@@ -38,24 +40,29 @@ from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import Settings, setting
 from raslik_jax.train.objectives import OBJECTIVES
 
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 # Preset -> its name on the hub, and the layers that get an adapter of rank 8.
 MODELS = {
     "pythia-14m": ("EleutherAI/pythia-14m", ("query_key_value",)),
     "pythia-2.8b": ("EleutherAI/pythia-2.8b", ("query_key_value",)),
-    "olmo2-7b": ("allenai/OLMo-2-1124-7B", _ATTENTION),
-    "llama-3.1-8b": ("meta-llama/Llama-3.1-8B", _ATTENTION),
+    "olmo2-7b": ("allenai/OLMo-2-1124-7B", ATTENTION_TARGETS),
+    "llama-3.1-8b": ("meta-llama/Llama-3.1-8B", ATTENTION_TARGETS),
 }
 _SIZE = 65_536
 _GIB = 2**30
 
 
+# What every step took when it was last looked at: "{gpu} {model} {step}" -> [GiB, useful share].
+_STATED = pathlib.Path(__file__).with_name("stated.json")
+# A step may take so much more memory, and reach so much less of the best possible time.
+_SLACK, _SHARE_SLACK = 1.03, 0.02
+
+
 class Step(NamedTuple):
-    """A step to compile: its program of an abstract run, its batch, what its text must hold."""
+    """A step to compile: its program of an abstract run, its batch, the kernels it must call."""
 
     program: Callable[[AbstractRun], Program]
     shape: Shape
-    kernel: str = ""
+    kernels: tuple[str, ...] = ()
 
 
 class Compiled(NamedTuple):
@@ -114,16 +121,18 @@ def _score(dtype: str) -> Callable[[AbstractRun], Program]:
     return program
 
 
+_FORWARD, _BACKWARD, _SIGNS = "mha_forward", "mha_backward", "dense_rademacher"
+_BOTH = (_FORWARD, _BACKWARD)
 # Real sizes: 8,192 tokens of gradients, a step of 16 rows, pairs of 8 rows, 32 prompts.
 STEPS = {
-    "sketch_binned": Step(_sketch("binned"), Shape(64, 128, 64)),
-    "sketch_hashed": Step(_sketch("binned_hashed"), Shape(64, 128, 64)),
-    "sketch_dense": Step(_sketch("dense_rademacher"), Shape(64, 128, 64), kernel="triton"),
-    "sketch_binned_512": Step(_sketch("binned"), Shape(16, 512, 256)),
-    "finetune": Step(lambda run: run.finetuning().programs[0], Shape(16, 256, 128)),
-    **{f"unlearn_{name}": Step(_unlearn(name), Shape(8, 256, 128)) for name in OBJECTIVES},
+    "sketch_binned": Step(_sketch("binned"), Shape(64, 128, 64), _BOTH),
+    "sketch_hashed": Step(_sketch("binned_hashed"), Shape(64, 128, 64), _BOTH),
+    "sketch_dense": Step(_sketch("dense_rademacher"), Shape(64, 128, 64), (*_BOTH, _SIGNS)),
+    "sketch_binned_512": Step(_sketch("binned"), Shape(16, 512, 256), _BOTH),
+    "finetune": Step(lambda run: run.finetuning().programs[0], Shape(16, 256, 128), _BOTH),
+    **{f"unlearn_{name}": Step(_unlearn(name), Shape(8, 256, 128), _BOTH) for name in OBJECTIVES},
     "decode": Step(lambda run: run.answering(32, 1).programs[0], Shape(32, 128, 128)),
-    "likelihood": Step(lambda run: run.likelihoods(64), Shape(64, 128, 64)),
+    "likelihood": Step(lambda run: run.likelihoods(64), Shape(64, 128, 64), (_FORWARD,)),
     **{f"score_{dtype}": Step(_score(dtype), Shape(4096, 1, 1)) for dtype in DTYPES},
 }
 
@@ -138,6 +147,7 @@ class Options(Settings):
     items: int = setting(5, "Items of each step that are listed.", low=0)
     texts: str = setting("", "Folder for the texts of the compiled programs.")
     markdown: bool = setting(False, "Print the table as Markdown.")
+    state: bool = setting(False, "Write what the steps take into stated.json, as what they may.")
 
 
 def compile_step(step: Step, run: AbstractRun) -> Compiled:
@@ -155,39 +165,74 @@ def compile_step(step: Step, run: AbstractRun) -> Compiled:
     )
 
 
+def _kernels_of(text: str) -> set[str]:
+    """Returns the names of the Pallas kernels that a compiled program calls, assembled."""
+    calls = re.findall(r'custom_call_target="__gpu\$xla\.gpu\.triton".*?op_name="([^"]*)"', text)
+    return {call.split("/")[-2] for call in calls if call.endswith("/pallas_call")}
+
+
 def problems_of(name: str, found: Compiled, gpu: gpus.Gpu) -> Iterator[str]:
     """Yields what is wrong with a compiled step, a sentence each."""
     step, module = STEPS[name], roofline.Program(found.text)
     if found.memory_bytes > gpu.memory_bytes:
         held = f"{gpu.memory_bytes / _GIB:.1f} GiB, takes {found.memory_bytes / _GIB:.1f}"
         yield f"must take at most {held}"
-    sizes = collections.Counter(
-        (dtype, size) for shape in module.shapes() for dtype, size in roofline.arrays_of(shape)
-    )
+    shapes = list(module.shapes())
     rows, tokens = step.shape.rows, step.shape.rows * step.shape.length
     if name.startswith("sketch"):
         # Gradients of a batch are made layer by layer, and flat once where they are projected.
-        if sizes["f32", rows * found.params] > 1:
-            yield f"must hold the gradients [B, P] once, holds {sizes['f32', rows * found.params]}"
-    if not name.startswith("score"):
-        # Logits are read in tiles, those of an answer's next token apart.
-        logits = [size for _, size in sizes if size >= tokens * found.vocab]
-        if logits:
-            yield f"must not hold logits [B, L, V], holds a buffer of {max(logits):,} numbers"
-    if step.kernel and not re.search(rf'custom_call_target="[^"]*{step.kernel}', found.text):
-        yield f"must call its {step.kernel} kernel, calls none"
+        sizes = collections.Counter(
+            array for shape in shapes for array in roofline.arrays_of(shape)
+        )
+        count = sizes["f32", rows * found.params]
+        if count > 1:
+            yield f"must hold the gradients [B, P] once, holds them {count} times"
+    # Logits are read in tiles, those of an answer's next token apart.
+    is_logits = re.compile(rf"[\[,]{found.vocab}[\],]")
+    logits = {
+        size
+        for shape in shapes
+        for part in re.findall(r"\w+\[[\d,]+\]", shape)
+        for _, size in roofline.arrays_of(part)
+        if is_logits.search(part) and size >= tokens * found.vocab
+    }
+    if logits:
+        yield f"must not hold logits [B, L, V], holds {max(logits):,} numbers of a vocabulary"
+    for kernel in sorted({*step.kernels} - _kernels_of(found.text)):
+        yield f"must call its kernel {kernel}, calls {sorted(_kernels_of(found.text))}"
     for kind in ("infeed", "outfeed", "send", "recv"):
         if re.search(rf" {kind}\(", found.text):
             yield f"must not exchange anything with the host while it runs, has {kind}"
-    narrow = {dtype for dtype, share in module.loop_products() if share > 0.1 and dtype != "bf16"}
-    if narrow and name != "decode" and not name.startswith("score"):
-        yield f"large products of the layer loop must be of bf16, some are of {sorted(narrow)}"
+    others = {dtype for dtype, share in module.loop_products() if share > 0.1 and dtype != "bf16"}
+    if others and name != "decode" and not name.startswith("score"):
+        yield f"large products of the layer loop must be of bf16, some are of {sorted(others)}"
+
+
+def excess_of(gib: float, share: float, stated: list[float] | None) -> Iterator[str]:
+    """Yields where a step takes more memory or time than was stated."""
+    if stated is None:
+        yield "must be in stated.json, is not: look at it, then give --state"
+        return
+    if gib > _SLACK * stated[0]:
+        yield f"must take {stated[0]:.1f} GiB, takes {gib:.1f}"
+    if share < stated[1] - _SHARE_SLACK:
+        yield f"must be useful for {stated[1]:.0%} of its best time, is for {share:.0%}"
+
+
+def _print_items(title: str, items: list[roofline.Item], count: int) -> None:
+    """Prints what takes longest in a step."""
+    print(f"{title}: {sum(item.seconds for item in items) * 1e3:.2f} ms at best", file=sys.stderr)
+    for item in items[:count]:
+        taken = f"{item.seconds * 1e3:8.2f} ms {item.operations / 1e12:8.2f} T"
+        moved = f"{item.bytes_moved / 1e9:8.2f} GB x{item.trips:<4}"
+        print(f"  {taken} {moved} {item.shape[:40]} {item.source[-70:]}", file=sys.stderr)
 
 
 def run(options: Options) -> int:
     """Compiles, prints and checks; returns 1 where a step is not as it must be."""
     gpus.prepare()
     gpu, mesh = gpus.GPUS[options.gpu], gpus.mesh_of(options.gpu)
+    stated: dict[str, list[float]] = json.loads(_STATED.read_text())
     rows: list[Any] = []
     wrong: list[str] = []
     start = time.monotonic()
@@ -195,7 +240,7 @@ def run(options: Options) -> int:
         abstract = _abstract_run(model, mesh)
         rows.append(model)
         for name in options.steps:
-            found = compile_step(STEPS[name], abstract)
+            found, title = compile_step(STEPS[name], abstract), f"{options.gpu} {model} {name}"
             if options.texts:
                 folder = pathlib.Path(options.texts)
                 folder.mkdir(parents=True, exist_ok=True)
@@ -203,28 +248,24 @@ def run(options: Options) -> int:
             items = roofline.Program(found.text).items(
                 flops_per_second=gpu.flops_per_second, bytes_per_second=gpu.bytes_per_second
             )
+            _print_items(title, items, options.items)
             seconds, moved = sum(i.seconds for i in items), sum(i.bytes_moved for i in items)
-            operations = sum(item.operations for item in items)
             share = found.useful / gpu.flops_per_second / seconds
+            gib = found.memory_bytes / _GIB
+            operations = sum(item.operations for item in items)
             rows.append(
                 (
-                    name,
-                    f"{found.memory_bytes / _GIB:.1f}",
-                    f"{operations / 1e12:.2f}",
-                    f"{moved / 1e9:.1f}",
-                    f"{seconds * 1e3:.2f}",
-                    f"{share:.0%}",
-                    f"{found.seconds:.0f}",
+                    *(name, f"{gib:.1f}", f"{operations / 1e12:.2f}", f"{moved / 1e9:.1f}"),
+                    *(f"{seconds * 1e3:.2f}", f"{share:.0%}", f"{found.seconds:.0f}"),
                 )
             )
-            wrong += [f"{model} {name} {p}" for p in problems_of(name, found, gpu)]
-            print(f"{model} {name}: {seconds * 1e3:.2f} ms at best", file=sys.stderr)
-            for item in items[: options.items]:
-                taken = f"{item.seconds * 1e3:8.2f} ms {item.operations / 1e12:8.2f} T"
-                moved_by = f"{item.bytes_moved / 1e9:8.2f} GB x{item.trips:<4}"
-                print(
-                    f"  {taken} {moved_by} {item.shape[:40]} {item.source[-70:]}", file=sys.stderr
-                )
+            problems = list(problems_of(name, found, gpu))
+            if options.state:
+                stated[title] = [round(gib, 2), round(share, 3)]
+                files.write_text(_STATED, json.dumps(stated, indent=1, sort_keys=True) + "\n")
+            else:
+                problems += excess_of(gib, share, stated.get(title))
+            wrong += [f"{model} {name} {problem}" for problem in problems]
     heads = ("GiB", "T operations", "GB moved", "ms at best", "useful", "s to compile")
     columns = (tables.Column("Step"), *(tables.Column(head, "right") for head in heads))
     notes = (

@@ -24,6 +24,7 @@ Queries = Float[Array, "L H D"]
 Keys = Float[Array, "L G D"]
 # As a logit it gives a share of exactly 0, and where all are masked no NaN.
 _FAR_BELOW = -1e30
+_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 class Rotation(NamedTuple):
@@ -146,6 +147,8 @@ def attend(query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context)
         # padding needs no mask, so per-example gradients run on it; masked prompts do not.
         is_whole = context.mask_L is None and context.window is None and context.cap is None
         kind = context.kind if is_whole or context.kind != "cudnn" else None
+        if is_whole and kind is None and dtype != jnp.float32:
+            return attend_narrow(query_LHD, key_LGD, value_LGD, scale=context.scale)
         # XLA keeps the [H, L, L] weights in float32 anyway, and its bfloat16 products have a
         # backward pass that mixes dtypes; cudnn takes 16 bits only.
         dtype = dtype if kind == "cudnn" else jnp.float32
@@ -177,6 +180,94 @@ def attend(query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context)
     return mixed_LHD.astype(query_LHD.dtype)
 
 
+def attend_narrow(
+    query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, *, scale: float | None = None
+) -> Queries:
+    """Returns causal attention of whole rows in 16 bits, by the fused kernel of JAX on a GPU.
+
+    Products are of 16 bits, forward and back, their sums and the softmax in float32; the kernel
+    never stores the [H, L, L] shares (Dao et al. 2022, arXiv:2205.14135).
+    """
+    factor = query_LHD.shape[-1] ** -0.5 if scale is None else scale
+    return jax.lax.platform_dependent(
+        *(query_LHD, key_LGD, value_LGD),
+        cuda=functools.partial(attend_by_kernel, scale=factor),
+        default=functools.partial(_attend_by_products, factor),
+    )
+
+
+# Rows and columns of a tile: what the kernel's forward and backward passes both divide.
+_TILE = 64
+
+
+def attend_by_kernel(
+    query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, *, scale: float, interpret: bool = False
+) -> Queries:
+    """Returns causal attention by `jax.experimental.pallas.ops.gpu.attention`; see there.
+
+    It takes as many key heads as query heads and whole tiles. Rows are padded at their right end,
+    where a causal model never looks.
+    """
+    from jax.experimental.pallas.ops.gpu import attention as fused  # only where it is compiled
+
+    num_tokens, num_heads = query_LHD.shape[:2]
+    pad = -num_tokens % _TILE
+    repeats = num_heads // key_LGD.shape[1]
+    heads = (
+        jnp.pad(jnp.repeat(head, count, axis=1), ((0, pad), (0, 0), (0, 0)))[None]
+        for head, count in ((query_LHD, 1), (key_LGD, repeats), (value_LGD, repeats))
+    )
+    blocks = fused.BlockSizes(_TILE, _TILE, *([_TILE // 2] * 4))
+    options = {"causal": True, "block_sizes": blocks, "interpret": interpret}
+    return fused.mha(*heads, None, scale, **options)[0, :num_tokens]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend_by_products(
+    scale: float, query_LHD: Queries, key_SGD: Keys, value_SGD: Keys
+) -> Queries:
+    """Returns causal attention in XLA's products."""
+    return _products_forward(scale, query_LHD, key_SGD, value_SGD)[0]
+
+
+def _by_group(head_LHD: Queries, key_SGD: Keys) -> Float[Array, "L G R D"]:
+    """Returns query heads by the key-value head that they read."""
+    num_tokens, _, width = head_LHD.shape
+    return head_LHD.reshape(num_tokens, key_SGD.shape[1], -1, width)
+
+
+def _products_forward(
+    scale: float, query_LHD: Queries, key_SGD: Keys, value_SGD: Keys
+) -> tuple[Queries, Any]:
+    logits_GRLS = scale * _product("lgrd,sgd->grls", _by_group(query_LHD, key_SGD), key_SGD)
+    lower_LS = jnp.tril(jnp.ones(logits_GRLS.shape[-2:], bool))[None, None]
+    logits_GRLS = jnp.where(lower_LS, logits_GRLS, _FAR_BELOW)
+    share_GRLS = jax.nn.softmax(logits_GRLS, axis=-1).astype(query_LHD.dtype)
+    mixed_LGRD = _product("grls,sgd->lgrd", share_GRLS, value_SGD)
+    mixed_LHD = mixed_LGRD.reshape(query_LHD.shape).astype(query_LHD.dtype)
+    return mixed_LHD, (query_LHD, key_SGD, value_SGD, share_GRLS)
+
+
+def _products_backward(
+    scale: float, residuals: Any, cotangent_LHD: Queries
+) -> tuple[Queries, Keys, Keys]:
+    query_LHD, key_SGD, value_SGD, share_GRLS = residuals
+    dtype, query_LGRD = query_LHD.dtype, _by_group(query_LHD, key_SGD)
+    cotangent_LGRD = _by_group(cotangent_LHD, key_SGD)
+    of_value_SGD = _product("grls,lgrd->sgd", share_GRLS, cotangent_LGRD)
+    of_share_GRLS = _product("lgrd,sgd->grls", cotangent_LGRD, value_SGD)
+    wide_GRLS = share_GRLS.astype(jnp.float32)
+    mean_GRL1 = jnp.sum(wide_GRLS * of_share_GRLS, axis=-1, keepdims=True)
+    of_logits_GRLS = (scale * wide_GRLS * (of_share_GRLS - mean_GRL1)).astype(dtype)
+    of_query_LGRD = _product("grls,sgd->lgrd", of_logits_GRLS, key_SGD)
+    of_key_SGD = _product("grls,lgrd->sgd", of_logits_GRLS, query_LGRD)
+    of_query_LHD = of_query_LGRD.reshape(query_LHD.shape)
+    return of_query_LHD.astype(dtype), of_key_SGD.astype(dtype), of_value_SGD.astype(dtype)
+
+
+_attend_by_products.defvjp(_products_forward, _products_backward)
+
+
 def _is_near(context: Context, window: Int[Array, ""], num_tokens: int) -> Bool[Array, "L S"]:
     """Returns which slots lie in the window of which token, by the number of real tokens between.
 
@@ -204,8 +295,7 @@ def _attend_capped(
     query_LGRD = query_LHD.reshape(num_tokens, groups, num_heads // groups, width)
     scale = width**-0.5 if context.scale is None else context.scale
     # 16-bit keys of a cache stay so; their products are summed and capped in float32.
-    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-    logits_GRLS = product("lgrd,sgd->grls", query_LGRD, key_SGD) * scale
+    logits_GRLS = _product("lgrd,sgd->grls", query_LGRD, key_SGD) * scale
     logits_GRLS = cap_softly(logits_GRLS, context.cap)
     if mask is not None:
         logits_GRLS = jnp.where(mask[:, None], logits_GRLS, _FAR_BELOW)
@@ -213,7 +303,7 @@ def _attend_capped(
         lower_LS = jnp.tril(jnp.ones((num_tokens, len(key_SGD)), bool))
         logits_GRLS = jnp.where(lower_LS[None, None], logits_GRLS, _FAR_BELOW)
     share_GRLS = jax.nn.softmax(logits_GRLS, axis=-1).astype(value_SGD.dtype)
-    return product("grls,sgd->lgrd", share_GRLS, value_SGD).reshape(query_LHD.shape)
+    return _product("grls,sgd->lgrd", share_GRLS, value_SGD).reshape(query_LHD.shape)
 
 
 def cap_softly(logits: Float[Array, "..."], cap: Any) -> Float[Array, "..."]:

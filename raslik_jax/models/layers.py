@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Bool, Float, Int
 
 from raslik_jax.axes import Tree
@@ -32,7 +33,7 @@ from raslik_jax.models.attention import (
     mix_tokens,
     rotation_of,
 )
-from raslik_jax.models.lora import LoRAConfig, LoRAParam, adapter_output, init_factor_a
+from raslik_jax.models.lora import KEPT, LoRAConfig, LoRAParam, adapter_output, init_factor_a
 
 Vector = Float[Array, " E"]
 
@@ -84,7 +85,7 @@ class Linear(nnx.Module):
         if self.has_bias:
             output_LO = output_LO + self.bias.get_value()[None, :]
         if self.lora is None:
-            return output_LO
+            return checkpoint_name(output_LO, KEPT)
         if key is not None:
             # Layers that share an input (q, k, v) drop different entries of it, as in PEFT.
             key = jax.random.fold_in(key, zlib.crc32(self.name.encode()))
@@ -93,7 +94,7 @@ class Linear(nnx.Module):
         share_LO = adapter_output(
             input_LI, a_IR, b_RO, scale=self.adapter_scale, dropout=dropout, key=key
         )
-        return (output_LO.astype(jnp.float32) + share_LO).astype(output_LO.dtype)
+        return checkpoint_name(output_LO + share_LO.astype(output_LO.dtype), KEPT)
 
 
 class Embedding(nnx.Module):
@@ -126,7 +127,7 @@ def normalize(
     if bias_E is not None:
         wide_LE = wide_LE - jnp.mean(wide_LE, axis=-1, keepdims=True)
     mean_square_L1 = jnp.mean(jnp.square(wide_LE), axis=-1, keepdims=True)
-    unit_LE = wide_LE * jax.lax.rsqrt(mean_square_L1 + epsilon)
+    unit_LE = wide_LE * checkpoint_name(jax.lax.rsqrt(mean_square_L1 + epsilon), KEPT)
     output_LE = unit_LE * scale_E.astype(jnp.float32)[None, :]
     if bias_E is not None:
         output_LE = output_LE + bias_E.astype(jnp.float32)[None, :]
@@ -326,7 +327,14 @@ class CausalLM(nnx.Module):
             hidden_LE, fresh = block(hidden_LE, own)
             return hidden_LE, fresh if keep else None
 
-        body = jax.checkpoint(run_block) if remat else run_block
+        body: Any = run_block
+        if remat:
+            body = jax.checkpoint(run_block)
+        elif self.embed.embedding.get_value().dtype != jnp.float32:
+            # A GPU multiplies 16-bit matrices so fast that storing float32 norms, rotations and
+            # attention for the backward pass takes longer than computing them again.
+            policy = jax.checkpoint_policies.save_only_these_names(KEPT)
+            body = jax.checkpoint(run_block, policy=policy)
         each = (stacked, past, keys, scale_of, kinds)
         hidden_LE, fresh = jax.lax.scan(body, self.embed(tokens_L), each)
         return self.final_norm(hidden_LE), fresh

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
 # Rank and alpha of every layer's adapter on one target; rank 0 where it has none.
@@ -93,6 +94,9 @@ class LoRAParam(nnx.Param):
     """A parameter of an adapter, kept apart from the frozen weights when a model is split."""
 
 
+# The name of what a backward pass in 16 bits keeps; all else it computes again (`layers`).
+KEPT = "kept"
+
 NEOX_TARGETS = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
 ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -139,4 +143,4 @@ def adapter_output(
     # The adapter is what is learned: its matmuls stay in float32 whatever the frozen weights are.
     # They cost rank / in_features of the frozen matmul.
     hidden_LI = drop(input_LI.astype(jnp.float32), dropout, key)
-    return ((hidden_LI @ a_IR) @ b_RO) * scale
+    return (checkpoint_name(hidden_LI @ a_IR, KEPT) @ b_RO) * scale

@@ -1,4 +1,7 @@
+import functools
 import math
+import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +53,42 @@ class AttentionTest(parameterized.TestCase):
         theirs = _naive_attention(query[real], key, value, seen[real])
         np.testing.assert_allclose(ours[real], theirs, atol=1e-5)
         self.assertTrue(np.all(np.isfinite(ours)))
+
+    def test_whole_rows_of_16_bits_by_products_and_by_the_kernel(self):
+        heads, groups = 4, 2
+        num_tokens = 70  # more than a tile of the kernel, and not a whole number of them
+        wide = tuple(_normal(num_tokens, count, 8) for count in (heads, groups, groups))
+        narrow = tuple(head.astype(jnp.bfloat16) for head in wide)
+        lower_LL = np.tril(np.ones((num_tokens, num_tokens), bool))
+        context = attention.Context(_ANY_ROTATION)
+        cotangent = _normal(num_tokens, heads, 8)
+        by_kernel = functools.partial(attention.attend_by_kernel, scale=8**-0.5, interpret=True)
+
+        def gradients(attend: Any, inputs: Any) -> Any:
+            mixed, pullback = jax.vjp(attend, *inputs)
+            return mixed, *pullback(cotangent.astype(mixed.dtype))
+
+        rounded = tuple(head.astype(jnp.float32) for head in narrow)
+        theirs = gradients(lambda *inputs: attention.attend(*inputs, context), rounded)
+        np.testing.assert_allclose(theirs[0], _naive_attention(*rounded, lower_LL), atol=1e-5)
+        for attend in (lambda *inputs: attention.attend(*inputs, context), by_kernel):
+            ours = gradients(attend, narrow)
+            self.assertEqual({part.dtype for part in ours}, {jnp.dtype("bfloat16")})
+            for mine, exact in zip(ours, theirs, strict=True):
+                error = np.linalg.norm(mine.astype(jnp.float32) - exact)
+                self.assertLess(error, 0.01 * np.linalg.norm(exact))  # 8 bits are .002 each
+
+    def test_all_products_of_whole_rows_are_of_16_bits_in_the_backward_pass_too(self):
+        heads = tuple(jnp.ones((8, 2, 4), jnp.bfloat16) for _ in range(3))
+        context = attention.Context(_ANY_ROTATION)
+
+        def total(*inputs: Any) -> Any:
+            return jnp.sum(attention.attend(*inputs, context).astype(jnp.float32))
+
+        text = jax.jit(jax.value_and_grad(total, (0, 1, 2))).lower(*heads).as_text()
+        products = re.findall(r"dot_general .*: \((tensor<.*?>), (tensor<.*?>)\)", text)
+        self.assertLen(products, 6)
+        self.assertTrue(all("bf16" in one and "bf16" in other for one, other in products))
 
     def test_a_cache_is_seen_where_its_mask_says(self):
         query, key, value = _normal(2, 4, 4), _normal(2, 2, 4), _normal(2, 2, 4)
