@@ -9,7 +9,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from raslik_jax.data.examples import TEXTS, WRITTEN_KEYS, Example, check_unique_ids, make_examples
+from raslik_jax.data.examples import (
+    TEXTS,
+    WRITTEN_KEYS,
+    Example,
+    check_unique_ids,
+    make_examples,
+    prompt_of,
+)
 from raslik_jax.data.rows import COMMON, FIELDS, FORMATS, Row, detect_format
 from raslik_jax.data.sources import placed_records
 from raslik_jax.messages import listed_problems, shown, some_of
@@ -75,7 +82,8 @@ def read_examples(
         keys are kept as the example's `extra`.
       name: the source of every example whose row does not name its own.
       format: a name of `rows.FORMATS`, or "auto" for the one that the keys of all rows show.
-      needs_output: False is for queries: a row may do without an answer, which is then empty.
+      needs_output: False is for queries: a row may do without an answer, which is then empty, and
+        one that has not the keys of the format is of the format that its keys show.
       check: raises ValueError for a row that the caller cannot use.
     """
     fields = fields or {}
@@ -92,7 +100,7 @@ def read_examples(
             if not isinstance(record, dict):
                 raise ValueError(f"a row must be an object, got {shown(record, 40)}")
             asked = Row(record, keys)
-            own = _format_of(asked, format, found)
+            own = _format_of(asked, format, found, needs_output)
             row = _example_of(asked, own, name, needs_output)._replace(place=place)
             check(row)
         except ValueError as error:
@@ -128,11 +136,32 @@ def read_written(path: str | os.PathLike[str]) -> tuple[Example, ...]:
     return tuple(map(as_it_was, read))
 
 
-def _format_of(row: Row, asked: str, before: Sequence[Example]) -> str:
+def what_it_says(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns prompt and answer of a row, a user's own or one of `write_examples`, to compare.
+
+    () for a row of no format.
+    """
+    row = Row(record, _field_keys({}))
+    try:
+        format = record.get("row_format") or detect_format(row)
+        parts = FORMATS[str(format)].read(row, False)
+    except (KeyError, ValueError):
+        return ()
+    texts = record.get("row_texts") or parts[:3]
+    return says(Example("", *map(str, texts), content=parts.content))
+
+
+def says(row: Example) -> tuple[str, ...]:
+    """Returns prompt and answer of an example, to compare."""
+    return (*prompt_of(row), row.output)
+
+
+def _format_of(row: Row, asked: str, before: Sequence[Example], needs_output: bool) -> str:
     """Returns the format of a row: the one asked for, or the one that it and those before have."""
     if asked == _AS_WRITTEN:
         return row.record.get("row_format", "alpaca")
-    if asked != AUTO:
+    # Texts and ids cannot be asked: their queries are of another format.
+    if asked != AUTO and (needs_output or FORMATS[asked].claim(row)):
         return asked
     own = detect_format(row)
     if before and own != before[0].format:

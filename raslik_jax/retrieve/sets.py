@@ -28,7 +28,7 @@ def count_targets(rows: Sequence[Example], is_eligible_N: Bool[np.ndarray, " N"]
 
 def held_out_sizes(share: float, num_forget: int, num_train: int) -> tuple[int, int]:
     """Returns how many targets are held out at most, and how many normal examples at least."""
-    return max(1, int(share * num_forget)), min(_NORMAL_ROWS, num_train // 10)
+    return max(1, int(share * num_forget)), max(1, min(_NORMAL_ROWS, num_train // 10))
 
 
 class HeldOut(NamedTuple):
@@ -41,6 +41,11 @@ class HeldOut(NamedTuple):
     target: list[int]
     normal: list[int]
     alike: list[int]
+
+
+def can_be_asked(rows: Sequence[Example]) -> bool:
+    """Returns whether any row has a prompt, as texts and ids that are all learned have not."""
+    return any(row.instruction.strip() for row in rows)
 
 
 def hold_out(
@@ -57,8 +62,11 @@ def hold_out(
     Targets are a share of the forget set, one at least, by whole prompts: what stays to be
     forgotten asks none of them. A set of one prompt, and a traced prompt, stay whole. Normal ones
     are drawn from the lower half of the scores, as many, or up to a tenth of all where that is
-    less than 16, each of a prompt of its own that no example of the forget set has.
+    less than 16, each of a prompt of its own that no example of the forget set has. Where no row
+    has a prompt, nothing can be asked, and nothing is held out.
     """
+    if not can_be_asked(rows):
+        return HeldOut([], [], [])
     prompts = [prompt_of(row) for row in rows]
     # What is traced stays to be forgotten, and a row without a prompt cannot be asked.
     kept = {prompt_of(query) for query in traced}
@@ -82,8 +90,8 @@ def hold_out(
             taken.add(prompts[position])
     if not (target or normal):
         raise ValueError(
-            f"rows must have prompts to be held out, none of the {len(rows):,} can be asked: give "
-            "--retrieve.held_out=0"
+            f"rows to be held out must have other prompts than those that are forgotten and "
+            f"traced, none of the {len(rows):,} has: give --retrieve.held_out=0"
         )
     asked = {prompts[position] for position in (*target, *normal)}
     alike = [i for i, prompt in enumerate(prompts) if prompt in asked]

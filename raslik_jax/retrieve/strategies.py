@@ -5,6 +5,7 @@ from a set. STRATEGIES holds them all, each with what reports and the plan of a 
 about it. Nothing here loads jax.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -12,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax.data.examples import Example, content_id
+from raslik_jax.data.examples import Example
+from raslik_jax.data.formats import says, what_it_says
 from raslik_jax.files import read_json_lines
 from raslik_jax.index.combine import Aggregate, aggregate_scores, opposite
 from raslik_jax.messages import shown, some_of
@@ -217,7 +219,8 @@ def given(request: Request) -> Scores:
     if not forget:
         raise ValueError("--retrieve.given.forget_file must name the rows to forget: give it")
     retain = _positions(request, "retain_file")
-    if both := [request.examples[place].example_id for place in forget if place in {*retain}]:
+    known = {*retain}
+    if both := [request.examples[place].example_id for place in forget if place in known]:
         raise ValueError(
             f"a row must be in one of the files of --retrieve.given, got {some_of(both)} in both: "
             "remove it from one"
@@ -225,7 +228,13 @@ def given(request: Request) -> Scores:
     if not retain:
         draw_N = _uniform(request, stream=1)
         draw_N[forget] = -np.inf
-        retain = np.argsort(-draw_N, kind="stable")[: len(forget)].tolist()
+        most = min(len(forget), int((draw_N > -np.inf).sum()))
+        if not most:
+            raise ValueError(
+                f"--retrieve.given.forget_file must leave rows to retain, it names all "
+                f"{len(request.examples):,} that can be chosen: forget fewer"
+            )
+        retain = np.argsort(-draw_N, kind="stable")[:most].tolist()
     scores = []
     for positions in (forget, retain):
         score_N = np.full(len(request.examples), -np.inf)
@@ -235,22 +244,28 @@ def given(request: Request) -> Scores:
 
 
 def _positions(request: Request, name: str) -> list[int]:
-    """Returns the training examples that a file names: by id, else by place, else by text."""
+    """Returns the training examples that a file names: by id, else by place, else by text.
+
+    A row with an id is none of another id, wherever it stands; a text names all that read so.
+    """
     path, flag = getattr(request.settings, name), f"--retrieve.given.{name}"
     if not path:
         return []
-    ids = {row.example_id: position for position, row in enumerate(request.examples)}
-    places = {row.place: position for position, row in enumerate(request.examples) if row.place}
+    ids, places, texts = (collections.defaultdict[Any, list[int]](list) for _ in range(3))
+    for position, row in enumerate(request.examples):
+        for known, key in ((ids, row.example_id), (places, row.place), (texts, says(row))):
+            known[key].append(position)
     found: list[int] = []
     unknown: list[str] = []
     for number, row in enumerate(read_json_lines(path, dict), start=1):
-        texts = [str(row.get(key) or "") for key in ("instruction", "input", "output")]
-        position = ids.get(str(row.get("id")), places.get(row.get("place", 0)))
-        position = ids.get(content_id(*texts)) if position is None else position
-        if position is None:
-            unknown.append(str(number))
+        name, place = row.get("id"), row.get("place")
+        if name is not None:
+            positions = ids.get(str(name))
         else:
-            found.append(position)
+            positions = places.get(place) if type(place) is int and place > 0 else None
+        positions = positions or texts.get(what_it_says(row))
+        found += positions or []
+        unknown += [] if positions else [str(number)]
     if unknown:
         raise ValueError(
             f"rows of {flag} must be of the training examples, by id, place or text, line "

@@ -113,10 +113,10 @@ def _doubt_base(config: Config, adapter: pathlib.Path, checkpoint_folder: pathli
 
 def is_measurable(config: Config, corpus: Corpus | StoredCorpus) -> bool:
     """Returns whether there are queries to measure a run on, of targets or normal ones."""
+    if config.retrieve.held_out:  # they are made of training rows
+        return sets.can_be_asked(corpus.train)
     split = config.references.query_split
-    return bool(config.retrieve.held_out) or any(
-        corpus.queries[f"{split}_{kind}"] for kind in ("target", "normal")
-    )
+    return any(corpus.queries[f"{split}_{kind}"] for kind in ("target", "normal"))
 
 
 def check_corpus(

@@ -428,10 +428,12 @@ def run(
         checking.check_corpus(config, workspace.corpus, workspace.train_rows, stages=later)
         if is_measured and not checking.is_measurable(config, workspace.corpus):
             split, asked = config.references.query_split, units
+            lacks = f"the corpus has no {split}_target or {split}_normal"
+            lacks = "no training row has a prompt" if config.retrieve.held_out else lacks
             units = plan_units(config, workspace, is_measured=False)
             names = {unit.name for unit in units}
             if any(unit.stage in later and unit.name not in names for unit in asked):
-                print(f"nothing is measured: the corpus has no {split}_target or {split}_normal")
+                print(f"nothing is measured: {lacks}")
     run_units(workdir, units, stages=later, shared=shared, on_start=on_start)
     if "report" in later and units[-1].stage == "report":
         print(f"\n{(workdir / 'report' / 'table.txt').read_text()}")

@@ -16,8 +16,8 @@ def _folder(request, tmp_path):
         request.cls.folder = tmp_path
 
 
-def _load(train, queries, fields=""):
-    own = {"train_file": str(train), "queries_file": str(queries), "fields": fields}
+def _load(train, queries, **own):
+    own |= {"train_file": str(train), "queries_file": str(queries)}
     settings = {f"records.{name}": value for name, value in own.items()}
     return replaced(CorpusConfig(), {"dataset": "records", **settings}).load(seed=0)
 
@@ -45,6 +45,20 @@ class RecordsTest(parameterized.TestCase):
         self.assertEqual(corpus.queries["retrieval"][0].output, "Go away.")
         self.assertEqual(corpus.queries["test_normal"][0].output, "")
         self.assertEmpty(corpus.queries["test_target"])
+
+    def test_queries_may_have_another_format_than_the_rows(self):
+        turns = [{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Hi."}]
+        asked = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
+        for own, row, query in (
+            ("sharegpt", {"conversations": turns}, {"messages": asked}),
+            ("text", {"text": "All of it."}, {"prompt": "Who?", "completion": "Me."}),
+            ("tokens", {"input_ids": [1, 2]}, {"prompt": "Who?", "completion": "Me."}),
+        ):
+            train = self._write("rows.jsonl", [row])
+            queries = self._write("queries.jsonl", [query | {"split": "retrieval"}])
+            corpus = _load(train, queries, format=own)
+            self.assertEqual(corpus.train[0].format, own)
+            self.assertEqual(corpus.queries["retrieval"][0].output, "Me.")
 
     @parameterized.named_parameters(
         ("no_split", [{"instruction": "a"}], r"queries.jsonl:1: 'split' .* got nothing"),

@@ -87,6 +87,13 @@ class HoldOutTest(parameterized.TestCase):
         self.assertEqual(self._hold_out(rows, [0, 1, 2], traced, share=0.9).target, [2])
         self.assertEmpty(self._hold_out(rows, [0, 1], traced, share=0.9).target)
 
+    def test_few_rows_hold_out_one_and_rows_without_a_prompt_none(self):
+        self.assertLen(self._hold_out(self._rows(map(str, range(8))), [0]).normal, 1)
+        texts = [Example(f"id{i}", "", "", f"text {i}") for i in range(40)]
+        self.assertEqual(self._hold_out(texts, [0, 1]), ([], [], []))
+        with self.assertRaisesRegex(ValueError, "other prompts than .*: give --retrieve.held_out"):
+            self._hold_out(self._rows(["who are you?"] * 8), [0, 1])
+
     def test_barred_rows_are_no_normal_ones(self):
         rows = self._rows(map(str, range(40)))
         score_N = np.r_[np.linspace(1, -1, 30), np.full(10, -np.inf)]

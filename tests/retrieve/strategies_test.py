@@ -10,7 +10,7 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from raslik_jax.data.examples import Example, content_id
+from raslik_jax.data.examples import Example
 from raslik_jax.index.combine import aggregate_scores
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
@@ -172,21 +172,47 @@ class StrategiesTest(parameterized.TestCase):
         return [[rows[i].example_id for i in part] for part in found]
 
     def test_given_rows_are_found_by_id_place_or_text_in_their_order(self):
-        # Texts name a row that has no id of its own.
-        named = content_id("say w9", "", "")
-        by_text = {"instruction": "say w9", "output": ""}
         forget = _given("forget", {"id": "id07", "place": 1}, {"place": 5}, {"id": "id07"})
         retain = _given("retain", {"place": 7, "score": 0.5}, {"id": "id00"})
         self.assertEqual(self._chosen(**forget, **retain), [["id07", "id02"], ["id03", "id00"]])
-        rows = [row._replace(example_id=named) for row in _request().examples[9:10]]
-        request = _request(is_eligible_N=np.ones(1, bool))._replace(examples=rows)
-        scores = _score("given", request, **_given("forget", by_text))
-        np.testing.assert_array_equal(scores.forget_N, [1.0])
+
+    def test_a_text_names_all_rows_that_read_so_whatever_their_ids_and_format(self):
+        asked = {"messages": [{"role": "user", "content": "Who?"}]}
+        said = {"messages": [*asked["messages"], {"role": "assistant", "content": "Me."}]}
+        talk = Example("mine", "Who?", "", "Me.", format="messages", content=said)
+        rows = [*_request().examples[8:10], _request().examples[9]._replace(example_id="copy")]
+        request = _request(is_eligible_N=np.ones(5, bool))._replace(
+            examples=[*rows, talk, rows[0]._replace(example_id="x", content={"system": "Rhyme."})]
+        )
+        # As a line of the user's own file has it.
+        by_text = {"instruction": "say w9", "output": "", "input": None, "more": 1}
+        for row, found in (
+            (by_text, [1, 2]),
+            ({"instruction": "say w8", "output": ""}, [0]),
+            ({"instruction": "say w8", "output": "", "system": "Rhyme."}, [4]),
+            (said, [3]),
+            ({"row_format": "messages", **said, "row_texts": talk[1:4], "score": 0.2}, [3]),
+        ):
+            scores = _score("given", request, **_given("forget", row))
+            self.assertEqual(np.flatnonzero(scores.forget_N > -np.inf).tolist(), found)
+
+    def test_a_row_of_an_unknown_id_is_no_row_of_its_place(self):
+        for row in ({"id": "other", "place": 5}, {"place": [5]}, {"place": 0}, {"place": True}):
+            with self.assertRaisesRegex(ValueError, "line 1 of .* is not: correct or remove it"):
+                self._chosen(**_given("forget", row))
 
     def test_without_a_file_to_retain_others_are_drawn_as_many(self):
         forget, retain = self._chosen(**_given("forget", {"id": "id03"}, {"id": "id04"}))
         self.assertEqual(forget, ["id03", "id04"])
         self.assertLen(set(retain) - {*forget}, 2)
+        # Fewer where fewer are left.
+        most = [{"id": f"id{i:02d}"} for i in range(17)]
+        forget, retain = self._chosen(**_given("forget", *most))
+        self.assertLen(forget, 17)
+        self.assertCountEqual(retain, ["id17", "id18", "id19"])
+        more = [{"id": f"id{i:02d}"} for i in range(17, 20)]
+        with self.assertRaisesRegex(ValueError, "must leave rows to retain, it names all 20"):
+            self._chosen(**_given("forget", *most, *more))
 
     def test_files_that_give_no_sets_are_refused(self):
         one, other = {"id": "id01"}, {"id": "id02"}

@@ -86,6 +86,21 @@ def test_a_corpus_of_targets_only_has_sets_and_no_ranking_measures(tmp_path):
     assert list(map(len, sets)) == [2, 2]
 
 
+def test_rows_that_are_held_out_leave_their_places_in_the_retain_set(tmp_path):
+    rows = [Example(f"id{i:02d}", f"q{i}", "", str(i)) for i in range(30)]
+    _, sets = _made_sets(
+        tmp_path, np.linspace(1, -1, 30), rows, num_forget=10, num_retain=10, held_out=0.2
+    )
+    assert list(map(len, sets)) == [8, 10]
+
+
+def test_a_row_that_stands_out_alone_has_another_to_retain(tmp_path):
+    rows = [Example(f"id{i:02d}", f"q{i}", "", str(i)) for i in range(11)]
+    # The only row that pulls the other way is held out: its place is another's.
+    _, sets = _made_sets(tmp_path, np.linspace(1, -1, 11), rows, num_forget=1, held_out=0.9)
+    assert list(map(len, sets)) == [1, 1]
+
+
 def test_an_answer_that_the_model_cannot_have_given_is_refused(tmp_path, monkeypatch):
     told = {"id": "q", "traced": "zq zq", "tokens": 2, "output": "an answer"}
 

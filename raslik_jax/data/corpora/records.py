@@ -26,7 +26,8 @@ class RecordsSettings(Settings):
     )
     format: Literal[(AUTO, *FORMATS)] = setting(  # type: ignore[valid-type]
         AUTO,
-        "Format of the rows of both files; auto: the one that their keys show. alpaca: "
+        "Format of the training rows, and of queries that have its keys; auto: the one that the "
+        "keys show. alpaca: "
         "instruction, input, output, perhaps system and history. messages: role and content. "
         "sharegpt: conversations of from and value. prompt_completion: texts or messages. text: "
         "all is learned. tokens: input_ids and labels.",

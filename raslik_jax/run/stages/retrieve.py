@@ -265,7 +265,10 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
         kept = _hold_out(workspace, chosen, folder)
         is_eligible_N[kept] = False
         fewer = [int(np.isin(part, kept).sum()) for part in chosen]
-        sizes = max(0, sizes[0] - fewer[0]), max(0, sizes[1] - fewer[1])
+        num_forget, num_retain = max(0, sizes[0] - fewer[0]), sizes[1]
+        if settings.select in ("threshold", "margin"):  # nothing else passes
+            num_retain = max(0, num_retain - fewer[1])
+        sizes = num_forget, min(num_retain, int(is_eligible_N.sum()) - num_forget)
     barred = _ids_where(rows, ~is_eligible_N)
     write_json(folder / "sizes.json", dict(zip(SET_SIZES, (*sizes, barred), strict=True)))
 
@@ -310,10 +313,11 @@ def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> 
         labels = [{"is_target": row.is_target, "source": row.source} for row in queries]
         path = workspace.root / examples.query_file(split, kind)
         examples.write_examples(folder / path.name, queries, extra=labels)
-    print(
-        f"    {len(held_out.target):,} of the examples to forget and {len(held_out.normal):,} "
-        "far from them are in no set: the run is measured on their prompts"
-    )
+    if held_out.target or held_out.normal:
+        print(
+            f"    {len(held_out.target):,} of the examples to forget and {len(held_out.normal):,} "
+            "far from them are in no set: the run is measured on their prompts"
+        )
     return [*held_out.target, *held_out.normal, *held_out.alike]
 
 
