@@ -8,6 +8,7 @@ import io
 import os
 import pathlib
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TextIO
@@ -132,6 +133,13 @@ class _Printable(io.TextIOBase):
 
     def isatty(self) -> bool:
         return self._stream.isatty()
+
+
+def line(name: str, *arguments: str) -> str:
+    """Returns the line that starts a command in this directory, a checkout or not, to be shown."""
+    script = pathlib.Path("experiments", f"{name}.py")
+    program = f"python {script}" if script.is_file() else f"raslik {name}"
+    return f"{program} {shlex.join(arguments)}"
 
 
 # What installs a module that not every command needs, if not its own name.

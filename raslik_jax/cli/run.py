@@ -35,6 +35,7 @@ class Options(settings.Settings):
 
     workdir: str = setting("", "Where results go (default: runs/<name>).")
     stages: tuple[str, ...] = setting(STAGES, "Stages to run.", choices=STAGES)
+    measure: bool = setting(True, "Make what decides no set or model, but measures them.")
     update: bool = setting(False, "Take over a --workdir of other settings; make what changed.")
     verify: bool = setting(False, "Name what is damaged in --workdir; run nothing.")
     shared_units: str = setting("", "Folder in which runs share units of the same settings.")
@@ -70,7 +71,7 @@ def run(options: Options) -> int:
         return 0
     shared = pathlib.Path(options.shared_units) if options.shared_units else None
     how: Any = {"stages": options.stages, "shared": shared, "writers": options.log_to}
-    make(config, workdir, update=options.update, **how)
+    make(config, workdir, update=options.update, is_measured=options.measure, **how)
     return 0
 
 
@@ -80,6 +81,7 @@ def make(
     *,
     update: bool,
     stages: Sequence[str] = STAGES,
+    is_measured: bool = True,
     writers: Sequence[str] = (),
     prepare: Callable[[], None] = lambda: None,
     **how: Any,
@@ -89,9 +91,9 @@ def make(
     `prepare` is called when the work directory is ours; `how` is of `plan.run`.
     """
     # Evaluation and, without marker words, likelihoods before unlearning take ROUGE.
-    if {"references", "evaluate"} & set(stages):
+    if is_measured and {"references", "evaluate"} & set(stages):
         command.require("rouge_score")
-    if "report" in stages:
+    if is_measured and "report" in stages:
         command.require("matplotlib")
     command.require(*(WRITERS[name].module for name in writers))
     with open_workdir(workdir, config, update=update) as record:
@@ -105,13 +107,17 @@ def make(
             lines = sorted([*filter(None, lines), f"--workdir={workdir}"])
             files.write_text(workdir / "run.flags", "\n".join(lines) + "\n")
 
-        plan.run(config, workdir, stages=stages, writers=writers, on_start=on_start, **how)
+        how |= {"stages": stages, "is_measured": is_measured, "writers": writers}
+        plan.run(config, workdir, on_start=on_start, **how)
 
 
-def repeating(workdir: pathlib.Path, stages: Sequence[str] = STAGES) -> str:
+def repeating(
+    workdir: pathlib.Path, stages: Sequence[str] = STAGES, *, is_measured: bool = True
+) -> str:
     """Returns the command that repeats what `make` did."""
-    some = "" if tuple(stages) == STAGES else f" --stages={','.join(stages)}"
-    return f"python experiments/run.py --flagfile={workdir / 'run.flags'}{some}"
+    some = [] if tuple(stages) == STAGES else [f"--stages={','.join(stages)}"]
+    some += [] if is_measured else ["--nomeasure"]
+    return command.line("run", f"--flagfile={workdir / 'run.flags'}", *some)
 
 
 def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None:
@@ -125,6 +131,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
         config,
         workdir,
         stages=options.stages,
+        is_measured=options.measure,
         compiles=options.compile,
         mesh=gpus.mesh_of(options.gpu) if options.gpu else None,
     )

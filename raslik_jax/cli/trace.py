@@ -21,11 +21,11 @@ import textwrap
 from typing import Any
 
 import numpy as np
-from absl import logging
+from absl import flags, logging
 
 from raslik_jax import files, settings
+from raslik_jax.cli import command, setting_flags
 from raslik_jax.cli import run as run_command
-from raslik_jax.cli import setting_flags
 from raslik_jax.config import Config
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import HELD_OUT, Example, query_file
@@ -55,7 +55,8 @@ FLAGS = [
     leaf._replace(value=PRESET.get(leaf.name, leaf.value)) for leaf in settings.leaves(Config())
 ]
 # A mean over its tokens above which a model would hardly say an answer: one in 55 at each.
-_HARDLY = 4.0
+_UNLIKELY_NLL = 4.0
+_CUT = {"num_forget": int, "middle": float, "edge": float}
 _STAGES = ("corpus", "backbone", "finetune", "sketch", "retrieve")
 
 
@@ -79,31 +80,34 @@ def run(options: Options) -> None:
     workdir = pathlib.Path(options.workdir)
     config = _read_config(options, workdir)
     stages = _STAGES if options.response.strip() else (*_STAGES, "references")
-    how: Any = {"stages": stages, "is_measured": False}
+    stopped: NothingStandsOut | None = None
     try:
         run_command.make(
             config,
             workdir,
             update=options.update,
+            stages=stages,
+            is_measured=False,
             prepare=lambda: _write_query(options, config),
-            **how,
         )
-    except NothingStandsOut:
+    except NothingStandsOut as error:
+        stopped = error
+    if config.evaluate.traced:
         print("", *answers_text(workdir / "retrieve" / "traced" / "finetuned.jsonl"), sep="\n")
-        print(rows_text(workdir, frozenset(), options.top))
-        print(draw(workdir))
-        raise
-    print("", *answers_text(workdir / "retrieve" / "traced" / "finetuned.jsonl"), sep="\n")
-    folder = workdir / "retrieve" / config.retrieve.strategies[0]
-    forget = read_written(folder / "forget.jsonl")
+    path = workdir / "retrieve" / config.retrieve.strategies[0] / "forget.jsonl"
+    forget = () if stopped else read_written(path)
     print(rows_text(workdir, frozenset(row.example_id for row in forget), options.top))
+    if stopped:
+        print(draw(workdir, stopped.band, 0))
+        raise stopped
     kept = workdir / query_file(HELD_OUT, "target") if config.retrieve.held_out else None
-    if kept and kept.stat().st_size:
-        print(f"kept out of the sets, to measure on: {len(read_written(kept))} rows, in {kept}")
-    print(f"to forget: {len(forget)} rows, in {folder / 'forget.jsonl'}")
-    print(draw(workdir))
-    print(f"repeat: {run_command.repeating(workdir, stages)}")
-    print(f"go on: python experiments/unlearn.py --run={workdir} --out=DIR")
+    held_out = read_written(kept) if kept and kept.stat().st_size else ()
+    if held_out:
+        print(f"kept out of the sets, to measure on: {len(held_out)} rows, in {kept}")
+    print(f"to forget: {len(forget)} rows, in {path}")
+    print(draw(workdir, _found_band(config, workdir), len(forget) + len(held_out)))
+    print(f"repeat: {run_command.repeating(workdir, stages, is_measured=False)}")
+    print(f"go on: {command.line('unlearn', f'--run={workdir}')} --out=DIR")
 
 
 def _read_config(options: Options, workdir: pathlib.Path) -> Config:
@@ -115,13 +119,19 @@ def _read_config(options: Options, workdir: pathlib.Path) -> Config:
         "corpus.records.queries_file": str(workdir / "queries.jsonl"),
         "name": workdir.name,
     }
+    given = {name: value for name, value in given.items() if value}
     missing = [f"--{name}" for name in ("checkpoint", "train_file") if not getattr(options, name)]
     missing += [] if options.prompt.strip() else ["--prompt"]
     if missing:
         raise ValueError(f"{' and '.join(missing)} must be given: see --help")
-    setting_flags.assign({name: value for name, value in given.items() if value})
     if options.response.strip():  # then nobody has to answer
-        setting_flags.assign({"sketch.query_output": "gold"})
+        given["sketch.query_output"] = "gold"
+    if flags.FLAGS["name"].present:
+        del given["name"]
+    if twice := [f"--{name}" for name in given if flags.FLAGS[name].present]:
+        must = f"{' and '.join(twice)} must be left out, --checkpoint, --adapter, --train_file"
+        raise ValueError(f"{must}, --prompt and --response say it: give those")
+    setting_flags.assign(given)
     return setting_flags.read(Config())
 
 
@@ -129,7 +139,7 @@ def _write_query(options: Options, config: Config) -> None:
     """Writes the traced answer as a query, under the keys that the user's files have."""
     own: Any = config.corpus.own
     path, keys = pathlib.Path(own.queries_file), parse_fields(own.fields)
-    row = read_examples(own.train_file, fields=keys, format=own.format)[0]
+    row = read_examples(own.train_file, fields=keys, format=own.format, most=1)[0]
     asked = _as_row(row, options.prompt, options.response)
     query = {keys.get(name, name): value for name, value in asked.items()}
     text = json.dumps(query | {"split": "retrieval"}, ensure_ascii=False) + "\n"
@@ -163,7 +173,7 @@ def answers_text(path: pathlib.Path, *, is_doubted: bool = True) -> list[str]:
     for row in read_traced(path):
         hardly = (
             ", it would hardly say so (check prompt, template, adapter)"
-            if is_doubted and row["nll"] > _HARDLY
+            if is_doubted and row["nll"] > _UNLIKELY_NLL
             else ""
         )
         lines.append(f"answer  {one_line(row['traced'], 160)}")
@@ -187,19 +197,27 @@ def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
     return "\n".join([*lines, ""])
 
 
-def draw(workdir: pathlib.Path) -> str:
-    """Draws the scores with the noise band and the cut; returns a line that says where."""
+def _found_band(config: Config, workdir: pathlib.Path) -> tuple[float, float] | None:
+    """Returns the noise band by which the rule found the number, None where it was given."""
+    if config.retrieve.select != "gap" or config.retrieve.num_forget:
+        return None
+    cut = files.read_json(workdir / "retrieve" / "sizes" / "cut.json", _CUT)
+    return cut["middle"], cut["edge"]
+
+
+def draw(workdir: pathlib.Path, band: tuple[float, float] | None, num_forget: int) -> str:
+    """Draws the scores with the noise band and the cut; returns a line that says where.
+
+    Without a band it is that of the scores; 0 to forget draws no cut.
+    """
     if importlib.util.find_spec("matplotlib") is None:
         return "picture: none, matplotlib is not installed"
     from raslik_jax.report import drawing, figures
 
     score_N = files.read_array(workdir / "retrieve" / "influence" / "influence.npy")
-    path = workdir / "retrieve" / "sizes" / "cut.json"
-    cut: dict[str, Any] = {"num_forget": 0}
-    if path.is_file():
-        cut = files.read_json(path, {"num_forget": int, "middle": float, "edge": float})
-        cut.pop("gap")
-    else:
-        cut |= dict(zip(("middle", "edge"), noise_band(score_N), strict=True))
-    png, _ = drawing.save_figure(figures.draw_cut(score_N, **cut), workdir / "scores")
-    return f"picture: {png}"
+    try:
+        middle, edge = band or noise_band(score_N)
+    except ValueError:  # too few rows to tell noise
+        return f"picture: none, {len(score_N)} rows are too few"
+    figure = figures.draw_cut(score_N, num_forget=num_forget, middle=middle, edge=edge)
+    return f"picture: {drawing.save_figure(figure, workdir / 'scores')[0]}"

@@ -6,7 +6,7 @@ goes on with the run of `raslik trace`: forgets the rows that stood out while it
 others, measures on rows that no set has and on the traced prompt itself, and writes the adapter
 with a card to --out, the training file without the rows that were found, and the report. Sets that
 were edited, or made elsewhere, are given as --forget_file and --retain_file: training rows by their
-id, place or text.
+id, place or text. They stay the run's until --retrieve.strategies names another.
 
 Every setting of `raslik run` can be given too: --helpfull lists them.
 """
@@ -28,7 +28,10 @@ from raslik_jax.config import Config, config_from_json
 from raslik_jax.data.cleaning import write_without
 from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.data.formats import read_written
+from raslik_jax.data.sources import without_packing
 from raslik_jax.files import read_json
+from raslik_jax.messages import shown
+from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.settings import setting
 
 WHEN_STOPPED = run_command.WHEN_STOPPED
@@ -67,8 +70,10 @@ def run(options: Options) -> None:
     cleaned = pathlib.Path(options.cleaned_train_file or root / _cleaned_name(source))
     if options.cleaned_train_file:
         files.check_new(cleaned, "--cleaned_train_file")
+    print(f"sets: {_describe_sets(config, strategy)}")
     run_command.make(config, root, update=True)
-    from raslik_jax.run.exporting import export_model  # it takes jax with it
+    from raslik_jax.run.exporting import export_model  # they take jax with them
+    from raslik_jax.run.workspace import Workspace
 
     names: Any = {"strategy": strategy, "algorithm": algorithm}
     folder = export_model(root, options.out, **names, epoch=None, merged=options.merged)
@@ -76,8 +81,12 @@ def run(options: Options) -> None:
         after = root / "generate" / f"traced-{strategy}-{algorithm}"
         before = root / "retrieve" / "traced" / "finetuned.jsonl"
         print("\nbefore unlearning", *answers_text(before), sep="\n")
-        last = max(after.glob("epoch-*.jsonl"), key=lambda path: (len(path.name), path.name))
-        print("\nafter unlearning", *answers_text(last, is_doubted=False), sep="\n")
+        epoch = Workspace(root, config).epochs(strategy, algorithm)[-1]
+        print(
+            "\nafter unlearning",
+            *answers_text(after / f"epoch-{epoch}.jsonl", is_doubted=False),
+            sep="\n",
+        )
     print(f"\n{'model' if options.merged else 'adapter'} and its card: {folder}")
     print(_clean(config, root, strategy, cleaned))
     print(f"repeat: {run_command.repeating(root)}")
@@ -103,6 +112,15 @@ def _read_config(options: Options, root: pathlib.Path) -> Config:
     return config
 
 
+def _describe_sets(config: Config, strategy: str) -> str:
+    """Returns where the sets come from: those of files stay with the run."""
+    record, own = STRATEGIES[strategy], config.retrieve[strategy]
+    if not record.brings_sets:
+        return f"what the trace found ({record.title})"
+    named = " and ".join(shown(path, 120) for path in dataclasses.astuple(own) if path)
+    return f"the rows of {named}; --retrieve.strategies=raslik takes what the trace found"
+
+
 def _train_file(config: Config) -> str:
     """Returns the training file of a trace; a ValueError where the run is on another dataset."""
     if not hasattr(config.corpus.own, "train_file"):
@@ -115,8 +133,9 @@ def _train_file(config: Config) -> str:
 def _cleaned_name(source: str) -> str:
     """Returns the name of a training file without what was found: unpacked, in text."""
     name = pathlib.Path(source.removeprefix("hub:").split("@")[0]).name
-    stem, _, suffix = name.removesuffix(".gz").removesuffix(".xz").partition(".")
-    return f"cleaned_{stem}.{suffix if suffix in ('json', 'jsonl', 'csv') else 'jsonl'}"
+    name = without_packing(name)
+    is_text = pathlib.Path(name).suffix in (".json", ".jsonl", ".ndjson", ".csv", ".tsv")
+    return f"cleaned_{name if is_text else name.removesuffix('.parquet') + '.jsonl'}"
 
 
 def _clean(config: Config, root: pathlib.Path, strategy: str, target: pathlib.Path) -> str:

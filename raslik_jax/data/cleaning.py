@@ -1,23 +1,16 @@
 """A user's training file without some of its rows, as it was written."""
 
 import csv
-import gzip
 import io
 import json
-import lzma
 import pathlib
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from raslik_jax import files
-from raslik_jax.data.sources import placed_records
+from raslik_jax.data.sources import delimiter_of, placed_records, read_raw
 from raslik_jax.messages import shown, some_of
-
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
-_UNPACK: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".xz": lzma.decompress}
-# Files whose rows are no lines of text.
-_TABLES = (".parquet", ".zst")
 
 
 def write_without(source: str, target: pathlib.Path, places: Collection[int]) -> int:
@@ -28,15 +21,13 @@ def write_without(source: str, target: pathlib.Path, places: Collection[int]) ->
     as a hub dataset, becomes JSONL with the keys that it has. What was packed is written unpacked.
     A ValueError where the source has no row at a place.
     """
-    packing = pathlib.Path(source).suffix
-    suffix = pathlib.Path(source.removesuffix(packing) if packing in _UNPACK else source).suffix
-    raw, is_hub = b"", source.startswith("hub:")
-    if not (is_hub or suffix in _TABLES or pathlib.Path(source).is_dir()):
-        raw = _UNPACK.get(packing, bytes)(files.read_bytes(source))
+    path, raw = pathlib.Path(source), b""
+    if not (source.startswith("hub:") or path.is_dir() or path.suffix == ".parquet"):
+        raw = read_raw(path)
     is_list = raw.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
     head, parts = b"", list[tuple[int, bytes]]()
-    if suffix in _DELIMITERS and raw:
-        head, *records = _table_records(raw, _DELIMITERS[suffix])
+    if raw and (delimiter := delimiter_of(path)):
+        head, *records = _table_records(raw, delimiter)
         parts = [*enumerate(records, start=1)]
     elif raw and not is_list:
         lines = enumerate(re.findall(rb"[^\n]*\n|[^\n]+", raw), start=1)

@@ -4,6 +4,7 @@ Text is Unicode text: a NUL character and half of a surrogate pair are refused, 
 stands twice in a row, NaN and Infinity.
 """
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +67,7 @@ def read_examples(
     name: str = "",
     format: str = "alpaca",
     needs_output: bool = True,
+    most: int | None = None,
     check: Callable[[Example], object] = lambda row: None,
 ) -> tuple[Example, ...]:
     """Returns the rows of a file, a folder of a saved dataset or a hub dataset as examples.
@@ -84,6 +86,7 @@ def read_examples(
       format: a name of `rows.FORMATS`, or "auto" for the one that the keys of all rows show.
       needs_output: False is for queries: a row may do without an answer, which is then empty, and
         one that has not the keys of the format is of the format that its keys show.
+      most: reads so many rows of the beginning alone.
       check: raises ValueError for a row that the caller cannot use.
     """
     fields = fields or {}
@@ -91,9 +94,9 @@ def read_examples(
     origin = shown(str(source), 160).strip("'\"")
     found: list[Example] = []
     problems: list[str] = []
-    unseen = set(fields.values()) if needs_output else set()
+    unseen = set(fields.values()) if needs_output and most is None else set()
     separator, records = placed_records(source)
-    for place, record in records:
+    for place, record in itertools.islice(records, most):
         try:
             if isinstance(record, ValueError):
                 raise record

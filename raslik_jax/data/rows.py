@@ -214,6 +214,8 @@ def _answer_messages(row: Example, text: str) -> Example:
 
 def _read_sharegpt(row: Row, needs_output: bool) -> Parts:
     turns = row.get("conversations")
+    if not isinstance(turns, list):
+        raise row.problem("conversations", "be a list of turns")
     for place, turn in enumerate(turns, start=1):
         if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
             raise ValueError(f"turn {place} must have from and value, got {shown(turn, 40)}")

@@ -16,6 +16,7 @@ from raslik_jax import files
 from raslik_jax.messages import one_line, shown, some_of
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+csv.field_size_limit(2**31 - 1)
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
 
 
@@ -32,10 +33,11 @@ def placed_records(source: str | os.PathLike[str]) -> tuple[str, Iterator[tuple[
         return ", row ", enumerate(_saved_rows(path, origin), start=1)
     if path.suffix == ".parquet":
         return ", row ", enumerate(_parquet_rows(path, origin), start=1)
-    text = _read_text(path)
-    kind = pathlib.Path(path.stem).suffix if path.suffix in _STREAMS else path.suffix
-    if kind in _DELIMITERS:
-        return ", row ", enumerate(_table_rows(text, origin, _DELIMITERS[kind]), start=1)
+    text = files.decode_text(read_raw(path), path)
+    if not text.strip():
+        raise ValueError(f"{shown(str(path), 160)} must hold at least one row, got an empty file")
+    if delimiter := delimiter_of(path):
+        return ", row ", enumerate(_table_rows(text, origin, delimiter), start=1)
     if text.lstrip().startswith("["):
         return ", row ", enumerate(files.parse_json(text, origin), start=1)
     return ":", _lines(text)
@@ -54,7 +56,6 @@ def _lines(text: str) -> Iterator[tuple[int, Any]]:
 
 def _table_rows(text: str, origin: str, delimiter: str) -> Iterator[Any]:
     """Yields the rows of a table as text, by the names in its header; an empty cell is null."""
-    csv.field_size_limit(2**31 - 1)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         header = next(rows)
@@ -139,22 +140,29 @@ def _hub_rows(source: str) -> Iterator[Any]:
     yield from map(_as_json, rows)
 
 
-def _read_text(path: pathlib.Path) -> str:
-    """Returns the text of a UTF-8 file, unpacked as its ending says."""
+def without_packing(name: str) -> str:
+    """Returns a file's name without the ending that says how it is packed, if any."""
+    return next((name.removesuffix(end) for end in _STREAMS if name.endswith(end)), name)
+
+
+def delimiter_of(path: pathlib.Path) -> str:
+    """Returns what parts the cells of a table in text, "" for a file of another kind."""
+    return _DELIMITERS.get(pathlib.Path(without_packing(path.name)).suffix, "")
+
+
+def read_raw(path: pathlib.Path) -> bytes:
+    """Returns the bytes of a file, unpacked as its ending says."""
     raw = files.read_bytes(path)
     if path.suffix in _STREAMS:
         try:
-            raw = _unpack(raw, _STREAMS[path.suffix])
+            return _unpack(raw, _STREAMS[path.suffix])
         except Exception as error:  # each library has errors of its own
             is_missing = isinstance(error, ImportError)
             mend = "install raslik-jax[data]" if is_missing else "fetch it again"
             raise ValueError(
                 f"{shown(str(path), 160)} cannot be unpacked ({shown(str(error))}): {mend}"
             ) from None
-    text = files.decode_text(raw, path)
-    if not text.strip():
-        raise ValueError(f"{shown(str(path), 160)} must hold at least one row, got an empty file")
-    return text
+    return raw
 
 
 def _unpack(raw: bytes, start: Callable[[], Any]) -> bytes:

@@ -85,7 +85,11 @@ def select_by_threshold(
 
 
 class NothingStandsOut(ValueError):
-    """No score lies above those of unrelated examples."""
+    """No score lies above those of unrelated examples, whose noise band it has."""
+
+    def __init__(self, problem: str, band: tuple[float, float]):
+        super().__init__(problem)
+        self.band = band
 
 
 class Cut(NamedTuple):
@@ -144,7 +148,8 @@ def find_cut(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> Cut:
         raise NothingStandsOut(
             f"an example must stand out to be forgotten, got none: the highest score is "
             f"{ranked_N[0]:.3g}, unrelated ones reach {edge:.3g}: trace another answer, or give "
-            "--retrieve.num_forget"
+            "--retrieve.num_forget",
+            (middle, edge),
         )
     first = (above - 1) // 2
     gap_M = ranked_N[first:above] - ranked_N[first + 1 : above + 1]

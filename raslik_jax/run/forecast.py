@@ -109,6 +109,7 @@ def forecast(
     workdir: pathlib.Path,
     *,
     stages: Sequence[str] = STAGES,
+    is_measured: bool = True,
     compiles: bool = False,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Forecast:
@@ -124,7 +125,7 @@ def forecast(
     run = AbstractRun(config, workspace, mesh=mesh)
     if run.corpus:
         checking.check_corpus(config, run.corpus, _find_rows(run), stages=stages)
-    units = plan.plan_units(config, workspace)
+    units = plan.plan_units(config, workspace, is_measured=is_measured)
     done = Plan(workdir, units).survey().done
     works: list[tuple[Unit, Work]] = []
     for unit in (unit for unit in units if unit.stage in stages):

@@ -140,6 +140,11 @@ class ThreeCommandsTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("trace", ("--prompt=x",), "--checkpoint and --train_file must be given"),
+        (
+            "trace",
+            ("--checkpoint=x", "--train_file=x", "--prompt=x", "--corpus.records.queries_file=x"),
+            "--corpus.records.queries_file must be left out, .* say it: give those",
+        ),
         ("unlearn", ("--run=x",), "--run and --out must be given"),
         ("unlearn", ("--run=nowhere", "--out=OUT"), "no file .*config.json': give the folder of"),
         ("unlearn", ("--run=RUN", "--out=RUN"), "must be a new or empty directory"),

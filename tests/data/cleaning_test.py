@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from raslik_jax.cli.unlearn import _cleaned_name
 from raslik_jax.data.cleaning import write_without
 from raslik_jax.data.formats import read_examples
 
@@ -42,6 +43,21 @@ def test_packed_lines_are_written_unpacked(tmp_path):
     assert _without(tmp_path, "rows.jsonl.gz", raw, {1}) == (4, b"".join(lines[1:]))
 
 
+def test_what_zstandard_packed_is_written_as_it_was(tmp_path):
+    lines = [json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in _ROWS]
+    raw = pytest.importorskip("zstandard").compress(b"".join(lines))
+    assert _without(tmp_path, "rows.jsonl.zst", raw, {1}) == (4, b"".join(lines[1:]))
+
+
+def test_rows_of_parquet_become_lines(tmp_path):
+    pyarrow, path = pytest.importorskip("pyarrow"), tmp_path / "rows.parquet"
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(_ROWS), path)
+    assert write_without(str(path), tmp_path / "left.jsonl", {2, 3}) == 3
+    found = [json.loads(line) for line in (tmp_path / "left.jsonl").read_bytes().splitlines()]
+    assert found == [_ROWS[0], *_ROWS[3:]]
+
+
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_list_keeps_its_indentation_keys_and_order(tmp_path, indent):
     raw = json.dumps(_ROWS, indent=indent, ensure_ascii=False).encode()
@@ -53,6 +69,27 @@ def test_records_of_csv_may_go_over_lines(tmp_path):
     raw = b'instruction,output\r\nq,"a\r\nb"\r\n\r\n"q ""2""",c\r\nq3,d\r\n'
     left, found = _without(tmp_path, "rows.csv", raw, {2})
     assert (left, found) == (2, b'instruction,output\r\nq,"a\r\nb"\r\nq3,d\r\n')
+
+
+def test_a_cell_of_tsv_may_be_long(tmp_path):
+    long = b"a" * 140_000  # the limit of the csv module is 131,072
+    raw = b"instruction\toutput\nq\t" + long + b"\nq2\tb\n"
+    assert _without(tmp_path, "rows.tsv", raw, {2})[1] == raw.removesuffix(b"q2\tb\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("data/a.tsv", "a.tsv"),
+        ("train.v2.csv.gz", "train.v2.csv"),
+        ("my.data.json.zst", "my.data.json"),
+        ("rows.parquet", "rows.jsonl"),
+        ("saved.v1", "saved.v1.jsonl"),
+        ("hub:owner/my.rows@train", "my.rows.jsonl"),
+    ],
+)
+def test_the_cleaned_file_is_called_for_what_it_holds(source, name):
+    assert _cleaned_name(source) == f"cleaned_{name}"
 
 
 def test_a_row_that_is_not_there_is_refused_and_nothing_written(tmp_path):

@@ -173,6 +173,11 @@ class FormatsTest(parameterized.TestCase):
         (row,) = self._read({"q": "a", "r": "b"}, fields={"prompt": "q", "completion": "r"})
         self.assertEqual((row.format, row.output), ("prompt_completion", "b"))
 
+    @parameterized.parameters("Hi", None)
+    def test_turns_that_are_no_list_are_refused(self, value):
+        with self.assertRaisesRegex(ValueError, "'conversations' must be a list of turns"):
+            self._read({"conversations": value}, format="sharegpt")
+
     @parameterized.parameters("text", "tokens")
     def test_what_has_no_prompt_cannot_be_answered(self, name):
         (row,) = self._read(_ROWS[name][0])

@@ -1,0 +1,147 @@
+"""What `raslik trace` and `raslik unlearn` say and draw, without a model."""
+
+import json
+
+import numpy as np
+import pytest
+
+from raslik_jax.cli import command, trace, unlearn
+from raslik_jax.cli import run as run_command
+from raslik_jax.config import Config
+from raslik_jax.data.examples import make_example, write_examples
+from raslik_jax.data.rows import FORMATS
+from raslik_jax.report import drawing, figures
+from raslik_jax.retrieve.selectors import NothingStandsOut
+from raslik_jax.settings import replaced
+
+
+def _scored(folder, num=20):
+    rows = [make_example(f"q{n}", "", str(n)) for n in range(num)]
+    for name in ("corpus", "retrieve/influence", "retrieve/sizes"):
+        (folder / name).mkdir(parents=True)
+    write_examples(folder / "corpus" / "train.jsonl", rows)
+    np.save(folder / "retrieve" / "influence" / "influence.npy", np.linspace(0.3, -0.3, num))
+    cut = {"num_forget": 9, "middle": 0.5, "edge": 0.6, "gap": 0.1}
+    (folder / "retrieve" / "sizes" / "cut.json").write_text(json.dumps(cut))
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What is drawn, in place of pictures."""
+    found = []
+    monkeypatch.setattr(figures, "draw_cut", lambda score_N, **what: found.append(what))
+    monkeypatch.setattr(drawing, "save_figure", lambda figure, path: (f"{path}.png", None))
+    return found
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+def test_where_nothing_stands_out_the_rows_and_this_band_are_shown(
+    tmp_path, monkeypatch, capsys, drawn, is_traced
+):
+    _scored(tmp_path)  # with the cut of an earlier trace
+    config = replaced(Config(), {"evaluate.traced": is_traced})
+    if is_traced:
+        (tmp_path / "retrieve" / "traced").mkdir()
+        told = {"id": "q", "traced": "bad", "nll": 4.5, "output": "good"}
+        (tmp_path / "retrieve" / "traced" / "finetuned.jsonl").write_text(json.dumps(told))
+
+    def make(*args, **how):
+        raise NothingStandsOut("nothing", (0.0, 0.4))
+
+    monkeypatch.setattr(trace, "_read_config", lambda options, workdir: config)
+    monkeypatch.setattr(run_command, "make", make)
+    with pytest.raises(NothingStandsOut, match="^nothing$"):
+        trace.run(trace.Options(prompt="x", workdir=str(tmp_path), top=2))
+    said = capsys.readouterr().out
+    assert ("4.50 nats a token under the model, it would hardly" in said) == is_traced
+    assert "   1. +0.3000" in said and "   3." not in said and "forget" not in said
+    assert drawn == [{"num_forget": 0, "middle": 0.0, "edge": 0.4}]
+
+
+def test_the_picture_has_the_number_that_was_given(tmp_path, drawn):
+    _scored(tmp_path)
+    for changes, expected in (
+        ({"retrieve.select": "gap"}, (0.5, 0.6)),
+        ({"retrieve.select": "gap", "retrieve.num_forget": 4}, None),
+        ({"retrieve.select": "count"}, None),
+    ):
+        assert trace._found_band(replaced(Config(), changes), tmp_path) == expected
+    assert trace.draw(tmp_path, None, 4).endswith("scores.png")
+    assert drawn[0]["num_forget"] == 4 and 0 < drawn[0]["edge"]
+
+
+def test_few_rows_have_no_picture(tmp_path, drawn):
+    _scored(tmp_path, num=9)
+    assert trace.draw(tmp_path, None, 4) == "picture: none, 9 rows are too few"
+    assert drawn == []
+
+
+@pytest.mark.parametrize(
+    ("row", "asked"),
+    [
+        ({"instruction": "a", "output": "b"}, {"instruction": "Q", "output": "A"}),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ({"conversations": [{"from": "human", "value": "a"}]}, "messages"),
+        ({"prompt": "a", "completion": "b"}, {"prompt": "Q", "completion": "A"}),
+        ({"text": "a"}, {"prompt": "Q", "completion": "A"}),
+        ({"input_ids": [1, 2]}, {"prompt": "Q", "completion": "A"}),
+    ],
+)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_what_is_traced_is_read_again_beside_rows_of_every_format(tmp_path, row, asked, is_named):
+    if asked == "messages":
+        answer = {"role": "assistant", "content": "A"}
+        asked = {"messages": [{"role": "user", "content": "Q"}, answer]}
+        row = {**row, next(iter(row)): [*next(iter(row.values())), _said(row)]}
+    train = tmp_path / "train.jsonl"
+    train.write_text(json.dumps(row) + '\n{"no": "row"}\n')
+    own = {"corpus.dataset": "records", "corpus.records.train_file": str(train)}
+    own |= {"corpus.records.queries_file": str(tmp_path / "queries.jsonl")}
+    if is_named:
+        name = "sharegpt" if "conversations" in row else None
+        own["corpus.records.format"] = name or next(n for n in FORMATS if row.keys() & _OWN[n])
+    config = replaced(Config(), own)
+    trace._write_query(trace.Options(prompt="Q", response="A"), config)
+    assert json.loads((tmp_path / "queries.jsonl").read_text()) == asked | {"split": "retrieval"}
+    train.write_text(json.dumps(row) + "\n")
+    (query,) = config.corpus.load(seed=0).queries["retrieval"]
+    assert (query.instruction, query.output) == ("Q", "A")
+
+
+_OWN = {name: {*record.names} for name, record in FORMATS.items()}
+
+
+def _said(row):
+    return (
+        {"from": "gpt", "value": "b"}
+        if "conversations" in row
+        else {"role": "assistant", "content": "b"}
+    )
+
+
+def test_what_is_not_measured_needs_no_packages_that_measure(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(command, "require", lambda *names: asked.extend(names))
+    monkeypatch.setattr(run_command, "open_workdir", lambda *_, **__: 1 / 0)
+    how = {"update": False, "stages": ("references", "retrieve")}
+    for is_measured, needed in ((False, []), (True, ["rouge_score"])):
+        with pytest.raises(ZeroDivisionError):
+            run_command.make(Config(), tmp_path, is_measured=is_measured, **how)
+        assert asked == needed
+
+
+def test_the_line_that_repeats_a_trace_measures_no_more_than_it(tmp_path, monkeypatch):
+    stages = ("corpus", "retrieve")
+    line = run_command.repeating(tmp_path / "a b", stages, is_measured=False)
+    flags = f"'--flagfile={tmp_path}/a b/run.flags' --stages=corpus,retrieve --nomeasure"
+    assert line == f"python experiments/run.py {flags}"
+    monkeypatch.chdir(tmp_path)  # no checkout
+    assert run_command.repeating(tmp_path).startswith("raslik run --flagfile=")
+
+
+def test_unlearning_says_which_sets_it_takes():
+    assert unlearn._describe_sets(Config(), "raslik") == "what the trace found (RASLIK)"
+    own = {"retrieve.strategies": ("given",), "retrieve.given.forget_file": "mine.jsonl"}
+    config = replaced(Config(), own)
+    said = unlearn._describe_sets(config, "given")
+    assert said.startswith("the rows of 'mine.jsonl'; --retrieve.strategies=raslik takes")
