@@ -148,10 +148,10 @@ def what_it_says(record: Mapping[str, Any]) -> tuple[str, ...]:
     try:
         format = record.get("row_format") or detect_format(row)
         parts = FORMATS[str(format)].read(row, False)
+        asked, more, said = map(str, record.get("row_texts") or parts[:3])
     except (KeyError, ValueError):
         return ()
-    texts = record.get("row_texts") or parts[:3]
-    return says(Example("", *map(str, texts), content=parts.content))
+    return says(Example("", asked, more, said, content=parts.content))
 
 
 def says(row: Example) -> tuple[str, ...]:
