@@ -345,6 +345,15 @@ class EvaluateConfig(Stage):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig(Settings):
+    """The devices that a run is spread over; no part of what decides its results."""
+
+    data: int = setting(
+        0, "Devices that share the rows of every batch, each with all weights; 0: all.", low=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Settings):
     """All settings of one run."""
 

@@ -19,7 +19,7 @@ from absl import flags, logging
 
 from raslik_jax import files, manifests, settings
 from raslik_jax.cli import command, setting_flags
-from raslik_jax.config import STAGES, Config
+from raslik_jax.config import STAGES, Config, MeshConfig
 from raslik_jax.run import gpus
 from raslik_jax.run.live import WRITERS
 from raslik_jax.run.workdir import open_workdir
@@ -50,6 +50,7 @@ class Options(settings.Settings):
     compile: bool = setting(
         True, "--dry_run: memory of the largest programs as XLA compiles them, not their values'."
     )
+    mesh: MeshConfig = MeshConfig()
     gpu: str = setting(
         "",
         "--dry_run: GPU to compile for, which need not be there: what fits, at its rates.",
@@ -71,7 +72,8 @@ def run(options: Options) -> int:
         return 0
     shared = pathlib.Path(options.shared_units) if options.shared_units else None
     how: Any = {"stages": options.stages, "shared": shared, "writers": options.log_to}
-    make(config, workdir, update=options.update, is_measured=options.measure, **how)
+    how |= {"mesh": options.mesh, "update": options.update}
+    make(config, workdir, is_measured=options.measure, **how)
     return 0
 
 
@@ -79,6 +81,7 @@ def make(
     config: Config,
     workdir: pathlib.Path,
     *,
+    mesh: MeshConfig,
     update: bool,
     stages: Sequence[str] = STAGES,
     is_measured: bool = True,
@@ -97,8 +100,12 @@ def make(
         command.require("matplotlib")
     command.require(*(WRITERS[name].module for name in writers))
     with open_workdir(workdir, config, update=update) as record:
+        from raslik_jax import meshes  # it takes jax with it, and --help should not
+        from raslik_jax.run import checking, plan
+
+        devices = meshes.make_mesh(mesh.data)
+        checking.check_mesh(config, devices.size, stages=stages)
         prepare()
-        from raslik_jax.run import plan  # it takes jax with it, and --help should not
 
         def on_start() -> None:
             record()
@@ -108,7 +115,8 @@ def make(
             files.write_text(workdir / "run.flags", "\n".join(lines) + "\n")
 
         how |= {"stages": stages, "is_measured": is_measured, "writers": writers}
-        plan.run(config, workdir, on_start=on_start, **how)
+        with meshes.use(devices):
+            plan.run(config, workdir, on_start=on_start, **how)
 
 
 def repeating(
@@ -124,16 +132,22 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     """Prints what a run will do and take; writes nothing."""
     if options.gpu:
         gpus.prepare()
-    from raslik_jax.report import tables  # for the same reason, here
-    from raslik_jax.run import cost, forecast
+    from raslik_jax import meshes  # for the same reason, here
+    from raslik_jax.report import tables
+    from raslik_jax.run import checking, cost, forecast
 
+    if options.gpu:
+        mesh = gpus.mesh_of(options.gpu, data=options.mesh.data or 1)
+    else:
+        mesh = meshes.make_mesh(options.mesh.data)
+    checking.check_mesh(config, mesh.size, stages=options.stages)
     found = forecast.forecast(
         config,
         workdir,
         stages=options.stages,
         is_measured=options.measure,
         compiles=options.compile,
-        mesh=gpus.mesh_of(options.gpu) if options.gpu else None,
+        mesh=mesh if options.gpu or mesh.size > 1 else None,
     )
     rates: dict[str, Any] = {
         name: getattr(options, name) for name in ("flops_per_second", "bytes_per_second")

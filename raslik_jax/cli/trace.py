@@ -26,7 +26,7 @@ from absl import flags, logging
 from raslik_jax import files, settings
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.cli import run as run_command
-from raslik_jax.config import Config
+from raslik_jax.config import Config, MeshConfig
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import HELD_OUT, Example, query_file
 from raslik_jax.data.formats import parse_fields, read_examples, read_written
@@ -72,6 +72,7 @@ class Options(settings.Settings):
     workdir: str = setting("runs/incident", "Where results go.")
     update: bool = setting(False, "Take over a --workdir of another trace; make what changed.")
     top: int = setting(10, "Rows shown.", low=1)
+    mesh: MeshConfig = MeshConfig()
 
 
 def run(options: Options) -> None:
@@ -85,6 +86,7 @@ def run(options: Options) -> None:
         run_command.make(
             config,
             workdir,
+            mesh=options.mesh,
             update=options.update,
             stages=stages,
             is_measured=False,

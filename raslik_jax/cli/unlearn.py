@@ -24,7 +24,7 @@ from raslik_jax import files, settings
 from raslik_jax.cli import run as run_command
 from raslik_jax.cli import setting_flags
 from raslik_jax.cli.trace import answers_text
-from raslik_jax.config import Config, config_from_json
+from raslik_jax.config import Config, MeshConfig, config_from_json
 from raslik_jax.data.cleaning import write_without
 from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.data.formats import read_written
@@ -50,6 +50,7 @@ class Options(settings.Settings):
         "", "New file for the training file without what was found (default: in --run)."
     )
     merged: bool = setting(False, "Write a whole checkpoint instead of an adapter.")
+    mesh: MeshConfig = MeshConfig()
 
     def problems(self) -> list[str]:
         if self.retain_file and not self.forget_file:
@@ -71,7 +72,7 @@ def run(options: Options) -> None:
     if options.cleaned_train_file:
         files.check_new(cleaned, "--cleaned_train_file")
     print(f"sets: {_describe_sets(config, strategy)}")
-    run_command.make(config, root, update=True)
+    run_command.make(config, root, mesh=options.mesh, update=True)
     from raslik_jax.run.exporting import export_model  # they take jax with them
     from raslik_jax.run.workspace import Workspace
 

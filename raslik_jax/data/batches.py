@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from raslik_jax import meshes
 from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.progress import progress
@@ -199,8 +200,13 @@ def in_lines(rows: Int[np.ndarray, " N"], size: int) -> Int[np.ndarray, "M B"]:
 
 
 def make_batch(encoded: Encoded, plan: BatchPlan, *, left: bool = False) -> Batch:
-    """Returns the rectangle of a plan; with `left`, pads stand on the left, as for decoding."""
-    shape = len(plan.rows), plan.length
+    """Returns the rectangle of a plan; with `left`, pads stand on the left, as for decoding.
+
+    Dummy rows fill it up to as many as the devices of the mesh share evenly.
+    """
+    row_B = np.full(meshes.round_up(len(plan.rows)), DUMMY_ROW, np.int32)
+    row_B[: len(plan.rows)] = plan.rows
+    shape = len(row_B), plan.length
     tokens_BL = np.full(shape, encoded.pad_id, np.int32)
     target_mask_BL = np.zeros(shape, np.bool_)
     for slot, row in enumerate(plan.rows.tolist()):
@@ -216,7 +222,7 @@ def make_batch(encoded: Encoded, plan: BatchPlan, *, left: bool = False) -> Batc
         start = encoded.start_N[row]
         is_target = True if encoded.masks is None else encoded.masks[row][start:]
         target_mask_BL[slot, first + start : first + len(tokens)] = is_target
-    return Batch(tokens_BL, target_mask_BL, plan.num_targets, plan.rows.astype(np.int32))
+    return Batch(tokens_BL, target_mask_BL, plan.num_targets, row_B)
 
 
 def each_batch(

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from raslik_jax import meshes
 from raslik_jax.axes import Tree
 from raslik_jax.data.batches import Batch, map_rows, plan_by_length, real_tokens
 from raslik_jax.data.encoding import encode_rows
@@ -83,13 +85,15 @@ def classifying(
         key = jax.random.fold_in(dropout_key, step)
         parts = batch, jax.random.split(key, batch.tokens_BL.shape[0])
 
-        def of_part(weights: Tree, part: tuple[Batch, Array]) -> tuple[Array, None]:
+        total = jnp.sum(losses.row_weights(batch, "examples"))
+
+        def of_part(weights: Tree, label_N: Array, part: tuple[Batch, Array]) -> tuple[Array, None]:
             rows, keys_B = part
             logits_BC = jax.vmap(encoder.classify, in_axes=(None, 0, 0, 0))(
                 weights, rows.tokens_BL, real_tokens(rows), keys_B
             )
             nll_B = optax.softmax_cross_entropy_with_integer_labels(logits_BC, label_N[rows.row_B])
-            return losses.weighted_mean(nll_B, rows), None
+            return losses.weighted_mean(nll_B, rows, total=total), None
 
         return of_part, parts
 
@@ -103,12 +107,15 @@ def make_predictor(
 
     It compiles once for each padded length; `bar` is empty for none.
     """
-    config = encoder.config
+    config, weights = encoder.config, meshes.replicate(weights)
+
+    def of_rows(weights: Tree, batch: Batch) -> Float[Array, "B C"]:
+        classify = jax.vmap(encoder.classify, in_axes=(None, 0, 0))
+        return jax.nn.softmax(classify(weights, batch.tokens_BL, real_tokens(batch)))
 
     @jax.jit
     def probabilities(weights: Tree, batch: Batch) -> Float[Array, "B C"]:
-        classify = jax.vmap(encoder.classify, in_axes=(None, 0, 0))
-        return jax.nn.softmax(classify(weights, batch.tokens_BL, real_tokens(batch)))
+        return meshes.by_rows(of_rows, weights, rows=batch)
 
     def predict(tokens: Sequence[Sequence[int]]) -> Float[np.ndarray, "N C"]:
         if not tokens:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from raslik_jax import meshes
 from raslik_jax.axes import Tree
 from raslik_jax.data.batches import Batch, map_rows, plan_batches, plan_one_shape
 from raslik_jax.data.encoding import Encoded
@@ -35,10 +36,13 @@ Measure = Callable[..., Likelihood]
 def likelihood_step(decoder: Decoder) -> Callable[[Tree, Tree, Batch], Array]:
     """Returns the jitted function from (lora, base, batch) to the loss of each answer."""
 
-    @jax.jit
-    def of_batch(lora: Tree, base: Tree, batch: Batch) -> Array:
+    def of_rows(lora: Tree, base: Tree, batch: Batch) -> Array:
         loss = functools.partial(example_loss, decoder, lora, base, num_targets=batch.num_targets)
         return jax.vmap(loss)(batch.tokens_BL, batch.target_mask_BL)
+
+    @jax.jit
+    def of_batch(lora: Tree, base: Tree, batch: Batch) -> Array:
+        return meshes.by_rows(of_rows, lora, base, rows=batch)
 
     return of_batch
 

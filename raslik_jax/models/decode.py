@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from raslik_jax import meshes
 from raslik_jax.axes import Tree
 from raslik_jax.data.batches import Batch, BatchPlan, map_rows, plan_by_length
 from raslik_jax.data.encoding import encode_rows
@@ -25,11 +26,15 @@ Plan = Callable[..., tuple[BatchPlan, ...]]
 
 
 class _Loop(NamedTuple):
-    """What one decoding step hands to the next; `step` tokens of each row are there."""
+    """What one decoding step hands to the next; `step` tokens of each row are there.
+
+    `is_done` is of the rows of all devices, which take their steps together.
+    """
 
     step: Int[jax.Array, ""]
     tokens_BT: Int[jax.Array, "B T"]
     done_B: Bool[jax.Array, " B"]
+    is_done: Bool[jax.Array, ""]
     cache: KeyValues
 
 
@@ -45,6 +50,21 @@ def generate_batch(
     max_new_tokens: int,
 ) -> Int[jax.Array, "B T"]:
     """Returns the new tokens of every row; `pad_id` follows a row's end token."""
+    decode = functools.partial(_decode, decoder=decoder, max_new_tokens=max_new_tokens)
+    return meshes.by_rows(decode, lora, base, end_ids, pad_id, rows=prompts)
+
+
+def _decode(
+    lora: Tree,
+    base: Tree,
+    end_ids: jax.Array,
+    pad_id: jax.Array,
+    prompts: Batch,
+    *,
+    decoder: Decoder,
+    max_new_tokens: int,
+) -> Int[jax.Array, "B T"]:
+    """Returns the new tokens of the rows of one device."""
     tokens_BL, mask_BL = jnp.asarray(prompts.tokens_BL), jnp.asarray(prompts.target_mask_BL)
     num_rows, length = tokens_BL.shape
 
@@ -90,12 +110,12 @@ def generate_batch(
         next_B = jnp.where(loop.done_B, pad_id, pick(hidden_BE))
         tokens_BT = update(loop.tokens_BT, next_B[:, None], loop.step, axis=1)
         done_B = loop.done_B | jnp.isin(next_B, end_ids)
-        return _Loop(loop.step + 1, tokens_BT, done_B, cache)
+        return _Loop(loop.step + 1, tokens_BT, done_B, meshes.are_all(jnp.all(done_B)), cache)
 
     return jax.lax.while_loop(
-        lambda loop: (loop.step < max_new_tokens) & ~jnp.all(loop.done_B),
+        lambda loop: (loop.step < max_new_tokens) & ~loop.is_done,
         advance,
-        _Loop(jnp.int32(1), tokens_BT, done_B, cache),
+        _Loop(jnp.int32(1), tokens_BT, done_B, meshes.are_all(jnp.all(done_B)), cache),
     ).tokens_BT
 
 

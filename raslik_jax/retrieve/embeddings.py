@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from raslik_jax import meshes
 from raslik_jax.axes import Tree
 from raslik_jax.data.batches import Batch, map_rows, plan_by_length, real_tokens
 from raslik_jax.data.encoding import encode_rows
@@ -30,12 +31,16 @@ def embed_texts(
     if not tokens:
         return np.zeros((0, config.hidden_size), np.float32)
     encoded = encode_rows(tokens, pad_id=config.pad_token_id, limit=config.max_length)
+    weights = meshes.replicate(weights)
 
-    @jax.jit
-    def embed(weights: Tree, batch: Batch) -> Array:
+    def of_rows(weights: Tree, batch: Batch) -> Array:
         return jax.vmap(encoder.embed, in_axes=(None, 0, 0))(
             weights, batch.tokens_BL, real_tokens(batch)
         )
+
+    @jax.jit
+    def embed(weights: Tree, batch: Batch) -> Array:
+        return meshes.by_rows(of_rows, weights, rows=batch)
 
     plans = plan_by_length(encoded, batch_size=min(batch_size, len(tokens)))
     return map_rows(functools.partial(embed, weights), encoded, plans, bar=bar)

@@ -56,6 +56,21 @@ def check_inputs(config: Config, *, making: Collection[Unit]) -> None:
             checkpoint.resolve_folder(leaf.value, auto=leaf.metadata["auto"])
 
 
+def check_mesh(config: Config, devices: int, *, stages: Sequence[str]) -> None:
+    """Refuses batches of training that are smaller than the devices that share their rows."""
+    sizes = {
+        "backbone": config.backbone.batch_size if not config.backbone.checkpoint else devices,
+        "finetune": config.finetune.batch_size if config.finetunes else devices,
+        "unlearn": config.unlearn.batch_size,
+    }
+    for stage, size in sizes.items():
+        if stage in stages and size < devices:
+            raise ValueError(
+                f"--{stage}.batch_size must be at least the devices that share a batch, "
+                f"{devices}, got {size}: raise it, or set --mesh.data={size} or less"
+            )
+
+
 def check_model(config: Config) -> None:
     """Refuses an architecture that is not supported, and adapters on layers that it lacks."""
     settings = config.backbone

@@ -40,7 +40,8 @@ def trace(
 ) -> jax.stages.Traced:
     """Returns a function traced at these shapes; what is not jitted has no static arguments.
 
-    On a mesh, of devices that need not be there, every device holds all arguments.
+    On a mesh, of devices that need not be there, every device holds all arguments, and the rows of
+    batches are split over them.
     """
     jitted = function if hasattr(function, "trace") else jax.jit(function)
     if mesh is None:
@@ -50,7 +51,8 @@ def trace(
     def placed(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)
 
-    with head.traced_for(mesh.devices.flat[0].platform):
+    platform = head.traced_for(mesh.devices.flat[0].platform)
+    with platform, jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return jitted.trace(*jax.tree.map(placed, args), **static)
 
 

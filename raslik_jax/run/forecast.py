@@ -186,6 +186,8 @@ def _notes(run: AbstractRun, is_compiled: bool) -> tuple[str, ...]:
         "its program and before XLA fuses any.",
         "Rows are taken to be as long as Alpaca's with Pythia's tokenizer.",
     ]
+    if run.num_devices > 1:
+        notes[0] += f" All of one device: {run.num_devices} share the rows of every batch."
     if is_compiled:
         notes[1] += (
             " XLA is its analysis of the same step, compiled for "

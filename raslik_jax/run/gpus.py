@@ -90,13 +90,13 @@ def prepare() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it says at length that there is no driver
 
 
-def mesh_of(name: str, *, data: int = 1, model: int = 1) -> "jax.sharding.Mesh":
+def mesh_of(name: str, *, data: int = 1) -> "jax.sharding.Mesh":
     """Returns a mesh of GPUs of one machine that need not be there, by a name of `GPUS`."""
-    import numpy as np
     from jax.experimental import topologies
-    from jax.sharding import Mesh
+
+    from raslik_jax import meshes
 
     topology = topologies.get_topology_desc(
-        platform="cuda", target_config=GPUS[name].spec, topology=f"1x1x{data * model}"
+        platform="cuda", target_config=GPUS[name].spec, topology=f"1x1x{data}"
     )
-    return Mesh(np.array(topology.devices).reshape(data, model), ("data", "model"))
+    return meshes.mesh_of(topology.devices)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from raslik_jax import meshes
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig
 from raslik_jax.data import batches
@@ -203,6 +204,11 @@ class AbstractRun:
             self.num_measured = most + max(most, least)
 
     @property
+    def num_devices(self) -> int:
+        """The devices that share the rows of a batch."""
+        return self.mesh.size if self.mesh else 1
+
+    @property
     def platform(self) -> str:
         """The platform that the steps are compiled for; empty for the default device's."""
         platform = self.mesh.devices.flat[0].platform if self.mesh else ""
@@ -237,7 +243,8 @@ class AbstractRun:
         """
 
         def trace(shape: Shape) -> jax.stages.Traced:
-            return cost.trace(step, *fixed, batch(shape), mesh=self.mesh, **named)
+            filled = shape._replace(rows=meshes.round_up(shape.rows, self.num_devices))
+            return cost.trace(step, *fixed, batch(filled), mesh=self.mesh, **named)
 
         @functools.cache
         def cost_of(shape: Shape) -> cost.Cost:
@@ -445,7 +452,11 @@ class AbstractRun:
         rows, name = self.sizes.train, self.config.retrieve["embedding"].checkpoint
         bound, weights = _bind_shapes(_encoder_config(name))
         embed = jax.vmap(bound.embed, in_axes=(None, 0, 0))
-        step = jax.jit(lambda weights, rows: embed(weights, rows.tokens_BL, rows.target_mask_BL))
+
+        def of_rows(weights: Tree, rows: batches.Batch) -> jax.Array:
+            return embed(weights, rows.tokens_BL, rows.target_mask_BL)
+
+        step = jax.jit(lambda weights, rows: meshes.by_rows(of_rows, weights, rows=rows))
         shapes = self.prompts(rows, min(rows, 64))
         program = self.program("embedding", step, weights, shapes=shapes)
         return Work(4.0 * 768 * rows, [program])

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from raslik_jax import meshes
 from raslik_jax.axes import Tree
 from raslik_jax.config import AUTO_TARGETS, Config, to_json
 from raslik_jax.data import batches, corpora, encoding, examples, masking, prompts, tokenization
@@ -176,17 +177,19 @@ class Workspace:
         origin = str(self.root / "corpus" / "tokenizer")
         size = self.tokenizer.vocab_size
         checkpoint.check_vocabulary(loaded.graphdef.config, size, origin=origin)
-        bound, parts = decoders.bind(loaded.graphdef), (loaded.base, loaded.lora)
-        return Model(bound, *parts, self.lora_config, loaded.graphdef, loaded.identity)
+        bound = decoders.bind(loaded.graphdef)
+        base, lora = meshes.replicate((loaded.base, loaded.lora))
+        return Model(bound, base, lora, self.lora_config, loaded.graphdef, loaded.identity)
 
     def adapter(self, *parts: str) -> Tree:
         """Returns an adapter that a stage saved."""
-        return adapters.load_adapter(
+        lora = adapters.load_adapter(
             self.root.joinpath(*parts),
             self.model.decoder.config,
             lora_config=self.model.lora_config,
             base=self.model.identity,
         )
+        return meshes.replicate(lora)
 
     def save_adapter(self, folder: pathlib.Path, lora: Tree) -> None:
         """Writes an adapter, in place of what an interrupted run may have left of it."""
@@ -224,7 +227,7 @@ class Workspace:
         origin = str(self.root / "corpus" / "tokenizer")
         size = self.tokenizer.vocab_size
         checkpoint.check_vocabulary(loaded.graphdef.config, size, origin=origin)
-        return BoundModel(decoders.bind(loaded.graphdef), {}, loaded.base)
+        return BoundModel(decoders.bind(loaded.graphdef), {}, meshes.replicate(loaded.base))
 
     @functools.cached_property
     def train_rows(self) -> encoding.Encoded:
@@ -324,7 +327,7 @@ class Workspace:
         whole = checkpoint.load_model(
             self.root.joinpath(*parts), dtype=jnp.dtype(self.config.backbone.dtype)
         )
-        return BoundModel(decoders.bind(whole.graphdef), {}, whole.base)
+        return BoundModel(decoders.bind(whole.graphdef), {}, meshes.replicate(whole.base))
 
     @functools.cached_property
     def end_ids(self) -> tuple[int, ...]:

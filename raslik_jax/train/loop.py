@@ -7,7 +7,7 @@ checkpoints and goes on from them.
 import contextlib
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -16,12 +16,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
+from raslik_jax import meshes
 from raslik_jax.axes import Tree
 from raslik_jax.progress import progress
 from raslik_jax.train import resuming
 
-# objective(params, part) -> (value, aux); both are sums over the rows of the part.
-Objective = Callable[[Tree, Any], tuple[Array, Any]]
+# objective(params, frozen, part) -> (value, aux); both are sums over the rows of the part.
+Objective = Callable[[Tree, Tree, Any], tuple[Array, Any]]
 # Looking at each loss at once would stall the device: numbers are read this many steps behind it,
 # and not before a second has passed or so many steps are done.
 _IN_FLIGHT, _LOOK_SECONDS, _LOOK_EVERY = 2, 1.0, 32
@@ -87,7 +88,9 @@ def make_algorithm(
 
     def step(state: State, frozen: Tree, batch: Any) -> tuple[State, Any]:
         objective, parts = prepare(frozen, batch, state.step)
-        (loss, aux), grads = value_and_grad(objective, state.params, parts, micro_batch=micro_batch)
+        (loss, aux), grads = value_and_grad(
+            objective, state.params, frozen, parts, micro_batch=micro_batch
+        )
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         info = report(loss, aux, grads)
         return State(optax.apply_updates(state.params, updates), opt_state, state.step + 1), info
@@ -96,29 +99,44 @@ def make_algorithm(
 
 
 def value_and_grad(
-    objective: Objective, params: Tree, batch: Any, *, micro_batch: int
+    objective: Objective, params: Tree, frozen: Tree, batch: Any, *, micro_batch: int
 ) -> tuple[tuple[Array, Any], Tree]:
     """Returns ((value, aux), gradient) of a batch, as jax.value_and_grad of the whole gives them.
 
     `batch` is a tree of arrays with one leading axis, of which micro_batch rows, a divisor, are
     held at a time; 0 for all. The objective sums over rows, and parts are added up: averaging
-    would weigh the tokens of a short part more.
+    would weigh the tokens of a short part more. So are the rows of each device, once, at the end.
     """
-    differentiate = jax.value_and_grad(objective, has_aux=True)
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(batch)}
-    if not micro_batch or sizes == {micro_batch}:
-        return differentiate(params, batch)
-    if len(sizes) != 1 or min(sizes) % micro_batch:
+    if micro_batch and (len(sizes) != 1 or min(sizes) % micro_batch):
         raise ValueError(f"{micro_batch=} must divide the rows of batches, got {sorted(sizes)}")
-    parts = jax.tree.map(lambda leaf: leaf.reshape(-1, micro_batch, *leaf.shape[1:]), batch)
+    differentiate = jax.value_and_grad(objective, has_aux=True)
 
-    def add_part(total: Any, part: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, differentiate(params, part)), None
+    def of_device(params: Tree, frozen: Tree, rows: Any) -> Any:
+        held = _rows_held(micro_batch, {leaf.shape[0] for leaf in jax.tree.leaves(rows)})
+        if not held:
+            return differentiate(params, frozen, rows)
+        parts = jax.tree.map(lambda leaf: leaf.reshape(-1, held, *leaf.shape[1:]), rows)
 
-    shapes = jax.eval_shape(differentiate, params, jax.tree.map(lambda leaf: leaf[0], parts))
-    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    total, _ = jax.lax.scan(add_part, start, parts)
-    return total
+        def add_part(total: Any, part: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, differentiate(params, frozen, part)), None
+
+        first = jax.tree.map(lambda leaf: leaf[0], parts)
+        shapes = jax.eval_shape(differentiate, params, frozen, first)
+        start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        total, _ = jax.lax.scan(add_part, start, parts)
+        return total
+
+    return meshes.sum_rows(of_device, params, frozen, rows=batch)
+
+
+def _rows_held(micro_batch: int, sizes: Collection[int]) -> int:
+    """Returns the rows that a device holds at a time, so that all hold micro_batch; 0 for all."""
+    if not micro_batch:
+        return 0
+    most, (rows,) = max(micro_batch // meshes.num_shards(), 1), sizes
+    held = max(count for count in range(1, min(most, rows) + 1) if rows % count == 0)
+    return 0 if held == rows else held
 
 
 @runtime_checkable
@@ -205,7 +223,8 @@ def fit(
       watch: what is handed each step's number, and its numbers by name, soon after it.
     """
     after, fields = after or {}, algorithm.fields
-    at = Progress(algorithm.init(params), np.zeros((0, len(fields)), np.float32))
+    frozen, state = meshes.replicate((frozen, algorithm.init(params)))
+    at = Progress(state, np.zeros((0, len(fields)), np.float32))
 
     def like(step: int) -> Progress:
         return at._replace(log_SF=np.zeros((step, len(fields)), np.float32))
@@ -217,7 +236,7 @@ def fit(
     if folder is not None and (saved := resuming.load_progress(folder, like)):
         print(f"    goes on after step {saved[0]:,} of {num_steps:,}")
         at = saved[1]
-    step, state, done = jax.jit(algorithm.step), at.state, len(at.log_SF)
+    step, state, done = jax.jit(algorithm.step), meshes.replicate(at.state), len(at.log_SF)
     shapes: set[Any] = set()
     bar_of_steps = progress(range(done + 1, num_steps + 1), bar, total=num_steps - done)
     with bar_of_steps as numbers, watch or contextlib.nullcontext():

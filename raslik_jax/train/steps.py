@@ -120,16 +120,18 @@ def unlearning(
     def prepare(frozen: Frozen, batch: tuple[Batch, Batch | None], step: Array) -> Any:
         forget, retain = batch
         forget_mean = objective.forget_mean or options.mean
-        reference = BoundModel(decoder, frozen.reference, frozen.base)
         # The means are over the whole batch, so what they divide by is found before it is cut up.
         nll_total = jnp.sum(losses.row_weights(forget, options.mean))
         forget_total = jnp.sum(losses.row_weights(forget, forget_mean))
         if retain is not None:
             retain_total = jnp.sum(losses.row_weights(retain, options.mean))
 
-        def of_part(params: Tree, part: tuple[Batch, Batch | None]) -> tuple[Array, Any]:
+        def of_part(
+            params: Tree, frozen: Frozen, part: tuple[Batch, Batch | None]
+        ) -> tuple[Array, Any]:
             forget, retain = part
             model = model_of(params, frozen)
+            reference = BoundModel(decoder, frozen.reference, frozen.base)
             rows = Rows(model, reference, forget)
             mean = losses.weighted_mean
             forget_nll = mean(rows.nll_B, forget, mean=options.mean, total=nll_total)
@@ -174,7 +176,9 @@ def supervised(
             keys = jax.random.split(jax.random.fold_in(dropout_key, step), batch.tokens_BL.shape[0])
         total = jnp.sum(losses.row_weights(batch, mean))
 
-        def of_part(params: Tree, part: tuple[Batch, Array | None]) -> tuple[Array, None]:
+        def of_part(
+            params: Tree, frozen: Tree, part: tuple[Batch, Array | None]
+        ) -> tuple[Array, None]:
             batch, keys = part
             lora, base = ({}, params) if whole else (params, frozen)
             nll_B = losses.nll_by_example(decoder, lora, base, batch, dropout_keys=keys)

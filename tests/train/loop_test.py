@@ -16,7 +16,8 @@ from raslik_jax.train import loop
 def _fit(num_steps, tx, **options):
     """Trains weights whose loss is their sum: its gradient is one everywhere."""
     algorithm = loop.make_algorithm(
-        lambda frozen, batch, step: (lambda params, part: (params["w"].sum(), None), batch), tx
+        lambda frozen, batch, step: (lambda params, frozen, part: (params["w"].sum(), None), batch),
+        tx,
     )
     return loop.fit(
         algorithm,
@@ -94,7 +95,7 @@ class LoopTest(parameterized.TestCase):
 
         with absltest.mock.patch.object(loop, "_LOOK_SECONDS", 0.0):
             algorithm = loop.make_algorithm(
-                lambda *_: (lambda params, part: (params["w"].sum(), None), jnp.ones(2)),
+                lambda *_: (lambda params, frozen, part: (params["w"].sum(), None), jnp.ones(2)),
                 optax.sgd(1e-3),
             )
             fitted = loop.fit(

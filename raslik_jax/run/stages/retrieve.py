@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax import files
+from raslik_jax import files, meshes
 from raslik_jax.config import Config
 from raslik_jax.data import batches, examples, tokenization
 from raslik_jax.data.examples import Example
@@ -158,7 +158,7 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     ids = [row.example_id for row in retrieval]
     queries = search.center_queries(query_QK, mean_K)
     check_agreement(queries.gram_QQ, ids)
-    columns = jax.device_put(search.to_columns(queries, aggregate=settings.aggregate))
+    columns = meshes.replicate(search.to_columns(queries, aggregate=settings.aggregate))
 
     def scores(batch: batches.Batch) -> tuple[jax.Array, jax.Array]:
         sketches = sketch(batch)

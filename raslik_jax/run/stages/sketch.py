@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from raslik_jax import meshes
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import batches, encoding, prompts, tokenization
@@ -45,8 +46,7 @@ def _loss(workspace: Workspace, batch: batches.Batch) -> gradients.ExampleLoss:
 def sketch_step(workspace: Workspace) -> Callable[..., gradients.Sketches]:
     """Returns the jitted function of (projection, adapters, base, batch)."""
 
-    @jax.jit
-    def sketch(
+    def of_rows(
         projection: projections.Projection,
         adapters: tuple[Tree, ...],
         base: Tree,
@@ -62,6 +62,15 @@ def sketch_step(workspace: Workspace) -> Callable[..., gradients.Sketches]:
             normalize=workspace.config.sketch.normalize,
         )
 
+    @jax.jit
+    def sketch(
+        projection: projections.Projection,
+        adapters: tuple[Tree, ...],
+        base: Tree,
+        batch: batches.Batch,
+    ) -> gradients.Sketches:
+        return meshes.by_rows(of_rows, projection, adapters, base, rows=batch)
+
     return sketch
 
 
@@ -69,8 +78,8 @@ def sketch_function(
     workspace: Workspace, projection: projections.Projection, adapters: tuple[Tree, ...]
 ) -> Sketch:
     """Returns a function that sketches a batch, compiled once per shape."""
-    base = workspace.sketch_model.base
-    return functools.partial(sketch_step(workspace), projection, adapters, base)
+    fixed = meshes.replicate((projection, adapters))
+    return functools.partial(sketch_step(workspace), *fixed, workspace.sketch_model.base)
 
 
 def sketched_adapters(workspace: Workspace) -> tuple[Tree, ...]:
@@ -205,8 +214,7 @@ def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
     spread_M = np.linspace(0, len(encoded.ids) - 1, settings.diagnose).astype(np.int64)
     whole = batches.make_batch(encoded, batches.plan_rows(encoded, np.unique(spread_M)))
 
-    @jax.jit
-    def flat_gradients(adapters: tuple[Tree, ...], base: Tree, batch: batches.Batch) -> jax.Array:
+    def of_rows(adapters: tuple[Tree, ...], base: Tree, batch: batches.Batch) -> jax.Array:
         loss = _loss(workspace, batch)
 
         def one(row: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -214,6 +222,10 @@ def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
 
         # One at a time: these flat vectors are handed out, which the sketch never does.
         return jax.lax.map(one, (batch.tokens_BL, batch.target_mask_BL))
+
+    @jax.jit
+    def flat_gradients(adapters: tuple[Tree, ...], base: Tree, batch: batches.Batch) -> jax.Array:
+        return meshes.by_rows(of_rows, adapters, base, rows=batch)
 
     numbered = {f"adapter-{i:03d}": lora for i, lora in enumerate(adapters)}
     found = diagnose.diagnose(

@@ -1,0 +1,111 @@
+"""A run on eight devices gives what it gives on one: sets, answers, rates, adapters, sketches."""
+
+import json
+import pathlib
+import tempfile
+
+import numpy as np
+import pytest
+from absl.testing import absltest
+from safetensors.numpy import load_file
+from tiny import FLAGS, finished_run, run_script
+
+from raslik_jax.index.store import SketchStore
+
+# Sketches are of length one: float32 has steps of 6e-8 below it. Measured: 2e-7, and 1e-7 of weights.
+_SKETCH_ATOL, _ADAPTER_ATOL = 2e-6, 2e-5
+# A part of the run that goes through all kinds of work on the devices.
+_PART = ("--retrieve.strategies=random,raslik", "--unlearn.algorithms=ga_klr")
+_STAGES = "corpus,backbone,finetune,references,sketch,retrieve,unlearn,generate,evaluate"
+
+
+def _lines(path: pathlib.Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.heavy
+class MeshRunTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.one = finished_run()
+        cls.many = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory())) / "many"
+        done = run_script(
+            "experiments/run.py",
+            *FLAGS,
+            *_PART,
+            f"--workdir={cls.many}",
+            f"--stages={_STAGES}",
+            env={"JAX_NUM_CPU_DEVICES": "8"},
+        )
+        if done.returncode:
+            raise AssertionError(done.stderr)
+
+    def pairs(self, pattern):
+        """The files of both runs, by name."""
+        names = sorted(str(path.relative_to(self.many)) for path in self.many.glob(pattern))
+        self.assertNotEmpty(names)
+        return [(name, self.one / name, self.many / name) for name in names]
+
+    def test_sets_have_the_same_rows(self):
+        for kind in ("forget", "retain"):
+            for name, one, many in self.pairs(f"retrieve/*/{kind}.jsonl"):
+                ids = [[row["id"] for row in _lines(path)] for path in (one, many)]
+                self.assertEqual(*ids, name)
+
+    def test_greedy_answers_are_the_same(self):
+        names = ("references/retrieval", "references/evaluation", "generate/*")
+        for name in names:
+            for found, one, many in self.pairs(f"{name}/*.jsonl"):
+                self.assertEqual(one.read_text(), many.read_text(), found)
+
+    def test_adapters_and_trained_weights_agree(self):
+        for name, one, many in self.pairs("**/*.safetensors"):
+            left, right = load_file(one), load_file(many)
+            self.assertEqual(left.keys(), right.keys())
+            for leaf, values in left.items():
+                np.testing.assert_allclose(
+                    right[leaf], values, rtol=0, atol=_ADAPTER_ATOL, err_msg=f"{name} {leaf}"
+                )
+
+    def test_sketches_and_scores_agree_to_rounding(self):
+        one, many = (SketchStore.open(root / "sketch" / "index") for root in (self.one, self.many))
+        self.assertEqual(one.ids, many.ids)
+        for chunk in range(one.num_chunks):
+            left, right = (store.stored_words(chunk) for store in (one, many))
+            np.testing.assert_allclose(right, left, rtol=0, atol=_SKETCH_ATOL)
+        for name, left, right in self.pairs("retrieve/*/*.npy"):
+            left_N, right_N = np.load(left), np.load(right)
+            np.testing.assert_allclose(right_N, left_N, rtol=0, atol=_SKETCH_ATOL, err_msg=name)
+
+    def test_rates_are_the_same(self):
+        one, many = (
+            json.loads((root / "evaluate" / "metrics.json").read_text())
+            for root in (self.one, self.many)
+        )
+
+        def flat(value, prefix=""):
+            if isinstance(value, dict | list):
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                return {k: v for name, x in items for k, v in flat(x, f"{prefix}/{name}").items()}
+            return {prefix: value}
+
+        parts = ("finetuned", "backbone", "retrieval", "corpus")
+        left, right = (flat({part: of[part] for part in parts}) for of in (one, many))
+        # Others of a method's numbers compare it with all methods of its run.
+        rates = ("forget", "retain", "non_sf_target", "non_sf_normal", "perplexity")
+        keys = ("strategy", "algorithm", "epoch")
+        methods = {tuple(method[key] for key in keys): method for method in one["methods"]}
+        for method in many["methods"]:
+            name = tuple(method[key] for key in keys)
+            left |= flat({rate: methods[name][rate] for rate in rates}, f"/{name}")
+            right |= flat({rate: method[rate] for rate in rates}, f"/{name}")
+        for name, value in right.items():
+            if isinstance(value, float):
+                np.testing.assert_allclose(left[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+            else:
+                self.assertEqual(left[name], value, name)
+
+
+if __name__ == "__main__":
+    absltest.main()
