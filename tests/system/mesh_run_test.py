@@ -12,7 +12,7 @@ from tiny import FLAGS, finished_run, run_script
 
 from raslik_jax.index.store import SketchStore
 
-# Sketches are of length one: float32 has steps of 6e-8 below it. Measured: 2e-7, and 1e-7 of weights.
+# Of sketches of length one, where float32 has steps of 6e-8. Measured: 2e-7, and 1e-7 of weights.
 _SKETCH_ATOL, _ADAPTER_ATOL = 2e-6, 2e-5
 # A part of the run that goes through all kinds of work on the devices.
 _PART = ("--retrieve.strategies=random,raslik", "--unlearn.algorithms=ga_klr")
