@@ -7,7 +7,7 @@ import pytest
 
 from raslik_jax.cli import command, trace, unlearn
 from raslik_jax.cli import run as run_command
-from raslik_jax.config import Config
+from raslik_jax.config import Config, MeshConfig
 from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.data.rows import FORMATS
 from raslik_jax.report import drawing, figures
@@ -123,7 +123,7 @@ def test_what_is_not_measured_needs_no_packages_that_measure(tmp_path, monkeypat
     asked = []
     monkeypatch.setattr(command, "require", lambda *names: asked.extend(names))
     monkeypatch.setattr(run_command, "open_workdir", lambda *_, **__: 1 / 0)
-    how = {"update": False, "stages": ("references", "retrieve")}
+    how = {"mesh": MeshConfig(), "update": False, "stages": ("references", "retrieve")}
     for is_measured, needed in ((False, []), (True, ["rouge_score"])):
         with pytest.raises(ZeroDivisionError):
             run_command.make(Config(), tmp_path, is_measured=is_measured, **how)
