@@ -72,7 +72,7 @@ parity: $(VENV)/.installed-parity
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
-check: $(VENV)/.installed-parity browser docs
+check: $(VENV)/.installed-parity .venv-gpu browser docs
 	$(BIN)/python -m pytest -q -rs -m heavy -n $(WORKERS) --dist worksteal --durations=15
 
 clean:

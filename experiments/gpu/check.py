@@ -51,7 +51,7 @@ _SIZE = 65_536
 _GIB = 2**30
 
 
-# What every step took when it was last looked at: "{gpu} {model} {step}" -> [GiB, useful share].
+# "{gpu} {model} {step}" -> [GiB, useful share].
 _STATED = pathlib.Path(__file__).with_name("stated.json")
 # A step may take so much more memory, and reach so much less of the best possible time.
 _SLACK, _SHARE_SLACK = 1.03, 0.02
@@ -178,26 +178,28 @@ def problems_of(name: str, found: Compiled, gpu: gpus.Gpu) -> Iterator[str]:
         held = f"{gpu.memory_bytes / _GIB:.1f} GiB, takes {found.memory_bytes / _GIB:.1f}"
         yield f"must take at most {held}"
     shapes = list(module.shapes())
-    rows, tokens = step.shape.rows, step.shape.rows * step.shape.length
-    if name.startswith("sketch"):
-        # Gradients of a batch are made layer by layer, and flat once where they are projected.
+    rows = step.shape.rows
+    # Gradients of a batch are made layer by layer, and flat once where they are projected. A
+    # sketch of fewer parameters than its size is as wide as they are.
+    if name.startswith("sketch") and found.params > _SIZE:
         sizes = collections.Counter(
             array for shape in shapes for array in roofline.arrays_of(shape)
         )
         count = sizes["f32", rows * found.params]
         if count > 1:
             yield f"must hold the gradients [B, P] once, holds them {count} times"
-    # Logits are read in tiles, those of an answer's next token apart.
+    # A step runs the head at targets alone; gradients and likelihoods read it in tiles as well.
+    of_row = step.shape.targets if name.startswith(("sketch", "likelihood")) else step.shape.length
     is_logits = re.compile(rf"[\[,]{found.vocab}[\],]")
     logits = {
         size
         for shape in shapes
         for part in re.findall(r"\w+\[[\d,]+\]", shape)
         for _, size in roofline.arrays_of(part)
-        if is_logits.search(part) and size >= tokens * found.vocab
+        if is_logits.search(part) and size >= rows * of_row * found.vocab
     }
     if logits:
-        yield f"must not hold logits [B, L, V], holds {max(logits):,} numbers of a vocabulary"
+        yield f"must not hold all logits, holds {max(logits):,} numbers of a vocabulary"
     for kernel in sorted({*step.kernels} - _kernels_of(found.text)):
         yield f"must call its kernel {kernel}, calls {sorted(_kernels_of(found.text))}"
     for kind in ("infeed", "outfeed", "send", "recv"):
@@ -206,6 +208,11 @@ def problems_of(name: str, found: Compiled, gpu: gpus.Gpu) -> Iterator[str]:
     others = {dtype for dtype, share in module.loop_products() if share > 0.1 and dtype != "bf16"}
     if others and name != "decode" and not name.startswith("score"):
         yield f"large products of the layer loop must be of bf16, some are of {sorted(others)}"
+
+
+def stated() -> dict[str, Any]:
+    """Returns what every step took when it was last looked at, GiB and useful share, and jax."""
+    return json.loads(_STATED.read_text())
 
 
 def excess_of(gib: float, share: float, stated: list[float] | None) -> Iterator[str]:
@@ -232,7 +239,7 @@ def run(options: Options) -> int:
     """Compiles, prints and checks; returns 1 where a step is not as it must be."""
     gpus.prepare()
     gpu, mesh = gpus.GPUS[options.gpu], gpus.mesh_of(options.gpu)
-    stated: dict[str, list[float]] = json.loads(_STATED.read_text())
+    may = stated()
     rows: list[Any] = []
     wrong: list[str] = []
     start = time.monotonic()
@@ -261,19 +268,21 @@ def run(options: Options) -> int:
             )
             problems = list(problems_of(name, found, gpu))
             if options.state:
-                stated[title] = [round(gib, 2), round(share, 3)]
-                files.write_text(_STATED, json.dumps(stated, indent=1, sort_keys=True) + "\n")
-            else:
-                problems += excess_of(gib, share, stated.get(title))
+                may |= {title: [round(gib, 2), round(share, 3)], "jax": jax.__version__}
+                files.write_text(_STATED, json.dumps(may, indent=1, sort_keys=True) + "\n")
+            elif may["jax"] == jax.__version__:
+                problems += excess_of(gib, share, may.get(title))
             wrong += [f"{model} {name} {problem}" for problem in problems]
     heads = ("GiB", "T operations", "GB moved", "ms at best", "useful", "s to compile")
     columns = (tables.Column("Step"), *(tables.Column(head, "right") for head in heads))
-    notes = (
+    notes: tuple[str, ...] = (
         f"{gpu.title} at {gpu.flops_per_second:.3g} operations and {gpu.bytes_per_second:.3g} "
         f"bytes a second; jax {jax.__version__}; {time.monotonic() - start:.0f} s.",
         "At best: every instruction takes the longer of its products and its bytes. Useful: the "
         "share of that time that the step's products take, counted once.",
     )
+    if may["jax"] != jax.__version__ and not options.state:
+        notes += (f"stated.json is of jax {may['jax']}: not compared with it.",)
     render = tables.render_markdown if options.markdown else tables.render_terminal
     print(render(tables.Table(columns, tuple(rows), notes)))
     print("\n".join(wrong) or "all steps are within their bounds")
