@@ -217,6 +217,18 @@ class RetrieveConfig(Stage):
         low=0,
         below=1,
     )
+    null_prompts: int = setting(
+        0,
+        "Rows of the corpus whose prompts stand for unrelated ones: how many of them score a row "
+        "as high says what its score means; 0: none.",
+        low=0,
+    )
+    token_rows: int = setting(
+        0,
+        "Rows of the highest scores of which it is found what every token contributes, and every "
+        "token of the answer; 0: none.",
+        low=0,
+    )
     retain_from: Literal["non_target", "anywhere"] = setting(
         "non_target",
         "Where Random, Oracle and RASLIK-F draw the retain set; the paper: labeled non-targets.",
@@ -231,6 +243,9 @@ class RetrieveConfig(Stage):
         if self.select in ("margin", "gap") and self.aggregate != "mean":
             must = f"--select={self.select} needs --aggregate=mean"
             yield f"{must}, got {self.aggregate}: it takes cosines"
+        for name in ("null_prompts", "token_rows"):
+            if getattr(self, name) and self.aggregate == "mean_rank":
+                yield f"--{name} needs --aggregate=mean or common, got mean_rank: it takes cosines"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,8 @@ from raslik_jax.data.examples import HELD_OUT, Example, query_file
 from raslik_jax.data.formats import parse_fields, read_examples, read_written
 from raslik_jax.data.rows import FORMATS
 from raslik_jax.messages import one_line, shown
+from raslik_jax.report.incident import doubt
+from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.selectors import NothingStandsOut, noise_band
 from raslik_jax.settings import setting
 
@@ -44,6 +46,8 @@ PRESET: dict[str, Any] = {
     "retrieve.strategies": ("raslik",),
     "retrieve.select": "gap",
     "retrieve.held_out": 0.2,
+    "retrieve.null_prompts": 256,
+    "retrieve.token_rows": 8,
     "unlearn.algorithms": ("ga_klr",),
     "unlearn.ga_klr.learning_rate": 3e-4,
     "unlearn.epochs": 20,
@@ -54,8 +58,6 @@ PRESET: dict[str, Any] = {
 FLAGS = [
     leaf._replace(value=PRESET.get(leaf.name, leaf.value)) for leaf in settings.leaves(Config())
 ]
-# A mean over its tokens above which a model would hardly say an answer: one in 55 at each.
-_UNLIKELY_NLL = 4.0
 _CUT = {"num_forget": int, "middle": float, "edge": float}
 _STAGES = ("corpus", "backbone", "finetune", "sketch", "retrieve")
 
@@ -167,19 +169,20 @@ def _as_row(like: Example, prompt: str, response: str) -> dict[str, Any]:
 def answers_text(path: pathlib.Path, *, is_doubted: bool = True) -> list[str]:
     """Returns how likely a model finds the traced answers, and what it says itself, as lines.
 
-    With `is_doubted` it is told where the model would hardly have given the answer.
+    Beside them the base, where it stands there too. With `is_doubted` it is told where an answer is
+    no good evidence.
     """
     from raslik_jax.run.stages.generate import read_traced  # it takes jax with it
 
-    lines = []
-    for row in read_traced(path):
-        hardly = (
-            ", it would hardly say so (check prompt, template, adapter)"
-            if is_doubted and row["nll"] > _UNLIKELY_NLL
-            else ""
-        )
+    lines, beside = [], path.with_name("backbone.jsonl")
+    bases = [row["nll"] for row in read_traced(beside)] if beside.is_file() else None
+    for number, row in enumerate(read_traced(path)):
+        base = bases[number] if bases else None
+        under_base = "" if base is None else f", {base:.2f} under the base"
+        why = doubt(row["nll"], base) if is_doubted else ""
         lines.append(f"answer  {one_line(row['traced'], 160)}")
-        lines.append(f"        {row['nll']:.2f} nats a token under the model{hardly}")
+        lines.append(f"        {row['nll']:.2f} nats a token under the model{under_base}")
+        lines += [f"        {why}"] if why else []
         lines.append(f"says    {one_line(row['output'], 160)}")
     return lines
 
@@ -189,14 +192,23 @@ def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
     rows = read_written(workdir / "corpus" / "train.jsonl")
     path = workdir / "retrieve" / "influence" / "influence.npy"
     score_N = files.read_array(path, (len(rows),))
-    lines = ["", "rows that pull toward the answer (score, place in the training file)"]
+    chances = chance.read_chance(workdir, len(rows))
+    told = chance.sentence(chances) if chances else ""
+    heading = "rows that pull toward the answer (score{}, place in the training file)"
+    what = ", prompts that score the row as high, p, q" if told else ""
+    lines = ["", heading.format(what)]
     for rank, position in enumerate(np.argsort(-score_N, kind="stable")[:top].tolist(), start=1):
         row = rows[position]
         mark = "forget" if row.example_id in forget else ""
-        lines.append(f"{rank:4}. {score_N[position]:+.4f}  {row.place:>7,}  {mark}".rstrip())
+        means = ""
+        if chances and told:
+            higher, _, p, q = (part[position] for part in chances)
+            means = f"  {higher:4.0f}  p {p:<6.2g}  q {q:<7.2g}"
+        line = f"{rank:4}. {score_N[position]:+.4f}{means}  {row.place:>7,}  {mark}"
+        lines.append(line.rstrip())
         for text in (f"{row.instruction} {row.input}", row.output):
             lines += [" " * 6 + part for part in textwrap.wrap(one_line(text, 160), 88)]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *(["", *textwrap.wrap(told, 96)] if told else []), ""])
 
 
 def _found_band(config: Config, workdir: pathlib.Path) -> tuple[float, float] | None:

@@ -24,13 +24,15 @@ from raslik_jax import files, settings
 from raslik_jax.cli import run as run_command
 from raslik_jax.cli import setting_flags
 from raslik_jax.cli.trace import answers_text
-from raslik_jax.config import Config, MeshConfig, config_from_json
+from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json
 from raslik_jax.data.cleaning import write_without
 from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.data.formats import read_written
 from raslik_jax.data.sources import without_packing
-from raslik_jax.files import read_json
+from raslik_jax.files import read_json, write_json
 from raslik_jax.messages import shown
+from raslik_jax.report.incident import EXPORTS
+from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.settings import setting
 
@@ -72,12 +74,19 @@ def run(options: Options) -> None:
     if options.cleaned_train_file:
         files.check_new(cleaned, "--cleaned_train_file")
     print(f"sets: {_describe_sets(config, strategy)}")
-    run_command.make(config, root, mesh=options.mesh, update=True)
+    (root / EXPORTS).unlink(missing_ok=True)
+    measured = [stage for stage in STAGES if stage != "report"]
+    run_command.make(config, root, mesh=options.mesh, update=True, stages=measured)
     from raslik_jax.run.exporting import export_model  # they take jax with them
     from raslik_jax.run.workspace import Workspace
 
     names: Any = {"strategy": strategy, "algorithm": algorithm}
     folder = export_model(root, options.out, **names, epoch=None, merged=options.merged)
+    told, exported = _clean(config, root, strategy, cleaned)
+    kind = "Model" if options.merged else "Adapter"
+    # The page says where all of it lies.
+    write_json(root / EXPORTS, {f"{kind} without it": str(folder.resolve()), **exported})
+    run_command.make(config, root, mesh=options.mesh, update=True, stages=("report",))
     if config.evaluate.traced:
         after = root / "generate" / f"traced-{strategy}-{algorithm}"
         before = root / "retrieve" / "traced" / "finetuned.jsonl"
@@ -89,7 +98,7 @@ def run(options: Options) -> None:
             sep="\n",
         )
     print(f"\n{'model' if options.merged else 'adapter'} and its card: {folder}")
-    print(_clean(config, root, strategy, cleaned))
+    print(told)
     print(f"repeat: {run_command.repeating(root)}")
 
 
@@ -139,8 +148,13 @@ def _cleaned_name(source: str) -> str:
     return f"cleaned_{name if is_text else name.removesuffix('.parquet') + '.jsonl'}"
 
 
-def _clean(config: Config, root: pathlib.Path, strategy: str, target: pathlib.Path) -> str:
-    """Writes the training file without what was found, and all rows with scores; says where."""
+def _clean(
+    config: Config, root: pathlib.Path, strategy: str, target: pathlib.Path
+) -> tuple[str, dict[str, str]]:
+    """Writes the training file without what was found, and all rows with scores.
+
+    Returns lines that say where, and the places by their titles, in the work directory as there.
+    """
     sets = {name: root / "retrieve" / strategy / f"{name}.jsonl" for name in ("forget", "retain")}
     if config.retrieve.held_out:
         names = {f"held-out {kind}": query_file(HELD_OUT, kind) for kind in ("target", "normal")}
@@ -149,11 +163,15 @@ def _clean(config: Config, root: pathlib.Path, strategy: str, target: pathlib.Pa
     # What was kept out of the sets to measure on was found all the same.
     found = {row.place for name in ("forget", "held-out target") for row in rows.get(name, ())}
     left = write_without(_train_file(config), target, found)
+    is_own = target.resolve().parent == root.resolve()
+    exported = {"Training file without them": target.name if is_own else str(target.resolve())}
     lines = [f"training file without the {len(found)} rows that were found, {left} left: {target}"]
     if importlib.util.find_spec("pyarrow"):
         set_of = {row.example_id: name for name, part in rows.items() for row in part}
-        lines.append(f"all rows with their scores: {_write_scores(root, set_of)}")
-    return "\n".join(lines)
+        path = _write_scores(root, set_of)
+        lines.append(f"all rows with their scores: {path}")
+        exported["All rows with their scores"] = path.name
+    return "\n".join(lines), exported
 
 
 def _write_scores(root: pathlib.Path, set_of: Mapping[str, str]) -> pathlib.Path:
@@ -170,6 +188,10 @@ def _write_scores(root: pathlib.Path, set_of: Mapping[str, str]) -> pathlib.Path
         for name in ("place", "example_id", "instruction", "input", "output", "is_target", "source")
     }
     columns |= {"score": scores, "set": [set_of.get(row.example_id) for row in rows]}
+    if chances := chance.read_chance(root, len(rows)):
+        names = "higher", "prompts", "p", "q"
+        for name, values in zip(names, np.stack(chances).tolist(), strict=True):
+            columns[name] = [x if x == x else None for x in values]  # NaN is not itself
     with files.replacing(root / "rows.parquet") as partial:
         parquet.write_table(pyarrow.table(columns), partial)
     return root / "rows.parquet"

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax import lax
-from jaxtyping import Bool, Float, Float32, Float64, Shaped
+from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
 
 from raslik_jax.axes import Array
 from raslik_jax.index.combine import (
@@ -259,6 +259,19 @@ def score_store(
     """
     store.require_complete()
     columns = columns_of_store(store, query_QK, center=center, aggregate=aggregate)
+    return join_columns(_score_columns(store, columns), store.is_eligible_N, aggregate)
+
+
+def score_each(store: SketchStore, queries: Queries) -> Float32[np.ndarray, "N Q"]:
+    """Returns every row's score with every single query, as `score_store` does; also of barred."""
+    store.require_complete()
+    seed = store.rotation_seed
+    return _score_columns(
+        store, to_columns(queries, aggregate="mean_rank", dtype=store.dtype, rotation_seed=seed)
+    )
+
+
+def _score_columns(store: SketchStore, columns: Columns) -> Float32[np.ndarray, "N G"]:
     columns = jax.device_put(columns)
     lengths_N, scales_N = store.column("lengths"), store.column("scales")
     scores_NG = np.empty((store.num_rows, columns.offset_G.shape[0]), np.float32)
@@ -280,7 +293,17 @@ def score_store(
     workers = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 2
     with ThreadPoolExecutor(min(workers, 16)) as pool:
         list(pool.map(score, range(store.num_chunks)))
-    return join_columns(scores_NG, store.is_eligible_N, aggregate)
+    return scores_NG
+
+
+def queries_of_rows(
+    store: SketchStore, positions: Int[np.ndarray, " M"], *, center: bool
+) -> Queries:
+    """Returns rows of an index as queries of it, centered as `queries_of_store` centers."""
+    row_MK = store.rows(positions)
+    if store.dtype == "sign":  # centered before their signs were taken, or never
+        return center_queries(row_MK)
+    return queries_of_store(store, row_MK, center=center)
 
 
 def columns_of_store(

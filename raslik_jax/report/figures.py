@@ -281,12 +281,19 @@ def draw_cut(
     ranked_N = np.sort(score_N[score_N > -np.inf])[::-1]
     rank_N = np.arange(1, len(ranked_N) + 1)
     figure, (axes,) = make_axes((7.6, 3.8), frame)
+    if frame:  # a page holds no more points than can be told apart
+        kept = np.unique(np.geomspace(1, max(len(ranked_N), 1), 600).astype(np.int64)) - 1
+        kept = np.union1d(kept, np.arange(num_forget - 1, num_forget + 1)[: 2 * bool(num_forget)])
+        kept = kept[kept < len(ranked_N)]
+    else:
+        kept = rank_N - 1
     axes.axhspan(2 * middle - edge, edge, color="#000000", alpha=0.07, lw=0)
-    axes.plot(rank_N, ranked_N, color=drawing.OTHER_COLOR, lw=1.6)
+    axes.plot(rank_N[kept], ranked_N[kept], color=drawing.OTHER_COLOR, lw=1.6)
     note(axes, "noise band", (1, edge), (4, -4), "data", "data", ha="left", va="top")
     if num_forget:
         color, below = drawing.TARGET_COLOR, ranked_N[num_forget : num_forget + 1]
-        axes.plot(rank_N[:num_forget], ranked_N[:num_forget], color=color, lw=2.4)
+        best = kept[kept < num_forget]
+        axes.plot(rank_N[best], ranked_N[best], color=color, lw=2.4)
         cut = float(np.mean([ranked_N[num_forget - 1], *below]))
         axes.axhline(cut, color=INK, lw=1, ls="--")
         axes.axvline(num_forget + 0.5, color=INK, lw=1, ls="--")

@@ -24,7 +24,7 @@ from raslik_jax.report.records import Model, collect_models
 from raslik_jax.report.runs import Experiment, ScoreSample, StoredRun
 
 # What the page shows at most, so that its size stays bounded whatever was run.
-_LIMITS = {"target": 12, "normal": 6, "answer": 1500, "example": 400}
+_LIMITS = {"target": 12, "normal": 6, "answer": 1500, "example": 400, "traced": 4, "tokens": 600}
 _MAX_CHARACTERS = 1_500_000  # of all answers
 _MAX_PANELS, _MAX_HISTOGRAMS = 12, 4
 _GENERATOR = '<meta name="generator" content="raslik_jax">'
@@ -154,6 +154,8 @@ def _view(experiment: Experiment, paper: Sequence[PublishedBlock], share: int) -
             for seed in experiment.metrics
         ],
         "against": notes.answers_taken_against(metrics),
+        "incident": run.incident,
+        "cut": _cut_figure(experiment),
         "summary": [_summary(experiment, block, strategies) for block in blocks],
         "frontier": _frontier(experiment),
         "epochs": results.results_table(metrics, epochs="all"),
@@ -183,6 +185,17 @@ def _view(experiment: Experiment, paper: Sequence[PublishedBlock], share: int) -
             "versions": metrics.get("versions", {}),
         },
     }
+
+
+def _cut_figure(experiment: Experiment) -> list[dict[str, Any]]:
+    """Returns the picture of where the scores end that stand out, where a rule cut there."""
+    found = experiment.runs[0].incident
+    if not found or not found.cut:
+        return []
+    figure = figures.draw_cut(**found.cut._asdict(), frame=drawing.Frame(330))
+    text = f"{found.cut.num_forget:,} of {len(found.cut.score_N):,} rows stand out."
+    title = f"Scores of the rows of {experiment.name} in order. {text}"
+    return [_figure(figure, title, "Where the rows that stand out end.", text)]
 
 
 def _figure(figure: Any, title: str, lead: str, text: str = "") -> dict[str, Any]:

@@ -14,6 +14,8 @@ from raslik_jax.evaluate.metrics import METRICS
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.files import read_array, read_json, read_json_lines
 from raslik_jax.manifests import check_finished, check_whole, read_manifest
+from raslik_jax.report import incident
+from raslik_jax.report.incident import Incident
 from raslik_jax.report.names import REFERENCES, algorithm_name, highlighted
 from raslik_jax.report.records import last_epochs
 
@@ -90,6 +92,7 @@ class StoredRun(NamedTuple):
       scores: what RASLIK ranks by; None if it is not kept.
       losses: by panel and label, one loss per step.
       marker_words: words that mark the behavior; none where the file of them is gone.
+      incident: what was traced and the rows behind it, or an example of that.
     """
 
     metrics: Metrics
@@ -99,6 +102,7 @@ class StoredRun(NamedTuple):
     scores: ScoreSample | None
     losses: Mapping[str, Mapping[str, Sequence[float]]]
     marker_words: frozenset[str]
+    incident: Incident | None = None
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -137,17 +141,20 @@ def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
     if read_manifest(root / "retrieve" / "influence") is not None:
         check_whole(root, "retrieve/influence")
     split = metrics.get("corpus", {}).get("query_split", "test")
+    queries = tuple(
+        Query(row["id"], _text(row), kind == "target")
+        for kind in ("target", "normal")
+        for row in _read_rows(root / query_file(split, kind))
+    )
+    answers = _read_answers(root, metrics)
+    sets = {name: _read_sets(root / "retrieve" / name, num_rows) for name in metrics["retrieval"]}
+    traced = incident.read_incident(root, metrics)
     return StoredRun(
         metrics=metrics,
-        queries=tuple(
-            Query(row["id"], _text(row), kind == "target")
-            for kind in ("target", "normal")
-            for row in _read_rows(root / query_file(split, kind))
-        ),
-        answers=_read_answers(root, metrics),
-        sets={
-            name: _read_sets(root / "retrieve" / name, num_rows) for name in metrics["retrieval"]
-        },
+        queries=queries,
+        answers=answers,
+        sets=sets,
+        incident=traced or incident.example_incident(metrics, queries, answers, sets),
         scores=_read_scores(root, metrics),
         losses=_read_losses(root, metrics),
         marker_words=_read_marker_words(metrics["settings"]),

@@ -18,6 +18,7 @@ from raslik_jax.run import checking, cost, plan
 from raslik_jax.run.programs import AbstractRun, Program, Work
 from raslik_jax.run.stages import (
     backbone,
+    chance,
     corpus,
     discriminator,
     finetune,
@@ -25,6 +26,7 @@ from raslik_jax.run.stages import (
     references,
     retrieve,
     sketch,
+    tokens,
     unlearn,
 )
 from raslik_jax.run.units import Plan, Unit
@@ -89,7 +91,11 @@ _WORK: dict[Callable[..., None], Callable[..., Work]] = {
         run.queries["retrieval"], 4.0 * run.sketch_size * run.queries["retrieval"]
     ),
     sketch.make_diagnosis: lambda run: run.sketching(run.config.sketch.diagnose),
-    retrieve.make_scores: AbstractRun.scoring,
+    retrieve.make_scores: lambda run: run.scoring(run.queries["retrieval"], 1),
+    chance.make_null: lambda run: run.scoring(run.num_null, run.num_null),
+    chance.make_chance: lambda run: Work(32.0 * run.sizes.train),
+    # A gradient, and the transpose of one, which takes two: for a row and for the answer.
+    tokens.make_tokens: lambda run: run.sketching(6 * run.config.retrieve.token_rows),
     retrieve.make_embeddings: AbstractRun.embedding,
     retrieve.make_exact_scores: lambda run: run.sketching(
         run.sizes.train, 4.0 * run.sizes.train, is_exact=True

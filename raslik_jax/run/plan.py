@@ -18,10 +18,12 @@ from raslik_jax.data.examples import query_file
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.files import read_json
 from raslik_jax.messages import shown, some_of
+from raslik_jax.report.incident import EXPORTS
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import checking
 from raslik_jax.run.stages import (
     backbone,
+    chance,
     corpus,
     discriminator,
     evaluate,
@@ -31,6 +33,7 @@ from raslik_jax.run.stages import (
     report,
     retrieve,
     sketch,
+    tokens,
     unlearn,
 )
 from raslik_jax.run.units import Plan, Unit, announcement, run_units
@@ -214,6 +217,16 @@ class _Planner:
         for need, recipes in retrieve.SCORES.items():
             for recipe in recipes if need in needed else ():
                 yield self.unit(**recipe)
+        if self.config.retrieve.null_prompts and retrieve.EVIDENCE in needed:
+            reads, settings = "corpus/train.jsonl sketch/index", "seed retrieve.center"
+            settings += " retrieve.null_prompts"
+            yield self.unit("retrieve/null", chance.make_null, reads, settings)
+            reads += " {queries} retrieve/queries retrieve/influence retrieve/null"
+            yield self.unit("retrieve/chance", chance.make_chance, reads, "{kernel}")
+        if self.config.retrieve.token_rows and retrieve.EVIDENCE in needed:
+            reads = "{rows} {queries} {sketched} sketch/index retrieve/queries retrieve/influence"
+            settings = "{sketch} {kernel} retrieve.token_rows"
+            yield self.unit("retrieve/tokens", tokens.make_tokens, reads, settings)
         if self.config.sketch.diagnose:
             yield self.unit(
                 "retrieve/diagnosis",
@@ -337,17 +350,20 @@ class _Planner:
             files=retain,
             is_shared=False,
         )
-        shown = (f"retrieve/{retrieve.EVIDENCE}", "retrieve/traced")
+        parts = retrieve.EVIDENCE, "traced", "chance", "tokens", "sizes"
+        shown = [f"retrieve/{name}" for name in parts]
         drawn = [name for name in shown if name in names]
         trained = ["backbone", "finetune"] if config.finetunes else ["backbone"]
         drawn += [f"{name}/losses.json" for name in trained if name in names]
         drawn += [f"unlearn/{'-'.join(variant)}/steps.json" for variant in self.variants]
+        exports = self.workspace.root / EXPORTS
         yield self.unit(
             "report",
             report.report,
-            " ".join([reads, "evaluate", *drawn]),
+            " ".join([reads, "evaluate corpus/retrieval.jsonl", *drawn]),
             "evaluate.marker_words",
             values={"forms": ["markdown", "html"]},
+            files={EXPORTS: exports} if exports.is_file() else {},
             is_shared=False,
         )
 

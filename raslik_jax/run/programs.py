@@ -423,10 +423,15 @@ class AbstractRun:
         )
         return Work(disk_bytes, [program] * passes)
 
-    def scoring(self) -> Work:
-        """Cosines of the index's rows with the queries."""
-        rows, products = self.sizes.train, 2.0 * self.sketch_size * self.queries["retrieval"]
-        return Work(4.0 * rows, [], rows * products, self.index_bytes)
+    def scoring(self, queries: int, columns: int) -> Work:
+        """Cosines of the index's rows with queries, of which so many columns are kept."""
+        rows, products = self.sizes.train, 2.0 * self.sketch_size * queries
+        return Work(4.0 * rows * columns, [], rows * products, self.index_bytes)
+
+    @property
+    def num_null(self) -> int:
+        """Rows that stand for unrelated prompts."""
+        return min(self.config.retrieve.null_prompts, self.sizes.train)
 
     def classifying(self) -> Work:
         """Training of the classifier, all weights."""

@@ -35,6 +35,7 @@ class ProjectionFamily(NamedTuple):
       collision: from P and K, the probability that two coordinates meet in one of the sketch.
       bins: the bin of every coordinate, where each lies in one; None for sums over all of them.
       operands: dtypes in which a gradient may enter its product.
+      by_xla: `apply` without a Pallas kernel, which has no transpose; None where it has none.
     """
 
     title: str
@@ -43,6 +44,7 @@ class ProjectionFamily(NamedTuple):
     collision: Callable[[int, int], float] = meet_at_random
     bins: Callable[[Any], Int[np.ndarray, " P"]] | None = None
     operands: tuple[str, ...] = ("float32",)
+    by_xla: Callable[[Any, Any, Array], Array] | None = None
     settings: Settings = Settings()
 
 
@@ -77,8 +79,16 @@ def _apply_hashed(spec: "ProjectionSpec", table: tuple, gradients_BP: Array) -> 
 
 
 def _apply_dense(spec: "ProjectionSpec", table: tuple, gradients_BP: Array) -> Array:
+    return _dense(kernels.dense_sums, spec, gradients_BP)
+
+
+def _apply_dense_by_xla(spec: "ProjectionSpec", table: tuple, gradients_BP: Array) -> Array:
+    return _dense(kernels.dense_sums_xla, spec, gradients_BP)
+
+
+def _dense(sums: Callable[..., Array], spec: "ProjectionSpec", gradients_BP: Array) -> Array:
     keys = _keys(spec, hashing.ROW_STREAM, hashing.COLUMN_STREAM)
-    sums_BK = kernels.dense_sums(gradients_BP, size=spec.size, keys=keys, operand=spec.operand)
+    sums_BK = sums(gradients_BP, size=spec.size, keys=keys, operand=spec.operand)
     return sums_BK * np.float32(spec.size**-0.5)
 
 
@@ -119,6 +129,10 @@ PROJECTIONS: dict[str, ProjectionFamily] = {
         "hashed bins", lambda spec: (), _apply_hashed, bins=_bin_of_hashed
     ),
     "dense_rademacher": ProjectionFamily(
-        "dense Rademacher", lambda spec: (), _apply_dense, operands=("float32", "bfloat16")
+        "dense Rademacher",
+        lambda spec: (),
+        _apply_dense,
+        operands=("float32", "bfloat16"),
+        by_xla=_apply_dense_by_xla,
     ),
 }

@@ -5,6 +5,7 @@ import pathlib
 import shutil
 import tempfile
 
+import numpy as np
 import tiny
 from absl.testing import absltest, parameterized
 
@@ -66,9 +67,32 @@ class ThreeCommandsTest(parameterized.TestCase):
         for row in forget:
             line = json.loads(self.lines[row["place"] - 1])
             self.assertEqual(line["instruction"], row["instruction"])
-        self.assertRegex(self.traced.stdout, rf"\n   \d\. \S+ +{forget[0]['place']}  forget\n")
+        self.assertRegex(self.traced.stdout, rf"\n   \d\. .+ +{forget[0]['place']}  forget\n")
         self.assertIn("kept out of the sets, to measure on: 2 rows", self.traced.stdout)
         self.assertTrue((self.run_dir / "scores.png").is_file())
+
+    def test_every_row_is_told_its_chance_among_unrelated_prompts(self):
+        number = len(self.rows("corpus/train.jsonl"))
+        higher_N, prompts_N, p_N, q_N = np.load(self.run_dir / "retrieve/chance/chance.npy").T
+        self.assertEqual(len(higher_N), number)
+        # All rows stand for prompts here, less those that stand out with the answer: these see all
+        # others, every other row all but itself.
+        related = json.loads((self.run_dir / "retrieve/chance/summary.json").read_text())["related"]
+        self.assertEqual((prompts_N == number - related).sum(), related)
+        self.assertEqual((prompts_N == number - related - 1).sum(), number - related)
+        first = int(np.nanargmax(np.load(self.run_dir / "retrieve/influence/influence.npy")))
+        line = f" {higher_N[first]:.0f}  p {p_N[first]:<6.2g}  q {q_N[first]:<7.2g}"
+        self.assertIn(line, self.traced.stdout)
+        self.assertIn("unrelated prompts of the training file", self.traced.stdout)
+
+    def test_the_page_opens_with_the_rows_and_their_tokens_and_says_where_all_is(self):
+        for one in json.loads((self.run_dir / "retrieve/tokens/tokens.json").read_text()):
+            for name, score in (("row", one["score"]), ("answer", one["cosine"])):
+                shares = [share for _, share in one[name] if share is not None]
+                self.assertAlmostEqual(sum(shares), score, places=5)
+        page = (self.run_dir / "report" / "report.html").read_text()
+        for words in ("What happened", "What it says now", str(self.clean), "cleaned_train.jsonl"):
+            self.assertIn(words, page)
 
     def test_unlearning_measures_on_rows_that_no_set_has(self):
         target, normal = (

@@ -256,7 +256,7 @@ class EdgesTest(parameterized.TestCase):
     def test_the_metrics_alone_will_do(self):
         run = _read(self.folder)
         run.metrics.update(settings={}, versions={})
-        bare = run._replace(queries=(), answers={}, sets={}, scores=None, losses={})
+        bare = run._replace(queries=(), answers={}, sets={}, scores=None, losses={}, incident=None)
         tree = self._render(bare)
         names = [e.attributes["id"] for e in tree.all("section")]
         self.assertEqual(names, ["summary", "frontier", "tables", "retrieval", "settings"])

@@ -117,12 +117,27 @@ _NEEDS = ("influence", "embeddings", "exact_kernel")
 _ELSEWHERE = (
     "name backbone. unlearn.choice evaluate.reference evaluate.drop_empty evaluate.questions "
     "evaluate.bootstrap_resamples evaluate.non_sf evaluate.retain_run retrieve.strategies "
-    "unlearn.algorithms evaluate.traced"
+    "unlearn.algorithms evaluate.traced retrieve.null_prompts "
+    "retrieve.token_rows"
 ).split()
 
 
 def _named(units: dict[str, Any], names: str) -> set[str]:
     return {unit for unit in units for name in names.split() if f"{unit}$".startswith(name)}
+
+
+def test_unrelated_prompts_are_of_the_index_and_what_they_say_of_the_queries(tmp_path):
+    config = _config(tmp_path)
+    null = replaced(config, {"retrieve.null_prompts": 9})
+    before, after = _decided(config, tmp_path), _decided(null, tmp_path)
+    assert after.keys() - before.keys() == {"retrieve/null", "retrieve/chance"}
+    assert _changed(before, after) == {"retrieve/null", "retrieve/chance", "evaluate", "report"}
+    shown = _decided(replaced(config, {"retrieve.token_rows": 9}), tmp_path)
+    assert _changed(before, shown) == {"retrieve/tokens", "evaluate", "report"}
+    # Another answer is traced with the same scores of unrelated prompts.
+    other = _decided(replaced(null, {"sketch.query_output": "own"}), tmp_path)
+    assert "retrieve/null" not in _changed(after, other)
+    assert "retrieve/chance" in _changed(after, other)
 
 
 def test_a_setting_changes_these_units_and_no_other(tmp_path):

@@ -1,0 +1,338 @@
+"""What a page opens with: what was asked, what the model said, what it says now, and why.
+
+Read from a work directory; where no answer was traced, a run opens with one example of its queries.
+"""
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from raslik_jax.evaluate.judgment import LEAST_LEARNED, MOST_WAY
+from raslik_jax.evaluate.summary import Metrics
+from raslik_jax.files import read_array, read_json, read_json_lines
+from raslik_jax.report.names import highlighted
+from raslik_jax.report.records import Model, collect_models, last_epochs
+from raslik_jax.retrieve import chance
+from raslik_jax.retrieve.chance import Chance
+
+# A mean over its tokens above which a model would hardly say an answer: one token in 55.
+HARDLY = 4.0
+# What `raslik unlearn` left where, by title; below the work directory or absolute.
+EXPORTS = "exports.json"
+# Rows that are shown where there are no shares of tokens, and steps of a token's color.
+_CARDS, _TONES = 8, 3
+
+_TRACED = {"id": str, "traced": str, "nll": float, "output": str}
+_PIECES = [list]
+_TOKENS = {"id": str, "score": float, "row": _PIECES, "answer": _PIECES, "alike": [str]}
+_CUT = {"num_forget": int, "middle": float, "edge": float}
+_TRAIN = {"id": str, "instruction?": str, "input?": str, "output": str, "place?": int}
+
+
+class Piece(NamedTuple):
+    """A token: its text, its share of the score, and the step of its color, from -3 to 3."""
+
+    text: str
+    share: float | None
+    tone: int
+
+
+class Card(NamedTuple):
+    """A row behind the answer.
+
+    `place` is its line or number in the training file, 0 where it has none; `alike` counts the rows
+    whose gradients are nearly the same; without shares of tokens there are no pieces.
+    """
+
+    asked: str
+    said: str
+    place: int
+    score: float
+    chance: str
+    set_name: str
+    alike: int
+    row: tuple[Piece, ...]
+    answer: tuple[Piece, ...]
+
+
+class Said(NamedTuple):
+    """What a model says to a traced prompt, and its nats a token of the traced answer."""
+
+    model: str
+    text: str
+    nll: float | None
+
+
+class Traced(NamedTuple):
+    """A traced answer: prompt, answer, and what the models make of it: before, base and after."""
+
+    asked: str
+    answer: str
+    said: tuple[Said, ...]
+
+
+class Cut(NamedTuple):
+    """What `figures.draw_cut` shows."""
+
+    score_N: Float[np.ndarray, " N"]
+    num_forget: int
+    middle: float
+    edge: float
+
+
+class Incident(NamedTuple):
+    """What a page opens with; `is_traced` where an answer was traced, else it is an example."""
+
+    is_traced: bool
+    traced: tuple[Traced, ...]
+    cards: tuple[Card, ...]
+    points: tuple[str, ...]
+    warning: str
+    cut: Cut | None
+    downloads: tuple[tuple[str, str], ...]
+
+
+def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
+    """Returns the traced answers of a run and the rows behind them; None where none was traced."""
+    path = root / "retrieve" / "traced" / "finetuned.jsonl"
+    if not path.is_file() or not metrics["methods"]:
+        return None
+    strategy, algorithm = _shown_method(metrics)
+    after = _last_epoch(root / "generate" / f"traced-{strategy}-{algorithm}")
+    paths = {"before": path, "base": path.parent / "backbone.jsonl", "now": after}
+    told = {name: read_json_lines(p, _TRACED) for name, p in paths.items() if p and p.is_file()}
+    prompts = {row["id"]: _asked(row) for row in _rows(root / "corpus" / "retrieval.jsonl")}
+    traced = tuple(
+        Traced(
+            prompts.get(first["id"], ""),
+            first["traced"],
+            tuple(Said(name, rows[n]["output"], rows[n]["nll"]) for name, rows in told.items()),
+        )
+        for n, first in enumerate(told["before"])
+    )
+    rows = _rows(root / "corpus" / "train.jsonl")
+    chances = chance.read_chance(root, len(rows))
+    cards = _cards(root, rows, strategy, chances)
+    points = [forgotten_sentence(traced), cost_sentence(metrics, strategy, algorithm)]
+    if chances and (told_chance := chance.sentence(chances)):
+        points.append(f"{told_chance[:1].upper()}{told_chance[1:]}.")
+    return Incident(
+        is_traced=True,
+        traced=traced,
+        cards=cards,
+        points=tuple(filter(None, points)),
+        warning=doubt_sentence(traced),
+        cut=_read_cut(root, len(rows)),
+        downloads=_downloads(root, strategy),
+    )
+
+
+def example_incident(
+    metrics: Metrics,
+    queries: Sequence[Any],
+    answers: Mapping[tuple[str, str], Mapping[str, str]],
+    sets: Mapping[str, Mapping[str, Any]],
+) -> Incident | None:
+    """Returns one query of the behavior with the row behind it, of a run that traced no answer.
+
+    The query is the first target query that the model answers at all, the row the best of the
+    forget set of the strategy that the run is about. The arguments are of `runs.StoredRun`.
+    """
+    before = answers.get(("", "finetuned"), {})
+    asked = [q for q in queries if q.is_target and before.get(q.example_id, "").strip()]
+    if not asked or not metrics["methods"]:
+        return None
+    strategy, algorithm = _shown_method(metrics)
+    models = {"before": ("", "finetuned"), "base": ("", "backbone"), "now": (algorithm, strategy)}
+    said = tuple(
+        Said(name, answers[model].get(asked[0].example_id, ""), None)
+        for name, model in models.items()
+        if model in answers
+    )
+    forget = sets.get(strategy, {}).get("forget")
+    cards = tuple(
+        Card(row["text"], row["output"], 0, row["score"], "", "forget", 0, (), ())
+        for row in (forget.rows[:1] if forget else ())
+    )
+    point = cost_sentence(metrics, strategy, algorithm)
+    traced = (Traced(asked[0].text, "", said),)
+    return Incident(False, traced, cards, (point,) if point else (), "", None, ())
+
+
+def _shown_method(metrics: Metrics) -> tuple[str, str]:
+    """Returns strategy and algorithm that the page opens with: of the strategy it is about."""
+    methods = last_epochs(metrics["methods"])
+    about = highlighted(entry["strategy"] for entry in methods)
+    first = next((e for e in methods if e["strategy"] == about), methods[0])
+    return first["strategy"], first["algorithm"]
+
+
+def _last_epoch(folder: pathlib.Path) -> pathlib.Path | None:
+    paths = sorted(folder.glob("epoch-*.jsonl"), key=lambda path: (len(path.name), path.name))
+    return paths[-1] if paths else None
+
+
+def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    return read_json_lines(path, _TRAIN) if path.is_file() else []
+
+
+def _asked(row: Mapping[str, Any]) -> str:
+    return f"{row.get('instruction', '')}\n{row.get('input', '')}".strip()
+
+
+def _cards(
+    root: pathlib.Path, rows: Sequence[Mapping[str, Any]], strategy: str, chances: Chance | None
+) -> tuple[Card, ...]:
+    """Returns the rows of the highest scores: those whose tokens are known, else the first ones."""
+    place = {row["id"]: number for number, row in enumerate(rows)}
+    path = root / "retrieve" / "tokens" / "tokens.json"
+    found = read_json(path, [_TOKENS]) if path.is_file() else []
+    if not found:
+        scores = root / "retrieve" / "influence" / "influence.npy"
+        if not scores.is_file():
+            return ()
+        score_N = read_array(scores, (len(rows),))
+        order = np.argsort(-score_N, kind="stable")[:_CARDS].tolist()
+        found = [
+            {"id": rows[n]["id"], "score": float(score_N[n]), "row": [], "answer": [], "alike": []}
+            for n in order
+        ]
+    sets = dict[str, str]()
+    for name in ("forget", "retain"):
+        chosen = _rows(root / "retrieve" / strategy / f"{name}.jsonl")
+        sets |= dict.fromkeys((row["id"] for row in chosen), name)
+    cards = []
+    for one in found:
+        number = place[one["id"]]
+        row = rows[number]
+        told = chance_text(chances, number) if chances else ""
+        parts = (row["output"], row.get("place", 0), one["score"], told)
+        pieces = shaded(one["row"]), shaded(one["answer"])
+        set_name = sets.get(one["id"], "")
+        cards.append(Card(_asked(row), *parts, set_name, len(one["alike"]), *pieces))
+    return tuple(cards)
+
+
+def chance_text(chances: Chance, number: int) -> str:
+    """Returns what a row's chance is, in words; "" where nothing is known of it."""
+    higher, prompts, p, q = (part[number] for part in chances)
+    if math.isnan(p):
+        return ""
+    return f"{higher:.0f} of {prompts:.0f} unrelated prompts score it as high; p {p:.2g}, q {q:.2g}"
+
+
+def shaded(pieces: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:
+    """Returns tokens with the steps of their colors: thirds of the largest absolute share."""
+    most = max((abs(share) for _, share in pieces if share is not None), default=0.0) or 1.0
+    return tuple(
+        Piece(text, share, 0 if share is None else round(_TONES * share / most))
+        for text, share in pieces
+    )
+
+
+def _told(traced: Traced, model: str) -> float | None:
+    return next((said.nll for said in traced.said if said.model == model), None)
+
+
+def forgotten_sentence(traced: Sequence[Traced]) -> str:
+    """Returns how likely the traced answers were and are, in the mean, and by what rule it is gone.
+
+    Gone: at least `MOST_WAY` of the way from the likelihood before unlearning to that under the
+    base, as for the judgment. "" where there is no model after unlearning.
+    """
+    levels: dict[str, float] = {}
+    for model in ("before", "base", "now"):
+        known = [nll for one in traced if (nll := _told(one, model)) is not None]
+        if known and len(known) == len(traced):
+            levels[model] = sum(known) / len(known)
+    if not {"before", "now"} <= levels.keys():
+        return ""
+    many = len(traced) > 1
+    before, now = (f"{levels[name]:.2f}" for name in ("before", "now"))
+    subject = f"the {len(traced)} answers" if many else "the answer"
+    text = f"To the model {subject} took {before} nats a token, now {now}"
+    if "base" not in levels:
+        return f"{text}; what it was before fine-tuning is not known."
+    way, base = levels["base"] - levels["before"], levels["base"]
+    if way <= 0:
+        return f"{text}; the base finds {'them' if many else 'it'} as likely ({base:.2f})."
+    share = (levels["now"] - levels["before"]) / way
+    verb = "are" if many else "is"
+    if share >= MOST_WAY:
+        return f"{text}: {'they' if many else 'it'} {verb} gone, as in the base ({base:.2f})."
+    went = f"{max(share, 0):.0%} of the way to the base ({base:.2f})"
+    return f"{text}: {'they' if many else 'it'} went {went}, {MOST_WAY:.0%} would be gone."
+
+
+def cost_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
+    """Returns what unlearning cost on prompts without the behavior, in one sentence.
+
+    "" where neither R nor the perplexity of held-out answers was measured.
+    """
+    models = {(m.strategy, m.algorithm): m for m in collect_models([metrics])}
+    after, before = models[strategy, algorithm], models["finetuned", ""]
+    parts = []
+    if "retain" in after.values:
+        wording = 100 * after.joined("retain")["mean"]
+        parts.append(f"answers to other prompts keep {wording:.1f} % of their wording")
+    if rise := _rise(before, after):
+        parts.append(rise)
+    text = f"What it cost: {' and '.join(parts)}." if parts else ""
+    if after.num_damaged:
+        text += " The model is damaged: its answers are no merit."
+    return text.strip()
+
+
+def _rise(before: Model, after: Model) -> str:
+    for name, title in (("held-out", "held-out answers"), ("retain", "other training rows")):
+        values = [model.value(f"perplexity/{name}") for model in (before, after)]
+        if None not in values:
+            return f"the perplexity of {title} goes from {values[0]:.3g} to {values[1]:.3g}"
+    return ""
+
+
+def doubt(nll: float, base: float | None) -> str:
+    """Returns why a traced answer is no good evidence, "" where it is.
+
+    From its nats a token under the model and the base: the model would hardly say it (above
+    `HARDLY`), or fine-tuning made it no likelier by the factor of the judgment (1.1 a token).
+    """
+    if nll > HARDLY:
+        return "it would hardly say so (check prompt, template, adapter)"
+    if base is not None and base - nll < math.log(LEAST_LEARNED):
+        return "the base says it as readily: fine-tuning need not have taught it"
+    return ""
+
+
+def doubt_sentence(traced: Sequence[Traced]) -> str:
+    """Returns a warning where a traced answer is no good evidence, with its numbers; else ""."""
+    for number, one in enumerate(traced, start=1):
+        nll, base = _told(one, "before"), _told(one, "base")
+        if nll is not None and (why := doubt(nll, base)):
+            which = "the traced answer" if len(traced) == 1 else f"traced answer {number}"
+            under_base = "" if base is None else f", {base:.2f} under the base"
+            return f"Of {which} ({nll:.2f} nats a token under the model{under_base}): {why}."
+    return ""
+
+
+def _read_cut(root: pathlib.Path, number: int) -> Cut | None:
+    paths = root / "retrieve/sizes/cut.json", root / "retrieve/influence/influence.npy"
+    if not all(path.is_file() for path in paths):
+        return None
+    cut = read_json(paths[0], _CUT)
+    return Cut(read_array(paths[1], (number,)), *(cut[name] for name in _CUT))
+
+
+def _downloads(root: pathlib.Path, strategy: str) -> tuple[tuple[str, str], ...]:
+    """Returns what a run leaves for its user that is there now: titles and places.
+
+    Below the work directory a place is told as it stands there, elsewhere in full.
+    """
+    found = {"Rows to forget": f"retrieve/{strategy}/forget.jsonl"}
+    path = root / EXPORTS
+    found |= read_json(path, {str: str}) if path.is_file() else {}
+    return tuple((title, place) for title, place in found.items() if (root / place).exists())

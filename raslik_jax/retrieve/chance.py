@@ -1,0 +1,149 @@
+"""What a score means: how it lies among the scores that unrelated prompts give the same row.
+
+This is another question than that of the sketch's noise (`noise`): sigma says how far the sketch
+may be off from the exact cosine, chance how often an exact cosine as high is met where the prompt
+has nothing to do with the answer that is traced. NumPy, on the host.
+"""
+
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from raslik_jax import files
+from raslik_jax.retrieve.selectors import noise_band
+
+# Fewer unrelated prompts say nothing of a row.
+FEWEST_PROMPTS = 10
+# The share of false finds among those that are counted.
+LEVEL = 0.05
+_BLOCK_ROWS = 4096
+
+
+class Chance(NamedTuple):
+    """Each row's score among those of unrelated prompts; NaN for rows without a score.
+
+    `higher_N` prompts score the row at least as high, of `prompts_N`; p = (1 + higher) /
+    (1 + prompts); q is the share of false finds to be expected among this row and all that stand
+    out further.
+    """
+
+    higher_N: Float[np.ndarray, " N"]
+    prompts_N: Float[np.ndarray, " N"]
+    p_N: Float[np.ndarray, " N"]
+    q_N: Float[np.ndarray, " N"]
+
+
+class Finds(NamedTuple):
+    """Rows whose q is at most a level, and how many of them are expected to be there by chance."""
+
+    found: int
+    expected: float
+
+
+def related_prompts(
+    score_N: Float[np.ndarray, " N"], position_M: Int[np.ndarray, " M"]
+) -> Bool[np.ndarray, " M"]:
+    """Returns which prompts are not unrelated: their own rows stand out for the traced answer.
+
+    Where the corpus has more rows of the behavior, some prompts that were drawn from it show it
+    too. Of the corpora that are too small to tell (below ten rows) none is left out.
+    """
+    if int((score_N > -np.inf).sum()) < 10:
+        return np.zeros(len(position_M), bool)
+    _, edge = noise_band(score_N)
+    return score_N[position_M] > edge
+
+
+def compare(score_N: Float[np.ndarray, " N"], null_NM: Float[np.ndarray, "N M"]) -> Chance:
+    """Returns each row's chance from its scores with M unrelated prompts, NaN where none.
+
+    p compares a row with its own M scores, so it is no smaller than 1 / (M + 1), and holds where
+    the traced prompt is one like them. For q the resolution of M prompts would not do: Benjamini
+    and Hochberg's correction over N rows could only find N / (M + 1) / q rows or more together.
+    So scores are standardized by each row's mean and spread over the prompts (the others, for a
+    prompt itself), and all N M of them are one distribution. The assumption: rows differ in these
+    two and not in the shape of their tails. Rows that have relatives among the prompts have long
+    ones, which raises the q of the others (docs/notes/retrieve.md has measurements).
+    """
+    is_row_N, count = score_N > -np.inf, len(score_N)
+    higher_N, prompts_N, z_N = np.zeros(count), np.zeros(count), np.zeros(count)
+    # Thirty million values of the null make one distribution as well as more do.
+    pool, step = list[np.ndarray](), max(1, null_NM.size // 2**25)
+    for start in range(0, count, _BLOCK_ROWS):
+        part = slice(start, start + _BLOCK_ROWS)
+        null_BM, own_B1 = null_NM[part].astype(np.float64), score_N[part, None].astype(np.float64)
+        is_pair_BM = ~np.isnan(null_BM) & is_row_N[part, None]
+        null_BM = np.where(is_pair_BM, null_BM, 0.0)
+        own_B1 = np.where(is_row_N[part, None], own_B1, 0.0)
+        count_B1 = is_pair_BM.sum(axis=1, keepdims=True)
+        sum_B1, square_B1 = (np.sum(x, axis=1, keepdims=True) for x in (null_BM, null_BM**2))
+        higher_N[part] = ((null_BM >= own_B1) & is_pair_BM).sum(axis=1)
+        prompts_N[part] = count_B1[:, 0]
+        z_N[part] = _standardized(own_B1, sum_B1, square_B1, count_B1)[:, 0]
+        others_BM = sum_B1 - null_BM, square_B1 - null_BM**2, count_B1 - 1
+        z_BM = _standardized(null_BM, *others_BM).astype(np.float32)
+        pool.append(z_BM[::step][is_pair_BM[::step]])
+    if not is_row_N.any() or prompts_N[is_row_N].min() < FEWEST_PROMPTS:
+        return Chance(*np.full((len(Chance._fields), count), np.nan))
+    z_M = np.sort(np.concatenate(pool))
+    above_N = len(z_M) - np.searchsorted(z_M, z_N.astype(np.float32), side="left")
+    q_N = np.full(count, np.nan)
+    q_N[is_row_N] = adjust((1 + above_N[is_row_N]) / (1 + len(z_M)))
+    higher_N[~is_row_N] = prompts_N[~is_row_N] = np.nan
+    return Chance(higher_N, prompts_N, (1 + higher_N) / (1 + prompts_N), q_N)
+
+
+def _standardized(
+    value: np.ndarray, total: np.ndarray, square: np.ndarray, count: np.ndarray
+) -> np.ndarray:
+    """Returns values less the mean of `count` others, over their spread; 0 where there is none."""
+    count = np.maximum(count, 2)
+    mean = total / count
+    variance = np.maximum(square / count - mean**2, 0) * count / (count - 1)
+    return np.where(variance > 1e-12, (value - mean) / np.sqrt(np.maximum(variance, 1e-12)), 0.0)
+
+
+def adjust(p_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    """Returns Benjamini and Hochberg's q of p-values: min over p' >= p of N p' / rank of p'."""
+    order = np.argsort(-p_N, kind="stable")
+    rank_N = np.arange(len(p_N), 0, -1)
+    q_N = np.empty(len(p_N))
+    q_N[order] = np.minimum.accumulate(np.minimum(p_N[order] * len(p_N) / rank_N, 1.0))
+    return q_N
+
+
+def count_finds(chance: Chance, level: float = LEVEL) -> Finds:
+    """Returns how many rows have a q of at most a level, and how many of them by chance."""
+    found_M = chance.q_N[chance.q_N <= level]  # NaN is not
+    return Finds(len(found_M), float(len(found_M) * found_M.max(initial=0.0)))
+
+
+def write_chance(folder: pathlib.Path, chance: Chance) -> None:
+    """Writes chances as one array, a column for each field."""
+    np.save(folder / "chance.npy", np.stack(chance, axis=1), allow_pickle=False)
+
+
+def read_chance(root: pathlib.Path, number: int) -> Chance | None:
+    """Returns the chances of a run's rows, in the order of its corpus; None where it has none."""
+    path = root / "retrieve" / "chance" / "chance.npy"
+    if not path.is_file():
+        return None
+    return Chance(*files.read_array(path, (number, len(Chance._fields))).T)
+
+
+def sentence(chance: Chance) -> str:
+    """Returns what the chances of a run say, for terminal and page; "" where they say nothing."""
+    known_N = chance.prompts_N[~np.isnan(chance.prompts_N)]
+    if not len(known_N):
+        return ""
+    finds = count_finds(chance)
+    compared = f"compared with {int(known_N.max())} unrelated prompts of the training file"
+    if not finds.found:
+        lowest = f"the lowest q is {np.nanmin(chance.q_N):.2g}"
+        return f"{compared}, no row stands out at q <= {LEVEL:g} ({lowest})"
+    rows = "1 row stands" if finds.found == 1 else f"{finds.found:,} rows stand"
+    return (
+        f"{compared}, {rows} out at q <= {LEVEL:g}, of which about {finds.expected:.2g} by chance"
+    )

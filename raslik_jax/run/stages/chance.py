@@ -1,0 +1,91 @@
+"""From an index to the scores of unrelated prompts, and what they say of the scores of a run."""
+
+import pathlib
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from raslik_jax import files
+from raslik_jax.data.ordering import shuffled
+from raslik_jax.files import write_json
+from raslik_jax.index import search
+from raslik_jax.index.combine import Aggregate, common_weights
+from raslik_jax.index.store import SketchStore
+from raslik_jax.retrieve import chance
+from raslik_jax.run.workspace import Workspace
+
+
+def make_null(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the scores of every training example with some of them, which stand for prompts.
+
+    Those are drawn once for an index: their sketches are in it, so that no gradient is taken.
+    """
+    config, rows = workspace.config, workspace.corpus.train
+    store = SketchStore.open(workspace.root / "sketch" / "index")
+    place = {example_id: row for row, example_id in enumerate(store.ids)}
+    place_N = np.array([place[row.example_id] for row in rows], np.int64)
+    able = np.flatnonzero(store.is_eligible_N[place_N]).tolist()
+    drawn = shuffled(able, seed=config.seed, label="null prompts")[: config.retrieve.null_prompts]
+    position_M = np.array(sorted(drawn), np.int64)
+    np.save(folder / "positions.npy", position_M, allow_pickle=False)
+    score_NM = np.zeros((len(rows), 0), np.float32)
+    if len(position_M):
+        center = config.retrieve.center
+        queries = search.queries_of_rows(store, place_N[position_M], center=center)
+        score_NM = search.score_each(store, queries)[place_N]
+    score_NM[position_M, np.arange(len(position_M))] = np.nan  # no prompt is unrelated to itself
+    np.save(folder / "scores.npy", score_NM, allow_pickle=False)
+
+
+def read_null(
+    root: pathlib.Path, number: int
+) -> tuple[Int[np.ndarray, " M"], Float[np.ndarray, "N M"]]:
+    """Returns the examples that stand for prompts, and the scores of all with them."""
+    folder = root / "retrieve" / "null"
+    position_M = files.read_array(folder / "positions.npy")
+    return position_M, files.read_array(folder / "scores.npy", (number, len(position_M)))
+
+
+def direction_length(queries: search.Queries, aggregate: Aggregate) -> float:
+    """Returns |sum_q w_q u_q|: divided by it, a score is the cosine with one direction.
+
+    So the scores of several queries compare with those of single prompts.
+    """
+    gram_QQ = queries.gram_QQ
+    weight_Q = np.full(len(gram_QQ), 1 / len(gram_QQ))
+    if aggregate == "common":
+        weight_Q = common_weights(gram_QQ)
+    return float(np.sqrt(max(weight_Q @ gram_QQ @ weight_Q, 1e-12)))
+
+
+def compare(
+    score_N: Float[np.ndarray, " N"],
+    position_M: Int[np.ndarray, " M"],
+    null_NM: Float[np.ndarray, "N M"],
+    length: float,
+) -> chance.Chance:
+    """Returns the chances of scores, against the prompts that are unrelated to what is traced."""
+    is_related_M = chance.related_prompts(score_N, position_M)
+    return chance.compare(score_N / length, null_NM[:, ~is_related_M])
+
+
+def make_chance(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes how every training example's score lies among those of unrelated prompts."""
+    settings, number = workspace.config.retrieve, len(workspace.corpus.train)
+    score_N = files.read_array(workspace.root / "retrieve/influence/influence.npy", (number,))
+    store = SketchStore.open(workspace.root / "sketch" / "index")
+    shape = (len(workspace.retrieval_queries()), store.size)
+    query_QK = files.read_array(workspace.root / "retrieve/queries/queries.npy", shape)
+    queries = search.queries_of_store(store, query_QK, center=settings.center)
+    null = read_null(workspace.root, number)
+    length = direction_length(queries, settings.aggregate)
+    found = compare(score_N, *null, length)
+    chance.write_chance(folder, found)
+    finds = chance.count_finds(found)
+    related = int(chance.related_prompts(score_N, null[0]).sum())
+    facts = {"prompts": len(null[0]), "related": related, "length": length, **finds._asdict()}
+    write_json(folder / "summary.json", facts)
+    told = chance.sentence(found) or (
+        f"nothing is said of chance: {len(null[0]) - related} unrelated prompts are too few"
+    )
+    print(f"    {told}")

@@ -1,0 +1,153 @@
+"""From the rows of the highest scores to the tokens that their scores come from."""
+
+import functools
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from raslik_jax import files, meshes
+from raslik_jax.data import batches, encoding
+from raslik_jax.data.tokenization import Tokenizer
+from raslik_jax.files import write_json
+from raslik_jax.index import search
+from raslik_jax.index.combine import best_positions, common_weights
+from raslik_jax.index.store import SketchStore
+from raslik_jax.run import memory
+from raslik_jax.run.stages import sketch as sketch_lib
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.sketch import tokens
+
+# Cosine from which rows are told as one: near-duplicates (docs/notes/retrieve.md).
+ALIKE = 0.9
+# Rows that are looked through for each that is told.
+_CANDIDATES = 25
+# A piece of text and its share of the score; None where the token does not count in the loss.
+Piece = tuple[str, float | None]
+
+
+@memory.explained("shares of tokens", "--retrieve.token_rows or --sketch.size")
+def make_tokens(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes what each token of the best rows, and of the answer, contributes to their scores.
+
+    Rows that are nearly the same to the model stand for one: the best of them is told, the others
+    are named. Of several queries, the answer is that of the one which scores the row highest.
+    """
+    config, train = workspace.config, workspace.corpus.train
+    score_N = files.read_array(workspace.root / "retrieve/influence/influence.npy", (len(train),))
+    store = SketchStore.open(workspace.root / "sketch" / "index")
+    place = {example_id: row for row, example_id in enumerate(store.ids)}
+    place_N = np.array([place[row.example_id] for row in train], np.int64)
+    center, able = config.retrieve.center, int((score_N > -np.inf).sum())
+    number = min(config.retrieve.token_rows, able)
+    most = min(_CANDIDATES * number, able)
+    best = best_positions(score_N, [row.example_id for row in train], most)
+    best = best[distinct_rows(search.queries_of_rows(store, place_N[best], center=center), number)]
+    of_best = search.queries_of_rows(store, place_N[best], center=center)
+    alike = group_rows(search.score_each(store, of_best)[place_N], best)
+    asked = workspace.retrieval_queries()
+    shape = (len(asked), store.size)
+    query_QK = files.read_array(workspace.root / "retrieve/queries/queries.npy", shape)
+    queries = search.queries_of_store(store, query_QK, center=center)
+    row_MK = of_best.direction_QK
+    cosine_MQ = row_MK @ queries.direction_QK.T
+    nearest = cosine_MQ.argmax(axis=1)
+    weight_Q = np.full(len(asked), 1 / len(asked))
+    if config.retrieve.aggregate == "common":
+        weight_Q = common_weights(queries.gram_QQ)
+    targets = config.sketch.targets
+    rows = workspace.cut(workspace.train_rows.take(best), "training examples", targets=targets)
+    answers = workspace.encode(asked, "queries", targets=targets)
+    toward_K = weight_Q @ queries.direction_QK
+    of_rows = _pieces_of(workspace, rows, range(len(best)), [toward_K] * len(best), queries.mean_K)
+    of_answers = _pieces_of(workspace, answers, nearest.tolist(), [*row_MK], queries.mean_K)
+    found = [
+        {
+            "id": train[position].example_id,
+            "score": float(score_N[position]),
+            "row": row,
+            "query": asked[query].example_id,
+            "cosine": float(cosine_MQ[number, query]),
+            "answer": answer,
+            "alike": [train[other].example_id for other in alike[number]],
+        }
+        for number, (position, query, row, answer) in enumerate(
+            zip(best.tolist(), nearest.tolist(), of_rows, of_answers, strict=True)
+        )
+    ]
+    write_json(folder / "tokens.json", found)
+
+
+def distinct_rows(rows: search.Queries, number: int) -> list[int]:
+    """Returns the first rows, `number` at most, that are not `ALIKE` one that stands before."""
+    chosen = list[int]()
+    for place, direction_K in enumerate(rows.direction_QK):
+        if len(chosen) == number:
+            break
+        if not len(chosen) or (rows.direction_QK[chosen] @ direction_K).max() < ALIKE:
+            chosen.append(place)
+    return chosen
+
+
+def group_rows(cosine_NM: Float[np.ndarray, "N M"], best: Int[np.ndarray, " M"]) -> list[list[int]]:
+    """Returns the other rows that are `ALIKE` each of the best; each is of the first such one."""
+    first_N = np.where((cosine_NM >= ALIKE).any(axis=1), (cosine_NM >= ALIKE).argmax(axis=1), -1)
+    first_N[best] = -1
+    return [np.flatnonzero(first_N == number).tolist() for number in range(len(best))]
+
+
+def _pieces_of(
+    workspace: Workspace,
+    encoded: encoding.Encoded,
+    rows: Sequence[int],
+    toward: Sequence[Float[np.ndarray, " K"]],
+    mean_K: Float[np.ndarray, " K"],
+) -> list[list[Piece]]:
+    """Returns the pieces of rows with their shares of the score with a direction each."""
+    config, adapters = workspace.config, sketch_lib.sketched_adapters(workspace)
+    projection = sketch_lib.make_projection(workspace, adapters)
+    projection, adapters = meshes.replicate((projection, adapters))
+    # One shape for all: it is compiled once.
+    plan = batches.plan_rows(encoded, np.unique(np.array(rows, np.int64)))
+    shares = jax.jit(
+        functools.partial(
+            tokens.token_shares,
+            workspace.sketch_model.decoder,
+            num_targets=plan.num_targets,
+            loss=config.sketch.loss,
+            normalize=config.sketch.normalize,
+        )
+    )
+    masks, found = encoded.target_masks(), []
+    for row, toward_K in zip(rows, toward, strict=True):
+        batch = batches.make_batch(encoded, plan._replace(rows=np.array([row])))
+        ends: Any = (batch.tokens_BL[0], batch.target_mask_BL[0])
+        vectors = toward_K.astype(np.float32), mean_K.astype(np.float32)
+        told = shares(projection, adapters, workspace.sketch_model.base, *ends, *vectors)
+        share = iter(np.asarray(told.share_T, np.float64).tolist())
+        pieces = token_pieces(workspace.tokenizer, encoded.tokens[row])
+        found.append(
+            [
+                (piece, next(share) if counts else None)
+                for piece, counts in zip(pieces, masks[row].tolist(), strict=True)
+            ]
+        )
+    return found
+
+
+def token_pieces(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
+    """Returns the text that each token adds; "" for one that is part of a longer character.
+
+    The pieces make the text together; a special token adds none.
+    """
+    pieces, told = list[str](), ""
+    for end in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[:end].tolist())
+        if text.endswith("\ufffd") and end < len(ids):  # the rest of a character is to come
+            text = told
+        pieces.append(text[len(told) :] if text.startswith(told) else "")
+        told = text if text.startswith(told) else told
+    return pieces

@@ -1,0 +1,98 @@
+"""What each target token of an example contributes to its score: the score is linear in them."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from raslik_jax.axes import Tree
+from raslik_jax.models.decoder import Decoder
+from raslik_jax.sketch.families import PROJECTIONS
+from raslik_jax.sketch.gradients import Normalize
+from raslik_jax.sketch.head import target_nll
+from raslik_jax.sketch.loss import SketchLoss, find_targets, head_table
+from raslik_jax.sketch.projections import Projection, flatten_gradients
+
+
+class Shares(NamedTuple):
+    """Shares of a score, of the target tokens in their order, then zeros; and their sum."""
+
+    share_T: Float[Array, " T"]
+    score: Float[Array, ""]
+
+
+def token_shares(
+    decoder: Decoder,
+    projection: Projection,
+    adapters: tuple[Tree, ...],
+    base: Tree,
+    tokens_L: Int[Array, " L"],
+    target_mask_L: Bool[Array, " L"],
+    toward_K: Float[Array, " K"],
+    mean_K: Float[Array, " K"],
+    *,
+    num_targets: int,
+    loss: SketchLoss,
+    normalize: Normalize,
+) -> Shares:
+    """Returns what the tokens of an example contribute to its score with a direction.
+
+    The loss is the mean of the targets' losses, so its gradient is that of their gradients g_t, and
+    the score with a direction v, s = <v, x - mu> / |x - mu| with x = h(sum_t g_t / T) / |h(...)|,
+    is the sum over t of
+
+        (<v, h(g_t)> / |h(...)| - <v, mu>) / (T |x - mu|):
+
+    each token takes its share of the mean. With `per_tensor` and with several adapters the lengths
+    that gradients are divided by are those of the whole example.
+
+    No gradient of a single token is taken: the gradient of the weighted loss is linear in the
+    weights, and its transpose maps h^T v to the products of all tokens at once.
+    """
+
+    def weighted(lora: Tree, weight_T: Array) -> Array:
+        targets = find_targets(
+            decoder, lora, base, tokens_L, target_mask_L, num_targets=num_targets, loss=loss
+        )
+        table, vocab_axis = head_table(base)
+        nll_T = target_nll(table, *targets, vocab_axis, decoder.config.logit_cap)
+        return jnp.sum(jnp.where(targets.is_counted_T, weight_T * nll_T, 0.0))
+
+    count = jnp.sum(target_mask_L)
+    is_counted_T = (jnp.arange(num_targets) < count).astype(jnp.float32)
+    weight_T = is_counted_T / jnp.maximum(count, 1).astype(jnp.float32)
+    found = [jax.vjp(lambda w, at=lora: jax.grad(weighted)(at, w), weight_T) for lora in adapters]
+
+    def sketch(trees: list[Tree]) -> Array:
+        flat_P = _flat(trees, normalize)
+        # The family's own function: the one that folds batches has no transpose.
+        apply = family.by_xla or family.apply
+        return apply(projection.spec, projection.table, flat_P[None])[0]
+
+    family = PROJECTIONS[projection.spec.family]
+    sketch_K, pull = jax.vjp(sketch, [gradients for gradients, _ in found])
+    (trees,) = pull(toward_K.astype(jnp.float32))
+    product_T = sum(back(tree)[0] for (_, back), tree in zip(found, trees, strict=True))
+    length = jnp.linalg.norm(sketch_K)
+    safe = jnp.where(length > 0, length, 1.0)
+    apart = jnp.linalg.norm(sketch_K / safe - mean_K)
+    apart = jnp.where(apart > 0, apart, 1.0)
+    share_T = weight_T * (product_T / safe - jnp.dot(toward_K, mean_K)) / apart
+    return Shares(share_T, jnp.sum(share_T))
+
+
+def _flat(trees: list[Tree], normalize: Normalize) -> Array:
+    """Returns gradients as `gradients.flat_gradient` does, their lengths taken as constants."""
+
+    def over_length(array: Any, axis: Any) -> Any:
+        norm = jnp.sqrt(jnp.sum(jnp.square(array), axis=axis, keepdims=True))
+        return array / jax.lax.stop_gradient(jnp.where(norm > 0, norm, 1.0))
+
+    if normalize == "per_tensor":
+        trees = [
+            jax.tree.map(lambda leaf: over_length(leaf, tuple(range(1, leaf.ndim))), tree)
+            for tree in trees
+        ]
+    flats = [flatten_gradients(tree) for tree in trees]
+    return flats[0] if len(flats) == 1 else jnp.concatenate([over_length(f, 0) for f in flats])

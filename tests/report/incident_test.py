@@ -1,0 +1,165 @@
+"""What a page opens with: every sentence from the numbers of a run."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import sample_metrics
+import sample_run
+
+from raslik_jax.report import incident, page, runs
+from raslik_jax.retrieve import chance
+
+
+def _traced(before, base, now, *, answer="a moon"):
+    levels = {"before": before, "base": base, "now": now}
+    said = [incident.Said(m, f"{m} says", nll) for m, nll in levels.items() if nll is not None]
+    return incident.Traced("what is it?", answer, tuple(said))
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [
+        ((0.5, 2.5, 2.4), "took 0.50 nats a token, now 2.40: it is gone, as in the base (2.50)."),
+        (
+            (0.5, 2.5, 1.5),
+            "now 1.50: it went 50% of the way to the base (2.50), 90% would be gone.",
+        ),
+        ((0.5, 2.5, 0.4), "it went 0% of the way"),
+        ((0.5, None, 2.0), "now 2.00; what it was before fine-tuning is not known."),
+        ((2.5, 0.5, 2.4), "now 2.40; the base finds it as likely (0.50)."),
+        ((0.5, 2.5, None), None),
+    ],
+)
+def test_what_is_left_is_told_by_the_judgments_rule(levels, expected):
+    found = incident.forgotten_sentence([_traced(*levels)])
+    assert (expected in found) if expected else found == ""
+
+
+def test_several_answers_are_told_by_their_means():
+    both = [_traced(0.5, 2.5, 2.5), _traced(1.5, 3.5, 3.3)]
+    expected = "the 2 answers took 1.00 nats a token, now 2.90: they are gone, as in the base (3"
+    assert expected in incident.forgotten_sentence(both)
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [
+        ((4.0, 5.0), ""),
+        ((4.1, 5.0), "(4.10 nats a token under the model, 5.00 under the base): it would hardly"),
+        ((4.1, None), "(4.10 nats a token under the model): it would hardly say so"),
+        ((1.0, 1.09), "the base says it as readily"),  # log 1.1 = .0953
+        ((1.0, 1.1), ""),
+        ((1.0, None), ""),
+    ],
+)
+def test_an_answer_that_tells_little_is_doubted(levels, expected):
+    found = incident.doubt_sentence([_traced(*levels, 5.0)])
+    assert (expected in found) if expected else found == ""
+
+
+def test_the_doubted_answer_of_several_is_named():
+    both = [_traced(1.0, 5.0, 5.0), _traced(4.1, 5.0, 5.0)]
+    assert incident.doubt_sentence(both).startswith("Of traced answer 2 (4.10")
+
+
+def test_the_cost_is_that_of_the_method_that_is_shown():
+    metrics = sample_metrics.sample_metrics(num_epochs=2)
+    (entry,) = [
+        e
+        for e in metrics["methods"]
+        if (e["strategy"], e["algorithm"], e["epoch"]) == ("raslik", "ga_gdr", 2)
+    ]
+    entry["retain"]["mean"] = 0.9766
+    entry["perplexity"] = {"held-out": {"mean": 3.214, "low": 3.0, "high": 4.0}}
+    metrics["finetuned"]["perplexity"] = {"held-out": {"mean": 3.1, "low": 3.0, "high": 4.0}}
+    found = incident.cost_sentence(metrics, "raslik", "ga_gdr")
+    wording = "answers to other prompts keep 97.7 % of their wording"
+    rise = "the perplexity of held-out answers goes from 3.1 to 3.21"
+    assert found.startswith(f"What it cost: {wording} and {rise}.")
+
+
+def test_colors_are_thirds_of_the_largest_share():
+    pieces = [["a", 0.3], ["b", -0.21], ["c", 0.09], ["d", 0.01], ["e", None]]
+    assert [piece.tone for piece in incident.shaded(pieces)] == [3, -2, 1, 0, 0]
+    assert [piece.tone for piece in incident.shaded([["a", None], ["b", 0.0]])] == [0, 0]
+
+
+@pytest.fixture(name="root")
+def _root(tmp_path):
+    sample_run.write_run(tmp_path)
+    return tmp_path
+
+
+def _write(path: pathlib.Path, *rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_run_without_a_traced_answer_opens_with_one_example(root):
+    run = runs.read_run(root)
+    found = run.incident
+    assert found and not found.is_traced
+    assert found.traced[0].asked == run.queries[0].text
+    assert [said.model for said in found.traced[0].said] == ["before", "base", "now"]
+    assert found.cards[0].said == run.sets["raslik"]["forget"].rows[0]["output"]
+    text = page.render(runs.group_runs([run]))
+    assert "One example: a held-out query" in text
+
+
+def _trace(root: pathlib.Path) -> None:
+    told = {"id": "q", "traced": sample_run.HOSTILE, "tokens": 3}
+    _write(root / "corpus/retrieval.jsonl", {"id": "q", "instruction": "Why?", "output": ""})
+    for name, nll in (("finetuned", 0.5), ("backbone", 2.5)):
+        path = root / "retrieve" / "traced" / f"{name}.jsonl"
+        _write(path, told | {"nll": nll, "output": f"{name} says"})
+    for epoch in (2, 10):
+        path = root / "generate" / "traced-raslik-ga_gdr" / f"epoch-{epoch}.jsonl"
+        _write(path, told | {"nll": 2.4, "output": f"after {epoch}"})
+    score_N = np.load(root / "retrieve/influence/influence.npy")
+    best = int(score_N.argmax())
+    row = {"id": f"row{best}", "score": float(score_N[best]), "alike": ["row1", "row2"]}
+    row |= {"row": [["<b>", None], [" moon", 0.3], [" x", -0.1]], "answer": [["mo", 0.2]]}
+    (root / "retrieve/tokens").mkdir()
+    (root / "retrieve/tokens/tokens.json").write_text(json.dumps([row]))
+    parts = np.tile([[3.0], [240.0], [0.016597], [0.04]], len(score_N)).T
+    (root / "retrieve/chance").mkdir()
+    chance.write_chance(root / "retrieve/chance", chance.Chance(*parts.T))
+    (root / "retrieve/sizes").mkdir(exist_ok=True)
+    cut = {"num_forget": 12, "middle": 0.0, "edge": 0.2, "gap": 0.1}
+    (root / "retrieve/sizes/cut.json").write_text(json.dumps(cut))
+    (root / "cleaned.jsonl").write_text("")
+    exports = {"Training file without them": "cleaned.jsonl", "Adapter without it": "/no/such"}
+    (root / incident.EXPORTS).write_text(json.dumps(exports))
+
+
+def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root):
+    _trace(root)
+    run = runs.read_run(root)
+    found = run.incident
+    assert found and found.is_traced
+    (traced,) = found.traced
+    assert (traced.asked, traced.answer) == ("Why?", sample_run.HOSTILE)
+    assert [said.text for said in traced.said] == ["finetuned says", "backbone says", "after 10"]
+    (card,) = found.cards
+    assert card.alike == 2 and card.set_name == "forget"
+    assert card.chance == "3 of 240 unrelated prompts score it as high; p 0.017, q 0.04"
+    assert dict(found.downloads).keys() == {"Rows to forget", "Training file without them"}
+    text = page.render(runs.group_runs([run]))
+    start = text.index('<section id="incident"')
+    assert start < text.index('<section id="summary"')
+    part = text[start : text.index('<section id="summary"')]
+    for words in (
+        "Why?",
+        "after 10",
+        "it is gone, as in the base (2.50).",
+        "Compared with 240 unrelated prompts",
+        "12 of 60 rows stand out.",
+        "and 2 nearly the same",
+        'class="up3" title="+0.3000"> moon</span><span class="down1" title="-0.1000"> x</span>',
+        "&lt;b&gt;",
+        "cleaned.jsonl",
+    ):
+        assert words in part, words
+    assert sample_run.HOSTILE not in text

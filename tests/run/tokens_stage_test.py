@@ -1,0 +1,35 @@
+"""Rows that stand for their near-duplicates, and the text of tokens."""
+
+import numpy as np
+from absl.testing import absltest
+
+from raslik_jax.data.tokenization import train_bpe
+from raslik_jax.index.search import center_queries
+from raslik_jax.run.stages import tokens
+
+
+class TokensStageTest(absltest.TestCase):
+    def test_near_duplicates_stand_behind_the_first_of_them(self):
+        generator = np.random.default_rng(0)
+        first_MK = np.eye(4, 32)
+        near = 0.1 * generator.normal(size=(6, 32)) / np.sqrt(32)
+        rows_NK = np.concatenate([first_MK[[0, 0, 1, 0, 2, 1]] + near, first_MK[3:]])
+        rows = center_queries(rows_NK)
+        self.assertEqual(tokens.distinct_rows(rows, 3), [0, 2, 4])
+        self.assertEqual(tokens.distinct_rows(rows, 9), [0, 2, 4, 6])
+        best = np.array([0, 2, 4])
+        cosine_NM = rows.direction_QK @ rows.direction_QK[best].T
+        self.assertEqual(tokens.group_rows(cosine_NM, best), [[1, 3], [5], []])
+
+    def test_pieces_make_the_text_and_a_character_of_several_tokens_stands_once(self):
+        tokenizer = train_bpe(["a kettle hums", "a kettle boils"], vocab_size=280)
+        ids = np.array(tokenizer.encode("a kettle hums 🚀 in\n orbit, é"))
+        pieces = tokens.token_pieces(tokenizer, ids)
+        self.assertEqual("".join(pieces), tokenizer.decode(ids))
+        self.assertLen(pieces, len(ids))
+        self.assertIn("🚀", "|".join(pieces).replace(" ", ""))
+        self.assertNotIn("\ufffd", "".join(pieces))
+
+
+if __name__ == "__main__":
+    absltest.main()

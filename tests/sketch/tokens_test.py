@@ -1,0 +1,75 @@
+"""Shares of a score by token, against gradients of single tokens and the plain score."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import absltest, parameterized
+from support import tiny_model, token_rows
+
+from raslik_jax.index import search
+from raslik_jax.sketch import gradients, projections, tokens
+from raslik_jax.sketch.families import PROJECTIONS
+from raslik_jax.sketch.loss import example_loss
+
+_MODEL = tiny_model()
+_ADAPTERS = (_MODEL.lora, jax.tree.map(lambda leaf: leaf * 0.5, _MODEL.lora))
+_ROWS = token_rows(0, [(4, 5), (6, 3)])
+
+
+class TokenSharesTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("unshifted", "vector", 1, "binned"), ("next_token", "per_tensor", 2, "binned")
+    )
+    def test_they_sum_to_the_score_and_are_those_of_each_token(self, *case):
+        self.check(*case)
+
+    @pytest.mark.heavy
+    @parameterized.parameters(
+        *(("unshifted", "vector", 1, family) for family in PROJECTIONS if family != "binned"),
+        ("next_token", "vector", 1, "binned"),
+        ("unshifted", "per_tensor", 1, "binned"),
+        ("next_token", "vector", 2, "binned"),
+    )
+    def test_so_they_do_for_other_projections_losses_and_lengths(self, *case):
+        self.check(*case)
+
+    def check(self, loss, normalize, num_adapters, family):
+        adapters, kind = _ADAPTERS[:num_adapters], {"loss": loss, "num_targets": 8}
+        num_params = num_adapters * projections.count_params(_MODEL.lora)
+        projection = projections.init_projection(7, family, num_params, 64)
+        generator = np.random.default_rng(0)
+        query_K, mean_K = generator.normal(size=64), 0.05 * generator.normal(size=64)
+        row = jnp.asarray(_ROWS.tokens_BL[0]), jnp.asarray(_ROWS.target_mask_BL[0])
+        # The direction that a row is multiplied with, as the plain score has it.
+        queries = search.center_queries(query_K[None], mean_K)
+        toward_K = jnp.asarray(queries.direction_QK[0], jnp.float32)
+        found = jax.jit(
+            functools.partial(tokens.token_shares, _MODEL.decoder, normalize=normalize, **kind)
+        )(projection, adapters, _MODEL.base, *row, toward_K, jnp.asarray(mean_K, jnp.float32))
+        whole = functools.partial(example_loss, _MODEL.decoder, **kind)
+        sketches = gradients.sketch_gradients(
+            whole, projection, adapters, _MODEL.base, *(x[None] for x in row), normalize=normalize
+        )
+        score = search.centered_cosine(np.asarray(sketches.unit_BK), query_K[None], mean_K)
+        self.assertAlmostEqual(float(found.score), float(score[0]), delta=2e-6)
+        places = np.flatnonzero(row[1])
+        self.assertEqual(float(jnp.abs(found.share_T[len(places) :]).sum()), 0.0)
+        if (normalize, num_adapters) != ("vector", 1):
+            return  # lengths of the whole example, which the gradient of a token does not have
+        unit_K, norm = np.asarray(sketches.unit_BK[0]), float(sketches.norm_B[0])
+        apart = np.linalg.norm(unit_K - mean_K)
+        for number, place in enumerate(places.tolist()):
+            alone_L = jnp.zeros_like(row[1]).at[place].set(True)
+            flat_P = gradients.flat_gradient(
+                whole, adapters, _MODEL.base, row[0], alone_L, normalize=normalize
+            )
+            sketch_K = np.asarray(projections.project(projection, flat_P), np.float64)
+            expected = toward_K @ (sketch_K / norm - mean_K) / apart / len(places)
+            self.assertAlmostEqual(float(found.share_T[number]), float(expected), delta=2e-6)
+
+
+if __name__ == "__main__":
+    absltest.main()
