@@ -21,8 +21,8 @@ import numpy as np
 from absl import flags, logging
 
 from raslik_jax import files, settings
+from raslik_jax.cli import command, setting_flags
 from raslik_jax.cli import run as run_command
-from raslik_jax.cli import setting_flags
 from raslik_jax.cli.trace import answers_text
 from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json
 from raslik_jax.data.cleaning import write_without
@@ -74,6 +74,7 @@ def run(options: Options) -> None:
     if options.cleaned_train_file:
         files.check_new(cleaned, "--cleaned_train_file")
     print(f"sets: {_describe_sets(config, strategy)}")
+    command.require("matplotlib")  # the report comes last, what it lacks is told first
     (root / EXPORTS).unlink(missing_ok=True)
     measured = [stage for stage in STAGES if stage != "report"]
     run_command.make(config, root, mesh=options.mesh, update=True, stages=measured)
