@@ -4,13 +4,15 @@
 
 writes a PEFT adapter; --merged a whole Hugging Face checkpoint. Either has the tokenizer and a
 model card, which says what was removed, from what, by which settings, and what was measured. The
-folder appears whole or not at all, and one that holds something is refused.
+folder appears whole or not at all, and one that holds something is refused. --push_to_hub uploads
+it as well, as a private model.
 """
 
 import dataclasses
 
 from absl import logging
 
+from raslik_jax.run import hub
 from raslik_jax.settings import Settings, setting
 
 
@@ -23,9 +25,13 @@ class Options(Settings):
     algorithm: str = setting("ga_gdr", "Algorithm that unlearned.")
     epoch: str = setting("last", "Epoch after which, or last.")
     out: str = setting("", "Folder to write, new or empty.")
+    push_to_hub: str = setting("", "OWNER/NAME on the Hugging Face hub to upload it to as well.")
+    public: bool = setting(False, "--push_to_hub: for everybody to see; else private.")
     merged: bool = setting(False, "A whole checkpoint instead of an adapter.")
 
     def problems(self) -> list[str]:
+        if self.public and not self.push_to_hub:
+            return ["--public needs --push_to_hub: name where to"]
         if self.epoch == "last" or self.epoch.isdecimal():
             return []
         return [f"--epoch must be a number or last, got {self.epoch!r}"]
@@ -36,9 +42,14 @@ def run(options: Options) -> None:
     if not options.run or not options.out:
         raise ValueError("--run and --out must be named: give --run=WORKDIR and --out=DIR")
     logging.set_verbosity(logging.WARNING)
+    if options.push_to_hub:
+        hub.check_hub(options.push_to_hub, is_public=options.public)
     from raslik_jax.run.exporting import export_model  # it takes jax with it, and --help should not
 
     epoch = None if options.epoch == "last" else int(options.epoch)
     names = {"strategy": options.strategy, "algorithm": options.algorithm}
     folder = export_model(options.run, options.out, **names, epoch=epoch, merged=options.merged)
     print(f"{'model' if options.merged else 'adapter'} and its card: {folder}")
+    if options.push_to_hub:
+        url = hub.push_folder(folder, options.push_to_hub, is_public=options.public)
+        print(f"on the hub: {url}")

@@ -34,6 +34,7 @@ from raslik_jax.messages import shown
 from raslik_jax.report.incident import EXPORTS
 from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.strategies import STRATEGIES
+from raslik_jax.run import hub
 from raslik_jax.settings import setting
 
 WHEN_STOPPED = run_command.WHEN_STOPPED
@@ -51,12 +52,16 @@ class Options(settings.Settings):
     cleaned_train_file: str = setting(
         "", "New file for the training file without what was found (default: in --run)."
     )
+    push_to_hub: str = setting("", "OWNER/NAME on the Hugging Face hub to upload it to as well.")
+    public: bool = setting(False, "--push_to_hub: for everybody to see; else private.")
     merged: bool = setting(False, "Write a whole checkpoint instead of an adapter.")
     mesh: MeshConfig = MeshConfig()
 
     def problems(self) -> list[str]:
         if self.retain_file and not self.forget_file:
             return ["--retain_file needs a --forget_file: give both"]
+        if self.public and not self.push_to_hub:
+            return ["--public needs --push_to_hub: name where to"]
         return []
 
 
@@ -73,6 +78,8 @@ def run(options: Options) -> None:
     cleaned = pathlib.Path(options.cleaned_train_file or root / _cleaned_name(source))
     if options.cleaned_train_file:
         files.check_new(cleaned, "--cleaned_train_file")
+    if options.push_to_hub:
+        hub.check_hub(options.push_to_hub, is_public=options.public)
     print(f"sets: {_describe_sets(config, strategy)}")
     command.require("matplotlib")  # the report comes last, what it lacks is told first
     (root / EXPORTS).unlink(missing_ok=True)
@@ -101,6 +108,9 @@ def run(options: Options) -> None:
     print(f"\n{'model' if options.merged else 'adapter'} and its card: {folder}")
     print(told)
     print(f"repeat: {run_command.repeating(root)}")
+    if options.push_to_hub:
+        url = hub.push_folder(folder, options.push_to_hub, is_public=options.public)
+        print(f"on the hub: {url}")
 
 
 def _read_config(options: Options, root: pathlib.Path) -> Config:

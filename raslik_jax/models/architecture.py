@@ -235,6 +235,7 @@ class Architecture(NamedTuple):
       presets: Published models by name: their config.json files, so that counts, shapes and memory
         are found without a download.
       lora_targets: The linear layers of its attention, which --finetune.lora_targets=auto adapts.
+      is_served_with_lora: Whether vLLM takes an adapter on it (its class is a SupportsLoRA).
       hub_names: Pattern of a checkpoint's name on the hub, without its owner -> name of its preset.
     """
 
@@ -245,3 +246,4 @@ class Architecture(NamedTuple):
     presets: Mapping[str, DecoderConfig] = {}
     hub_names: Mapping[str, str] = {}
     lora_targets: tuple[str, ...] = ATTENTION_TARGETS
+    is_served_with_lora: bool = True

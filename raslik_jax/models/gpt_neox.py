@@ -104,6 +104,7 @@ ARCHITECTURE = architecture.Architecture(
     buffers=r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
     modules=(GPTNeoXBlock, layers.LayerNorm),
     lora_targets=("query_key_value", "dense"),
+    is_served_with_lora=False,
     presets={
         "pythia-14m": _pythia(128, 6, 4),
         "pythia-70m": _pythia(512, 6, 8),

@@ -29,6 +29,8 @@ TOKENIZER_FILES = tuple(
     """tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json
     chat_template.jinja chat_template.json vocab.txt merges.txt tokenizer.model""".split()
 )
+# It counts before what the other files say.
+CHAT_TEMPLATE = "chat_template.jinja"
 GENERATION = "generation_config.json"
 # The dtypes of weights, as a safetensors header spells them.
 FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}

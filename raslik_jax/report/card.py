@@ -1,6 +1,7 @@
 """The card of an exported model: what was removed, from what, how, and what was measured."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +23,9 @@ _RULES = {
 # Of unlearning: the card says these elsewhere.
 _SAID = ("algorithms", "choice", "epochs", "learning_rate")
 
+# What vLLM takes as --max-lora-rank (vllm/config/lora.py, MaxLoRARanks); the first needs no flag.
+_VLLM_RANKS = (16, 32, 64, 128, 256, 320, 512)
+
 
 class CardFacts(NamedTuple):
     """What a card is written from.
@@ -36,6 +40,8 @@ class CardFacts(NamedTuple):
       base_format: how the base was quantized in the run, "" for not at all.
       lora: rank, alpha and layers of the adapter, in words.
       adapter_origin: where it came from, "" where it was fine-tuned in the run.
+      max_rank: the largest rank of the adapter's layers; `is_even` where all have its scale.
+      is_served: whether vLLM serves adapters of this architecture.
       is_merged: the weights hold the adapter; otherwise it stands alone.
       prompt: the template of a prompt, with {instruction}; empty where the tokenizer has it.
     """
@@ -53,6 +59,9 @@ class CardFacts(NamedTuple):
     base_origin: str
     base_format: str
     lora: str
+    max_rank: int
+    is_even: bool
+    is_served: bool
     adapter_origin: str
     is_merged: bool
     prompt: str
@@ -81,6 +90,9 @@ def render_card(facts: CardFacts) -> str:
         options=", ".join(f"{name}={value}" for name, value in options.items()),
         against=notes.answers_taken_against(facts.metrics) if facts.metrics else "",
         measured=_measured(facts),
+        shell_base=Markup(shlex.quote(facts.base_model or "BASE")),
+        vllm_rank=next((rank for rank in _VLLM_RANKS if rank >= facts.max_rank), 0),
+        vllm_default=_VLLM_RANKS[0],
         quoted_base=Markup(json.dumps(facts.base_model)),
         quoted_prompt=Markup(repr(facts.prompt)),
     )

@@ -19,6 +19,7 @@ from raslik_jax.files import hash_file, read_json
 from raslik_jax.manifests import Hashes, Manifest, check_finished
 from raslik_jax.messages import shown
 from raslik_jax.models import adapters, checkpoint, storage
+from raslik_jax.models import decoder as decoders
 from raslik_jax.report.card import CardFacts, render_card
 from raslik_jax.report.runs import metrics_path, read_metrics
 from raslik_jax.run.plan import open_run
@@ -87,6 +88,9 @@ def export_model(
         f"identity {model.identity}",
         base_format="" if config.backbone.format == "plain" else config.backbone.format,
         lora=model.lora_config.describe(),
+        max_rank=max(sum(model.lora_config.ranks().values(), (model.lora_config.rank,))),
+        is_even=not model.lora_config.layers,
+        is_served=decoders.ARCHITECTURES[model.decoder.config.model_type].is_served_with_lora,
         adapter_origin=_adapter_origin(config),
         is_merged=merged,
         prompt=workspace.template.without_input,
@@ -102,7 +106,7 @@ def export_model(
         else:
             names = {"base": model.identity, "base_model": base.hub_name}
             adapters.save_adapter(partial, unlearned.lora, settings, shapes, **names)
-        _write_tokenizer(partial, base, workspace.tokenizer)
+        _write_tokenizer(partial, base, workspace)
         files.write_text(partial / "README.md", render_card(facts))
     return out
 
@@ -178,8 +182,19 @@ def _adapter_origin(config: Config) -> str:
     return f"an adapter that was trained elsewhere, {kind}"
 
 
-def _write_tokenizer(out: pathlib.Path, base: _Base, tokenizer: tokenization.Tokenizer) -> None:
-    """Copies the tokenizer of the checkpoint, or writes the one that the run trained."""
+def _write_tokenizer(out: pathlib.Path, base: _Base, workspace: Workspace) -> None:
+    """Copies the tokenizer of the checkpoint, or writes the one that the run trained.
+
+    A chat template of the user's own, by which the model was trained, takes the place of its own.
+    """
+    tokenizer = workspace.tokenizer
+    _copy_tokenizer(out, base, tokenizer)
+    template = workspace.template.chat
+    if template is not None and template.source != tokenizer.chat_template:
+        files.write_text(out / storage.CHAT_TEMPLATE, template.source)
+
+
+def _copy_tokenizer(out: pathlib.Path, base: _Base, tokenizer: tokenization.Tokenizer) -> None:
     if base.folder is None:
         tokenization.save_tokenizer(out, tokenizer)
         return

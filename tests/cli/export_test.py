@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from finished import write_manifest
 from raslik_jax.config import config_from_json
 from raslik_jax.data import tokenization
 from raslik_jax.models import adapters, checkpoint, decoder
+from raslik_jax.report import card as card_lib
+from raslik_jax.run import exporting
 from raslik_jax.run import plan as plan_lib
 from raslik_jax.run.exporting import export_model
 from raslik_jax.run.workspace import Workspace
@@ -193,6 +196,69 @@ class ExportTest(parameterized.TestCase):
         )
         forget = entry["forget"]
         self.assertIn(f"{forget['mean']:.3f} \\[{forget['low']:.2f}, {forget['high']:.2f}\\]", body)
+
+    @parameterized.parameters(
+        (
+            {},
+            "lm_eval --model hf --model_args pretrained=BASE,peft=.,tokenizer=. --tasks hellaswag",
+        ),
+        (
+            {"is_served": True, "base_model": "o/n b", "prompt": ""},
+            "vllm serve 'o/n b' --tokenizer . --enable-lora --lora-modules unlearned=.\n"
+            "lm_eval --model hf --model_args pretrained='o/n b',peft=.,tokenizer=. "
+            "--tasks hellaswag --apply_chat_template",
+        ),
+        (
+            {"is_served": True, "max_rank": 33, "is_even": False},
+            "vllm serve BASE --tokenizer . --enable-lora --max-lora-rank 64 --lora-modules "
+            "unlearned=.\nlm_eval --model hf --model_args pretrained=BASE,peft=.,tokenizer=. "
+            "--tasks hellaswag",
+        ),
+        (
+            {"is_served": True, "max_rank": 513},
+            "lm_eval --model hf --model_args pretrained=BASE,peft=.,tokenizer=. --tasks hellaswag",
+        ),
+        (
+            {"is_merged": True},
+            "vllm serve .\nlm_eval --model hf --model_args pretrained=. --tasks hellaswag",
+        ),
+    )
+    def test_the_card_has_the_lines_of_other_programs(self, facts, lines):
+        """In flags that their documentation has; this backbone's adapter no vLLM serves."""
+        with mock.patch.object(exporting, "render_card", wraps=exporting.render_card) as render:
+            folder = self._export()
+        card = card_lib.render_card(render.call_args.args[0]._replace(**facts))
+        (said,) = re.findall(r"^```sh\n(.*?)\n```$", card, re.DOTALL | re.MULTILINE)
+        self.assertEqual(said, lines)
+        words = [word for line in lines.splitlines() for word in shlex.split(line)]
+        documented = {"--tokenizer", "--enable-lora", "--max-lora-rank", "--lora-modules"}
+        documented |= {"--model", "--model_args", "--tasks", "--apply_chat_template"}
+        self.assertLessEqual({word for word in words if word.startswith("--")}, documented)
+        self.assertEqual("--merged for that" in card, "vllm" not in said)
+        self.assertEqual("rank_pattern" in card, "is_even" in facts)
+        # What vLLM's PEFTHelper reads and refuses.
+        fields = json.loads((folder / "adapter_config.json").read_text())
+        self.assertEqual((fields["bias"], fields["use_dora"]), ("none", False))
+        self.assertIsNone(fields["modules_to_save"])
+        self.assertIs(fields["init_lora_weights"], True)
+        for name, kind in (("r", int), ("lora_alpha", (int, float)), ("target_modules", list)):
+            self.assertIsInstance(fields[name], kind)
+        self.assertLessEqual(fields["r"], 16)
+
+    def test_a_template_of_the_users_own_goes_along(self):
+        run = stored_run.write_stored_run(self.folder / "run")
+        own = self.folder / "own.jinja"
+        own.write_text("{{ messages[0].content }}:")
+        path = run.root / "evaluate" / "metrics.json"
+        metrics = json.loads(path.read_text())
+        metrics["settings"]["corpus"]["template"] = str(own)
+        path.write_text(json.dumps(metrics))
+        stored_run.finish(run.root)
+        settings = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None, "merged": False}
+        out = export_model(run.root, self.folder / "out", **settings)
+        self.assertEqual((out / "chat_template.jinja").read_text(), own.read_text())
+        self.assertEqual(tokenization.load_tokenizer(out).chat_template, own.read_text())
+        self.assertIn("--apply_chat_template", (out / "README.md").read_text())
 
     @parameterized.parameters(
         ({"strategy": "bm25"}, "must be of .'oracle-ga_gdr'.* got 'bm25' with 'ga_gdr'"),
