@@ -26,6 +26,8 @@ STAGES = (
 _LARGEST_SEED = 2**31 - 1
 # Layers that the model's architecture names.
 AUTO_TARGETS = ("auto",)
+# What says that nothing is fine-tuned.
+_NONE = ("epochs", 0)
 # Of fine-tuning and unlearning alike.
 _REMAT = "Gradient checkpointing: layers are computed again on the way back, not kept."
 _PADDING = "Pad every batch as the longest example needs: one shape to compile."
@@ -46,6 +48,7 @@ class BackboneConfig(Stage):
         is_path=True,
         parts=("adapter_config.json", "adapter_model.safetensors"),
     )
+    adapter_revision: str = setting("", "Hub revision of the adapter.")
     hidden_size: int = setting(
         128, "From scratch: embedding width.", low=1, multiple_of="num_attention_heads"
     )
@@ -65,6 +68,8 @@ class BackboneConfig(Stage):
     def problems(self) -> Iterator[str]:
         if self.double_quant and self.format != "nf4":
             yield f"--double_quant needs --format=nf4, got {self.format}"
+        if self.adapter_revision and not self.adapter:
+            yield "--adapter_revision needs an --adapter: give both, or leave it out"
         if not self.checkpoint and self.steps < 2:  # the first one warms up, at rate 0
             yield f"--steps must be at least 2 without a --checkpoint, got {self.steps}"
 
@@ -401,6 +406,11 @@ class Config(Settings):
         if not self.finetunes and self.sketch.gradient_at == "trajectory":
             needs = "needs an adapter that is fine-tuned here"
             yield f"--sketch.gradient_at=trajectory {needs}, got {given}: take finetuned or initial"
+        own, usual = map(settings_lib.as_json, (self.finetune, FinetuneConfig()))
+        idle = [name for name in own if own[name] != usual[name] and (name, own[name]) != _NONE]
+        if self.backbone.adapter and idle:
+            why = "the adapter is taken as it is"
+            yield f"--finetune.{idle[0]} has no effect with {given}: leave it out, {why}"
         if not self.finetunes and not self.backbone.checkpoint:
             yield f"{given} needs a --backbone.checkpoint: give the model that was fine-tuned"
         is_known = self.finetunes or self.backbone.adapter

@@ -16,7 +16,7 @@ from raslik_jax.cli import command, setting_flags
 
 if __name__ != "__main__":
     flags.disclaim_key_flags()  # --help lists those of the command
-# A command is a module with `Options`, `run`, and perhaps `FLAGS` and `WHEN_STOPPED`.
+# A command is a module with `Options`, `run`, and perhaps `FLAGS`, their `GROUP`, `WHEN_STOPPED`.
 _HELPERS = ("asking", "command", "main", "setting_flags")
 _COMMANDS = [name for _, name, _ in pkgutil.iter_modules(cli.__path__) if name not in _HELPERS]
 
@@ -36,7 +36,8 @@ def start(name: str) -> NoReturn:
     module = importlib.import_module(f"raslik_jax.cli.{name}")
     # What --help shows.
     sys.modules["__main__"].__doc__ = module.__doc__
-    setting_flags.define_leaves(getattr(module, "FLAGS", ()))
+    group = getattr(module, "GROUP", "")
+    setting_flags.define_leaves(getattr(module, "FLAGS", ()), group=group)
     when_stopped = getattr(module, "WHEN_STOPPED", "stopped")
     command.start(module.run, module.Options(), when_stopped=when_stopped)
 

@@ -23,16 +23,19 @@ def define(defaults: settings.Settings, flag_values: flags.FlagValues = flags.FL
 
 
 def define_leaves(
-    leaves: Iterable[settings.Leaf], flag_values: flags.FlagValues = flags.FLAGS
+    leaves: Iterable[settings.Leaf], flag_values: flags.FlagValues = flags.FLAGS, group: str = ""
 ) -> None:
-    """Defines the flags of some settings; help lists those of a stage under its name."""
+    """Defines the flags of some settings; help lists those of a stage under its name.
+
+    Those of no stage are the command's own, or stand under the name of their `group`.
+    """
     for leaf in leaves:
         text = f"{leaf.member}: {leaf.metadata['help']}" if leaf.member else leaf.metadata["help"]
         choices = settings.choices_of(leaf.hint, leaf.metadata)
         arguments: dict[str, Any] = {"name": leaf.name, "default": leaf.value}
         arguments["flag_values"] = flag_values
-        if "." in leaf.name:
-            arguments["module_name"] = leaf.name.split(".")[0]
+        if "." in leaf.name or group:
+            arguments["module_name"] = leaf.name.split(".")[0] if "." in leaf.name else group
         if get_origin(leaf.hint) is tuple:
             is_repeated = leaf.metadata["is_repeated"]
             define_list = flags.DEFINE_multi_string if is_repeated else flags.DEFINE_list

@@ -41,7 +41,6 @@ WHEN_STOPPED = run_command.WHEN_STOPPED
 # Of somebody's own model: see docs/notes/run.md.
 PRESET: dict[str, Any] = {
     "corpus.dataset": "records",
-    "corpus.template": "auto",
     "finetune.epochs": 0,  # a checkpoint without an adapter is fine-tuned already
     "retrieve.strategies": ("raslik",),
     "retrieve.select": "gap",
@@ -58,6 +57,7 @@ PRESET: dict[str, Any] = {
 FLAGS = [
     leaf._replace(value=PRESET.get(leaf.name, leaf.value)) for leaf in settings.leaves(Config())
 ]
+GROUP = "run"  # of the settings of no stage: --help has the command's own flags alone
 _CUT = {"num_forget": int, "middle": float, "edge": float}
 _STAGES = ("corpus", "backbone", "finetune", "sketch", "retrieve")
 
@@ -121,7 +121,7 @@ def _read_config(options: Options, workdir: pathlib.Path) -> Config:
         "backbone.adapter": options.adapter,
         "corpus.records.train_file": options.train_file,
         "corpus.records.queries_file": str(workdir / "queries.jsonl"),
-        "name": workdir.name,
+        "name": "" if flags.FLAGS["name"].present else workdir.name,
     }
     given = {name: value for name, value in given.items() if value}
     missing = [f"--{name}" for name in ("checkpoint", "train_file") if not getattr(options, name)]

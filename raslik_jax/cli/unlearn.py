@@ -39,6 +39,7 @@ from raslik_jax.settings import setting
 
 WHEN_STOPPED = run_command.WHEN_STOPPED
 FLAGS = [leaf._replace(value=None) for leaf in settings.leaves(Config())]
+GROUP = "run"  # of the settings of no stage: --help has the command's own flags alone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

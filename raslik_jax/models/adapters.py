@@ -61,9 +61,9 @@ _SHAPE = {
 }
 
 
-def find_adapter(name: str | os.PathLike[str]) -> pathlib.Path:
+def find_adapter(name: str | os.PathLike[str], *, revision: str | None = None) -> pathlib.Path:
     """Returns the directory of a PEFT adapter, fetched from the hub if need be, or refuses it."""
-    folder = storage.resolve_folder(name, weights=WEIGHTS)
+    folder = storage.resolve_folder(name, revision=revision, weights=WEIGHTS)
     lacking = [file for file in (CONFIG, WEIGHTS) if not (folder / file).is_file()]
     if not lacking:
         return folder

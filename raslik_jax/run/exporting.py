@@ -178,7 +178,9 @@ def _adapter_origin(config: Config) -> str:
         return "the base as it was given, with a fresh adapter"
     # A path says nothing on another machine.
     is_folder = pathlib.Path(name).is_dir() or pathlib.Path(name).is_absolute()
-    kind = f"the local folder {pathlib.Path(name).name}" if is_folder else name
+    revision = config.backbone.adapter_revision
+    at = f" at {revision}" if revision else ""
+    kind = f"the local folder {pathlib.Path(name).name}" if is_folder else name + at
     return f"an adapter that was trained elsewhere, {kind}"
 
 

@@ -55,8 +55,8 @@ _SETTINGS = _groups(
     text="corpus.template corpus.max_len",
     # What the model is loaded from: its weights, how they are held, and the shape of its adapter.
     model="seed backbone.checkpoint backbone.revision backbone.dtype backbone.format "
-    "backbone.double_quant backbone.adapter finetune.lora_rank finetune.lora_alpha "
-    "finetune.lora_dropout finetune.lora_targets",
+    "backbone.double_quant backbone.adapter backbone.adapter_revision finetune.lora_rank "
+    "finetune.lora_alpha finetune.lora_dropout finetune.lora_targets",
     scratch="backbone.hidden_size backbone.num_hidden_layers backbone.num_attention_heads "
     "backbone.steps backbone.batch_size backbone.learning_rate",
     decoding="{text} {model} references.max_new_tokens references.decode_batch_size",
@@ -101,7 +101,9 @@ def pick(
 
 
 def _is_idle(config: Config, name: str) -> bool:
-    """Returns whether a setting is of fine-tuning and not read, as the model is fine-tuned."""
+    """Returns whether a setting is of fine-tuning and not read, or of an adapter that is not."""
+    if name == "backbone.adapter_revision":
+        return not config.backbone.adapter_revision
     if config.finetunes or not name.startswith("finetune."):
         return False
     # Without an adapter of elsewhere a fresh one is made.

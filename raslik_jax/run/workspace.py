@@ -467,7 +467,8 @@ def lora_config_of(
 
 def adapter_source(config: Config) -> pathlib.Path:
     """Returns the folder of --backbone.adapter, fetched from the hub if need be."""
-    return adapters.find_adapter(config.backbone.adapter)
+    settings = config.backbone
+    return adapters.find_adapter(settings.adapter, revision=settings.adapter_revision or None)
 
 
 def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -191,6 +191,9 @@ class PlainAdapterTest(_FolderTest):
         (root / "refs").mkdir()
         (root / "refs" / "main").write_text(commit)
         self.assertEqual(adapters.find_adapter("owner/adapter"), folder)
+        (root / "refs" / "v2").write_text("b" * 40)
+        second = write_adapter(root / "snapshots" / ("b" * 40), "gpt_neox")
+        self.assertEqual(adapters.find_adapter("owner/adapter", revision="v2"), second)
         self.assert_refused("hub", adapters.find_adapter, "owner/another")
         self.assert_refused("an adapter must be a directory", adapters.find_adapter, "no/such/one")
 

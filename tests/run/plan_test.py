@@ -253,11 +253,14 @@ def test_an_adapter_of_elsewhere_counts_by_its_weights_and_not_by_how_one_would_
     config = replaced(config, {"backbone.adapter": str(folder)})
     before = _decided(config, tmp_path)
     assert before["finetune"][1] == ("corpus/tokenizer",)
-    for name in ("epochs", "lora_rank", "seed"):
-        other = replaced(config, {"seed" if name == "seed" else f"finetune.{name}": 5})
-        changed = _changed(before, _decided(other, tmp_path)) - {"evaluate"}
-        assert ("finetune" in changed) == (name == "seed")
-        assert changed == set() or name == "seed"
+    for name in ("epochs", "lora_rank"):
+        with pytest.raises(ValueError, match=f"--finetune.{name} has no effect with --backbone.ad"):
+            replaced(config, {f"finetune.{name}": 5})
+    for name, value in (("finetune.epochs", 0), ("seed", 5), ("backbone.adapter_revision", "v2")):
+        other = _decided(replaced(config, {name: value}), tmp_path)
+        assert ("finetune" in _changed(before, other)) == (name != "finetune.epochs")
+    with pytest.raises(ValueError, match="--backbone.adapter_revision needs an --backbone.adapter"):
+        replaced(config, {"backbone.adapter": "", "backbone.adapter_revision": "v2"})
     # Only a model that is given whole has a base elsewhere.
     (tmp_path / "before").mkdir()
     (tmp_path / "before" / "model.safetensors").write_text("before")

@@ -36,10 +36,10 @@ class CorpusConfig(SharedSettings, Stage):
         family=DATASETS,
     )
     template: str = setting(
-        "alpaca",
-        "How rows become prompts. alpaca, brief: instruction and input in a frame. plain: as they "
-        "are. chat: the tokenizer's own chat template. auto, by the training rows: alpaca for "
-        "instructions, chat for conversations, plain for texts and ids. Or a file of a Jinja chat "
+        "auto",
+        "How rows become prompts. auto, by the training rows: alpaca for instructions, chat for "
+        "conversations, plain for texts and ids. alpaca, brief: instruction and input in a frame. "
+        "plain: as they are. chat: the tokenizer's own chat template. Or a file of a Jinja chat "
         "template. Rows of text or of ids are always taken as they are.",
         is_path=True,
     )
