@@ -121,7 +121,7 @@ def _read_config(options: Options, workdir: pathlib.Path) -> Config:
         "backbone.adapter": options.adapter,
         "corpus.records.train_file": options.train_file,
         "corpus.records.queries_file": str(workdir / "queries.jsonl"),
-        "name": "" if flags.FLAGS["name"].present else workdir.name,
+        "name": workdir.name,
     }
     given = {name: value for name, value in given.items() if value}
     missing = [f"--{name}" for name in ("checkpoint", "train_file") if not getattr(options, name)]
