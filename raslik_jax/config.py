@@ -217,7 +217,7 @@ class RetrieveConfig(Stage):
     held_out: float = setting(
         0.0,
         "Share of the examples to forget that no set gets: the run is measured on their prompts, "
-        "and on some of the examples that are furthest from the queries, in place of test queries; "
+        "and on some examples drawn from the lower half of the scores, in place of test queries; "
         "0: none.",
         low=0,
         below=1,

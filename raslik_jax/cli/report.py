@@ -59,7 +59,7 @@ def run(options: Options) -> None:
     """Prints the tables, and writes them with the page where there is a folder for them."""
     named = [options.run, *options.runs] if options.run else options.runs
     if not (named or options.published):
-        raise ValueError("--runs must name work directories, got none: give --runs=DIR,DIR")
+        raise ValueError("--run or --runs must name work directories, got none: give --run=DIR")
     paper = published.read_blocks()
     stored = [runs.read_run(pathlib.Path(run), num_rows=options.examples) for run in named]
     experiments = runs.group_runs(stored)

@@ -8,7 +8,7 @@ The model is a checkpoint with a LoRA adapter that was trained elsewhere, as PEF
 --response the model answers the prompt, and that answer is traced. What stands out of the noise is
 listed with its line in the training file, and stands in WORKDIR/retrieve/raslik/forget.jsonl;
 nothing is trained. `raslik unlearn --run=WORKDIR` goes on from here. Another prompt in the same
-folder, with --update, takes seconds: the index stays.
+folder, with --update, sketches no row again: the index stays.
 
 Every setting of `raslik run` can be given too: --helpfull lists them.
 """

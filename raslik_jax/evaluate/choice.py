@@ -88,7 +88,8 @@ def choose(
         own = group.setdefault(candidate.strategy, {})
         tried = (candidate.learning_rate, candidate.epoch), candidate.seed
         if tried in own:
-            raise ValueError(f"each validation run must be named once, got {candidate} twice")
+            must = f"each validation run must be named once, got {candidate} twice"
+            raise ValueError(f"{must}: leave one out")
         own[tried] = math.inf if candidate.is_damaged else distance(candidate, floor=floor)
     choices: list[Choice] = []
     for algorithm, group in by_method.items():

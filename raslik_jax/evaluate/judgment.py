@@ -91,7 +91,10 @@ def judge(
     verdict: Verdict = verdicts.pop() if len(verdicts) == 1 else "partly"
     doubt = "" if found else "no measure tells the fine-tuned model's behavior from the backbone's"
     if backbone is None:
-        doubt = "there is no model before fine-tuning to compare with"
+        doubt = (
+            "there is no model before fine-tuning to compare with (where it was probed, its probes "
+            "say how far it came)"
+        )
     if behavior and not behavior["is_shown"]:
         doubt = "the fine-tuned model does not show the behavior enough to forget it"
     if damage or doubt:

@@ -19,6 +19,10 @@ from raslik_jax.sketch.loss import example_loss
 _SHAPES = 2
 
 
+class NotFinite(ValueError):
+    """A model has likelihoods that are not finite."""
+
+
 class Likelihood(NamedTuple):
     """Of each answer the mean nats a token, EOS among them, and the number of those tokens.
 
@@ -70,9 +74,10 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Measure:
         nll_N = map_rows(functools.partial(of_batch, lora, base), encoded, plans)
         bad = np.flatnonzero(~np.isfinite(nll_N))
         if len(bad):
-            raise ValueError(
+            raise NotFinite(
                 f"likelihoods must be finite, got {len(bad)} of {len(nll_N)} that are not, such as "
-                f"that of {encoded.ids[bad[0]]}: unlearn at a lower learning rate"
+                f"that of {encoded.ids[bad[0]]}, because weights overflow: lower the learning "
+                "rate, or check the checkpoint"
             )
         return Likelihood(nll_N.astype(np.float64), encoded.num_targets_N)
 

@@ -105,7 +105,8 @@ def mahalanobis_to_ideal(retain_M: Rates, forget_M: Rates) -> Mahalanobis:
     """
     if not have_covariance(retain_M, forget_M):
         methods = f"{MIN_METHODS} or more methods whose rates differ"
-        raise ValueError(f"D_mah must have {methods}, got {len(retain_M)}")
+        mend = "compare more, or leave D_mah out"
+        raise ValueError(f"D_mah must have {methods}, got {len(retain_M)}: {mend}")
     (distance_M,), (covariance,) = _distances(np.stack([retain_M, forget_M], axis=1)[None])
     condition_number = float(np.linalg.cond(covariance))
     return Mahalanobis(distance_M, covariance, condition_number, bool(covariance[0, 1] < 0))
@@ -145,4 +146,5 @@ def _check_rates(
     bad = int((~np.isfinite(retain_M)).sum() + (~np.isfinite(forget_M)).sum())
     if len(retain_M) != len(forget_M) or not len(retain_M) or bad:
         counts = f"{len(retain_M)} and {len(forget_M)}, {bad} of them not finite"
-        raise ValueError(f"methods must have finite retain and forget rates, got {counts}")
+        must = "methods must have finite retain and forget rates"
+        raise ValueError(f"{must}, got {counts}: measure them again")

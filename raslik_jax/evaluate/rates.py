@@ -101,7 +101,8 @@ def score_pairs(
     ids = tuple(sorted(i for i in references if predictions[i].strip() or not drop_empty))
     if not ids:
         count = len(references)
-        raise ValueError(f"at least one prediction must not be empty, got {count}, all empty")
+        must = f"at least one prediction must not be empty, got {count}, all empty"
+        raise ValueError(f"{must}: look at the model, or give --evaluate.drop_empty=false")
     rouge_Q = np.array([rouge_l_f1(predictions[i], references[i]) for i in ids], np.float64)
     return PairScores(ids, rouge_Q)
 
@@ -131,10 +132,11 @@ def bootstrap(
     finite_Q = np.isfinite(values_Q)
     if not len(values_Q) or not finite_Q.all() or resamples < 1:
         counts = f"{len(values_Q)} values, {int((~finite_Q).sum())} not finite, {resamples} draws"
-        raise ValueError(f"there must be finite values to draw from, got {counts}")
+        raise ValueError(f"there must be finite values to draw from, got {counts}: measure again")
     if weights_Q is not None and not (weights_Q > 0).all():
         bad = int((weights_Q <= 0).sum())
-        raise ValueError(f"weights must be positive, got {bad} of {len(weights_Q)} that are not")
+        must = f"weights must be positive, got {bad} of {len(weights_Q)} that are not"
+        raise ValueError(f"{must}: leave those values out")
     generator, num = np.random.default_rng(seed), len(values_Q)
     rows = max(1, _BLOCK // num)
     means: list[np.ndarray] = []
@@ -161,7 +163,8 @@ def non_sf_by_words(
     blank = sum(not word.strip() for word in vocabulary)
     if not vocabulary or blank:
         counts = f"{len(vocabulary)}, {blank} of them blank"
-        raise ValueError(f"a vocabulary must have words, none of them blank, got {counts}")
+        must = f"a vocabulary must have words, none of them blank, got {counts}"
+        raise ValueError(f"{must}: correct the list")
     pattern = words.word_pattern(frozenset(vocabulary))
     return np.array([float(pattern.search(text) is None) for text in texts], np.float64)
 

@@ -20,14 +20,15 @@ _PATIENCE = 2
 RULE_TEXT = (
     "Forgotten: the rows to forget, and the answers that show the behavior, have gone "
     f"{MOST_WAY:.0%} of the way from their likelihood before unlearning to that under the "
-    "backbone, as the judgment has it. A probe is within the bound if the rows to keep lost at "
+    "backbone, as the judgment has it; where the backbone finds them as likely, they have to lose "
+    "forget_rise nats a token. A probe is within the bound if the rows to keep lost at "
     "most max_rise nats a token, in the mean of the middle half of them. Unlearning ends at the "
-    "first probe within the bound at which all is forgotten, or at the second in a row beyond it; "
-    "the step is kept that went furthest within the bound."
+    "first probe within the bound at which all is forgotten, at the second in a row beyond it, or "
+    "where the training diverges; the step is kept that went furthest within the bound."
 )
 
 Levels = Mapping[str, float]
-End = Literal["", "forgotten", "others lose too much"]
+End = Literal["", "forgotten", "others lose too much", "diverged"]
 
 
 class Probe(TypedDict):
@@ -69,7 +70,8 @@ def find_goals(
     learned = [name for name in sets if backbone[name] - start[name] >= math.log(LEAST_LEARNED)]
     if learned:
         return {name: Goal(start[name], backbone[name]) for name in learned}, True
-    return {name: Goal(start[name], start[name] + forget_rise) for name in sets}, False
+    whole = forget_rise / MOST_WAY  # of which MOST_WAY is enough
+    return {name: Goal(start[name], start[name] + whole) for name in sets}, False
 
 
 def share_forgotten(levels: Levels, goals: Mapping[str, Goal]) -> float:
@@ -87,7 +89,7 @@ def choose_step(probes: Sequence[Probe], goals: Mapping[str, Goal], *, max_rise:
     """Returns the place of the probe to keep: the most forgotten one within the bound.
 
     The first of the probes is of the model before unlearning, which is within it. Ties go to the
-    earlier one, so that the choice changes, if at all, to the newest.
+    earlier probe: an older one is never chosen again later, so one stored model is enough.
     """
     start = probes[0]["levels"]
     within = [n for n, probe in enumerate(probes) if rise_of(probe["levels"], start) <= max_rise]

@@ -12,6 +12,7 @@ import numpy as np
 from raslik_jax.evaluate import judgment, rates, tofu_metrics
 from raslik_jax.evaluate.metrics import KINDS, NonSf, measure, measure_pool, nest
 from raslik_jax.evaluate.pareto import frontier_among
+from raslik_jax.messages import some_of
 
 # The strategy that every other one is compared with; metrics.json names it in its keys.
 BASELINE = "random"
@@ -149,7 +150,9 @@ def mark_frontier(
         blocks[entry["algorithm"], 0 if across_epochs else entry["epoch"]].append(entry)
     for block in blocks.values():
         if len({entry["strategy"] for entry in block}) < len(block):
-            raise ValueError("each strategy must have one epoch, got several: choose one")
+            names = some_of(sorted({entry["strategy"] for entry in block}))
+            must = f"each strategy must have one epoch, got {len(block)} models of {names}"
+            raise ValueError(f"{must}: choose one of each")
         for entry, values in zip(block, measure_pool(block), strict=True):
             entry |= nest(values)
         points = [[entry[name] for entry in block] for name in ("retain", "forget")]

@@ -48,7 +48,8 @@ def truth_ratios(
     answer is a paraphrase where there is one. Beyond e^700, where floats end, e^700.
     """
     if len(true_nll_Q) != len(wrong_nll_Q) or not all(map(len, wrong_nll_Q)):
-        raise ValueError(f"each of {len(true_nll_Q)} questions must have a wrong answer")
+        got = f"{sum(map(bool, map(len, wrong_nll_Q)))} of {len(true_nll_Q)} with one"
+        raise ValueError(f"each question must have a wrong answer, got {got}: add one to each")
     log_wrong_Q = np.array([-np.mean(wrong) for wrong in wrong_nll_Q])
     return np.exp(np.clip(log_wrong_Q + true_nll_Q, -700.0, 700.0))
 

@@ -132,9 +132,12 @@ def _refuse_others(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
         if rank < 1:
             where = "r" if name == "r" else "rank_pattern"
             raise ValueError(f"{where} in {path} must be at least 1, got {rank}: take another")
-    for name in ("target_modules", "exclude_modules", "layers_pattern"):
+    for name in ("target_modules", "exclude_modules"):
         if isinstance(fields.get(name), str):
             _compiled(path, name, fields[name])
+    patterns = fields.get("layers_pattern") or []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        _compiled(path, "layers_pattern", pattern)
 
 
 def _sizes(
@@ -145,7 +148,7 @@ def _sizes(
     outside = [architecture.key_map[part] for part in ("embed", "head")]
     modules = _modules(config)
     targeted = [name for name in outside if _is_targeted(fields, name)]
-    if fields["target_modules"] == "all-linear":
+    if str(fields["target_modules"]).lower() == "all-linear":
         targeted = []  # peft leaves out the head
     if targeted:
         must = "must have adapters on the linear layers of its blocks alone"
@@ -349,7 +352,8 @@ def save_adapter(
     tensors = {key: whole[key][tuple(map(slice, slot.shape))] for key, slot in own.items()}
     lost = [k for k in whole if np.count_nonzero(whole[k]) != np.count_nonzero(tensors.get(k, 0))]
     if lost:
-        raise ValueError(f"factors must be 0 beyond a layer's own rank, got others in {lost[0]}")
+        must = f"factors must be 0 beyond a layer's own rank, got others in {lost[0]}"
+        raise ValueError(f"{must}: set them to 0")
     with storage.new_folder(folder) as partial:
         storage.write_tensors(partial / WEIGHTS, tensors, {_BASE: base} if base else None)
         files.write_json(partial / CONFIG, fields)
@@ -358,22 +362,25 @@ def save_adapter(
 def _patterns(lora_config: LoRAConfig, config: decoders.ModelConfig) -> dict[str, Any]:
     """Returns the fields of ranks and alphas that differ by module, {} where none does.
 
-    Modules have their whole names there, so that no pattern is of another one too.
+    Modules have their whole names there, so that no pattern is of another one too; nor are targets
+    in a model with parts besides the text's.
     """
-    modules = _modules(config)
+    modules, has_others = _modules(config), config.text_part is not config
+    size = lora_config.rank, lora_config.alpha
+    even = tuple((target, (size,) * config.num_hidden_layers) for target in lora_config.targets)
+    if not (lora_config.layers or has_others):
+        return {}
     sizes: dict[str, tuple[int, float]] = {}
-    for target, layers in lora_config.layers:
+    for target, layers in lora_config.layers or even:
         sizes |= dict(zip(modules[target], layers, strict=True))
     with_adapter = {name: size for name, size in sizes.items() if size[0]}
-    if not sizes:
-        return {}
     ranks = {n: rank for n, (rank, _) in with_adapter.items() if rank != lora_config.rank}
     alphas = {n: _plain(a) for n, (_, a) in with_adapter.items() if a != lora_config.alpha}
     fields = {
         "rank_pattern": {re.escape(name): rank for name, rank in ranks.items()},
         "alpha_pattern": {re.escape(name): alpha for name, alpha in alphas.items()},
     }
-    is_everywhere = len(with_adapter) == len(sizes)
+    is_everywhere = len(with_adapter) == len(sizes) and not has_others
     return fields if is_everywhere else {**fields, "target_modules": sorted(with_adapter)}
 
 

@@ -137,6 +137,11 @@ class DecoderConfig(ModelConfig):
         """The factor on the embedding of a token, not on a head tied to it; None for 1."""
         return None
 
+    @property
+    def text_part(self) -> "DecoderConfig":
+        """The settings of a decoder alone, of a model that has other parts too."""
+        return self
+
     @classmethod
     def full_key(cls, key: str) -> str:
         """Returns the key that the key map knows for one of a file."""

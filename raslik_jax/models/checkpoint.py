@@ -185,7 +185,8 @@ def save_model(
 ) -> None:
     """Writes a decoder or an encoder as a Hugging Face checkpoint that transformers loads.
 
-    An encoder's pooling goes with it, as sentence-transformers has it.
+    Of a model that reads images too it is the text part alone, a checkpoint of its own kind. An
+    encoder's pooling goes with it, as sentence-transformers has it.
 
     Args:
       folder: A directory that is not there yet or empty.
@@ -196,6 +197,7 @@ def save_model(
     if isinstance(config, encoders.EncoderConfig):
         shapes, table = encoders.abstract_encoder(config, dtype=jnp.float32), "word"
     else:
+        config = config.text_part
         (_, _, shapes), table = decoders.abstract(config, None), "embed"
     key_map.check_tree(weights, shapes, f"a {config.model_type} of this config")
     names = {**decoders.ARCHITECTURES, **encoders.ENCODERS}[config.model_type].key_map

@@ -11,6 +11,7 @@ Source: Gemma Team 2025 (arXiv:2503.19786); layout as in transformers
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ from raslik_jax.models.hf_config import RopeParameters
 from raslik_jax.models.lora import LoRAConfig
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+# Of the text part in a model that reads images too.
+_STEM = "model.language_model."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,21 +91,31 @@ class Gemma3TextConfig(gemma2.GemmaConfig):
         return key.removeprefix("language_model.")
 
 
-class Gemma3Config:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma3Config(Gemma3TextConfig):
     """The settings of a Gemma 3 model that reads images too: those of its text part."""
 
     model_type = "gemma3"
 
+    @property
+    def text_part(self) -> Gemma3TextConfig:
+        """The settings of the text part alone."""
+        return Gemma3TextConfig(**vars(self))
+
     @classmethod
-    def from_hf(cls, values: Mapping[str, Any]) -> Gemma3TextConfig:
+    def full_key(cls, key: str) -> str:
+        """Returns the newest of the keys that such a model's text part has had."""
+        return re.sub(r"^model\.(?=layers\.|embed_tokens|norm)", _STEM, super().full_key(key))
+
+    @classmethod
+    def from_hf(cls, values: Mapping[str, Any]) -> Any:
         """Returns the text part's settings of a parsed config.json."""
         text = values.get("text_config")
         if not isinstance(text, Mapping):
             raise ValueError(f"text_config must be an object, got {shown(text)}: correct it")
         outer = {"eos_token_id", "bos_token_id", "pad_token_id", "tie_word_embeddings"}
         around = {name: values[name] for name in outer if values.get(name) is not None}
-        config: Gemma3TextConfig = Gemma3TextConfig.from_hf({**text, **around})
-        return config
+        return cls(**vars(Gemma3TextConfig.from_hf({**text, **around})))
 
 
 class Gemma3Block(gemma2.GemmaBlock):
@@ -148,4 +161,9 @@ ARCHITECTURE = architecture.Architecture(
     },
     hub_names={r"gemma-3-(\d+[mb])(-it|-pt)?": "gemma-3-{}"},
 )
-WITH_IMAGES = ARCHITECTURE._replace(config=Gemma3Config, presets={}, hub_names={})
+WITH_IMAGES = ARCHITECTURE._replace(
+    config=Gemma3Config,
+    key_map={name: Gemma3Config.full_key(key) for name, key in ARCHITECTURE.key_map.items()},
+    presets={},
+    hub_names={},
+)

@@ -52,7 +52,10 @@ class LoRAConfig:
         ranks, alphas = [rank for rank, _ in sizes], [alpha for rank, alpha in sizes if rank]
         for is_right, must in (
             (self.rank >= 1, f"rank must be at least 1, got {self.rank}"),
-            (min(ranks, default=0) >= 0, f"ranks must be at least 1, got {min(ranks, default=0)}"),
+            (
+                min(ranks, default=0) >= 0,
+                f"ranks must not be negative, got {min(ranks, default=0)}",
+            ),
             *(
                 (0 < alpha < math.inf, f"alpha must be positive, got {alpha}")
                 for alpha in (self.alpha, *alphas)

@@ -57,7 +57,7 @@ class Phi3Config(architecture.SlidingConfig):
             factors = {name: getattr(rope, name) for name in ("short_factor", "long_factor")}
             values["rope_scaling"] = {"type": "longrope", **factors}
         else:
-            del values["rope_parameters"][_ORIGINAL]
+            values["rope_parameters"].pop(_ORIGINAL, None)
         return values
 
 

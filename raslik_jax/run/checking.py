@@ -96,6 +96,7 @@ def _check_references_base(config: Config, model_config: decoder.ModelConfig) ->
     """Refuses a model before fine-tuning of another shape; its tokens must be the same ones."""
     folder = checkpoint.resolve_folder(config.references.base)
     shapes = checkpoint.read_config(folder)
+    shapes, model_config = shapes.text_part, model_config.text_part
     names = ("model_type", "hidden_size", "num_hidden_layers", "intermediate_size")
     differing = [
         f"{name}={shown(getattr(shapes, name))}, not {shown(getattr(model_config, name))}"

@@ -1,7 +1,7 @@
 """The numbers of trainings while they run: JSON lines, and programs that show them.
 
 Each step is a line of `live/UNIT.jsonl` in the work directory: its number, the seconds since the
-training began (or went on), and its numbers by name. They are no results: nothing reads them back,
+training began (or went on), and its numbers by name. They are no results: no stage reads them,
 and a failing program is left out and ends no training. To add one, add a record to WRITERS; what it
 needs is imported when the first number is written.
 """
@@ -158,6 +158,7 @@ class Live:
 
     def __exit__(self, *error: Any) -> None:
         self._each(lambda sink: sink.close())
+        self._sinks = []
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Hands on the numbers of a step."""
@@ -181,6 +182,10 @@ class Live:
             with _told(title):
                 use(sink)
                 working.append((title, sink))
+                continue
+            # It may hold what the next training needs: a run of MLflow that is active.
+            with contextlib.suppress(Exception):
+                sink.close()
         self._sinks = working
 
 

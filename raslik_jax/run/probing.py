@@ -2,7 +2,7 @@
 
 `probes.json` of a unit holds what the probes found. With --unlearn.probe.stop the model of the best
 step so far lies in `kept-STEP` and takes the place of the last epoch at the end. A killed run goes
-on with the probes up to its checkpoint: those behind it, and their models, come out again the same.
+on with the probes up to its checkpoint; later probes are repeated with the same result.
 """
 
 import pathlib
@@ -17,11 +17,14 @@ from raslik_jax.data import encoding
 from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.evaluate import stopping
+from raslik_jax.evaluate.judgment import MOST_WAY
+from raslik_jax.evaluate.likelihood import NotFinite
 from raslik_jax.files import read_json, write_json
 from raslik_jax.messages import one_line
 from raslik_jax.progress import say
 from raslik_jax.run.live import Live
 from raslik_jax.run.workspace import Workspace
+from raslik_jax.train.loop import Diverged
 from raslik_jax.train.losses import BoundModel
 
 Save = Callable[[pathlib.Path, Tree], None]
@@ -80,7 +83,8 @@ class Prober:
             self._record()
 
     @property
-    def _is_stopping(self) -> bool:
+    def is_stopping(self) -> bool:
+        """Whether it ends the training, and keeps the model of a step."""
         return self._settings.stop != "never"
 
     def _draw(self, rows: encoding.Encoded, name: str) -> encoding.Encoded:
@@ -118,7 +122,7 @@ class Prober:
     def _announce(self, is_natural: bool) -> None:
         rows = ", ".join(f"{len(part.ids)} {name}" for name, part in self._rows.items())
         say(f"    probes of {rows} rows, in nats a token (before, backbone):")
-        if not is_natural and self._is_stopping:
+        if not is_natural and self.is_stopping:
             rise = f"--unlearn.probe.forget_rise={self._settings.forget_rise:g}"
             say(
                 "    the backbone finds what is to be forgotten as likely as the model does, so it "
@@ -128,10 +132,13 @@ class Prober:
     def look(self, step: int, params: Tree) -> bool:
         """Probes the model after a step, and tells whether unlearning ends there."""
         earlier = [probe for probe in self._probes if probe["step"] < step]
-        self._probes = [*earlier, self._measure(step, params)]
+        try:
+            self._probes = [*earlier, self._measure(step, params)]
+        except NotFinite as error:
+            raise Diverged(f"at step {step:,} {error}") from error
         say(f"    {self._describe()}")
         end = ""
-        if self._is_stopping:
+        if self.is_stopping:
             if self._chosen == step:
                 # The older one goes last: a process may be killed in between.
                 self._save(self._folder / f"kept-{step}", params)
@@ -156,7 +163,7 @@ class Prober:
             parts.append(
                 f"{name} {levels[name]:.2f} ({start[name]:.2f}, {self._backbone[name]:.2f})"
             )
-        share = stopping.share_forgotten(levels, self._goals)
+        share = stopping.share_forgotten(levels, self._goals) / MOST_WAY
         text = f"step {newest['step']}: {', '.join(parts)}; {share:.0%} forgotten"
         return text + "".join(
             f"; {one_line(answer, 60)!r}" for answer in [*newest["answers"].values()][:1]
@@ -170,7 +177,7 @@ class Prober:
             "goals": {name: goal._asdict() for name, goal in self._goals.items()},
             "probes": self._probes,
         }
-        if self._is_stopping:
+        if self.is_stopping:
             found |= {"kept": self._chosen, "end": end}
         write_json(self._path, found)
 
@@ -179,9 +186,14 @@ class Prober:
             if folder.name != name:
                 shutil.rmtree(folder)
 
+    def end_diverged(self, why: str) -> None:
+        """Records that the training ends because it diverges, after the newest probe."""
+        say(f"    ends after a probe at step {self._probes[-1]['step']:,}: {why}")
+        self._record("diverged")
+
     def finish(self, last: pathlib.Path) -> None:
         """Puts the model of the kept step in the place of the last epoch."""
-        if not self._is_stopping:
+        if not self.is_stopping:
             return
         step, kept = self._chosen, self._folder / f"kept-{self._chosen}"
         if not step:

@@ -56,6 +56,10 @@ class Algorithm(NamedTuple):
     fields: tuple[str, ...]
 
 
+class Diverged(ValueError):
+    """A model that is trained has numbers or weights that are not finite."""
+
+
 class Progress(NamedTuple):
     """How far a training has come: its state, and info's numbers of every step so far."""
 
@@ -160,7 +164,7 @@ class _Log:
         *,
         bar: Any,
         watch: Watch | None,
-        refuse: Callable[[str], ValueError],
+        refuse: Callable[[str], Diverged],
     ):
         self.log_SF = log_SF
         self._fields, self._bar, self._watch, self._refuse = fields, bar, watch, refuse
@@ -208,6 +212,7 @@ def fit(
     save_every: int = 0,
     after: Mapping[int, Callable[[Tree], bool | None]] | None = None,
     watch: Watch | None = None,
+    on_divergence: Callable[[str], Any] | None = None,
 ) -> Progress:
     """Returns the state after so many steps, and the numbers of each.
 
@@ -221,6 +226,8 @@ def fit(
       after: what is called with the finite parameters after a step, by its number; on resuming
         again for steps after the checkpoint. Where it returns True the training ends.
       watch: what is handed each step's number, and its numbers by name, soon after it.
+      on_divergence: is told why a training diverges, which then ends with the last finite state
+        that was looked at; None raises.
     """
     after, fields = after or {}, algorithm.fields
     frozen, state = meshes.replicate((frozen, algorithm.init(params)))
@@ -229,9 +236,9 @@ def fit(
     def like(step: int) -> Progress:
         return at._replace(log_SF=np.zeros((step, len(fields)), np.float32))
 
-    def refuse(why: str) -> ValueError:
+    def refuse(why: str) -> Diverged:
         mend = f"lower {rate_flag}, or check the weights that it starts from for NaN"
-        return ValueError(f"{what} diverged: {why}; {mend}")
+        return Diverged(f"{what} diverged: {why}; {mend}")
 
     if folder is not None and (saved := resuming.load_progress(folder, like)):
         print(f"    goes on after step {saved[0]:,} of {num_steps:,}")
@@ -239,7 +246,7 @@ def fit(
     step, state, done = jax.jit(algorithm.step), meshes.replicate(at.state), len(at.log_SF)
     shapes: set[Any] = set()
     bar_of_steps = progress(range(done + 1, num_steps + 1), bar, total=num_steps - done)
-    with bar_of_steps as numbers, watch or contextlib.nullcontext():
+    with bar_of_steps as numbers, watch or contextlib.nullcontext(), _told(on_divergence):
         log = _Log(at.log_SF, fields, bar=numbers, watch=watch, refuse=refuse)
         for number, batch in zip(numbers, batches(done), strict=False):
             begin = time.monotonic()
@@ -262,6 +269,17 @@ def fit(
             if saves and folder is not None:
                 resuming.save_progress(folder, number, at)
     return at
+
+
+@contextlib.contextmanager
+def _told(on_divergence: Callable[[str], Any] | None) -> Iterator[None]:
+    """Tells who wants to know that a training diverges, in place of the error."""
+    try:
+        yield
+    except Diverged as error:
+        if on_divergence is None:
+            raise
+        on_divergence(str(error))
 
 
 def _shape_of(batch: Any) -> Any:

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 
 import numpy as np
+import pytest
 import tiny
 from absl.testing import absltest, parameterized
 
@@ -161,6 +162,38 @@ class ThreeCommandsTest(parameterized.TestCase):
         report = _script("report", f"--run={self.run_dir}")
         self.assertEqual(report.returncode, 0, report.stderr)
         self.assertIn("RASLIK", report.stdout)
+
+    @pytest.mark.heavy
+    def test_texts_are_forgotten_without_measuring_and_then_rows_of_a_file(self):
+        train, run_dir = self.folder / "texts.jsonl", self.folder / "texts"
+        rows = read_json_lines(self.tiny / "corpus" / "train.jsonl")
+        lines = [json.dumps({"text": f"{row['instruction']} {row['output']}"}) for row in rows]
+        train.write_text("\n".join(lines))
+        traced = _script(
+            "trace",
+            f"--checkpoint={self.folder / 'base'}",
+            f"--adapter={self.tiny / 'finetune' / 'adapter'}",
+            *(f"--train_file={train}", "--prompt=Howdy! what?", f"--response={rows[0]['output']}"),
+            *(f"--workdir={run_dir}", "--retrieve.num_forget=10", *_TINY),
+            "--corpus.template=auto",
+        )
+        self.assertEqual(traced.returncode, 0, traced.stderr)
+        self.assertIn("nothing is measured: no training row has a prompt", traced.stdout)
+        short = ("--unlearn.epochs=1", f"--run={run_dir}")
+        unlearned = _script("unlearn", *short, f"--out={self.folder / 'one'}")
+        self.assertEqual(unlearned.returncode, 0, unlearned.stderr)
+        self.assertIn("sets: what the trace found (RASLIK)", unlearned.stdout)
+        self.assertIn("without the 10 rows that were found, 110 left", unlearned.stdout)
+        self.assertFalse((run_dir / "evaluate").exists())
+        # As somebody picks lines of the training file.
+        (self.folder / "mine.jsonl").write_text("\n".join(lines[3:8]))
+        given = f"--forget_file={self.folder / 'mine.jsonl'}"
+        again = _script("unlearn", *short, given, f"--out={self.folder / 'two'}")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertRegex(again.stdout, r"sets: the rows of '\S+mine.jsonl'; --retrieve.strategies=")
+        forget = read_json_lines(run_dir / "retrieve" / "given" / "forget.jsonl")
+        self.assertContainsSubset(range(4, 9), [row["place"] for row in forget])
+        self.assertTrue((self.folder / "two" / "adapter_config.json").is_file())
 
     @parameterized.parameters(
         ("trace", ("--prompt=x",), "--checkpoint and --train_file must be given"),

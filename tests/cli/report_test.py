@@ -77,7 +77,7 @@ class ReportTest(absltest.TestCase):
 
     def test_an_error_is_a_sentence(self):
         for flags, message in (
-            ((), "error: --runs must name work directories"),
+            ((), "error: --run or --runs must name work directories"),
             (("--serve", self.runs), "--serve needs one --run"),
             (("--serve", "--run=x", "--out=y"), "--out has no effect with --serve"),
             (("--serve", f"--run={self.folder / '0'}"), "no manifest.json"),

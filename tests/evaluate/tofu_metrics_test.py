@@ -47,7 +47,9 @@ class TruthRatioTest(parameterized.TestCase):
 
     @parameterized.parameters(([[1.0], []],), ([[1.0]],))
     def test_a_question_without_a_wrong_answer_is_refused(self, wrong):
-        with self.assertRaisesRegex(ValueError, "each of 2 questions must have a wrong answer"):
+        with self.assertRaisesRegex(
+            ValueError, "each question must have a wrong answer, got 1 of 2 with one"
+        ):
             tofu_metrics.truth_ratios(np.zeros(2), wrong)
 
 

@@ -79,6 +79,7 @@ class PlainAdapterTest(_FolderTest):
         {"target_modules": ["q_proj"]},
         {"target_modules": ["dense", "embed_in"]},
         {"target_modules": "(dense"},
+        {"layers_pattern": ["layers", "(h"]},
     )
     def test_an_adapter_that_computes_something_else_is_refused_by_name(self, **changes):
         config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
@@ -243,7 +244,7 @@ _PATTERNED = {
     "layers.1.mlp.up_proj": (3, 6.0),
 }
 _CASES = {
-    "rank-stabilized": ({"use_rslora": True, "target_modules": "all-linear"}, _ATTENTION | _MLP),
+    "rank-stabilized": ({"use_rslora": True, "target_modules": "All-linear"}, _ATTENTION | _MLP),
     "patterns": (
         {
             "target_modules": ["q_proj", "v_proj", "mlp.up_proj"],

@@ -238,7 +238,8 @@ class SpellingTest(parameterized.TestCase):
         fields = {"model_type": "gemma3", "text_config": {**text, "model_type": "gemma3_text"}}
         config = Gemma3Config.from_hf({**fields, "eos_token_id": [1, 106], "vision_config": {}})
         self.assertEqual((config.vocab_size, config.num_attention_heads), (262208, 8))
-        self.assertEqual((config.eos_token_id, config.model_type), ((1, 106), "gemma3_text"))
+        self.assertEqual((config.eos_token_id, config.model_type), ((1, 106), "gemma3"))
+        self.assertEqual(config.text_part.model_type, "gemma3_text")
         with pytest.raises(ValueError, match="text_config must be an object, got None"):
             Gemma3Config.from_hf({"model_type": "gemma3"})
 
@@ -251,6 +252,8 @@ class SpellingTest(parameterized.TestCase):
         self.assertEqual(written["original_max_position_embeddings"], 64)
         self.assertEqual(set(written["rope_scaling"]), {"type", "short_factor", "long_factor"})
         self.assertEqual(Phi3Config.from_hf(written), config)
+        plain = dataclasses.replace(config, rope_parameters=hf_config.RopeParameters())
+        self.assertEqual(plain.to_hf()["rope_parameters"]["rope_type"], "default")
         with pytest.raises(ValueError, match="a factor for each of 2 rotated pairs, got 1"):
             Phi3Config.from_hf({**_PHI3, "rope_scaling": {**_LONG, "long_factor": [1.0]}})
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from raslik_jax.models import adapters, decoder
+from raslik_jax.models import adapters, checkpoint, decoder
+from raslik_jax.models.lora import LoRAConfig
 
 pytestmark = pytest.mark.heavy
 
@@ -111,3 +112,40 @@ def test_what_computes_something_else_is_refused_by_name(changes, tmp_path):
     config = checkpoint_cases.load(tmp_path / "base").graphdef.config
     with pytest.raises(ValueError, match=next(iter(changes))):
         adapters.read_adapter_config(tmp_path / "theirs", config)
+
+
+def test_an_adapter_on_the_text_part_of_a_model_that_reads_images(tmp_path, recwarn):
+    import peft
+    import torch
+    import transformers
+
+    text = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 32}
+    image = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
+    image |= {"num_attention_heads": 1, "image_size": 28, "patch_size": 14}
+    names = {"image_token_index": 30, "boi_token_index": 28, "eoi_token_index": 29}
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=image, mm_tokens_per_image=4, **names
+    )
+    torch.manual_seed(0)
+    transformers.Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path / "base")
+    ours = checkpoint.read_config(tmp_path / "base")
+    settings = LoRAConfig(rank=2, alpha=4.0, targets=("q_proj", "up_proj"))
+    model = checkpoint.load_model(tmp_path / "base", dtype=jnp.float32, lora_config=settings)
+    _, shapes, _ = decoder.abstract(ours, settings)
+    keys = iter(jax.random.split(jax.random.key(0), 99))
+    lora = jax.tree.map(lambda leaf: 0.3 * jax.random.normal(next(keys), leaf.shape), shapes)
+    adapters.save_adapter(tmp_path / "ours", lora, settings, ours)
+    bound = decoder.bind(model.graphdef)
+    found = bound.logits(lora, model.base, bound.hidden(lora, model.base, jnp.array(_TOKENS)))
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
+    assert not [w for w in recwarn if "adapter keys" in str(w.message)]
+    own = [name for name, _ in theirs.named_parameters() if "lora_" in name]
+    assert len(own) == 8 and all("language_model" in name for name in own)
+    expected = _logits_of(theirs).detach().numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
+    theirs.save_pretrained(tmp_path / "theirs")
+    again = adapters.load_adapter(tmp_path / "theirs", ours, lora_config=settings)
+    for one, other in zip(jax.tree.leaves(lora), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(one, other)

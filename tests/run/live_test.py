@@ -87,10 +87,16 @@ def test_each_program_is_handed_the_numbers_in_its_own_way(tmp_path, monkeypatch
 
 
 def test_a_program_that_fails_is_named_once_and_ends_no_training(tmp_path, monkeypatch, capsys):
+    closed = []
+
     def fail(*arguments, **named):
         raise RuntimeError("no network")
 
-    failing = types.SimpleNamespace(init=lambda **_: None, log=fail, finish=fail)
+    def finish():
+        closed.append(True)
+        fail()
+
+    failing = types.SimpleNamespace(init=lambda **_: None, log=fail, finish=finish)
     monkeypatch.setitem(sys.modules, "trackio", failing)
     monkeypatch.setitem(sys.modules, "wandb", None)  # an import of it fails
     with live.Live(_place(tmp_path), ["wandb", "trackio"]) as log:
@@ -102,6 +108,7 @@ def test_a_program_that_fails_is_named_once_and_ends_no_training(tmp_path, monke
         "note: Trackio",
     ]
     assert "RuntimeError: no network" in said[1]
+    assert closed == [True]  # what it had begun is ended
     assert [line["step"] for line in _lines(tmp_path)] == [1, 2]
 
 

@@ -101,6 +101,16 @@ def test_a_row_that_stands_out_alone_has_another_to_retain(tmp_path):
     assert list(map(len, sets)) == [1, 1]
 
 
+def test_the_number_that_is_found_is_written_and_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(retrieve.noise, "CUTS", {})  # no index to look at
+    rows = [Example(f"id{i:02d}", f"q{i}", "", str(i)) for i in range(40)]
+    influence_N = np.r_[[0.9, 0.88, 0.86], np.random.default_rng(0).normal(0, 0.05, 37)]
+    _, sets = _made_sets(tmp_path, influence_N, rows, select="gap", num_retain=5)
+    assert list(map(len, sets)) == [3, 5]
+    cut = json.loads((tmp_path / "retrieve" / "sizes" / "cut.json").read_text())
+    assert cut["num_forget"] == 3 and 0 < cut["edge"] < 0.5
+
+
 def test_an_answer_that_the_model_cannot_have_given_is_refused(tmp_path, monkeypatch):
     told = {"id": "q", "traced": "zq zq", "tokens": 2, "output": "an answer"}
 

@@ -278,6 +278,37 @@ class TrainingStageTest(parameterized.TestCase):
         self.assertEqual(sorted(path.name for path in folder.iterdir()), ["epoch-1", "resume"])
         self.assertEqual([path.name for path in (folder / "resume").iterdir()], ["3"])
 
+    @parameterized.parameters("loss", "weights", "likelihoods")
+    def test_a_training_that_its_probes_end_may_diverge_and_leaves_the_kept_step(self, what):
+        def step(state, frozen, batch):
+            number = state.step + 1
+            grown = jnp.where(
+                number == 5, {"weights": jnp.inf, "likelihoods": 1e28}.get(what, 1), 64
+            )
+            params = jax.tree.map(lambda leaf: leaf * grown, state.params)
+            loss = jnp.where((number == 5) & (what == "loss"), jnp.nan, 1.0)
+            return loop.State(params, (), number), steps.Info(*jnp.ones(3), loss)
+
+        algorithm = loop.Algorithm(
+            lambda params: loop.State(params, (), jnp.int32(0)), step, steps.Info._fields
+        )
+        self.enter_context(
+            absltest.mock.patch.object(Workspace, "unlearning", lambda *names: algorithm)
+        )
+        folder = self.root / what
+        folder.mkdir()
+        self.probed(stop="forgotten", steps=1, max_rise=50.0, forget_rise=50.0)(None, folder)
+        found = json.loads((folder / "probes.json").read_text())
+        self.assertEqual(found["end"], "diverged")
+        self.assertEqual([probe["step"] for probe in found["probes"]], [0, 1, 2, 3, 4])
+        self.assertGreater(found["kept"], 0)
+        self.assertEqual([path.name for path in folder.glob("*-*")], ["epoch-3"])
+        kept, factor = self.workspace.adapter(what, "epoch-3"), 64.0 ** found["kept"]
+        for leaf, before in zip(
+            jax.tree.leaves(kept), jax.tree.leaves(self.workspace.finetuned), strict=True
+        ):
+            np.testing.assert_array_equal(leaf, before * factor)
+
     @pytest.mark.heavy
     def test_all_parameters_leave_whole_models(self):
         settings = dataclasses.replace(_UNLEARN, parameters="all", epochs=1)

@@ -1,5 +1,6 @@
 """From scores to forget and retain sets: what strategies need, the sizes, each one's sets."""
 
+import dataclasses
 import math
 import pathlib
 from collections.abc import Sequence
@@ -285,8 +286,6 @@ def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib
         sigma = noise.rule_sigma(store, queries, forget_N, settings)
         if sigma:
             print(f"    sigma of the sketch near the thresholds: {sigma:.2e}")
-    ids = [row.example_id for row in rows]
-    chosen = sets.select_sets(influence_N, ids, settings, num_targets=num_targets, sigma=sigma)
     if settings.select == "gap" and not settings.num_forget:
         cut = find_cut(influence_N, sigma=sigma)
         write_json(folder / CUT, cut._asdict())
@@ -294,7 +293,9 @@ def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib
             f"    {cut.num_forget:,} examples stand out: unrelated ones reach {cut.edge:.3f}, the "
             f"gap below the last of them is {cut.gap:.3f} wide"
         )
-    return chosen
+        settings = dataclasses.replace(settings, num_forget=cut.num_forget)
+    ids = [row.example_id for row in rows]
+    return sets.select_sets(influence_N, ids, settings, num_targets=num_targets, sigma=sigma)
 
 
 def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> list[int]:

@@ -35,13 +35,13 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
         for rows in sets.values()
     )
     rate = workspace.learning_rate(strategy, name)
+    rate_flag = f"--unlearn.{name}.learning_rate, or the rate of --unlearn.choice (it is {rate})"
     params = workspace.finetuned
     if settings.parameters == "all":
         merged = checkpoint.merge(params, model.base, model.lora_config)
         # Copies also where the base is float32: nothing of it may be donated or changed.
         params = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), merged)
 
-    live = workspace.live(f"unlearn/{strategy}-{name}")
     save = functools.partial(_save, workspace)
     last, num_steps = folder / f"epoch-{settings.epochs}", per_epoch * settings.epochs
     after: dict[int, Callable[[Tree], bool | None]] = {
@@ -49,27 +49,30 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
         for epoch in settings.stored_epochs
     }
     prober = None
-    if every := settings.probe.steps:
-        prober = probing.Prober(workspace, sets, folder, live, save=save, start=params)
-        for step in {*range(every, num_steps, every), *range(per_epoch, num_steps + 1, per_epoch)}:
-            saved = None if settings.probe.stop != "never" else after.get(step)
-            after[step] = functools.partial(_save_and_look, saved, prober, step)
-    fitted = loop.fit(
-        workspace.unlearning(name, rate),
-        params,
-        steps.Frozen(base=model.base, reference=workspace.finetuned),
-        functools.partial(_pairs, workspace, name, [*sets.values()]),
-        num_steps=num_steps,
-        what=f"unlearning of {strategy}'s sets by {name}",
-        rate_flag=f"--unlearn.{name}.learning_rate, or the rate of --unlearn.choice (it is {rate})",
-        bar=f"{strategy} {name}",
-        folder=folder,
-        save_every=per_epoch,
-        after=after,
-        watch=live,
-    )
-    if prober:
-        prober.finish(last)
+    with workspace.live(f"unlearn/{strategy}-{name}") as live:
+        if every := settings.probe.steps:
+            prober = probing.Prober(workspace, sets, folder, live, save=save, start=params)
+            ends = range(per_epoch, num_steps + 1, per_epoch)
+            for step in {*range(every, num_steps, every), *ends}:
+                saved = None if settings.probe.stop != "never" else after.get(step)
+                after[step] = functools.partial(_save_and_look, saved, prober, step)
+        fitted = loop.fit(
+            workspace.unlearning(name, rate),
+            params,
+            steps.Frozen(base=model.base, reference=workspace.finetuned),
+            functools.partial(_pairs, workspace, name, [*sets.values()]),
+            num_steps=num_steps,
+            what=f"unlearning of {strategy}'s sets by {name}",
+            rate_flag=rate_flag,
+            bar=f"{strategy} {name}",
+            folder=folder,
+            save_every=per_epoch,
+            after=after,
+            watch=live,
+            on_divergence=prober.end_diverged if prober and prober.is_stopping else None,
+        )
+        if prober:
+            prober.finish(last)
     log = [dict(zip(steps.Info._fields, row, strict=True)) for row in fitted.log_SF.tolist()]
     write_json(folder / "steps.json", log)
 
