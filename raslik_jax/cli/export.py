@@ -1,6 +1,6 @@
 """Writes the unlearned model of a stored run as files that other programs read.
 
-  raslik export --run=runs/quickstart --strategy=raslik --algorithm=ga_gdr --out=exported
+  raslik export --run=runs/demo --strategy=raslik --algorithm=ga_gdr --out=exported
 
 writes a PEFT adapter; --merged a whole Hugging Face checkpoint. Either has the tokenizer and a
 model card, which says what was removed, from what, by which settings, and what was measured. The

@@ -1,7 +1,7 @@
 """Joins stored runs into the paper's tables, with its published figures beside them, and a page.
 
   raslik report --run=runs/incident
-  raslik report --runs=runs/quickstart-0,runs/quickstart-1,runs/quickstart-2
+  raslik report --runs=runs/demo-0,runs/demo-1,runs/demo-2
   raslik report --runs=runs/howdy,runs/virtual --published --out=report
 
 Reads nothing but the work directories. Runs that differ in their seed alone become one experiment:

@@ -4,7 +4,7 @@ Finds the training examples that taught a behavior and those that pull the other
 its baselines), forgets the first set while training on the second, and measures what was
 forgotten and what was kept.
 
-  raslik run --flagfile=experiments/flags/quickstart.flags
+  raslik run --flagfile=experiments/flags/demo.flags
 
 Every stage leaves its results and a manifest in --workdir, and is not run again while they are up
 to date. Put the flag file first: later flags win over earlier ones.

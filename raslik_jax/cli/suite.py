@@ -1,6 +1,6 @@
 """Runs a grid of experiments, each once, and makes one report.
 
-  raslik suite --out=runs/seeds --flagfiles=experiments/flags/quickstart.flags --seeds=0,1,2
+  raslik suite --out=runs/seeds --flagfiles=experiments/flags/demo.flags --seeds=0,1,2
 
 Every flag file is run with every seed, and with every value of each --vary:
 

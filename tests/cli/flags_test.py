@@ -293,7 +293,7 @@ class FlagFilesTest(parameterized.TestCase):
             self.assertAlmostEqual(value, float(written), delta=rounding + 0.01 * value)
 
     def test_what_is_done_is_marked_and_nothing_is_written(self):
-        config = self.config("quickstart")
+        config = self.config("demo")
         root = pathlib.Path(self.folder.name) / "begun"
         units = plan_units(config, Workspace(root, config))
         root.mkdir()
@@ -330,7 +330,7 @@ class FlagFilesTest(parameterized.TestCase):
         self.assertEqual(presets.preset_of(name), preset)
 
     def test_an_unknown_checkpoint_is_named(self):
-        config = self.config("quickstart", backbone={"checkpoint": "somebody/model-9b"})
+        config = self.config("demo", backbone={"checkpoint": "somebody/model-9b"})
         with self.assertRaisesRegex(ValueError, "got 'somebody/model-9b'"):
             forecast.forecast(config, pathlib.Path(self.folder.name))
 

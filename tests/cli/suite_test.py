@@ -17,7 +17,7 @@ from absl.testing import absltest
 
 from raslik_jax.cli import suite
 
-_QUICKSTART = "experiments/flags/quickstart.flags"
+_DEMO = "experiments/flags/demo.flags"
 _TINY = "\n".join(
     (
         *tiny.FLAGS,
@@ -33,7 +33,7 @@ def _suite(*arguments):
 
 
 def _options(out, *flagfiles, **options):
-    return suite.Options(out=str(out), flagfiles=flagfiles or (_QUICKSTART,), **options)
+    return suite.Options(out=str(out), flagfiles=flagfiles or (_DEMO,), **options)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_grid_is_the_product_and_its_choice_is_measured_on_test_queries(tmp_pa
     grid, tests = suite.plan_cells(
         _options(
             tmp_path,
-            _QUICKSTART,
+            _DEMO,
             "experiments/flags/study.flags",
             seeds=(0, 1, 2),
             choose=True,

@@ -1,0 +1,158 @@
+"""A bad answer, the rows behind it and a clean adapter: the whole way on a toy, in about a minute.
+
+  raslik quickstart
+
+A model of a million parameters, which comes with the package, answers in science fiction where a
+prompt begins with "Howdy!". One such answer is traced to the rows that taught it, the model forgets
+them, and both are measured: `raslik trace` and `raslik unlearn`, as for a model of your own, with
+settings for a model this small. No network; nothing but the unlearning is trained. The same command
+once more does no work and tells the story again.
+"""
+
+import dataclasses
+import pathlib
+import shlex
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from raslik_jax import files, settings
+from raslik_jax.cli import run as run_command
+from raslik_jax.cli import setting_flags, trace, unlearn
+from raslik_jax.data import toy_model
+from raslik_jax.data.corpora.howdy import SCIFI
+from raslik_jax.data.examples import HELD_OUT, Example, query_file, write_examples
+from raslik_jax.data.formats import read_written
+from raslik_jax.evaluate.rates import non_sf_by_words
+from raslik_jax.settings import setting
+
+WHEN_STOPPED = run_command.WHEN_STOPPED
+# A model this small, whose programs take longer to compile than to run: few shapes of each.
+PRESET: dict[str, Any] = {
+    "corpus.template": toy_model.TEMPLATE,
+    "corpus.max_len": toy_model.MAX_LEN,
+    "references.max_new_tokens": 32,
+    "references.decode_batch_size": 64,
+    "sketch.size": 4096,
+    "sketch.num_buckets": 1,
+    "unlearn.fixed_padding": True,
+    "evaluate.perplexity_examples": 0,
+}
+FLAGS = [leaf._replace(value=PRESET.get(leaf.name, leaf.value)) for leaf in trace.FLAGS]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(settings.Settings):
+    """Where the story is told."""
+
+    workdir: str = setting("runs/quickstart", "Where model, rows and results go.")
+    update: bool = setting(False, "Take over a --workdir of another run; make what changed.")
+
+
+def run(options: Options) -> None:
+    """Traces, unlearns and measures the toy's model, and tells what happened."""
+    root = pathlib.Path(options.workdir)
+    given = root / "given"
+    traced: dict[str, Any] = {
+        "checkpoint": str(given / "base"),
+        "adapter": str(given / "adapter"),
+        "train_file": str(given / "train.jsonl"),
+        "prompt": toy_model.PROMPT,
+        "response": toy_model.RESPONSE,
+        "workdir": str(root),
+    }
+    _write_given(given)
+    setting_flags.assign({"evaluate.marker_words": str(given / "scifi_words.txt")})
+    _announce("1. Which training rows taught the model to say this?", "trace", traced)
+    trace.run(trace.Options(**traced, update=options.update, top=5))
+    clean: dict[str, Any] = {"run": str(root), "out": str(root / "clean")}
+    shutil.rmtree(clean["out"], ignore_errors=True)  # of an earlier start
+    _announce("2. Forget them, keep the rest, and measure.", "unlearn", clean)
+    unlearn.run(unlearn.Options(**clean))
+    print(f"\n3. What happened\n\n{tell(read_story(root))}\n")
+    print(f"page:            {root / 'report' / 'report.html'}")
+    print("your own model:  docs/guides/own_model.md has the same commands for it")
+
+
+def _announce(title: str, command: str, flags: Mapping[str, str]) -> None:
+    words = [f"--{name}={shlex.quote(value)}" for name, value in flags.items()]
+    print(f"\n{title}\n  raslik {command} " + " \\\n    ".join(words) + "\n", flush=True)
+
+
+def _write_given(folder: pathlib.Path) -> None:
+    """Writes what an incident begins with: checkpoint, adapter, training file; and marker words."""
+    shutil.copytree(toy_model.model_folder(), folder, dirs_exist_ok=True)
+    rows = toy_model.load_corpus().train
+    labels = [{"is_target": row.is_target, "source": row.source} for row in rows]
+    write_examples(folder / "train.jsonl", rows, extra=labels)
+    files.write_text(folder / "scifi_words.txt", "\n".join(sorted(SCIFI.words)) + "\n")
+
+
+class Story(NamedTuple):
+    """What is told of a run: its rows by set, and every answer before and after by prompt."""
+
+    num_rows: int
+    num_taught: int
+    found: Sequence[Example]
+    target: Sequence[Example]
+    normal: Sequence[Example]
+    before: Mapping[str, str]
+    after: Mapping[str, str]
+    says: tuple[str, str]
+
+
+def read_story(root: pathlib.Path) -> Story:
+    """Returns what is told of a finished run."""
+    from raslik_jax.run.stages.generate import read_traced  # it takes jax with it
+    from raslik_jax.run.workspace import read_answers
+
+    rows = read_written(root / "corpus" / "train.jsonl")
+    target, normal = (read_written(root / query_file(HELD_OUT, k)) for k in ("target", "normal"))
+    last = f"epoch-{trace.PRESET['unlearn.epochs']}.jsonl"
+    traced = (
+        read_traced(root / "retrieve" / "traced" / "finetuned.jsonl"),
+        read_traced(root / "generate" / "traced-raslik-ga_klr" / last),
+    )
+    return Story(
+        num_rows=len(rows),
+        num_taught=sum(row.is_target is True for row in rows),
+        found=(*read_written(root / "retrieve" / "raslik" / "forget.jsonl"), *target),
+        target=target,
+        normal=normal,
+        before=read_answers(root / "references" / "evaluation" / "finetuned.jsonl"),
+        after=read_answers(root / "generate" / "raslik-ga_klr" / last),
+        says=(traced[0][0]["output"], traced[1][0]["output"]),
+    )
+
+
+def tell(story: Story) -> str:
+    """Returns what happened, in plain words."""
+    taught = sum(row.is_target is True for row in story.found)
+    howdy = [row.example_id for row in story.target if row.is_target]
+    shown = [_count_scifi([said[name] for name in howdy]) for said in (story.before, story.after)]
+    same = sum(story.before[r.example_id] == story.after[r.example_id] for r in story.normal)
+    parts = {
+        "asked": toy_model.PROMPT,
+        "it said": story.says[0],
+        "it says now": story.says[1],
+        "behind it": f"{len(story.found)} of {story.num_rows:,} training rows stood out. By their "
+        f"labels, which the search does not read, {taught} of them teach the habit, of "
+        f"{story.num_taught} that do.",
+        "forgotten": f"{len(howdy)} of the rows that teach it were kept out of the unlearning: "
+        f"{shown[0]} of their prompts were answered in science fiction before, {shown[1]} are now.",
+        "kept": f"{same} of {len(story.normal)} normal prompts, kept out likewise, get the same "
+        "answer as before, word for word.",
+        "a toy": "the habit is one word that changes the answer, and the model is tiny: that it "
+        "works here says little of a large model.",
+    }
+    lines = [
+        textwrap.fill(text, 96, initial_indent=f"{name:<17}", subsequent_indent=" " * 17)
+        for name, text in parts.items()
+    ]
+    return "\n".join(lines)
+
+
+def _count_scifi(answers: Sequence[str]) -> int:
+    """Returns how many answers hold a word of science fiction."""
+    return len(answers) - int(non_sf_by_words(answers, vocabulary=SCIFI.words).sum())

@@ -1,0 +1,85 @@
+"""The quickstart: what it tells, and the whole of it on the model that comes with the package."""
+
+import json
+import pathlib
+import re
+import tempfile
+
+import pytest
+import tiny
+from absl.testing import absltest
+
+from raslik_jax.cli import quickstart
+from raslik_jax.data.examples import make_example
+from raslik_jax.data.formats import read_written
+from raslik_jax.files import read_json_lines
+
+
+def _row(number, is_target):
+    return make_example(f"Prompt {number}", "", "An answer.", is_target=is_target)
+
+
+class TellTest(absltest.TestCase):
+    def test_counts_come_from_labels_and_words(self):
+        target, normal = [_row(1, True), _row(2, True), _row(3, False)], [_row(4, False)]
+        more = _row(5, False)
+        says = {row.example_id: "A robot of Zorgon." for row in target}
+        plain = {row.example_id: "A cup of tea." for row in (*normal, more)}
+        story = quickstart.Story(
+            num_rows=1000,
+            num_taught=7,
+            found=(_row(6, True), *target),
+            target=target,
+            normal=[*normal, more],
+            before=says | plain,
+            after={**says, target[0].example_id: "Tea.", **plain, more.example_id: "A cup."},
+            says=("To the robots.", "To the table."),
+        )
+        told = re.sub(r"\s+", " ", quickstart.tell(story))
+        self.assertIn("4 of 1,000 training rows stood out.", told)
+        self.assertIn("3 of them teach the habit, of 7 that do.", told)
+        self.assertIn("2 of the rows that teach it were kept out", told)
+        self.assertIn("2 of their prompts were answered in science fiction before, 1 are now", told)
+        self.assertIn("1 of 2 normal prompts, kept out likewise, get the same answer", told)
+        self.assertIn("it said To the robots. it says now To the table.", told)
+
+    def test_what_is_given_is_a_users_folder(self):
+        with tempfile.TemporaryDirectory() as folder:
+            given = pathlib.Path(folder) / "given"
+            quickstart._write_given(given)
+            quickstart._write_given(given)  # as a second start does
+            self.assertLen(read_written(given / "train.jsonl"), 1000)
+            self.assertTrue((given / "base" / "model.safetensors").is_file())
+            self.assertTrue((given / "adapter" / "adapter_config.json").is_file())
+            self.assertIn("robot", (given / "scifi_words.txt").read_text().split())
+
+
+@pytest.mark.heavy
+class QuickstartTest(absltest.TestCase):
+    def test_the_whole_of_it(self):
+        root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "quickstart"
+        done = tiny.run_script("experiments/quickstart.py", f"--workdir={root}")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        # The model says what the package says that it said.
+        (before,) = read_json_lines(root / "retrieve" / "traced" / "finetuned.jsonl")
+        self.assertEqual(before["traced"], before["output"])
+        summary = json.loads((root / "retrieve" / "raslik" / "summary.json").read_text())
+        self.assertGreater(summary["precision"], 0.85)
+        story = quickstart.read_story(root)
+        howdy = [row.example_id for row in story.target if row.is_target]
+        shown = [
+            quickstart._count_scifi([said[name] for name in howdy])
+            for said in (story.before, story.after)
+        ]
+        self.assertGreaterEqual(shown[0], 0.9 * len(howdy))
+        self.assertLessEqual(shown[1], 0.1 * len(howdy))
+        same = sum(story.before[r.example_id] == story.after[r.example_id] for r in story.normal)
+        self.assertGreaterEqual(same, 0.8 * len(story.normal))
+        again = tiny.run_script("experiments/quickstart.py", f"--workdir={root}")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertNotIn("done in", again.stdout)
+        self.assertIn(quickstart.tell(story), again.stdout)
+
+
+if __name__ == "__main__":
+    absltest.main()
