@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raslik_jax import files, settings
+from raslik_jax.cli import command, setting_flags, trace, unlearn
 from raslik_jax.cli import run as run_command
-from raslik_jax.cli import setting_flags, trace, unlearn
 from raslik_jax.data import toy_model
 from raslik_jax.data.corpora.howdy import SCIFI
 from raslik_jax.data.examples import HELD_OUT, Example, query_file, write_examples
@@ -75,9 +75,10 @@ def run(options: Options) -> None:
     print("your own model:  docs/guides/own_model.md has the same commands for it")
 
 
-def _announce(title: str, command: str, flags: Mapping[str, str]) -> None:
-    words = [f"--{name}={shlex.quote(value)}" for name, value in flags.items()]
-    print(f"\n{title}\n  raslik {command} " + " \\\n    ".join(words) + "\n", flush=True)
+def _announce(title: str, name: str, flags: Mapping[str, str]) -> None:
+    words = [f"--{flag}={shlex.quote(value)}" for flag, value in flags.items()]
+    line = " \\\n    ".join([command.line(name).rstrip(), *words])
+    print(f"\n{title}\n  {line}\n", flush=True)
 
 
 def _write_given(folder: pathlib.Path) -> None:
