@@ -194,8 +194,9 @@ def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
     score_N = files.read_array(path, (len(rows),))
     chances = chance.read_chance(workdir, len(rows))
     told = chance.sentence(chances) if chances else ""
+    sigma_N = chance.read_sigma(workdir, len(rows))
     heading = "rows that pull toward the answer (score{}, place in the training file)"
-    what = ", prompts that score the row as high, p, q" if told else ""
+    what = " +- noise of its sketch, prompts that score the row as high, p, q" if told else ""
     lines = ["", heading.format(what)]
     for rank, position in enumerate(np.argsort(-score_N, kind="stable")[:top].tolist(), start=1):
         row = rows[position]
@@ -203,7 +204,8 @@ def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
         means = ""
         if chances and told:
             higher, _, p, q = (part[position] for part in chances)
-            means = f"  {higher:4.0f}  p {p:<6.2g}  q {q:<7.2g}"
+            noise = "" if np.isnan(sigma_N[position]) else f" +-{sigma_N[position]:.4f}"
+            means = f"{noise}  {higher:4.0f}  p {p:<6.2g}  q {q:<7.2g}"
         line = f"{rank:4}. {score_N[position]:+.4f}{means}  {row.place:>7,}  {mark}"
         lines.append(line.rstrip())
         for text in (f"{row.instruction} {row.input}", row.output):

@@ -44,14 +44,16 @@ class Piece(NamedTuple):
 class Card(NamedTuple):
     """A row behind the answer.
 
-    `place` is its line or number in the training file, 0 where it has none; `alike` counts the rows
-    whose gradients are nearly the same; without shares of tokens there are no pieces.
+    `place` is its line or number in the training file, 0 where it has none; sigma is the noise of
+    the sketch in its score; `alike` counts the rows whose gradients are nearly the same; without
+    shares of tokens there are no pieces.
     """
 
     asked: str
     said: str
     place: int
     score: float
+    sigma: float | None
     chance: str
     set_name: str
     alike: int
@@ -155,7 +157,7 @@ def example_incident(
     )
     forget = sets.get(strategy, {}).get("forget")
     cards = tuple(
-        Card(row["text"], row["output"], 0, row["score"], "", "forget", 0, (), ())
+        Card(row["text"], row["output"], 0, row["score"], None, "", "forget", 0, (), ())
         for row in (forget.rows[:1] if forget else ())
     )
     point = cost_sentence(metrics, strategy, algorithm)
@@ -205,12 +207,13 @@ def _cards(
     for name in ("forget", "retain"):
         chosen = _rows(root / "retrieve" / strategy / f"{name}.jsonl")
         sets |= dict.fromkeys((row["id"] for row in chosen), name)
-    cards = []
+    cards, sigma_N = [], chance.read_sigma(root, len(rows))
     for one in found:
         number = place[one["id"]]
         row = rows[number]
         told = chance_text(chances, number) if chances else ""
-        parts = (row["output"], row.get("place", 0), one["score"], told)
+        sigma = None if math.isnan(sigma_N[number]) else float(sigma_N[number])
+        parts = (row["output"], row.get("place", 0), one["score"], sigma, told)
         pieces = shaded(one["row"]), shaded(one["answer"])
         set_name = sets.get(one["id"], "")
         cards.append(Card(_asked(row), *parts, set_name, len(one["alike"]), *pieces))

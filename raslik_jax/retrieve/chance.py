@@ -133,6 +133,12 @@ def read_chance(root: pathlib.Path, number: int) -> Chance | None:
     return Chance(*files.read_array(path, (number, len(Chance._fields))).T)
 
 
+def read_sigma(root: pathlib.Path, number: int) -> Float[np.ndarray, " N"]:
+    """Returns the noise of the sketch in a run's scores, NaN for rows of which it was not taken."""
+    path = root / "retrieve" / "chance" / "sigma.npy"
+    return files.read_array(path, (number,)) if path.is_file() else np.full(number, np.nan)
+
+
 def sentence(chance: Chance) -> str:
     """Returns what the chances of a run say, for terminal and page; "" where they say nothing."""
     known_N = chance.prompts_N[~np.isnan(chance.prompts_N)]

@@ -82,7 +82,8 @@ class ThreeCommandsTest(parameterized.TestCase):
         self.assertEqual((prompts_N == number - related).sum(), related)
         self.assertEqual((prompts_N == number - related - 1).sum(), number - related)
         first = int(np.nanargmax(np.load(self.run_dir / "retrieve/influence/influence.npy")))
-        line = f" {higher_N[first]:.0f}  p {p_N[first]:<6.2g}  q {q_N[first]:<7.2g}"
+        sigma = np.load(self.run_dir / "retrieve/chance/sigma.npy")[first]
+        line = f" +-{sigma:.4f}  {higher_N[first]:4.0f}  p {p_N[first]:<6.2g}  q {q_N[first]:<7.2g}"
         self.assertIn(line, self.traced.stdout)
         self.assertIn("unrelated prompts of the training file", self.traced.stdout)
 

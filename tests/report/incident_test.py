@@ -126,6 +126,8 @@ def _trace(root: pathlib.Path) -> None:
     parts = np.tile([[3.0], [240.0], [0.016597], [0.04]], len(score_N)).T
     (root / "retrieve/chance").mkdir()
     chance.write_chance(root / "retrieve/chance", chance.Chance(*parts.T))
+    sigma_N = np.where(np.arange(len(score_N)) == best, 0.0123, np.nan)
+    np.save(root / "retrieve/chance/sigma.npy", sigma_N)
     (root / "retrieve/sizes").mkdir(exist_ok=True)
     cut = {"num_forget": 12, "middle": 0.0, "edge": 0.2, "gap": 0.1}
     (root / "retrieve/sizes/cut.json").write_text(json.dumps(cut))
@@ -144,6 +146,7 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
     assert [said.text for said in traced.said] == ["finetuned says", "backbone says", "after 10"]
     (card,) = found.cards
     assert card.alike == 2 and card.set_name == "forget"
+    assert card.sigma == 0.0123
     assert card.chance == "3 of 240 unrelated prompts score it as high; p 0.017, q 0.04"
     assert dict(found.downloads).keys() == {"Rows to forget", "Training file without them"}
     text = page.render(runs.group_runs([run]))
@@ -157,6 +160,7 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
         "Compared with 240 unrelated prompts",
         "12 of 60 rows stand out.",
         "and 2 nearly the same",
+        "± 0.0123",
         'class="up3" title="+0.3000"> moon</span><span class="down1" title="-0.1000"> x</span>',
         "&lt;b&gt;",
         "cleaned.jsonl",

@@ -11,8 +11,11 @@ from raslik_jax.files import write_json
 from raslik_jax.index import search
 from raslik_jax.index.combine import Aggregate, common_weights
 from raslik_jax.index.store import SketchStore
-from raslik_jax.retrieve import chance
+from raslik_jax.retrieve import chance, noise
 from raslik_jax.run.workspace import Workspace
+
+# Rows of the highest scores of which the noise of the sketch is told.
+_NOISE_ROWS = 256
 
 
 def make_null(workspace: Workspace, folder: pathlib.Path) -> None:
@@ -69,6 +72,23 @@ def compare(
     return chance.compare(score_N / length, null_NM[:, ~is_related_M])
 
 
+def _noise_of_best(
+    workspace: Workspace,
+    store: SketchStore,
+    score_N: Float[np.ndarray, " N"],
+    queries: search.Queries,
+) -> Float[np.ndarray, " N"]:
+    """Returns the noise of the sketch in the highest scores, NaN for others and where none is."""
+    sigma_N = np.full(len(score_N), np.nan)
+    best = np.argsort(-score_N, kind="stable")[:_NOISE_ROWS]
+    best = best[score_N[best] > -np.inf]
+    if len(best) and workspace.config.retrieve.aggregate == "mean":
+        place = {example_id: row for row, example_id in enumerate(store.ids)}
+        rows = np.array([place[workspace.corpus.train[i].example_id] for i in best], np.int64)
+        sigma_N[best] = noise.row_sigma(store, rows, score_N[best], queries)
+    return sigma_N
+
+
 def make_chance(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes how every training example's score lies among those of unrelated prompts."""
     settings, number = workspace.config.retrieve, len(workspace.corpus.train)
@@ -81,6 +101,8 @@ def make_chance(workspace: Workspace, folder: pathlib.Path) -> None:
     length = direction_length(queries, settings.aggregate)
     found = compare(score_N, *null, length)
     chance.write_chance(folder, found)
+    sigma_N = _noise_of_best(workspace, store, score_N, queries)
+    np.save(folder / "sigma.npy", sigma_N, allow_pickle=False)
     finds = chance.count_finds(found)
     related = int(chance.related_prompts(score_N, null[0]).sum())
     facts = {"prompts": len(null[0]), "related": related, "length": length, **finds._asdict()}
