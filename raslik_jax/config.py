@@ -5,6 +5,7 @@ its own below, `--unlearn.npo.beta` (see `settings`). Nothing here imports jax.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -146,6 +147,11 @@ class SketchConfig(Stage):
         "next_token: the training loss, whose gradients fade as the adapter fits. unshifted: "
         "cross-entropy of position t's logits against token t, which do not.",
     )
+    parameters: str = setting(
+        "lora",
+        "What gradients are taken of: lora, the adapter's factors; or the model's own weights in "
+        "whose Hugging Face names this regular expression is found ('.' is in all).",
+    )
     normalize: Literal["vector", "per_tensor"] = setting(
         "vector", "Cosine of the whole gradient, or of each tensor's first."
     )
@@ -177,6 +183,18 @@ class SketchConfig(Stage):
         "Training examples to diagnose the projection on; 0: none, 14 or more: a steady figure.",
         zero_or=2,
     )
+
+    def problems(self) -> Iterator[str]:
+        try:
+            re.compile(self.parameters)
+            is_pattern = bool(self.parameters)
+        except re.error:
+            is_pattern = False
+        if not is_pattern:
+            got = shown(self.parameters)
+            yield f"--parameters must be lora or a regular expression, got {got}: correct it"
+        if self.parameters != "lora" and self.gradient_at == "trajectory":
+            yield "--parameters needs --gradient_at=finetuned or initial, got trajectory"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -420,6 +438,13 @@ class Config(Settings):
         if not (is_known or self.references.base) and self.evaluate.reference == "backbone":
             needs = "needs a model before fine-tuning"
             yield f"--evaluate.reference=backbone {needs}, got {given}: give its --references.base"
+        form = self.sketch.base_format
+        form = self.backbone.format if form == "same" else form
+        if self.sketch.parameters != "lora" and form != "plain":
+            yield f"--sketch.parameters needs --sketch.base_format=plain, got {form}"
+        if self.sketch.parameters != "lora" and self.retrieve.token_rows:
+            needs = f"needs --sketch.parameters=lora, got {shown(self.sketch.parameters)}"
+            yield f"--retrieve.token_rows {needs}: give --retrieve.token_rows=0"
         if self.unlearn.parameters == "all" and self.backbone.format != "plain":
             form = self.backbone.format
             yield f"--unlearn.parameters=all needs --backbone.format=plain, got {form}"
@@ -438,6 +463,7 @@ def kernel_name(settings: Mapping[str, Any]) -> str:
         "at the initial adapter": sketch["gradient_at"] == "initial",
         "summed over the trajectory": sketch["gradient_at"] == "trajectory",
         "tokens of prompt and response": sketch["targets"] == "all",
+        f"of weights named {shown(sketch['parameters'])}": sketch["parameters"] != "lora",
         "each tensor normalized": sketch["normalize"] == "per_tensor",
         "centered": retrieve["center"],
         "mean rank": retrieve["aggregate"] == "mean_rank",

@@ -30,11 +30,13 @@ from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import replaced
 from raslik_jax.sketch import projections
+from raslik_jax.sketch.weights import LORA
 
 # What is read of an index's identity; an index that no run made has other fields.
 _IDENTITY = {
     "max_len": int,
     "gradient_at": str,
+    "parameters?": str,
     "loss": str,
     "targets": str,
     "normalize": str,
@@ -107,6 +109,7 @@ class Tracer:
         names = ("gradient_at", "loss", "targets", "normalize")
         changes = {f"sketch.{name}": made_with[name] for name in names}
         changes["corpus.max_len"] = made_with["max_len"]
+        changes["sketch.parameters"] = made_with.get("parameters", LORA)
         self.workspace = Workspace(root, replaced(config, changes))
         adapters = sketch_stage.sketched_adapters(self.workspace)
         today = made_with | sketch_stage.model_identity(self.workspace, adapters)

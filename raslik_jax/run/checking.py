@@ -17,10 +17,12 @@ from raslik_jax.messages import listed_problems, shown, some_of
 from raslik_jax.models import adapters, checkpoint, decoder, presets, storage
 from raslik_jax.retrieve import sets
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
+from raslik_jax.run import memory
 from raslik_jax.run.stages import backbone
 from raslik_jax.run.units import Unit
 from raslik_jax.run.workspace import StoredCorpus, adapter_source, lora_config_of
 from raslik_jax.settings import leaves
+from raslik_jax.sketch import weights
 
 # Those that retrieve, and those that need what was retrieved.
 _RETRIEVING = frozenset({"retrieve", "unlearn", "generate", "evaluate", "report"})
@@ -80,6 +82,9 @@ def check_model(config: Config) -> None:
         model_config = checkpoint.read_config(folder)
     else:
         _, model_config = model_of(config)
+    if config.sketch.parameters != weights.LORA:
+        chosen = weights.choose_weights(config.sketch.parameters, model_config)
+        weights.check_memory(weights.count_weights(chosen), memory.device_bytes())
     if config.backbone.adapter:
         # Adapters are small: one that does not fit is found before the model is loaded.
         source = adapter_source(config)

@@ -212,15 +212,17 @@ def _device_kind(run: AbstractRun) -> str:
 
 def sizes_table(run: AbstractRun) -> Table:
     """Returns the table of a run's sizes."""
-    sizes, gradient = run.sizes, 4 * run.num_params
+    sizes, gradient = run.sizes, 4 * run.num_gradient
+    is_lora = run.num_gradient == run.num_params
     rows = {
         "Model": run.name,
         "Frozen weights": f"{run.num_weights:,}, {_bytes(run.base_bytes)} on the device",
-        "LoRA parameters, P": f"{run.num_params:,}",
+        **({} if is_lora else {"Weights in a gradient, P": f"{run.num_gradient:,}"}),
+        f"LoRA parameters{', P' if is_lora else ''}": f"{run.num_params:,}",
         "Training examples, N": f"{sizes.train:,}, of them {sizes.targets:,} targets",
         "Forget set, retain set": f"{sizes.forget:,} and {sizes.retain:,}",
         "Queries": "; ".join(f"{name}: {count}" for name, count in run.queries.items()),
-        "Sketch, K": f"{run.sketch_size:,} of {run.num_params:,} coordinates",
+        "Sketch, K": f"{run.sketch_size:,} of {run.num_gradient:,} coordinates",
         "One gradient, one sketch": f"{_bytes(gradient)} and {_bytes(run.row_bytes)}, "
         f"{gradient / run.row_bytes:.3g} to 1",
         "Index, N x K": _bytes(run.index_bytes),

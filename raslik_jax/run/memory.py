@@ -1,6 +1,7 @@
 """Out of memory in one sentence: what needed it, and which setting to lower."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import jax
@@ -18,6 +19,14 @@ def explained(what: str, lower: str) -> Iterator[None]:
             raise
         reason = one_line(str(error).removeprefix("RESOURCE_EXHAUSTED: "), 80)
         raise ValueError(f"{what} ran out of memory ({reason}): lower {lower}") from error
+
+
+def device_bytes() -> int:
+    """Returns the memory of the first device, that of the machine where it has none of its own."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 decoding = explained("decoding", "--references.decode_batch_size or --references.max_new_tokens")

@@ -63,7 +63,8 @@ _SETTINGS = _groups(
     likelihood="{text} {model} sketch.batch_tokens",
     perplexity="{likelihood} references.base sketch.query_output evaluate.perplexity_examples "
     "references.query_split",
-    gradient="{likelihood} sketch.gradient_at sketch.loss sketch.normalize sketch.targets "
+    gradient="{likelihood} sketch.gradient_at sketch.parameters sketch.loss sketch.normalize "
+    "sketch.targets "
     "sketch.base_format sketch.num_buckets",
     sketch="{gradient} sketch.projection sketch.size",
     kernel="retrieve.center retrieve.aggregate sketch.query_output",
@@ -101,9 +102,11 @@ def pick(
 
 
 def _is_idle(config: Config, name: str) -> bool:
-    """Returns whether a setting is of fine-tuning and not read, or of an adapter that is not."""
+    """Returns whether a setting is of fine-tuning and not read, or says what was always so."""
     if name == "backbone.adapter_revision":
         return not config.backbone.adapter_revision
+    if name == "sketch.parameters":
+        return config.sketch.parameters == "lora"
     if config.finetunes or not name.startswith("finetune."):
         return False
     # Without an adapter of elsewhere a fresh one is made.

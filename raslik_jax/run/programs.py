@@ -144,7 +144,8 @@ class AbstractRun:
       plain: the frozen weights before they are quantized.
       corpus: that of a finished unit or of a user's own files; None where the settings size it.
       num_answered: retrieval queries that the fine-tuned model answers.
-      num_params: P, of one adapter; `num_flat` of all that gradients are taken at.
+      num_params: of one adapter; `num_gradient` P, of what gradients are taken of; `num_flat` of
+        all adapters that they are taken at.
       mesh: of devices that the steps are compiled for; None for the default device.
     """
 
@@ -173,7 +174,8 @@ class AbstractRun:
         is_path = sketching.gradient_at == "trajectory"
         self.num_adapters = config.finetune.trajectory_points if is_path else 1
         self.num_params = projections.count_params(lora)
-        self.num_flat = self.num_adapters * self.num_params
+        self.num_gradient = sketch.count_params(workspace, (lora,))
+        self.num_flat = self.num_adapters * self.num_gradient
         self.sketch_size = min(sketching.size, self.num_flat)
         self.row_bytes = self.sketch_size * jnp.dtype(sketching.dtype).itemsize
         self.length_N, self.response_N = load_alpaca_lengths(max_len=config.corpus.max_len)
@@ -413,12 +415,16 @@ class AbstractRun:
             lambda: projections.init_projection(0, family, self.num_flat, size)
         )
         adapters = (self.model.initial,) * self.num_adapters
+        of_run = functools.partial(sketch.differentiated, self.workspace)
+        if sketch.chosen_weights(self.workspace):
+            of_run = functools.partial(jax.eval_shape, of_run)
+        points, held = of_run(adapters, base)
         program = self.program(
             f"sketch {family} {size}",
             sketch.sketch_step(self.workspace),
             projection,
-            adapters,
-            base,
+            points,
+            held,
             shapes=self.planned(rows, num_buckets=settings.num_buckets, targets=settings.targets),
         )
         return Work(disk_bytes, [program] * passes)

@@ -27,7 +27,10 @@ from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import requantize, verify
 from raslik_jax.report import serving
+from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.units import making_folder
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.settings import replaced
 from raslik_jax.sketch import projections
 
 
@@ -284,6 +287,27 @@ class QueryTest(parameterized.TestCase):
         write_json(copy / "config.json", config)
         with self.assertRaisesRegex(ValueError, r"adapters \(index: .*template \(index: "):
             trace.Tracer(copy / "sketch" / "index")
+
+    def test_an_index_of_weights_answers_as_one_and_mixes_with_no_other(self):
+        copy, pattern = self.root / "weights", r"layers\.1\.mlp.*weight"
+        shutil.copytree(self.run_folder, copy)
+        shutil.rmtree(copy / "sketch" / "index")
+        config = config_from_json(read_json(copy / "config.json"))
+        other = Workspace(copy, replaced(config, {"sketch.parameters": pattern}))
+        store, _ = sketch_stage.fill_index(other, copy / "sketch")
+        self.assertEqual(store.identity["parameters"], pattern)
+        shapes = other.shapes
+        count = 2 * shapes.hidden_size * shapes.intermediate_size
+        self.assertEqual(store.identity["projection"]["num_params"], count)
+        self.assertNotIn("parameters", self.tracer.store.identity)
+        # The manifest says it, whatever config.json says.
+        tracer = trace.Tracer(copy / "sketch" / "index")
+        row = tracer.workspace.corpus.train[7]
+        found = tracer.trace_queries([row], top=1)
+        self.assertEqual(found.toward[0].example, row)
+        self.assertAlmostEqual(found.toward[0].score, 1.0, places=4)
+        with self.assertRaisesRegex(ValueError, "made for something else: .*parameters"):
+            sketch_stage.fill_index(Workspace(copy, config), copy / "sketch")
 
     def test_refuses_a_corpus_that_changed_since_it_was_sketched(self):
         """An edited text under an old id would be shown for a gradient that is not its own."""

@@ -27,7 +27,7 @@ from raslik_jax.models import checkpoint
 from raslik_jax.progress import progress
 from raslik_jax.run import memory
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.sketch import diagnose, gradients, projections
+from raslik_jax.sketch import diagnose, gradients, projections, weights
 from raslik_jax.sketch.loss import example_loss
 
 # From a batch to the unit sketches and norms of its rows.
@@ -35,41 +35,64 @@ Sketch = Callable[[batches.Batch], gradients.Sketches]
 
 
 def _loss(workspace: Workspace, batch: batches.Batch) -> gradients.ExampleLoss:
-    return functools.partial(
-        example_loss,
-        workspace.sketch_model.decoder,
-        num_targets=batch.num_targets,
-        loss=workspace.config.sketch.loss,
-    )
+    options: dict[str, Any] = {
+        "num_targets": batch.num_targets,
+        "loss": workspace.config.sketch.loss,
+    }
+    bound, chosen = workspace.sketch_model.decoder, chosen_weights(workspace)
+    if chosen:
+        return weights.weights_loss(bound, chosen, **options)
+    return functools.partial(example_loss, bound, **options)
+
+
+def chosen_weights(workspace: Workspace) -> tuple[weights.Chosen, ...]:
+    """Returns the weights that gradients are taken of, of --sketch.parameters; none: adapters."""
+    pattern = workspace.config.sketch.parameters
+    if pattern == weights.LORA:
+        return ()
+    return weights.choose_weights(pattern, workspace.sketch_model.decoder.config)
+
+
+def differentiated(
+    workspace: Workspace, adapters: tuple[Tree, ...], base: Tree
+) -> tuple[tuple[Tree, ...], Tree]:
+    """Returns what gradients are taken of, at every adapter, and what is held beside it."""
+    chosen = chosen_weights(workspace)
+    if not chosen:
+        return adapters, base
+    return (weights.take(base, chosen),), {"lora": adapters[0], "base": base}
 
 
 def sketch_step(workspace: Workspace) -> Callable[..., gradients.Sketches]:
-    """Returns the jitted function of (projection, adapters, base, batch)."""
+    """Returns the jitted function of (projection, points, held, batch); see `differentiated`."""
+    # Gradients of weights are large: one at a time.
+    micro_tokens = 1 if chosen_weights(workspace) else None
 
     def of_rows(
         projection: projections.Projection,
-        adapters: tuple[Tree, ...],
-        base: Tree,
+        points: tuple[Tree, ...],
+        held: Tree,
         batch: batches.Batch,
     ) -> gradients.Sketches:
         return gradients.sketch_gradients(
             _loss(workspace, batch),
             projection,
-            adapters,
-            base,
+            points,
+            held,
             batch.tokens_BL,
             batch.target_mask_BL,
             normalize=workspace.config.sketch.normalize,
+            micro_tokens=micro_tokens,
         )
 
     @jax.jit
     def sketch(
         projection: projections.Projection,
-        adapters: tuple[Tree, ...],
-        base: Tree,
+        points: tuple[Tree, ...],
+        held: Tree,
         batch: batches.Batch,
     ) -> gradients.Sketches:
-        return meshes.by_rows(of_rows, projection, adapters, base, rows=batch)
+        return meshes.by_rows(of_rows, projection, points, held, rows=batch)
 
     return sketch
 
@@ -78,8 +101,19 @@ def sketch_function(
     workspace: Workspace, projection: projections.Projection, adapters: tuple[Tree, ...]
 ) -> Sketch:
     """Returns a function that sketches a batch, compiled once per shape."""
-    fixed = meshes.replicate((projection, adapters))
-    return functools.partial(sketch_step(workspace), *fixed, workspace.sketch_model.base)
+    if chosen_weights(workspace):
+        weights.check_memory(count_params(workspace, adapters), memory.device_bytes())
+    points, held = differentiated(workspace, adapters, workspace.sketch_model.base)
+    fixed = meshes.replicate((projection, points))
+    return functools.partial(sketch_step(workspace), *fixed, held)
+
+
+def count_params(workspace: Workspace, adapters: Sequence[Tree]) -> int:
+    """Returns P of the run's gradients, all adapters together."""
+    chosen = chosen_weights(workspace)
+    if chosen:
+        return weights.count_weights(chosen)
+    return sum(map(projections.count_params, adapters))
 
 
 def sketched_adapters(workspace: Workspace) -> tuple[Tree, ...]:
@@ -96,7 +130,7 @@ def sketched_adapters(workspace: Workspace) -> tuple[Tree, ...]:
 def make_projection(workspace: Workspace, adapters: Sequence[Tree]) -> projections.Projection:
     """Returns the run's projection; never more coordinates than there are parameters."""
     settings = workspace.config.sketch
-    num_params = sum(map(projections.count_params, adapters))
+    num_params = count_params(workspace, adapters)
     size = min(settings.size, num_params)
     return projections.init_projection(workspace.config.seed, settings.projection, num_params, size)
 
@@ -155,7 +189,7 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
     projection = make_projection(workspace, adapters)
     num_params, size = projection.spec.num_params, projection.spec.size
     if size < settings.size:
-        print(f"    sketch_size {settings.size} exceeds the {num_params} LoRA parameters")
+        print(f"    sketch_size {settings.size} exceeds the {num_params} parameters")
     sketch = sketch_function(workspace, projection, adapters)
     encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
     plans = plan_batches(config, encoded)
@@ -169,6 +203,7 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
             "targets": settings.targets,
             "normalize": settings.normalize,
             "projection": dataclasses.asdict(projection.spec),
+            **({} if settings.parameters == weights.LORA else {"parameters": settings.parameters}),
             "batches": {"batch_tokens": settings.batch_tokens, "num_buckets": settings.num_buckets},
         },
         ids=[encoded.ids[row] for row in batches.sketching_order(plans)],
@@ -214,24 +249,25 @@ def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
     spread_M = np.linspace(0, len(encoded.ids) - 1, settings.diagnose).astype(np.int64)
     whole = batches.make_batch(encoded, batches.plan_rows(encoded, np.unique(spread_M)))
 
-    def of_rows(adapters: tuple[Tree, ...], base: Tree, batch: batches.Batch) -> jax.Array:
+    def of_rows(points: tuple[Tree, ...], held: Tree, batch: batches.Batch) -> jax.Array:
         loss = _loss(workspace, batch)
 
         def one(row: tuple[jax.Array, jax.Array]) -> jax.Array:
-            return gradients.flat_gradient(loss, adapters, base, *row, normalize=settings.normalize)
+            return gradients.flat_gradient(loss, points, held, *row, normalize=settings.normalize)
 
         # One at a time: these flat vectors are handed out, which the sketch never does.
         return jax.lax.map(one, (batch.tokens_BL, batch.target_mask_BL))
 
     @jax.jit
-    def flat_gradients(adapters: tuple[Tree, ...], base: Tree, batch: batches.Batch) -> jax.Array:
-        return meshes.by_rows(of_rows, adapters, base, rows=batch)
+    def flat_gradients(points: tuple[Tree, ...], held: Tree, batch: batches.Batch) -> jax.Array:
+        return meshes.by_rows(of_rows, points, held, rows=batch)
 
-    numbered = {f"adapter-{i:03d}": lora for i, lora in enumerate(adapters)}
+    points, held = differentiated(workspace, adapters, workspace.sketch_model.base)
+    numbered = {f"adapter-{i:03d}": point for i, point in enumerate(points)}
     found = diagnose.diagnose(
         make_projection(workspace, adapters),
-        flat_gradients(adapters, workspace.sketch_model.base, whole),
-        projections.gradient_manifest(numbered if len(adapters) > 1 else adapters[0]),
+        flat_gradients(points, held, whole),
+        projections.gradient_manifest(numbered if len(points) > 1 else points[0]),
     )
     write_json(folder / "diagnosis.json", diagnose.to_json(found))
     rows = diagnose.table_rows(found)

@@ -1,0 +1,126 @@
+"""Gradients of the model's own weights: those of plain jax.grad, and no others."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import tiny_model_config, token_rows
+
+from raslik_jax.models import decoder as decoders
+from raslik_jax.models.llama import LlamaConfig
+from raslik_jax.models.lora import LoRAConfig
+from raslik_jax.sketch import gradients, projections, weights
+
+_LLAMA = LlamaConfig(
+    vocab_size=61,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    intermediate_size=24,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    hidden_act="silu",
+    initializer_range=0.3,
+    tie_word_embeddings=True,
+)
+_NEOX = tiny_model_config()
+_TARGETS = {_LLAMA: ("q_proj", "down_proj"), _NEOX: ("query_key_value",)}
+
+
+def _model(config, dtype=jnp.float32):
+    lora_config = LoRAConfig(rank=2, alpha=4.0, targets=_TARGETS[config])
+    graphdef, lora, base = decoders.create(config, lora_config, key=jax.random.key(0), dtype=dtype)
+    lora = jax.tree.map(lambda leaf: leaf + 0.1, lora)  # so that B is not 0
+    return decoders.bind(graphdef), lora, base
+
+
+def _plain_gradient(bound, lora, base, tokens_L, mask_L):
+    """The gradient of all base weights of the next-token loss, written out."""
+    (position_T,) = np.nonzero(mask_L)
+
+    def loss(base):
+        hidden_LE = bound.hidden(lora, base, jnp.asarray(tokens_L))
+        logits_TV = bound.logits(lora, base, hidden_LE[position_T - 1])
+        log_p_TV = logits_TV - jax.scipy.special.logsumexp(logits_TV, axis=1, keepdims=True)
+        return -jnp.mean(log_p_TV[np.arange(len(position_T)), tokens_L[position_T]])
+
+    return jax.jit(jax.grad(loss))(base)
+
+
+@pytest.mark.parametrize(
+    ("config", "pattern", "leaves"),
+    [
+        (_LLAMA, ".", None),
+        (_LLAMA, r"layers\.1\.mlp|norm\.weight$", {"up_proj": [1], "norm": None}),
+        (_NEOX, ".", None),
+        (_NEOX, r"embed_out|layers\.0\.attention.dense.weight", {"dense": [0], "head": None}),
+    ],
+    ids=["tied", "some layers", "untied", "head and a layer"],
+)
+def test_the_gradient_is_that_of_plain_jax(config, pattern, leaves):
+    bound, lora, base = _model(config)
+    rows = token_rows(1, [(4, 5), (3, 2)])
+    chosen = weights.choose_weights(pattern, config)
+    point, held = weights.take(base, chosen), {"lora": lora, "base": base}
+    assert projections.count_params(point) == weights.count_weights(chosen)
+    if leaves is None:
+        assert weights.count_weights(chosen) == projections.count_params(base)
+    loss = weights.weights_loss(bound, chosen, num_targets=8, loss="next_token")
+    gradient = jax.jit(jax.grad(loss))
+    for tokens_L, mask_L in zip(rows.tokens_BL, rows.target_mask_BL, strict=True):
+        found = gradient(point, held, jnp.asarray(tokens_L), jnp.asarray(mask_L))
+        expected = _plain_gradient(bound, lora, base, tokens_L, mask_L)
+        for one in chosen:
+            leaf = expected
+            for key in one.path:
+                leaf = leaf[key]
+            leaf = leaf[jnp.array(one.layers)] if one.layers else leaf[None]
+            assert float(jnp.abs(leaf).max()) > 1e-4
+            np.testing.assert_allclose(found[one.name], leaf, rtol=2e-4, atol=2e-6)
+    for name, layers in (leaves or {}).items():
+        (one,) = (one for one in chosen if name in one.path or f"final_{name}" in one.path)
+        assert list(one.layers) == (layers or [])
+
+
+def test_a_batch_is_sketched_one_by_one_as_adapters_are():
+    """The cosine of two examples' gradients, through sketches as long as the gradient."""
+    bound, lora, base = _model(_LLAMA, jnp.bfloat16)
+    chosen = weights.choose_weights("mlp", _LLAMA)
+    size = weights.count_weights(chosen)
+    projection = projections.init_projection(0, "binned", size, size)
+    rows = token_rows(1, [(4, 5), (3, 2), (2, 6)])
+    loss = weights.weights_loss(bound, chosen, num_targets=8, loss="unshifted")
+    arguments = ((weights.take(base, chosen),), {"lora": lora, "base": base})
+    row_arguments = (jnp.asarray(rows.tokens_BL), jnp.asarray(rows.target_mask_BL))
+    found = gradients.sketch_gradients(loss, projection, *arguments, *row_arguments, micro_tokens=1)
+    one = jax.jit(jax.grad(loss))
+    flat_BP = np.stack(
+        [
+            projections.flatten_gradients(one(arguments[0][0], arguments[1], *row))
+            for row in zip(*row_arguments, strict=True)
+        ]
+    ).astype(np.float64)
+    unit_BP = flat_BP / np.linalg.norm(flat_BP, axis=1, keepdims=True)
+    cosine_BB = np.asarray(found.unit_BK) @ np.asarray(found.unit_BK).T
+    np.testing.assert_allclose(cosine_BB, unit_BP @ unit_BP.T, atol=2e-2)  # of bfloat16 weights
+    np.testing.assert_allclose(found.norm_B, np.linalg.norm(flat_BP, axis=1), rtol=2e-2)
+
+
+def test_what_is_put_back_is_the_base():
+    _, _, base = _model(_NEOX)
+    for pattern in (".", r"layers\.1\.", "embed_in"):
+        chosen = weights.choose_weights(pattern, _NEOX)
+        same = weights.put(base, chosen, weights.take(base, chosen))
+        jax.tree.map(np.testing.assert_array_equal, same, base)
+
+
+def test_wrong_choices_are_a_sentence():
+    with pytest.raises(ValueError, match="--sketch.parameters must be lora, or found in names"):
+        weights.choose_weights("no_such_layer", _NEOX)
+    huge = tiny_model_config(vocab_size=2**27)
+    with pytest.raises(ValueError, match=r"fewer than 2\*\*31 = 2,147,483,648 weights, got 4,29"):
+        weights.choose_weights("embed", huge)
+    weights.check_memory(1000, 16_000)
+    with pytest.raises(ValueError, match=r"2,000,000,000 x 16 bytes = 32.0 GB .* got 8.0 GB"):
+        weights.check_memory(2_000_000_000, 8_000_000_000)
