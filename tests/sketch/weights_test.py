@@ -1,5 +1,7 @@
 """Gradients of the model's own weights: those of plain jax.grad, and no others."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,9 +27,11 @@ _LLAMA = LlamaConfig(
     tie_word_embeddings=True,
 )
 _NEOX = tiny_model_config()
+_ROW = tuple(part[0] for part in token_rows(1, [(4, 5)]))
 _TARGETS = {_LLAMA: ("q_proj", "down_proj"), _NEOX: ("query_key_value",)}
 
 
+@functools.cache
 def _model(config, dtype=jnp.float32):
     lora_config = LoRAConfig(rank=2, alpha=4.0, targets=_TARGETS[config])
     graphdef, lora, base = decoders.create(config, lora_config, key=jax.random.key(0), dtype=dtype)
@@ -35,8 +39,11 @@ def _model(config, dtype=jnp.float32):
     return decoders.bind(graphdef), lora, base
 
 
-def _plain_gradient(bound, lora, base, tokens_L, mask_L):
-    """The gradient of all base weights of the next-token loss, written out."""
+@functools.cache
+def _plain_gradient(config):
+    """The gradient of all base weights of a row's next-token loss, written out."""
+    bound, lora, base = _model(config)
+    tokens_L, mask_L = _ROW
     (position_T,) = np.nonzero(mask_L)
 
     def loss(base):
@@ -49,58 +56,52 @@ def _plain_gradient(bound, lora, base, tokens_L, mask_L):
 
 
 @pytest.mark.parametrize(
-    ("config", "pattern", "leaves"),
+    ("config", "pattern", "rows"),
     [
-        (_LLAMA, ".", None),
-        (_LLAMA, r"layers\.1\.mlp|norm\.weight$", {"up_proj": [1], "norm": None}),
-        (_NEOX, ".", None),
-        (_NEOX, r"embed_out|layers\.0\.attention.dense.weight", {"dense": [0], "head": None}),
+        (_LLAMA, ".", {}),  # the head is the table of embeddings
+        (_LLAMA, r"layers\.1\.mlp", {"up_proj": (1,), "down_proj": (1,), "gate_proj": (1,)}),
+        (_NEOX, r"embed_out|layers\.0\.attention.dense.weight", {"dense": (0,), "head": ()}),
     ],
-    ids=["tied", "some layers", "untied", "head and a layer"],
+    ids=["all", "a layer", "a head of its own"],
 )
-def test_the_gradient_is_that_of_plain_jax(config, pattern, leaves):
+def test_the_gradient_is_that_of_plain_jax(config, pattern, rows):
     bound, lora, base = _model(config)
-    rows = token_rows(1, [(4, 5), (3, 2)])
     chosen = weights.choose_weights(pattern, config)
     point, held = weights.take(base, chosen), {"lora": lora, "base": base}
     assert projections.count_params(point) == weights.count_weights(chosen)
-    if leaves is None:
-        assert weights.count_weights(chosen) == projections.count_params(base)
+    assert {one.path[-2]: one.layers for one in chosen} == rows or pattern == "."
+    assert weights.count_weights(chosen) == projections.count_params(base) or rows
     loss = weights.weights_loss(bound, chosen, num_targets=8, loss="next_token")
-    gradient = jax.jit(jax.grad(loss))
-    for tokens_L, mask_L in zip(rows.tokens_BL, rows.target_mask_BL, strict=True):
-        found = gradient(point, held, jnp.asarray(tokens_L), jnp.asarray(mask_L))
-        expected = _plain_gradient(bound, lora, base, tokens_L, mask_L)
-        for one in chosen:
-            leaf = expected
-            for key in one.path:
-                leaf = leaf[key]
-            leaf = leaf[jnp.array(one.layers)] if one.layers else leaf[None]
-            assert float(jnp.abs(leaf).max()) > 1e-4
-            np.testing.assert_allclose(found[one.name], leaf, rtol=2e-4, atol=2e-6)
-    for name, layers in (leaves or {}).items():
-        (one,) = (one for one in chosen if name in one.path or f"final_{name}" in one.path)
-        assert list(one.layers) == (layers or [])
+    found = jax.jit(jax.grad(loss))(point, held, *map(jnp.asarray, _ROW))
+    for one in chosen:
+        leaf = _plain_gradient(config)
+        for key in one.path:
+            leaf = leaf[key]
+        leaf = leaf[jnp.array(one.layers)] if one.layers else leaf[None]
+        assert float(jnp.abs(leaf).max()) > 1e-4
+        np.testing.assert_allclose(found[one.name], leaf, rtol=2e-4, atol=2e-6)
 
 
 def test_a_batch_is_sketched_one_by_one_as_adapters_are():
-    """The cosine of two examples' gradients, through sketches as long as the gradient."""
+    """The cosines of examples' gradients, through sketches as long as the gradient."""
     bound, lora, base = _model(_LLAMA, jnp.bfloat16)
     chosen = weights.choose_weights("mlp", _LLAMA)
     size = weights.count_weights(chosen)
     projection = projections.init_projection(0, "binned", size, size)
-    rows = token_rows(1, [(4, 5), (3, 2), (2, 6)])
+    batch = token_rows(1, [(4, 5), (3, 2), (2, 6)])
+    rows = jnp.asarray(batch.tokens_BL), jnp.asarray(batch.target_mask_BL)
     loss = weights.weights_loss(bound, chosen, num_targets=8, loss="unshifted")
-    arguments = ((weights.take(base, chosen),), {"lora": lora, "base": base})
-    row_arguments = (jnp.asarray(rows.tokens_BL), jnp.asarray(rows.target_mask_BL))
-    found = gradients.sketch_gradients(loss, projection, *arguments, *row_arguments, micro_tokens=1)
-    one = jax.jit(jax.grad(loss))
-    flat_BP = np.stack(
-        [
-            projections.flatten_gradients(one(arguments[0][0], arguments[1], *row))
-            for row in zip(*row_arguments, strict=True)
-        ]
-    ).astype(np.float64)
+    point, held = weights.take(base, chosen), {"lora": lora, "base": base}
+
+    @jax.jit
+    def both(point, held):
+        each = jax.vmap(jax.grad(loss), in_axes=(None, None, 0, 0))(point, held, *rows)
+        flat_BP = jax.vmap(projections.flatten_gradients)(each)
+        sketch = functools.partial(gradients.sketch_gradients, loss, micro_tokens=1)
+        return flat_BP, sketch(projection, (point,), held, *rows)
+
+    flat_BP, found = both(point, held)
+    flat_BP = np.asarray(flat_BP, np.float64)
     unit_BP = flat_BP / np.linalg.norm(flat_BP, axis=1, keepdims=True)
     cosine_BB = np.asarray(found.unit_BK) @ np.asarray(found.unit_BK).T
     np.testing.assert_allclose(cosine_BB, unit_BP @ unit_BP.T, atol=2e-2)  # of bfloat16 weights
