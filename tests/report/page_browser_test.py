@@ -4,9 +4,9 @@ import base64
 import json
 import pathlib
 import re
-import shutil
 import tempfile
 
+import browser
 import pytest
 import sample_run
 from absl.testing import absltest
@@ -14,29 +14,6 @@ from absl.testing import absltest
 from raslik_jax.report import page, published, runs
 
 _WIDTHS, _SCHEMES = (1280, 390), ("light", "dark")
-_FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-)
-
-
-def _programs() -> tuple[str, str]:
-    """Returns Chromium and its driver, or skips the test, saying what is missing."""
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-    driver = shutil.which("chromedriver")
-    if not browser or not driver:
-        pytest.skip(
-            "chromium and chromedriver must be on PATH: apt-get install chromium chromium-driver"
-        )
-    return browser, driver
-
-
 # Color and ground of every element that shows text of its own, the ground from above if clear.
 _CONTRASTS = """
 const number = c => c.match(/[\\d.]+/g).map(Number);
@@ -68,10 +45,6 @@ class BrowserTest(absltest.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        browser, driver = _programs()
-        # Here, because the default suite is collected without the parity extra.
-        from selenium import webdriver
-
         cls.folder = tempfile.TemporaryDirectory()
         root = pathlib.Path(cls.folder.name)
         for seed in (0, 1):
@@ -81,14 +54,7 @@ class BrowserTest(absltest.TestCase):
         cls.file = root / "report.html"
         cls.file.write_text(text)
         cls.num_figures = text.count("<figure>")
-        options = webdriver.ChromeOptions()
-        options.binary_location = browser
-        for flag in (*_FLAGS, f"--user-data-dir={root / 'profile'}"):
-            options.add_argument(flag)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        cls.browser = webdriver.Chrome(
-            options=options, service=webdriver.ChromeService(executable_path=driver)
-        )
+        cls.browser = browser.start(root / "profile")
 
     @classmethod
     def tearDownClass(cls):
