@@ -14,7 +14,7 @@ import numpy as np
 from raslik_jax.config import STAGES, Config
 from raslik_jax.data import encoding, tokenization
 from raslik_jax.report.tables import Column, Table
-from raslik_jax.run import checking, cost, plan
+from raslik_jax.run import checking, cost, plan, programs
 from raslik_jax.run.programs import AbstractRun, Program, Work
 from raslik_jax.run.stages import (
     backbone,
@@ -118,6 +118,7 @@ def forecast(
     is_measured: bool = True,
     compiles: bool = False,
     mesh: jax.sharding.Mesh | None = None,
+    costs: programs.Costs | None = None,
 ) -> Forecast:
     """Returns what a run will do and take, unit by unit; needs no weights, no data, no network.
 
@@ -128,7 +129,7 @@ def forecast(
     does.
     """
     workspace = Workspace(workdir, config)
-    run = AbstractRun(config, workspace, mesh=mesh)
+    run = AbstractRun(config, workspace, mesh=mesh, costs=costs)
     if run.corpus:
         checking.check_corpus(config, run.corpus, _find_rows(run), stages=stages)
     units = plan.plan_units(config, workspace, is_measured=is_measured)
@@ -147,14 +148,18 @@ def forecast(
     for name, program in largest.items() if compiles else ():
         compiled, took = cost.compile_step(program.trace(program.largest), run.platform or None)
         analyzed[name] = cost.analyzed_bytes(compiled), took
+    of_name: dict[str, list[Program]] = {}
+    for program in (program for _, work in works for program in work.programs):
+        of_name.setdefault(program.name, []).append(program)
+    cost_of = {name: programs.find_costs(alike) for name, alike in of_name.items()}
     to_compile = set(largest)
     steps = []
     for unit, work in works:
-        programs = {program.name: program for program in work.programs}
-        new = set() if unit.name in done else to_compile & programs.keys()
+        by_name = {program.name: program for program in work.programs}
+        new = set() if unit.name in done else to_compile & by_name.keys()
         to_compile -= new
-        totals = [program.total() for program in work.programs]
-        peaks = [analyzed[name][0] for name in programs if name in analyzed]
+        totals = [program.total(cost_of[program.name]) for program in work.programs]
+        peaks = [analyzed[name][0] for name in by_name if name in analyzed]
         traced = [program.peak() for program in work.programs]
         steps.append(
             Step(
@@ -166,7 +171,7 @@ def forecast(
                 memory="XLA" if peaks else "traced",
                 disk_bytes=work.disk_bytes,
                 is_done=unit.name in done,
-                num_programs=sum(len(programs[name].shapes) for name in new),
+                num_programs=sum(len(by_name[name].shapes) for name in new),
             )
         )
     seconds = [took for _, took in analyzed.values()] or [_COMPILE_SECONDS]

@@ -85,6 +85,8 @@ class Shape(NamedTuple):
 
 # How often a step is called with batches of which shape.
 Shapes = Mapping[Shape, int | float]
+# What a call costs, by the name of its program.
+Costs = dict[str, Callable[[Shape], cost.Cost]]
 
 
 class Program(NamedTuple):
@@ -107,25 +109,35 @@ class Program(NamedTuple):
         """Returns the memory of the largest call, in bytes."""
         return self.cost_of(self.largest).device_bytes
 
-    def total(self) -> tuple[float, float]:
-        """Returns the operations and bytes of all calls.
-
-        Of many shapes a few are traced: all cost a sum of the same terms, of the weights, the
-        layers, the attention and the head.
-        """
-        shapes = sorted(self.shapes, key=lambda shape: (shape.length, shape.targets, shape.rows))
-        b, length, targets = np.array(shapes, float).T
-        term_ST = np.stack([b, b * length, b * length**2, b * targets, b**0], axis=1)
-        if len(set(b)) == 1:  # then the weights are read as often as there are batches
-            term_ST = term_ST[:, :-1]
-        spread = np.linspace(0, len(shapes) - 1, min(term_ST.shape[1], len(shapes)))
-        places = spread.round().astype(int)
-        cost_S2 = np.array([self.cost_of(shapes[place])[:2] for place in places])
-        if len(places) < len(shapes):
-            term_ST /= np.maximum(term_ST.max(axis=0), 1)
-            cost_S2 = term_ST @ np.linalg.lstsq(term_ST[places], cost_S2, rcond=1e-9)[0]
-        operations, moved = np.array([self.shapes[shape] for shape in shapes]) @ cost_S2
+    def total(self, cost_by_shape: Mapping[Shape, Sequence[float]]) -> tuple[float, float]:
+        """Returns the operations and bytes of all calls, of those of one call of every shape."""
+        calls_S = np.array(list(self.shapes.values()), float)
+        operations, moved = calls_S @ np.array([cost_by_shape[shape] for shape in self.shapes])
         return float(operations), float(moved)
+
+
+def find_costs(programs: Sequence[Program]) -> dict[Shape, tuple[float, float]]:
+    """Returns the operations and bytes of one call of every shape of programs of one name.
+
+    Of many shapes a few are traced, which takes about a second each: all cost a sum of the same
+    terms, of the weights, the layers, the attention and the head.
+    """
+    shapes = sorted(
+        {shape for program in programs for shape in program.shapes},
+        key=lambda shape: (shape.length, shape.targets, shape.rows),
+    )
+    b, length, targets = np.array(shapes, float).T
+    term_ST = np.stack([b, b * length, b * length**2, b * targets, b**0], axis=1)
+    if len(set(b)) == 1:  # then the weights are read as often as there are batches
+        term_ST = term_ST[:, :-1]
+    spread = np.linspace(0, len(shapes) - 1, min(term_ST.shape[1], len(shapes)))
+    places = spread.round().astype(int)
+    cost_of = programs[0].cost_of
+    cost_S2 = np.array([cost_of(shapes[place])[:2] for place in places])
+    if len(places) < len(shapes):
+        term_ST /= np.maximum(term_ST.max(axis=0), 1)
+        cost_S2 = term_ST @ np.linalg.lstsq(term_ST[places], cost_S2, rcond=1e-9)[0]
+    return {shape: (row[0], row[1]) for shape, row in zip(shapes, cost_S2.tolist(), strict=True)}
 
 
 class Work(NamedTuple):
@@ -147,13 +159,20 @@ class AbstractRun:
       num_params: of one adapter; `num_gradient` P, of what gradients are taken of; `num_flat` of
         all adapters that they are taken at.
       mesh: of devices that the steps are compiled for; None for the default device.
+
+    Runs of the same model and settings, which differ in data alone, may share their `costs`.
     """
 
     def __init__(
-        self, config: Config, workspace: Workspace, *, mesh: jax.sharding.Mesh | None = None
+        self,
+        config: Config,
+        workspace: Workspace,
+        *,
+        mesh: jax.sharding.Mesh | None = None,
+        costs: Costs | None = None,
     ):
         self.config, self.workspace, self.mesh = config, workspace, mesh
-        self._costs: dict[str, Callable[[Shape], cost.Cost]] = {}
+        self._costs: Costs = {} if costs is None else costs
         settings, sketching = config.backbone, config.sketch
         self.name, model_config = checking.model_of(config)
         lora_config = lora_config_of(config, model_config)

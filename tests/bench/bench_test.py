@@ -4,15 +4,12 @@ import ast
 import dataclasses
 import importlib
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
-import compiling
 import jax
 import pytest
+import tiny
 from absl import flags
 from support import tiny_model_config
 
@@ -21,7 +18,6 @@ from raslik_jax.cli import setting_flags
 from raslik_jax.models import presets
 from raslik_jax.report import tables
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _SMALL = {"model": "tiny", "length": 16, "batch_tokens": 32, "repeats": 1, "size": 512}
 
 
@@ -169,13 +165,7 @@ _RUN = (
 
 @pytest.mark.heavy
 def test_every_method_of_the_efficiency_table_is_measured(capsys, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "experiments/run.py", *_RUN.split(), f"--workdir={tmp_path}"],
-        capture_output=True,
-        text=True,
-        cwd=_REPOSITORY,
-        env=os.environ | compiling.ENVIRONMENT,
-    )
+    done = tiny.run_script("experiments/run.py", *_RUN.split(), f"--workdir={tmp_path}")
     assert done.returncode == 0, done.stderr
     lines = _measure(
         efficiency,

@@ -5,8 +5,6 @@ import pathlib
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
 from unittest import mock
 
@@ -14,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import stored_run
+import tiny
 from absl.testing import absltest, parameterized
 from finished import write_manifest
 
@@ -26,7 +25,6 @@ from raslik_jax.run import plan as plan_lib
 from raslik_jax.run.exporting import export_model
 from raslik_jax.run.workspace import Workspace
 
-_EXPORT = pathlib.Path(__file__).resolve().parents[2] / "experiments" / "export.py"
 _TOKENS = (3, 17, 4, 4, 40, 21, 9)
 
 
@@ -329,17 +327,8 @@ class ExportTest(parameterized.TestCase):
     def test_the_script_refuses_a_folder_that_holds_something(self):
         (self.folder / "out").mkdir()
         (self.folder / "out" / "mine.txt").write_text("mine")
-        result = subprocess.run(
-            [
-                sys.executable,
-                _EXPORT,
-                f"--run={self.run_.root}",
-                f"--out={self.folder / 'out'}",
-                "--merged",
-            ],
-            capture_output=True,
-            text=True,
-        )
+        flags = (f"--run={self.run_.root}", f"--out={self.folder / 'out'}", "--merged")
+        result = tiny.run_script("experiments/export.py", *flags)
         self.assertEqual(result.returncode, 1)
         self.assertRegex(result.stderr, "^error: .*out' must be a new or empty directory")
         self.assertLen(result.stderr.splitlines(), 1)

@@ -17,6 +17,7 @@ _TINY = (
     *("--corpus.template=brief", "--corpus.max_len=96", "--references.max_new_tokens=8"),
     *("--sketch.size=64", "--sketch.num_buckets=1", "--sketch.batch_tokens=1024"),
     *("--evaluate.bootstrap_resamples=100", "--evaluate.perplexity_examples=2"),
+    "--unlearn.fixed_padding",
 )
 
 

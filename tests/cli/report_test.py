@@ -3,22 +3,18 @@
 import csv
 import pathlib
 import subprocess
-import sys
 import tempfile
 
 import sample_run
+import tiny
 from absl.testing import absltest
 
 from raslik_jax.files import read_json
 from raslik_jax.report import results, tables
 
-_SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "experiments" / "report.py"
-
 
 def _report(*flags: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, str(_SCRIPT), *flags], capture_output=True, text=True, timeout=120
-    )
+    return tiny.run_script("experiments/report.py", *flags)
 
 
 class ReportTest(absltest.TestCase):

@@ -98,9 +98,21 @@ def test_shapes_that_are_not_traced_cost_as_if_they_were():
     (program,) = run.finetuning().programs
     lengths = [(length, part) for length in (16, 24, 48, 64) for part in (1, 2)]
     shapes = {programs.Shape(16, length, length // part): 1.0 for length, part in lengths}
-    program = program._replace(shapes=shapes)
-    exact = np.sum([program.cost_of(shape)[:2] for shape in shapes], axis=0)
-    np.testing.assert_allclose(program.total(), exact, rtol=2e-2)
+    program, few = program._replace(shapes=shapes), dict(list(shapes.items())[:2])
+    exact_S2 = np.array([program.cost_of(shape)[:2] for shape in shapes])
+    found = programs.find_costs([program, program._replace(shapes=few)])
+    np.testing.assert_allclose(program.total(found), exact_S2.sum(axis=0), rtol=2e-2)
+    np.testing.assert_allclose([*found.values()], exact_S2[[1, 0, 3, 2, 5, 4, 7, 6]], rtol=5e-2)
+
+
+def test_runs_that_differ_in_data_alone_share_what_is_traced():
+    costs = {}
+    first, _ = _first(_config(), "finetune", costs=costs)
+    traced = {name: cost_of.cache_info().misses for name, cost_of in costs.items()}
+    more = dataclasses.replace(_config().corpus, num_train=200)
+    _, second = _first(dataclasses.replace(_config(), corpus=more), "finetune", costs=costs)
+    assert traced == {name: cost_of.cache_info().misses for name, cost_of in costs.items()}
+    assert second.operations > 1.8 * first.steps[0].operations
 
 
 def test_every_stage_that_computes_has_its_operations():

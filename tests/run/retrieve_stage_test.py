@@ -1,15 +1,11 @@
 """The retrieve stage: every strategy and rule of selection on a run in miniature."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 from types import SimpleNamespace
 
-import compiling
 import numpy as np
 import pytest
+import tiny
 from support import shared_data
 
 from raslik_jax.config import Config, RetrieveConfig, SketchConfig
@@ -17,23 +13,21 @@ from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.run.stages import retrieve
 from raslik_jax.run.workspace import Workspace
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _TINY = (
     "--name=tiny --corpus.dataset=toy --corpus.template=brief --corpus.num_train=120 "
     "--corpus.num_targets=12 --corpus.num_backbone=120 --corpus.num_retrieval=3 "
     "--corpus.num_validation=2 --corpus.num_test=5 --corpus.max_len=96 --corpus.vocab_size=400 "
     "--backbone.hidden_size=16 --backbone.num_hidden_layers=2 --backbone.num_attention_heads=2 "
-    "--backbone.steps=6 --finetune.epochs=1 --finetune.lora_rank=2 --references.max_new_tokens=8 "
-    "--sketch.num_buckets=1 --sketch.batch_tokens=1024 --sketch.chunk_rows=16 --sketch.size=4096"
+    "--backbone.steps=6 --finetune.epochs=1 --finetune.fixed_padding --finetune.lora_rank=2 "
+    "--references.max_new_tokens=8 --sketch.num_buckets=1 "
+    "--sketch.batch_tokens=1024 --sketch.chunk_rows=16 --sketch.size=4096"
 )
 _STRATEGIES = "random,random_anywhere,bm25,embedding,oracle,cr,cr_25,raslik_f,raslik,exact"
 
 
 def _run(workdir, stages, *arguments):
-    command = [sys.executable, str(_REPOSITORY / "experiments" / "run.py"), *_TINY.split()]
-    command += [f"--workdir={workdir}", f"--stages={stages}", "--update", *arguments]
-    environment = os.environ | compiling.ENVIRONMENT
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+    flags = (f"--workdir={workdir}", f"--stages={stages}", "--update", *arguments)
+    return tiny.run_script("experiments/run.py", *_TINY.split(), *flags)
 
 
 def _sets(workdir, strategy):

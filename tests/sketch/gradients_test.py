@@ -30,16 +30,15 @@ def _projection(num_adapters=1, size=64, family="binned"):
     return projections.init_projection(7, family, num_adapters * _NUM_PARAMS, size)
 
 
-def _sketch(rows, projection, adapters, *, normalize="vector", loss=None):
-    return jax.jit(
-        functools.partial(gradients.sketch_gradients, loss or _loss(), normalize=normalize)
-    )(
-        projection,
-        adapters,
-        _MODEL.base,
-        jnp.asarray(rows.tokens_BL),
-        jnp.asarray(rows.target_mask_BL),
-    )
+@functools.cache
+def _step(num_targets=8, **options):
+    """What all tests share, and what is compiled once for the same shapes."""
+    return jax.jit(functools.partial(gradients.sketch_gradients, _loss(num_targets), **options))
+
+
+def _sketch(rows, projection, adapters, *, base=_MODEL.base, **options):
+    arrays = map(jnp.asarray, (rows.tokens_BL, rows.target_mask_BL))
+    return _step(**options)(projection, adapters, base, *arrays)
 
 
 def _slow_gradient(lora, tokens_L, target_mask_L, *, normalize):
@@ -74,7 +73,7 @@ class GradientsTest(parameterized.TestCase):
         projection = _projection()
         alone = _sketch(token_rows(0, _SHAPES[:1]), projection, (_MODEL.lora,))
         longer = token_rows(0, _SHAPES[:1], length=24)
-        padded = _sketch(longer, projection, (_MODEL.lora,), loss=_loss(num_targets=24))
+        padded = _sketch(longer, projection, (_MODEL.lora,), num_targets=24)
         together = _sketch(token_rows(0, _SHAPES), projection, (_MODEL.lora,))
         np.testing.assert_allclose(padded.unit_BK, alone.unit_BK, atol=1e-5)
         np.testing.assert_allclose(together.unit_BK[:1], alone.unit_BK, atol=1e-5)
@@ -84,9 +83,7 @@ class GradientsTest(parameterized.TestCase):
         """A batch of 5 rows of 9 tokens, in 5 and in 3 steps; a dummy fills the last."""
         rows, projection = token_rows(0, [*_SHAPES, (3, 4)]), _projection()
         whole = _sketch(rows, projection, (_MODEL.lora,))
-        cut = jax.jit(
-            functools.partial(gradients.sketch_gradients, _loss(), micro_tokens=micro_tokens)
-        )(projection, (_MODEL.lora,), _MODEL.base, *map(jnp.asarray, rows[:2]))
+        cut = _sketch(rows, projection, (_MODEL.lora,), micro_tokens=micro_tokens)
         np.testing.assert_allclose(cut.unit_BK, whole.unit_BK, atol=2e-6)
         np.testing.assert_allclose(cut.norm_B, whole.norm_B, rtol=2e-6)
 
@@ -137,7 +134,7 @@ class GradientsTest(parameterized.TestCase):
             }
         }
         rows = token_rows(0, _SHAPES[:1])
-        grads = jax.grad(_loss())(
+        grads = _GRADIENT(
             initial,
             _MODEL.base,
             jnp.asarray(rows.tokens_BL[0]),
@@ -164,9 +161,7 @@ class GradientsTest(parameterized.TestCase):
         else:
             base = quantize.quantize_base(_MODEL.base, kind, double_quant=False)
         exact = _sketch(rows, _projection(), (_MODEL.lora,))
-        rounded = jax.jit(functools.partial(gradients.sketch_gradients, _loss()))(
-            _projection(), (_MODEL.lora,), base, *map(jnp.asarray, rows[:2])
-        )
+        rounded = _sketch(rows, _projection(), (_MODEL.lora,), base=base)
         cosine_B = jnp.sum(exact.unit_BK * rounded.unit_BK, axis=1)
         self.assertGreater(float(cosine_B.mean()), least_cosine)
         self.assertLess(float(cosine_B.mean()), 1.0)

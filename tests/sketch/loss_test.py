@@ -15,10 +15,19 @@ from raslik_jax.sketch.probes import probe_loss
 _MODEL = tiny_model()
 
 
+@jax.jit
+def _logits(tokens_L):
+    """Returns the logits at every position."""
+    hidden_LE = _MODEL.decoder.hidden(_MODEL.lora, _MODEL.base, tokens_L)
+    return _MODEL.decoder.logits(_MODEL.lora, _MODEL.base, hidden_LE)
+
+
+_example_loss = jax.jit(example_loss, static_argnums=0, static_argnames=("num_targets", "loss"))
+
+
 def _slow_loss(tokens_L, target_mask_L, *, shift):
     """Returns the mean NLL from the logits at every position, in float64."""
-    hidden_LE = _MODEL.decoder.hidden(_MODEL.lora, _MODEL.base, jnp.asarray(tokens_L))
-    logits_LV = np.asarray(_MODEL.decoder.logits(_MODEL.lora, _MODEL.base, hidden_LE), np.float64)
+    logits_LV = np.asarray(_logits(jnp.asarray(tokens_L)), np.float64)
     values = []
     for position in np.flatnonzero(target_mask_L):
         row = logits_LV[position - shift]
@@ -27,7 +36,7 @@ def _slow_loss(tokens_L, target_mask_L, *, shift):
 
 
 def _loss(tokens_L, target_mask_L, *, num_targets, loss="next_token"):
-    return example_loss(
+    return _example_loss(
         _MODEL.decoder,
         _MODEL.lora,
         _MODEL.base,
@@ -106,7 +115,7 @@ class LossTest(parameterized.TestCase):
         short, padded = token_rows(2, [(4, 5)]), token_rows(2, [(4, 5)], length=16)
         values = [
             float(
-                example_loss(
+                _example_loss(
                     bound,
                     lora,
                     base,
@@ -120,8 +129,9 @@ class LossTest(parameterized.TestCase):
         self.assertEqual(short.tokens_BL.shape[1], 9)
         self.assertAlmostEqual(values[0], values[1], places=5)
         # The same tokens with a target behind the border are rotated otherwise.
+        run = jax.jit(bound.hidden)
         hidden = [
-            bound.hidden(lora, base, jnp.asarray(padded.tokens_BL[0]), mask_L=jnp.arange(16) < n)
+            run(lora, base, jnp.asarray(padded.tokens_BL[0]), mask_L=jnp.arange(16) < n)
             for n in (9, 16)
         ]
         self.assertGreater(float(jnp.abs(hidden[0][8] - hidden[1][8]).max()), 1e-3)
@@ -155,7 +165,7 @@ class LossTest(parameterized.TestCase):
                 num_targets=2,
             )
 
-        value, grads = jax.value_and_grad(loss)(_MODEL.lora)
+        value, grads = jax.jit(jax.value_and_grad(loss))(_MODEL.lora)
         self.assertEqual(float(value), 0.0)
         for leaf in jax.tree.leaves(grads):
             np.testing.assert_array_equal(leaf, 0.0)
@@ -166,8 +176,7 @@ class LossTest(parameterized.TestCase):
         tokens_L = jnp.asarray(rows.tokens_BL[0])
 
         def logits_at(position, last):
-            hidden_LE = _MODEL.decoder.hidden(_MODEL.lora, _MODEL.base, tokens_L.at[-1].set(last))
-            return _MODEL.decoder.logits(_MODEL.lora, _MODEL.base, hidden_LE)[position]
+            return _logits(tokens_L.at[-1].set(last))[position]
 
         np.testing.assert_array_equal(logits_at(-2, 7), logits_at(-2, 9))
         self.assertGreater(float(jnp.abs(logits_at(-1, 7) - logits_at(-1, 9)).max()), 1e-3)

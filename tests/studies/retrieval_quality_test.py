@@ -1,14 +1,10 @@
 """The experiments about retrieval, from end to end on a run in miniature."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
-import compiling
 import numpy as np
 import pytest
+import tiny
 from finished import write_manifest
 
 from experiments.studies.gradients import answered_queries
@@ -17,22 +13,20 @@ from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.files import read_json
 from raslik_jax.run.workspace import Workspace
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _TINY = (
     "--name=tiny --corpus.dataset=toy --sketch.query_output=own --corpus.template=brief "
     "--corpus.num_train=120 --corpus.num_targets=12 --corpus.num_backbone=120 "
     "--corpus.num_retrieval=3 --corpus.num_validation=2 --corpus.num_test=4 --corpus.max_len=96 "
     "--corpus.vocab_size=400 --backbone.hidden_size=16 --backbone.num_hidden_layers=2 "
     "--backbone.num_attention_heads=2 --backbone.steps=6 --finetune.epochs=1 "
-    "--finetune.lora_rank=2 --references.max_new_tokens=8 --sketch.num_buckets=1 "
-    "--sketch.batch_tokens=1024 --sketch.size=256 --retrieve.strategies=raslik,exact"
+    "--finetune.fixed_padding --finetune.lora_rank=2 --references.max_new_tokens=8 "
+    "--sketch.num_buckets=1 --sketch.batch_tokens=1024 --sketch.size=256 "
+    "--retrieve.strategies=raslik,exact"
 )
 
 
 def _run(script, *arguments):
-    command = [sys.executable, str(_REPOSITORY / "experiments" / script), *arguments]
-    environment = os.environ | compiling.ENVIRONMENT
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = tiny.run_script(f"experiments/{script}", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

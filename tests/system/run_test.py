@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -339,7 +340,9 @@ class HelpTest(absltest.TestCase):
         )
         named = "--sketch.gradient_at: <finetuned|initial|trajectory>"
         for flag, has in (("--help", self.assertNotIn), ("--helpfull", self.assertIn)):
-            result = tiny.run_script("-c", code, "run", flag)
+            result = subprocess.run(
+                [sys.executable, "-c", code, "run", flag], capture_output=True, text=True
+            )
             has(named, result.stdout)
             has("\nsketch:\n", result.stdout)
             self.assertIn("--stages: Stages to run.", result.stdout)
