@@ -141,7 +141,8 @@ class FlagFilesTest(parameterized.TestCase):
             settings.pop(data)
         # Data decide how often a step is called with which shapes, and not what it costs.
         settings["corpus"] = settings["corpus"]["max_len"]
-        settings["evaluate"].pop("non_sf")
+        classifier = self.read["howdy_olmo2_7b"]["config"]["evaluate"]["classifier"]
+        settings["evaluate"] = settings["evaluate"].get("classifier", classifier)
         costs = self.costs[json.dumps(settings)]
         if key not in self.forecasts:
             with jax.numpy_dtype_promotion("standard"):  # as Optax needs it

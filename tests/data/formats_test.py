@@ -4,13 +4,12 @@ import gzip
 import json
 import lzma
 import os
-import pathlib
 import random
 from unittest import mock
 
-import pytest
 import zstandard
 from absl.testing import parameterized
+from folders import FolderTest
 from support import shared_data
 
 from raslik_jax.data import examples as ex
@@ -28,20 +27,7 @@ def _records(rows):
     return [dict(zip(("instruction", "input", "output"), row, strict=True)) for row in rows]
 
 
-@pytest.fixture(autouse=True)
-def _folder(request, tmp_path):
-    if request.cls is not None:
-        request.cls.folder = tmp_path
-
-
-class ReadTest(parameterized.TestCase):
-    folder: pathlib.Path
-
-    def _write(self, name, text):
-        path = self.folder / name
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return path
-
+class ReadTest(FolderTest):
     @parameterized.product(packing=sorted(_PACKERS), form=["list", "lines"])
     def test_every_packing_and_form_gives_the_same_rows(self, packing, form):
         rows = [("Say a\u2028b.", "", "x"), ("Say it.", "1\n2", ""), ("Say it.", "1\n2", "")]
@@ -50,7 +36,7 @@ class ReadTest(parameterized.TestCase):
             text = json.dumps(records, indent=1, ensure_ascii=False)
         else:
             text = "\n\n".join(json.dumps(record, ensure_ascii=False) for record in records)
-        path = self._write(f"rows.json{packing}", _PACKERS[packing](text.encode()))
+        path = self.write_file(f"rows.json{packing}", _PACKERS[packing](text.encode()))
         read = read_examples(path, name="here")
         self.assertEqual([example[1:4] for example in read], rows)
         places = [1, 2, 3] if form == "list" else [1, 3, 5]
@@ -58,7 +44,7 @@ class ReadTest(parameterized.TestCase):
         self.assertEqual(read[2].example_id, read[1].example_id + "-2")
 
     def test_field_map_reads_other_keys(self):
-        path = self._write("rows.jsonl", '{"q": "Hi?", "a": "Hi.", "bad": true, "name": "r1"}')
+        path = self.write_file("rows.jsonl", '{"q": "Hi?", "a": "Hi.", "bad": true, "name": "r1"}')
         fields = {"instruction": "q", "output": "a", "is_target": "bad", "id": "name"}
         read = read_examples(path, fields=fields)
         self.assertEqual(read, (ex.Example("r1", "Hi?", "", "Hi.", True, place=1),))
@@ -66,7 +52,9 @@ class ReadTest(parameterized.TestCase):
     def test_absent_and_null_inputs_are_empty(self):
         rows = '{"instruction": "a", "output": "b"}\n'
         rows += '{"instruction": "a", "input": null, "output": "c"}'
-        self.assertEqual([e.input for e in read_examples(self._write("r.jsonl", rows))], ["", ""])
+        self.assertEqual(
+            [e.input for e in read_examples(self.write_file("r.jsonl", rows))], ["", ""]
+        )
 
     @parameterized.named_parameters(
         ("not_json", '{"instruction": ', "rows.json:1: a row must be JSON"),
@@ -114,13 +102,13 @@ class ReadTest(parameterized.TestCase):
     )
     def test_malformed_files_are_refused_with_the_line(self, text, message):
         with self.assertRaisesRegex(ValueError, message):
-            read_examples(self._write("rows.json", text))
+            read_examples(self.write_file("rows.json", text))
 
     @parameterized.parameters("lines", "list")
     def test_all_malformed_rows_are_reported_at_once(self, form):
         records = ['{"instruction": "a", "output": "b"}'] + ["{}"] * 25
         text = "\n".join(records) if form == "lines" else "[" + ",\n".join(records) + "]"
-        path = self._write("rows.json", text)
+        path = self.write_file("rows.json", text)
         with self.assertRaises(ValueError) as caught:
             read_examples(path)
         message = str(caught.exception)
@@ -133,22 +121,22 @@ class ReadTest(parameterized.TestCase):
     def test_damaged_archives_are_refused(self, ending):
         whole = _PACKERS[ending](b'{"instruction": "a", "output": "b"}' * 9)
         with self.assertRaisesRegex(ValueError, f"rows.jsonl{ending}' cannot be unpacked"):
-            read_examples(self._write(f"rows.jsonl{ending}", b"\0" + whole[1:]))
+            read_examples(self.write_file(f"rows.jsonl{ending}", b"\0" + whole[1:]))
 
     @parameterized.product(ending=[".gz", ".xz", ".zst"], cut=[-1, -5, -15])
     def test_a_cut_archive_is_refused_and_a_joined_one_read_whole(self, ending, cut):
         packed = _PACKERS[ending](b'{"instruction": "a", "output": "b"}\n' * 9)
         name = f"rows.jsonl{ending}"
-        self.assertLen(read_examples(self._write(name, packed + packed)), 18)
+        self.assertLen(read_examples(self.write_file(name, packed + packed)), 18)
         for damaged in (packed[:cut], packed + packed[:cut], packed + b"\1" + packed):
             with self.assertRaisesRegex(ValueError, "cannot be unpacked"):
-                read_examples(self._write(name, damaged))
+                read_examples(self.write_file(name, damaged))
 
     def test_missing_and_foreign_files_are_refused(self):
         with self.assertRaisesRegex(ValueError, "no file .*gone.json"):
             read_examples(self.folder / "gone.json")
         with self.assertRaisesRegex(ValueError, "rows.json':2 must be UTF-8"):
-            read_examples(self._write("rows.json", b"\n\xff"))
+            read_examples(self.write_file("rows.json", b"\n\xff"))
 
     @parameterized.parameters(
         ({"outptu": "x"}, "must name fields of instruction"),
@@ -156,7 +144,7 @@ class ReadTest(parameterized.TestCase):
         ({"input": "contxt"}, "got 'contxt', which no row of .* has"),
     )
     def test_wrong_field_maps_are_refused(self, fields, message):
-        path = self._write("rows.json", '{"instruction": "a", "output": "b"}')
+        path = self.write_file("rows.json", '{"instruction": "a", "output": "b"}')
         with self.assertRaisesRegex(ValueError, message):
             read_examples(path, fields=fields)
         if "input" in fields:  # queries may do without
@@ -165,7 +153,7 @@ class ReadTest(parameterized.TestCase):
     def test_a_field_map_renames_keys_and_keeps_the_rest(self):
         row = {"q": "Sum up.", "input": "A text.", "a": "Short.", "id": 7, "is_target": True}
         row |= {"source": "mine", "topic": ["x", 1], "system": "", "history": [], "score": 3}
-        path = self._write("rows.jsonl", json.dumps(row))
+        path = self.write_file("rows.jsonl", json.dumps(row))
         (read,) = read_examples(path, fields={"instruction": "q", "output": "a"})
         self.assertEqual(read[:6], ("7", "Sum up.", "A text.", "Short.", True, "mine"))
         self.assertEqual(read.extra, {"topic": ["x", 1], "score": 3})
@@ -179,7 +167,7 @@ class ReadTest(parameterized.TestCase):
     def test_places_in_the_users_file_survive_any_number_of_writings(self, form):
         rows = [{"instruction": f"Say {i}.", "output": "x", "place": "Rome"} for i in range(3)]
         text = "\n\n".join(map(json.dumps, rows)) if form == "lines" else json.dumps(rows)
-        read = read_examples(self._write("rows.json", text))
+        read = read_examples(self.write_file("rows.json", text))
         self.assertEqual([row.extra for row in read], [{"place": "Rome"}] * 3)
         places = [1, 3, 5] if form == "lines" else [1, 2, 3]
         for name in ("train.jsonl", "forget.jsonl"):
@@ -210,7 +198,7 @@ class ReadTest(parameterized.TestCase):
                     del raw[at : at + draws.randrange(1, 9)]
                 case 3:
                     raw[at:at] = draws.choice(parts)
-            path = self._write(f"rows.json{packing}", bytes(raw))
+            path = self.write_file(f"rows.json{packing}", bytes(raw))
             if not outside:
                 path.write_bytes(_PACKERS[packing](bytes(raw)))
             try:
@@ -235,7 +223,7 @@ class ReadTest(parameterized.TestCase):
 
     def test_equal_rows_without_an_id_are_told_apart_beside_rows_with_one(self):
         row = {"instruction": "i", "output": "o"}
-        path = self._write(
+        path = self.write_file(
             "r.jsonl", "".join(json.dumps(r) + "\n" for r in (row, row, row | {"id": "a"}))
         )
         first, second, third = read_examples(path)
@@ -243,7 +231,7 @@ class ReadTest(parameterized.TestCase):
         self.assertEqual(third.example_id, "a")
 
     def test_repeated_ids_of_the_file_are_refused(self):
-        path = self._write("r.jsonl", '{"instruction": "a", "output": "b", "id": "1"}\n' * 2)
+        path = self.write_file("r.jsonl", '{"instruction": "a", "output": "b", "id": "1"}\n' * 2)
         with self.assertRaisesRegex(ValueError, "unique, got '1' more than once in .*r.jsonl"):
             read_examples(path)
 
@@ -254,9 +242,7 @@ class ReadTest(parameterized.TestCase):
         self.assertEqual(sum(row.output == "" for row in rows), 28)
 
 
-class HubTest(parameterized.TestCase):
-    folder: pathlib.Path
-
+class HubTest(FolderTest):
     def _dataset(self, rows):
         """Writes a folder that `datasets` reads as it reads one of the hub."""
         folder = self.folder / "data"
@@ -298,7 +284,7 @@ class HubTest(parameterized.TestCase):
             read_examples("hub:a/b")
 
 
-class FieldsTest(parameterized.TestCase):
+class FieldsTest(FolderTest):
     def test_a_field_map_is_a_list_of_pairs(self):
         self.assertEqual(parse_fields(""), {})
         self.assertEqual(parse_fields("input=a, id = b"), {"input": "a", "id": "b"})

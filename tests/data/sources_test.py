@@ -2,33 +2,20 @@
 
 import gzip
 import json
-import pathlib
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from absl.testing import parameterized
+from folders import FolderTest
 
 from raslik_jax.data.formats import AUTO, read_examples
 
 _TALK = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes."}]
 
 
-@pytest.fixture(autouse=True)
-def _folder(request, tmp_path):
-    if request.cls is not None:
-        request.cls.folder = tmp_path
-
-
-class SourcesTest(parameterized.TestCase):
-    folder: pathlib.Path
-
-    def _write(self, name, content):
-        path = self.folder / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
+class SourcesTest(FolderTest):
     def _refused(self, path, message):
         with self.assertRaisesRegex(ValueError, message) as caught:
             read_examples(path, format=AUTO)
@@ -43,7 +30,7 @@ Say.,"He said ""no"".",false,talk
 """
         text = text.replace(",", "\t") if ending == ".tsv" else text
         content = gzip.compress(text.encode()) if ending.endswith("gz") else text
-        rows = read_examples(self._write(f"rows{ending}", content), format=AUTO)
+        rows = read_examples(self.write_file(f"rows{ending}", content), format=AUTO)
         comma = "\t" if ending == ".tsv" else ","
         self.assertEqual([row.output for row in rows], [f"3{comma} or\nthree", 'He said "no".'])
         self.assertEqual([row.is_target for row in rows], [True, False])
@@ -59,7 +46,7 @@ Say.,"He said ""no"".",false,talk
         ("empty", "text\n", "at least one row"),
     )
     def test_a_damaged_table_is_refused(self, text, message):
-        self._refused(self._write("rows.csv", text), message)
+        self._refused(self.write_file("rows.csv", text), message)
 
     def test_parquet_is_read_whole_and_refused_when_cut(self):
         table = pa.table({"messages": [_TALK, _TALK], "weight": [float("nan"), 1.0]})
@@ -72,7 +59,7 @@ Say.,"He said ""no"".",false,talk
         self.assertEqual([row.place for row in rows], [1, 2])
         raw = path.read_bytes()
         for cut in (b"", raw[:-9], raw[9:], raw[: len(raw) // 2]):
-            self._refused(self._write("cut.parquet", cut), "must be a whole Parquet file")
+            self._refused(self.write_file("cut.parquet", cut), "must be a whole Parquet file")
 
     def test_a_saved_dataset_is_read_and_its_train_split(self):
         records = [{"prompt": "The sky", "completion": " is blue."}] * 2
@@ -91,12 +78,12 @@ Say.,"He said ""no"".",false,talk
         self._refused(self.folder / "one", "cannot be read")
 
     def test_a_library_that_is_not_there_is_named(self):
-        path = self._write("rows.parquet", b"")
+        path = self.write_file("rows.parquet", b"")
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
             self._refused(path, "needs the package pyarrow: install raslik-jax.data.")
 
     def test_numbers_and_json_lines_are_unchanged(self):
-        path = self._write("rows.jsonl", "\n" + json.dumps({"text": "a"}))
+        path = self.write_file("rows.jsonl", "\n" + json.dumps({"text": "a"}))
         (row,) = read_examples(path, format=AUTO)
         self.assertEqual((row.output, row.place), ("a", 2))

@@ -8,32 +8,29 @@ import compiling
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import safetensors.numpy
 from absl.testing import parameterized
 from checkpoint_cases import GOLDEN, NAMES, load, tensors_of, write_adapter, write_model
+from folders import FolderTest
 
 from raslik_jax.models import adapters, checkpoint, decoder
 from raslik_jax.models.lora import LoRAConfig
 
 
-class _FolderTest(parameterized.TestCase):
-    @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path, monkeypatch):
-        self.folder = tmp_path
-        self.monkeypatch = monkeypatch
-
-    def assert_refused(self, patterns, function, *arguments, **options):
-        """One ValueError of one line that matches every pattern."""
-        with self.assertRaises(ValueError) as caught:
-            function(*arguments, **options)
-        message = str(caught.exception)
-        self.assertNotIn("\n", message)
-        for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            self.assertRegex(message, pattern)
+def _check_written_again(folder, lora, settings, config):
+    """Checks that the adapter in `in`, written to `out`, has the same tensors and settings."""
+    adapters.save_adapter(folder / "out", lora, settings, config)
+    before, after = (
+        safetensors.numpy.load_file(folder / side / "adapter_model.safetensors")
+        for side in ("in", "out")
+    )
+    assert set(before) == set(after)
+    for key, value in before.items():
+        np.testing.assert_array_equal(value, after[key], err_msg=key)
+    assert adapters.read_adapter_config(folder / "out", config) == settings
 
 
-class PlainAdapterTest(_FolderTest):
+class PlainAdapterTest(FolderTest):
     @parameterized.parameters(*NAMES)
     def test_every_tensor_of_pefts_layout_comes_back_as_it_was(self, name):
         config = checkpoint.read_config(write_model(self.folder / "model", name))
@@ -44,15 +41,7 @@ class PlainAdapterTest(_FolderTest):
             settings, LoRAConfig(rank=3, alpha=6.0, dropout=0.25, targets=tuple(targets))
         )
         lora = adapters.load_adapter(folder, config, lora_config=settings)
-        adapters.save_adapter(self.folder / "out", lora, settings, config)
-        before, after = (
-            safetensors.numpy.load_file(self.folder / side / "adapter_model.safetensors")
-            for side in ("in", "out")
-        )
-        self.assertEqual(set(before), set(after))
-        for key, value in before.items():
-            np.testing.assert_array_equal(value, after[key], err_msg=key)
-        self.assertEqual(adapters.read_adapter_config(self.folder / "out", config), settings)
+        _check_written_again(self.folder, lora, settings, config)
         with self.assertRaisesRegex(ValueError, "new or empty"):
             adapters.save_adapter(self.folder / "out", lora, settings, config)
 
@@ -307,7 +296,7 @@ def _measure(graphdef, argument):
     return measure
 
 
-class AdapterTest(_FolderTest):
+class AdapterTest(FolderTest):
     """What peft's adapters compute, against weights that NumPy has merged."""
 
     def write(self, fields, sizes):
@@ -375,15 +364,7 @@ class AdapterTest(_FolderTest):
         config = checkpoint.read_config(self.folder / "base")
         settings = adapters.read_adapter_config(folder, config)
         lora = adapters.load_adapter(folder, config)
-        adapters.save_adapter(self.folder / "out", lora, settings, config)
-        before, after = (
-            safetensors.numpy.load_file(self.folder / side / "adapter_model.safetensors")
-            for side in ("in", "out")
-        )
-        self.assertEqual(set(before), set(after))
-        for key, value in before.items():
-            np.testing.assert_array_equal(value, after[key], err_msg=key)
-        self.assertEqual(adapters.read_adapter_config(self.folder / "out", config), settings)
+        _check_written_again(self.folder, lora, settings, config)
         written = json.loads((self.folder / "out" / "adapter_config.json").read_text())
         # A name stands for one module alone.
         for pattern in (*written.get("rank_pattern", ()), *written.get("alpha_pattern", ())):

@@ -22,29 +22,13 @@ import support
 import tokenizers
 from absl.testing import parameterized
 from checkpoint_cases import GOLDEN, NAMES, load, tensors_of, write_adapter, write_model
+from folders import FolderTest
 
 from raslik_jax.models import adapters, checkpoint, decoder, key_map, quantize, storage
 from raslik_jax.models.lora import LoRAConfig
 
 
-class _FolderTest(parameterized.TestCase):
-    @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path, monkeypatch):
-        self.folder = tmp_path
-        self.monkeypatch = monkeypatch
-
-    def assert_refused(self, patterns, function, *arguments, **options):
-        """One ValueError of one line that matches every pattern."""
-        with self.assertRaises(ValueError) as caught:
-            function(*arguments, **options)
-        message = str(caught.exception)
-        self.assertNotIn("\n", message)
-        for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            self.assertRegex(message, pattern)
-        return message
-
-
-class RoundTripTest(_FolderTest):
+class RoundTripTest(FolderTest):
     @parameterized.parameters(*NAMES)
     def test_every_tensor_of_transformers_layout_comes_back_as_it_was(self, name):
         model = load(write_model(self.folder / "in", name))
@@ -239,7 +223,7 @@ class RoundTripTest(_FolderTest):
         self.assertFalse((self.folder / "out").exists())
 
 
-class BadCheckpointTest(_FolderTest):
+class BadCheckpointTest(FolderTest):
     def test_all_that_does_not_fit_is_named_together(self):
         folder = write_model(
             self.folder,
@@ -446,7 +430,7 @@ class BadCheckpointTest(_FolderTest):
         self.assert_refused("query_key_value", load, folder, lora_config=settings)
 
 
-class HubTest(_FolderTest):
+class HubTest(FolderTest):
     def setUp(self):
         import huggingface_hub.constants
 
@@ -496,7 +480,7 @@ class HubTest(_FolderTest):
         self.assert_refused("revision='main'", load, folder, revision="main")
 
 
-class MergeTest(_FolderTest):
+class MergeTest(FolderTest):
     def test_the_merged_base_alone_computes_what_base_and_adapter_do(self):
         # The other architectures follow in the comparison with transformers.
         name = "gpt_neox"
