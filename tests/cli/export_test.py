@@ -15,6 +15,7 @@ import stored_run
 import tiny
 from absl.testing import absltest, parameterized
 from finished import write_manifest
+from support import all_logits
 
 from raslik_jax.config import config_from_json
 from raslik_jax.data import tokenization
@@ -29,7 +30,7 @@ _TOKENS = (3, 17, 4, 4, 40, 21, 9)
 
 
 def _logits(bound, lora, base):
-    return np.asarray(bound.logits(lora, base, bound.hidden(lora, base, jnp.asarray(_TOKENS))))
+    return np.asarray(all_logits(bound, lora, base, jnp.asarray(_TOKENS)))
 
 
 def _plain(card):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
-from support import tiny_model, token_rows
+from support import all_logits, tiny_model, token_rows
 
 from raslik_jax.models import decoder, gemma2, phi3
 from raslik_jax.models.hf_config import RopeParameters
@@ -15,19 +15,12 @@ from raslik_jax.sketch.probes import probe_loss
 _MODEL = tiny_model()
 
 
-@jax.jit
-def _logits(tokens_L):
-    """Returns the logits at every position."""
-    hidden_LE = _MODEL.decoder.hidden(_MODEL.lora, _MODEL.base, tokens_L)
-    return _MODEL.decoder.logits(_MODEL.lora, _MODEL.base, hidden_LE)
-
-
 _example_loss = jax.jit(example_loss, static_argnums=0, static_argnames=("num_targets", "loss"))
 
 
 def _slow_loss(tokens_L, target_mask_L, *, shift):
     """Returns the mean NLL from the logits at every position, in float64."""
-    logits_LV = np.asarray(_logits(jnp.asarray(tokens_L)), np.float64)
+    logits_LV = np.float64(all_logits(*_MODEL[:3], jnp.asarray(tokens_L)))
     values = []
     for position in np.flatnonzero(target_mask_L):
         row = logits_LV[position - shift]
@@ -176,7 +169,7 @@ class LossTest(parameterized.TestCase):
         tokens_L = jnp.asarray(rows.tokens_BL[0])
 
         def logits_at(position, last):
-            return _logits(tokens_L.at[-1].set(last))[position]
+            return all_logits(*_MODEL[:3], tokens_L.at[-1].set(last))[position]
 
         np.testing.assert_array_equal(logits_at(-2, 7), logits_at(-2, 9))
         self.assertGreater(float(jnp.abs(logits_at(-1, 7) - logits_at(-1, 9)).max()), 1e-3)
