@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 
-import index_worker
 import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
@@ -254,7 +253,7 @@ class ProcessesTest(TemporaryFolder):
 
     def test_killed_at_every_step_of_creation_and_commit(self):
         shape = (30, 64, 20, "int8")  # the dtype with the most files
-        index_worker.work(f"{self.root}/undisturbed", *shape)
+        finish(start(f"{self.root}/undisturbed", *shape))
         expected = tree_bytes(f"{self.root}/undisturbed")
         # 8 files at creation and 6 a chunk; past the last write the job just ends.
         number, ended = 0, False
@@ -267,7 +266,7 @@ class ProcessesTest(TemporaryFolder):
                 ended = job.returncode == 0
                 if not ended:
                     self.assertEqual(job.returncode, -signal.SIGKILL)
-                    index_worker.work(self.path, *shape)
+                    finish(start(self.path, *shape))
                 self.assertEqual(tree_bytes(self.path), expected, msg=f"{moment} {number}")
         self.assertEqual(number, 8 + 2 * 6 + 1)
 
