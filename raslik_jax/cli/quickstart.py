@@ -25,6 +25,7 @@ from raslik_jax.data.corpora.howdy import SCIFI
 from raslik_jax.data.examples import HELD_OUT, Example, query_file, write_examples
 from raslik_jax.data.formats import read_written
 from raslik_jax.evaluate.rates import non_sf_by_words
+from raslik_jax.messages import shown
 from raslik_jax.settings import setting
 
 WHEN_STOPPED = run_command.WHEN_STOPPED
@@ -52,8 +53,12 @@ class Options(settings.Settings):
 
 def run(options: Options) -> None:
     """Traces, unlearns and measures the toy's model, and tells what happened."""
+    command.require("rouge_score", "matplotlib")  # before the trace, not after it
     root = pathlib.Path(options.workdir)
     given = root / "given"
+    if (root / "config.json").is_file() and not (given.is_dir() or options.update):
+        place = shown(str(root), 120)
+        raise ValueError(f"{place} holds another run: choose another --workdir, or pass --update")
     traced: dict[str, Any] = {
         "checkpoint": str(given / "base"),
         "adapter": str(given / "adapter"),
@@ -83,7 +88,8 @@ def _announce(title: str, name: str, flags: Mapping[str, str]) -> None:
 
 def _write_given(folder: pathlib.Path) -> None:
     """Writes what an incident begins with: checkpoint, adapter, training file; and marker words."""
-    shutil.copytree(toy_model.model_folder(), folder, dirs_exist_ok=True)
+    model = toy_model.model_folder()
+    shutil.copytree(model, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
     rows = toy_model.load_corpus().train
     labels = [{"is_target": row.is_target, "source": row.source} for row in rows]
     write_examples(folder / "train.jsonl", rows, extra=labels)
