@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import compiling
 import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
@@ -31,7 +32,7 @@ def start_job(task: str, *rest: str, processes: int, devices: int) -> list[subpr
         subprocess.Popen(
             [sys.executable, str(WORKER), task, coordinator, str(processes), str(number),
              str(devices), *rest],
-            env=os.environ | {"PYTHONPATH": str(WORKER.parents[2])},
+            env=os.environ | compiling.ENVIRONMENT | {"PYTHONPATH": str(WORKER.parents[2])},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -91,18 +92,23 @@ class StatusTest(parameterized.TestCase):
 
 @pytest.mark.heavy
 class ProcessesTest(IndexCase):
-    @parameterized.parameters("float32", "bfloat16", "int8", "sign")
-    def test_search_over_two_processes_of_two_devices(self, dtype):
+    def test_search_over_two_processes_of_two_devices(self):
         rows = correlated_rows(301, 64, seed=0)
         rows[200:] = rows[:101]  # ties, in other processes' rows too
-        store = self.make(rows, dtype=dtype)
-        store = delete(store, [store.ids[3]])
-        job = results(start_job("search", store.path, processes=2, devices=2))
-        query_QK = np.random.default_rng(1).standard_normal((2, 64))
-        expected = search.search_store(
-            store, query_QK, center=dtype != "sign", k_forget=40, k_retain=30
+        stores = [self.make(rows, dtype=dtype) for dtype in ("float32", "bfloat16", "int8", "sign")]
+        stores = [delete(store, [store.ids[3]]) for store in stores]
+        job = results(
+            start_job("search", *(store.path for store in stores), processes=2, devices=2)
         )
-        for result in job:
+        query_QK = np.random.default_rng(1).standard_normal((2, 64))
+        for store, *found in zip(stores, *job, strict=True):
+            self.check(store, query_QK, found)
+
+    def check(self, store, query_QK, found):
+        expected = search.search_store(
+            store, query_QK, center=store.dtype != "sign", k_forget=40, k_retain=30
+        )
+        for result in found:
             self.assertEqual(result["devices"], 4)
             self.assertEqual(result["rows_here"], [76, 76])
             self.assertEqual(tuple(result["forget_ids"]), expected.forget_ids)
