@@ -180,11 +180,11 @@ class ThreeCommandsTest(parameterized.TestCase):
             "--corpus.template=auto",
         )
         self.assertEqual(traced.returncode, 0, traced.stderr)
-        self.assertIn("nothing is measured: no training row has a prompt", traced.stdout)
         short = ("--unlearn.epochs=1", f"--run={run_dir}")
         unlearned = _script("unlearn", *short, f"--out={self.folder / 'one'}")
         self.assertEqual(unlearned.returncode, 0, unlearned.stderr)
         self.assertIn("sets: what the trace found (RASLIK)", unlearned.stdout)
+        self.assertIn("nothing is measured: no training row has a prompt", unlearned.stdout)
         self.assertIn("without the 10 rows that were found, 110 left", unlearned.stdout)
         self.assertFalse((run_dir / "evaluate").exists())
         # As somebody picks lines of the training file.
