@@ -236,7 +236,9 @@ def _selection_problems(
         record = STRATEGIES[name]
         scores = {need: score_N for need in record.needs}
         try:
-            choose(record, request._replace(settings=settings[name], scores=scores))
+            own = request._replace(settings=settings[name], scores=scores)
+            # Files name their rows by what they say.
+            choose(record, own._replace(examples=rows) if record.brings_sets else own)
         except ValueError as error:
             names_of.setdefault(str(error), []).append(name)
     return [f"--retrieve.strategies={','.join(names)}: {text}" for text, names in names_of.items()]

@@ -23,7 +23,7 @@ from raslik_jax.config import (
 from raslik_jax.data import encoding, tokenization
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
 from raslik_jax.evaluate.non_sf import ClassifierSettings
-from raslik_jax.retrieve.strategies import EmbeddingSettings
+from raslik_jax.retrieve.strategies import EmbeddingSettings, GivenSettings
 from raslik_jax.run import checking, plan
 from raslik_jax.run import units as units_lib
 from raslik_jax.run.workspace import Workspace
@@ -104,6 +104,19 @@ class CheckCorpusTest(parameterized.TestCase):
     def test_sets_larger_than_what_they_are_drawn_from(self, sizes, message):
         with self.assertRaisesRegex(ValueError, message):
             self.check(retrieve=RetrieveConfig(**sizes))
+
+    def test_rows_of_a_file_are_named_by_what_they_say(self):
+        rows = [row._replace(output=f"steam {n}") for n, row in enumerate(_CORPUS.train)]
+        corpus = _CORPUS._replace(train=tuple(rows))
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "mine.jsonl"
+            given = GivenSettings(forget_file=str(path))
+            own = RetrieveConfig(strategies=("given",), members={"given": given})
+            path.write_text('{"instruction": "boil a kettle", "output": "steam 3"}')
+            self.check(corpus, retrieve=own)
+            path.write_text('{"instruction": "boil a kettle", "output": "water"}')
+            with self.assertRaisesRegex(ValueError, "by id, place or text, line 1 of"):
+                self.check(corpus, retrieve=own)
 
     def test_shares_are_of_the_rows_that_can_be_chosen(self):
         # Two prompts fill max_len: the shares of the other 38 are 19 and 19.
