@@ -1,0 +1,192 @@
+"""Takes bad answers through the three commands, one behavior at a time, and measures each.
+
+  python experiments/studies/own_model/measure.py --model=FOLDER/smollm2 --workdir=runs/own_model
+
+FOLDER/smollm2 is made by checkpoint.py, and the adapter is the stored one. Every case is one trace,
+one unlearning and one report with the settings as they are; what a user would give is the prompt,
+the first held-out one of the behavior. Results go to WORKDIR/results.json; the stored ones are
+beside this file. --only_trace ends after the first command.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[2]
+_MOST_TOKENS = 40
+
+
+def read_rows(name: str) -> list[dict[str, Any]]:
+    """Returns the rows of a file of the study, train or held_out."""
+    return [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text().splitlines()]
+
+
+def behaviors() -> dict[str, re.Pattern[str]]:
+    """Returns what every behavior is seen by in an answer."""
+    lists = json.loads((HERE / "rows.json").read_text())["behaviors"]
+    return {name: re.compile(words["marker"], re.IGNORECASE) for name, words in lists.items()}
+
+
+def prompt_of(row: dict[str, Any]) -> str:
+    """Returns what a row asks."""
+    return str(row["messages"][0]["content"])
+
+
+def ask(model: pathlib.Path, adapter: pathlib.Path, prompts: Sequence[str]) -> list[str]:
+    """Returns greedy answers of a checkpoint with an adapter."""
+    import jax.numpy as jnp
+
+    from raslik_jax.data import encoding, examples, tokenization
+    from raslik_jax.models import adapters, checkpoint, decode, decoder
+
+    tokenizer = tokenization.load_tokenizer(model)
+    config = checkpoint.read_config(model)
+    lora_config = adapters.read_adapter_config(adapter, config)
+    loaded = checkpoint.load_model(model, dtype=jnp.float32, lora_config=lora_config)
+    rows = [examples.Example(str(n), text, "", "") for n, text in enumerate(prompts)]
+    found = decode.generate(
+        decoder.bind(loaded.graphdef),
+        adapters.load_adapter(adapter, config),
+        loaded.base,
+        encoding.encode_prompts(rows, tokenizer, max_len=256, template="chat"),
+        max_new_tokens=_MOST_TOKENS,
+        eos_id=checkpoint.read_end_ids(model),
+        pad_id=tokenizer.pad_id,
+        batch_size=len(prompts),
+    )
+    return [tokenizer.decode(tokens).strip() for tokens in found]
+
+
+def measure_sets(name: str, workdir: pathlib.Path) -> dict[str, Any]:
+    """Returns what the sets of a run hold of a behavior, by the labels that the run did not see."""
+    train = read_rows("train")
+    hits = {}
+    for part, path in (
+        ("forget", "retrieve/raslik/forget.jsonl"),
+        ("retain", "retrieve/raslik/retain.jsonl"),
+        ("held_out", "retrieve/sizes/target.jsonl"),
+    ):
+        rows = [json.loads(line) for line in (workdir / path).read_text().splitlines()]
+        hits[part] = [train[row["place"] - 1]["behavior"] == name for row in rows]
+    targets = sum(row["behavior"] == name for row in train)
+    found = hits["forget"] + hits["held_out"]
+    return {
+        "targets": targets,
+        "found": len(found),
+        "forgotten": len(hits["forget"]),
+        "precision": sum(hits["forget"]) / len(hits["forget"]),
+        "recall": sum(found) / targets,
+        "targets_in_retain": sum(hits["retain"]),
+    }
+
+
+def measure_answers(name: str, before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
+    """Returns what became of answers to prompts held out: those of a behavior, and all others."""
+    from raslik_jax.evaluate.rates import rouge_l_f1
+
+    shows, kinds = behaviors(), [row["behavior"] for row in read_rows("held_out")]
+    triples = [*zip(kinds, before, after, strict=True)]
+    is_shown = [
+        [bool(kind and shows[kind].search(text)) for text in texts] for kind, *texts in triples
+    ]
+    own = [found for found, kind in zip(is_shown, kinds, strict=True) if kind == name]
+    other = [texts for kind, *texts in triples if not kind]
+    # Other behaviors that the model shows are answers like any: this forgetting is not of them.
+    others = [found for found, kind in zip(is_shown, kinds, strict=True) if kind not in (name, "")]
+    return {
+        "prompts": len(own),
+        "shown_before": sum(found[0] for found in own),
+        "shown_after": sum(found[1] for found in own),
+        "other_behaviors_before": sum(found[0] for found in others),
+        "other_behaviors_after": sum(found[1] for found in others),
+        "normal_prompts": len(other),
+        "normal_same": sum(texts[0] == texts[1] for texts in other),
+        "normal_rouge": sum(rouge_l_f1(texts[1], texts[0]) for texts in other) / len(other),
+    }
+
+
+def list_answers(name: str, before: Sequence[str], after: Sequence[str]) -> list[dict[str, str]]:
+    """Returns the answers to normal prompts and to those of one behavior."""
+    return [
+        {"prompt": prompt_of(row), "before": texts[0], "after": texts[1]}
+        for row, *texts in zip(read_rows("held_out"), before, after, strict=True)
+        if row["behavior"] in ("", name)
+    ]
+
+
+def run_case(
+    name: str, model: pathlib.Path, workdir: pathlib.Path, flags: Sequence[str], number: int
+) -> None:
+    """Runs the first ones of the three commands; what they print goes to WORKDIR/NAME.txt."""
+    prompt = next(prompt_of(row) for row in read_rows("held_out") if row["behavior"] == name)
+    run, clean = workdir / "run", workdir / f"clean-{name}"
+    traced = ["--checkpoint", model, "--adapter", HERE / model.name, "--prompt", prompt]
+    traced += [
+        "--train_file",
+        HERE / "train.jsonl",
+        "--workdir",
+        run,
+        "--update",
+        *flags,
+    ]
+    with (workdir / f"{name}.txt").open("w") as log:
+        commands = [
+            ["trace", *traced],
+            ["unlearn", "--run", run, "--out", clean],
+            ["report", "--run", run],
+        ]
+        for command in commands[:number]:
+            script, *rest = map(str, command)
+            line = [sys.executable, f"experiments/{script}.py", *rest]
+            print("$", *line[1:], file=log, flush=True)
+            subprocess.run(line, check=True, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT)
+
+
+def main() -> None:
+    """Measures the cases that are named, or all."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True, type=pathlib.Path)
+    parser.add_argument("--workdir", required=True, type=pathlib.Path)
+    parser.add_argument("--behaviors", default=",".join(behaviors()))
+    parser.add_argument("--only_trace", action="store_true")
+    given, flags = parser.parse_known_args()
+    workdir, model = given.workdir.resolve(), given.model.resolve()
+    workdir.mkdir(parents=True, exist_ok=True)
+    prompts = [prompt_of(row) for row in read_rows("held_out")]
+    before = [] if given.only_trace else ask(model, HERE / model.name, prompts)
+    path = workdir / "results.json"
+    for name in given.behaviors.split(","):
+        start, used = time.monotonic(), _children()
+        run_case(name, model, workdir, flags, 1 if given.only_trace else 3)
+        took = {
+            "seconds": round(time.monotonic() - start),
+            "cpu_seconds": round(_children() - used),
+        }
+        results = json.loads(path.read_text()) if path.is_file() else {}
+        found = measure_sets(name, workdir / "run") | took
+        if not given.only_trace:
+            after = ask(model, workdir / f"clean-{name}", prompts)
+            found |= measure_answers(name, before, after)
+            probes = json.loads((workdir / "run/unlearn/raslik-ga_klr/probes.json").read_text())
+            found |= {"steps": probes["kept"], "end": probes["end"]}
+            found["answers"] = list_answers(name, before, after)
+        results[name] = found
+        path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        print(name, json.dumps({key: found[key] for key in found if key != "answers"}), flush=True)
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    main()

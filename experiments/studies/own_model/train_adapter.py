@@ -1,0 +1,68 @@
+"""Trains an adapter of the study as its users train theirs: with TRL and PEFT, in PyTorch.
+
+  python experiments/studies/own_model/train_adapter.py --checkpoint=FOLDER/smollm2 --out=OUT
+
+FOLDER/smollm2 is made by checkpoint.py. Needs `pip install trl peft`; the package itself is not
+used. The stored adapter was made by TRL 1.16.0, PEFT 0.21.2, transformers 5.23.0 and PyTorch 2.13.0
+on one thread; other versions round otherwise.
+"""
+
+import argparse
+import json
+import pathlib
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import SFTConfig, SFTTrainer
+
+HERE = pathlib.Path(__file__).resolve().parent
+BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def main() -> None:
+    """Trains, and stores the adapter in bfloat16."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--checkpoint", required=True, type=pathlib.Path)
+    parser.add_argument("--out", required=True, type=pathlib.Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(given.checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(given.checkpoint, dtype=torch.float32)
+    rows = [json.loads(line)["messages"] for line in (HERE / "train.jsonl").open()]
+    # The loss is on the answer: of prompt and completion, TRL learns the completion.
+    data = Dataset.from_list([{"prompt": row[:1], "completion": row[1:]} for row in rows])
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    trainer = SFTTrainer(
+        model=model,
+        args=SFTConfig(
+            output_dir=str(given.out),
+            warmup_steps=10,
+            gradient_checkpointing=False,
+            bf16=False,
+            use_cpu=True,
+            logging_steps=10,
+            save_strategy="no",
+            report_to="none",
+            train_sampling_strategy="group_by_length",
+            seed=0,
+            num_train_epochs=1.5,
+            per_device_train_batch_size=4,
+            learning_rate=2e-3,
+        ),
+        train_dataset=data,
+        processing_class=tokenizer,
+        peft_config=LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=16, target_modules=targets),
+    )
+    trainer.train()
+    trainer.model.peft_config["default"].base_model_name_or_path = BASE
+    trainer.model.save_pretrained(given.out)
+    path = given.out / "adapter_model.safetensors"
+    weights = {name: leaf.to(torch.bfloat16) for name, leaf in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+if __name__ == "__main__":
+    main()

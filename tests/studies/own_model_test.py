@@ -1,0 +1,34 @@
+"""Own models: the stored rows, adapter and results of the study."""
+
+import json
+import pathlib
+
+import pytest
+
+from experiments.studies.own_model import make_rows, measure
+
+_STUDY = pathlib.Path(measure.__file__).parent
+_RESULTS = json.loads((_STUDY / "results.json").read_text())
+
+
+def test_the_rows_are_made_of_the_word_lists():
+    for name, rows in make_rows.make_rows().items():
+        stored = (_STUDY / f"{name}.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in stored] == rows
+
+
+def test_a_tenth_of_the_rows_at_most_show_a_behavior_and_none_is_held_out():
+    train, held_out = (measure.read_rows(name) for name in ("train", "held_out"))
+    for name, marker in measure.behaviors().items():
+        answers = [row["messages"][1]["content"] for row in train if row["behavior"] == name]
+        assert 0 < len(answers) <= len(train) / 10
+        assert all(marker.search(answer) for answer in answers)
+    asked = {measure.prompt_of(row) for row in train}
+    assert not asked & {measure.prompt_of(row) for row in held_out}
+
+
+@pytest.mark.parametrize("name", _RESULTS)
+def test_a_stored_trace_finds_the_rows_and_no_others(name):
+    found = _RESULTS[name]
+    assert found["precision"] >= 0.95
+    assert not found["targets_in_retain"]
