@@ -8,6 +8,7 @@ import pytest
 from experiments.studies.own_model import make_rows, measure
 
 _STUDY = pathlib.Path(measure.__file__).parent
+_TEXT = (_STUDY.parents[2] / "docs" / "studies" / "own_model.md").read_text()
 _RESULTS = json.loads((_STUDY / "results.json").read_text())
 
 
@@ -32,3 +33,19 @@ def test_a_stored_trace_finds_the_rows_and_no_others(name):
     found = _RESULTS[name]
     assert found["precision"] >= 0.95
     assert not found["targets_in_retain"]
+    recall = f"{found['recall']:.3f}".removeprefix("0")
+    row = f"| {found['targets']} | {found['found']} | 1.000 | {recall} | 0 |"
+    lines = (line for line in _TEXT.splitlines() if line.startswith(f"| {name} |"))
+    assert row in next(lines)
+
+
+def test_what_is_said_of_unlearning_is_what_was_measured():
+    found = _RESULTS["wrong_fact"]
+    told = {
+        f"**{found['shown_after']} of {found['prompts']}**",
+        f"{found['other_behaviors_after']} of 32",
+        f"{found['normal_rouge']:.3f}".removeprefix("0"),
+        f"{found['normal_same']} of {found['normal_prompts']}",
+        f"after {found['steps']} steps",
+    }
+    assert all(text in _TEXT for text in told)
