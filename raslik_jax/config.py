@@ -387,7 +387,12 @@ class MeshConfig(Settings):
     """The devices that a run is spread over; no part of what decides its results."""
 
     data: int = setting(
-        0, "Devices that share the rows of every batch, each with all weights; 0: all.", low=0
+        0, "Devices that share the rows of every batch, a divisor of all; 0: all.", low=0
+    )
+    base: Literal["replicated", "sharded", "auto"] = setting(
+        "auto",
+        "Weights of the model: whole on every device, or split over them and gathered a layer at a "
+        "time; auto: split where they take more than half of a device's memory.",
     )
 
 

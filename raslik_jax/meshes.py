@@ -6,6 +6,7 @@ and the same programs run.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -58,36 +59,109 @@ def num_shards() -> int:
     return current().shape[DATA]
 
 
+def device_memory() -> int:
+    """Returns the bytes of memory of a device; 0 where it does not say, as a CPU."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+
+
 def round_up(rows: int, shards: int = 0) -> int:
     """Returns the rows of a batch that all devices have the same number of."""
     shards = shards or num_shards()
     return -(-rows // shards) * shards
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """A leaf that is split over the mesh along an axis, counted from the end as scans leave it."""
+
+    array: Any
+    axis: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """How the leaf lies on the mesh."""
+        return PartitionSpec(*[None] * (self.array.ndim + self.axis), DATA)
+
+
+def is_split(leaf: object) -> bool:
+    """Says whether this is a split leaf, so that a walk over a tree stops at it."""
+    return isinstance(leaf, Split)
+
+
+def _map(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    return jax.tree.map(function, tree, is_leaf=is_split)
+
+
+def specs_of(tree: Tree) -> Tree:
+    """Returns how each leaf of a tree lies on the mesh."""
+    return _map(lambda leaf: leaf.spec if is_split(leaf) else _WHOLE, tree)
+
+
+def map_specs(function: Callable[[Any, PartitionSpec], Any], tree: Tree) -> Tree:
+    """Returns the tree that a function makes of each array and how it lies on the mesh."""
+
+    def of_leaf(leaf: Any) -> Any:
+        if is_split(leaf):
+            return Split(function(leaf.array, leaf.spec), leaf.axis)
+        return function(leaf, _WHOLE)
+
+    return _map(of_leaf, tree)
+
+
+def joined(tree: Tree) -> Tree:
+    """Returns a tree as it is outside of programs: its arrays, wherever they lie."""
+    return _map(lambda leaf: leaf.array if is_split(leaf) else leaf, tree)
+
+
+def gather(tree: Tree) -> Tree:
+    """Returns the leaves of a tree whole; for functions that `by_rows` or `sum_rows` call.
+
+    On the way back gradients are summed, and each device is left its part of them.
+    """
+
+    def whole(leaf: Any) -> Any:
+        if not is_split(leaf):
+            return leaf
+        axis = leaf.array.ndim + leaf.axis
+        return jax.lax.all_gather(leaf.array, DATA, axis=axis, tiled=True)
+
+    return _map(whole, tree)
+
+
+def is_any_split(tree: Tree) -> bool:
+    """Says whether a tree has a split leaf."""
+    return any(map(is_split, jax.tree.leaves(tree, is_leaf=is_split)))
+
+
 def by_rows(function: Callable[..., Any], *whole: Any, rows: Any) -> Any:
     """Returns function(*whole, rows), each device making its own rows of the result.
 
     `rows` and the result are trees of arrays with a leading axis, a multiple of `num_shards`.
-    Nothing is exchanged.
+    Nothing is exchanged but what `gather` asks for.
     """
-    return _map_shards(function, _ROWS)(whole, rows)
+    return _map_shards(function, specs_of(whole), _ROWS)(whole, rows)
 
 
-def sum_rows(function: Callable[..., Any], *whole: Any, rows: Any) -> Any:
-    """Returns the sum over all devices of function(*whole, their own rows), added up once."""
+def sum_rows(function: Callable[..., Any], *whole: Any, rows: Any, like: Any) -> Any:
+    """Returns the sum over all devices of function(*whole, their own rows), added up once.
+
+    `like` is a tree as the result lies: what is split there is a sum already.
+    """
 
     def total(*arguments: Any) -> Any:
-        return jax.tree.map(lambda leaf: jax.lax.psum(leaf, DATA), function(*arguments))
+        found = function(*arguments)
+        return _map(lambda leaf: leaf if is_split(leaf) else jax.lax.psum(leaf, DATA), found)
 
-    return _map_shards(total, _WHOLE)(whole, rows)
+    return _map_shards(total, specs_of(whole), specs_of(like))(whole, rows)
 
 
-def _map_shards(function: Callable[..., Any], out_specs: PartitionSpec) -> Any:
+def _map_shards(function: Callable[..., Any], whole_specs: Any, out_specs: Any) -> Any:
     # The checker of replication does not know the rules of kernels and custom gradients.
     mapped = jax.shard_map(
         lambda whole, rows: function(*whole, rows),
         mesh=current(),
-        in_specs=(_WHOLE, _ROWS),
+        in_specs=(whole_specs, _ROWS),
         out_specs=out_specs,
         check_vma=False,
     )
@@ -99,8 +173,9 @@ def are_all(is_so: jax.Array) -> jax.Array:
     return jax.lax.psum((~is_so).astype(np.int32), DATA) == 0
 
 
-def replicate(tree: Tree) -> Tree:
-    """Returns a tree of arrays whole on every device of the mesh, so that no call sends them."""
+def place(tree: Tree) -> Tree:
+    """Returns a tree of arrays where they belong on the mesh, so that no call sends them."""
     if num_shards() == 1:
         return tree
-    return jax.device_put(tree, NamedSharding(jax.sharding.get_mesh(), _WHOLE))
+    mesh = jax.sharding.get_mesh()
+    return map_specs(lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)), tree)

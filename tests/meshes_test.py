@@ -1,16 +1,29 @@
 """The mesh: what it refuses, how batches are filled up for it, and what one of one device is."""
 
+import functools
+import json
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+import support
 from absl.testing import absltest, parameterized
 from jax.sharding import AbstractMesh
-from tiny import tiny_config
+from tiny import run_script, tiny_config
 
 from raslik_jax import meshes
 from raslik_jax.data import batches, encoding
+from raslik_jax.models import decoder, quantize, sharding
 from raslik_jax.run import checking
 from raslik_jax.train import loop
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_WORKER = {
+    "JAX_NUM_CPU_DEVICES": "4",
+    "PYTHONPATH": f"{_ROOT}:{_ROOT / 'tests' / 'fixtures'}",
+}
 
 
 def _mesh(devices):
@@ -69,7 +82,97 @@ class MeshesTest(parameterized.TestCase):
         np.testing.assert_array_equal(total, (15, 1))
         # Uncommitted, as any array: it is used beside arrays that no mesh has seen.
         self.assertFalse(mapped_B.committed)
-        self.assertIs(meshes.replicate(rows_BL), rows_BL)
+        self.assertIs(meshes.place(rows_BL), rows_BL)
+
+    def test_large_leaves_are_split_along_an_axis_that_divides_and_small_ones_are_whole(self):
+        _, _, base = decoder.abstract(support.tiny_model_config(), None)
+        base = quantize_shapes(base)
+        split = sharding.split(base, 4)
+        axes = {
+            jax.tree_util.keystr(path): leaf.axis if meshes.is_split(leaf) else None
+            for path, leaf in jax.tree_util.tree_leaves_with_path(split, is_leaf=meshes.is_split)
+        }
+        expected = {
+            "['embed']['embedding']": -1,  # 61 rows
+            "['head']['kernel']": -2,
+            "['layers']['dense']['kernel'].codes": -2,
+            "['layers']['dense']['kernel'].scale": None,  # its other axis is that of layers
+            "['layers']['dense']['bias']": None,
+            "['final_norm']['scale']": None,
+        }
+        self.assertEqual({name: axes[name] for name in expected}, expected)
+        self.assertEqual(jax.tree.leaves(meshes.joined(split)), jax.tree.leaves(base))
+        self.assertEqual(split["head"]["kernel"].spec, jax.sharding.PartitionSpec("data"))
+        # Each of four devices holds 13 of what 16 would be whole, were all of it split.
+        held = quantize.num_bytes(base) - sharding.bytes_elsewhere(split, 4)
+        self.assertLess(held, quantize.num_bytes(base) / 2)
+        self.assertIs(sharding.split(base, 1)["head"]["kernel"], base["head"]["kernel"])
+
+    def test_a_kernel_that_cannot_be_split_is_refused(self):
+        _, _, base = decoder.abstract(support.tiny_model_config(), None)
+        sharding.check(base, 8)
+        with self.assertRaisesRegex(
+            ValueError, "must split embed/embedding of 61 x 16 into 7 equal parts .*replicated"
+        ):
+            sharding.check(base, 7)
+
+    @parameterized.parameters(
+        ("auto", 0, 1),  # a CPU does not say
+        ("auto", 1.9, 8),
+        ("auto", 2.1, 1),
+        ("replicated", 1.9, 1),
+        ("sharded", 0, 8),
+    )
+    def test_auto_splits_what_takes_more_than_half_of_a_device(self, kind, memory, expected):
+        base = {"a": jax.ShapeDtypeStruct((256,), jnp.float32)}
+        memory = round(memory * quantize.num_bytes(base))
+        found = sharding.choose_parts(kind, base, devices=8, memory=memory)
+        self.assertEqual(found, expected)
+
+
+def quantize_shapes(base):
+    """Shapes of an int8 base."""
+    pack = functools.partial(quantize.quantize_base, format="int8", double_quant=False)
+    return jax.eval_shape(pack, base)
+
+
+@pytest.mark.heavy
+class SplitTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        done = run_script("tests/fixtures/mesh_worker.py", env=_WORKER)
+        if done.returncode:
+            raise AssertionError(done.stderr)
+        cls.found = json.loads(done.stdout.splitlines()[-1])
+
+    def test_four_devices_give_what_one_gives_with_whole_and_with_split_weights(self):
+        one = self.found["one"]
+        for name in ("whole", "split"):
+            other = self.found[name]
+            for kind in ("lora", "all"):
+                self.assertAlmostEqual(other[kind]["loss"], one[kind]["loss"], places=5)
+                np.testing.assert_allclose(
+                    other[kind]["params"], one[kind]["params"], atol=2e-5, err_msg=f"{name} {kind}"
+                )
+            rows = (other["sketch"]["rows"], one["sketch"]["rows"])
+            np.testing.assert_allclose(*rows, atol=2e-6)
+            self.assertEqual(other["answers"], one["answers"])
+
+    def test_only_what_has_to_is_sent(self):
+        whole, split = self.found["whole"], self.found["split"]
+        # What means divide by, and the gradients.
+        self.assertEqual(whole["lora"]["collectives"], {"all-reduce": 2})
+        self.assertEqual(whole["sketch"]["collectives"], {})
+        self.assertEqual(split["sketch"]["collectives"].keys(), {"all-gather"})
+        self.assertEqual(split["lora"]["collectives"]["all-reduce"], 2)
+        self.assertNotIn("reduce-scatter", split["lora"]["collectives"])
+        # Six leaves are split; each has its own sum of gradients.
+        self.assertEqual(split["all"]["collectives"]["reduce-scatter"], 6)
+        self.assertNotIn("all-to-all", split["all"]["collectives"])
+
+    def test_the_optimizer_holds_parts_of_what_is_split(self):
+        self.assertLess(self.found["split"]["all"]["held"], self.found["whole"]["all"]["held"] / 3)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def make_predictor(
 
     It compiles once for each padded length; `bar` is empty for none.
     """
-    config, weights = encoder.config, meshes.replicate(weights)
+    config, weights = encoder.config, meshes.place(weights)
 
     def of_rows(weights: Tree, batch: Batch) -> Float[Array, "B C"]:
         classify = jax.vmap(encoder.classify, in_axes=(None, 0, 0))

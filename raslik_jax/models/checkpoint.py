@@ -129,6 +129,7 @@ def load_model(
     revision: str | None = None,
     base_format: str | None = None,
     double_quant: bool = False,
+    parts: int = 1,
 ) -> LoadedModel:
     """Returns a decoder from a Hugging Face checkpoint, or names all that does not fit.
 
@@ -143,6 +144,7 @@ def load_model(
       revision: Branch, tag or commit on the hub.
       base_format: "int8" or "nf4" packs the linear kernels, layer by layer as they are read.
       double_quant: nf4 only: the scales in eight bits as well.
+      parts: Into how many parts large leaves of the base are split over the mesh.
     """
     folder = resolve_folder(name, revision=revision)
     config = read_config(folder)
@@ -169,7 +171,7 @@ def load_model(
                     )
         what = f"the {config.model_type} of {folder / 'config.json'}"
         key_map.check_fit(slots, tensors, what, inert)
-        base = key_map.fill(shapes, slots, tensors, pack and jax.jit(pack))
+        base = key_map.fill(shapes, slots, tensors, pack and jax.jit(pack), num_parts=parts)
         identity = tensors.identity(slots)
     if lora_config is not None and key is not None:
         lora = decoders.init_lora(graphdef, key=key)

@@ -17,7 +17,7 @@ import numpy as np
 from raslik_jax import files
 from raslik_jax.axes import Tree
 from raslik_jax.messages import some_of
-from raslik_jax.models import quantize, storage
+from raslik_jax.models import quantize, sharding, storage
 
 # Our leaf -> the Hugging Face parameter, and whether it is stored transposed ([out, in]).
 _PARAMETERS = {
@@ -126,6 +126,8 @@ def fill(
     slots: Mapping[str, Slot],
     tensors: storage.Tensors,
     pack: Callable[[Any], Any] | None = None,
+    *,
+    num_parts: int = 1,
 ) -> Tree:
     """Returns the tree with every leaf read from its tensors, in the dtype of its shape.
 
@@ -135,6 +137,7 @@ def fill(
       tensors: The open files.
       pack: Quantizes the linear kernels, called with one layer's at a time; on a stack of layers
         it must do the same to each.
+      num_parts: Into how many parts large leaves are split on their way to the devices.
 
     Raises:
       ValueError: Tensors with NaN or infinity, or with values beyond the range of the dtype.
@@ -161,7 +164,7 @@ def fill(
                     is_sound = is_sound and storage.is_finite(buffer[row])
             if not is_sound:
                 broken.append(tensors.label(key))
-        return jax.device_put(buffers)
+        return sharding.place(entries, buffers, num_parts)
 
     tree = jax.tree_util.tree_map_with_path(read, shapes)
     if broken:

@@ -20,6 +20,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Bool, Float, Int
 
+from raslik_jax import meshes
 from raslik_jax.axes import Tree
 from raslik_jax.models import quantize
 from raslik_jax.models.attention import (
@@ -104,9 +105,14 @@ class Embedding(nnx.Module):
         self.embedding = nnx.Param(jnp.zeros((num_rows, width), dtype))
         self.scale = scale
 
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the table, also of a part of it."""
+        return jax.tree.leaves(self.embedding.get_value())[0].dtype
+
     def __call__(self, tokens_L: Int[Array, " L"]) -> Hidden:
         """Returns the rows of the given tokens."""
-        hidden_LE = jnp.asarray(self.embedding.get_value())[tokens_L]
+        hidden_LE = jnp.asarray(meshes.gather(self.embedding.get_value()))[tokens_L]
         # The factor is rounded to the dtype of the table: so the models were trained.
         return (
             hidden_LE
@@ -320,7 +326,7 @@ class CausalLM(nnx.Module):
 
         def run_block(hidden_LE: Any, layer: Any) -> tuple[Any, KeyValues | None]:
             state, past_layer, key, own_scales, kinds_here = layer
-            block: Any = nnx.merge(graph, state)
+            block: Any = nnx.merge(graph, meshes.gather(state))
             for name, scale in own_scales.items():
                 getattr(block, name).adapter_scale = scale
             own = context.of_layer(kinds_here, past=past_layer, key=key)
@@ -330,9 +336,10 @@ class CausalLM(nnx.Module):
         body: Any = run_block
         if remat:
             body = jax.checkpoint(run_block)
-        elif self.embed.embedding.get_value().dtype != jnp.float32:
+        elif meshes.is_any_split(stacked) or self.embed.dtype != jnp.float32:
             # A GPU multiplies 16-bit matrices so fast that storing float32 norms, rotations and
-            # attention for the backward pass takes longer than computing them again.
+            # attention for the backward pass takes longer than computing them again. Weights that
+            # were gathered are gathered again.
             policy = jax.checkpoint_policies.save_only_these_names(KEPT)
             body = jax.checkpoint(run_block, policy=policy)
         each = (stacked, past, keys, scale_of, kinds)
@@ -342,7 +349,7 @@ class CausalLM(nnx.Module):
     def logits(self, hidden_TE: Float[Array, "T E"]) -> Float[Array, "T V"]:
         """Returns float32 logits, capped where the model caps; a tied head reads the embedding."""
         is_tied = self.config.tie_word_embeddings
-        table = (self.embed.embedding if is_tied else self.head.kernel).get_value()
+        table = meshes.gather((self.embed.embedding if is_tied else self.head.kernel).get_value())
         project = _contract if hidden_TE.dtype == jnp.float32 else _project
         return cap_softly(project(hidden_TE, table, int(is_tied)), self.config.logit_cap)
 

@@ -31,7 +31,7 @@ def embed_texts(
     if not tokens:
         return np.zeros((0, config.hidden_size), np.float32)
     encoded = encode_rows(tokens, pad_id=config.pad_token_id, limit=config.max_length)
-    weights = meshes.replicate(weights)
+    weights = meshes.place(weights)
 
     def of_rows(weights: Tree, batch: Batch) -> Array:
         return jax.vmap(encoder.embed, in_axes=(None, 0, 0))(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from raslik_jax import meshes
 from raslik_jax.config import Config
 from raslik_jax.data import corpora
 from raslik_jax.data.batches import num_steps_of
@@ -14,7 +15,7 @@ from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Corpus
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.messages import listed_problems, shown, some_of
-from raslik_jax.models import adapters, checkpoint, decoder, presets, storage
+from raslik_jax.models import adapters, checkpoint, decoder, presets, sharding, storage
 from raslik_jax.retrieve import sets
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
 from raslik_jax.run import memory
@@ -47,11 +48,11 @@ def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
     return f"{name}{at}, shapes of the preset {preset}", presets.MODEL_PRESETS[preset]
 
 
-def check_inputs(config: Config, *, making: Collection[Unit]) -> None:
+def check_inputs(config: Config, *, making: Collection[Unit], layout: str = "replicated") -> None:
     """Refuses models and files that the units that are made would miss only after hours."""
     corpora.marker_words(config.corpus.dataset, config.evaluate.marker_words)
     if any(unit.stage == "finetune" for unit in making):
-        check_model(config)
+        check_model(config, layout=layout)
     read = {name for unit in making for name in unit.settings}
     for leaf in leaves(config):
         if leaf.metadata["auto"] and leaf.value and leaf.name in read:
@@ -73,8 +74,11 @@ def check_mesh(config: Config, devices: int, *, stages: Sequence[str]) -> None:
             )
 
 
-def check_model(config: Config) -> None:
-    """Refuses an architecture that is not supported, and adapters on layers that it lacks."""
+def check_model(config: Config, *, layout: str = "replicated") -> None:
+    """Refuses an architecture that is not supported, and adapters on layers that it lacks.
+
+    With the layout `sharded` also weights that the mesh cannot split.
+    """
     settings = config.backbone
     if settings.checkpoint:
         revision = settings.revision or None
@@ -85,6 +89,11 @@ def check_model(config: Config) -> None:
     if config.sketch.parameters != weights.LORA:
         chosen = weights.choose_weights(config.sketch.parameters, model_config)
         weights.check_memory(weights.count_weights(chosen), memory.device_bytes())
+    if layout == "sharded":
+        if config.sketch.parameters != weights.LORA:
+            needs = f"needs --sketch.parameters={weights.LORA}, got {config.sketch.parameters}"
+            raise ValueError(f"--mesh.base=sharded {needs}: gradients of weights take whole ones")
+        sharding.check(decoder.abstract(model_config, None)[2], meshes.num_shards())
     if config.backbone.adapter:
         # Adapters are small: one that does not fit is found before the model is loaded.
         source = adapter_source(config)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from raslik_jax import meshes
 from raslik_jax.sketch import head
 
 
@@ -40,20 +41,20 @@ def trace(
 ) -> jax.stages.Traced:
     """Returns a function traced at these shapes; what is not jitted has no static arguments.
 
-    On a mesh, of devices that need not be there, every device holds all arguments, and the rows of
-    batches are split over them.
+    On a mesh, of devices that need not be there, every device holds its parts of split leaves, its
+    rows of batches, and all else.
     """
     jitted = function if hasattr(function, "trace") else jax.jit(function)
     if mesh is None:
         return jitted.trace(*args, **static)
-    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
-    def placed(leaf: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)
+    def placed(leaf: Any, spec: jax.sharding.PartitionSpec) -> jax.ShapeDtypeStruct:
+        sharding = jax.sharding.NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     platform = head.traced_for(mesh.devices.flat[0].platform)
     with platform, jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        return jitted.trace(*jax.tree.map(placed, args), **static)
+        return jitted.trace(*meshes.map_specs(placed, args), **static)
 
 
 def count(closed: core.ClosedJaxpr, *, trips: int = 1) -> Cost:

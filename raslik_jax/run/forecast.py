@@ -118,6 +118,8 @@ def forecast(
     is_measured: bool = True,
     compiles: bool = False,
     mesh: jax.sharding.Mesh | None = None,
+    layout: str = "replicated",
+    memory: int = 0,
     costs: programs.Costs | None = None,
 ) -> Forecast:
     """Returns what a run will do and take, unit by unit; needs no weights, no data, no network.
@@ -129,7 +131,8 @@ def forecast(
     does.
     """
     workspace = Workspace(workdir, config)
-    run = AbstractRun(config, workspace, mesh=mesh, costs=costs)
+    how: Any = {"layout": layout, "memory": memory, "costs": costs}
+    run = AbstractRun(config, workspace, mesh=mesh, **how)
     if run.corpus:
         checking.check_corpus(config, run.corpus, _find_rows(run), stages=stages)
     units = plan.plan_units(config, workspace, is_measured=is_measured)
@@ -222,6 +225,7 @@ def sizes_table(run: AbstractRun) -> Table:
     rows = {
         "Model": run.name,
         "Frozen weights": f"{run.num_weights:,}, {_bytes(run.base_bytes)} on the device",
+        **run.layout,
         **({} if is_lora else {"Weights in a gradient, P": f"{run.num_gradient:,}"}),
         f"LoRA parameters{', P' if is_lora else ''}": f"{run.num_params:,}",
         "Training examples, N": f"{sizes.train:,}, of them {sizes.targets:,} targets",

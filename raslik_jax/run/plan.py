@@ -415,20 +415,21 @@ def run(
     shared: pathlib.Path | None = None,
     writers: Sequence[str] = (),
     is_measured: bool = True,
+    layout: str = "replicated",
     on_start: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs the stages that are not up to date, and shows the table at the end.
 
     The corpus comes first: what it shows of later stages is said before they run. Without queries
     to measure on, or if not `is_measured`, the stages that measure are left out. The numbers of
-    trainings also go to the `writers` of `live.WRITERS`. See `run_units` for `shared` and
-    `on_start`.
+    trainings also go to the `writers` of `live.WRITERS`; `layout` is --mesh.base. See `run_units`
+    for `shared` and `on_start`.
     """
-    workspace = Workspace(workdir, config, writers=writers)
+    workspace = Workspace(workdir, config, writers=writers, layout=layout)
     units = plan_units(config, workspace, is_measured=is_measured)
     plan = Plan(workdir, units).survey()
     making = [unit for unit in units if unit.stage in stages and unit.name not in plan.done]
-    checking.check_inputs(config, making=making)
+    checking.check_inputs(config, making=making, layout=layout)
 
     def make_checked_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         """Makes the corpus; one that later stages cannot take replaces nothing."""

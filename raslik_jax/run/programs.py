@@ -24,7 +24,7 @@ from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.data.examples import Corpus
 from raslik_jax.evaluate import classifier, likelihood, perplexity
 from raslik_jax.files import read_json
-from raslik_jax.models import decode, decoder, encoder, quantize
+from raslik_jax.models import decode, decoder, encoder, quantize, sharding
 from raslik_jax.retrieve import sets
 from raslik_jax.run import checking, cost, plan
 from raslik_jax.run.stages import backbone, discriminator, finetune, sketch
@@ -159,6 +159,8 @@ class AbstractRun:
       num_params: of one adapter; `num_gradient` P, of what gradients are taken of; `num_flat` of
         all adapters that they are taken at.
       mesh: of devices that the steps are compiled for; None for the default device.
+      layout: a row of the table of sizes where weights are split, by --mesh.base and the `memory`
+        of a device in bytes.
 
     Runs of the same model and settings, which differ in data alone, may share their `costs`.
     """
@@ -169,6 +171,8 @@ class AbstractRun:
         workspace: Workspace,
         *,
         mesh: jax.sharding.Mesh | None = None,
+        layout: str = "replicated",
+        memory: int = 0,
         costs: Costs | None = None,
     ):
         self.config, self.workspace, self.mesh = config, workspace, mesh
@@ -183,13 +187,20 @@ class AbstractRun:
             double = settings.double_quant and form == "nf4"
             pack = functools.partial(quantize.quantize_base, format=form, double_quant=double)
             base = self.plain if form == "plain" else jax.eval_shape(pack, self.plain)
+            base = sharding.split(base, parts)
             return Model(decoder.bind(graphdef), base, lora, lora_config, graphdef)
 
+        devices = self.num_devices
+        if layout == "sharded":
+            sharding.check(self.plain, devices)
+        parts = sharding.choose_parts(layout, self.plain, devices=devices, memory=memory)
         self.model = workspace.model = model(settings.format)
         is_same = sketching.base_format == "same"
         workspace.sketch_model = self.model if is_same else model(sketching.base_format)
         self.num_weights = decoder.count_parameters(self.plain)
         self.base_bytes = quantize.num_bytes(self.model.base)
+        told = {"Split over the mesh": sharding.describe(self.model.base, parts)}
+        self.layout = told if parts > 1 else {}
         is_path = sketching.gradient_at == "trajectory"
         self.num_adapters = config.finetune.trajectory_points if is_path else 1
         self.num_params = projections.count_params(lora)
@@ -272,7 +283,9 @@ class AbstractRun:
             slots = max(shape.rows * shape.targets, 1)
             with head.traced_for(self.platform):
                 chunks = -(-slots // min(head.tile_shape()[0], slots))
-            return cost.count(trace(shape).jaxpr, trips=trips or chunks)
+            found = cost.count(trace(shape).jaxpr, trips=trips or chunks)
+            elsewhere = sharding.bytes_elsewhere(fixed, self.num_devices)
+            return found._replace(device_bytes=found.device_bytes - elsewhere)
 
         return Program(name, trace, self._costs.setdefault(name, cost_of), shapes)
 

@@ -24,7 +24,7 @@ from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.files import read_json, read_json_lines
 from raslik_jax.messages import shown, some_of
-from raslik_jax.models import adapters, checkpoint, decode
+from raslik_jax.models import adapters, checkpoint, decode, sharding
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.run import live
@@ -105,9 +105,17 @@ class _Queries(collections.UserDict[str, tuple[Example, ...]]):
 class Workspace:
     """The results of earlier stages, read from the work directory when first asked for."""
 
-    def __init__(self, root: pathlib.Path, config: Config, *, writers: Sequence[str] = ()):
+    def __init__(
+        self,
+        root: pathlib.Path,
+        config: Config,
+        *,
+        writers: Sequence[str] = (),
+        layout: str = "replicated",
+    ):
         self.root = root
         self.config = config
+        self._layout = layout
         self._settings, self._writers = to_json(config), writers
         self._told: set[str] = set()
 
@@ -163,6 +171,16 @@ class Workspace:
         revision = settings.revision or None
         return checkpoint.read_config(checkpoint.resolve_folder(source, revision=revision))
 
+    @functools.cached_property
+    def parts(self) -> int:
+        """Into how many parts the weights are split over the devices, by --mesh.base; 1: none."""
+        of_mesh: Any = {"devices": meshes.num_shards(), "memory": meshes.device_memory()}
+        shapes = decoders.abstract(self.shapes, None, jnp.dtype(self.config.backbone.dtype))[2]
+        parts = sharding.choose_parts(self._layout, shapes, **of_mesh)
+        if parts > 1:
+            self.tell(sharding.describe(sharding.split(shapes, parts), parts))
+        return parts
+
     def _load_model(self, base_format: str) -> Model:
         settings = self.config.backbone
         loaded = checkpoint.load_model(
@@ -173,13 +191,14 @@ class Workspace:
             revision=settings.revision or None,
             base_format=None if base_format == "plain" else base_format,
             double_quant=settings.double_quant and base_format == "nf4",
+            parts=self.parts,
         )
         origin = str(self.root / "corpus" / "tokenizer")
         size = self.tokenizer.vocab_size
         checkpoint.check_vocabulary(loaded.graphdef.config, size, origin=origin)
         bound = decoders.bind(loaded.graphdef)
-        base, lora = meshes.replicate((loaded.base, loaded.lora))
-        return Model(bound, base, lora, self.lora_config, loaded.graphdef, loaded.identity)
+        lora = meshes.place(loaded.lora)
+        return Model(bound, loaded.base, lora, self.lora_config, loaded.graphdef, loaded.identity)
 
     def adapter(self, *parts: str) -> Tree:
         """Returns an adapter that a stage saved."""
@@ -189,7 +208,7 @@ class Workspace:
             lora_config=self.model.lora_config,
             base=self.model.identity,
         )
-        return meshes.replicate(lora)
+        return meshes.place(lora)
 
     def save_adapter(self, folder: pathlib.Path, lora: Tree) -> None:
         """Writes an adapter, in place of what an interrupted run may have left of it."""
@@ -223,11 +242,12 @@ class Workspace:
             dtype=jnp.dtype(settings.dtype),
             base_format=None if settings.format == "plain" else settings.format,
             double_quant=settings.double_quant,
+            parts=self.parts,
         )
         origin = str(self.root / "corpus" / "tokenizer")
         size = self.tokenizer.vocab_size
         checkpoint.check_vocabulary(loaded.graphdef.config, size, origin=origin)
-        return BoundModel(decoders.bind(loaded.graphdef), {}, meshes.replicate(loaded.base))
+        return BoundModel(decoders.bind(loaded.graphdef), {}, loaded.base)
 
     @functools.cached_property
     def train_rows(self) -> encoding.Encoded:
@@ -324,10 +344,9 @@ class Workspace:
         parts = ("unlearn", f"{strategy}-{name}", f"epoch-{epoch}")
         if self.config.unlearn.parameters == "lora":
             return self.with_adapter(self.adapter(*parts))
-        whole = checkpoint.load_model(
-            self.root.joinpath(*parts), dtype=jnp.dtype(self.config.backbone.dtype)
-        )
-        return BoundModel(decoders.bind(whole.graphdef), {}, meshes.replicate(whole.base))
+        dtype = jnp.dtype(self.config.backbone.dtype)
+        whole = checkpoint.load_model(self.root.joinpath(*parts), dtype=dtype, parts=self.parts)
+        return BoundModel(decoders.bind(whole.graphdef), {}, whole.base)
 
     @functools.cached_property
     def end_ids(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from raslik_jax import meshes
 from raslik_jax.axes import Tree
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.sketch.head import target_nll
@@ -90,7 +91,8 @@ def head_table(base: Tree) -> tuple[Array, int]:
 
     A tied head is the table of embeddings, [V, E]; an own one is a kernel, [E, V].
     """
-    return (base["head"]["kernel"], 1) if "head" in base else (base["embed"]["embedding"], 0)
+    own = (base["head"]["kernel"], 1) if "head" in base else (base["embed"]["embedding"], 0)
+    return meshes.gather(own[0]), own[1]
 
 
 def example_loss(

@@ -131,7 +131,8 @@ def value_and_grad(
         total, _ = jax.lax.scan(add_part, start, parts)
         return total
 
-    return meshes.sum_rows(of_device, params, frozen, rows=batch)
+    like = (0, 0), params  # value and aux are sums, and whole
+    return meshes.sum_rows(of_device, params, frozen, rows=batch, like=like)
 
 
 def _rows_held(micro_batch: int, sizes: Collection[int]) -> int:
@@ -230,7 +231,7 @@ def fit(
         that was looked at; None raises.
     """
     after, fields = after or {}, algorithm.fields
-    frozen, state = meshes.replicate((frozen, algorithm.init(params)))
+    frozen, state = meshes.place((frozen, algorithm.init(params)))
     at = Progress(state, np.zeros((0, len(fields)), np.float32))
 
     def like(step: int) -> Progress:
@@ -243,7 +244,7 @@ def fit(
     if folder is not None and (saved := resuming.load_progress(folder, like)):
         print(f"    goes on after step {saved[0]:,} of {num_steps:,}")
         at = saved[1]
-    step, state, done = jax.jit(algorithm.step), meshes.replicate(at.state), len(at.log_SF)
+    step, state, done = jax.jit(algorithm.step), meshes.place(at.state), len(at.log_SF)
     shapes: set[Any] = set()
     bar_of_steps = progress(range(done + 1, num_steps + 1), bar, total=num_steps - done)
     with bar_of_steps as numbers, watch or contextlib.nullcontext(), _told(on_divergence):

@@ -159,7 +159,7 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     ids = [row.example_id for row in retrieval]
     queries = search.center_queries(query_QK, mean_K)
     check_agreement(queries.gram_QQ, ids)
-    columns = meshes.replicate(search.to_columns(queries, aggregate=settings.aggregate))
+    columns = meshes.place(search.to_columns(queries, aggregate=settings.aggregate))
 
     def scores(batch: batches.Batch) -> tuple[jax.Array, jax.Array]:
         sketches = sketch(batch)

@@ -104,7 +104,7 @@ def sketch_function(
     if chosen_weights(workspace):
         weights.check_memory(count_params(workspace, adapters), memory.device_bytes())
     points, held = differentiated(workspace, adapters, workspace.sketch_model.base)
-    fixed = meshes.replicate((projection, points))
+    fixed = meshes.place((projection, points))
     return functools.partial(sketch_step(workspace), *fixed, held)
 
 
@@ -173,7 +173,7 @@ def model_identity(workspace: Workspace, adapters: Sequence[Tree]) -> dict[str, 
     for row in workspace.corpus.train:
         digest.update(json.dumps((row.example_id, *content_of(row))).encode())
     return {
-        "base": checkpoint.base_hash(workspace.sketch_model.base),
+        "base": checkpoint.base_hash(meshes.joined(workspace.sketch_model.base)),
         "adapters": [checkpoint.adapter_hash(lora) for lora in adapters],
         "tokenizer": tokenization.tokenizer_hash(workspace.tokenizer),
         "template": prompts.template_hash(workspace.template),

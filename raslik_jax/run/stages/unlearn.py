@@ -10,11 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from raslik_jax import meshes
 from raslik_jax.axes import Tree
 from raslik_jax.data import batches, encoding
 from raslik_jax.data.formats import read_written
 from raslik_jax.files import write_json
-from raslik_jax.models import checkpoint
+from raslik_jax.models import checkpoint, sharding
 from raslik_jax.run import memory, probing
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
@@ -38,9 +39,10 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
     rate_flag = f"--unlearn.{name}.learning_rate, or the rate of --unlearn.choice (it is {rate})"
     params = workspace.finetuned
     if settings.parameters == "all":
-        merged = checkpoint.merge(params, model.base, model.lora_config)
+        merged = checkpoint.merge(params, meshes.joined(model.base), model.lora_config)
         # Copies also where the base is float32: nothing of it may be donated or changed.
         params = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), merged)
+        params = sharding.split(params, workspace.parts)
 
     save = functools.partial(_save, workspace)
     last, num_steps = folder / f"epoch-{settings.epochs}", per_epoch * settings.epochs
@@ -125,4 +127,4 @@ def _save(workspace: Workspace, folder: pathlib.Path, params: Tree) -> None:
     model = workspace.model
     weights = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, model.base)
     shutil.rmtree(folder, ignore_errors=True)  # an interrupted run may have come as far
-    checkpoint.save_model(folder, model.decoder.config, weights)
+    checkpoint.save_model(folder, model.decoder.config, meshes.joined(weights))

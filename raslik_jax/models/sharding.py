@@ -1,0 +1,89 @@
+"""How frozen weights lie on a mesh: whole on every device, or split and gathered a layer at a time.
+
+As in FSDP (Zhao et al. 2023, arXiv:2304.11277): every device holds a part of each large leaf, and
+the whole of a layer only while it runs it, on the way forward and again on the way back.
+"""
+
+from typing import Any
+
+import jax
+
+from raslik_jax import meshes
+from raslik_jax.axes import Tree
+from raslik_jax.meshes import Split, is_split
+from raslik_jax.models import quantize
+
+# By the name of a leaf the axes that may be split, from the end, in the order in which they are
+# tried. What stands under a quantized kernel is of its name; other leaves are small, and whole.
+RULES: dict[str, tuple[int, ...]] = {"kernel": (-2, -1), "embedding": (-1, -2)}
+# Share of a device's memory that a whole model may take: the step needs the other half.
+_MOST = 0.5
+
+
+def axis_of(path: tuple[Any, ...], shape: tuple[int, ...], parts: int) -> int | None:
+    """Returns the axis along which a leaf is split into so many parts; None for a whole leaf."""
+    names = [getattr(entry, "key", "") for entry in path]
+    own = len(shape) - (names[0] == "layers")  # the stack of layers is no axis of a leaf
+    for name in RULES.keys() & set(names):
+        for axis in RULES[name]:
+            if -axis <= own and shape[axis] % parts == 0:
+                return axis
+    return None
+
+
+def split(base: Tree, parts: int) -> Tree:
+    """Returns base weights, or their shapes, with what the rules split marked as split."""
+
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: _mark(path, leaf, parts), base)
+
+
+def _mark(path: tuple[Any, ...], leaf: Any, parts: int) -> Any:
+    axis = axis_of(path, leaf.shape, parts) if parts > 1 else None
+    return leaf if axis is None else Split(leaf, axis)
+
+
+def check(base: Tree, parts: int) -> None:
+    """Refuses parts into which a kernel or an embedding cannot be split; takes shapes."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(base):
+        is_large = path[-1].key in RULES
+        if is_large and axis_of(path, leaf.shape, parts) is None:
+            raise ValueError(
+                f"--mesh.base=sharded must split {'/'.join(entry.key for entry in path)} of "
+                f"{leaf.shape[-2]:,} x {leaf.shape[-1]:,} into {parts} equal parts along an axis: "
+                "set another --mesh.data, or --mesh.base=replicated"
+            )
+
+
+def choose_parts(kind: str, base: Tree, *, devices: int, memory: int) -> int:
+    """Returns the parts into which a base is split, 1 for none, by --mesh.base.
+
+    `auto` splits a base, given by its shapes, that takes more than half of a device's `memory`; 0
+    for unknown.
+    """
+    is_large = 0 < memory * _MOST < quantize.num_bytes(base)
+    return devices if kind == "sharded" or (kind == "auto" and is_large) else 1
+
+
+def bytes_elsewhere(tree: Tree, parts: int) -> float:
+    """Returns the bytes of a tree's split leaves that other devices hold."""
+    leaves = filter(is_split, jax.tree.leaves(tree, is_leaf=is_split))
+    return quantize.num_bytes([*leaves]) * (1 - 1 / parts)
+
+
+def describe(base: Tree, parts: int) -> str:
+    """Returns in a line how split weights lie on the devices; takes shapes, marked as split."""
+    leaves = jax.tree.leaves(base, is_leaf=is_split)
+    count, num_bytes = sum(map(is_split, leaves)), quantize.num_bytes(base)
+    share = num_bytes - bytes_elsewhere(base, parts)
+    return (
+        f"{count} of {len(leaves)} leaves are split over {parts} devices and gathered a layer at a "
+        f"time: {share / 1e9:.3g} GB on each, of {num_bytes / 1e9:.3g} GB"
+    )
+
+
+def place(path: tuple[Any, ...], leaf: Tree, parts: int) -> Tree:
+    """Returns a leaf of the host, which quantizing may have made several arrays, on the devices."""
+    marked = jax.tree_util.tree_map_with_path(
+        lambda own, array: _mark((*path, *own), array, parts), leaf
+    )
+    return jax.device_put(meshes.place(marked))
