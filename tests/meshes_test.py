@@ -78,7 +78,7 @@ class MeshesTest(parameterized.TestCase):
         self.assertEqual(meshes.num_shards(), 1)
         mapped_B = meshes.by_rows(lambda add, x: x.sum(1) + add, one, rows=rows_BL)
         np.testing.assert_array_equal(mapped_B, [2, 6, 10])
-        total = meshes.sum_rows(lambda add, x: (x.sum(), add), one, rows=rows_BL)
+        total = meshes.sum_rows(lambda add, x: (x.sum(), add), one, rows=rows_BL, like=(0, 0))
         np.testing.assert_array_equal(total, (15, 1))
         # Uncommitted, as any array: it is used beside arrays that no mesh has seen.
         self.assertFalse(mapped_B.committed)
@@ -96,7 +96,7 @@ class MeshesTest(parameterized.TestCase):
             "['embed']['embedding']": -1,  # 61 rows
             "['head']['kernel']": -2,
             "['layers']['dense']['kernel'].codes": -2,
-            "['layers']['dense']['kernel'].scale": None,  # its other axis is that of layers
+            "['layers']['dense']['kernel'].scale": -1,  # its other axis is that of layers
             "['layers']['dense']['bias']": None,
             "['final_norm']['scale']": None,
         }
