@@ -395,6 +395,11 @@ class MeshConfig(Settings):
         "time; auto: split where they take more than half of a device's memory.",
     )
 
+    def layout(self, sketch: SketchConfig) -> str:
+        """Returns `base`; `auto` keeps whole the weights that gradients are taken of."""
+        is_kept = self.base == "auto" and sketch.parameters != "lora"
+        return "replicated" if is_kept else self.base
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Settings):

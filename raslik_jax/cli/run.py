@@ -116,7 +116,7 @@ def make(
 
         how |= {"stages": stages, "is_measured": is_measured, "writers": writers}
         with meshes.use(devices):
-            plan.run(config, workdir, layout=mesh.base, on_start=on_start, **how)
+            plan.run(config, workdir, layout=mesh.layout(config.sketch), on_start=on_start, **how)
 
 
 def repeating(
@@ -148,7 +148,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
         is_measured=options.measure,
         compiles=options.compile,
         mesh=mesh if options.gpu or mesh.size > 1 else None,
-        layout=options.mesh.base,
+        layout=options.mesh.layout(config.sketch),
         memory=gpus.GPUS[options.gpu].memory_bytes if options.gpu else meshes.device_memory(),
     )
     rates: dict[str, Any] = {

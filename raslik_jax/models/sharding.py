@@ -60,6 +60,8 @@ def choose_parts(kind: str, base: Tree, *, devices: int, memory: int) -> int:
     `auto` splits a base, given by its shapes, that takes more than half of a device's `memory`; 0
     for unknown.
     """
+    if kind == "sharded":
+        check(base, devices)
     is_large = 0 < memory * _MOST < quantize.num_bytes(base)
     return devices if kind == "sharded" or (kind == "auto" and is_large) else 1
 
@@ -79,6 +81,11 @@ def describe(base: Tree, parts: int) -> str:
         f"{count} of {len(leaves)} leaves are split over {parts} devices and gathered a layer at a "
         f"time: {share / 1e9:.3g} GB on each, of {num_bytes / 1e9:.3g} GB"
     )
+
+
+def row_of(base: Tree, parts: int) -> dict[str, str]:
+    """Returns the row of a table that `describe` makes; none for whole weights."""
+    return {"Split over the mesh": describe(base, parts)} if parts > 1 else {}
 
 
 def place(path: tuple[Any, ...], leaf: Tree, parts: int) -> Tree:

@@ -159,8 +159,7 @@ class AbstractRun:
       num_params: of one adapter; `num_gradient` P, of what gradients are taken of; `num_flat` of
         all adapters that they are taken at.
       mesh: of devices that the steps are compiled for; None for the default device.
-      layout: a row of the table of sizes where weights are split, by --mesh.base and the `memory`
-        of a device in bytes.
+      layout: a row of the table of sizes where weights are split.
 
     Runs of the same model and settings, which differ in data alone, may share their `costs`.
     """
@@ -190,17 +189,14 @@ class AbstractRun:
             base = sharding.split(base, parts)
             return Model(decoder.bind(graphdef), base, lora, lora_config, graphdef)
 
-        devices = self.num_devices
-        if layout == "sharded":
-            sharding.check(self.plain, devices)
-        parts = sharding.choose_parts(layout, self.plain, devices=devices, memory=memory)
+        mesh_is: Any = {"devices": self.num_devices, "memory": memory}
+        parts = sharding.choose_parts(layout, self.plain, **mesh_is)
         self.model = workspace.model = model(settings.format)
         is_same = sketching.base_format == "same"
         workspace.sketch_model = self.model if is_same else model(sketching.base_format)
         self.num_weights = decoder.count_parameters(self.plain)
         self.base_bytes = quantize.num_bytes(self.model.base)
-        told = {"Split over the mesh": sharding.describe(self.model.base, parts)}
-        self.layout = told if parts > 1 else {}
+        self.layout = sharding.row_of(self.model.base, parts)
         is_path = sketching.gradient_at == "trajectory"
         self.num_adapters = config.finetune.trajectory_points if is_path else 1
         self.num_params = projections.count_params(lora)
@@ -284,8 +280,8 @@ class AbstractRun:
             with head.traced_for(self.platform):
                 chunks = -(-slots // min(head.tile_shape()[0], slots))
             found = cost.count(trace(shape).jaxpr, trips=trips or chunks)
-            elsewhere = sharding.bytes_elsewhere(fixed, self.num_devices)
-            return found._replace(device_bytes=found.device_bytes - elsewhere)
+            held = found.device_bytes - sharding.bytes_elsewhere(fixed, self.num_devices)
+            return found._replace(device_bytes=held)
 
         return Program(name, trace, self._costs.setdefault(name, cost_of), shapes)
 

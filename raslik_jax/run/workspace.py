@@ -177,8 +177,7 @@ class Workspace:
         of_mesh: Any = {"devices": meshes.num_shards(), "memory": meshes.device_memory()}
         shapes = decoders.abstract(self.shapes, None, jnp.dtype(self.config.backbone.dtype))[2]
         parts = sharding.choose_parts(self._layout, shapes, **of_mesh)
-        if parts > 1:
-            self.tell(sharding.describe(sharding.split(shapes, parts), parts))
+        self.tell(sharding.describe(sharding.split(shapes, parts), parts) if parts > 1 else "")
         return parts
 
     def _load_model(self, base_format: str) -> Model:

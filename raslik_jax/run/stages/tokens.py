@@ -109,25 +109,31 @@ def _pieces_of(
     """Returns the pieces of rows with their shares of the score with a direction each."""
     config, adapters = workspace.config, sketch_lib.sketched_adapters(workspace)
     projection = sketch_lib.make_projection(workspace, adapters)
-    projection, adapters = meshes.replicate((projection, adapters))
+    projection, adapters = meshes.place((projection, adapters))
     # One shape for all: it is compiled once.
     plan = batches.plan_rows(encoded, np.unique(np.array(rows, np.int64)))
-    shares = jax.jit(
-        functools.partial(
-            tokens.token_shares,
-            workspace.sketch_model.decoder,
-            num_targets=plan.num_targets,
-            loss=config.sketch.loss,
-            normalize=config.sketch.normalize,
-        )
+    of_row: Any = functools.partial(
+        tokens.token_shares,
+        workspace.sketch_model.decoder,
+        num_targets=plan.num_targets,
+        loss=config.sketch.loss,
+        normalize=config.sketch.normalize,
     )
+
+    def of_device(*given: Any) -> Any:
+        *whole, vectors, (tokens_1L, target_mask_1L) = given
+        told = of_row(*whole, tokens_1L[0], target_mask_1L[0], *vectors)
+        return jax.tree.map(lambda leaf: leaf[None], told)
+
+    shares = jax.jit(lambda *whole, rows: meshes.by_rows(of_device, *whole, rows=rows))
     masks, found = encoded.target_masks(), []
     for row, toward_K in zip(rows, toward, strict=True):
         batch = batches.make_batch(encoded, plan._replace(rows=np.array([row])))
-        ends: Any = (batch.tokens_BL[0], batch.target_mask_BL[0])
+        ends = batch.tokens_BL, batch.target_mask_BL
         vectors = toward_K.astype(np.float32), mean_K.astype(np.float32)
-        told = shares(projection, adapters, workspace.sketch_model.base, *ends, *vectors)
-        share = iter(np.asarray(told.share_T, np.float64).tolist())
+        fixed = (projection, adapters, workspace.sketch_model.base, vectors)
+        told = shares(*fixed, rows=ends)  # the first device's row, the others' are dummies
+        share = iter(np.asarray(told.share_T[0], np.float64).tolist())
         pieces = token_pieces(workspace.tokenizer, encoded.tokens[row])
         found.append(
             [
