@@ -19,23 +19,7 @@ _ADAPTERS = (_MODEL.lora, jax.tree.map(lambda leaf: leaf * 0.5, _MODEL.lora))
 _ROWS = token_rows(0, [(4, 5), (6, 3)])
 
 
-class TokenSharesTest(parameterized.TestCase):
-    @parameterized.parameters(
-        ("unshifted", "vector", 1, "binned"), ("next_token", "per_tensor", 2, "binned")
-    )
-    def test_they_sum_to_the_score_and_are_those_of_each_token(self, *case):
-        self.check(*case)
-
-    @pytest.mark.heavy
-    @parameterized.parameters(
-        *(("unshifted", "vector", 1, family) for family in PROJECTIONS if family != "binned"),
-        ("next_token", "vector", 1, "binned"),
-        ("unshifted", "per_tensor", 1, "binned"),
-        ("next_token", "vector", 2, "binned"),
-    )
-    def test_so_they_do_for_other_projections_losses_and_lengths(self, *case):
-        self.check(*case)
-
+class _Check(parameterized.TestCase):
     def check(self, loss, normalize, num_adapters, family):
         adapters, kind = _ADAPTERS[:num_adapters], {"loss": loss, "num_targets": 8}
         num_params = num_adapters * projections.count_params(_MODEL.lora)
@@ -69,6 +53,24 @@ class TokenSharesTest(parameterized.TestCase):
             sketch_K = np.asarray(projections.project(projection, flat_P), np.float64)
             expected = toward_K @ (sketch_K / norm - mean_K) / apart / len(places)
             self.assertAlmostEqual(float(found.share_T[number]), float(expected), delta=2e-6)
+
+
+class TokenSharesTest(_Check):
+    def test_they_sum_to_the_score_and_are_those_of_each_token(self):
+        self.check("unshifted", "vector", 1, "binned")
+
+
+@pytest.mark.heavy
+class OtherGradientsTest(_Check):
+    @parameterized.parameters(
+        *(("unshifted", "vector", 1, family) for family in PROJECTIONS if family != "binned"),
+        ("next_token", "vector", 1, "binned"),
+        ("unshifted", "per_tensor", 1, "binned"),
+        ("next_token", "vector", 2, "binned"),
+        ("next_token", "per_tensor", 2, "binned"),
+    )
+    def test_so_they_do_for_other_projections_losses_and_lengths(self, *case):
+        self.check(*case)
 
 
 if __name__ == "__main__":
