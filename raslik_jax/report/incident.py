@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from raslik_jax.data.examples import TEXTS
 from raslik_jax.evaluate.judgment import LEAST_LEARNED, MOST_WAY
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.files import read_array, read_json, read_json_lines
@@ -178,8 +179,21 @@ def _last_epoch(folder: pathlib.Path) -> pathlib.Path | None:
     return paths[-1] if paths else None
 
 
+def read_rows(path: pathlib.Path, shape: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows of a file of `examples.write_examples`, none where it is missing.
+
+    Those of other formats than Alpaca's get instruction, input and output of their `row_texts`.
+    """
+    if not path.is_file():
+        return []
+    rows = read_json_lines(path, {"row_texts?": [str]})
+    if any("row_texts" not in row for row in rows):
+        return read_json_lines(path, shape)
+    return [row | dict(zip(TEXTS, row["row_texts"], strict=True)) for row in rows]
+
+
 def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    return read_json_lines(path, _TRAIN) if path.is_file() else []
+    return read_rows(path, _TRAIN)
 
 
 def _asked(row: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from raslik_jax.data.corpora import marker_words
 from raslik_jax.data.examples import query_file
 from raslik_jax.evaluate.metrics import METRICS
 from raslik_jax.evaluate.summary import Metrics
-from raslik_jax.files import read_array, read_json, read_json_lines
+from raslik_jax.files import read_array, read_json
 from raslik_jax.manifests import check_finished, check_whole, read_manifest
 from raslik_jax.report import incident
 from raslik_jax.report.incident import Incident
@@ -162,8 +162,7 @@ def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
 
 
 def _read_rows(path: pathlib.Path, shape: Mapping[str, Any] = _ROW) -> list[dict[str, Any]]:
-    """Returns the rows of a JSONL file, none where it is missing."""
-    return read_json_lines(path, shape) if path.is_file() else []
+    return incident.read_rows(path, shape)
 
 
 def _text(row: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """Work directories as the reports read them."""
 
+import json
 import pathlib
 import shutil
 import tempfile
@@ -9,7 +10,7 @@ import sample_run
 from absl.testing import absltest
 from finished import write_manifest
 
-from raslik_jax.files import read_json, write_json
+from raslik_jax.files import read_json, read_json_lines, write_json
 from raslik_jax.report import runs
 
 
@@ -43,6 +44,22 @@ class ReadRunTest(absltest.TestCase):
         self.assertLen(found.rows, 3)
         self.assertEqual(found.num_rows, 12)
         self.assertTrue(found.rows[0]["is_target"])
+
+    def test_rows_of_conversations_have_their_texts(self):
+        before = runs.read_run(self.root)
+        for path in (*self.root.glob("corpus/*.jsonl"), *self.root.glob("retrieve/*/*.jsonl")):
+            rows = read_json_lines(path)
+            for row in rows:
+                texts = [row.pop(name, "") for name in ("instruction", "input", "output")]
+                row |= {"messages": [], "row_format": "messages", "row_texts": texts}
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        run = runs.read_run(self.root)
+        self.assertEqual(run.queries, before.queries)
+        for kind, found in run.sets["raslik"].items():
+            texts = [(row["text"], row["output"]) for row in found.rows]
+            self.assertEqual(
+                texts, [(row["text"], row["output"]) for row in before.sets["raslik"][kind].rows]
+            )
 
     def test_only_the_metrics_have_to_be_there(self):
         for path in self.root.iterdir():
