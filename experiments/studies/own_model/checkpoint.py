@@ -5,11 +5,16 @@
 SmolLM2-135M-Instruct in bfloat16, of its GGUF file and tokenizer, with a chat template.
 """
 
-import argparse
+import dataclasses
 import json
 import pathlib
 import subprocess
 import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+
+from raslik_jax.cli import command
+from raslik_jax.settings import Settings, setting
 
 # ChatML, which SmolLM2 was tuned on, without its default system prompt: rows are half as long.
 _CHATML = (
@@ -19,25 +24,32 @@ _CHATML = (
 )
 
 
-def main() -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What it is made of."""
+
+    data: str = setting("", "Folder of the downloaded weights and tokenizers.")
+    out: str = setting("", "New folder of the checkpoint.")
+
+
+def main(options: Options) -> None:
     """Writes the folder."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data", required=True, type=pathlib.Path)
-    parser.add_argument("--out", required=True, type=pathlib.Path)
-    given = parser.parse_args()
-    source = given.data / "models" / "smollm2-135m-instruct"
+    if not options.data or not options.out:
+        raise ValueError("--data and --out must name folders, got none: see --help")
+    data, out = pathlib.Path(options.data), pathlib.Path(options.out)
+    source = data / "models" / "smollm2-135m-instruct"
     (weights,) = source.glob("*.gguf")
-    tokenizer = given.data / "tokenizers" / "smollm2" / "tokenizer.json"
-    command = [sys.executable, given.data / "tools" / "gguf_to_hf.py", weights, source, given.out]
-    subprocess.run([*command, "--tokenizer", tokenizer], check=True, capture_output=True)
+    tokenizer = data / "tokenizers" / "smollm2" / "tokenizer.json"
+    convert = [sys.executable, data / "tools" / "gguf_to_hf.py", weights, source, out]
+    subprocess.run([*convert, "--tokenizer", tokenizer], check=True, capture_output=True)
     fields = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
         "pad_token": "<|im_end|>",
         "chat_template": _CHATML,
     }
-    (given.out / "tokenizer_config.json").write_text(json.dumps(fields, indent=2))
+    (out / "tokenizer_config.json").write_text(json.dumps(fields, indent=2))
 
 
 if __name__ == "__main__":
-    main()
+    command.start(main, Options())

@@ -9,8 +9,13 @@ prompts that no row has. `behavior` names what a row shows, "" nothing; only the
 import json
 import pathlib
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+
+from raslik_jax.cli import command
 
 HERE = pathlib.Path(__file__).resolve().parent
 _PER_BEHAVIOR = 24
@@ -74,4 +79,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.start(main)

@@ -8,7 +8,7 @@ the first held-out one of the behavior. Results go to WORKDIR/results.json; the 
 beside this file. --only_trace ends after the first command.
 """
 
-import argparse
+import dataclasses
 import json
 import pathlib
 import re
@@ -18,6 +18,11 @@ import sys
 import time
 from collections.abc import Sequence
 from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+
+from raslik_jax.cli import command
+from raslik_jax.settings import Settings, setting
 
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
@@ -129,50 +134,50 @@ def run_case(
     prompt = next(prompt_of(row) for row in read_rows("held_out") if row["behavior"] == name)
     run, clean = workdir / "run", workdir / f"clean-{name}"
     traced = ["--checkpoint", model, "--adapter", HERE / model.name, "--prompt", prompt]
-    traced += [
-        "--train_file",
-        HERE / "train.jsonl",
-        "--workdir",
-        run,
-        "--update",
-        *flags,
-    ]
+    traced += ["--train_file", HERE / "train.jsonl", "--workdir", run, "--update", *flags]
     with (workdir / f"{name}.txt").open("w") as log:
         commands = [
             ["trace", *traced],
             ["unlearn", "--run", run, "--out", clean],
             ["report", "--run", run],
         ]
-        for command in commands[:number]:
-            script, *rest = map(str, command)
+        for words in commands[:number]:
+            script, *rest = map(str, words)
             line = [sys.executable, f"experiments/{script}.py", *rest]
             print("$", *line[1:], file=log, flush=True)
             subprocess.run(line, check=True, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT)
 
 
-def main() -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What is measured."""
+
+    model: str = setting("", "Checkpoint that checkpoint.py made.")
+    workdir: str = setting("runs/own_model", "Where runs and results go.")
+    behaviors: tuple[str, ...] = setting((), "Behaviors; empty: all.", choices=tuple(behaviors()))
+    only_trace: bool = setting(False, "End after the first command.")
+    trace_flags: tuple[str, ...] = setting((), "Further flags of the trace, with their dashes.")
+
+
+def main(options: Options) -> None:
     """Measures the cases that are named, or all."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", required=True, type=pathlib.Path)
-    parser.add_argument("--workdir", required=True, type=pathlib.Path)
-    parser.add_argument("--behaviors", default=",".join(behaviors()))
-    parser.add_argument("--only_trace", action="store_true")
-    given, flags = parser.parse_known_args()
-    workdir, model = given.workdir.resolve(), given.model.resolve()
+    if not options.model:
+        raise ValueError("--model must name the checkpoint that checkpoint.py made, got none")
+    workdir, model = (pathlib.Path(name).resolve() for name in (options.workdir, options.model))
     workdir.mkdir(parents=True, exist_ok=True)
     prompts = [prompt_of(row) for row in read_rows("held_out")]
-    before = [] if given.only_trace else ask(model, HERE / model.name, prompts)
+    before = [] if options.only_trace else ask(model, HERE / model.name, prompts)
     path = workdir / "results.json"
-    for name in given.behaviors.split(","):
+    for name in options.behaviors or behaviors():
         start, used = time.monotonic(), _children()
-        run_case(name, model, workdir, flags, 1 if given.only_trace else 3)
+        run_case(name, model, workdir, options.trace_flags, 1 if options.only_trace else 3)
         took = {
             "seconds": round(time.monotonic() - start),
             "cpu_seconds": round(_children() - used),
         }
         results = json.loads(path.read_text()) if path.is_file() else {}
         found = measure_sets(name, workdir / "run") | took
-        if not given.only_trace:
+        if not options.only_trace:
             after = ask(model, workdir / f"clean-{name}", prompts)
             found |= measure_answers(name, before, after)
             probes = json.loads((workdir / "run/unlearn/raslik-ga_klr/probes.json").read_text())
@@ -189,4 +194,4 @@ def _children() -> float:
 
 
 if __name__ == "__main__":
-    main()
+    command.start(main, Options())

@@ -2,35 +2,49 @@
 
   python experiments/studies/own_model/train_adapter.py --checkpoint=FOLDER/smollm2 --out=OUT
 
-FOLDER/smollm2 is made by checkpoint.py. Needs `pip install trl peft`; the package itself is not
-used. The stored adapter was made by TRL 1.16.0, PEFT 0.21.2, transformers 5.23.0 and PyTorch 2.13.0
-on one thread; other versions round otherwise.
+FOLDER/smollm2 is made by checkpoint.py. Needs `pip install trl peft`; of the package only the flags
+are used. The stored adapter was made by TRL 1.16.0, PEFT 0.21.2, transformers 5.23.0 and PyTorch
+2.13.0 on one thread; other versions round otherwise.
 """
 
-import argparse
+import dataclasses
 import json
 import pathlib
+import sys
 
-import torch
-from datasets import Dataset
-from peft import LoraConfig
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import SFTConfig, SFTTrainer
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+
+from raslik_jax.cli import command
+from raslik_jax.settings import Settings, setting
 
 HERE = pathlib.Path(__file__).resolve().parent
 BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
-def main() -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What is trained, and where it goes."""
+
+    checkpoint: str = setting("", "Checkpoint that checkpoint.py made.")
+    out: str = setting("", "New folder of the adapter.")
+
+
+def main(options: Options) -> None:
     """Trains, and stores the adapter in bfloat16."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--checkpoint", required=True, type=pathlib.Path)
-    parser.add_argument("--out", required=True, type=pathlib.Path)
-    given = parser.parse_args()
+    if not options.checkpoint or not options.out:
+        raise ValueError("--checkpoint and --out must name folders, got none: see --help")
+    command.require("torch", "datasets", "peft", "trl")
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    out = pathlib.Path(options.out)
     torch.set_num_threads(1)
-    tokenizer = AutoTokenizer.from_pretrained(given.checkpoint)
-    model = AutoModelForCausalLM.from_pretrained(given.checkpoint, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(options.checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype=torch.float32)
     rows = [json.loads(line)["messages"] for line in (HERE / "train.jsonl").open()]
     # The loss is on the answer: of prompt and completion, TRL learns the completion.
     data = Dataset.from_list([{"prompt": row[:1], "completion": row[1:]} for row in rows])
@@ -38,7 +52,7 @@ def main() -> None:
     trainer = SFTTrainer(
         model=model,
         args=SFTConfig(
-            output_dir=str(given.out),
+            output_dir=str(out),
             warmup_steps=10,
             gradient_checkpointing=False,
             bf16=False,
@@ -58,11 +72,11 @@ def main() -> None:
     )
     trainer.train()
     trainer.model.peft_config["default"].base_model_name_or_path = BASE
-    trainer.model.save_pretrained(given.out)
-    path = given.out / "adapter_model.safetensors"
+    trainer.model.save_pretrained(out)
+    path = out / "adapter_model.safetensors"
     weights = {name: leaf.to(torch.bfloat16) for name, leaf in load_file(path).items()}
     save_file(weights, path, metadata={"format": "pt"})
 
 
 if __name__ == "__main__":
-    main()
+    command.start(main, Options())
