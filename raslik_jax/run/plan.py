@@ -102,11 +102,7 @@ def pick(
 
 
 def _is_idle(config: Config, name: str) -> bool:
-    """Returns whether a setting is of fine-tuning and not read, or says what was always so."""
-    if name == "backbone.adapter_revision":
-        return not config.backbone.adapter_revision
-    if name == "sketch.parameters":
-        return config.sketch.parameters == "lora"
+    """Returns whether a setting is of fine-tuning and not read."""
     if config.finetunes or not name.startswith("finetune."):
         return False
     # Without an adapter of elsewhere a fresh one is made.
