@@ -40,8 +40,8 @@ def main(options: Options) -> None:
     source = data / "models" / "smollm2-135m-instruct"
     (weights,) = source.glob("*.gguf")
     tokenizer = data / "tokenizers" / "smollm2" / "tokenizer.json"
-    convert = [sys.executable, data / "tools" / "gguf_to_hf.py", weights, source, out]
-    subprocess.run([*convert, "--tokenizer", tokenizer], check=True, capture_output=True)
+    convert = [data / "tools" / "gguf_to_hf.py", weights, source, out, "--tokenizer", tokenizer]
+    subprocess.run([sys.executable, *map(str, convert)], check=True, capture_output=True)
     fields = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
