@@ -11,8 +11,9 @@ WORKERS ?= 2
 help:
 	@echo "make quickstart  set up, then the whole way on a toy: one bad answer in, a clean adapter and a report out (under 90 s on 2 cores)"
 	@echo "make demo        all strategies side by side on the toy, from scratch (about 4 minutes on 2 cores)"
-	@echo "make test        set up, then lint, types and tests (under 10 minutes on 2 cores)"
-	@echo "make check       the heavy suites on top: parity with torch, kill campaigns, statistics, the report in a browser (under 20 minutes)"
+	@echo "make test        set up, then lint, types and tests (about 12 minutes on 2 cores)"
+	@echo "make check       the heavy suites on top: parity with torch, kill campaigns, statistics, the report in a browser (half an hour)"
+	@echo "make studies     cells of the studies and benchmarks made again, and held to what is stored"
 	@echo "make parity      only the comparisons with torch, transformers and peft"
 	@echo "make gpu-check   compile every step of three real models for an H100 that need not be there"
 	@echo "make docs        build the documentation into site/, with warnings as errors"
@@ -72,6 +73,11 @@ test: lint
 
 parity: $(VENV)/.installed-parity
 	$(BIN)/python -m pytest -q -m heavy tests/parity
+
+# Half a processor hour: cells of studies and benchmarks made again, and held to what is stored.
+.PHONY: studies
+studies: $(VENV)/.installed-parity
+	$(BIN)/python -m pytest -q -rs -m study -n $(WORKERS) --durations=15
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict

@@ -1,9 +1,9 @@
 """Settings of every test: no network, strict promotion, highest matmul precision, quick compiling.
 
 Compiling is most of the time of these tests. Programs are therefore compiled without optimizations
-(but for the heavy tests, which hold the optimized ones to torch), and once: the processes of a
-session, those that tests start among them, share a new folder with the compiled programs and the
-finished tiny run.
+(but for heavy tests and studies, which hold the optimized ones to torch), and once: the processes
+of a session, those that tests start among them, share a new folder with the compiled programs and
+the finished tiny run.
 """
 
 import os
@@ -34,10 +34,5 @@ jax.config.update("jax_default_matmul_precision", "highest")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Sets XLA's flags, which are read when the first program is compiled."""
-    if config.option.markexpr != "heavy":
+    if config.option.markexpr not in ("heavy", "study"):
         os.environ.update(compiling.ENVIRONMENT)
-
-
-def pytest_collection_modifyitems(items: list) -> None:
-    """Puts the longest test first, so that processes side by side end at about the same time."""
-    items.sort(key=lambda item: item.name != "test_the_smallest_cell_comes_out_again")

@@ -95,7 +95,8 @@ class Linear(nnx.Module):
         share_LO = adapter_output(
             input_LI, a_IR, b_RO, scale=self.adapter_scale, dropout=dropout, key=key
         )
-        return checkpoint_name(output_LO + share_LO.astype(output_LO.dtype), KEPT)
+        wide_LO = output_LO.astype(jnp.float32) + share_LO
+        return checkpoint_name(wide_LO.astype(output_LO.dtype), KEPT)
 
 
 class Embedding(nnx.Module):

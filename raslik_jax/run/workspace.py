@@ -174,6 +174,8 @@ class Workspace:
     @functools.cached_property
     def parts(self) -> int:
         """Into how many parts the weights are split over the devices, by --mesh.base; 1: none."""
+        if meshes.num_shards() == 1:
+            return 1
         of_mesh: Any = {"devices": meshes.num_shards(), "memory": meshes.device_memory()}
         shapes = decoders.abstract(self.shapes, None, jnp.dtype(self.config.backbone.dtype))[2]
         parts = sharding.choose_parts(self._layout, shapes, **of_mesh)

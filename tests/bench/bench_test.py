@@ -106,7 +106,7 @@ def test_decoding_is_measured_both_ways_to_the_same_tokens(capsys):
     assert "4 of 4: batched" in capsys.readouterr().err
 
 
-@pytest.mark.heavy
+@pytest.mark.study
 def test_each_algorithm_is_measured_beside_plain_training(capsys):
     sizes = {"batch_size": 2, "length": 16, "repeats": 2, "lora_rank": 2}
     with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
@@ -163,7 +163,7 @@ _RUN = (
 )
 
 
-@pytest.mark.heavy
+@pytest.mark.study
 def test_every_method_of_the_efficiency_table_is_measured(capsys, tmp_path):
     done = tiny.run_script("experiments/run.py", *_RUN.split(), f"--workdir={tmp_path}")
     assert done.returncode == 0, done.stderr

@@ -71,7 +71,7 @@ def encode(rows, pieces) -> batches.Encoded:
     return batches.Encoded(ids, tuple(tokens), np.array(starts), pad_id=0)
 
 
-@pytest.mark.heavy
+@pytest.mark.study
 class RealGradientsTest(absltest.TestCase):
     @classmethod
     def setUpClass(cls):

@@ -155,7 +155,7 @@ def test_what_is_said_of_the_sets_is_so(folder, corpus):
     assert sets["raslik"]["forget"] == sets["raslik_f"]["forget"]
 
 
-@pytest.mark.heavy
+@pytest.mark.study
 def test_the_smallest_cell_comes_out_again(tmp_path):
     data = shared_data()
     source = data / "models" / "smollm2-135m-instruct"
