@@ -9,7 +9,7 @@ WORKERS ?= 2
 
 .PHONY: help quickstart demo test parity check lint docs clean
 help:
-	@echo "make quickstart  set up, then the whole way on a toy: one bad answer in, a clean adapter and a report out (under 90 s on 2 cores)"
+	@echo "make quickstart  set up, then the whole way on a toy: one bad answer in, a clean adapter and a report out (90 s on 2 cores)"
 	@echo "make demo        all strategies side by side on the toy, from scratch (about 4 minutes on 2 cores)"
 	@echo "make test        set up, then lint, types and tests (about 12 minutes on 2 cores)"
 	@echo "make check       the heavy suites on top: parity with torch, kill campaigns, statistics, the report in a browser (half an hour)"
