@@ -8,6 +8,7 @@ width of all heads.
 """
 
 import functools
+import warnings
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -208,7 +209,9 @@ def attend_by_kernel(
     It takes as many key heads as query heads and whole tiles. Rows are padded at their right end,
     where a causal model never looks.
     """
-    from jax.experimental.pallas.ops.gpu import attention as fused  # only where it is compiled
+    with warnings.catch_warnings():  # JAX 0.12 points to tokamax in its place
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from jax.experimental.pallas.ops.gpu import attention as fused  # where it is compiled
 
     num_tokens, num_heads = query_LHD.shape[:2]
     pad = -num_tokens % _TILE
