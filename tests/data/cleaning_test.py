@@ -3,7 +3,10 @@
 import gzip
 import json
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+import zstandard
 
 from raslik_jax.cli.unlearn import _cleaned_name
 from raslik_jax.data.cleaning import write_without
@@ -45,14 +48,13 @@ def test_packed_lines_are_written_unpacked(tmp_path):
 
 def test_what_zstandard_packed_is_written_as_it_was(tmp_path):
     lines = [json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in _ROWS]
-    raw = pytest.importorskip("zstandard").compress(b"".join(lines))
+    raw = zstandard.compress(b"".join(lines))
     assert _without(tmp_path, "rows.jsonl.zst", raw, {1}) == (4, b"".join(lines[1:]))
 
 
 def test_rows_of_parquet_become_lines(tmp_path):
-    pyarrow, path = pytest.importorskip("pyarrow"), tmp_path / "rows.parquet"
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.Table.from_pylist(_ROWS), path)
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(_ROWS), path)
     assert write_without(str(path), tmp_path / "left.jsonl", {2, 3}) == 3
     found = [json.loads(line) for line in (tmp_path / "left.jsonl").read_bytes().splitlines()]
     assert found == [_ROWS[0], *_ROWS[3:]]
