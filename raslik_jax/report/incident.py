@@ -29,9 +29,12 @@ _CARDS, _TONES = 8, 3
 
 _TRACED = {"id": str, "traced": str, "nll": float, "output": str}
 _PIECES = [list]
-_TOKENS = {"id": str, "score": float, "row": _PIECES, "answer": _PIECES, "alike": [str]}
+TOKENS = {"id": str, "score": float, "row": _PIECES, "answer": _PIECES, "alike": [str]}
 _CUT = {"num_forget": int, "middle": float, "edge": float}
-_TRAIN = {"id": str, "instruction?": str, "input?": str, "output": str, "place?": int}
+TRAIN = {
+    **{"id": str, "instruction?": str, "input?": str, "output": str, "place?": int},
+    "is_target?": (bool, None),
+}
 
 
 class Piece(NamedTuple):
@@ -108,7 +111,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     after = _last_epoch(root / "generate" / f"traced-{strategy}-{algorithm}")
     paths = {"before": path, "base": path.parent / "backbone.jsonl", "now": after}
     told = {name: read_json_lines(p, _TRACED) for name, p in paths.items() if p and p.is_file()}
-    prompts = {row["id"]: _asked(row) for row in _rows(root / "corpus" / "retrieval.jsonl")}
+    prompts = {row["id"]: asked_of(row) for row in _rows(root / "corpus" / "retrieval.jsonl")}
     traced = tuple(
         Traced(
             prompts.get(first["id"], ""),
@@ -193,10 +196,11 @@ def read_rows(path: pathlib.Path, shape: Mapping[str, Any]) -> list[dict[str, An
 
 
 def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    return read_rows(path, _TRAIN)
+    return read_rows(path, TRAIN)
 
 
-def _asked(row: Mapping[str, Any]) -> str:
+def asked_of(row: Mapping[str, Any]) -> str:
+    """Returns the prompt of a row: instruction and input."""
     return f"{row.get('instruction', '')}\n{row.get('input', '')}".strip()
 
 
@@ -206,7 +210,7 @@ def _cards(
     """Returns the rows of the highest scores: those whose tokens are known, else the first ones."""
     place = {row["id"]: number for number, row in enumerate(rows)}
     path = root / "retrieve" / "tokens" / "tokens.json"
-    found = read_json(path, [_TOKENS]) if path.is_file() else []
+    found = read_json(path, [TOKENS]) if path.is_file() else []
     if not found:
         scores = root / "retrieve" / "influence" / "influence.npy"
         if not scores.is_file():
@@ -230,7 +234,7 @@ def _cards(
         parts = (row["output"], row.get("place", 0), one["score"], sigma, told)
         pieces = shaded(one["row"]), shaded(one["answer"])
         set_name = sets.get(one["id"], "")
-        cards.append(Card(_asked(row), *parts, set_name, len(one["alike"]), *pieces))
+        cards.append(Card(asked_of(row), *parts, set_name, len(one["alike"]), *pieces))
     return tuple(cards)
 
 

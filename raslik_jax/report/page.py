@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from raslik_jax.evaluate.words import word_pattern
 from raslik_jax.report import blocks as blocks_lib
-from raslik_jax.report import drawing, figures, names, notes, results, tables
+from raslik_jax.report import drawing, explorer, figures, names, notes, results, tables
 from raslik_jax.report.published import PublishedBlock
 from raslik_jax.report.records import Model, collect_models
 from raslik_jax.report.runs import Experiment, ScoreSample, StoredRun
@@ -54,7 +54,11 @@ def render(
       is_served: with a box to ask an index; see `serving`. As a file the page asks nobody.
     """
     share = _MAX_CHARACTERS // max(1, sum(bool(e.runs[0].answers) for e in experiments))
+    room = explorer.MOST_BYTES // max(1, sum(bool(e.runs[0].explorer) for e in experiments))
     views = [_view(experiment, paper, share) for experiment in experiments]
+    for experiment, view in zip(experiments, views, strict=True):
+        rows = experiment.runs[0].explorer
+        view["explorer"] = explorer.pack(rows, room) if rows else None
     return (
         _environment()
         .get_template("page.html.jinja")
@@ -100,20 +104,24 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _stylesheet(body: str) -> Markup:
+def _stylesheet(body: str, has_explorer: bool) -> Markup:
     """Returns the page's style with the colors of its figures, in light and in dark."""
     colors = sorted(set(re.findall(r"var\(--c-([0-9a-f]{6})\)", body)))
     light = "".join(f"--c-{color}:#{color};" for color in colors)
     dark = "".join(f"--c-{color}:{drawing.dark_color('#' + color)};" for color in colors)
     screen = "@media screen and (prefers-color-scheme: dark)"
     palette = f":root{{{light}}}\n{screen}{{:root{{{dark}}}}}\n"
-    return Markup(palette + (names.FOLDER / "page.css").read_text(encoding="utf-8"))
+    grid = explorer.style() if has_explorer else ""
+    return Markup(palette + grid + (names.FOLDER / "page.css").read_text(encoding="utf-8"))
 
 
-def _script(is_served: bool) -> Markup:
-    """Returns the page's script, with that of the box where there is one."""
-    parts = ["page.js", *(["ask.js"] if is_served else [])]
-    return Markup("".join((names.FOLDER / name).read_text(encoding="utf-8") for name in parts))
+def _script(is_served: bool, has_explorer: bool) -> Markup:
+    """Returns the page's script, with those of the explorer and the box where there are some."""
+    own, *more = (
+        (names.FOLDER / name).read_text(encoding="utf-8")
+        for name in ("page.js", *(["ask.js"] if is_served else []))
+    )
+    return Markup("".join([own, *([explorer.script()] if has_explorer else []), *more]))
 
 
 def _digest(text: str) -> Markup:

@@ -14,7 +14,8 @@ from raslik_jax.evaluate.metrics import METRICS
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.files import read_array, read_json
 from raslik_jax.manifests import check_finished, check_whole, read_manifest
-from raslik_jax.report import incident
+from raslik_jax.report import explorer, incident
+from raslik_jax.report.explorer import Explorer
 from raslik_jax.report.incident import Incident
 from raslik_jax.report.names import REFERENCES, algorithm_name, highlighted
 from raslik_jax.report.records import last_epochs
@@ -93,6 +94,7 @@ class StoredRun(NamedTuple):
       losses: by panel and label, one loss per step.
       marker_words: words that mark the behavior; none where the file of them is gone.
       incident: what was traced and the rows behind it, or an example of that.
+      explorer: all rows with their scores.
     """
 
     metrics: Metrics
@@ -103,6 +105,7 @@ class StoredRun(NamedTuple):
     losses: Mapping[str, Mapping[str, Sequence[float]]]
     marker_words: frozenset[str]
     incident: Incident | None = None
+    explorer: Explorer | None = None
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -155,6 +158,7 @@ def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
         answers=answers,
         sets=sets,
         incident=traced or incident.example_incident(metrics, queries, answers, sets),
+        explorer=explorer.read_explorer(root, metrics),
         scores=_read_scores(root, metrics),
         losses=_read_losses(root, metrics),
         marker_words=_read_marker_words(metrics["settings"]),

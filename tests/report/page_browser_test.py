@@ -1,12 +1,15 @@
 """The page in a real headless Chromium: on a laptop and a phone, in light and dark, on paper."""
 
 import base64
+import csv
 import json
 import pathlib
 import re
 import tempfile
+import time
 
 import browser
+import numpy as np
 import pytest
 import sample_run
 from absl.testing import absltest
@@ -14,11 +17,11 @@ from absl.testing import absltest
 from raslik_jax.report import page, published, runs
 
 _WIDTHS, _SCHEMES = (1280, 390), ("light", "dark")
-# Color and ground of every element that shows text of its own, the ground from above if clear.
+# Contrast of every element that shows text of its own with its ground, layers that are clear mixed.
 _CONTRASTS = """
 const number = c => c.match(/[\\d.]+/g).map(Number);
 const light = c => {
-  const [r, g, b] = number(c).slice(0, 3).map(v => v / 255)
+  const [r, g, b] = (Array.isArray(c) ? c : number(c)).slice(0, 3).map(v => v / 255)
     .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 };
@@ -26,18 +29,21 @@ const found = [];
 for (const e of document.querySelectorAll('body *')) {
   const own = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
   if (!own || e.closest('script') || !e.getClientRects().length) continue;
-  let above = e, ground = 'rgba(0, 0, 0, 0)';
-  while (above && number(ground)[3] === 0) {
-    ground = getComputedStyle(above).backgroundColor;
-    above = above.parentElement;
+  const layers = [];
+  for (let above = e; above; above = above.parentElement) {
+    const [r, g, b, alpha = 1] = number(getComputedStyle(above).backgroundColor);
+    layers.unshift([r, g, b, alpha]);
+    if (alpha === 1) break;
   }
+  const ground = layers.reduce((under, [r, g, b, a]) =>
+    [r, g, b].map((v, i) => a * v + (1 - a) * under[i]), [255, 255, 255]);
   const style = getComputedStyle(e);
   const pair = [light(e.closest('svg') ? style.fill : style.color), light(ground)].sort();
   found.push([(pair[1] + 0.05) / (pair[0] + 0.05), e.tagName + ' ' + e.textContent.slice(0, 30)]);
 }
 return found;
 """
-_FOCUSABLE = "a[href], button, select, summary, [tabindex='0']"
+_FOCUSABLE = "a[href], button, input, select, summary, [tabindex='0']"
 
 
 @pytest.mark.heavy
@@ -49,6 +55,7 @@ class BrowserTest(absltest.TestCase):
         root = pathlib.Path(cls.folder.name)
         for seed in (0, 1):
             sample_run.write_run(root / str(seed), seed=seed)
+        sample_run.write_found(root / "0")
         experiments = runs.group_runs([runs.read_run(root / str(seed)) for seed in (0, 1)])
         text = page.render(experiments, paper=published.read_blocks(), show_paper=True)
         cls.file = root / "report.html"
@@ -71,8 +78,9 @@ class BrowserTest(absltest.TestCase):
             for message in messages
             if message["message"]["method"] == "Network.requestWillBeSent"
         }
-        # The browser itself opens pages of its own, and prints with an empty image.
-        asked = {url for url in asked if not url.startswith(("chrome://", "data:"))}
+        # The browser itself opens pages of its own, and prints with an empty image; what is saved
+        # is the page's own.
+        asked = {url for url in asked if not url.startswith(("chrome://", "data:", "blob:"))}
         self.assertEqual(asked, {self.file.as_uri()})
         self.command("Emulation.setScriptExecutionDisabled", value=False)
         super().tearDown()
@@ -83,11 +91,14 @@ class BrowserTest(absltest.TestCase):
     def script(self, text, *arguments):
         return self.browser.execute_script(text, *arguments)
 
-    def show(self, width=1280, scheme="light", media=""):
+    def show(self, width=1280, scheme="light", media="", is_alive=True):
         self.command(
             "Emulation.setEmulatedMedia",
             media=media,
-            features=[{"name": "prefers-color-scheme", "value": scheme}],
+            features=[
+                {"name": "prefers-color-scheme", "value": scheme},
+                {"name": "prefers-reduced-motion", "value": "reduce"},
+            ],
         )
         self.command(
             "Emulation.setDeviceMetricsOverride",
@@ -97,6 +108,15 @@ class BrowserTest(absltest.TestCase):
             mobile=False,
         )
         self.browser.get(self.file.as_uri())
+        if is_alive:  # the rows are shown when all else is
+            self.wait("return !document.querySelector('[data-controls]').hidden")
+
+    def wait(self, claim):
+        for _ in range(100):
+            if self.script(claim):
+                return
+            time.sleep(0.1)
+        self.fail(f"never came true: {claim}")
 
     def visible_queries(self):
         return self.script(
@@ -183,7 +203,7 @@ class BrowserTest(absltest.TestCase):
         for _ in range(3):
             previous.send_keys(Keys.SPACE)
         self.assertEqual(self.visible_queries(), ["Normal query 10 of 10"])
-        select = self.browser.find_element(By.TAG_NAME, "select")
+        select = self.browser.find_element(By.CSS_SELECTOR, "[data-switch] select")
         select.send_keys(Keys.HOME)
         self.assertEqual(self.visible_queries(), ["Target query 1 of 10"])
         # Its answers hold the hostile text: nothing of it ran, or an alert would be open.
@@ -193,11 +213,139 @@ class BrowserTest(absltest.TestCase):
 
     def test_without_scripts_all_can_be_read(self):
         self.command("Emulation.setScriptExecutionDisabled", value=True)
-        self.show(390)
+        self.show(390, is_alive=False)
         self.assertLen(self.visible_queries(), 10)
+        self.assertIn(
+            "corpus/train.jsonl",
+            self.browser.find_element("css selector", "[data-waiting]").text,
+        )
         self.assertFalse(
             self.script("return document.querySelector('.chooser').getClientRects().length > 0")
         )
+
+    def rows(self):
+        """Returns the cells of the rows that the grid has drawn, by field, from the top."""
+        return self.script(
+            "return [...document.querySelectorAll('.tabulator-row')].map(row => Object.fromEntries("
+            "[...row.querySelectorAll('.tabulator-cell')].map("
+            "cell => [cell.getAttribute('tabulator-field'), cell.textContent])))"
+        )
+
+    def told(self, claim):
+        self.wait(f"return document.querySelector('[data-said]').textContent === {claim!r}")
+
+    def find(self, selector):
+        return self.browser.find_element("css selector", selector)
+
+    def test_a_stranger_finds_a_row_its_queries_and_their_rows(self):
+        from selenium.webdriver.common.keys import Keys
+
+        self.show()
+        self.told("60 of 60 rows")
+        # By the score first; a word of an answer, by the keyboard alone from here.
+        scores = [float(row["score"].replace("\u2212", "-")) for row in self.rows()]
+        self.assertEqual(scores, sorted(scores, reverse=True))
+        self.assertGreater(len(scores), 8)
+        self.assertLess(len(scores), 60)  # only what is in view
+        search = self.find("[data-search]")
+        search.send_keys("ANSWER 1")
+        # Both words: rows 10 to 19, 21 to 51, and the first, whose prompt has a 1.
+        self.told("15 of 60 rows")
+        row = self.find(".tabulator-col[tabulator-field=line]")
+        row.send_keys(Keys.ENTER)
+        self.assertEqual([one["line"] for one in self.rows()][:2], ["1,052", "1,042"])
+        row.send_keys(Keys.ENTER)
+        self.assertEqual(self.rows()[0]["line"], "1,001")
+        self.assertEqual(row.get_attribute("aria-sort"), "ascending")
+        holder = self.find(".tabulator-tableholder")
+        for key, line in (
+            (Keys.ARROW_DOWN, "1,001"),
+            (Keys.ARROW_DOWN, "1,011"),
+            (Keys.END, "1,052"),
+            (Keys.HOME, "1,001"),
+        ):
+            holder.send_keys(key)
+            marked = self.find(f"#{holder.get_attribute('aria-activedescendant')}.current")
+            self.assertIn(line, marked.text)
+        holder.send_keys(Keys.ENTER)
+        heading = self.find("[data-heading]")
+        self.assertEqual(heading.text, "Row 1,001 of the file")
+        self.find("[data-after]").send_keys(Keys.ENTER)
+        self.assertEqual(heading.text, "Row 1,011 of the file")
+        body = self.find("[data-body]").text
+        for words in ("10 of 99 unrelated prompts", "p 0.11, q 0.5", "Row 10", "answer 10"):
+            self.assertIn(words, body)
+        self.find("[data-after]").send_keys(Keys.ENTER)
+        self.assertEqual(heading.text, "Row 1,012 of the file")
+        # From the row to the query that it explains, and from that to its rows.
+        explains = self.browser.find_elements("css selector", ".explains button")
+        self.assertEqual([e.text for e in explains], ["+0.1100 Query 1?", "\u22120.1100 Query 0?"])
+        explains[0].send_keys(Keys.ENTER)
+        self.assertFalse(heading.is_displayed())
+        self.wait("return document.querySelector('.tabulator-row').textContent.includes('1,052')")
+        self.assertEqual(self.script("return document.querySelector('[data-query]').value"), "1")
+        self.assertEqual(self.rows()[0]["score"], "+0.5100")
+        self.find("[data-clear]").send_keys(Keys.ENTER)
+        self.told("60 of 60 rows")
+
+    def test_a_row_has_its_heat_map_and_hostile_rows_are_text(self):
+        from selenium.webdriver.common.keys import Keys
+
+        self.show(390, "dark")
+        self.find(".tabulator-row").click()
+        tones = self.script(
+            "return [...document.querySelectorAll('dialog .tokens span')]"
+            ".map(e => [e.className, e.textContent, e.title])"
+        )
+        expected = [["up3", " moon", "+0.3000"], ["down1", " x", "\u22120.1000"]]
+        self.assertEqual(tones, [*expected, ["up3", "mo", "+0.2000"]])
+        self.assertIn("<b> moon x", self.find("[data-body]").text)
+        self.assertLessEqual(self.script("return document.documentElement.scrollWidth"), 390)
+        self.assertEqual([p for p in self.script(_CONTRASTS) if p[0] < 4.5], [])
+        self.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+        self.assertFalse(self.find("[data-heading]").is_displayed())
+        self.find("[data-search]").send_keys("onerror")
+        self.told("1 of 60 rows")
+        self.find(".tabulator-row").click()
+        self.assertIn("<img src=x", self.find("[data-body]").text)
+        foreign = "#explorer img, #explorer script:not([type]), #explorer b, #explorer iframe"
+        self.assertEmpty(self.browser.find_elements("css selector", foreign))
+
+    def test_the_histogram_is_brushed_and_rows_are_saved_without_formulas(self):
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        self.show()
+        bars = self.find("[data-histogram]")
+        ActionChains(self.browser).move_to_element(bars).click_and_hold().move_by_offset(
+            bars.size["width"] // 2 - 4, 0
+        ).release().perform()
+        low, high = (
+            float(self.find(f"[data-{end}]").get_attribute("value")) for end in ("low", "high")
+        )
+        score_N = np.load(self.file.parent / "0/retrieve/influence/influence.npy")
+        middle = (score_N.min() + score_N.max()) / 2
+        self.assertAlmostEqual(low, middle, delta=0.01)
+        found = int(((score_N >= low) & (score_N <= high)).sum())
+        self.assertBetween(found, 1, 59)
+        self.told(f"{found} of 60 rows")
+        ActionChains(self.browser).click(bars).perform()
+        self.told("60 of 60 rows")
+        self.find("[data-search]").send_keys("HYPERLINK")
+        self.told("1 of 60 rows")
+        folder = self.file.parent
+        where = {"behavior": "allow", "downloadPath": str(folder)}
+        self.command("Browser.setDownloadBehavior", **where)
+        self.find("[data-save]").click()
+        saved = folder / "rows.csv"
+        for _ in range(100):
+            if saved.is_file():
+                break
+            time.sleep(0.1)
+        with saved.open(newline="", encoding="utf-8") as file:
+            (row,) = csv.DictReader(file)
+        self.assertEqual(row["said"], "'" + sample_run.FORMULA)
+        self.assertAlmostEqual(float(row["score"]), float(score_N[1]), places=5)
+        self.assertEqual((row["line"], row["id"], row["q"]), ("1002", "row1", "0.5"))
 
     def test_prints(self):
         self.show(scheme="dark")
@@ -216,7 +364,12 @@ class BrowserTest(absltest.TestCase):
         self.assertEqual(
             self.script("return document.querySelectorAll('details:not([open])').length"), 0
         )
+        # Of rows that are drawn as they come into view the first are printed.
+        printed = "return document.querySelectorAll('.tabulator-print-table tbody tr').length"
+        self.assertEqual(self.script(printed), 40)
+        self.assertLessEqual(self.script("return document.documentElement.scrollWidth"), 700)
         self.script("dispatchEvent(new Event('afterprint'))")
+        self.assertEqual(self.script(printed), 0)
         self.assertGreater(
             self.script("return document.querySelectorAll('details:not([open])').length"), 3
         )

@@ -144,6 +144,10 @@ def test_every_strategy_and_every_rule_of_selection(tmp_path):
         for name in ("influence", "exact_kernel")
     )
     np.testing.assert_allclose(influence_N, exact_N, atol=1e-6)
+    # With each of the three queries, too, for the page of all rows.
+    each_NQ = np.load(tmp_path / "retrieve" / "influence" / "each.npy")
+    assert each_NQ.shape == (120, 3)
+    np.testing.assert_allclose(each_NQ.mean(axis=1), influence_N, atol=1e-6)
 
     strategies = "--retrieve.strategies=random,raslik"
     for options, sizes in (

@@ -38,6 +38,8 @@ from raslik_jax.sketch.projections import SKETCH_FORMAT
 
 # The scores that the rules below choose by, and that the sets of all strategies are measured by.
 EVIDENCE = "influence"
+# Scores of rows with single queries that a run keeps: of the first queries, where that is too many.
+_MOST_PAIRS = 2**26
 # Rules of --retrieve.select that choose by scores, whatever the strategies: what they read of
 # earlier units, and the settings that this depends on; both as in `plan`.
 RULES_ON_SCORES = {
@@ -82,7 +84,7 @@ def make_traced(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the influence of the queries on every training example."""
+    """Writes the influence of the queries on every training example; of several also of each."""
     settings = workspace.config.retrieve
     store, query_QK, places = _open_index(workspace)
     queries = search.queries_of_store(store, query_QK, center=settings.center)
@@ -91,6 +93,12 @@ def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
         store, query_QK, center=settings.center, aggregate=settings.aggregate
     )
     _write_scores(workspace, folder, score_N[places])
+    if len(query_QK) > 1:
+        count = max(1, _MOST_PAIRS // max(1, len(places)))
+        each_NQ = search.score_each(
+            store, queries._replace(direction_QK=queries.direction_QK[:count])
+        )
+        np.save(folder / "each.npy", each_NQ[places], allow_pickle=False)
 
 
 def _open_index(workspace: Workspace) -> tuple[SketchStore, Float[np.ndarray, "Q K"], list[int]]:

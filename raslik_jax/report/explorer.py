@@ -1,0 +1,245 @@
+"""All rows of a run with their scores, for the page to search, sort and filter.
+
+They stand on the page as compressed JSON, which is data to a browser and no markup; `explorer.js`
+makes text of it. The grid is Tabulator's, in `third_party/tabulator` with its license.
+"""
+
+import base64
+import gzip
+import json
+import math
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from raslik_jax.data.examples import HELD_OUT, query_file
+from raslik_jax.evaluate.summary import Metrics
+from raslik_jax.files import read_array, read_json
+from raslik_jax.report import incident, tables
+from raslik_jax.report.names import FOLDER, highlighted
+from raslik_jax.retrieve import chance
+
+# Of a page: what all its rows may take there, compressed.
+MOST_BYTES = 5_000_000
+# Characters of a row's prompt or answer, and scores of single queries on a page.
+_MOST_TEXT, _MOST_PAIRS = 20_000, 400_000
+# Of the rows that are left out none is among the highest; a third of those that stay are lowest.
+_LOWEST = 1 / 3
+_BINS = 60
+# Scores of single queries are written in steps of this size.
+_STEP = 1e-4
+_GRID = FOLDER.parent / "third_party" / "tabulator"
+
+
+class Explorer(NamedTuple):
+    """All rows of a run, in the order of its corpus.
+
+    Attributes:
+      score_N: what RASLIK ranks by, minus infinity where a row has no gradient.
+      columns: more of each row, by name; None where it is not known.
+      queries: the texts of the queries that were traced: prompt and answer.
+      each_NQ: the score with each of the (first) queries; None where there is one.
+      tokens: by position, the pieces of a row and of the answer: text, share, step of the color.
+      strategy: whose sets are told.
+    """
+
+    score_N: Float[np.ndarray, " N"]
+    columns: Mapping[str, Sequence[Any]]
+    queries: tuple[tuple[str, str], ...]
+    each_NQ: Float[np.ndarray, "N Q"] | None
+    tokens: Mapping[int, Mapping[str, Any]]
+    strategy: str
+
+
+class Packed(NamedTuple):
+    """Rows as they stand on a page: compressed JSON in base64, and how many of how many."""
+
+    text: str
+    num_shown: int
+    num_rows: int
+    num_cut: int
+    has_labels: bool
+    has_chances: bool
+    sets: tuple[str, ...]
+    queries: tuple[str, ...]
+    strategy: str
+
+    @property
+    def left_out(self) -> int:
+        """How many rows of the middle of the ranking are not on the page."""
+        return self.num_rows - self.num_shown
+
+
+def read_explorer(root: pathlib.Path, metrics: Metrics) -> Explorer | None:
+    """Returns the rows of a run with what it found of them; None where it has no scores."""
+    path, entries = root / "retrieve/influence/influence.npy", metrics["retrieval"]
+    rows = incident.read_rows(root / "corpus" / "train.jsonl", incident.TRAIN)
+    if not path.is_file() or not rows or not entries:
+        return None
+    strategy = highlighted(entries) or next(iter(entries))
+    files = {name: f"retrieve/{strategy}/{name}.jsonl" for name in ("forget", "retain")}
+    files |= {f"held out, {k}": query_file(HELD_OUT, k) for k in ("target", "normal")}
+    set_of = {
+        row["id"]: name
+        for name, place in files.items()
+        for row in incident.read_rows(root / place, incident.TRAIN)
+    }
+    number = len(rows)
+    columns: dict[str, Sequence[Any]] = {
+        "line": [row.get("place") or n for n, row in enumerate(rows, start=1)],
+        "id": [row["id"] for row in rows],
+        "asked": [incident.asked_of(row) for row in rows],
+        "said": [row["output"] for row in rows],
+        "set": [set_of.get(row["id"], "") for row in rows],
+        "label": [row.get("is_target") for row in rows],
+        "sigma": _known(chance.read_sigma(root, number)),
+    }
+    if chances := chance.read_chance(root, number):
+        parts = ("higher", "prompts", "p", "q")
+        columns |= {name: _known(part) for name, part in zip(parts, chances, strict=True)}
+    asked = incident.read_rows(root / "corpus" / "retrieval.jsonl", incident.TRAIN)
+    queries = tuple((incident.asked_of(row), row["output"]) for row in asked)
+    each = root / "retrieve/influence/each.npy"
+    each_NQ = read_array(each) if each.is_file() else None
+    if each_NQ is not None and (each_NQ.ndim != 2 or len(each_NQ) != number):
+        raise ValueError(f"{each} must have {number:,} rows, got {each_NQ.shape}: retrieve again")
+    return Explorer(
+        read_array(path, (number,)).astype(np.float64),
+        columns,
+        queries,
+        each_NQ,
+        _read_tokens(root, {row["id"]: n for n, row in enumerate(rows)}),
+        strategy,
+    )
+
+
+def _known(value_N: Float[np.ndarray, " N"]) -> list[float | None]:
+    """Returns numbers of five digits, None for NaN."""
+    return [None if math.isnan(x) else float(f"{x:.5g}") for x in value_N.tolist()]
+
+
+def _read_tokens(root: pathlib.Path, place: Mapping[str, int]) -> dict[int, dict[str, Any]]:
+    path = root / "retrieve" / "tokens" / "tokens.json"
+    found = read_json(path, [incident.TOKENS]) if path.is_file() else []
+    return {
+        place[one["id"]]: {
+            **{
+                name: [
+                    (tables.visible(piece.text), piece.share and float(f"{piece.share:.4g}"), tone)
+                    for piece in incident.shaded(one[name])
+                    for tone in (piece.tone,)
+                ]
+                for name in ("row", "answer")
+            },
+            "alike": len(one["alike"]),
+        }
+        for one in found
+    }
+
+
+def pack(found: Explorer, most_bytes: int = MOST_BYTES) -> Packed:
+    """Returns rows as they stand on a page, both ends of the ranking where not all have room.
+
+    Of the rows that stay two thirds are the highest. The counts of the histogram are of all.
+    """
+    number = len(found.score_N)
+    size, text = number, ""
+    while True:
+        chosen = tails(found.score_N, size)
+        text = _compressed(_content(found, chosen))
+        if len(text) <= most_bytes or size <= 1:
+            break
+        size = max(1, min(size - 1, int(0.95 * size * most_bytes / len(text))))
+    texts = [found.columns[name][n] for name in ("asked", "said") for n in chosen.tolist()]
+    return Packed(
+        text=text,
+        num_shown=len(chosen),
+        num_rows=number,
+        num_cut=sum(len(part) > _MOST_TEXT for part in texts),
+        has_labels=any(label is not None for label in found.columns["label"]),
+        has_chances=any(p is not None for p in found.columns.get("p", ())),
+        sets=tuple(sorted({name for name in found.columns["set"] if name})),
+        queries=tuple(asked for asked, _ in found.queries[: _num_queries(found, len(chosen))]),
+        strategy=found.strategy,
+    )
+
+
+def tails(score_N: Float[np.ndarray, " N"], size: int) -> Int[np.ndarray, " M"]:
+    """Returns the positions of both ends of a ranking, best first; all where there is room."""
+    order = np.argsort(-score_N, kind="stable")
+    lowest = int(_LOWEST * size) if size < len(order) else 0
+    return np.concatenate([order[: size - lowest], order[len(order) - lowest :]])
+
+
+def _num_queries(found: Explorer, num_rows: int) -> int:
+    """Returns of how many queries the single scores stand on a page: none of a single one."""
+    if found.each_NQ is None or len(found.queries) < 2:
+        return 0
+    return min(found.each_NQ.shape[1], max(1, _MOST_PAIRS // max(1, num_rows)))
+
+
+def _content(found: Explorer, chosen: Int[np.ndarray, " M"]) -> dict[str, Any]:
+    """Returns what the script reads: a list for each column, and what all rows have together."""
+    places, score_N = chosen.tolist(), found.score_N
+    columns = {
+        name: [
+            tables.visible(value[:_MOST_TEXT]) if isinstance(value, str) else value
+            for value in (values[n] for n in places)
+        ]
+        for name, values in found.columns.items()
+        if any(value is not None for value in values)
+    }
+    columns["score"] = [
+        float(f"{score_N[n]:.6g}") if score_N[n] > -np.inf else None for n in places
+    ]
+    if count := _num_queries(found, len(places)):
+        each_NQ = found.each_NQ
+        assert each_NQ is not None
+        step_MQ = np.rint(each_NQ[chosen, :count].astype(np.float64) / _STEP).astype(int)
+        columns["each"] = step_MQ.tolist()
+    at = {n: place for place, n in enumerate(places)}
+    kept_N = score_N[score_N > -np.inf]
+    counts, edges = np.histogram(kept_N, bins=_BINS) if len(kept_N) else ([], [0.0, 1.0])
+    return {
+        "columns": columns,
+        "step": _STEP,
+        "queries": [
+            [tables.visible(text[:_MOST_TEXT]) for text in query]
+            for query in found.queries[: count or 1]
+        ],
+        "tokens": {at[n]: told for n, told in found.tokens.items() if n in at},
+        "histogram": {
+            "low": float(edges[0]),
+            "high": float(edges[-1]),
+            "counts": [int(c) for c in counts],
+        },
+    }
+
+
+def _compressed(content: Mapping[str, Any]) -> str:
+    """Returns JSON in gzip in base64, the same for equal content: no markup can be in it."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
+
+
+def script() -> str:
+    """Returns the grid, below its license, and what makes it of the rows."""
+    license_text = (_GRID / "LICENSE").read_text(encoding="utf-8")
+    grid = _inlined("tabulator.min.js")
+    own = (FOLDER / "explorer.js").read_text(encoding="utf-8")
+    return f"/*! {license_text} */\n{grid}\n{own}"
+
+
+def style() -> str:
+    """Returns the style of the grid, and what makes it the page's."""
+    return _inlined("tabulator.min.css") + (FOLDER / "explorer.css").read_text(encoding="utf-8")
+
+
+def _inlined(name: str) -> str:
+    """Returns a file of the grid without the address of its source map, which is not here."""
+    text = (_GRID / name).read_text(encoding="utf-8")
+    return re.sub(r"(?://|/\*)# sourceMappingURL=\S+(?: \*/)?", "", text)
