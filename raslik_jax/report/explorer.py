@@ -185,11 +185,8 @@ def _num_queries(found: Explorer, num_rows: int) -> int:
 def _content(found: Explorer, chosen: Int[np.ndarray, " M"]) -> dict[str, Any]:
     """Returns what the script reads: a list for each column, and what all rows have together."""
     places, score_N = chosen.tolist(), found.score_N
-    columns = {
-        name: [
-            tables.visible(value[:_MOST_TEXT]) if isinstance(value, str) else value
-            for value in (values[n] for n in places)
-        ]
+    columns: dict[str, list[Any]] = {
+        name: [_shown(values[n]) for n in places]
         for name, values in found.columns.items()
         if any(value is not None for value in values)
     }
@@ -218,6 +215,11 @@ def _content(found: Explorer, chosen: Int[np.ndarray, " M"]) -> dict[str, Any]:
             "counts": [int(c) for c in counts],
         },
     }
+
+
+def _shown(value: Any) -> Any:
+    """Returns a text without what acts instead of being shown, and no longer than is shown."""
+    return tables.visible(value[:_MOST_TEXT]) if isinstance(value, str) else value
 
 
 def _compressed(content: Mapping[str, Any]) -> str:
