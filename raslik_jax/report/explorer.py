@@ -193,14 +193,13 @@ def _content(found: Explorer, chosen: Int[np.ndarray, " M"]) -> dict[str, Any]:
     columns["score"] = [
         float(f"{score_N[n]:.6g}") if score_N[n] > -np.inf else None for n in places
     ]
-    if count := _num_queries(found, len(places)):
-        each_NQ = found.each_NQ
-        assert each_NQ is not None
+    count, each_NQ = _num_queries(found, len(places)), found.each_NQ
+    if count and each_NQ is not None:
         step_MQ = np.rint(each_NQ[chosen, :count].astype(np.float64) / _STEP).astype(int)
         columns["each"] = step_MQ.tolist()
     at = {n: place for place, n in enumerate(places)}
     kept_N = score_N[score_N > -np.inf]
-    counts, edges = np.histogram(kept_N, bins=_BINS) if len(kept_N) else ([], [0.0, 1.0])
+    counts, edges = np.histogram(kept_N, bins=_BINS)
     return {
         "columns": columns,
         "step": _STEP,
@@ -212,7 +211,7 @@ def _content(found: Explorer, chosen: Int[np.ndarray, " M"]) -> dict[str, Any]:
         "histogram": {
             "low": float(edges[0]),
             "high": float(edges[-1]),
-            "counts": [int(c) for c in counts],
+            "counts": counts.tolist(),
         },
     }
 
