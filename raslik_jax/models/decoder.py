@@ -104,11 +104,9 @@ def abstract(
     config: ModelConfig, lora_config: LoRAConfig | None, dtype: Any = jnp.float32
 ) -> tuple[GraphDef, Tree, Tree]:
     """Returns what `create` returns, with shapes in place of arrays; nothing is allocated."""
-    block, norm = ARCHITECTURES[config.model_type].modules
-    module = nnx.eval_shape(lambda: layers.CausalLM(config, lora_config, block, norm, dtype=dtype))
-    # The specific filter first: LoRAParam is also a Param, and the first match takes the leaf.
-    definition, lora_state, base_state = nnx.split(module, LoRAParam, ...)  # type: ignore[misc]
-    lora, base = nnx.to_pure_dict(lora_state), nnx.to_pure_dict(base_state)
+    modules = ARCHITECTURES[config.model_type].modules
+    definition, *trees = _define(config, lora_config, modules, dtype)
+    lora, base = (jax.tree.map(lambda leaf: leaf, tree) for tree in trees)  # the caller's own
     if lora_config is not None:
         linears = {name for name, leaves in base["layers"].items() if "kernel" in leaves}
         unknown = sorted(set(lora_config.targets) - linears)
@@ -118,6 +116,17 @@ def abstract(
                 f"got {unknown}: correct the targets"
             )
     return GraphDef(config, lora_config, definition), lora, base
+
+
+@functools.lru_cache(maxsize=64)  # a run reads every adapter for itself
+def _define(
+    config: ModelConfig, lora_config: LoRAConfig | None, modules: Any, dtype: Any
+) -> tuple[Any, Tree, Tree]:
+    block, norm = modules
+    module = nnx.eval_shape(lambda: layers.CausalLM(config, lora_config, block, norm, dtype=dtype))
+    # The specific filter first: LoRAParam is also a Param, and the first match takes the leaf.
+    definition, lora_state, base_state = nnx.split(module, LoRAParam, ...)  # type: ignore[misc]
+    return definition, nnx.to_pure_dict(lora_state), nnx.to_pure_dict(base_state)
 
 
 def init_lora(graphdef: GraphDef, *, key: jax.Array) -> Tree:

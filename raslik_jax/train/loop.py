@@ -114,7 +114,8 @@ def value_and_grad(
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(batch)}
     if micro_batch and (len(sizes) != 1 or min(sizes) % micro_batch):
         raise ValueError(f"{micro_batch=} must divide the rows of batches, got {sorted(sizes)}")
-    differentiate = jax.value_and_grad(objective, has_aux=True)
+    # Its shapes and the loop over parts share one trace.
+    differentiate = jax.jit(jax.value_and_grad(objective, has_aux=True), inline=True)
 
     def of_device(params: Tree, frozen: Tree, rows: Any) -> Any:
         held = _rows_held(micro_batch, {leaf.shape[0] for leaf in jax.tree.leaves(rows)})
