@@ -68,7 +68,12 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: lint
+# Beside each other: the types keep one core busy, and either may fail.
+test: $(VENV)/.installed-dev
+	$(MAKE) --no-print-directory -j 2 lint tests-alone
+
+.PHONY: tests-alone
+tests-alone: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 parity: $(VENV)/.installed-parity

@@ -34,5 +34,6 @@ jax.config.update("jax_default_matmul_precision", "highest")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Sets XLA's flags, which are read when the first program is compiled."""
+    compiling.collect_rarely()
     if config.option.markexpr not in ("heavy", "study"):
         os.environ.update(compiling.ENVIRONMENT)
