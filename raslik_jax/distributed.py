@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -20,30 +19,32 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
 
-# The exit status of a process whose job lost another one (EX_UNAVAILABLE of sysexits.h).
-LOST_PROCESS_STATUS = 69
+from raslik_jax import meshes, processes
+from raslik_jax.processes import LOST_PROCESS_STATUS as LOST_PROCESS_STATUS
+
 # What collectives and the coordination service say when a peer is gone.
 _SIGNS_OF_LOSS = ("gloo", "closed by peer", "reset by peer", "unavailable", "deadline_exceeded")
-_FAREWELL = b"."
+AUTO = "auto"  # for a coordinator that the launcher names
 
 
 @contextlib.contextmanager
 def job(
     coordinator: str,
     *,
-    num_processes: int,
-    process_id: int,
+    num_processes: int | None = None,
+    process_id: int | None = None,
     num_cpu_devices: int | None = None,
     lost_after_s: int = 100,
 ) -> Iterator[None]:
     """Joins this process to a job, and ends it with one sentence when the job loses another.
 
     To be entered before anything else of JAX. A dead process's connections close at once, and each
-    process watches one to process 0, so all end within a moment; a lost machine or network JAX
-    notices when heartbeats stay out. A process that raises ends the others when it exits.
+    process watches one to process 0, so all end within a moment; a lost machine or network is
+    noticed within half a minute. A process that raises ends the others when it exits.
 
     Args:
-      coordinator: host:port of process 0.
+      coordinator: host:port of process 0; "auto" where Slurm, Kubernetes or Open MPI has started
+        the processes, which JAX then asks.
       num_processes, process_id: of the job, and this one's number from 0.
       num_cpu_devices: run on so many CPU devices, for trying things out without accelerators.
       lost_after_s: seconds without a heartbeat after which JAX counts a process as lost.
@@ -55,29 +56,45 @@ def job(
     if num_cpu_devices is not None:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", num_cpu_devices)
-    jax.distributed.initialize(
-        coordinator,
-        num_processes=num_processes,
-        process_id=process_id,
-        heartbeat_timeout_seconds=lost_after_s,
+    is_auto = coordinator == AUTO
+    try:
+        jax.distributed.initialize(
+            None if is_auto else coordinator,
+            num_processes=num_processes,
+            process_id=process_id,
+            heartbeat_timeout_seconds=lost_after_s,
+        )
+    except (ValueError, RuntimeError) as error:
+        mend = "check that all processes are started with the same --coordinator"
+        if is_auto:
+            mend = "start them by srun, mpirun or a Job of Kubernetes, or give --coordinator"
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise ValueError(f"the processes of the job must find each other ({reason}): {mend}") from (
+            error
+        )
+    if is_auto:  # what the launcher said; JAX keeps it to itself
+        coordinator = str(jax._src.distributed.global_state.coordinator_address)
+    own = processes.Job(
+        jax.process_index(),
+        jax.process_count(),
+        _connect(coordinator, num_processes=jax.process_count(), process_id=jax.process_index()),
+        apart=lambda: jax.set_mesh(meshes.mesh_of(jax.local_devices()[:1])),
     )
-    connections = _connect(coordinator, num_processes=num_processes, process_id=process_id)
-    failed = threading.Event()
-    for connection in connections:
-        threading.Thread(target=_watch, args=(connection, failed), daemon=True).start()
+    processes.join(own)
     try:
         yield
     except BaseException as error:
         is_loss = any(sign in str(error).lower() for sign in _SIGNS_OF_LOSS)
-        if is_loss and num_processes > 1 and isinstance(error, jax.errors.JaxRuntimeError):
-            _end(str(error).splitlines()[0][:200])
+        if is_loss and own.count > 1 and isinstance(error, jax.errors.JaxRuntimeError):
+            own.end(str(error).splitlines()[0][:200])
         # This process's own failure. The others end when it exits, and no earlier: JAX aborts a
         # process that misses its coordinator, and the error has to be seen first.
-        failed.set()
+        own.fail(error)
         atexit.register(_leave, _status_of(error))
         raise
-    for connection in connections:
-        connection.sendall(_FAREWELL)
+    finally:
+        processes.join(None)
+    own.leave()
     jax.distributed.shutdown()
 
 
@@ -93,15 +110,6 @@ def _connect(coordinator: str, *, num_processes: int, process_id: int) -> list[s
         return [server.accept()[0] for _ in range(num_processes - 1)]
 
 
-def _watch(connection: socket.socket, failed: threading.Event) -> None:
-    try:
-        last_word = connection.recv(1)
-    except OSError:
-        last_word = b""
-    if last_word != _FAREWELL and not failed.is_set():
-        _end("its connection closed")
-
-
 def _status_of(error: BaseException) -> int:
     """Returns the exit status that a shell sees of an error nobody catches."""
     if isinstance(error, KeyboardInterrupt):
@@ -109,16 +117,6 @@ def _status_of(error: BaseException) -> int:
     if isinstance(error, SystemExit) and isinstance(error.code, int | None):
         return error.code or 0
     return 1
-
-
-def _end(reason: str) -> NoReturn:
-    print(
-        f"error: process {jax.process_index()} of {jax.process_count()} lost another process of "
-        f"its job and ends; what was stored is whole, start all processes again ({reason})",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(LOST_PROCESS_STATUS)  # as in _leave, but the main thread may hold the output
 
 
 def _leave(status: int) -> NoReturn:

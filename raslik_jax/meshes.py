@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from raslik_jax.axes import Tree
@@ -26,6 +28,11 @@ def make_mesh(data: int = 0) -> Mesh:
     """Returns a mesh of so many devices; 0 for all. A ValueError where they do not divide all."""
     devices = jax.devices()
     data = data or len(devices)
+    if jax.process_count() > 1 and data != len(devices):
+        raise ValueError(
+            f"--mesh.data must be all {len(devices)} devices of a job of {jax.process_count()} "
+            f"processes, got {data}: leave it out, or start fewer processes"
+        )
     if len(devices) % data:
         kind = devices[0].platform.upper()
         raise ValueError(
@@ -174,8 +181,48 @@ def are_all(is_so: jax.Array) -> jax.Array:
 
 
 def place(tree: Tree) -> Tree:
-    """Returns a tree of arrays where they belong on the mesh, so that no call sends them."""
+    """Returns a tree of arrays where they belong on the mesh, so that no call sends them.
+
+    What does not lie on the mesh yet is the same in every process, which takes its part of it.
+    """
     if num_shards() == 1:
         return tree
-    mesh = jax.sharding.get_mesh()
-    return map_specs(lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)), tree)
+    return map_specs(_put, tree)
+
+
+def place_rows(tree: Any) -> Any:
+    """Returns a tree of arrays with a leading axis of rows, which every process has whole, split.
+
+    The rows are a multiple of `num_shards`.
+    """
+    return tree if num_shards() == 1 else jax.tree.map(lambda leaf: _put(leaf, _ROWS), tree)
+
+
+def _put(leaf: Any, spec: PartitionSpec) -> jax.Array:
+    sharding = NamedSharding(jax.sharding.get_mesh(), spec)
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        if leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
+            return leaf
+        return jax.jit(lambda own: own, out_shardings=sharding)(leaf)
+    if sharding.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    whole = np.asarray(leaf)
+    return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
+
+
+def fetch(leaf: Any) -> np.ndarray:
+    """Returns the whole of an array in every process, wherever its parts lie."""
+    if is_elsewhere(leaf):
+        leaf = multihost_utils.process_allgather(leaf, tiled=True)
+    return np.asarray(leaf)
+
+
+def is_finite(leaf: Any) -> bool:
+    """Returns whether an array is finite, also one of which other processes hold parts."""
+    return bool((jnp if is_elsewhere(leaf) else np).isfinite(leaf).all())
+
+
+def is_elsewhere(leaf: Any) -> bool:
+    """Says whether other processes hold parts of an array that this one lacks."""
+    is_here = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+    return not (is_here or leaf.is_fully_replicated)

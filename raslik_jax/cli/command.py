@@ -10,12 +10,13 @@ import pathlib
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from typing import NoReturn, TextIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TextIO
 
 from absl import app, flags
 
 from raslik_jax.cli import setting_flags
+from raslik_jax.config import JobConfig
 from raslik_jax.messages import bounded, printable, some_of
 from raslik_jax.settings import Settings
 
@@ -49,9 +50,33 @@ def start(
 
     def run() -> int | None:
         keep_compiled(_KEEP.value)
-        return main() if options is None else main(setting_flags.read(options))
+        if options is None:
+            return main()
+        given = setting_flags.read(options)
+        with _job_of(given):
+            return main(given)
 
     app.run(functools.partial(_run, run, when_stopped))
+
+
+@contextlib.contextmanager
+def _job_of(options: Settings) -> Iterator[None]:
+    """Joins the job that the options name, if any; of several processes the first one speaks."""
+    if not isinstance(options, JobConfig) or not options.coordinator:
+        yield
+        return
+    from raslik_jax import distributed, processes  # it takes jax with it, and --help should not
+
+    numbers: dict[str, Any] = {}
+    if options.num_processes:
+        numbers = {"num_processes": options.num_processes, "process_id": options.process_id}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(distributed.job(options.coordinator, **numbers))
+        if not processes.is_first():
+            silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(silence))
+            stack.enter_context(contextlib.redirect_stderr(silence))
+        yield
 
 
 def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str]) -> int:

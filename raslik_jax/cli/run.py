@@ -10,16 +10,17 @@ Every stage leaves its results and a manifest in --workdir, and is not run again
 to date. Put the flag file first: later flags win over earlier ones.
 """
 
+import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import flags, logging
 
-from raslik_jax import files, manifests, settings
+from raslik_jax import files, manifests, processes, settings
 from raslik_jax.cli import command, setting_flags
-from raslik_jax.config import STAGES, Config, MeshConfig
+from raslik_jax.config import STAGES, Config, JobConfig, MeshConfig
 from raslik_jax.run import gpus
 from raslik_jax.run.live import WRITERS
 from raslik_jax.run.workdir import open_workdir
@@ -30,7 +31,7 @@ FLAGS = tuple(settings.leaves(Config()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(settings.Settings):
+class Options(JobConfig):
     """How to go about a run: no part of what decides its results."""
 
     workdir: str = setting("", "Where results go (default: runs/<name>).")
@@ -56,6 +57,12 @@ class Options(settings.Settings):
         "--dry_run: GPU to compile for, which need not be there: what fits, at its rates.",
         choices=("", *gpus.GPUS),
     )
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.coordinator and (self.dry_run or self.verify):
+            name = "--verify" if self.verify else "--dry_run"
+            yield f"{name} is of one process: leave out --coordinator"
 
 
 def run(options: Options) -> int:
@@ -99,16 +106,20 @@ def make(
     if is_measured and "report" in stages:
         command.require("matplotlib")
     command.require(*(WRITERS[name].module for name in writers))
-    with open_workdir(workdir, config, update=update) as record:
+    with contextlib.ExitStack() as held:
+        record = processes.alone(
+            lambda: held.enter_context(open_workdir(workdir, config, update=update))
+        )
         from raslik_jax import meshes  # it takes jax with it, and --help should not
         from raslik_jax.run import checking, plan
 
         devices = meshes.make_mesh(mesh.data)
         checking.check_mesh(config, devices.size, stages=stages)
-        prepare()
+        processes.alone(prepare)
 
         def on_start() -> None:
-            record()
+            if record:  # of several processes the first has it, which alone starts
+                record()
             # It repeats this run as it is: `raslik run --flagfile=WORKDIR/run.flags`.
             lines = [flags.FLAGS[leaf.name].serialize() for leaf in settings.leaves(Config())]
             lines = sorted([*filter(None, lines), f"--workdir={workdir}"])

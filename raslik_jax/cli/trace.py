@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from absl import flags, logging
 
-from raslik_jax import files, settings
+from raslik_jax import files, processes, settings
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.cli import run as run_command
-from raslik_jax.config import Config, MeshConfig
+from raslik_jax.config import Config, JobConfig, MeshConfig
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import HELD_OUT, Example, query_file
 from raslik_jax.data.formats import parse_fields, read_examples, read_written
@@ -63,7 +63,7 @@ _STAGES = ("corpus", "backbone", "finetune", "sketch", "retrieve")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(settings.Settings):
+class Options(JobConfig):
     """What said what, and what it was trained on."""
 
     checkpoint: str = setting("", "The model: Hugging Face directory or hub name.")
@@ -96,6 +96,8 @@ def run(options: Options) -> None:
         )
     except NothingStandsOut as error:
         stopped = error
+    if not processes.is_first():
+        return
     if config.evaluate.traced:
         print("", *answers_text(workdir / "retrieve" / "traced" / "finetuned.jsonl"), sep="\n")
     path = workdir / "retrieve" / config.retrieve.strategies[0] / "forget.jsonl"

@@ -14,17 +14,17 @@ Every setting of `raslik run` can be given too: --helpfull lists them.
 import dataclasses
 import importlib.util
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from absl import flags, logging
 
-from raslik_jax import files, settings
+from raslik_jax import files, processes, settings
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.cli import run as run_command
 from raslik_jax.cli.trace import answers_text
-from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json
+from raslik_jax.config import STAGES, Config, JobConfig, MeshConfig, config_from_json
 from raslik_jax.data.cleaning import write_without
 from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.data.formats import read_written
@@ -43,7 +43,7 @@ GROUP = "run"  # of the settings of no stage: --help has the command's own flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(settings.Settings):
+class Options(JobConfig):
     """Which run goes on, with which sets, and what it leaves."""
 
     run: str = setting("", "Work directory of a trace.")
@@ -58,12 +58,12 @@ class Options(settings.Settings):
     merged: bool = setting(False, "Write a whole checkpoint instead of an adapter.")
     mesh: MeshConfig = MeshConfig()
 
-    def problems(self) -> list[str]:
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.retain_file and not self.forget_file:
-            return ["--retain_file needs a --forget_file: give both"]
-        if self.public and not self.push_to_hub:
-            return ["--public needs --push_to_hub: name where to"]
-        return []
+            yield "--retain_file needs a --forget_file: give both"
+        elif self.public and not self.push_to_hub:
+            yield "--public needs --push_to_hub: name where to"
 
 
 def run(options: Options) -> None:
@@ -71,31 +71,42 @@ def run(options: Options) -> None:
     logging.set_verbosity(logging.WARNING)
     if not options.run or not options.out:
         raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
-    files.check_new_folder(options.out)
+    processes.alone(lambda: files.check_new_folder(options.out))
     root = pathlib.Path(options.run)
     config = _read_config(options, root)
     (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
     source = _train_file(config)
     cleaned = pathlib.Path(options.cleaned_train_file or root / _cleaned_name(source))
-    if options.cleaned_train_file:
-        files.check_new(cleaned, "--cleaned_train_file")
-    if options.push_to_hub:
-        hub.check_hub(options.push_to_hub, is_public=options.public)
+
+    def check_places() -> None:
+        if options.cleaned_train_file:
+            files.check_new(cleaned, "--cleaned_train_file")
+        if options.push_to_hub:
+            hub.check_hub(options.push_to_hub, is_public=options.public)
+        (root / EXPORTS).unlink(missing_ok=True)
+
+    processes.alone(check_places)
     print(f"sets: {_describe_sets(config, strategy)}")
     command.require("matplotlib")  # the report comes last, what it lacks is told first
-    (root / EXPORTS).unlink(missing_ok=True)
     measured = [stage for stage in STAGES if stage != "report"]
     run_command.make(config, root, mesh=options.mesh, update=True, stages=measured)
     from raslik_jax.run.exporting import export_model  # they take jax with them
     from raslik_jax.run.workspace import Workspace
 
     names: Any = {"strategy": strategy, "algorithm": algorithm}
-    folder = export_model(root, options.out, **names, epoch=None, merged=options.merged)
-    told, exported = _clean(config, root, strategy, cleaned)
-    kind = "Model" if options.merged else "Adapter"
-    # The page says where all of it lies.
-    write_json(root / EXPORTS, {f"{kind} without it": str(folder.resolve()), **exported})
+
+    def export() -> str:
+        folder = export_model(root, options.out, **names, epoch=None, merged=options.merged)
+        told, exported = _clean(config, root, strategy, cleaned)
+        kind = "Model" if options.merged else "Adapter"
+        # The page says where all of it lies.
+        write_json(root / EXPORTS, {f"{kind} without it": str(folder.resolve()), **exported})
+        return told
+
+    told, folder = processes.alone(export), pathlib.Path(options.out)
     run_command.make(config, root, mesh=options.mesh, update=True, stages=("report",))
+    if not processes.is_first():
+        return
     if config.evaluate.traced:
         after = root / "generate" / f"traced-{strategy}-{algorithm}"
         before = root / "retrieve" / "traced" / "finetuned.jsonl"

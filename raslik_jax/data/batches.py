@@ -236,11 +236,12 @@ def each_batch(
 
     `function` makes of a batch a tree of arrays with one entry for each of its rows.
     """
-    started = ((p.rows, function(make_batch(encoded, p, left=left))) for p in plans)
+    placed = ((p.rows, meshes.place_rows(make_batch(encoded, p, left=left))) for p in plans)
+    started = ((rows, function(batch)) for rows, batch in placed)
     # Pairwise: the next batch is under way before one is waited for.
     for (rows, found), _ in itertools.pairwise(itertools.chain(started, [(np.zeros(0), None)])):
         slots = np.flatnonzero(rows != DUMMY_ROW)
-        yield rows[slots], jax.tree.map(lambda leaf, at=slots: np.asarray(leaf)[at], found)
+        yield rows[slots], jax.tree.map(lambda leaf, at=slots: meshes.fetch(leaf)[at], found)
 
 
 def map_rows(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from raslik_jax import processes
 from raslik_jax.data.batches import DUMMY_ROW, Batch, BatchPlan, each_batch
 from raslik_jax.data.encoding import Encoded
 from raslik_jax.index.store import SketchStore
@@ -58,6 +59,7 @@ def fill_store(
                 part = slice(max(span.start - start, 0), span.stop - start)
                 parts.append([values[part] for values in sketches_of(number)])
                 count(len(parts[-1][0]))
-        store.write_chunk(chunk, *map(np.concatenate, zip(*parts, strict=True)))
+        if processes.is_first():
+            store.write_chunk(chunk, *map(np.concatenate, zip(*parts, strict=True)))
         made += span.stop - span.start
     return made

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from raslik_jax import files
+from raslik_jax import files, meshes
 from raslik_jax.axes import Tree
 from raslik_jax.data import tokenization
 from raslik_jax.messages import shown
@@ -326,7 +326,7 @@ def _tree_hash(tree: Tree, kind: str) -> str:
         jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
     for path in sorted(leaves):
-        array = np.ascontiguousarray(leaves[path])
+        array = np.ascontiguousarray(meshes.fetch(leaves[path]))
         digest.update(f"{path} {array.dtype.name} {array.shape} ".encode())
         digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

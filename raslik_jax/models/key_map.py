@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from raslik_jax import files
+from raslik_jax import files, meshes
 from raslik_jax.axes import Tree
 from raslik_jax.messages import some_of
 from raslik_jax.models import quantize, sharding, storage
@@ -182,8 +182,10 @@ def tensors_of(tree: Tree, slots: Mapping[str, Slot]) -> dict[str, np.ndarray]:
     leaves = flatten(tree)
 
     def tensor(slot: Slot) -> np.ndarray:
-        leaf = np.asarray(leaves[slot.path])
-        row = leaf if slot.layer is None else leaf[slot.layer]
+        leaf = leaves[slot.path]
+        # What other processes hold parts of comes a tensor at a time, the rest is here already.
+        leaf = leaf if meshes.is_elsewhere(leaf) else np.asarray(leaf)
+        row = meshes.fetch(leaf if slot.layer is None else leaf[slot.layer])
         return np.ascontiguousarray(row.T if slot.is_transposed else row)
 
     return {key: tensor(slot) for key, slot in slots.items()}

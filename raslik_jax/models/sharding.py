@@ -93,4 +93,4 @@ def place(path: tuple[Any, ...], leaf: Tree, parts: int) -> Tree:
     marked = jax.tree_util.tree_map_with_path(
         lambda own, array: _mark((*path, *own), array, parts), leaf
     )
-    return jax.device_put(meshes.place(marked))
+    return meshes.place(marked) if meshes.num_shards() > 1 else jax.device_put(marked)

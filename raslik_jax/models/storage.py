@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from raslik_jax import files
+from raslik_jax import files, processes
 from raslik_jax.messages import one_line, printable, shown, some_of
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -237,6 +237,8 @@ def write_tensors(
             "weights must be finite to be saved, got NaN or infinity in "
             f"{some_of(broken, 3, quoted=False)}: lower the learning rate, or clip the gradient"
         )
+    if not processes.is_first():  # what the others write is thrown away
+        return
     checksums = {_CHECKSUM + name: _checksum(tensor) for name, tensor in tensors.items()}
     noted = {"format": "pt", **(metadata or {}), **checksums}
     header: dict[str, Any] = {"__metadata__": dict(sorted(noted.items()))}

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from raslik_jax import processes
 from raslik_jax.messages import one_line
 
 
@@ -150,7 +151,9 @@ class Live:
     """The sinks of one training: JSON lines, and the writers that were asked for by name."""
 
     def __init__(self, place: Place, names: Sequence[str] = ()):
-        self._place, self._waiting = place, [JSON_LINES, *(WRITERS[name] for name in names)]
+        self._place = place
+        writers = [JSON_LINES, *(WRITERS[name] for name in names)]
+        self._waiting = writers if processes.is_first() else []
         self._sinks: list[tuple[str, Sink]] = []
 
     def __enter__(self) -> "Live":

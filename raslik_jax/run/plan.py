@@ -168,6 +168,7 @@ class _Planner:
             settings=f"seed corpus corpus.dataset corpus.{config.corpus.dataset}",
             values=values,
             files=config.corpus.source_files() | tokenizer,
+            is_alone=True,
         )
         if not config.backbone.checkpoint:
             reads = "corpus/backbone.npz corpus/tokenizer"
@@ -241,7 +242,8 @@ class _Planner:
         """Yields the sets of every strategy, and the models unlearned with them."""
         # The sets of every strategy are measured by these scores, where they are known.
         evidence = {retrieve.EVIDENCE} & retrieve.needs_of(self.config)
-        yield self.unit("retrieve/sizes", retrieve.make_sizes, *self._of_sizes())
+        made = retrieve.make_sizes
+        yield self.unit("retrieve/sizes", made, *self._of_sizes(), is_alone=True)
         for strategy in self.config.retrieve.strategies:
             needs = sorted({*STRATEGIES[strategy].needs, *evidence})
             scores = [f"retrieve/{need}" for need in needs]
@@ -253,6 +255,7 @@ class _Planner:
                 "seed sketch.query_output retrieve.aggregate retrieve.retain_from retrieve.select "
                 f"retrieve.{strategy}",
                 strategy,
+                is_alone=True,
             )
         reads, settings = "corpus/train.npz {finetuned}", "{text} {model} unlearn"
         if self.config.unlearn.probe.steps:  # else its settings decide nothing
@@ -321,6 +324,7 @@ class _Planner:
             references.make_questions,
             settings=f"evaluate.questions {own}",
             files={k: path for k, path in dataset.source_files().items() if k == evaluation.source},
+            is_alone=True,
         )
         make, asked = generate.write_questions, "references/questions"
         settings = "{likelihood} {decoding}"
@@ -350,6 +354,7 @@ class _Planner:
             values=to_json(config),
             files=retain,
             is_shared=False,
+            is_alone=not NON_SF[config.evaluate.non_sf].is_trained,
         )
         parts = retrieve.EVIDENCE, "traced", "chance", "tokens", "sizes"
         shown = [f"retrieve/{name}" for name in parts]
@@ -366,6 +371,7 @@ class _Planner:
             values={"forms": ["markdown", "html"]},
             files={EXPORTS: exports} if exports.is_file() else {},
             is_shared=False,
+            is_alone=True,
         )
 
 

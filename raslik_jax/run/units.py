@@ -7,6 +7,7 @@ content: an earlier unit that is made again with the same bytes makes nothing af
 """
 
 import contextlib
+import functools
 import os
 import pathlib
 import shutil
@@ -15,13 +16,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from raslik_jax import manifests
+from raslik_jax import manifests, processes
 from raslik_jax.config import STAGES
 from raslik_jax.files import read_json, sync, write_json
 from raslik_jax.manifests import MANIFEST, RESUME, STARTED, Hashes, Manifest, content_hash
 from raslik_jax.messages import shown, some_of
 
 _MAKING = ".making"
+# What several processes write together in the folder of a unit.
+_TOGETHER = (RESUME, "index")
+# For how long a process waits until its disk shows what another one has written.
+_VISIBLE_SECONDS = 90
 
 
 class Unit(NamedTuple):
@@ -35,6 +40,7 @@ class Unit(NamedTuple):
       files: the files or folders outside the work directory that it reads, by what they are.
       is_resumable: run goes on from what an interrupted run left in the folder.
       is_shared: runs of the same key may take its result from each other.
+      is_alone: of several processes the first makes it; nothing of it runs on the mesh.
     """
 
     name: str
@@ -44,6 +50,7 @@ class Unit(NamedTuple):
     files: Mapping[str, str | os.PathLike[str]] = {}
     is_resumable: bool = False
     is_shared: bool = True
+    is_alone: bool = False
 
     @property
     def stage(self) -> str:
@@ -94,14 +101,19 @@ class Plan:
 
     def check(self, unit: Unit) -> bool:
         """Returns whether a unit is up to date, whole, and made from what is there now."""
+        key = processes.from_first(lambda: self._key_of_whole(unit))
+        if key:
+            self.done[unit.name] = _read_visible(self.root / unit.name, key)
+        return bool(key)
+
+    def _key_of_whole(self, unit: Unit) -> str:
+        """Returns the key of a unit that is up to date, "" of another."""
         folder = self.root / unit.name
         manifest = manifests.read_manifest(folder)
         if manifest is None or self.missing(unit) or manifest["key"] != self.key(unit).value:
-            return False
-        if manifests.damaged_outputs(folder, manifest, self._hashes):
-            return False
-        self.done[unit.name] = manifest
-        return True
+            return ""
+        is_damaged = manifests.damaged_outputs(folder, manifest, self._hashes)
+        return "" if is_damaged else str(manifest["key"])
 
     def survey(self) -> "Plan":
         """Checks all units; returns itself."""
@@ -111,14 +123,24 @@ class Plan:
 
     def make(self, unit: Unit) -> None:
         """Runs a unit, or takes up what an interrupted run left of it, and puts it in its place."""
-        key = self.key(unit)
-        folder = _start(self.root, unit, key.value)
+
+        def begin() -> str:
+            """Returns the folder in which the unit is to run; "" where that is over."""
+            folder = _start(self.root, unit, self.key(unit).value)
+            started = _read_started(folder) if (folder / STARTED).is_file() else {"seconds": 0.0}
+            return "" if "seconds" in started else str(folder)
+
+        if folder := processes.from_first(begin):
+            seconds = _run_in(pathlib.Path(folder), unit)
+            processes.alone(lambda: _note_seconds(pathlib.Path(folder), seconds))
+        key = processes.from_first(lambda: self._finish_unit(unit))
+        self.done[unit.name] = _read_visible(self.root / unit.name, key)
+
+    def _finish_unit(self, unit: Unit) -> str:
+        """Writes the manifest of what has run and puts it in its place; returns its key."""
+        key, folder = self.key(unit), making_folder(self.root, unit.name)
         if (folder / STARTED).is_file():
             started = _read_started(folder)
-            if "seconds" not in started:
-                started["seconds"] = _run_in(folder, unit)
-                # From here on the result is kept whatever happens: what follows takes seconds.
-                write_json(folder / STARTED, started)
             made = {name: folder / name for name in manifests.files_of(folder)}
             outputs = {
                 name: {"size": path.stat().st_size, "sha256": self._hashes.of_file(path)}
@@ -131,6 +153,7 @@ class Plan:
             shutil.rmtree(folder / RESUME, ignore_errors=True)
             (folder / STARTED).unlink()
         self._install(unit, folder)
+        return key.value
 
     def _install(self, unit: Unit, made: pathlib.Path) -> None:
         """Puts a whole result in its place; the one that was there goes when the new one stands."""
@@ -144,7 +167,6 @@ class Plan:
         os.rename(made, final)
         sync(final.parent)
         shutil.rmtree(old, ignore_errors=True)
-        self.done[unit.name] = read_json(final / MANIFEST)
 
     def restore(self) -> None:
         """Puts back the results that an interrupted run had taken from their place."""
@@ -156,14 +178,20 @@ class Plan:
 
     def take(self, unit: Unit, shared: pathlib.Path) -> bool:
         """Takes a unit that another run of the same key left; returns whether it was whole."""
+        key = processes.from_first(lambda: self._take(unit, shared))
+        if key:
+            self.done[unit.name] = _read_visible(self.root / unit.name, key)
+        return bool(key)
+
+    def _take(self, unit: Unit, shared: pathlib.Path) -> str:
         key = self.key(unit).value
         taken = making_folder(self.root, f".taken/{unit.name}")
         shutil.rmtree(taken, ignore_errors=True)
         if not _copy_whole(shared / key, taken, key):
-            return False
+            return ""
         shutil.rmtree(making_folder(self.root, unit.name), ignore_errors=True)
         self._install(unit, taken)
-        return True
+        return key
 
     def publish(self, unit: Unit, shared: pathlib.Path) -> None:
         """Leaves a unit for other runs, unless another one was first."""
@@ -219,19 +247,51 @@ def _start(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
 
 
 def _run_in(folder: pathlib.Path, unit: Unit) -> float:
-    """Makes a unit's result durable in its folder; returns the seconds that it took."""
+    """Makes a unit's result durable in its folder; returns the seconds that it took.
+
+    Processes beside the first one throw away what they write.
+    """
     begin = time.monotonic()
     try:
-        unit.run(folder)
+        if unit.is_alone:
+            processes.alone(lambda: unit.run(folder))
+        else:
+            with processes.own_folder(folder, shared=_TOGETHER) as own:
+                unit.run(own)
     except Exception:
-        if not unit.is_resumable:
+        if not unit.is_resumable and processes.is_first():
             shutil.rmtree(folder, ignore_errors=True)
         raise
+    if not processes.is_first():
+        return 0.0
     for left in folder.rglob(".*"):  # of a save that was killed
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     seconds = round(time.monotonic() - begin, 1)
     sync(*(path for path in (folder, *folder.rglob("*")) if path.is_dir() or path.is_file()))
     return seconds
+
+
+def _note_seconds(folder: pathlib.Path, seconds: float) -> None:
+    """Notes that a unit has run: its result is kept whatever happens, what follows is short."""
+    write_json(folder / STARTED, {**_read_started(folder), "seconds": seconds})
+
+
+def _read_visible(folder: pathlib.Path, key: str) -> Manifest:
+    """Returns a unit's manifest, which a disk of the network may show a moment later than made."""
+    until = time.monotonic() + _VISIBLE_SECONDS
+    while processes.number() and time.monotonic() < until:
+        with contextlib.suppress(OSError, ValueError):  # half of an older state
+            found = manifests.read_manifest(folder)
+            if found is not None and found["key"] == key:
+                return found
+        time.sleep(0.1)
+    found = manifests.read_manifest(folder)
+    if found is None or found["key"] != key:
+        place = shown(str(folder), 160)
+        raise ValueError(
+            f"all processes must see the same --workdir, {place} is not there: share it"
+        )
+    return found
 
 
 def join_unit(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
@@ -333,16 +393,16 @@ def run_units(
             raise ValueError(f"{unit.name} reads {name}, which is missing or out of date: {mend}")
 
     plan = Plan(root, units)
-    plan.restore()
+    processes.alone(plan.restore)
     plan.survey()
     asked = [unit for unit in units if unit.stage in stages]
     for unit in asked:
         refuse(unit, [n for n in plan.missing(unit) if plan.units[n].stage not in stages])
         if unit.name not in plan.done:
-            check_own(root / unit.name)
-    for line in announcement(plan, asked):
+            processes.alone(functools.partial(check_own, root / unit.name))
+    for line in processes.from_first(lambda: [*announcement(plan, asked)]):
         log(line)
-    on_start()
+    processes.alone(on_start)
     # What is made may change what follows, so that everything is looked at again in turn.
     plan.done.clear()
     for unit in units:
@@ -363,8 +423,8 @@ def run_units(
         plan.make(unit)
         log(f"{label}: done in {plan.done[unit.name]['seconds']:.1f} s")
         if place is not None:
-            plan.publish(unit, place)
-    plan.finish()
+            processes.alone(functools.partial(plan.publish, unit, place))
+    processes.alone(plan.finish)
 
 
 def announcement(plan: Plan, asked: Sequence[Unit]) -> Iterator[str]:

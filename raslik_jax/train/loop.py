@@ -252,7 +252,7 @@ def fit(
         log = _Log(at.log_SF, fields, bar=numbers, watch=watch, refuse=refuse)
         for number, batch in zip(numbers, batches(done), strict=False):
             begin = time.monotonic()
-            state, info = step(state, frozen, batch)
+            state, info = step(state, frozen, meshes.place_rows(batch))
             if (shape := _shape_of(batch)) not in shapes:  # the call has compiled
                 shapes.add(shape)
                 numbers.leave_out(time.monotonic() - begin)
@@ -264,7 +264,7 @@ def fit(
                 continue
             at = Progress(state, log.log_SF)
             # The last step's loss is that of the weights before it: finite losses do not say it.
-            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)):
+            if not all(map(meshes.is_finite, jax.tree.leaves(state.params))):
                 raise refuse(f"weights are not finite after step {number}")
             if is_asked and after[number](state.params):
                 break

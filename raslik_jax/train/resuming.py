@@ -5,6 +5,7 @@ files. Orbax reads a flipped byte without a word and reports other damage by tra
 threads, so it opens no checkpoint whose seal does not fit.
 """
 
+import functools
 import os
 import pathlib
 import shutil
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from raslik_jax import processes
 from raslik_jax.files import hash_file, read_json, sync, write_json
 from raslik_jax.manifests import RESUME
 from raslik_jax.messages import one_line, shown
@@ -47,23 +49,32 @@ def save_progress(folder: pathlib.Path, step: int, progress: Any) -> None:
     import orbax.checkpoint
 
     place = folder / RESUME / str(step)
-    partial = place.with_name(f".{step}.partial-{os.getpid()}")
-    try:
+
+    def begin() -> str:
+        """Makes the folder that all processes write their parts to."""
         for killed in place.parent.glob(".*.partial-*"):
             shutil.rmtree(killed)
+        partial = place.with_name(f".{step}.partial-{os.getpid()}")
         partial.mkdir(parents=True)
-        with orbax.checkpoint.StandardCheckpointer() as checkpointer:
-            checkpointer.save((partial / "state").absolute(), _numbered(progress))
+        return str(partial.resolve())
+
+    def seal(partial: pathlib.Path) -> None:
         write_json(partial / _SEAL, _file_hashes(partial / "state"))
         partial.rename(place)
         sync(place.parent)
+        for old in _saved_steps(folder)[_KEPT:]:
+            shutil.rmtree(folder / RESUME / str(old))
+
+    try:
+        partial = pathlib.Path(processes.from_first(begin))
+        with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+            checkpointer.save(partial / "state", _numbered(progress))
+        processes.alone(lambda: seal(partial))
     except (OSError, ValueError, RuntimeError) as error:
         raise OSError(
             f"the checkpoint {shown(str(place), 160)} cannot be written "
             f"({one_line(str(error), 80)}): free space, then run again"
         ) from error
-    for old in _saved_steps(folder)[_KEPT:]:
-        shutil.rmtree(folder / RESUME / str(old))
 
 
 def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[int, _Tree] | None:
@@ -72,9 +83,12 @@ def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[i
     Damaged ones are named on stderr and removed; None where no other is left. `like` goes from the
     number of a checkpoint to arrays of its shapes and dtypes; NumPy arrays come back as such.
     """
-    for step in _saved_steps(folder):
+    while step := processes.from_first(lambda: next(iter(_saved_steps(folder)), 0)):
         place = folder / RESUME / str(step)
+        why = processes.from_first(functools.partial(_damage, place))
         try:
+            if why:
+                raise ValueError(why)
             return step, _read(place, like(step))
         except ValueError as error:
             print(
@@ -82,17 +96,25 @@ def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[i
                 f"({one_line(str(error), 80)}): training goes on from an earlier one, if any",
                 file=sys.stderr,
             )
-            shutil.rmtree(place)
+            processes.alone(functools.partial(shutil.rmtree, place))
     return None
+
+
+def _damage(place: pathlib.Path) -> str:
+    """Returns why a checkpoint is not read, empty where it is whole."""
+    try:
+        if read_json(place / _SEAL, {str: str}) != _file_hashes(place / "state"):
+            return "its files differ from their checksums"
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _read(place: pathlib.Path, like: _Tree) -> _Tree:
     import orbax.checkpoint
 
-    if read_json(place / _SEAL, {str: str}) != _file_hashes(place / "state"):
-        raise ValueError("its files differ from their checksums")
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
-        leaves = checkpointer.restore((place / "state").absolute(), _numbered(like))
+        leaves = checkpointer.restore(place.resolve() / "state", _numbered(like))
     restored = [leaves[name] for name in sorted(leaves)]
     expected = jax.tree.leaves(like)
     if [np.shape(leaf) for leaf in restored] != [np.shape(leaf) for leaf in expected]:

@@ -1,22 +1,35 @@
-"""A run on eight devices gives what it gives on one: sets, answers, rates, adapters, sketches."""
+"""A run of two processes gives what one device gives: sets, answers, rates, adapters, sketches.
+
+One of the two is killed at a random moment, and the run goes on from there.
+"""
 
 import json
+import os
 import pathlib
+import random
+import socket
+import subprocess
 import tempfile
+import time
 
 import numpy as np
 import pytest
 from absl.testing import absltest
 from safetensors.numpy import load_file
-from tiny import FLAGS, finished_run, run_script
+from tiny import FLAGS, finished_run, start_script
 
+from raslik_jax import manifests
 from raslik_jax.index.store import SketchStore
+from raslik_jax.processes import LOST_PROCESS_STATUS
 
 # Of sketches of length one, where float32 has steps of 6e-8. Measured: 2e-7, and 1e-7 of weights.
 _SKETCH_ATOL, _ADAPTER_ATOL = 2e-6, 2e-5
 # A part of the run that goes through all kinds of work on the devices.
 _PART = ("--retrieve.strategies=random,raslik", "--unlearn.algorithms=ga_klr")
 _STAGES = "corpus,backbone,finetune,references,sketch,retrieve,unlearn,generate,evaluate"
+# Decides which unit is interrupted, which process is killed, and when.
+_SEED = int(os.environ.get("RASLIK_KILL_SEED", "2"))
+_KILLED_IN = ("unlearn/raslik-ga_klr", "finetune", "sketch", "references/evaluation")
 
 
 def _lines(path: pathlib.Path) -> list[dict]:
@@ -30,16 +43,52 @@ class MeshRunTest(absltest.TestCase):
         super().setUpClass()
         cls.one = finished_run()
         cls.many = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory())) / "many"
-        done = run_script(
-            "experiments/run.py",
-            *FLAGS,
-            *_PART,
-            f"--workdir={cls.many}",
-            f"--stages={_STAGES}",
-            env={"JAX_NUM_CPU_DEVICES": "8"},
-        )
-        if done.returncode:
-            raise AssertionError(done.stderr)
+        draw = random.Random(_SEED)
+        unit, victim, seconds = draw.choice(_KILLED_IN), draw.randrange(2), draw.uniform(0, 2)
+        cls.when = f"process {victim} killed {seconds:.2f} s into {unit}"
+        job = cls.start()
+        while not (cls.many / ".making" / unit).is_dir() and job[victim].poll() is None:
+            time.sleep(0.02)
+        time.sleep(seconds)
+        job[victim].kill()
+        _, cls.told = job[1 - victim].communicate(timeout=60)
+        cls.status = job[1 - victim].returncode
+        job[victim].communicate()
+        job = cls.start()
+        ended = [process.communicate() for process in job]
+        if any(process.returncode for process in job):
+            raise AssertionError(ended)
+        cls.printed = [stdout for stdout, _ in ended]
+
+    @classmethod
+    def start(cls):
+        """Starts both processes of the run, of four devices each."""
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+            coordinator = f"localhost:{probe.getsockname()[1]}"
+        return [
+            start_script(
+                "experiments/run.py",
+                *(*FLAGS, *_PART, f"--workdir={cls.many}", f"--stages={_STAGES}"),
+                *(f"--coordinator={coordinator}", "--num_processes=2", f"--process_id={number}"),
+                env={"JAX_NUM_CPU_DEVICES": "4"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            for number in range(2)
+        ]
+
+    def test_the_loss_of_a_process_ends_the_job_with_a_sentence(self):
+        self.assertEqual(self.status, LOST_PROCESS_STATUS, f"{self.when}: {self.told}")
+        self.assertIn("lost another process of its job and ends; what was stored is", self.told)
+        self.assertNotIn("Traceback", self.told)
+
+    def test_the_first_process_alone_speaks_and_writes(self):
+        self.assertIn("[19/19] evaluate: done in", self.printed[0])
+        self.assertNotIn("evaluate", self.printed[1])
+        left = {str(path.relative_to(self.many)) for path in self.many.rglob("*.partial*")}
+        self.assertEmpty(left)
+        self.assertEmpty(manifests.verify(self.many))
 
     def pairs(self, pattern):
         """The files of both runs, by name."""

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from raslik_jax import meshes
+from raslik_jax import meshes, processes
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import batches, encoding, prompts, tokenization
@@ -193,7 +193,8 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
     sketch = sketch_function(workspace, projection, adapters)
     encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
     plans = plan_batches(config, encoded)
-    store = SketchStore.create(
+    create = functools.partial(
+        SketchStore.create,
         folder / "index",
         identity=model_identity(workspace, adapters)
         | {
@@ -211,18 +212,21 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
         dtype=settings.dtype,
         chunk_rows=settings.chunk_rows or build.choose_chunk_rows(plans),
     )
+    processes.alone(create)
+    store = SketchStore.open(folder / "index")
     left = sum(len(store.ids[store.chunk_positions(chunk)]) for chunk in store.missing_chunks())
     # The bar counts what this job makes; beside other jobs it ends short of the total.
     with contextlib.closing(progress(None, "sketches", total=left, unit="example")) as bar:
+        claims = Claims(store, worker=f"{socket.gethostname()}-{os.getpid()}")
         made = build.fill_store(
             store,
             encoded,
             plans,
             sketch,
-            chunks=Claims(store, worker=f"{socket.gethostname()}-{os.getpid()}").chunks(),
+            chunks=processes.each_from_first(claims.chunks()),
             count=bar.update,
         )
-    store.finish()
+    processes.alone(store.finish)
     return store, made
 
 
@@ -247,7 +251,8 @@ def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
     settings, adapters = workspace.config.sketch, sketched_adapters(workspace)
     encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
     spread_M = np.linspace(0, len(encoded.ids) - 1, settings.diagnose).astype(np.int64)
-    whole = batches.make_batch(encoded, batches.plan_rows(encoded, np.unique(spread_M)))
+    plan = batches.plan_rows(encoded, np.unique(spread_M))
+    whole = meshes.place_rows(batches.make_batch(encoded, plan))
 
     def of_rows(points: tuple[Tree, ...], held: Tree, batch: batches.Batch) -> jax.Array:
         loss = _loss(workspace, batch)
@@ -266,7 +271,7 @@ def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
     numbered = {f"adapter-{i:03d}": point for i, point in enumerate(points)}
     found = diagnose.diagnose(
         make_projection(workspace, adapters),
-        flat_gradients(points, held, whole),
+        meshes.fetch(flat_gradients(points, held, whole)),
         projections.gradient_manifest(numbered if len(points) > 1 else points[0]),
     )
     write_json(folder / "diagnosis.json", diagnose.to_json(found))

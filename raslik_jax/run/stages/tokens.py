@@ -128,12 +128,12 @@ def _pieces_of(
     shares = jax.jit(lambda *whole, rows: meshes.by_rows(of_device, *whole, rows=rows))
     masks, found = encoded.target_masks(), []
     for row, toward_K in zip(rows, toward, strict=True):
-        batch = batches.make_batch(encoded, plan._replace(rows=np.array([row])))
+        batch = meshes.place_rows(batches.make_batch(encoded, plan._replace(rows=np.array([row]))))
         ends = batch.tokens_BL, batch.target_mask_BL
         vectors = toward_K.astype(np.float32), mean_K.astype(np.float32)
         fixed = (projection, adapters, workspace.sketch_model.base, vectors)
         told = shares(*fixed, rows=ends)  # the first device's row, the others' are dummies
-        share = iter(np.asarray(told.share_T[0], np.float64).tolist())
+        share = iter(meshes.fetch(told.share_T)[0].astype(np.float64).tolist())
         pieces = token_pieces(workspace.tokenizer, encoded.tokens[row])
         found.append(
             [

@@ -1,0 +1,212 @@
+"""Several processes that run one program: the first one decides and writes, all compute.
+
+All come to the same calls in the same order. What the first has decided goes to the others over the
+connections that also tell when one is lost (`distributed.job` opens them). Without a job a process
+is the first of one, and all of this is a plain call.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import queue
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, NoReturn, TypeVar
+
+_T = TypeVar("_T")
+# The exit status of a process whose job lost another one (EX_UNAVAILABLE of sysexits.h).
+LOST_PROCESS_STATUS = 69
+_FAREWELL = b"\n"
+# An idle connection is asked whether a machine is there: after seconds, how far apart, how often.
+_PROBES = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+
+
+class FirstFailed(SystemExit):
+    """Ends a process because the first one has failed, which says why."""
+
+
+class Job:
+    """This process's place in a job, and its connections: of the first to all others, else one.
+
+    `apart` gives the context in which the first process computes without the others.
+    """
+
+    def __init__(
+        self,
+        number: int = 0,
+        count: int = 1,
+        connections: Collection[socket.socket] = (),
+        apart: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ):
+        self.number, self.count, self.apart = number, count, apart
+        self.is_apart = False
+        self._connections, self._messages = connections, queue.SimpleQueue[Any]()
+        self._has_failed = threading.Event()
+        self._watchers = [
+            threading.Thread(target=self._watch, args=(connection,), daemon=True)
+            for connection in connections
+        ]
+        for connection, watcher in zip(connections, self._watchers, strict=True):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _PROBES.items():
+                if hasattr(socket, name):
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            watcher.start()
+
+    def _watch(self, connection: socket.socket) -> None:
+        """Takes messages until the farewell; where a connection ends without one, so do we."""
+        line = b""
+        with contextlib.suppress(OSError), connection.makefile("rb") as lines:
+            for line in lines:
+                if line == _FAREWELL:
+                    return
+                self._messages.put(json.loads(line))
+        if not self._has_failed.is_set():
+            self.end("its connection closed")
+
+    def tell(self, message: Any) -> None:
+        """Sends a message: the first process to all others, another to the first."""
+        line = json.dumps(message).encode() + b"\n"
+        for connection in self._connections:
+            with contextlib.suppress(OSError):  # the watcher sees that it is lost
+                connection.sendall(line)
+
+    def hear(self) -> Any:
+        """Returns the next message of the first process."""
+        message = self._messages.get()
+        if message.get("failed"):
+            raise FirstFailed(1)
+        return message["value"]
+
+    def meet(self) -> None:
+        """Waits until all processes have come here."""
+        if self.number:
+            self.tell({})
+            self.hear()
+        else:
+            for _ in range(self.count - 1):
+                self._messages.get()
+            self.tell({"value": None})
+
+    def leave(self) -> None:
+        """Says farewell: this process has come to its end."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.sendall(_FAREWELL)
+
+    def fail(self, error: BaseException) -> None:
+        """Notes that this process fails by itself, so that it says why and not that one is lost."""
+        self._has_failed.set()
+        if isinstance(error, FirstFailed):  # which speaks first
+            for watcher in self._watchers:
+                watcher.join(60)
+
+    def end(self, reason: str) -> NoReturn:
+        """Ends this process, whatever it does, because another one is lost."""
+        print(
+            f"error: process {self.number} of {self.count} lost another process of its job and "
+            f"ends; what was stored is whole, start all processes again ({reason})",
+            file=sys.__stderr__,
+            flush=True,
+        )
+        os._exit(LOST_PROCESS_STATUS)  # the main thread may hold the output
+
+
+_ALONE = Job()
+_job = _ALONE
+
+
+def join(job: Job | None) -> None:
+    """Makes this process one of a job; None: it stands alone again."""
+    global _job
+    _job = job or _ALONE
+
+
+def count() -> int:
+    """Returns the number of processes that compute together."""
+    return 1 if _job.is_apart else _job.count
+
+
+def number() -> int:
+    """Returns the number of this process, from 0."""
+    return _job.number
+
+
+def is_first() -> bool:
+    """Says whether this process decides and writes."""
+    return _job.number == 0
+
+
+def from_first(make: Callable[[], _T]) -> _T:
+    """Returns in every process what the first one makes, a JSON value; an error of it ends all."""
+    if count() == 1:
+        return make()
+    if not is_first():
+        found: _T = _job.hear()
+        return found
+    try:
+        value = make()
+    except Exception:
+        _job.tell({"failed": True})
+        raise
+    _job.tell({"value": value})
+    return value
+
+
+def alone(make: Callable[[], _T]) -> _T | None:
+    """Returns what the first process makes while the others wait, to whom it is None.
+
+    What it computes there is computed on its own device.
+    """
+    if count() == 1:
+        return make()
+    made: list[_T] = []
+
+    def apart() -> None:
+        with _job.apart():
+            _job.is_apart = True
+            try:
+                made.append(make())
+            finally:
+                _job.is_apart = False
+
+    from_first(apart)
+    return made[0] if made else None
+
+
+def each_from_first(items: Iterable[_T]) -> Iterator[_T]:
+    """Yields in every process the items of the first one, which alone goes through them."""
+    own, no_more = iter(items), {"end": True}
+    while (found := from_first(lambda: _next(own))) != no_more:
+        yield found["item"]
+
+
+def _next(items: Iterator[_T]) -> dict[str, Any]:
+    for item in items:
+        return {"item": item}
+    return {"end": True}
+
+
+@contextlib.contextmanager
+def own_folder(folder: pathlib.Path, *, shared: Collection[str]) -> Iterator[pathlib.Path]:
+    """Yields the folder that this process writes a result to: the first the one that is kept.
+
+    The others write to a copy that is thrown away, so that all run the same program. Large files of
+    weights are not copied; what is `shared` is that of the first process.
+    """
+    if is_first():
+        _job.meet()
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="raslik-", ignore_cleanup_errors=True) as parent:
+        copy, ignored = pathlib.Path(parent, folder.name), (*shared, "*.safetensors", ".*")
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(*ignored))
+        for name in shared:
+            (copy / name).symlink_to(folder.absolute() / name)
+        _job.meet()  # the first one changes the folder from here on
+        yield copy
