@@ -8,7 +8,7 @@ template that is not the manifest's is refused.
 import functools
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,9 @@ from raslik_jax.index.format import refuse_differences
 from raslik_jax.index.store import SketchStore
 from raslik_jax.messages import shown, some_of
 from raslik_jax.retrieve import noise, sets
+from raslik_jax.retrieve.chance import Chance
 from raslik_jax.retrieve.selectors import Selection
+from raslik_jax.run.stages import chance as chance_stage
 from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import replaced
@@ -44,16 +46,23 @@ _IDENTITY = {
 }
 
 
+# The fields of `retrieve.chance.Chance`, one example's.
+_CHANCE = tuple(name.removesuffix("_N") for name in Chance._fields)
+
+
 class Influence(NamedTuple):
     """A training example and what it does to a generation.
 
     The score is the mean (centered) cosine with the queries, s_F: positive pulls toward the
     generation. Sigma is its standard deviation over random sketches; None where it is no mean.
+    `chance` is how the score lies among those of unrelated prompts, by the names of
+    `retrieve.chance`; None where the run of the index stored none.
     """
 
     example: Example
     score: float
     sigma: float | None
+    chance: Mapping[str, float] | None = None
 
 
 class Trace(NamedTuple):
@@ -181,6 +190,7 @@ class Tracer:
         check_agreement(asked.gram_QQ, [query.example_id for query in queries])
         how: Any = {"center": center, "aggregate": aggregate}
         score_N = search.score_store(self.store, query_QK, **how)
+        chances = chance_stage.of_trace(self.workspace, self.store, score_N, asked, **how)
         sizes: Any = {"k_forget": top, "k_retain": bottom}
         tails = search.search_store(
             self.store, query_QK, **how, **sizes, finer=finer, score_N=score_N
@@ -191,9 +201,13 @@ class Tracer:
             sigmas: Sequence[float | None] = [None] * len(ids)
             if ids and aggregate == "mean":
                 sigmas = noise.row_sigma(self.store, positions, score_M, asked).tolist()
+            told: Sequence[Mapping[str, float] | None] = [None] * len(ids)
+            if chances and not np.isnan(chances.p_N[positions]).any():
+                parts = np.stack(chances, axis=1)[positions].tolist()
+                told = [dict(zip(_CHANCE, part, strict=True)) for part in parts]
             return tuple(
-                Influence(self.examples[name], float(score), sigma)
-                for name, score, sigma in zip(ids, score_M, sigmas, strict=True)
+                Influence(self.examples[name], float(score), sigma, one)
+                for name, score, sigma, one in zip(ids, score_M, sigmas, told, strict=True)
             )
 
         toward = influences(tails.forget_ids, tails.forget_scores)

@@ -14,6 +14,7 @@ from raslik_jax.data.examples import Example, make_example
 from raslik_jax.files import parse_json
 from raslik_jax.messages import bounded, one_line, some_of
 from raslik_jax.report import serving
+from raslik_jax.retrieve import chance
 
 # They are listed as flags of the command that asks for them.
 flags.disclaim_key_flags()
@@ -129,7 +130,7 @@ def as_json(trace: "Trace") -> dict[str, Any]:
         return [
             {"id": found.example.example_id, "score": found.score, "sigma": found.sigma}
             | {name: getattr(found.example, name) for name in (*_TEXTS, "is_target", "source")}
-            | {"place": found.example.place}
+            | {"place": found.example.place, "chance": found.chance}
             for found in influences
         ]
 
@@ -157,6 +158,8 @@ def _lines(trace: "Trace", width: int) -> Iterator[str]:
             source = f"  {one_line(row.source, 60)}" if row.source else ""
             noise = "" if found.sigma is None else f" +- {found.sigma:.4f}"
             yield f"{rank:4}. {found.score:+.4f}{noise}  {one_line(row.example_id, 60)}{source}"
+            if found.chance and way == "toward":
+                yield " " * 6 + chance.in_words(**found.chance)
             prompt = f"{row.instruction} | {row.input}" if row.input else row.instruction
             for text in (prompt, row.output):
                 wrapped = textwrap.wrap(one_line(text, width), 88)

@@ -19,7 +19,8 @@ const row = (item) => {
   const score = make("p", "score", `score ${number(item.score)}${noise}${place}`);
   if (item.is_target !== null) score.append(make("span", "chip", item.is_target ? "target" : "other"));
   const asked = [item.instruction, item.input].filter(Boolean).join("\n");
-  return make("li", "", "", score, make("p", "asked", asked), make("p", "", item.output));
+  const told = item.chance && item.score > 0 ? [make("p", "score", `${item.chance.higher} of ${item.chance.prompts} unrelated prompts score it as high; p ${+item.chance.p.toPrecision(2)}, q ${+item.chance.q.toPrecision(2)}`)] : [];
+  return make("li", "", "", score, ...told, make("p", "asked", asked), make("p", "", item.output));
 };
 const pole = (title, items) => {
   const list = make("ol", "examples", "", ...items.map(row));

@@ -3,6 +3,7 @@
 Read from a work directory; where no answer was traced, a run opens with one example of its queries.
 """
 
+import base64
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ from raslik_jax.retrieve.chance import Chance
 HARDLY = 4.0
 # What `raslik unlearn` left where, by title; below the work directory or absolute.
 EXPORTS = "exports.json"
+# Bytes of the files that the page holds itself, of all and of one.
+_LINKED, _LINKED_FILE = 400_000, 100_000
 # Rows that are shown where there are no shares of tokens, and steps of a token's color.
 _CARDS, _TONES = 8, 3
 
@@ -81,6 +84,17 @@ class Traced(NamedTuple):
     said: tuple[Said, ...]
 
 
+class Download(NamedTuple):
+    """What a run leaves: a file or folder, where it is, and a link that holds it if it is small.
+
+    Below the work directory the place is told as it stands there, elsewhere in full.
+    """
+
+    title: str
+    place: str
+    link: str
+
+
 class Cut(NamedTuple):
     """What `figures.draw_cut` shows."""
 
@@ -99,7 +113,7 @@ class Incident(NamedTuple):
     points: tuple[str, ...]
     warning: str
     cut: Cut | None
-    downloads: tuple[tuple[str, str], ...]
+    downloads: tuple[Download, ...]
 
 
 def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
@@ -229,21 +243,13 @@ def _cards(
     for one in found:
         number = place[one["id"]]
         row = rows[number]
-        told = chance_text(chances, number) if chances else ""
+        told = chance.in_words(*(part[number] for part in chances)) if chances else ""
         sigma = None if math.isnan(sigma_N[number]) else float(sigma_N[number])
         parts = (row["output"], row.get("place", 0), one["score"], sigma, told)
         pieces = shaded(one["row"]), shaded(one["answer"])
         set_name = sets.get(one["id"], "")
         cards.append(Card(asked_of(row), *parts, set_name, len(one["alike"]), *pieces))
     return tuple(cards)
-
-
-def chance_text(chances: Chance, number: int) -> str:
-    """Returns what a row's chance is, in words; "" where nothing is known of it."""
-    higher, prompts, p, q = (part[number] for part in chances)
-    if math.isnan(p):
-        return ""
-    return f"{higher:.0f} of {prompts:.0f} unrelated prompts score it as high; p {p:.2g}, q {q:.2g}"
 
 
 def shaded(pieces: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:
@@ -348,12 +354,18 @@ def _read_cut(root: pathlib.Path, number: int) -> Cut | None:
     return Cut(read_array(paths[1], (number,)), *(cut[name] for name in _CUT))
 
 
-def _downloads(root: pathlib.Path, strategy: str) -> tuple[tuple[str, str], ...]:
-    """Returns what a run leaves for its user that is there now: titles and places.
-
-    Below the work directory a place is told as it stands there, elsewhere in full.
-    """
-    found = {"Rows to forget": f"retrieve/{strategy}/forget.jsonl"}
-    path = root / EXPORTS
-    found |= read_json(path, {str: str}) if path.is_file() else {}
-    return tuple((title, place) for title, place in found.items() if (root / place).exists())
+def _downloads(root: pathlib.Path, strategy: str) -> tuple[Download, ...]:
+    """Returns what a run leaves for its user that is there now; what is small is in its link."""
+    places = {"Rows to forget": f"retrieve/{strategy}/forget.jsonl"}
+    path, room = root / EXPORTS, _LINKED
+    places |= read_json(path, {str: str}) if path.is_file() else {}
+    found = list[Download]()
+    for title, place in places.items():
+        path, link = root / place, ""
+        if path.is_file() and path.stat().st_size <= min(room, _LINKED_FILE):
+            # Of a kind that every browser saves and none shows.
+            held = base64.b64encode(path.read_bytes()).decode()
+            link, room = f"data:application/octet-stream;base64,{held}", room - len(held)
+        if path.exists():
+            found.append(Download(title, place, link))
+    return tuple(found)

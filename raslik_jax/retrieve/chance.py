@@ -139,6 +139,13 @@ def read_sigma(root: pathlib.Path, number: int) -> Float[np.ndarray, " N"]:
     return files.read_array(path, (number,)) if path.is_file() else np.full(number, np.nan)
 
 
+def in_words(higher: float, prompts: float, p: float, q: float) -> str:
+    """Returns what the chance of one row is, in words; "" where nothing is known of it."""
+    if np.isnan(p):
+        return ""
+    return f"{higher:.0f} of {prompts:.0f} unrelated prompts score it as high; p {p:.2g}, q {q:.2g}"
+
+
 def sentence(chance: Chance) -> str:
     """Returns what the chances of a run say, for terminal and page; "" where they say nothing."""
     known_N = chance.prompts_N[~np.isnan(chance.prompts_N)]

@@ -27,6 +27,7 @@ from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import requantize, verify
 from raslik_jax.report import serving
+from raslik_jax.retrieve import chance
 from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.units import making_folder
 from raslik_jax.run.workspace import Workspace
@@ -74,6 +75,31 @@ class QueryTest(parameterized.TestCase):
         store = self.tracer.store
         expected = search.score_store(store, found.query_QK, center=True)
         np.testing.assert_array_equal(found.score_N, expected)
+
+    def test_a_score_is_told_with_the_unrelated_prompts_of_the_run(self):
+        rows = self.tracer.workspace.corpus.train
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        null_NM = np.random.default_rng(0).normal(0, 0.2, (len(rows), 20)).astype(np.float32)
+        (folder / "retrieve" / "null").mkdir(parents=True)
+        np.save(folder / "retrieve/null/positions.npy", np.arange(20))
+        np.save(folder / "retrieve/null/scores.npy", null_NM)
+        self.enterContext(mock.patch.object(self.tracer.workspace, "root", folder))
+        # So that every prompt is unrelated, whatever it says.
+        none = mock.Mock(return_value=np.zeros(20, bool))
+        self.enterContext(mock.patch.object(chance, "related_prompts", none))
+        row = rows[7]
+        found = self.tracer.trace(row.instruction, row.output, input=row.input, top=3)
+        for one in found.toward:
+            null_M = null_NM[[r.example_id for r in rows].index(one.example.example_id)]
+            higher = int((null_M >= one.score).sum())
+            self.assertEqual((one.chance["higher"], one.chance["prompts"]), (higher, 20))
+            self.assertAlmostEqual(one.chance["p"], (1 + higher) / 21)
+        said = f"{higher} of 20 unrelated prompts score it as high; p "
+        self.assertIn(said, asking.as_text(found, 80))
+        self.assertEqual(asking.as_json(found)["toward"][2]["chance"], one.chance)
+        # Of scores that are centered otherwise the run knows no chance.
+        other = self.tracer.trace(row.instruction, row.output, input=row.input, center=False)
+        self.assertIsNone(other.toward[0].chance)
 
     def test_the_lines_of_the_documentation_run(self):
         text = (tiny.REPOSITORY / "docs" / "guides" / "asking.md").read_text()

@@ -1,5 +1,6 @@
 """What a page opens with: every sentence from the numbers of a run."""
 
+import base64
 import json
 import pathlib
 
@@ -148,7 +149,11 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
     assert card.alike == 2 and card.set_name == "forget"
     assert card.sigma == 0.0123
     assert card.chance == "3 of 240 unrelated prompts score it as high; p 0.017, q 0.04"
-    assert dict(found.downloads).keys() == {"Rows to forget", "Training file without them"}
+    forget, cleaned = found.downloads
+    assert (forget.title, cleaned.title) == ("Rows to forget", "Training file without them")
+    # What is small is in the page itself.
+    held = base64.b64decode(forget.link.removeprefix("data:application/octet-stream;base64,"))
+    assert held == (root / forget.place).read_bytes()
     text = page.render(runs.group_runs([run]))
     start = text.index('<section id="incident"')
     assert start < text.index('<section id="summary"')
@@ -167,3 +172,13 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
     ):
         assert words in part, words
     assert sample_run.HOSTILE not in text
+
+
+def test_a_large_file_and_a_folder_are_told_by_their_places(root):
+    _trace(root)
+    (root / "cleaned.jsonl").write_text("x" * 100_001)
+    (root / "clean").mkdir()
+    exports = {"Training file without them": "cleaned.jsonl", "Adapter without it": "clean"}
+    (root / incident.EXPORTS).write_text(json.dumps(exports))
+    found = runs.read_run(root).incident
+    assert found and [bool(one.link) for one in found.downloads] == [True, False, False]

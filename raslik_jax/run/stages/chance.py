@@ -72,6 +72,32 @@ def compare(
     return chance.compare(score_N / length, null_NM[:, ~is_related_M])
 
 
+def of_trace(
+    workspace: Workspace,
+    store: SketchStore,
+    score_N: Float[np.ndarray, " N"],
+    queries: search.Queries,
+    *,
+    center: bool,
+    aggregate: Aggregate,
+) -> chance.Chance | None:
+    """Returns the chances of scores of an index's rows, in its order, by what its run has stored.
+
+    None where the run compared with no prompts, centered otherwise, or has other rows.
+    """
+    rows, place = workspace.corpus.train, {name: n for n, name in enumerate(store.ids)}
+    is_stored = (workspace.root / "retrieve" / "null" / "scores.npy").is_file()
+    if not is_stored or center != workspace.config.retrieve.center:
+        return None
+    if {row.example_id for row in rows} != place.keys():
+        return None
+    place_N = np.array([place[row.example_id] for row in rows], np.int64)
+    null = read_null(workspace.root, len(rows))
+    found = compare(score_N[place_N], *null, direction_length(queries, aggregate))
+    order_N = np.argsort(place_N)
+    return chance.Chance(*(part[order_N] for part in found))
+
+
 def _noise_of_best(
     workspace: Workspace,
     store: SketchStore,
