@@ -117,7 +117,9 @@ class PageTest(absltest.TestCase):
                 ("src", "style", "srcset", "action", "onclick", "onload", "xmlns"),
             )
             if "href" in element.attributes:
-                self.assertRegex(element.attributes["href"], "^#|^data:application/octet-stream;base64,")
+                self.assertRegex(
+                    element.attributes["href"], "^#|^data:application/octet-stream;base64,"
+                )
         self.assertEqual(self.tree.all("link"), [])
         self.assertNotRegex(style.text(), r"@import|url\(|expression")
         # The grid draws SVG, whose name is an address.
