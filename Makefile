@@ -15,7 +15,7 @@ help:
 	@echo "make check       the heavy suites on top: parity with torch, kill campaigns, statistics, the report in a browser (half an hour)"
 	@echo "make studies     cells of the studies and benchmarks made again, and held to what is stored"
 	@echo "make parity      only the comparisons with torch, transformers and peft"
-	@echo "make gpu-check   compile every step of three real models for an H100 that need not be there"
+	@echo "make gpu-check   compile every step of real models for one H100 and for eight that need not be there"
 	@echo "make docs        build the documentation into site/, with warnings as errors"
 
 $(VENV)/bin/python:

@@ -6,10 +6,12 @@ update, inside a fusion too; caches, launch times and overlap are left out. So n
 and what is far from a product shows.
 """
 
+import collections
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8}
@@ -43,16 +45,64 @@ class Instruction(NamedTuple):
 
 
 class Item(NamedTuple):
-    """What one instruction takes in all its trips: seconds, operations, bytes."""
+    """What one instruction takes in all its trips: seconds, operations, bytes.
+
+    `is_open` says that it is in a loop whose length is known at run time only.
+    """
 
     seconds: float
     operations: float
     bytes_moved: float
     trips: int
+    is_open: bool
     name: str
     opcode: str
     shape: str
     source: str
+
+
+class Running(NamedTuple):
+    """An instruction that runs, its computation, how often, and whether in a loop of any length."""
+
+    one: Instruction
+    name: str
+    times: int
+    is_open: bool
+
+
+class Exchange(NamedTuple):
+    """What devices send each other: its kind, the arrays that a device is left with, how often."""
+
+    kind: str
+    arrays: tuple[str, ...]
+    times: int
+
+    @property
+    def size(self) -> float:
+        """The bytes that a device is left with, once."""
+        return sum(map(size_of, self.arrays))
+
+    def sent(self, devices: int) -> float:
+        """Returns the bytes that a device sends in all its trips, in a ring of so many devices.
+
+        A gather and a sum of parts pass on all but a device's own part; a sum is both.
+        """
+        others = self.times * (devices - 1)
+        whole = {"all-reduce": 2 / devices, "reduce-scatter": 1.0}
+        return others * self.size * whole.get(self.kind, 1 / devices)
+
+
+def _kernel(one: Instruction) -> str:
+    """Returns the name of the Pallas kernel that an instruction calls, else nothing."""
+    found = re.search(r'op_name="[^"]*?([\w.]+)/pallas_call"', one.rest)
+    return found[1] if found and one.opcode == "custom-call" else ""
+
+
+def _result(one: Instruction) -> list[str]:
+    """Returns the arrays that an exchange makes; a start may have its operands first."""
+    arrays = [found[0] for found in _ARRAY.finditer(one.shape)]
+    is_both = one.opcode.endswith("-start") and one.opcode != "all-reduce-start"
+    return arrays[len(arrays) // 2 :] if is_both else arrays
 
 
 def arrays_of(shape: str) -> list[tuple[str, int]]:
@@ -106,26 +156,27 @@ class Program:
                     name, shape, opcode, operands, number, call[end:], bool(is_root)
                 )
 
-    def instructions(self, *, trips: int = 1) -> Iterator[tuple[Instruction, str, int]]:
-        """Yields what runs, outside of fusions: instruction, its computation, how often it runs.
+    def instructions(self, *, trips: int = 1) -> Iterator["Running"]:
+        """Yields what runs, outside of fusions.
 
         A loop whose length the text does not know runs `trips` times.
         """
-        yield from self._walk(self.entry, 1, trips)
+        yield from self._walk(self.entry, 1, trips, False)
 
-    def _walk(self, name: str, times: int, unknown: int) -> Iterator[tuple[Instruction, str, int]]:
+    def _walk(self, name: str, times: int, unknown: int, is_open: bool) -> Iterator["Running"]:
         for one in self.computations[name].values():
             if one.opcode == "while":
                 known = re.search(r'known_trip_count":\{"n":"(\d+)"', one.rest)
                 count = int(known[1]) if known else unknown
-                yield from self._walk(one.called("body"), times * count, unknown)
+                inside = is_open or not known
+                yield from self._walk(one.called("body"), times * count, unknown, inside)
             elif one.opcode in ("call", "conditional", "async-start"):
-                yield one, name, times
+                yield Running(one, name, times, is_open)
                 for called in _NAME.findall(one.rest):
                     if called in self.computations:
-                        yield from self._walk(called, times, unknown)
+                        yield from self._walk(called, times, unknown, is_open)
             elif one.opcode not in _FREE:
-                yield one, name, times
+                yield Running(one, name, times, is_open)
 
     @functools.cache  # noqa: B019  a program lives as long as its analysis
     def operations(self, name: str) -> float:
@@ -158,6 +209,8 @@ class Program:
             return 0.0, 2 * size_of(given[1 if one.opcode != "scatter" else -1])
         if one.opcode in ("call", "conditional", "async-start"):
             return 0.0, 0.0
+        if one.opcode == "all-gather-start":  # its shape has its operands too
+            return 0.0, size_of(one.shape)
         operations = self._of_dot(name, one) if one.opcode == "dot" else 0.0
         return operations, sum(map(size_of, given)) + size_of(one.shape)
 
@@ -199,45 +252,62 @@ class Program:
         return of(next(one for one in body.values() if one.is_root))
 
     def items(
-        self, *, flops_per_second: float, bytes_per_second: float, trips: int = 1
+        self,
+        *,
+        flops_per_second: float,
+        bytes_per_second: float,
+        trips: int = 1,
+        kernels: Mapping[str, float] = MappingProxyType({}),
     ) -> list[Item]:
-        """Returns what every instruction takes at these rates, the largest first."""
+        """Returns what every instruction takes at these rates, the largest first.
+
+        The text does not show the operations inside kernels: all calls of one are given `kernels`.
+        """
+        calls: collections.Counter[str] = collections.Counter()
+        for one, _, times, _ in self.instructions(trips=trips):
+            calls[_kernel(one)] += times
         found = []
-        for one, name, times in self.instructions(trips=trips):
+        for one, name, times, is_open in self.instructions(trips=trips):
             operations, moved = self.cost(name, one)
+            if kernel := _kernel(one):
+                operations += kernels.get(kernel, 0.0) / calls[kernel]
             seconds = max(operations / flops_per_second, moved / bytes_per_second)
             source = re.search(r'op_name="([^"]*)"', one.rest)
             found.append(
                 Item(
-                    *(seconds * times, operations * times, moved * times, times),
+                    *(seconds * times, operations * times, moved * times, times, is_open),
                     *(one.name, one.opcode, one.shape, source[1] if source else ""),
                 )
             )
         return sorted(found, reverse=True)
 
-    def collectives(self, *, trips: int = 1) -> list[tuple[str, str, int]]:
-        """Returns the exchanges between devices: kind, shape of the result, how often."""
+    def collectives(self, *, trips: int = 1) -> list[Exchange]:
+        """Returns the exchanges between devices."""
         return [
-            (kind, one.shape, times)
-            for one, _, times in self.instructions(trips=trips)
+            Exchange(kind, tuple(_result(one)), times)
+            for one, _, times, _ in self.instructions(trips=trips)
             for kind in _COLLECTIVES
             if one.opcode in (kind, f"{kind}-start")
         ]
 
-    def loop_products(self) -> list[tuple[str, float]]:
-        """Returns the products in loops: dtype of the left operand, operations over the most."""
+    def kernels(self) -> set[str]:
+        """Returns the names of the Pallas kernels that are called, assembled."""
+        return {_kernel(running.one) for running in self.instructions()} - {""}
+
+    def loop_products(self) -> list[tuple[tuple[str, ...], float]]:
+        """Returns the products in loops: dtypes of the operands, operations over the most."""
         found = []
-        for one, name, times in self.instructions():
+        for one, name, times, _ in self.instructions():
             inner = one.called("calls") if one.opcode == "fusion" else name
-            body = self.computations[inner].values()
-            dots = [one] if one.opcode == "dot" else [d for d in body if d.opcode == "dot"]
+            body = self.computations[inner]
+            dots = [one] if one.opcode == "dot" else [d for d in body.values() if d.opcode == "dot"]
             for dot in dots if times > 1 and one.opcode in ("dot", "fusion") else ():
-                dtype = arrays_of(self.computations[inner][dot.operands[0]].shape)[0][0]
-                found.append((dtype, self._of_dot(inner, dot)))
+                dtypes = tuple(arrays_of(body[operand].shape)[0][0] for operand in dot.operands)
+                found.append((dtypes, self._of_dot(inner, dot)))
         most = max((operations for _, operations in found), default=1.0)
-        return [(dtype, operations / most) for dtype, operations in found]
+        return [(dtypes, operations / most) for dtypes, operations in found]
 
     def shapes(self) -> Iterator[str]:
         """Yields the shapes of all buffers: results of what runs outside of fusions."""
-        for one, _, _ in self.instructions():
-            yield one.shape
+        for running in self.instructions():
+            yield running.one.shape

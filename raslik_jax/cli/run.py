@@ -145,23 +145,27 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
         gpus.prepare()
     from raslik_jax import meshes  # for the same reason, here
     from raslik_jax.report import tables
-    from raslik_jax.run import checking, cost, forecast
+    from raslik_jax.run import checking, cost, fitting, forecast
+
+    def forecast_on(mesh: Any, layout: str, stages: Sequence[str]) -> Any:
+        return forecast.forecast(
+            config,
+            workdir,
+            stages=stages,
+            is_measured=options.measure,
+            compiles=options.compile,
+            mesh=mesh if options.gpu or mesh.size > 1 else None,
+            layout=layout,
+            memory=gpus.GPUS[options.gpu].memory_bytes if options.gpu else meshes.device_memory(),
+        )
 
     if options.gpu:
         mesh = gpus.mesh_of(options.gpu, data=options.mesh.data or 1)
     else:
         mesh = meshes.make_mesh(options.mesh.data)
     checking.check_mesh(config, mesh.size, stages=options.stages)
-    found = forecast.forecast(
-        config,
-        workdir,
-        stages=options.stages,
-        is_measured=options.measure,
-        compiles=options.compile,
-        mesh=mesh if options.gpu or mesh.size > 1 else None,
-        layout=options.mesh.layout(config.sketch),
-        memory=gpus.GPUS[options.gpu].memory_bytes if options.gpu else meshes.device_memory(),
-    )
+    layout = options.mesh.layout(config.sketch)
+    found = forecast_on(mesh, layout, options.stages)
     rates: dict[str, Any] = {
         name: getattr(options, name) for name in ("flops_per_second", "bytes_per_second")
     }
@@ -179,4 +183,13 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     for table in (forecast.sizes_table(found.run), forecast.steps_table(found, **rates)):
         print(tables.render_terminal(table) + "\n")
     if options.gpu:
-        print(forecast.describe_fit(found, gpu.memory_bytes, gpu.title))
+        trials = fitting.find(
+            fitting.Trial(mesh.size, layout, found),
+            lambda devices, layout, stages: forecast_on(
+                gpus.mesh_of(options.gpu, data=devices), layout, stages
+            ),
+            memory_bytes=gpu.memory_bytes,
+            most=1 if options.mesh.data else checking.most_devices(config, stages=options.stages),
+        )
+        print(tables.render_terminal(fitting.to_table(trials, gpu.memory_bytes)) + "\n")
+        print(fitting.describe(trials, gpu.memory_bytes, gpu.title))

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Bool, Float, Int
 
 from raslik_jax import meshes
@@ -366,21 +367,23 @@ def _contract(
 
 # With bfloat16 weights the backward pass is in their dtype: it rounds the float32 cotangent first,
 # as a framework does that casts bfloat16 logits up. Else XLA converts the whole table to float32.
-_project = jax.custom_vjp(_contract, nondiff_argnums=(2,))
+# It is written as a tangent, which rows share when it is transposed: a custom backward pass would
+# make the table's gradient of each row before it is summed.
+_project = jax.custom_jvp(_contract, nondiff_argnums=(2,))
 
 
-def _project_backward(contract: int, residuals: Any, cotangent_TV: Array) -> tuple[Array, Array]:
-    hidden_TE, table = residuals
-    narrow_TV = cotangent_TV.astype(hidden_TE.dtype)
-    hidden_cotangent = jax.lax.dot_general(narrow_TV, table, (((1,), (1 - contract,)), ((), ())))
-    left, right = (hidden_TE, narrow_TV) if contract == 0 else (narrow_TV, hidden_TE)
-    return hidden_cotangent, jax.lax.dot_general(left, right, (((0,), (0,)), ((), ())))
+def _project_tangent(contract: int, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    (hidden_TE, table), (hidden_tangent, table_tangent) = primals, tangents
+    terms = [
+        jax.lax.dot_general(left, right, (((1,), (contract,)), ((), ())))
+        for left, right in ((hidden_tangent, table), (hidden_TE, table_tangent))
+        if not isinstance(left, SymbolicZero) and not isinstance(right, SymbolicZero)
+    ]
+    logits_TV = _contract(hidden_TE, table, contract)
+    return logits_TV, sum(terms, jnp.zeros((), table.dtype)).astype(logits_TV.dtype)
 
 
-_project.defvjp(
-    lambda hidden, table, contract: (_contract(hidden, table, contract), (hidden, table)),
-    _project_backward,
-)
+_project.defjvp(_project_tangent, symbolic_zeros=True)
 
 
 def init_weights(shapes: Tree, *, key: jax.Array, initializer_range: float) -> Tree:

@@ -104,6 +104,7 @@ ARCHITECTURE = architecture.Architecture(
         "llama-2-7b": _llama2(4096, 32, 32, 32, 11008, max_position_embeddings=4096),
         "llama-2-13b": _llama2(5120, 40, 40, 40, 13824, max_position_embeddings=4096),
         "llama-3.1-8b": _llama3(4096, 32, 32, 8, 14336, rope_parameters=_stretched(factor=8.0)),
+        "llama-3.1-70b": _llama3(8192, 80, 64, 8, 28672, rope_parameters=_stretched(factor=8.0)),
         "llama-3.2-1b": _llama3(
             *(2048, 16, 32, 8, 8192),
             rope_parameters=_stretched(factor=32.0),
@@ -114,6 +115,6 @@ ARCHITECTURE = architecture.Architecture(
         r"SmolLM2-(\d[\d.]*[MB])(-Instruct)?": "smollm2-{}",
         r"TinyLlama-(1\.1B)(-.*|_v1\.1)?": "tinyllama-{}",
         r"Llama-2-(\d+b)(-chat)?-hf": "llama-2-{}",
-        r"Llama-(3\.1-8B|3\.2-1B)(-Instruct)?": "llama-{}",
+        r"Llama-(3\.1-8B|3\.1-70B|3\.2-1B)(-Instruct)?": "llama-{}",
     },
 )

@@ -224,7 +224,7 @@ def sizes_table(run: AbstractRun) -> Table:
     is_lora = run.num_gradient == run.num_params
     rows = {
         "Model": run.name,
-        "Frozen weights": f"{run.num_weights:,}, {_bytes(run.base_bytes)} on the device",
+        "Frozen weights": f"{run.num_weights:,}, {format_bytes(run.base_bytes)} on the device",
         **run.layout,
         **({} if is_lora else {"Weights in a gradient, P": f"{run.num_gradient:,}"}),
         f"LoRA parameters{', P' if is_lora else ''}": f"{run.num_params:,}",
@@ -232,9 +232,9 @@ def sizes_table(run: AbstractRun) -> Table:
         "Forget set, retain set": f"{sizes.forget:,} and {sizes.retain:,}",
         "Queries": "; ".join(f"{name}: {count}" for name, count in run.queries.items()),
         "Sketch, K": f"{run.sketch_size:,} of {run.num_gradient:,} coordinates",
-        "One gradient, one sketch": f"{_bytes(gradient)} and {_bytes(run.row_bytes)}, "
+        "One gradient, one sketch": f"{format_bytes(gradient)} and {format_bytes(run.row_bytes)}, "
         f"{gradient / run.row_bytes:.3g} to 1",
-        "Index, N x K": _bytes(run.index_bytes),
+        "Index, N x K": format_bytes(run.index_bytes),
     }
     return Table((Column("What"), Column("Size")), tuple(rows.items()))
 
@@ -259,19 +259,20 @@ def steps_table(
         total += count * seconds + compiling
         left += (count - done) * seconds + compiling
         moved, disk = count * first.bytes_moved, sum(step.disk_bytes for step in group)
+        held = f"{format_bytes(first.device_bytes)}, {first.memory}"
         rows.append(
             (
                 first.name + (f" ... {last}" if count > 1 else ""),
                 f"{done} of {count}",
                 f"{count * first.operations:.2e}" if first.operations else "-",
-                _bytes(moved) if moved else "-",
+                format_bytes(moved) if moved else "-",
                 _seconds(count * seconds + compiling) if seconds or compiling else "-",
-                f"{_bytes(first.device_bytes)}, {first.memory}" if first.device_bytes else "-",
-                _bytes(disk) if disk else "-",
+                held if first.device_bytes else "-",
+                format_bytes(disk) if disk else "-",
             )
         )
     disk = sum(step.disk_bytes for step in found.steps)
-    rows.append(("all", "", "", "", _seconds(total), "", _bytes(disk)))
+    rows.append(("all", "", "", "", _seconds(total), "", format_bytes(disk)))
     rows.append(("left to do", "", "", "", _seconds(left), "", ""))
     names = ("Done", "Operations", "Bytes moved", "Time", "Device memory", "Disk")
     rates = (
@@ -283,17 +284,8 @@ def steps_table(
     return Table(columns, tuple(rows), (rates, *found.notes))
 
 
-def describe_fit(found: Forecast, memory_bytes: int, title: str) -> str:
-    """Returns which stages fit into the memory of one device, in a sentence."""
-    beyond = {s.name: s.device_bytes for s in found.steps if s.device_bytes > memory_bytes}
-    if not beyond:
-        most = max((step.device_bytes for step in found.steps), default=0.0)
-        return f"All stages fit on one {title} of {_bytes(memory_bytes)}: at most {_bytes(most)}."
-    named = ", ".join(f"{name} ({_bytes(taken)})" for name, taken in beyond.items())
-    return f"Does not fit on one {title} of {_bytes(memory_bytes)}: {named}."
-
-
-def _bytes(count: int | float) -> str:
+def format_bytes(count: int | float) -> str:
+    """Returns a number of bytes with its unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

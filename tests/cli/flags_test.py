@@ -321,6 +321,7 @@ class FlagFilesTest(parameterized.TestCase):
         ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
         ("meta-llama/Llama-2-13b-chat-hf", "llama-2-13b"),
         ("meta-llama/Llama-3.2-1B", "llama-3.2-1b"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "llama-3.1-70b"),
         ("mistralai/Mistral-7B-v0.1", "mistral-7b-v0.1"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
         ("mistralai/Mistral-Nemo-Instruct-2407", "mistral-nemo-12b"),

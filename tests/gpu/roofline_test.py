@@ -35,15 +35,42 @@ def test_every_instruction_counts_as_often_as_its_loop_runs():
 
 def test_exchanges_and_products_of_loops_are_found():
     program = roofline.Program(_TEXT)
-    assert program.collectives() == [("all-reduce", "f32[32,64]{1,0}", 7)]
-    assert program.loop_products() == [("bf16", 1.0)]
+    (exchange,) = program.collectives()
+    assert (exchange.kind, exchange.arrays, exchange.times) == ("all-reduce", ("f32[32,64]",), 7)
+    assert exchange.sent(8) == 7 * (2 * 7 / 8) * (4 * 32 * 64)  # in a ring, there and back
+    ((dtypes, share),) = program.loop_products()
+    assert (set(dtypes), share) == ({"bf16"}, 1.0)
     assert "f32[7,32,64]{2,1,0}" in list(program.shapes())
+
+
+def test_the_start_of_a_gather_stands_beside_its_operand():
+    start = "%g = (bf16[4,8], bf16[32,8]) all-gather-start(%x), dimensions={0}"
+    program = roofline.Program(_main(start))
+    (exchange,) = program.collectives()
+    assert exchange.arrays == ("bf16[32,8]",)
+    assert exchange.sent(8) == 7 * 2 * 4 * 8
+    assert roofline.Exchange("reduce-scatter", ("f32[4]",), 1).sent(8) == 7 * 4 * 4
+
+
+def test_a_kernel_takes_the_operations_that_it_is_said_to_have():
+    call = 'custom-call(%x), metadata={op_name="jit(f)/signs/pallas_call"}'
+    program = roofline.Program(_main(f"%a = f32[8] {call}", f"%b = f32[8] {call}"))
+    assert program.kernels() == {"signs"}
+    rates = {"flops_per_second": 1.0, "bytes_per_second": 1.0}
+    items = program.items(**rates, kernels={"signs": 2000.0, "other": 1.0})
+    assert [item.operations for item in items] == [1000.0, 1000.0]
+
+
+def _main(*lines: str) -> str:
+    body = "".join(f"  {line}\n" for line in lines)
+    return f"ENTRY %main (x: f32[8]) -> f32[8] {{\n  %x = f32[8] parameter(0)\n{body}}}\n"
 
 
 def test_a_loop_of_unknown_length_runs_as_often_as_told():
     unknown = roofline.Program(_TEXT.replace("known_trip_count", "anything"))
     items = unknown.items(flops_per_second=1.0, bytes_per_second=1.0, trips=3)
     assert sum(item.operations for item in items) == 3 * _PRODUCT
+    assert {item.name for item in items if not item.is_open} == {"empty"}
 
 
 def test_a_line_that_ends_too_early_is_named():

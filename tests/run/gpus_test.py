@@ -1,4 +1,4 @@
-"""GPUs that need not be there: what is said without their compiler, and what fits."""
+"""GPUs that need not be there: what is said without their compiler."""
 
 import importlib.util
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from raslik_jax.run import cost, forecast, gpus
+from raslik_jax.run import cost, gpus
 from raslik_jax.sketch import head
 
 
@@ -38,16 +38,3 @@ def test_tiles_of_the_head_are_those_of_the_platform():
     with head.traced_for("gpu"):
         assert head.tile_shape() > here
     assert head.tile_shape() == here
-
-
-@pytest.mark.parametrize(
-    ("held", "says"),
-    [
-        (5e9, "All stages fit on one G of 80 GB: at most 5 GB."),
-        (9e10, "Does not fit on one G of 80 GB: sketch (90 GB)."),
-    ],
-)
-def test_what_does_not_fit_is_named(held, says):
-    step = forecast.Step("sketch", "sketch", 1.0, 1.0, held, "XLA", 0.0, False, 1)
-    found = forecast.Forecast(None, (step,), 1.0, ())
-    assert forecast.describe_fit(found, 80_000_000_000, "G") == says

@@ -1,0 +1,215 @@
+"""The steps that are compiled for GPUs: models, programs and batches of real sizes."""
+
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from raslik_jax.config import (
+    BackboneConfig,
+    Config,
+    FinetuneConfig,
+    ReferencesConfig,
+    SketchConfig,
+    UnlearnConfig,
+)
+from raslik_jax.index import search
+from raslik_jax.index.format import DTYPES
+from raslik_jax.models.lora import ATTENTION_TARGETS
+from raslik_jax.run import cost, gpus
+from raslik_jax.run.programs import AbstractRun, Program, Shape
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.train.objectives import OBJECTIVES
+
+# Coordinates of a sketch.
+SIZE = 65_536
+
+
+class Step(NamedTuple):
+    """A step to compile: its program of an abstract run, a device's batch, and what it may do.
+
+    Attributes:
+      kernels: Pallas kernels that it must call.
+      gradients: how often it may hold a gradient of every row.
+      is_tiled: whether its head runs a tile at a time; else it may hold the logits of targets.
+      sums: whether devices add up gradients; else they send nothing but weights.
+      trips: how often a loop runs whose length is known at run time only.
+    """
+
+    program: Callable[[AbstractRun], Program]
+    shape: Shape
+    kernels: tuple[str, ...] = ()
+    gradients: int = 0
+    is_tiled: bool = False
+    sums: bool = False
+    trips: int = 1
+
+    def shape_for(self, model: "Model") -> Shape:
+        """Returns the shape of a device's batch for a model."""
+        return self.shape._replace(rows=max(self.shape.rows // model.fewer_rows, 1))
+
+
+class Model(NamedTuple):
+    """A published model, the steps that are compiled for it, and for how many devices.
+
+    Attributes:
+      targets: linear layers that get an adapter of rank 8.
+      layout: of `--mesh.base`.
+      remat: whether training keeps the input of a layer alone.
+      is_whole: whether unlearning trains all weights.
+      fewer_rows: what a step's rows are divided by.
+    """
+
+    checkpoint: str
+    targets: tuple[str, ...] = ATTENTION_TARGETS
+    devices: int = 1
+    layout: str = "replicated"
+    remat: bool = False
+    is_whole: bool = False
+    fewer_rows: int = 1
+    steps: tuple[str, ...] = ()
+
+
+class Compiled(NamedTuple):
+    """A compiled step, of one device: its text, and what XLA and the jaxpr say of it.
+
+    Attributes:
+      useful: operations of its matrix products, each counted once.
+      params: P, of one adapter.
+      base_bytes: the model's weights, those of all devices together.
+      kernels: operations inside kernels by name, which the text does not show; attention's, which
+        leaves out what is masked, is bound by its bytes at these lengths.
+    """
+
+    text: str
+    memory_bytes: float
+    seconds: float
+    useful: float
+    params: int
+    vocab: int
+    base_bytes: float
+    kernels: dict[str, float]
+
+
+# Preset -> what is compiled for it; no steps: all that one device runs.
+_MESH_STEPS = ("sketch_binned", "finetune", "unlearn_ga_klr", "decode")
+_EIGHT: dict[str, Any] = {"devices": 8, "layout": "sharded", "steps": _MESH_STEPS}
+MODELS = {
+    "pythia-14m": Model("EleutherAI/pythia-14m", ("query_key_value",)),
+    "pythia-2.8b": Model("EleutherAI/pythia-2.8b", ("query_key_value",)),
+    "olmo2-7b": Model("allenai/OLMo-2-1124-7B"),
+    "llama-3.1-8b": Model("meta-llama/Llama-3.1-8B"),
+    "olmo2-7b-mesh": Model("allenai/OLMo-2-1124-7B", devices=8, steps=_MESH_STEPS[:3]),
+    "olmo2-7b-whole": Model(
+        "allenai/OLMo-2-1124-7B",
+        **_EIGHT | {"is_whole": True, "remat": True, "steps": ("unlearn_ga_gdr", "unlearn_ga_klr")},
+    ),
+    "olmo2-13b": Model("allenai/OLMo-2-1124-13B", **_EIGHT),
+    "olmo2-32b": Model("allenai/OLMo-2-0325-32B", **_EIGHT, remat=True, fewer_rows=2),
+    "llama-3.1-70b": Model("meta-llama/Llama-3.1-70B", **_EIGHT, remat=True, fewer_rows=4),
+}
+
+
+def abstract_run(model: str, mesh: jax.sharding.Mesh, **sketching: Any) -> AbstractRun:
+    """Returns a run on a model in bfloat16, by its shapes, on a mesh of its number of devices."""
+    found = MODELS[model]
+    config = Config(
+        name=model,
+        backbone=BackboneConfig(checkpoint=found.checkpoint, dtype="bfloat16"),
+        finetune=FinetuneConfig(lora_rank=8, lora_targets=found.targets, remat=found.remat),
+        sketch=SketchConfig(size=SIZE, **sketching),
+        unlearn=UnlearnConfig(remat=found.remat, parameters="all" if found.is_whole else "lora"),
+    )
+    nowhere = pathlib.Path(tempfile.gettempdir()) / "no-such-run"
+    return AbstractRun(config, Workspace(nowhere, config), mesh=mesh, layout=found.layout)
+
+
+def _sketch(family: str) -> Callable[[AbstractRun], Program]:
+    def program(run: AbstractRun) -> Program:
+        assert run.mesh is not None
+        of_family = abstract_run(run.config.name, run.mesh, projection=family)
+        return of_family.sketching(64).programs[0]
+
+    return program
+
+
+def _unlearn(name: str) -> Callable[[AbstractRun], Program]:
+    return lambda run: run.unlearning("raslik", name).programs[0]
+
+
+def _score(dtype: str) -> Callable[[AbstractRun], Program]:
+    """Returns the scoring of a block of an index for 24 queries."""
+
+    def program(run: AbstractRun) -> Program:
+        queries = search.Queries(np.eye(24, SIZE), np.zeros(SIZE))
+        columns = search.to_columns(queries, aggregate="mean", dtype=dtype)
+        width, stored = (SIZE // 32, "uint32") if dtype == "sign" else (SIZE, dtype)
+
+        def score(columns: search.Columns, block: tuple[Any, Any, Any]) -> Any:
+            return search.block_scores(*block, columns)
+
+        def block(shape: Shape) -> Any:
+            column = jax.ShapeDtypeStruct((shape.rows,), jnp.float32)
+            return jax.ShapeDtypeStruct((shape.rows, width), jnp.dtype(stored)), column, column
+
+        return run.program(f"score {dtype}", jax.jit(score), columns, shapes={}, batch=block)
+
+    return program
+
+
+_FORWARD, _BACKWARD, _SIGNS = "mha_forward", "mha_backward", "dense_rademacher"
+_BOTH = (_FORWARD, _BACKWARD)
+_OF_GRADIENTS: dict[str, Any] = {"gradients": 1, "is_tiled": True}
+# Real sizes: 8,192 tokens of gradients, a step of 16 rows, pairs of 8 rows, 32 prompts.
+STEPS = {
+    "sketch_binned": Step(_sketch("binned"), Shape(64, 128, 64), _BOTH, **_OF_GRADIENTS),
+    "sketch_hashed": Step(_sketch("binned_hashed"), Shape(64, 128, 64), _BOTH, **_OF_GRADIENTS),
+    "sketch_dense": Step(
+        _sketch("dense_rademacher"), Shape(64, 128, 64), (*_BOTH, _SIGNS), **_OF_GRADIENTS
+    ),
+    "sketch_binned_512": Step(_sketch("binned"), Shape(16, 512, 256), _BOTH, **_OF_GRADIENTS),
+    "finetune": Step(
+        lambda run: run.finetuning().programs[0], Shape(16, 256, 128), _BOTH, sums=True
+    ),
+    **{
+        f"unlearn_{name}": Step(_unlearn(name), Shape(8, 256, 128), _BOTH, sums=True)
+        for name in OBJECTIVES
+    },
+    "decode": Step(
+        lambda run: run.answering(32, 1).programs[0],
+        Shape(32, 128, 128),
+        trips=ReferencesConfig().max_new_tokens - 1,
+    ),
+    "likelihood": Step(
+        lambda run: run.likelihoods(64), Shape(64, 128, 64), (_FORWARD,), is_tiled=True
+    ),
+    **{f"score_{dtype}": Step(_score(dtype), Shape(4096, 1, 1)) for dtype in DTYPES},
+}
+
+
+def steps_of(model: str) -> tuple[str, ...]:
+    """Returns the steps that are compiled for a model."""
+    return MODELS[model].steps or tuple(STEPS)
+
+
+def compile_step(model: str, name: str, gpu: str) -> Compiled:
+    """Compiles one step of a model for so many GPUs of a kind as it takes."""
+    step, found = STEPS[name], MODELS[model]
+    run = abstract_run(model, gpus.mesh_of(gpu, data=found.devices))
+    program, shape = step.program(run), step.shape_for(found)
+    given = shape._replace(rows=shape.rows * found.devices)
+    compiled, seconds = cost.compile_step(program.trace(given), run.platform)
+    return Compiled(
+        compiled.as_text() or "",
+        cost.analyzed_bytes(compiled),
+        seconds,
+        program.cost_of(given).operations,
+        run.num_params,
+        run.model.decoder.config.vocab_size,
+        run.base_bytes,
+        {_SIGNS: 2.0 * shape.rows * run.num_params * SIZE},
+    )

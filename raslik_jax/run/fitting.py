@@ -1,0 +1,121 @@
+"""On how many devices the stages of a run fit: they are compiled for more until all do.
+
+The number of devices decides no result, so a run may go on on more of them where a stage needs it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from raslik_jax.report.tables import Cell, Column, Table
+from raslik_jax.run.forecast import Forecast, format_bytes
+
+# A machine has no more devices that are linked as closely.
+_MOST = 8
+
+
+class Trial(NamedTuple):
+    """What stages take on so many devices with a layout of `--mesh.base`."""
+
+    devices: int
+    layout: str
+    forecast: Forecast
+
+    @property
+    def taken(self) -> dict[str, float]:
+        """Bytes of a device by stage, of those that compute there."""
+        found: dict[str, float] = {}
+        for step in self.forecast.steps:
+            if step.device_bytes:
+                found[step.stage] = max(step.device_bytes, found.get(step.stage, 0.0))
+        return found
+
+    def beyond(self, memory_bytes: int) -> tuple[str, ...]:
+        """Returns the stages that take more than a device has."""
+        return tuple(stage for stage, taken in self.taken.items() if taken > memory_bytes)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the weights are split over the devices."""
+        return bool(self.forecast.run.layout)
+
+    @property
+    def flags(self) -> str:
+        """The flags that run it so."""
+        split = " --mesh.base=sharded" if self.is_split else ""
+        return f"--mesh.data={self.devices}{split}"
+
+
+def find(
+    first: Trial,
+    forecast_on: Callable[[int, str, Sequence[str]], Forecast],
+    *,
+    memory_bytes: int,
+    most: int = _MOST,
+) -> list[Trial]:
+    """Returns the trials until all stages fit, or no more devices can share the work.
+
+    Each is of the stages that no earlier one fitted. `forecast_on` takes a number of devices, a
+    layout and stages; `auto` is also tried with split weights. `most` devices may share a batch.
+    """
+    trials = [first]
+    for devices, layout in _ways(first, min(_MOST, most)):
+        stages = _left(trials, memory_bytes)
+        if not stages:
+            break
+        trial = Trial(devices, layout, forecast_on(devices, layout, stages))
+        is_same = trials[-1].devices == devices and trials[-1].is_split == trial.is_split
+        trials += [] if is_same else [trial]
+    return trials
+
+
+def _ways(first: Trial, most: int) -> Iterator[tuple[int, str]]:
+    devices = 2 * first.devices
+    while devices <= most:
+        yield devices, first.layout
+        if first.layout == "auto":
+            yield devices, "sharded"
+        devices *= 2
+
+
+def _left(trials: Sequence[Trial], memory_bytes: int) -> tuple[str, ...]:
+    """Returns the stages that fit in none of the trials."""
+    fitting = {s for t in trials for s in t.taken.keys() - {*t.beyond(memory_bytes)}}
+    return tuple(stage for stage in trials[0].beyond(memory_bytes) if stage not in fitting)
+
+
+def to_table(trials: Sequence[Trial], memory_bytes: int) -> Table:
+    """Returns the memory of a device by stage and number of devices; what is too much is marked.
+
+    A stage that fits is not compiled for more devices, which take no more each.
+    """
+    heads = [
+        f"{t.devices} device{'s' * (t.devices > 1)}{', weights split' * t.is_split}" for t in trials
+    ]
+    rows: list[tuple[str | Cell, ...]] = []
+    for stage in trials[0].taken:
+        cells: list[Cell] = []
+        for trial in trials:
+            taken = trial.taken.get(stage)
+            text = "fits" if taken is None else format_bytes(taken)
+            is_beyond = taken is not None and taken > memory_bytes
+            cells.append(Cell(f"{text}, too much" if is_beyond else text))
+        rows.append((stage, *cells))
+    columns = (Column("Stage"), *(Column(head, "right") for head in heads))
+    return Table(columns, tuple(rows), title="Memory of a device")
+
+
+def describe(trials: Sequence[Trial], memory_bytes: int, title: str) -> str:
+    """Returns on how many devices all stages fit, in a sentence, and by which flags."""
+    of_device = f"{title} of {format_bytes(memory_bytes)}"
+    last, left = trials[-1], _left(trials, memory_bytes)
+    if left:
+        taken = ", ".join(f"{stage} ({format_bytes(last.taken[stage])})" for stage in left)
+        return f"Does not fit on {last.devices} x {of_device}: {taken}."
+    most = format_bytes(max(last.taken.values(), default=0.0))
+    if len(trials) == 1:
+        return f"All stages fit on {last.devices} x {of_device}: at most {most}."
+    hard = ", ".join(trials[0].beyond(memory_bytes))
+    return (
+        f"Does not fit on {trials[0].devices} x {of_device}: {hard}. "
+        f"Fits on {last.devices} with {last.flags}: at most {most}."
+    )

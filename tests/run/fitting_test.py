@@ -1,0 +1,73 @@
+"""On how many devices stages fit: which are compiled for more, and what is said of it."""
+
+import types
+
+import pytest
+
+from raslik_jax.report import tables
+from raslik_jax.run import fitting, forecast
+
+_GB = 10**9
+
+
+def _forecast(taken, *, is_split=False):
+    steps = [
+        forecast.Step(f"{stage}/a", stage, 1.0, 1.0, held * _GB, "XLA", 0.0, False, 1)
+        for stage, held in taken.items()
+    ]
+    run = types.SimpleNamespace(layout={"Split": "yes"} if is_split else {})
+    return forecast.Forecast(
+        run, (forecast.Step("x", "x", 0, 0, 0, "", 0, False, 0), *steps), 1, ()
+    )
+
+
+def _search(first, answers, *, layout="auto", most=8):
+    asked = []
+
+    def forecast_on(devices, layout, stages):
+        asked.append((devices, layout, stages))
+        held = answers[devices, layout]
+        return _forecast({s: held for s in stages}, is_split=layout == "sharded")
+
+    trials = fitting.find(
+        fitting.Trial(1, layout, _forecast(first)), forecast_on, memory_bytes=80 * _GB, most=most
+    )
+    return trials, asked
+
+
+def test_what_fits_on_one_is_compiled_once():
+    trials, asked = _search({"sketch": 40, "unlearn": 80}, {})
+    assert asked == []
+    said = fitting.describe(trials, 80 * _GB, "G")
+    assert said == "All stages fit on 1 x G of 80 GB: at most 80 GB."
+
+
+def test_more_devices_and_split_weights_are_tried_for_what_does_not_fit():
+    answers = {(2, "auto"): 90, (2, "sharded"): 81, (4, "auto"): 88, (4, "sharded"): 50}
+    trials, asked = _search({"sketch": 40, "unlearn": 140}, answers)
+    assert asked == [(devices, layout, ("unlearn",)) for devices, layout in answers]
+    text = tables.render_terminal(fitting.to_table(trials, 80 * _GB))
+    assert "4 devices, weights split" in text and "140 GB, too much" in text
+    assert fitting.describe(trials, 80 * _GB, "G") == (
+        "Does not fit on 1 x G of 80 GB: unlearn. "
+        "Fits on 4 with --mesh.data=4 --mesh.base=sharded: at most 50 GB."
+    )
+
+
+@pytest.mark.parametrize(("most", "last"), [(8, 8), (3, 2), (1, 1)])
+def test_no_more_devices_than_share_a_batch(most, last):
+    answers = {(devices, "replicated"): 100 for devices in (2, 4, 8)}
+    trials, _ = _search({"unlearn": 140}, answers, layout="replicated", most=most)
+    said = fitting.describe(trials, 80 * _GB, "G")
+    assert said.startswith(f"Does not fit on {last} x G of 80 GB: unlearn (1")
+
+
+def test_a_layout_that_is_split_already_is_no_second_trial():
+    def forecast_on(devices, layout, stages):
+        return _forecast({s: 100 / devices for s in stages}, is_split=True)
+
+    first = fitting.Trial(1, "auto", _forecast({"unlearn": 140}))
+    trials = fitting.find(first, forecast_on, memory_bytes=20 * _GB)
+    assert [(t.devices, t.flags) for t in trials[1:]] == [
+        (devices, f"--mesh.data={devices} --mesh.base=sharded") for devices in (2, 4, 8)
+    ]
