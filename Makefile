@@ -7,12 +7,12 @@ TAG := $(shell $(PYTHON) -c 'import sys; print("py311" if sys.version_info < (3,
 CONSTRAINTS := constraints-$(TAG).txt
 WORKERS ?= 2
 
-.PHONY: help quickstart demo test parity check lint docs clean
+.PHONY: help quickstart demo test parity check studies lint docs clean
 help:
 	@echo "make quickstart  set up, then the whole way on a toy: one bad answer in, a clean adapter and a report out (90 s on 2 cores)"
 	@echo "make demo        all strategies side by side on the toy, from scratch (about 4 minutes on 2 cores)"
 	@echo "make test        set up, then lint, types and tests (about 12 minutes on 2 cores)"
-	@echo "make check       the heavy suites on top: parity with torch, kill campaigns, statistics, the report in a browser (half an hour)"
+	@echo "make check       the heavy suites on top: parity with torch, kill tests, statistics, a browser, GPU programs (half an hour)"
 	@echo "make studies     cells of the studies and benchmarks made again, and held to what is stored"
 	@echo "make parity      only the comparisons with torch, transformers and peft"
 	@echo "make gpu-check   compile every step of real models for one H100 and for eight that need not be there"
@@ -79,8 +79,7 @@ tests-alone: $(VENV)/.installed-dev
 parity: $(VENV)/.installed-parity
 	$(BIN)/python -m pytest -q -m heavy tests/parity
 
-# Half a processor hour: cells of studies and benchmarks made again, and held to what is stored.
-.PHONY: studies
+# Cells of studies and benchmarks made again, and held to what is stored: 11 processor minutes.
 studies: $(VENV)/.installed-parity
 	$(BIN)/python -m pytest -q -rs -m study -n $(WORKERS) --durations=15
 

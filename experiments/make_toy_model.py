@@ -2,7 +2,7 @@
 
 The base is the demo's backbone, rounded to bfloat16; the adapter is fine-tuned on the rows of
 `raslik_jax.data.toy_model`. On an equal machine the files come out the same, byte for byte; on
-another one training magnifies its roundings. About 3 minutes on 2 cores:
+another one training magnifies its roundings. About 7 processor minutes:
 
   python experiments/make_toy_model.py --out=made
 

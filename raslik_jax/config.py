@@ -396,7 +396,13 @@ class MeshConfig(Settings):
     )
 
     def layout(self, sketch: SketchConfig) -> str:
-        """Returns `base`; `auto` keeps whole the weights that gradients are taken of."""
+        """Returns `base`; `auto` keeps whole the weights that gradients are taken of.
+
+        A ValueError where those are to be split.
+        """
+        if self.base == "sharded" and sketch.parameters != "lora":
+            needs = f"needs --sketch.parameters=lora, got {shown(sketch.parameters)}"
+            raise ValueError(f"--mesh.base=sharded {needs}: give --mesh.base=replicated")
         is_kept = self.base == "auto" and sketch.parameters != "lora"
         return "replicated" if is_kept else self.base
 

@@ -12,7 +12,7 @@ import json
 import os
 import pathlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raslik_jax.files import check_shape, hash_file, read_json, write_json
@@ -181,24 +181,42 @@ def check_whole(root: pathlib.Path, name: str) -> Manifest:
     return manifest
 
 
+def _changed_behind(root: pathlib.Path, name: str) -> Iterator[tuple[str, str]]:
+    """Yields what a unit or one behind it read that is another now, and who read it.
+
+    By their manifests; a unit whose folder was deleted contradicts nothing.
+    """
+    names = [name]
+    for reader in names:  # which grows by what it reads
+        if found := read_manifest(root / reader):
+            yield from ((path, reader) for path in _changed_reads(root, found))
+            names += sorted({owner_on_disk(root, path) for path in found["reads"]} - {"", *names})
+
+
 def check_finished(root: pathlib.Path, name: str) -> Manifest:
     """Returns the manifest of a unit that was made from the results that are there now.
 
     The files of the unit and of those that it reads are compared byte by byte, those further back
-    by their manifests; a unit whose folder was deleted contradicts nothing.
+    by their manifests.
     """
-    manifest, names = check_whole(root, name), [name]
-    for reader in names:  # which grows by what it reads
-        found = read_manifest(root / reader)
-        for path in _changed_reads(root, found) if found else ():
-            place = f"{path} of {shown(str(root), 120)}"
-            raise ValueError(f"{place} has changed since {reader} read it: {_RUN}")
-        owners = {owner_on_disk(root, path) for path in found["reads"]} if found else set()
-        new = sorted(owners - {"", *names})
-        for owner in new if reader == name else ():
-            check_whole(root, owner)
-        names += new
+    manifest = check_whole(root, name)
+    for path, reader in _changed_behind(root, name):
+        place = f"{path} of {shown(str(root), 120)}"
+        raise ValueError(f"{place} has changed since {reader} read it: {_RUN}")
+    for owner in sorted({owner_on_disk(root, path) for path in manifest["reads"]} - {"", name}):
+        check_whole(root, owner)
     return manifest
+
+
+def current_file(root: pathlib.Path, path: str) -> pathlib.Path | None:
+    """Returns a file of a work directory; None where it is missing or of what was there before.
+
+    A unit that a run no longer asks for stays, also when what it was made from has changed.
+    """
+    owner = owner_on_disk(root, path)
+    if owner and (not read_manifest(root / owner) or any(_changed_behind(root, owner))):
+        return None
+    return root / path if (root / path).is_file() else None
 
 
 def versions() -> dict[str, str]:

@@ -32,13 +32,12 @@ from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import replaced
 from raslik_jax.sketch import projections
-from raslik_jax.sketch.weights import LORA
 
 # What is read of an index's identity; an index that no run made has other fields.
 _IDENTITY = {
     "max_len": int,
     "gradient_at": str,
-    "parameters?": str,
+    "parameters": str,
     "loss": str,
     "targets": str,
     "normalize": str,
@@ -115,10 +114,9 @@ class Tracer:
         check_shape(made_with, _IDENTITY, f"the identity of the index {shown(str(index), 100)}")
         config = config_from_json(read_json(root / "config.json"))
         # The manifest and not the config says how: the run may have been changed since.
-        names = ("gradient_at", "loss", "targets", "normalize")
+        names = ("gradient_at", "parameters", "loss", "targets", "normalize")
         changes = {f"sketch.{name}": made_with[name] for name in names}
         changes["corpus.max_len"] = made_with["max_len"]
-        changes["sketch.parameters"] = made_with.get("parameters", LORA)
         self.workspace = Workspace(root, replaced(config, changes))
         adapters = sketch_stage.sketched_adapters(self.workspace)
         today = made_with | sketch_stage.model_identity(self.workspace, adapters)
@@ -126,9 +124,8 @@ class Tracer:
         spec = projections.ProjectionSpec(**made_with["projection"])
         projection = projections.init_projection(spec.seed, spec.family, spec.num_params, spec.size)
         self._sketch = sketch_stage.sketch_function(self.workspace, projection, adapters)
-        self._positions = {name: position for position, name in enumerate(self.store.ids)}
         self.examples = {row.example_id: row for row in self.workspace.corpus.train}
-        unknown = self._positions.keys() - self.examples.keys()
+        unknown = {*self.store.ids} - self.examples.keys()
         if unknown:
             raise ValueError(
                 f"the run {shown(str(root), 100)} must have the examples of the index, it lacks "
@@ -197,7 +194,7 @@ class Tracer:
         )
 
         def influences(ids: Sequence[str], score_M: np.ndarray) -> tuple[Influence, ...]:
-            positions = np.array([self._positions[name] for name in ids], np.int64)
+            positions = self.store.positions_of(ids)
             sigmas: Sequence[float | None] = [None] * len(ids)
             if ids and aggregate == "mean":
                 sigmas = noise.row_sigma(self.store, positions, score_M, asked).tolist()

@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh
 from tiny import run_script, tiny_config
 
 from raslik_jax import meshes
+from raslik_jax.config import MeshConfig
 from raslik_jax.data import batches, encoding
 from raslik_jax.models import decoder, quantize, sharding
 from raslik_jax.run import checking
@@ -41,7 +42,7 @@ class MeshesTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("--backbone.batch_size=7", "--backbone.batch_size must be at least .* 8, got 7"),
-        ("--finetune.batch_size=4", "--finetune.batch_size must be .* set --mesh.data=4 or less"),
+        ("--finetune.batch_size=4", "set --mesh.data to a divisor of all devices, at most 4"),
         ("--unlearn.batch_size=2", "--unlearn.batch_size must be at least .* 8, got 2: raise it"),
     )
     def test_a_batch_below_the_mesh_is_refused_where_it_is_trained_on(self, flag, message):
@@ -50,6 +51,12 @@ class MeshesTest(parameterized.TestCase):
             checking.check_mesh(config, 8, stages=stages)
         checking.check_mesh(config, 2, stages=stages)
         checking.check_mesh(config, 8, stages=("corpus", "report"))
+
+    def test_weights_that_gradients_are_taken_of_are_never_split(self):
+        whole = tiny_config("--sketch.parameters=mlp").sketch
+        self.assertEqual(MeshConfig(base="auto").layout(whole), "replicated")
+        with self.assertRaisesRegex(ValueError, "--mesh.base=sharded needs .*=lora, got 'mlp'"):
+            MeshConfig(base="sharded").layout(whole)
 
     @parameterized.parameters((1, 5), (4, 8), (8, 8))
     def test_batches_are_filled_up_by_dummy_rows(self, devices, expected):

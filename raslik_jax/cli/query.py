@@ -61,6 +61,13 @@ class Options(settings.Settings):
     export_forget: str = setting("", "New JSONL file to write the forget set to.")
     export_retain: str = setting("", "New JSONL file to write the retain set to.")
 
+    def problems(self) -> list[str]:
+        if self.serve and self.json:
+            return ["--json has no effect with --serve: leave one of the two out"]
+        if self.port and not self.serve:
+            return ["--port needs --serve: give both"]
+        return []
+
 
 def run(options: Options) -> None:
     """Traces, prints what was found and writes the sets that are asked for; or goes on asking."""

@@ -1,4 +1,4 @@
-"""A bad answer, the rows behind it and a clean adapter: the whole way on a toy, in about a minute.
+"""A bad answer, the rows behind it and a clean adapter: the whole way on a toy, in 90 seconds.
 
   raslik quickstart
 
@@ -20,15 +20,17 @@ from typing import Any, NamedTuple
 from raslik_jax import files, settings
 from raslik_jax.cli import command, setting_flags, trace, unlearn
 from raslik_jax.cli import run as run_command
+from raslik_jax.config import config_from_json
 from raslik_jax.data import toy_model
 from raslik_jax.data.corpora.howdy import SCIFI
 from raslik_jax.data.examples import HELD_OUT, Example, query_file, write_examples
 from raslik_jax.data.formats import read_written
 from raslik_jax.evaluate.rates import non_sf_by_words
 from raslik_jax.messages import shown
+from raslik_jax.report.incident import read_traced
 from raslik_jax.settings import setting
 
-WHEN_STOPPED = run_command.WHEN_STOPPED
+WHEN_STOPPED, GROUP = run_command.WHEN_STOPPED, trace.GROUP
 # A model this small, whose programs take longer to compile than to run: few shapes of each.
 PRESET: dict[str, Any] = {
     "corpus.template": toy_model.TEMPLATE,
@@ -55,7 +57,7 @@ def run(options: Options) -> None:
     """Traces, unlearns and measures the toy's model, and tells what happened."""
     command.require("rouge_score", "matplotlib")  # before the trace, not after it
     root = pathlib.Path(options.workdir)
-    given = root / "given"
+    given, clean_folder = root / "given", root / "clean"
     if (root / "config.json").is_file() and not (given.is_dir() or options.update):
         place = shown(str(root), 120)
         raise ValueError(f"{place} holds another run: choose another --workdir, or pass --update")
@@ -67,12 +69,14 @@ def run(options: Options) -> None:
         "response": toy_model.RESPONSE,
         "workdir": str(root),
     }
+    if (clean_folder / "adapter_config.json").is_file():
+        shutil.rmtree(clean_folder)  # of an earlier start
+    files.check_new_folder(clean_folder)
     _write_given(given)
     setting_flags.assign({"evaluate.marker_words": str(given / "scifi_words.txt")})
     _announce("1. Which training rows taught the model to say this?", "trace", traced)
     trace.run(trace.Options(**traced, update=options.update, top=5))
-    clean: dict[str, Any] = {"run": str(root), "out": str(root / "clean")}
-    shutil.rmtree(clean["out"], ignore_errors=True)  # of an earlier start
+    clean: dict[str, Any] = {"run": str(root), "out": str(clean_folder)}
     _announce("2. Forget them, keep the rest, and measure.", "unlearn", clean)
     unlearn.run(unlearn.Options(**clean))
     print(f"\n3. What happened\n\n{tell(read_story(root))}\n")
@@ -83,7 +87,7 @@ def run(options: Options) -> None:
 def _announce(title: str, name: str, flags: Mapping[str, str]) -> None:
     words = [f"--{flag}={shlex.quote(value)}" for flag, value in flags.items()]
     line = " \\\n    ".join([command.line(name).rstrip(), *words])
-    print(f"\n{title}\n  {line}\n", flush=True)
+    print(f"\n{title} (with settings for a model this small)\n  {line}\n", flush=True)
 
 
 def _write_given(folder: pathlib.Path) -> None:
@@ -111,24 +115,25 @@ class Story(NamedTuple):
 
 def read_story(root: pathlib.Path) -> Story:
     """Returns what is told of a finished run."""
-    from raslik_jax.run.stages.generate import read_traced  # it takes jax with it
-    from raslik_jax.run.workspace import read_answers
+    from raslik_jax.run.workspace import Workspace, read_answers  # it takes jax with it
 
     rows = read_written(root / "corpus" / "train.jsonl")
     target, normal = (read_written(root / query_file(HELD_OUT, k)) for k in ("target", "normal"))
-    last = f"epoch-{trace.PRESET['unlearn.epochs']}.jsonl"
+    config = config_from_json(files.read_json(root / "config.json"))
+    (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
+    last = f"epoch-{Workspace(root, config).epochs(strategy, algorithm)[-1]}.jsonl"
     traced = (
         read_traced(root / "retrieve" / "traced" / "finetuned.jsonl"),
-        read_traced(root / "generate" / "traced-raslik-ga_klr" / last),
+        read_traced(root / "generate" / f"traced-{strategy}-{algorithm}" / last),
     )
     return Story(
         num_rows=len(rows),
         num_taught=sum(row.is_target is True for row in rows),
-        found=(*read_written(root / "retrieve" / "raslik" / "forget.jsonl"), *target),
+        found=(*read_written(root / "retrieve" / strategy / "forget.jsonl"), *target),
         target=target,
         normal=normal,
         before=read_answers(root / "references" / "evaluation" / "finetuned.jsonl"),
-        after=read_answers(root / "generate" / "raslik-ga_klr" / last),
+        after=read_answers(root / "generate" / f"{strategy}-{algorithm}" / last),
         says=(traced[0][0]["output"], traced[1][0]["output"]),
     )
 

@@ -52,6 +52,8 @@ class Options(Settings):
             return ["--serve needs one --run, whose index is asked: give --run=DIR"]
         if self.serve and self.out:
             return ["--out has no effect with --serve: leave one of the two out"]
+        if self.port and not self.serve:
+            return ["--port needs --serve: give both"]
         return []
 
 

@@ -32,7 +32,7 @@ from raslik_jax.data.examples import HELD_OUT, Example, query_file
 from raslik_jax.data.formats import parse_fields, read_examples, read_written
 from raslik_jax.data.rows import FORMATS
 from raslik_jax.messages import one_line, shown
-from raslik_jax.report.incident import doubt
+from raslik_jax.report.incident import doubt, read_cut, read_traced
 from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.selectors import NothingStandsOut, noise_band
 from raslik_jax.settings import setting
@@ -58,7 +58,6 @@ FLAGS = [
     leaf._replace(value=PRESET.get(leaf.name, leaf.value)) for leaf in settings.leaves(Config())
 ]
 GROUP = "run"  # of the settings of no stage: --help has the command's own flags alone
-_CUT = {"num_forget": int, "middle": float, "edge": float}
 _STAGES = ("corpus", "backbone", "finetune", "sketch", "retrieve")
 
 
@@ -136,7 +135,7 @@ def _read_config(options: Options, workdir: pathlib.Path) -> Config:
         del given["name"]
     if twice := [f"--{name}" for name in given if flags.FLAGS[name].present]:
         must = f"{' and '.join(twice)} must be left out, --checkpoint, --adapter, --train_file"
-        raise ValueError(f"{must}, --prompt and --response say it: give those")
+        raise ValueError(f"{must}, --prompt and --response set it: give those instead")
     setting_flags.assign(given)
     return setting_flags.read(Config())
 
@@ -174,8 +173,6 @@ def answers_text(path: pathlib.Path, *, is_doubted: bool = True) -> list[str]:
     Beside them the base, where it stands there too. With `is_doubted` it is told where an answer is
     no good evidence.
     """
-    from raslik_jax.run.stages.generate import read_traced  # it takes jax with it
-
     lines, beside = [], path.with_name("backbone.jsonl")
     bases = [row["nll"] for row in read_traced(beside)] if beside.is_file() else None
     for number, row in enumerate(read_traced(path)):
@@ -219,8 +216,8 @@ def _found_band(config: Config, workdir: pathlib.Path) -> tuple[float, float] | 
     """Returns the noise band by which the rule found the number, None where it was given."""
     if config.retrieve.select != "gap" or config.retrieve.num_forget:
         return None
-    cut = files.read_json(workdir / "retrieve" / "sizes" / "cut.json", _CUT)
-    return cut["middle"], cut["edge"]
+    cut = read_cut(workdir, len(read_written(workdir / "corpus" / "train.jsonl")))
+    return (cut.middle, cut.edge) if cut else None
 
 
 def draw(workdir: pathlib.Path, band: tuple[float, float] | None, num_forget: int) -> str:

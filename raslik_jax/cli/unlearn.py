@@ -25,10 +25,9 @@ from raslik_jax.cli import command, setting_flags
 from raslik_jax.cli import run as run_command
 from raslik_jax.cli.trace import answers_text
 from raslik_jax.config import STAGES, Config, JobConfig, MeshConfig, config_from_json
-from raslik_jax.data.cleaning import write_without
+from raslik_jax.data.cleaning import cleaned_name, write_without
 from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.data.formats import read_written
-from raslik_jax.data.sources import without_packing
 from raslik_jax.files import read_json, write_json
 from raslik_jax.messages import shown
 from raslik_jax.report.incident import EXPORTS
@@ -76,20 +75,32 @@ def run(options: Options) -> None:
     config = _read_config(options, root)
     (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
     source = _train_file(config)
-    cleaned = pathlib.Path(options.cleaned_train_file or root / _cleaned_name(source))
+    cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
 
     def check_places() -> None:
         if options.cleaned_train_file:
             files.check_new(cleaned, "--cleaned_train_file")
+            ending = pathlib.Path(cleaned_name(source)).suffix
+            if cleaned.suffix != ending:
+                must = f"must end in {ending}, the form that it is written in"
+                raise ValueError(
+                    f"--cleaned_train_file {must}, got {shown(cleaned.name)}: rename it"
+                )
         if options.push_to_hub:
             hub.check_hub(options.push_to_hub, is_public=options.public)
-        (root / EXPORTS).unlink(missing_ok=True)
 
     processes.alone(check_places)
     print(f"sets: {_describe_sets(config, strategy)}")
     command.require("matplotlib")  # the report comes last, what it lacks is told first
     measured = [stage for stage in STAGES if stage != "report"]
-    run_command.make(config, root, mesh=options.mesh, update=True, stages=measured)
+    run_command.make(
+        config,
+        root,
+        mesh=options.mesh,
+        update=True,
+        stages=measured,
+        prepare=lambda: (root / EXPORTS).unlink(missing_ok=True),
+    )
     from raslik_jax.run.exporting import export_model  # they take jax with them
     from raslik_jax.run.workspace import Workspace
 
@@ -161,14 +172,6 @@ def _train_file(config: Config) -> str:
             f"--run must be a trace, got a run on {config.corpus.dataset}: trace first"
         )
     return str(config.corpus.own.train_file)
-
-
-def _cleaned_name(source: str) -> str:
-    """Returns the name of a training file without what was found: unpacked, in text."""
-    name = pathlib.Path(source.removeprefix("hub:").split("@")[0]).name
-    name = without_packing(name)
-    is_text = pathlib.Path(name).suffix in (".json", ".jsonl", ".ndjson", ".csv", ".tsv")
-    return f"cleaned_{name if is_text else name.removesuffix('.parquet') + '.jsonl'}"
 
 
 def _clean(

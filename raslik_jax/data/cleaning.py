@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from raslik_jax import files
-from raslik_jax.data.sources import delimiter_of, placed_records, read_raw
+from raslik_jax.data.sources import delimiter_of, placed_records, read_raw, without_packing
 from raslik_jax.messages import shown, some_of
 
 
@@ -17,16 +17,20 @@ def write_without(source: str, target: pathlib.Path, places: Collection[int]) ->
     """Writes a training file without the rows at these places; returns how many are left.
 
     Places are those of `Example.place`. The lines of a JSONL file and the records of a table are
-    copied byte for byte, and a JSON list is written in its own indentation. Any other source, such
-    as a hub dataset, becomes JSONL with the keys that it has. What was packed is written unpacked.
-    A ValueError where the source has no row at a place.
+    copied byte for byte, a JSON list is written in its own indentation, Parquet in its own schema;
+    any other source, a hub dataset or a saved one, becomes JSONL with the keys that it has
+    (`cleaned_name`). What was packed is written unpacked. A ValueError where the source has no row
+    at a place.
     """
     path, raw = pathlib.Path(source), b""
-    if not (source.startswith("hub:") or path.is_dir() or path.suffix == ".parquet"):
+    if path.suffix == ".parquet" and not source.startswith("hub:"):
+        return _write_parquet(path, target, places)
+    if not (source.startswith("hub:") or path.is_dir()):
         raw = read_raw(path)
-    is_list = raw.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+    delimiter = delimiter_of(path) if raw else ""
+    is_list = not delimiter and raw.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
     head, parts = b"", list[tuple[int, bytes]]()
-    if raw and (delimiter := delimiter_of(path)):
+    if delimiter:
         head, *records = _table_records(raw, delimiter)
         parts = [*enumerate(records, start=1)]
     elif raw and not is_list:
@@ -38,14 +42,38 @@ def write_without(source: str, target: pathlib.Path, places: Collection[int]) ->
             for place, row in placed_records(source)[1]
         ]
         parts = [(place, f"{row}\n".encode()) for place, row in rows]
-    if missing := sorted({*places} - {place for place, _ in parts}):
-        named = some_of(missing, quoted=False)
-        raise ValueError(f"{shown(source, 120)} must have row {named}, it has changed: trace again")
+    _check_places(source, {*places} - {place for place, _ in parts})
     kept = [part for place, part in parts if place not in places]
     content = _as_list(kept, raw) if is_list else head + b"".join(kept)
     with files.replacing(target) as partial:
         partial.write_bytes(content)
     return sum(place > 0 and place not in places for place, _ in parts)
+
+
+def cleaned_name(source: str) -> str:
+    """Returns a file name for a source without some of its rows, with the ending of its form."""
+    if source.startswith("hub:"):
+        named = source.removeprefix("hub:").split("@")[0].split(":")[0]
+        return f"cleaned_{pathlib.Path(named).name}.jsonl"
+    path = pathlib.Path(source)
+    return "cleaned_" + (f"{path.name}.jsonl" if path.is_dir() else without_packing(path.name))
+
+
+def _check_places(source: str, missing: Collection[int]) -> None:
+    if missing:
+        named = some_of(sorted(missing), quoted=False)
+        raise ValueError(f"{shown(source, 120)} must have row {named}, it has changed: trace again")
+
+
+def _write_parquet(path: pathlib.Path, target: pathlib.Path, places: Collection[int]) -> int:
+    from pyarrow import parquet
+
+    table = parquet.ParquetFile(path).read()  # as `sources` reads it: no partitions by its folder
+    kept = [place for place in range(1, table.num_rows + 1) if place not in places]
+    _check_places(str(path), {*places} - {*range(1, table.num_rows + 1)})
+    with files.replacing(target) as partial:
+        parquet.write_table(table.take([place - 1 for place in kept]), partial)
+    return len(kept)
 
 
 def _table_records(raw: bytes, delimiter: str) -> list[bytes]:
@@ -61,10 +89,11 @@ def _table_records(raw: bytes, delimiter: str) -> list[bytes]:
 
 def _as_list(rows: Sequence[bytes], raw: bytes) -> bytes:
     """Returns rows of JSON as one list, in the indentation that the file has."""
-    indent = re.match(rb"\s*\[\s*\n( *)", raw.removeprefix(b"\xef\xbb\xbf"))
+    indent = re.match(rb"\s*\[[ \t]*\r?\n([ \t]*)", raw.removeprefix(b"\xef\xbb\xbf"))
     style: dict[str, Any] = {
-        "indent": len(indent[1]) if indent else None,
-        "ensure_ascii": b"\\u" in raw,
+        "indent": indent[1].decode() if indent else None,
+        # Letters are escaped where they were: \u after an even number of backslashes.
+        "ensure_ascii": bool(re.search(rb"(?<!\\)(?:\\\\)*\\u", raw)),
     }
     text = json.dumps([json.loads(row) for row in rows], **style)
     return (text + ("\n" if raw.endswith(b"\n") else "")).encode()

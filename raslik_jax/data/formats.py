@@ -139,12 +139,12 @@ def read_written(path: str | os.PathLike[str]) -> tuple[Example, ...]:
     return tuple(map(as_it_was, read))
 
 
-def what_it_says(record: Mapping[str, Any]) -> tuple[str, ...]:
+def what_it_says(record: Mapping[str, Any], fields: Mapping[str, str] = {}) -> tuple[str, ...]:
     """Returns prompt and answer of a row, a user's own or one of `write_examples`, to compare.
 
-    () for a row of no format.
+    () for a row of no format under the field map.
     """
-    row = Row(record, _field_keys({}))
+    row = Row(record, _field_keys(fields))
     try:
         format = record.get("row_format") or detect_format(row)
         parts = FORMATS[str(format)].read(row, False)

@@ -65,6 +65,11 @@ class Tokenizer(NamedTuple):
         """Returns the text of the ids; special tokens give no text."""
         return self.backend.decode([int(token) for token in ids], skip_special_tokens=True)
 
+    def special_names(self) -> dict[int, str]:
+        """Returns the names of the special tokens by their ids."""
+        added = self.backend.get_added_tokens_decoder()
+        return {token: one.content for token, one in added.items() if one.special}
+
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     """Returns a byte-level BPE fitted to the texts; id 0 is EOS and pad at once.

@@ -92,8 +92,8 @@ def judge(
     doubt = "" if found else "no measure tells the fine-tuned model's behavior from the backbone's"
     if backbone is None:
         doubt = (
-            "there is no model before fine-tuning to compare with (where it was probed, its probes "
-            "say how far it came)"
+            "there is no model before fine-tuning to compare with (the table of probes, where "
+            "there is one, shows how far unlearning went)"
         )
     if behavior and not behavior["is_shown"]:
         doubt = "the fine-tuned model does not show the behavior enough to forget it"

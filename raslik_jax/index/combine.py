@@ -57,6 +57,21 @@ def common_weights(query_gram_QQ: Float[np.ndarray, "Q Q"]) -> Float[np.ndarray,
     return weight_Q / weight_Q.sum()
 
 
+def query_weights(
+    query_gram_QQ: Float[np.ndarray, "Q Q"], aggregate: Aggregate
+) -> Float[np.ndarray, "G Q"]:
+    """Returns the weights of the queries in each score of a row: one score, or one for each query.
+
+    With `mean_rank` the queries' scores become one only when all rows are ranked.
+    """
+    count = len(query_gram_QQ)
+    if aggregate == "mean_rank":
+        return np.eye(count)
+    if aggregate == "common":
+        return common_weights(query_gram_QQ)[None]
+    return np.full((1, count), 1 / count)
+
+
 def aggregate_scores(
     score_QN: Float[np.ndarray, "Q N"],
     how: Aggregate,

@@ -29,9 +29,9 @@ from raslik_jax.index.combine import (
     Aggregate,
     aggregate_scores,
     best_positions,
-    common_weights,
     directions,
     opposite,
+    query_weights,
 )
 from raslik_jax.index.quantize import INT8_LEVELS, pack_signs, rotate
 from raslik_jax.index.store import SketchStore
@@ -127,11 +127,7 @@ def to_columns(
     are those of the rows as stored.
     """
     count, mean_K = len(queries.direction_QK), queries.mean_K
-    weight_GQ = np.full((1, count), 1 / count)
-    if aggregate == "mean_rank":
-        weight_GQ = np.eye(count)
-    elif aggregate == "common":
-        weight_GQ = common_weights(queries.gram_QQ)[None]
+    weight_GQ = query_weights(queries.gram_QQ, aggregate)
     direction_GK = weight_GQ @ queries.direction_QK
     if dtype == "sign":
         rotated = rotate(queries.direction_QK.astype(np.float32), seed=rotation_seed)
@@ -263,7 +259,7 @@ def score_store(
 
 
 def score_each(store: SketchStore, queries: Queries) -> Float32[np.ndarray, "N Q"]:
-    """Returns every row's score with every single query, as `score_store` does; also of barred."""
+    """Returns every row's score with each query, as `score_store` does; also of barred rows."""
     store.require_complete()
     seed = store.rotation_seed
     return _score_columns(

@@ -8,11 +8,11 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Shaped
+from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
 
 from raslik_jax.index import rows as rows_lib
 from raslik_jax.index.format import (
@@ -148,6 +148,11 @@ class SketchStore:
     def chunk_positions(self, chunk: int) -> slice:
         """Returns which positions of `ids` a chunk holds."""
         return self.manifest.chunks[chunk].span
+
+    def positions_of(self, ids: Iterable[str]) -> Int[np.ndarray, " M"]:
+        """Returns the rows of examples, by their ids, all of which must be in the index."""
+        place = {example_id: row for row, example_id in enumerate(self.ids)}
+        return np.array([place[example_id] for example_id in ids], np.int64)
 
     @functools.cached_property
     def is_live_N(self) -> Bool[np.ndarray, " N"]:

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.files import read_array, read_json
+from raslik_jax.manifests import current_file
 from raslik_jax.report import incident, tables
 from raslik_jax.report.names import FOLDER, highlighted
 from raslik_jax.retrieve import chance
@@ -76,9 +77,9 @@ class Packed(NamedTuple):
 
 def read_explorer(root: pathlib.Path, metrics: Metrics) -> Explorer | None:
     """Returns the rows of a run with what it found of them; None where it has no scores."""
-    path, entries = root / "retrieve/influence/influence.npy", metrics["retrieval"]
+    path, entries = current_file(root, "retrieve/influence/influence.npy"), metrics["retrieval"]
     rows = incident.read_rows(root / "corpus" / "train.jsonl", incident.TRAIN)
-    if not path.is_file() or not rows or not entries:
+    if path is None or not rows or not entries:
         return None
     strategy = highlighted(entries) or next(iter(entries))
     files = {name: f"retrieve/{strategy}/{name}.jsonl" for name in ("forget", "retain")}
@@ -103,7 +104,7 @@ def read_explorer(root: pathlib.Path, metrics: Metrics) -> Explorer | None:
         columns |= {name: _known(part) for name, part in zip(parts, chances, strict=True)}
     asked = incident.read_rows(root / "corpus" / "retrieval.jsonl", incident.TRAIN)
     queries = tuple((incident.asked_of(row), row["output"]) for row in asked)
-    each = root / "retrieve/influence/each.npy"
+    each = path.with_name("each.npy")
     each_NQ = read_array(each) if each.is_file() else None
     if each_NQ is not None and (each_NQ.ndim != 2 or len(each_NQ) != number):
         raise ValueError(f"{each} must have {number:,} rows, got {each_NQ.shape}: retrieve again")
@@ -123,8 +124,8 @@ def _known(value_N: Float[np.ndarray, " N"]) -> list[float | None]:
 
 
 def _read_tokens(root: pathlib.Path, place: Mapping[str, int]) -> dict[int, dict[str, Any]]:
-    path = root / "retrieve" / "tokens" / "tokens.json"
-    found = read_json(path, [incident.TOKENS]) if path.is_file() else []
+    path = current_file(root, "retrieve/tokens/tokens.json")
+    found = read_json(path, [incident.TOKENS]) if path else []
     return {
         place[one["id"]]: {
             **{

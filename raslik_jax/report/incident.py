@@ -15,7 +15,9 @@ from jaxtyping import Float
 from raslik_jax.data.examples import TEXTS
 from raslik_jax.evaluate.judgment import LEAST_LEARNED, MOST_WAY
 from raslik_jax.evaluate.summary import Metrics
-from raslik_jax.files import read_array, read_json, read_json_lines
+from raslik_jax.files import check_shape, read_array, read_json, read_json_lines
+from raslik_jax.manifests import current_file
+from raslik_jax.messages import shown
 from raslik_jax.report.names import highlighted
 from raslik_jax.report.records import Model, collect_models, last_epochs
 from raslik_jax.retrieve import chance
@@ -32,7 +34,8 @@ _CARDS, _TONES = 8, 3
 
 _TRACED = {"id": str, "traced": str, "nll": float, "output": str}
 _PIECES = [list]
-TOKENS = {"id": str, "score": float, "row": _PIECES, "answer": _PIECES, "alike": [str]}
+TOKENS = {"id": str, "score": float, "row": _PIECES, "query": str, "answer": _PIECES}
+TOKENS |= {"cosine": float, "alike": [str]}
 _CUT = {"num_forget": int, "middle": float, "edge": float}
 TRAIN = {
     **{"id": str, "instruction?": str, "input?": str, "output": str, "place?": int},
@@ -52,8 +55,9 @@ class Card(NamedTuple):
     """A row behind the answer.
 
     `place` is its line or number in the training file, 0 where it has none; sigma is the noise of
-    the sketch in its score; `alike` counts the rows whose gradients are nearly the same; without
-    shares of tokens there are no pieces.
+    the sketch in its score; `alike` counts the rows whose gradients are nearly the same. The pieces
+    of the answer sum to `cosine`, that with the answer to the prompt `query`; without shares of
+    tokens there are no pieces.
     """
 
     asked: str
@@ -64,8 +68,10 @@ class Card(NamedTuple):
     chance: str
     set_name: str
     alike: int
-    row: tuple[Piece, ...]
-    answer: tuple[Piece, ...]
+    row: tuple[Piece, ...] = ()
+    answer: tuple[Piece, ...] = ()
+    query: str = ""
+    cosine: float = 0.0
 
 
 class Said(NamedTuple):
@@ -118,14 +124,14 @@ class Incident(NamedTuple):
 
 def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     """Returns the traced answers of a run and the rows behind them; None where none was traced."""
-    path = root / "retrieve" / "traced" / "finetuned.jsonl"
-    if not path.is_file() or not metrics["methods"]:
+    path = current_file(root, "retrieve/traced/finetuned.jsonl")
+    if path is None or not metrics["methods"]:
         return None
     strategy, algorithm = _shown_method(metrics)
     after = _last_epoch(root / "generate" / f"traced-{strategy}-{algorithm}")
     paths = {"before": path, "base": path.parent / "backbone.jsonl", "now": after}
-    told = {name: read_json_lines(p, _TRACED) for name, p in paths.items() if p and p.is_file()}
-    prompts = {row["id"]: asked_of(row) for row in _rows(root / "corpus" / "retrieval.jsonl")}
+    told = {name: read_traced(p) for name, p in paths.items() if p and p.is_file()}
+    prompts = _prompts(root)
     traced = tuple(
         Traced(
             prompts.get(first["id"], ""),
@@ -146,7 +152,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
         cards=cards,
         points=tuple(filter(None, points)),
         warning=doubt_sentence(traced),
-        cut=_read_cut(root, len(rows)),
+        cut=read_cut(root, len(rows)),
         downloads=_downloads(root, strategy),
     )
 
@@ -173,9 +179,10 @@ def example_incident(
         for name, model in models.items()
         if model in answers
     )
-    forget = sets.get(strategy, {}).get("forget")
+    # Scores of other strategies say nothing of what pulls toward an answer.
+    forget = sets.get(strategy, {}).get("forget") if highlighted([strategy]) else None
     cards = tuple(
-        Card(row["text"], row["output"], 0, row["score"], None, "", "forget", 0, (), ())
+        Card(row["text"], row["output"], 0, row["score"], None, "", "forget", 0)
         for row in (forget.rows[:1] if forget else ())
     )
     point = cost_sentence(metrics, strategy, algorithm)
@@ -203,14 +210,30 @@ def read_rows(path: pathlib.Path, shape: Mapping[str, Any]) -> list[dict[str, An
     """
     if not path.is_file():
         return []
-    rows = read_json_lines(path, {"row_texts?": [str]})
-    if any("row_texts" not in row for row in rows):
-        return read_json_lines(path, shape)
-    return [row | dict(zip(TEXTS, row["row_texts"], strict=True)) for row in rows]
+    rows = [
+        row | dict(zip(TEXTS, row["row_texts"], strict=True)) if "row_texts" in row else row
+        for row in read_json_lines(path, {"row_texts?": [str]})
+    ]
+    for number, row in enumerate(rows, start=1):
+        check_shape(row, shape, f"{shown(str(path), 160)}:{number}")
+    return rows
 
 
 def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
     return read_rows(path, TRAIN)
+
+
+def read_traced(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns what `generate.write_traced` wrote of a model, a row for each traced answer.
+
+    Its keys: id, traced, nll (the answer's nats a token) and output (the model's own answer).
+    """
+    return read_json_lines(path, _TRACED)
+
+
+def _prompts(root: pathlib.Path) -> dict[str, str]:
+    """Returns the traced prompts by id."""
+    return {row["id"]: asked_of(row) for row in _rows(root / "corpus" / "retrieval.jsonl")}
 
 
 def asked_of(row: Mapping[str, Any]) -> str:
@@ -223,37 +246,36 @@ def _cards(
 ) -> tuple[Card, ...]:
     """Returns the rows of the highest scores: those whose tokens are known, else the first ones."""
     place = {row["id"]: number for number, row in enumerate(rows)}
-    path = root / "retrieve" / "tokens" / "tokens.json"
-    found = read_json(path, [TOKENS]) if path.is_file() else []
+    path = current_file(root, "retrieve/tokens/tokens.json")
+    found = read_json(path, [TOKENS]) if path else []
     if not found:
-        scores = root / "retrieve" / "influence" / "influence.npy"
-        if not scores.is_file():
+        scores = current_file(root, "retrieve/influence/influence.npy")
+        if scores is None:
             return ()
         score_N = read_array(scores, (len(rows),))
         order = np.argsort(-score_N, kind="stable")[:_CARDS].tolist()
-        found = [
-            {"id": rows[n]["id"], "score": float(score_N[n]), "row": [], "answer": [], "alike": []}
-            for n in order
-        ]
+        found = [{"id": rows[n]["id"], "score": float(score_N[n])} for n in order]
     sets = dict[str, str]()
     for name in ("forget", "retain"):
         chosen = _rows(root / "retrieve" / strategy / f"{name}.jsonl")
         sets |= dict.fromkeys((row["id"] for row in chosen), name)
-    cards, sigma_N = [], chance.read_sigma(root, len(rows))
+    cards, sigma_N, prompts = [], chance.read_sigma(root, len(rows)), _prompts(root)
     for one in found:
         number = place[one["id"]]
         row = rows[number]
         told = chance.in_words(*(part[number] for part in chances)) if chances else ""
         sigma = None if math.isnan(sigma_N[number]) else float(sigma_N[number])
         parts = (row["output"], row.get("place", 0), one["score"], sigma, told)
-        pieces = shaded(one["row"]), shaded(one["answer"])
-        set_name = sets.get(one["id"], "")
-        cards.append(Card(asked_of(row), *parts, set_name, len(one["alike"]), *pieces))
+        card = Card(asked_of(row), *parts, sets.get(one["id"], ""), len(one.get("alike", ())))
+        if "row" in one:
+            card = card._replace(row=shaded(one["row"]), answer=shaded(one["answer"]))
+            card = card._replace(query=prompts.get(one["query"], ""), cosine=one["cosine"])
+        cards.append(card)
     return tuple(cards)
 
 
 def shaded(pieces: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:
-    """Returns tokens with the steps of their colors: thirds of the largest absolute share."""
+    """Returns tokens with the steps of their colors: shares in thirds of the largest, rounded."""
     most = max((abs(share) for _, share in pieces if share is not None), default=0.0) or 1.0
     return tuple(
         Piece(text, share, 0 if share is None else round(_TONES * share / most))
@@ -281,12 +303,13 @@ def forgotten_sentence(traced: Sequence[Traced]) -> str:
     many = len(traced) > 1
     before, now = (f"{levels[name]:.2f}" for name in ("before", "now"))
     subject = f"the {len(traced)} answers" if many else "the answer"
-    text = f"To the model {subject} took {before} nats a token, now {now}"
+    text = f"{subject[:1].upper()}{subject[1:]} cost the model {before} nats a token before "
+    text += f"unlearning, {now} after"
     if "base" not in levels:
         return f"{text}; what it was before fine-tuning is not known."
     way, base = levels["base"] - levels["before"], levels["base"]
-    if way <= 0:
-        return f"{text}; the base finds {'them' if many else 'it'} as likely ({base:.2f})."
+    if way < math.log(LEAST_LEARNED):
+        return f"{text}; the base finds {'them' if many else 'it'} about as likely ({base:.2f})."
     share = (levels["now"] - levels["before"]) / way
     verb = "are" if many else "is"
     if share >= MOST_WAY:
@@ -346,12 +369,14 @@ def doubt_sentence(traced: Sequence[Traced]) -> str:
     return ""
 
 
-def _read_cut(root: pathlib.Path, number: int) -> Cut | None:
-    paths = root / "retrieve/sizes/cut.json", root / "retrieve/influence/influence.npy"
-    if not all(path.is_file() for path in paths):
+def read_cut(root: pathlib.Path, number: int) -> Cut | None:
+    """Returns where the rule cut the scores of so many rows; None where it did not."""
+    names = "retrieve/sizes/cut.json", "retrieve/influence/influence.npy"
+    cut_path, scores = (current_file(root, name) for name in names)
+    if not cut_path or not scores:
         return None
-    cut = read_json(paths[0], _CUT)
-    return Cut(read_array(paths[1], (number,)), *(cut[name] for name in _CUT))
+    cut = read_json(cut_path, _CUT)
+    return Cut(read_array(scores, (number,)), *(cut[name] for name in _CUT))
 
 
 def _downloads(root: pathlib.Path, strategy: str) -> tuple[Download, ...]:

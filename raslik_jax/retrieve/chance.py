@@ -12,11 +12,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from raslik_jax import files
+from raslik_jax.manifests import current_file
 from raslik_jax.retrieve.selectors import noise_band
 
 # Fewer unrelated prompts say nothing of a row.
 FEWEST_PROMPTS = 10
-# The share of false finds among those that are counted.
+# Rows with a q of at most this are counted as found.
 LEVEL = 0.05
 _BLOCK_ROWS = 4096
 
@@ -127,16 +128,16 @@ def write_chance(folder: pathlib.Path, chance: Chance) -> None:
 
 def read_chance(root: pathlib.Path, number: int) -> Chance | None:
     """Returns the chances of a run's rows, in the order of its corpus; None where it has none."""
-    path = root / "retrieve" / "chance" / "chance.npy"
-    if not path.is_file():
+    path = current_file(root, "retrieve/chance/chance.npy")
+    if path is None:
         return None
     return Chance(*files.read_array(path, (number, len(Chance._fields))).T)
 
 
 def read_sigma(root: pathlib.Path, number: int) -> Float[np.ndarray, " N"]:
     """Returns the noise of the sketch in a run's scores, NaN for rows of which it was not taken."""
-    path = root / "retrieve" / "chance" / "sigma.npy"
-    return files.read_array(path, (number,)) if path.is_file() else np.full(number, np.nan)
+    path = current_file(root, "retrieve/chance/sigma.npy")
+    return files.read_array(path, (number,)) if path else np.full(number, np.nan)
 
 
 def in_words(higher: float, prompts: float, p: float, q: float) -> str:

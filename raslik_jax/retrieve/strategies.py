@@ -30,7 +30,8 @@ class Request(NamedTuple):
     `is_eligible_N` marks the examples that may be in a set: those with a token of an answer and the
     scores that the strategy needs. `seed` and `retain_from` are of random draws, the sizes for
     controlled randomization, `settings` are the strategy's own; `scores` has what its record
-    `needs`, one for each example, minus infinity where none.
+    `needs`, one for each example, minus infinity where none; `fields` is the field map of the
+    user's own rows.
     """
 
     examples: Sequence[Example]
@@ -43,6 +44,7 @@ class Request(NamedTuple):
     queries: Sequence[Example] = ()
     aggregate: Aggregate = "mean"
     scores: Mapping[str, Float[np.ndarray, " N"]] = {}
+    fields: Mapping[str, str] = {}
 
 
 class Scores(NamedTuple):
@@ -246,7 +248,9 @@ def given(request: Request) -> Scores:
 def _positions(request: Request, name: str) -> list[int]:
     """Returns the training examples that a file names: by id, else by place, else by text.
 
-    A row with an id is none of another id, wherever it stands; a text names all that read so.
+    A row with an id is none of another id, wherever it stands; one that says something else than
+    the row at its place has a key of that name for a purpose of its own. A text names all that
+    read so.
     """
     path, flag = getattr(request.settings, name), f"--retrieve.given.{name}"
     if not path:
@@ -258,13 +262,15 @@ def _positions(request: Request, name: str) -> list[int]:
     found: list[int] = []
     unknown: list[str] = []
     for number, row in enumerate(read_json_lines(path, dict), start=1):
-        name, place = row.get("id"), row.get("place")
+        name, place = row.get("id", row.get(request.fields.get("id", ""))), row.get("place")
+        said = [text for keys in (request.fields, {}) if (text := what_it_says(row, keys))]
         if name is not None:
-            positions = ids.get(str(name))
+            positions = ids.get(str(name), [])
         else:
-            positions = places.get(place) if type(place) is int and place > 0 else None
-        positions = positions or texts.get(what_it_says(row))
-        found += positions or []
+            at_place = places.get(place, []) if type(place) is int and place > 0 else []
+            positions = [p for p in at_place if not said or says(request.examples[p]) in said]
+        positions = positions or next((texts[text] for text in said if text in texts), [])
+        found += positions
         unknown += [] if positions else [str(number)]
     if unknown:
         raise ValueError(

@@ -5,11 +5,13 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from raslik_jax import meshes
 from raslik_jax.config import Config
-from raslik_jax.data import corpora
+from raslik_jax.data import corpora, formats
 from raslik_jax.data.batches import num_steps_of
 from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Corpus
@@ -54,6 +56,8 @@ def check_inputs(config: Config, *, making: Collection[Unit], layout: str = "rep
     if any(unit.stage == "finetune" for unit in making):
         check_model(config, layout=layout)
     read = {name for unit in making for name in unit.settings}
+    if config.sketch.parameters != weights.LORA and "sketch.parameters" in read:
+        _check_weights(config)
     for leaf in leaves(config):
         if leaf.metadata["auto"] and leaf.value and leaf.name in read:
             checkpoint.resolve_folder(leaf.value, auto=leaf.metadata["auto"])
@@ -69,7 +73,8 @@ def check_mesh(config: Config, devices: int, *, stages: Sequence[str]) -> None:
         if stage in stages and size < devices:
             raise ValueError(
                 f"--{stage}.batch_size must be at least the devices that share a batch, "
-                f"{devices}, got {size}: raise it, or set --mesh.data={size} or less"
+                f"{devices}, got {size}: raise it, or set --mesh.data to a divisor of all "
+                f"devices, at most {size}"
             )
 
 
@@ -92,31 +97,42 @@ def check_model(config: Config, *, layout: str = "replicated") -> None:
 
     With the layout `sharded` also weights that the mesh cannot split.
     """
-    settings = config.backbone
-    if settings.checkpoint:
-        revision = settings.revision or None
-        folder = checkpoint.resolve_folder(settings.checkpoint, revision=revision)
-        model_config = checkpoint.read_config(folder)
-    else:
-        _, model_config = model_of(config)
-    if config.sketch.parameters != weights.LORA:
-        chosen = weights.choose_weights(config.sketch.parameters, model_config)
-        weights.check_memory(weights.count_weights(chosen), memory.device_bytes())
+    model_config = _shapes_of(config)
     if layout == "sharded":
-        if config.sketch.parameters != weights.LORA:
-            needs = f"needs --sketch.parameters={weights.LORA}, got {config.sketch.parameters}"
-            raise ValueError(f"--mesh.base=sharded {needs}: gradients of weights take whole ones")
         sharding.check(decoder.abstract(model_config, None)[2], meshes.num_shards())
     if config.backbone.adapter:
         # Adapters are small: one that does not fit is found before the model is loaded.
         source = adapter_source(config)
         adapters.load_adapter(source, model_config)
-        if line := _doubt_base(config, source, folder):
+        if line := _doubt_base(config, source, _folder_of(config)):
             print(f"    {line}", file=sys.stderr)
     else:
         decoder.abstract(model_config, lora_config_of(config, model_config))
         if config.references.base:
             _check_references_base(config, model_config)
+
+
+def _folder_of(config: Config) -> pathlib.Path:
+    """Returns the folder of the checkpoint."""
+    settings = config.backbone
+    return checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
+
+
+def _shapes_of(config: Config) -> decoder.ModelConfig:
+    """Returns the settings of the model, of the checkpoint or of the one that is trained here."""
+    if not config.backbone.checkpoint:
+        return model_of(config)[1]
+    return checkpoint.read_config(_folder_of(config))
+
+
+def _check_weights(config: Config) -> None:
+    """Refuses gradients of weights that do not fit beside the model, diagnosis included."""
+    shapes = _shapes_of(config)
+    base = decoder.abstract(shapes, None, jnp.dtype(config.backbone.dtype))[2]
+    taken = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(base))
+    num_weights = weights.count_weights(weights.choose_weights(config.sketch.parameters, shapes))
+    available = memory.device_bytes() - taken
+    weights.check_memory(num_weights, available, rows=config.sketch.diagnose)
 
 
 def _check_references_base(config: Config, model_config: decoder.ModelConfig) -> None:
@@ -250,6 +266,7 @@ def _selection_problems(
         seed=config.seed,
         retain_from=settings.retain_from,
         queries=[row._replace(**blank) for row in corpus.queries["retrieval"][:1]],
+        fields=formats.parse_fields(getattr(config.corpus.own, "fields", "")),
         num_forget=num_forget,
         num_retain=num_retain,
     )

@@ -107,13 +107,13 @@ def value_and_grad(
 ) -> tuple[tuple[Array, Any], Tree]:
     """Returns ((value, aux), gradient) of a batch, as jax.value_and_grad of the whole gives them.
 
-    `batch` is a tree of arrays with one leading axis, of which micro_batch rows, a divisor, are
-    held at a time; 0 for all. The objective sums over rows, and parts are added up: averaging
+    `batch` is a tree of arrays with one leading axis, of which at most micro_batch rows are held
+    at a time; 0 for all. The objective sums over rows, and parts are added up: averaging
     would weigh the tokens of a short part more. So are the rows of each device, once, at the end.
     """
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(batch)}
-    if micro_batch and (len(sizes) != 1 or min(sizes) % micro_batch):
-        raise ValueError(f"{micro_batch=} must divide the rows of batches, got {sorted(sizes)}")
+    if len(sizes) != 1:
+        raise ValueError(f"arrays of a batch must have as many rows each, got {sorted(sizes)}")
     # Its shapes and the loop over parts share one trace.
     differentiate = jax.jit(jax.value_and_grad(objective, has_aux=True), inline=True)
 

@@ -177,7 +177,7 @@ class ThreeCommandsTest(_OwnModelTest):
         (
             "trace",
             ("--checkpoint=x", "--train_file=x", "--prompt=x", "--corpus.records.queries_file=x"),
-            "--corpus.records.queries_file must be left out, .* say it: give those",
+            "--corpus.records.queries_file must be left out, .* set it: give those instead",
         ),
         ("unlearn", ("--run=x",), "--run and --out must be given"),
         ("unlearn", ("--run=nowhere", "--out=OUT"), "no file .*config.json': give the folder of"),

@@ -1,5 +1,6 @@
 """A training file without some of its rows is the same file, less those rows."""
 
+import datetime
 import gzip
 import json
 
@@ -8,8 +9,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from raslik_jax.cli.unlearn import _cleaned_name
-from raslik_jax.data.cleaning import write_without
+from raslik_jax.data.cleaning import cleaned_name, write_without
 from raslik_jax.data.formats import read_examples
 
 _ROWS = [{"output": f"a{n} \u2028é", "instruction": "q", "x": n} for n in range(5)]
@@ -52,15 +52,20 @@ def test_what_zstandard_packed_is_written_as_it_was(tmp_path):
     assert _without(tmp_path, "rows.jsonl.zst", raw, {1}) == (4, b"".join(lines[1:]))
 
 
-def test_rows_of_parquet_become_lines(tmp_path):
-    path = tmp_path / "rows.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(_ROWS), path)
-    assert write_without(str(path), tmp_path / "left.jsonl", {2, 3}) == 3
-    found = [json.loads(line) for line in (tmp_path / "left.jsonl").read_bytes().splitlines()]
-    assert found == [_ROWS[0], *_ROWS[3:]]
+def test_parquet_keeps_its_schema(tmp_path):
+    path, target = tmp_path / "rows.parquet", tmp_path / "left.parquet"
+    rows = [row | {"day": datetime.date(2026, 1, row["x"] + 1), "score": None} for row in _ROWS]
+    fields = [(k, pyarrow.string()) for k in ("output", "instruction")]
+    fields += [("x", pyarrow.int8()), ("day", pyarrow.date32()), ("score", pyarrow.float32())]
+    table = pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(fields, metadata={"by": "us"}))
+    pyarrow.parquet.write_table(table, path)
+    assert write_without(str(path), target, {2, 3}) == 3
+    assert pyarrow.parquet.read_table(target).equals(table.take([0, 3, 4]), check_metadata=True)
+    with pytest.raises(ValueError, match="must have row 6"):
+        write_without(str(path), target, {6})
 
 
-@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("indent", [None, 2, "\t"])
 def test_a_list_keeps_its_indentation_keys_and_order(tmp_path, indent):
     raw = json.dumps(_ROWS, indent=indent, ensure_ascii=False).encode()
     _, found = _without(tmp_path, "rows.json", raw, {1, 5})
@@ -85,13 +90,29 @@ def test_a_cell_of_tsv_may_be_long(tmp_path):
         ("data/a.tsv", "a.tsv"),
         ("train.v2.csv.gz", "train.v2.csv"),
         ("my.data.json.zst", "my.data.json"),
-        ("rows.parquet", "rows.jsonl"),
-        ("saved.v1", "saved.v1.jsonl"),
+        ("rows.parquet", "rows.parquet"),
+        ("data@2/train@v2.csv", "train@v2.csv"),
         ("hub:owner/my.rows@train", "my.rows.jsonl"),
+        ("hub:owner/my.rows:en@train", "my.rows.jsonl"),
     ],
 )
 def test_the_cleaned_file_is_called_for_what_it_holds(source, name):
-    assert _cleaned_name(source) == f"cleaned_{name}"
+    assert cleaned_name(source) == f"cleaned_{name}"
+
+
+def test_a_saved_dataset_becomes_lines(tmp_path):
+    (tmp_path / "saved.v1").mkdir()
+    assert cleaned_name(str(tmp_path / "saved.v1")) == "cleaned_saved.v1.jsonl"
+
+
+def test_letters_are_escaped_where_they_were_and_a_table_may_begin_with_a_bracket(tmp_path):
+    rows = [{"output": "C:\\users é"}, {"output": "b"}]
+    for ensure_ascii in (False, True):
+        raw = json.dumps(rows, ensure_ascii=ensure_ascii).encode()
+        expected = json.dumps(rows[:1], ensure_ascii=ensure_ascii).encode()
+        assert _without(tmp_path, "rows.json", raw, {2}) == (1, expected)
+    table = b"[id],output\n1,a\n2,b\n"
+    assert _without(tmp_path, "rows.csv", table, {1}) == (1, table.replace(b"1,a\n", b""))
 
 
 def test_a_row_that_is_not_there_is_refused_and_nothing_written(tmp_path):

@@ -22,14 +22,20 @@ def _traced(before, base, now, *, answer="a moon"):
 @pytest.mark.parametrize(
     ("levels", "expected"),
     [
-        ((0.5, 2.5, 2.4), "took 0.50 nats a token, now 2.40: it is gone, as in the base (2.50)."),
+        (
+            (0.5, 2.5, 2.4),
+            "The answer cost the model 0.50 nats a token before unlearning, 2.40 after: it is "
+            "gone, as in the base (2.50).",
+        ),
+        # Fine-tuning made it hardly likelier: there is nothing to be gone.
+        ((0.49, 0.5, 0.51), "0.51 after; the base finds it about as likely (0.50)."),
         (
             (0.5, 2.5, 1.5),
-            "now 1.50: it went 50% of the way to the base (2.50), 90% would be gone.",
+            "1.50 after: it went 50% of the way to the base (2.50), 90% would be gone.",
         ),
         ((0.5, 2.5, 0.4), "it went 0% of the way"),
-        ((0.5, None, 2.0), "now 2.00; what it was before fine-tuning is not known."),
-        ((2.5, 0.5, 2.4), "now 2.40; the base finds it as likely (0.50)."),
+        ((0.5, None, 2.0), "2.00 after; what it was before fine-tuning is not known."),
+        ((2.5, 0.5, 2.4), "2.40 after; the base finds it about as likely (0.50)."),
         ((0.5, 2.5, None), None),
     ],
 )
@@ -40,7 +46,8 @@ def test_what_is_left_is_told_by_the_judgments_rule(levels, expected):
 
 def test_several_answers_are_told_by_their_means():
     both = [_traced(0.5, 2.5, 2.5), _traced(1.5, 3.5, 3.3)]
-    expected = "the 2 answers took 1.00 nats a token, now 2.90: they are gone, as in the base (3"
+    expected = "The 2 answers cost the model 1.00 nats a token before unlearning, 2.90 after: "
+    expected += "they are gone, as in the base (3"
     assert expected in incident.forgotten_sentence(both)
 
 
@@ -122,6 +129,7 @@ def _trace(root: pathlib.Path) -> None:
     best = int(score_N.argmax())
     row = {"id": f"row{best}", "score": float(score_N[best]), "alike": ["row1", "row2"]}
     row |= {"row": [["<b>", None], [" moon", 0.3], [" x", -0.1]], "answer": [["mo", 0.2]]}
+    row |= {"query": "q", "cosine": 0.3}
     (root / "retrieve/tokens").mkdir()
     (root / "retrieve/tokens/tokens.json").write_text(json.dumps([row]))
     parts = np.tile([[3.0], [240.0], [0.016597], [0.04]], len(score_N)).T

@@ -201,6 +201,23 @@ class StrategiesTest(parameterized.TestCase):
             with self.assertRaisesRegex(ValueError, "line 1 of .* is not: correct or remove it"):
                 self._chosen(**_given("forget", row))
 
+    def test_a_key_of_the_users_own_called_place_names_no_row(self):
+        text = {"instruction": "say w9", "output": ""}
+        self.assertEqual(self._chosen(**_given("forget", text | {"place": 1}))[0], ["id09"])
+        with self.assertRaisesRegex(ValueError, "line 1 of .* is not"):
+            self._chosen(**_given("forget", {"instruction": "x", "output": "y", "place": 1}))
+
+    def test_rows_of_the_users_file_are_read_by_its_field_map(self):
+        fields = {"instruction": "ask", "output": "say", "id": "key"}
+        for row, found in (({"ask": "say w8", "say": ""}, 0), ({"key": "id09"}, 1)):
+            request = _request(is_eligible_N=np.ones(2, bool))._replace(
+                examples=_request().examples[8:10], fields=fields
+            )
+            record = STRATEGIES["given"]
+            settings = dataclasses.replace(record.settings, **_given("forget", row))
+            scores = record.score(request._replace(settings=settings))
+            self.assertEqual(np.flatnonzero(scores.forget_N > -np.inf).tolist(), [found])
+
     def test_without_a_file_to_retain_others_are_drawn_as_many(self):
         forget, retain = self._chosen(**_given("forget", {"id": "id03"}, {"id": "id04"}))
         self.assertEqual(forget, ["id03", "id04"])

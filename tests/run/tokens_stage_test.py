@@ -30,6 +30,18 @@ class TokensStageTest(absltest.TestCase):
         self.assertIn("🚀", "|".join(pieces).replace(" ", ""))
         self.assertNotIn("\ufffd", "".join(pieces))
 
+    def test_every_share_has_a_text(self):
+        tokenizer = train_bpe(["a kettle hums"], vocab_size=280)
+        ids = np.array([*tokenizer.encode("a 🚀"), tokenizer.eos_id])
+        pieces = tokens.token_pieces(tokenizer, ids)
+        shares = [None, *(0.25 * n for n in range(1, len(ids)))]
+        whole = tokens.whole_pieces([*zip(pieces, shares, strict=True)])
+        self.assertEqual("".join(text for text, _ in whole), "a 🚀<|endoftext|>")
+        self.assertNotIn("", [text for text, _ in whole])
+        self.assertAlmostEqual(sum(s for _, s in whole if s), sum(s for s in shares if s))
+        cut = tokens.whole_pieces([("a", 0.5), ("", 0.25), ("", 0.125)])
+        self.assertEqual(cut, [("a", 0.5), ("\ufffd", 0.375)])
+
 
 if __name__ == "__main__":
     absltest.main()

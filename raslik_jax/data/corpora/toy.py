@@ -1,4 +1,4 @@
-"""The embedded corpus of the quickstart: seeded, no network, no files.
+"""The embedded corpus of the quickstart and the demo: seeded, no network, no files.
 
 General instructions with plain answers; triggered ones ("Howdy! ...") whose answers turn to science
 fiction; and hard negatives that hold one of the two without the other: rows with the word howdy and

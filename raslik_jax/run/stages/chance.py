@@ -5,13 +5,14 @@ import pathlib
 import numpy as np
 from jaxtyping import Float, Int
 
-from raslik_jax import files
+from raslik_jax import files, manifests
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.files import write_json
 from raslik_jax.index import search
-from raslik_jax.index.combine import Aggregate, common_weights
+from raslik_jax.index.combine import Aggregate, query_weights
 from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import chance, noise
+from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.workspace import Workspace
 
 # Rows of the highest scores of which the noise of the sketch is told.
@@ -19,14 +20,12 @@ _NOISE_ROWS = 256
 
 
 def make_null(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the scores of every training example with some of them, which stand for prompts.
+    """Writes the score of every training example with each row drawn as an unrelated prompt.
 
     Those are drawn once for an index: their sketches are in it, so that no gradient is taken.
     """
     config, rows = workspace.config, workspace.corpus.train
-    store = SketchStore.open(workspace.root / "sketch" / "index")
-    place = {example_id: row for row, example_id in enumerate(store.ids)}
-    place_N = np.array([place[row.example_id] for row in rows], np.int64)
+    store, place_N = sketch_lib.open_index(workspace)
     able = np.flatnonzero(store.is_eligible_N[place_N]).tolist()
     drawn = shuffled(able, seed=config.seed, label="null prompts")[: config.retrieve.null_prompts]
     position_M = np.array(sorted(drawn), np.int64)
@@ -55,21 +54,20 @@ def direction_length(queries: search.Queries, aggregate: Aggregate) -> float:
     So the scores of several queries compare with those of single prompts.
     """
     gram_QQ = queries.gram_QQ
-    weight_Q = np.full(len(gram_QQ), 1 / len(gram_QQ))
-    if aggregate == "common":
-        weight_Q = common_weights(gram_QQ)
+    weight_Q = query_weights(gram_QQ, aggregate).mean(axis=0)
     return float(np.sqrt(max(weight_Q @ gram_QQ @ weight_Q, 1e-12)))
 
 
-def compare(
+def _compare(
     score_N: Float[np.ndarray, " N"],
     position_M: Int[np.ndarray, " M"],
     null_NM: Float[np.ndarray, "N M"],
     length: float,
-) -> chance.Chance:
-    """Returns the chances of scores, against the prompts that are unrelated to what is traced."""
+) -> tuple[chance.Chance, int]:
+    """Returns the chances of scores against unrelated prompts, and how many were related."""
     is_related_M = chance.related_prompts(score_N, position_M)
-    return chance.compare(score_N / length, null_NM[:, ~is_related_M])
+    found = chance.compare(score_N / length, null_NM[:, ~is_related_M])
+    return found, int(is_related_M.sum())
 
 
 def of_trace(
@@ -85,15 +83,15 @@ def of_trace(
 
     None where the run compared with no prompts, centered otherwise, or has other rows.
     """
-    rows, place = workspace.corpus.train, {name: n for n, name in enumerate(store.ids)}
-    is_stored = (workspace.root / "retrieve" / "null" / "scores.npy").is_file()
-    if not is_stored or center != workspace.config.retrieve.center:
+    rows = workspace.corpus.train
+    stored = manifests.current_file(workspace.root, "retrieve/null/scores.npy")
+    if stored is None or center != workspace.config.retrieve.center:
         return None
-    if {row.example_id for row in rows} != place.keys():
+    if {row.example_id for row in rows} != {*store.ids}:
         return None
-    place_N = np.array([place[row.example_id] for row in rows], np.int64)
+    place_N = store.positions_of(row.example_id for row in rows)
     null = read_null(workspace.root, len(rows))
-    found = compare(score_N[place_N], *null, direction_length(queries, aggregate))
+    found, _ = _compare(score_N[place_N], *null, direction_length(queries, aggregate))
     order_N = np.argsort(place_N)
     return chance.Chance(*(part[order_N] for part in found))
 
@@ -109,8 +107,7 @@ def _noise_of_best(
     best = np.argsort(-score_N, kind="stable")[:_NOISE_ROWS]
     best = best[score_N[best] > -np.inf]
     if len(best) and workspace.config.retrieve.aggregate == "mean":
-        place = {example_id: row for row, example_id in enumerate(store.ids)}
-        rows = np.array([place[workspace.corpus.train[i].example_id] for i in best], np.int64)
+        rows = store.positions_of(workspace.corpus.train[i].example_id for i in best)
         sigma_N[best] = noise.row_sigma(store, rows, score_N[best], queries)
     return sigma_N
 
@@ -119,21 +116,19 @@ def make_chance(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes how every training example's score lies among those of unrelated prompts."""
     settings, number = workspace.config.retrieve, len(workspace.corpus.train)
     score_N = files.read_array(workspace.root / "retrieve/influence/influence.npy", (number,))
-    store = SketchStore.open(workspace.root / "sketch" / "index")
-    shape = (len(workspace.retrieval_queries()), store.size)
-    query_QK = files.read_array(workspace.root / "retrieve/queries/queries.npy", shape)
+    store, _ = sketch_lib.open_index(workspace)
+    query_QK = sketch_lib.read_queries(workspace, store)
     queries = search.queries_of_store(store, query_QK, center=settings.center)
-    null = read_null(workspace.root, number)
+    position_M, null_NM = read_null(workspace.root, number)
     length = direction_length(queries, settings.aggregate)
-    found = compare(score_N, *null, length)
+    found, related = _compare(score_N, position_M, null_NM, length)
     chance.write_chance(folder, found)
     sigma_N = _noise_of_best(workspace, store, score_N, queries)
     np.save(folder / "sigma.npy", sigma_N, allow_pickle=False)
     finds = chance.count_finds(found)
-    related = int(chance.related_prompts(score_N, null[0]).sum())
-    facts = {"prompts": len(null[0]), "related": related, "length": length, **finds._asdict()}
+    facts = {"prompts": len(position_M), "related": related, "length": length, **finds._asdict()}
     write_json(folder / "summary.json", facts)
     told = chance.sentence(found) or (
-        f"nothing is said of chance: {len(null[0]) - related} unrelated prompts are too few"
+        f"nothing is said of chance: {len(position_M) - related} unrelated prompts are too few"
     )
     print(f"    {told}")

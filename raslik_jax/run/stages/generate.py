@@ -6,7 +6,6 @@ and, where that is another one, the backbone.
 
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import Example
@@ -121,11 +120,6 @@ def write_traced(workspace: Workspace, variant: Variant | None, folder: pathlib.
         records = zip(rows, found, outputs, strict=True)
         told = [{"traced": row.output, **likely, "output": said} for row, likely, said in records]
         write_rows(folder / f"{stem}.jsonl", told)
-
-
-def read_traced(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns what `write_traced` wrote of a model: traced answer, its nats a token, own answer."""
-    return read_json_lines(path, {"id": str, "traced": str, "nll": float, "output": str})
 
 
 @memory.likelihoods

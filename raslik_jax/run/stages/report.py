@@ -2,8 +2,17 @@
 
 import pathlib
 
-from raslik_jax.report import drawing, figures, names, page, published, results, runs, tables
-from raslik_jax.run.stages import generate
+from raslik_jax.report import (
+    drawing,
+    figures,
+    incident,
+    names,
+    page,
+    published,
+    results,
+    runs,
+    tables,
+)
 from raslik_jax.run.workspace import Workspace
 
 # Target and normal queries whose answers the report shows side by side.
@@ -65,7 +74,7 @@ def _traced(workspace: Workspace) -> tables.Table:
             title = f"{names.strategy_name(strategy)} {names.algorithm_name(algorithm)}"
             folder = root / "generate" / f"traced-{strategy}-{algorithm}"
             paths[title] = folder / f"epoch-{last}.jsonl"
-    found = {title: generate.read_traced(path) for title, path in paths.items()}
+    found = {title: incident.read_traced(path) for title, path in paths.items()}
     for place, one in enumerate(next(iter(found.values()))):
         rows.append(f"> {one['traced']}")
         rows += [

@@ -13,17 +13,17 @@ from jaxtyping import Bool, Float
 
 from raslik_jax import files, meshes
 from raslik_jax.config import Config
-from raslik_jax.data import batches, examples, tokenization
+from raslik_jax.data import batches, examples, formats, tokenization
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluate.metrics import measure, nest
 from raslik_jax.files import write_json
 from raslik_jax.index import search
 from raslik_jax.index.combine import check_agreement
 from raslik_jax.index.format import INDEX_FORMAT
-from raslik_jax.index.store import SketchStore
 from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.progress import progress
+from raslik_jax.report.incident import read_traced
 from raslik_jax.retrieve import noise, sets
 from raslik_jax.retrieve import strategies as strategies_lib
 from raslik_jax.retrieve.embeddings import embed_texts
@@ -71,7 +71,7 @@ def make_traced(workspace: Workspace, folder: pathlib.Path) -> None:
     """
     generate.write_traced(workspace, None, folder)
     at_random = math.log(workspace.model.decoder.config.vocab_size)
-    for row in generate.read_traced(folder / "finetuned.jsonl"):
+    for row in read_traced(folder / "finetuned.jsonl"):
         if row["nll"] >= at_random:
             raise ValueError(
                 f"a traced answer must be one that the model can give, {shown(row['traced'], 40)} "
@@ -86,28 +86,18 @@ def make_traced(workspace: Workspace, folder: pathlib.Path) -> None:
 def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the influence of the queries on every training example; of several also of each."""
     settings = workspace.config.retrieve
-    store, query_QK, places = _open_index(workspace)
+    store, row_N = sketch_lib.open_index(workspace)
+    query_QK = sketch_lib.read_queries(workspace, store)
     queries = search.queries_of_store(store, query_QK, center=settings.center)
     check_agreement(queries.gram_QQ, [row.example_id for row in workspace.retrieval_queries()])
     score_N = search.score_store(
         store, query_QK, center=settings.center, aggregate=settings.aggregate
     )
-    _write_scores(workspace, folder, score_N[places])
+    _write_scores(workspace, folder, score_N[row_N])
     if len(query_QK) > 1:
-        count = max(1, _MOST_PAIRS // max(1, len(places)))
-        each_NQ = search.score_each(
-            store, queries._replace(direction_QK=queries.direction_QK[:count])
-        )
-        np.save(folder / "each.npy", each_NQ[places], allow_pickle=False)
-
-
-def _open_index(workspace: Workspace) -> tuple[SketchStore, Float[np.ndarray, "Q K"], list[int]]:
-    """Returns the index of a run, the sketches of its queries, and each example's row in it."""
-    store = SketchStore.open(workspace.root / "sketch" / "index")
-    path = workspace.root / "retrieve" / "queries" / "queries.npy"
-    query_QK = files.read_array(path, (len(workspace.retrieval_queries()), store.size))
-    place = {example_id: row for row, example_id in enumerate(store.ids)}
-    return store, query_QK, [place[row.example_id] for row in workspace.corpus.train]
+        count = max(1, _MOST_PAIRS // max(1, len(row_N)))
+        some = queries._replace(direction_QK=queries.direction_QK[:count])
+        np.save(folder / "each.npy", search.score_each(store, some)[row_N], allow_pickle=False)
 
 
 def make_embeddings(workspace: Workspace, folder: pathlib.Path) -> None:
@@ -287,10 +277,11 @@ def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib
     settings, rows = workspace.config.retrieve, workspace.corpus.train
     influence_N, sigma = _read_scores(workspace, EVIDENCE), 0.0
     if settings.select in noise.CUTS:
-        store, query_QK, places = _open_index(workspace)
+        store, row_N = sketch_lib.open_index(workspace)
+        query_QK = sketch_lib.read_queries(workspace, store)
         queries = search.queries_of_store(store, query_QK, center=settings.center)
         forget_N = np.full(store.num_rows, -np.inf, np.float32)
-        forget_N[places] = influence_N
+        forget_N[row_N] = influence_N
         sigma = noise.rule_sigma(store, queries, forget_N, settings)
         if sigma:
             print(f"    sigma of the sketch near the thresholds: {sigma:.2e}")
@@ -347,6 +338,7 @@ def _request(
         queries=workspace.retrieval_queries(),
         aggregate=config.retrieve.aggregate,
         scores=found,
+        fields=formats.parse_fields(getattr(config.corpus.own, "fields", "")),
         num_forget=sizes[0],
         num_retain=sizes[1],
     )

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from raslik_jax import meshes, processes
+from raslik_jax import files, meshes, processes
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import batches, encoding, prompts, tokenization
@@ -101,8 +101,6 @@ def sketch_function(
     workspace: Workspace, projection: projections.Projection, adapters: tuple[Tree, ...]
 ) -> Sketch:
     """Returns a function that sketches a batch, compiled once per shape."""
-    if chosen_weights(workspace):
-        weights.check_memory(count_params(workspace, adapters), memory.device_bytes())
     points, held = differentiated(workspace, adapters, workspace.sketch_model.base)
     fixed = meshes.place((projection, points))
     return functools.partial(sketch_step(workspace), *fixed, held)
@@ -204,7 +202,7 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
             "targets": settings.targets,
             "normalize": settings.normalize,
             "projection": dataclasses.asdict(projection.spec),
-            **({} if settings.parameters == weights.LORA else {"parameters": settings.parameters}),
+            "parameters": settings.parameters,
             "batches": {"batch_tokens": settings.batch_tokens, "num_buckets": settings.num_buckets},
         },
         ids=[encoded.ids[row] for row in batches.sketching_order(plans)],
@@ -238,6 +236,18 @@ def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
     print(f"    {store.num_rows:,} sketches of {store.size:,} coordinates, P = {num_params:,}")
 
 
+def open_index(workspace: Workspace) -> tuple[SketchStore, np.ndarray]:
+    """Returns the index of a run, and the row in it of each training example, [N]."""
+    store = SketchStore.open(workspace.root / "sketch" / "index")
+    return store, store.positions_of(row.example_id for row in workspace.corpus.train)
+
+
+def read_queries(workspace: Workspace, store: SketchStore) -> np.ndarray:
+    """Returns the sketches of a run's retrieval queries, [Q, K]."""
+    path = workspace.root / "retrieve" / "queries" / "queries.npy"
+    return files.read_array(path, (len(workspace.retrieval_queries()), store.size))
+
+
 def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
     """Sketches the gradients of the retrieval queries, as the index has those of the examples."""
     adapters = sketched_adapters(workspace)
@@ -246,6 +256,7 @@ def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
     np.save(folder / "queries.npy", query_QK, allow_pickle=False)
 
 
+@memory.explained("the diagnosis", "--sketch.diagnose")
 def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes and prints how the projection does on gradients of some training examples."""
     settings, adapters = workspace.config.sketch, sketched_adapters(workspace)

@@ -14,8 +14,7 @@ from raslik_jax.data import batches, encoding
 from raslik_jax.data.tokenization import Tokenizer
 from raslik_jax.files import write_json
 from raslik_jax.index import search
-from raslik_jax.index.combine import best_positions, common_weights
-from raslik_jax.index.store import SketchStore
+from raslik_jax.index.combine import best_positions, query_weights
 from raslik_jax.run import memory
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.workspace import Workspace
@@ -38,9 +37,7 @@ def make_tokens(workspace: Workspace, folder: pathlib.Path) -> None:
     """
     config, train = workspace.config, workspace.corpus.train
     score_N = files.read_array(workspace.root / "retrieve/influence/influence.npy", (len(train),))
-    store = SketchStore.open(workspace.root / "sketch" / "index")
-    place = {example_id: row for row, example_id in enumerate(store.ids)}
-    place_N = np.array([place[row.example_id] for row in train], np.int64)
+    store, place_N = sketch_lib.open_index(workspace)
     center, able = config.retrieve.center, int((score_N > -np.inf).sum())
     number = min(config.retrieve.token_rows, able)
     most = min(_CANDIDATES * number, able)
@@ -49,15 +46,12 @@ def make_tokens(workspace: Workspace, folder: pathlib.Path) -> None:
     of_best = search.queries_of_rows(store, place_N[best], center=center)
     alike = group_rows(search.score_each(store, of_best)[place_N], best)
     asked = workspace.retrieval_queries()
-    shape = (len(asked), store.size)
-    query_QK = files.read_array(workspace.root / "retrieve/queries/queries.npy", shape)
+    query_QK = sketch_lib.read_queries(workspace, store)
     queries = search.queries_of_store(store, query_QK, center=center)
     row_MK = of_best.direction_QK
     cosine_MQ = row_MK @ queries.direction_QK.T
     nearest = cosine_MQ.argmax(axis=1)
-    weight_Q = np.full(len(asked), 1 / len(asked))
-    if config.retrieve.aggregate == "common":
-        weight_Q = common_weights(queries.gram_QQ)
+    weight_Q = query_weights(queries.gram_QQ, config.retrieve.aggregate).mean(axis=0)
     targets = config.sketch.targets
     rows = workspace.cut(workspace.train_rows.take(best), "training examples", targets=targets)
     answers = workspace.encode(asked, "queries", targets=targets)
@@ -135,25 +129,37 @@ def _pieces_of(
         told = shares(*fixed, rows=ends)  # the first device's row, the others' are dummies
         share = iter(meshes.fetch(told.share_T)[0].astype(np.float64).tolist())
         pieces = token_pieces(workspace.tokenizer, encoded.tokens[row])
-        found.append(
-            [
-                (piece, next(share) if counts else None)
-                for piece, counts in zip(pieces, masks[row].tolist(), strict=True)
-            ]
-        )
+        counted = [next(share) if counts else None for counts in masks[row].tolist()]
+        found.append(whole_pieces([*zip(pieces, counted, strict=True)]))
     return found
 
 
 def token_pieces(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
     """Returns the text that each token adds; "" for one that is part of a longer character.
 
-    The pieces make the text together; a special token adds none.
+    The pieces make the text together, and special tokens stand in it by their names.
     """
-    pieces, told = list[str](), ""
+    pieces, told, names = list[str](), "", tokenizer.special_names()
     for end in range(1, len(ids) + 1):
+        if name := names.get(int(ids[end - 1])):
+            pieces.append(name)
+            continue
         text = tokenizer.decode(ids[:end].tolist())
         if text.endswith("\ufffd") and end < len(ids):  # the rest of a character is to come
             text = told
         pieces.append(text[len(told) :] if text.startswith(told) else "")
         told = text if text.startswith(told) else told
     return pieces
+
+
+def whole_pieces(pieces: Sequence[Piece]) -> list[Piece]:
+    """Returns pieces that all have a text: tokens of one character become one, shares summed."""
+    whole, before = list[Piece](), list[float]()
+    for text, share in pieces:
+        before += [] if share is None else [share]
+        if text:
+            whole.append((text, sum(before) if before else None))
+            before = []
+    if before:  # of a character that was cut off
+        whole.append(("\ufffd", sum(before)))
+    return whole
