@@ -325,7 +325,7 @@ class QueryTest(parameterized.TestCase):
         shapes = other.shapes
         count = 2 * shapes.hidden_size * shapes.intermediate_size
         self.assertEqual(store.identity["projection"]["num_params"], count)
-        self.assertNotIn("parameters", self.tracer.store.identity)
+        self.assertEqual(self.tracer.store.identity["parameters"], "lora")
         # The manifest says it, whatever config.json says.
         tracer = trace.Tracer(copy / "sketch" / "index")
         row = tracer.workspace.corpus.train[7]
