@@ -38,7 +38,7 @@ Rule = Callable[[Case], Iterator[str]]
 
 def fits(case: Case) -> Iterator[str]:
     """Its memory is within the GPU's, since XLA plans all of it: no run could take less."""
-    held, taken = case.gpu.memory_bytes, case.found.memory_bytes
+    held, taken = case.gpu.usable_bytes, case.found.memory_bytes
     if taken > held:
         yield f"must take at most {held / _GIB:.1f} GiB, takes {taken / _GIB:.1f}"
 

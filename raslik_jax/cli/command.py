@@ -18,6 +18,7 @@ from absl import app, flags
 from raslik_jax.cli import setting_flags
 from raslik_jax.config import JobConfig
 from raslik_jax.messages import bounded, printable, some_of
+from raslik_jax.run import gpus
 from raslik_jax.settings import Settings
 
 _KEEP = flags.DEFINE_boolean(
@@ -50,6 +51,7 @@ def start(
 
     def run() -> int | None:
         keep_compiled(_KEEP.value)
+        reserve_memory()
         if options is None:
             return main()
         given = setting_flags.read(options)
@@ -108,6 +110,13 @@ _CACHE = {
     "JAX_COMPILATION_CACHE_MAX_SIZE": str(4 * 10**9),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
 }
+
+
+def reserve_memory() -> None:
+    """Says by the environment, before jax is imported, how much of a GPU's memory it reserves."""
+    names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the second is older
+    if not any(name in os.environ for name in names):
+        os.environ[names[0]] = str(gpus.SHARE)
 
 
 def keep_compiled(is_kept: bool) -> None:

@@ -156,7 +156,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
             compiles=options.compile,
             mesh=mesh if options.gpu or mesh.size > 1 else None,
             layout=layout,
-            memory=gpus.GPUS[options.gpu].memory_bytes if options.gpu else meshes.device_memory(),
+            memory=gpus.GPUS[options.gpu].usable_bytes if options.gpu else meshes.device_memory(),
         )
 
     if options.gpu:
@@ -188,8 +188,8 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
             lambda devices, layout, stages: forecast_on(
                 gpus.mesh_of(options.gpu, data=devices), layout, stages
             ),
-            memory_bytes=gpu.memory_bytes,
+            memory_bytes=gpu.usable_bytes,
             most=1 if options.mesh.data else checking.most_devices(config, stages=options.stages),
         )
-        print(tables.render_terminal(fitting.to_table(trials, gpu.memory_bytes)) + "\n")
-        print(fitting.describe(trials, gpu.memory_bytes, gpu.title))
+        print(tables.render_terminal(fitting.to_table(trials, gpu.usable_bytes)) + "\n")
+        print(fitting.describe(trials, gpu.usable_bytes, gpu.title))

@@ -276,7 +276,8 @@ class AbstractRun:
 
         @functools.cache
         def cost_of(shape: Shape) -> cost.Cost:
-            slots = max(shape.rows * shape.targets, 1)
+            rows = meshes.round_up(shape.rows, self.num_devices) // self.num_devices
+            slots = max(rows * shape.targets, 1)  # of one device
             with head.traced_for(self.platform):
                 chunks = -(-slots // min(head.tile_shape()[0], slots))
             found = cost.count(trace(shape).jaxpr, trips=trips or chunks)

@@ -85,6 +85,18 @@ def test_compiled_programs_are_kept_where_the_user_says_or_in_a_folder_of_the_ma
     assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
 
 
+def test_the_users_share_of_a_gpus_memory_stays(monkeypatch):
+    names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+    for name in names:  # so that both are as they were afterwards
+        monkeypatch.setenv(name, ".5")
+    monkeypatch.delenv(names[0])
+    command.reserve_memory()
+    assert names[0] not in os.environ
+    monkeypatch.delenv(names[1])
+    command.reserve_memory()
+    assert os.environ[names[0]] == "0.95"
+
+
 def test_a_second_start_reads_what_the_first_compiled(tmp_path):
     body = """import jax
     jax.monitoring.register_event_listener(lambda name, **_: name.endswith("hits") and print(name))
