@@ -162,7 +162,7 @@ class MatmulTest(parameterized.TestCase):
         compiled = (
             jax.jit(jax.grad(loss))
             .lower(_gaussian(1, width), kernels)
-            .compile(compiler_options=compiling.OPTIMIZED)
+            .compile(compiler_options=compiling.ANALYZED)
         )
         temporary = compiled.memory_analysis().temp_size_in_bytes
         # Eight kernels' worth is room for the working copies of one layer; keeping all sixteen
