@@ -285,7 +285,7 @@ class ProbeConfig(Settings):
     answer_tokens: int = setting(32, "Tokens of such an answer.", low=1)
     stop: Literal["never", "forgotten"] = setting(
         "never",
-        "forgotten: end when the behavior is no likelier than under the backbone, or others lose "
+        "forgotten: end when the behavior is most of the way back to the backbone, or others lose "
         "too much, and keep the probed step that forgot most within --max_rise as the last epoch; "
         "no other epoch is stored.",
     )
@@ -482,6 +482,10 @@ class Config(Settings):
         if not (is_known or self.references.base) and self.evaluate.reference == "backbone":
             needs = "needs a model before fine-tuning"
             yield f"--evaluate.reference=backbone {needs}, got {given}: give its --references.base"
+        back = [name for name in self.unlearn.algorithms if OBJECTIVES[name].reads_backbone]
+        if back and not is_known:
+            needs = "needs an adapter, as the base without it is what it goes back to"
+            yield f"--unlearn.algorithms={back[0]} {needs}, got {given}: choose ga_klr"
         form = self.sketch.base_format
         form = self.backbone.format if form == "same" else form
         if self.sketch.parameters != "lora" and form != "plain":

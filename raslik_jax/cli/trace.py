@@ -47,13 +47,14 @@ PRESET: dict[str, Any] = {
     "retrieve.held_out": 0.2,
     "retrieve.null_prompts": 256,
     "retrieve.token_rows": 8,
-    "unlearn.algorithms": ("ga_klr",),
-    "unlearn.ga_klr.learning_rate": 3e-4,
+    "unlearn.algorithms": ("base_klr",),
     "unlearn.epochs": 20,
     "unlearn.probe.steps": 5,
     "unlearn.probe.stop": "forgotten",
     "evaluate.traced": True,
 }
+# Of a model whose base is not at hand, which cannot go back to it.
+_WHOLE: dict[str, Any] = {"unlearn.algorithms": ("ga_klr",), "unlearn.ga_klr.learning_rate": 3e-4}
 FLAGS = [
     leaf._replace(value=PRESET.get(leaf.name, leaf.value)) for leaf in settings.leaves(Config())
 ]
@@ -136,6 +137,9 @@ def _read_config(options: Options, workdir: pathlib.Path) -> Config:
     if twice := [f"--{name}" for name in given if flags.FLAGS[name].present]:
         must = f"{' and '.join(twice)} must be left out, --checkpoint, --adapter, --train_file"
         raise ValueError(f"{must}, --prompt and --response set it: give those instead")
+    is_chosen = flags.FLAGS["unlearn.algorithms"].present
+    if not (is_chosen or flags.FLAGS["backbone.adapter"].present or options.adapter):
+        given |= {name: value for name, value in _WHOLE.items() if not flags.FLAGS[name].present}
     setting_flags.assign(given)
     return setting_flags.read(Config())
 

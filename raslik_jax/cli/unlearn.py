@@ -2,11 +2,12 @@
 
   raslik unlearn --run=runs/incident --out=clean
 
-goes on with the run of `raslik trace`: forgets the rows that stood out while it holds the model to
-others, measures on rows that no set has and on the traced prompt itself, and writes the adapter
-with a card to --out, the training file without the rows that were found, and the report. Sets that
-were edited, or made elsewhere, are given as --forget_file and --retain_file: training rows by their
-id, place or text. They stay the run's until --retrieve.strategies names another.
+goes on with the run of `raslik trace`: on the rows that stood out the model goes back to what its
+base says without the adapter, while it is held to others (a model without one unlearns by ascent),
+measures on rows that no set has and on the traced prompt itself, and writes the adapter with a card
+to --out, the training file without the rows that were found, and the report. Sets that were edited,
+or made elsewhere, are given as --forget_file and --retain_file: training rows by their id, place or
+text. They stay the run's until --retrieve.strategies names another.
 
 Every setting of `raslik run` can be given too: --helpfull lists them.
 """

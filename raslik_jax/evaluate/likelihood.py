@@ -5,15 +5,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from raslik_jax import meshes
 from raslik_jax.axes import Tree
-from raslik_jax.data.batches import Batch, map_rows, plan_batches, plan_one_shape
+from raslik_jax.data.batches import Batch, BatchPlan, map_rows, plan_batches, plan_one_shape
 from raslik_jax.data.encoding import Encoded
 from raslik_jax.models.decoder import Decoder
-from raslik_jax.sketch.loss import example_loss
+from raslik_jax.sketch.head import target_nll
+from raslik_jax.sketch.loss import example_loss, find_targets, head_table
 
 # Shapes at most: a forward pass is cheap beside the compilation of one more.
 _SHAPES = 2
@@ -51,6 +53,26 @@ def likelihood_step(decoder: Decoder) -> Callable[[Tree, Tree, Batch], Array]:
     return of_batch
 
 
+def token_step(decoder: Decoder) -> Callable[[Tree, Tree, Batch], Array]:
+    """Returns the jitted function from (lora, base, batch) to the loss of each target, [B, T]."""
+
+    def of_rows(lora: Tree, base: Tree, batch: Batch) -> Array:
+        table, vocab_axis = head_table(base)
+
+        def of_row(*row: Array) -> Array:
+            targets = find_targets(decoder, lora, base, *row, num_targets=batch.num_targets)
+            nll_T = target_nll(table, *targets, vocab_axis, decoder.config.logit_cap)
+            return jnp.where(targets.is_counted_T, nll_T, 0.0)
+
+        return jax.vmap(of_row)(batch.tokens_BL, batch.target_mask_BL)
+
+    @jax.jit
+    def of_batch(lora: Tree, base: Tree, batch: Batch) -> Array:
+        return meshes.by_rows(of_rows, lora, base, rows=batch)
+
+    return of_batch
+
+
 def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Measure:
     """Returns the function from a model and encoded answers to their likelihood.
 
@@ -64,21 +86,52 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Measure:
         if on_ladder:
             plans = plan_one_shape(encoded, batch_tokens=batch_tokens)
         else:
-            plans = plan_batches(
-                encoded.lengths_N,
-                encoded.num_targets_N,
-                ids=[str(row) for row in range(len(encoded.ids))],
-                num_buckets=_SHAPES,
-                batch_tokens=batch_tokens,
-            )
+            plans = _few_shapes(encoded, batch_tokens)
         nll_N = map_rows(functools.partial(of_batch, lora, base), encoded, plans)
-        bad = np.flatnonzero(~np.isfinite(nll_N))
-        if len(bad):
-            raise NotFinite(
-                f"likelihoods must be finite, got {len(bad)} of {len(nll_N)} that are not, such as "
-                f"that of {encoded.ids[bad[0]]}, because weights overflow: lower the learning "
-                "rate, or check the checkpoint"
-            )
+        _check_finite(nll_N, encoded)
         return Likelihood(nll_N.astype(np.float64), encoded.num_targets_N)
 
     return measure
+
+
+def token_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., np.ndarray]:
+    """Returns the function from (lora, base, encoded) to the nats of every token of every answer.
+
+    It gives [N, T], T the most tokens of an answer; after an answer's last one come zeros. The mean
+    over its tokens is what `answer_likelihood` gives, in batches of the same shapes.
+    """
+    of_batch = token_step(decoder)
+
+    def measure(lora: Tree, base: Tree, encoded: Encoded) -> Float[np.ndarray, "N T"]:
+        plans = _few_shapes(encoded, batch_tokens)
+        most = max(plan.num_targets for plan in plans)
+
+        def of_shape(batch: Batch) -> Array:
+            nll_BT = of_batch(lora, base, batch)
+            return jnp.pad(nll_BT, ((0, 0), (0, most - nll_BT.shape[1])))
+
+        nll_NT: np.ndarray = map_rows(of_shape, encoded, plans)
+        _check_finite(nll_NT.sum(axis=1), encoded)
+        return nll_NT.astype(np.float64)
+
+    return measure
+
+
+def _few_shapes(encoded: Encoded, batch_tokens: int) -> tuple[BatchPlan, ...]:
+    return plan_batches(
+        encoded.lengths_N,
+        encoded.num_targets_N,
+        ids=[str(row) for row in range(len(encoded.ids))],
+        num_buckets=_SHAPES,
+        batch_tokens=batch_tokens,
+    )
+
+
+def _check_finite(nll_N: Float[np.ndarray, " N"], encoded: Encoded) -> None:
+    bad = np.flatnonzero(~np.isfinite(nll_N))
+    if len(bad):
+        raise NotFinite(
+            f"likelihoods must be finite, got {len(bad)} of {len(nll_N)} that are not, such as "
+            f"that of {encoded.ids[bad[0]]}, because weights overflow: lower the learning "
+            "rate, or check the checkpoint"
+        )

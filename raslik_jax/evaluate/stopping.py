@@ -2,7 +2,9 @@
 
 Pure functions of likelihoods. A level is the mean over a set's rows of their nats a token. Two sets
 are to be forgotten: "forget", rows that are trained on, and "behavior", answers that show it and
-that no step sees. "kept" are rows that no step sees and that have to stay likely; "retain" are rows
+that no step sees. There a token counts up to what the backbone gives it: one that is broken, far
+less likely than any model has it, does not make up for others that are as likely as before. "kept"
+are rows that no step sees and that have to stay likely; "retain" are rows
 that are trained on, for information. The level of "kept" moves by `middle_mean` of its rows'
 changes: where nobody labels rows, a few of them may show the behavior and have to lose.
 """
@@ -11,20 +13,26 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypedDict
 
-from raslik_jax.evaluate.judgment import LEAST_LEARNED, MOST_WAY
+import numpy as np
+from jaxtyping import Float, Int
+
+from raslik_jax.evaluate.judgment import LEAST_LEARNED
 
 SETS = ("forget", "behavior", "retain", "kept")
 FORGOTTEN = ("forget", "behavior")
+# The share of the way at which it ends; measured in docs/notes/train.md.
+ENOUGH = 2 / 3
 # Probes in a row that are beyond the bound before unlearning ends: one may be noise.
 _PATIENCE = 2
 RULE_TEXT = (
     "Forgotten: the rows to forget, and the answers that show the behavior, have gone "
-    f"{MOST_WAY:.0%} of the way from their likelihood before unlearning to that under the "
-    "backbone, as the judgment has it; where the backbone finds them as likely, they have to lose "
-    "forget_rise nats a token. A probe is within the bound if the rows to keep lost at "
-    "most max_rise nats a token, in the mean of the middle half of them. Unlearning ends at the "
-    "first probe within the bound at which all is forgotten, at the second in a row beyond it, or "
-    "where the training diverges; the step is kept that went furthest within the bound."
+    f"{ENOUGH:.0%} of the way from their likelihood before unlearning to that under the "
+    "backbone, a token counting up to its own nats under the backbone; where the backbone finds "
+    "them as likely, they have to lose forget_rise nats a token. A probe is within the bound if "
+    "the rows to keep lost at most max_rise nats a token, in the mean of the middle half of them. "
+    "Unlearning ends at the first probe within the bound at which all is forgotten, at the second "
+    "in a row beyond it, or where the training diverges; the step is kept that went furthest "
+    "within the bound."
 )
 
 Levels = Mapping[str, float]
@@ -46,6 +54,17 @@ def middle_mean(change_N: Sequence[float]) -> float:
     return math.fsum(middle) / len(middle)
 
 
+def mean_nats(
+    nll_NT: Float[np.ndarray, "N T"],
+    num_targets_N: Int[np.ndarray, " N"],
+    *,
+    most_NT: Float[np.ndarray, "N T"] | None = None,
+) -> Float[np.ndarray, " N"]:
+    """Returns each row's mean nats a token, of zeros after its last one; each of them `most`."""
+    counted_NT = nll_NT if most_NT is None else np.minimum(nll_NT, most_NT)
+    return counted_NT.sum(axis=1) / num_targets_N
+
+
 class Goal(NamedTuple):
     """Where a set was before unlearning, and where it counts as forgotten."""
 
@@ -53,14 +72,17 @@ class Goal(NamedTuple):
     end: float
 
     def share(self, level: float) -> float:
-        """Returns how much of the way is done, from 0 to `MOST_WAY`, at which it is enough."""
-        return min(max((level - self.start) / (self.end - self.start), 0.0), MOST_WAY)
+        """Returns how much of the way is done, from 0 to `ENOUGH`, at which it is enough."""
+        return min(max((level - self.start) / (self.end - self.start), 0.0), ENOUGH)
 
 
 def find_goals(
-    start: Levels, backbone: Levels, *, forget_rise: float
+    start: Levels, backbone: Levels, *, forget_rise: float, counted: Levels | None = None
 ) -> tuple[dict[str, Goal], bool]:
     """Returns the goals of the sets to forget, and whether the backbone gives them.
+
+    The way to a goal of the backbone begins at `counted`, the start with each token counted up to
+    what the backbone gives it; without it, at the start.
 
     A set that the backbone finds hardly less likely (`judgment.LEAST_LEARNED`) says nothing of what
     was learned. Where all are so, because the backbone is the model itself (a merged checkpoint) or
@@ -69,8 +91,9 @@ def find_goals(
     sets = [name for name in FORGOTTEN if name in start]
     learned = [name for name in sets if backbone[name] - start[name] >= math.log(LEAST_LEARNED)]
     if learned:
-        return {name: Goal(start[name], backbone[name]) for name in learned}, True
-    whole = forget_rise / MOST_WAY  # of which MOST_WAY is enough
+        begun = start if counted is None else counted
+        return {name: Goal(begun[name], backbone[name]) for name in learned}, True
+    whole = forget_rise / ENOUGH  # of which ENOUGH is enough
     return {name: Goal(start[name], start[name] + whole) for name in sets}, False
 
 
@@ -100,6 +123,6 @@ def find_end(probes: Sequence[Probe], goals: Mapping[str, Goal], *, max_rise: fl
     """Returns why unlearning ends at the last of the probes; "" where it goes on."""
     start = probes[0]["levels"]
     is_beyond = [rise_of(probe["levels"], start) > max_rise for probe in probes]
-    if not is_beyond[-1] and share_forgotten(probes[-1]["levels"], goals) >= MOST_WAY:
+    if not is_beyond[-1] and share_forgotten(probes[-1]["levels"], goals) >= ENOUGH:
         return "forgotten"
     return "others lose too much" if all(is_beyond[-_PATIENCE:]) else ""

@@ -16,8 +16,7 @@ from raslik_jax.axes import Tree
 from raslik_jax.data import encoding
 from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import shuffled
-from raslik_jax.evaluate import stopping
-from raslik_jax.evaluate.judgment import MOST_WAY
+from raslik_jax.evaluate import likelihood, stopping
 from raslik_jax.evaluate.likelihood import NotFinite
 from raslik_jax.files import read_json, write_json
 from raslik_jax.messages import one_line
@@ -30,7 +29,6 @@ from raslik_jax.train.losses import BoundModel
 Save = Callable[[pathlib.Path, Tree], None]
 _LEVELS = {str: float}
 _SHAPE = {
-    "backbone": _LEVELS,
     "kept_before": [float],
     "probes": [{"step": int, "levels": _LEVELS, "answers": {str: str}}],
 }
@@ -64,23 +62,15 @@ class Prober:
         asked = workspace.encode(behavior, "probed answers").with_answers()
         drawn |= {"behavior": self._draw(asked, "behavior"), "kept": self._draw(kept, "kept")}
         self._rows = {name: rows for name in stopping.SETS if (rows := drawn[name]).ids}
+        self._joined = encoding.join([*self._rows.values()])
         by_id = {row.example_id: row for row in behavior}
         self._prompts = [by_id[name] for name in drawn["behavior"].ids[: self._settings.answers]]
         self._path = folder / "probes.json"
         self._kept_before: list[float] = []  # nats a token of the rows to keep, before unlearning
         self._probes: list[stopping.Probe] = []
-        if self._path.is_file():  # of a run that was killed
-            stored = read_json(self._path, _SHAPE)
-            self._backbone, self._probes = stored["backbone"], stored["probes"]
-            self._kept_before = stored["kept_before"]
-        else:
-            self._probes = [self._measure(0, start)]
-            self._backbone = self._levels(workspace.backbone)
-        levels, rise = self._probes[0]["levels"], self._settings.forget_rise
-        self._goals, is_natural = stopping.find_goals(levels, self._backbone, forget_rise=rise)
-        self._announce(is_natural)
-        if not self._path.is_file():
-            self._record()
+        # What a token of rows to forget counts at most, where the backbone says what is usual.
+        self._most_NT: np.ndarray | None = None
+        self._begin()
 
     @property
     def is_stopping(self) -> bool:
@@ -92,12 +82,40 @@ class Prober:
         chosen = shuffled(places, seed=seed, label=f"probed {name} rows")[: self._settings.rows]
         return rows.take(np.array(chosen, np.int64))
 
-    def _levels(self, model: BoundModel) -> dict[str, float]:
-        """Returns the level of each set under a model, in one pass over all rows."""
-        parts = [*self._rows.values()]
-        nll_N = self._workspace.likelihood_of(model, encoding.join(parts)).nll_N
-        ends = np.cumsum([len(part.ids) for part in parts])[:-1]
-        found = dict(zip(self._rows, np.split(nll_N, ends), strict=True))
+    def _begin(self) -> None:
+        """Finds where the sets begin, under the model and the backbone, and their goals."""
+        model, backbone = self._workspace.trained(self._start), self._workspace.backbone
+        start_NT, backbone_NT = self._nats(model), self._nats(backbone)
+        stored = read_json(self._path, _SHAPE) if self._path.is_file() else None
+        if stored:  # of a run that was killed
+            self._kept_before = stored["kept_before"]
+        start, self._backbone = self._levels(start_NT), self._levels(backbone_NT)
+        counted = self._levels(start_NT, backbone_NT)
+        rise = self._settings.forget_rise
+        found = stopping.find_goals(start, self._backbone, forget_rise=rise, counted=counted)
+        self._goals, is_natural = found
+        self._most_NT = backbone_NT if is_natural else None
+        self._announce(is_natural)
+        self._probes = stored["probes"] if stored else [self._measure(0, model, start_NT)]
+        if not stored:
+            self._record()
+
+    def _nats(self, model: BoundModel) -> np.ndarray:
+        """Returns the nats of every token of all sets' rows under a model, in one pass."""
+        measure = self._workspace.measure(likelihood.token_likelihood, model.decoder)
+        found: np.ndarray = measure(model.lora, model.base, self._joined)
+        return found
+
+    def _levels(self, nll_NT: np.ndarray, most_NT: np.ndarray | None = None) -> dict[str, float]:
+        """Returns the level of each set, of tokens to forget that count at most so much."""
+        ends = np.cumsum([len(part.ids) for part in self._rows.values()])[:-1]
+        places = np.split(np.arange(len(nll_NT)), ends)
+        found, num_targets_N = {}, self._joined.num_targets_N
+        for name, rows in zip(self._rows, places, strict=True):
+            most = None
+            if most_NT is not None and name in stopping.FORGOTTEN:
+                most = most_NT[rows]
+            found[name] = stopping.mean_nats(nll_NT[rows], num_targets_N[rows], most_NT=most)
         levels = {name: float(part.mean()) for name, part in found.items()}
         if "kept" in found:
             self._kept_before = self._kept_before or found["kept"].tolist()
@@ -106,9 +124,8 @@ class Prober:
             levels["kept"] = float(before_N.mean()) + change
         return levels
 
-    def _measure(self, step: int, params: Tree) -> stopping.Probe:
-        model = self._workspace.trained(params)
-        levels, answers = self._levels(model), {}
+    def _measure(self, step: int, model: BoundModel, nll_NT: np.ndarray) -> stopping.Probe:
+        levels, answers = self._levels(nll_NT, self._most_NT), {}
         if self._prompts:
             most = self._settings.answer_tokens
             texts = self._workspace.generate(model, self._prompts, "", most=most)
@@ -132,8 +149,9 @@ class Prober:
     def look(self, step: int, params: Tree) -> bool:
         """Probes the model after a step, and tells whether unlearning ends there."""
         earlier = [probe for probe in self._probes if probe["step"] < step]
+        model = self._workspace.trained(params)
         try:
-            self._probes = [*earlier, self._measure(step, params)]
+            self._probes = [*earlier, self._measure(step, model, self._nats(model))]
         except NotFinite as error:
             raise Diverged(f"at step {step:,} {error}") from error
         say(f"    {self._describe()}")
@@ -163,7 +181,7 @@ class Prober:
             parts.append(
                 f"{name} {levels[name]:.2f} ({start[name]:.2f}, {self._backbone[name]:.2f})"
             )
-        share = stopping.share_forgotten(levels, self._goals) / MOST_WAY
+        share = stopping.share_forgotten(levels, self._goals) / stopping.ENOUGH
         text = f"step {newest['step']}: {', '.join(parts)}; {share:.0%} forgotten"
         return text + "".join(
             f"; {one_line(answer, 60)!r}" for answer in [*newest["answers"].values()][:1]

@@ -413,12 +413,13 @@ class Workspace:
         self, model: BoundModel, encoded: encoding.Encoded, *, on_ladder: bool = False
     ) -> likelihood.Likelihood:
         """Returns how likely a model finds encoded answers."""
-        return self._measure(model.decoder)(model.lora, model.base, encoded, on_ladder=on_ladder)
+        measure = self.measure(likelihood.answer_likelihood, model.decoder)
+        return measure(model.lora, model.base, encoded, on_ladder=on_ladder)
 
     @functools.cache  # noqa: B019  one workspace lives as long as its run
-    def _measure(self, decoder: decoders.Decoder) -> likelihood.Measure:
-        """Returns the function of a decoder's models, compiled once for all of them."""
-        return likelihood.answer_likelihood(decoder, batch_tokens=self.config.sketch.batch_tokens)
+    def measure(self, make: Callable[..., Any], decoder: decoders.Decoder) -> Callable[..., Any]:
+        """Returns what a function of `likelihood` makes, compiled once for a decoder's models."""
+        return make(decoder, batch_tokens=self.config.sketch.batch_tokens)
 
     @functools.cached_property
     def _whole(self) -> decoders.Decoder:

@@ -67,6 +67,7 @@ class Objective(NamedTuple):
     Attributes:
       retain: term of the retain set; None where it is not read.
       reads_reference: sets whose term reads the model before unlearning, by a forward pass.
+      reads_backbone: whether the forget term reads the model before fine-tuning, likewise.
       forget_mean: what the mean of the forget term is over; None as the run has it.
     """
 
@@ -74,6 +75,7 @@ class Objective(NamedTuple):
     forget: Term
     retain: Term | None = None
     reads_reference: tuple[Set, ...] = ()
+    reads_backbone: bool = False
     forget_mean: Mean | None = None
     settings: ObjectiveSettings = ObjectiveSettings()
 
@@ -91,6 +93,17 @@ def descend(rows: "Rows", settings: ObjectiveSettings) -> Array:
 def stay(rows: "Rows", settings: KLSettings) -> Array:
     """Returns the KL to the model before unlearning, over target positions."""
     return rows.kl_B(settings.kl_direction)
+
+
+def return_to_backbone(rows: "Rows", settings: KLSettings) -> Array:
+    """Returns KL(backbone || model) over target positions; `kl_direction` is the retain term's.
+
+    Bounded, and zero where the model says what it said before fine-tuning. The gradient of a
+    token's logits is p - p_backbone: large where the model is sure of what the backbone would not
+    say, none where a token is forgotten. A negated nll has no such end, and spends its steps on the
+    token that gives way most easily; the other direction has no gradient where the model is sure.
+    """
+    return rows.backbone_kl_B
 
 
 def prefer_not(rows: "Rows", settings: NPOSettings) -> Array:
@@ -123,6 +136,14 @@ OBJECTIVES: dict[str, Objective] = {
     "ga_gdr": Objective("GA_GDR", ascend, descend),
     "ga_klr": Objective(
         "GA_KLR", ascend, stay, reads_reference=("retain",), settings=KLSettings(learning_rate=3e-5)
+    ),
+    "base_klr": Objective(
+        "BASE_KLR",
+        return_to_backbone,
+        stay,
+        reads_reference=("retain",),
+        reads_backbone=True,
+        settings=KLSettings(learning_rate=5e-4),
     ),
     "npo": _npo("NPO", reads_reference=("forget",), settings=NPOSettings()),
     "npo_gdr": _npo("NPO_GDR", retain=descend, reads_reference=("forget",), settings=NPOSettings()),

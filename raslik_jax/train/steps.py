@@ -56,14 +56,16 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What the trained model and the one before make of a batch, for the terms of objectives.
+    """What the trained model and those before make of a batch, for the terms of objectives.
 
-    Everything is computed when first asked for: a term that reads no hidden states, or not the
-    reference, costs none. Nothing of the reference is to be differentiated.
+    `reference` is the model before unlearning, `backbone` the one before fine-tuning. Everything is
+    computed when first asked for: a term that reads no hidden states, or not the reference, costs
+    none. Nothing of either is to be differentiated.
     """
 
     model: BoundModel
     reference: BoundModel
+    backbone: BoundModel
     batch: Batch
 
     @functools.cached_property
@@ -84,6 +86,11 @@ class Rows:
     def kl_B(self, direction: Direction) -> Float[Array, " B"]:
         """Mean token KL between the model and the one before; see `losses.kl_by_example`."""
         return losses.kl_by_example(self.model, self.reference, self.batch, direction=direction)
+
+    @functools.cached_property
+    def backbone_kl_B(self) -> Float[Array, " B"]:
+        """Mean token KL(backbone || model)."""
+        return losses.kl_by_example(self.model, self.backbone, self.batch, direction="forward")
 
     @functools.cached_property
     def hidden_BLE(self) -> Float[Array, "B L E"]:
@@ -132,14 +139,17 @@ def unlearning(
             forget, retain = part
             model = model_of(params, frozen)
             reference = BoundModel(decoder, frozen.reference, frozen.base)
-            rows = Rows(model, reference, forget)
+            # An adapter of zeros is none.
+            none = jax.tree.map(jnp.zeros_like, frozen.reference)
+            backbone = BoundModel(decoder, none, frozen.base)
+            rows = Rows(model, reference, backbone, forget)
             mean = losses.weighted_mean
             forget_nll = mean(rows.nll_B, forget, mean=options.mean, total=nll_total)
             pushed_B = objective.forget(rows, own)
             pushed = mean(pushed_B, forget, mean=forget_mean, total=forget_total)
             loss, kept = options.forget_weight * pushed, jnp.zeros(())
             if retain is not None and objective.retain is not None:
-                kept_B = objective.retain(Rows(model, reference, retain), own)
+                kept_B = objective.retain(Rows(model, reference, backbone, retain), own)
                 kept = mean(kept_B, retain, mean=options.mean, total=retain_total)
                 loss = options.retain_weight * kept + loss
             return loss, (forget_nll, kept)

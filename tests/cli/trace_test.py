@@ -12,7 +12,7 @@ from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.data.rows import FORMATS
 from raslik_jax.report import drawing, figures
 from raslik_jax.retrieve.selectors import NothingStandsOut
-from raslik_jax.settings import replaced
+from raslik_jax.settings import SettingsError, replaced
 
 
 def _scored(folder, num=20):
@@ -145,3 +145,14 @@ def test_unlearning_says_which_sets_it_takes():
     config = replaced(Config(), own)
     said = unlearn._describe_sets(config, "given")
     assert said.startswith("the rows of 'mine.jsonl'; --retrieve.strategies=raslik takes")
+
+
+def test_a_model_without_an_adapter_unlearns_by_ascent_as_it_has_no_base_to_go_back_to():
+    files = {f"corpus.records.{name}_file": "x" for name in ("train", "queries")}
+    preset, given = trace.PRESET, {"backbone.checkpoint": "x", **files}
+    with pytest.raises(SettingsError, match="algorithms=base_klr needs an adapter.*choose ga_klr"):
+        replaced(Config(), preset | given)
+    whole = replaced(Config(), preset | given | trace._WHOLE)
+    assert whole.unlearn.algorithms == ("ga_klr",)
+    adopted = replaced(Config(), preset | given | {"backbone.adapter": "y"})
+    assert adopted.unlearn.algorithms == ("base_klr",)

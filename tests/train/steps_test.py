@@ -80,6 +80,24 @@ class StepsTest(parameterized.TestCase):
             np.testing.assert_allclose(got, want, atol=2e-5)
         self.assertLess(abs(float(infos[0].retain_term)), 1e-6)
 
+    def test_the_way_back_ends_at_the_backbone_where_ascent_goes_on(self):
+        """Each answer is what it was before fine-tuning; ascent leaves it for somewhere else."""
+        none = jax.tree.map(jnp.zeros_like, _MODEL.lora)
+        backbone = losses.BoundModel(_MODEL.decoder, none, _MODEL.base)
+
+        @jax.jit
+        def away(lora):
+            model = losses.BoundModel(_MODEL.decoder, lora, _MODEL.base)
+            kl_B = losses.kl_by_example(model, backbone, _FORGET, direction="forward")
+            return losses.weighted_mean(kl_B, _FORGET)
+
+        start, ends = float(away(_MODEL.lora)), {}
+        for name in ("base_klr", "ga_klr"):
+            state, infos = _run(_algorithm(name, optax.adamw(1e-2)), 30)
+            ends[name] = float(away(state.params))
+        self.assertLess(ends["base_klr"], 0.2 * start)
+        self.assertGreater(ends["ga_klr"], start)
+
     def test_the_frozen_weights_are_arguments(self):
         """Another base through the same jitted step gives another loss."""
         algorithm = _algorithm("ga_klr", optax.sgd(1e-3))
@@ -172,7 +190,12 @@ def _numpy_step(name, options, direction="reverse"):
         weight_B = count_B if over == "tokens" else (count_B > 0).astype(float)
         return np.einsum("b,bij->ij", weight_B / weight_B.sum() * slope_B, grad_BEE)
 
-    if name.startswith("ga"):
+    if name == "base_klr":
+        # An adapter of zeros, the backbone.
+        nothing = np.zeros_like(_LORA["w"])
+        back = linear_decoder.kl_values(_MOVED["w"], nothing, _BASE, forget, direction="forward")
+        grad = mean(np.ones(4), back.grad_BEE, forget, options.mean)
+    elif name.startswith("ga"):
         grad = mean(-np.ones(4), nll.grad_BEE, forget, options.mean)
     else:
         if name == "simnpo":
@@ -207,7 +230,7 @@ class AgainstNumpyTest(parameterized.TestCase):
         step_norm = np.linalg.norm(np.asarray(_MOVED["w"]) - expected)
         np.testing.assert_allclose(info.grad_norm, step_norm, rtol=1e-4)
 
-    @parameterized.product(name=("ga_klr", "npo_gdr"), mean=("examples", "tokens"))
+    @parameterized.product(name=("ga_klr", "base_klr", "npo_gdr"), mean=("examples", "tokens"))
     def test_micro_batches_make_the_same_step(self, name, mean):
         options = dataclasses.replace(_OPTIONS, mean=mean)
         whole, whole_info = _linear_step(name, options)
@@ -229,6 +252,16 @@ class AgainstNumpyTest(parameterized.TestCase):
         params, info = _linear_step(name, options, params=_LORA, kl_direction=direction)
         np.testing.assert_allclose(params["w"], _LORA["w"], atol=1e-6)
         self.assertLess(abs(float(info.retain_term)), 1e-6)
+
+    @parameterized.parameters("examples", "tokens")
+    def test_the_backbone_is_a_fixed_point_of_the_way_back(self, mean):
+        options = dataclasses.replace(_OPTIONS, mean=mean, retain_weight=0.0)
+        none = jax.tree.map(jnp.zeros_like, _LORA)
+        params, info = _linear_step("base_klr", options, params=none)
+        np.testing.assert_allclose(params["w"], 0.0, atol=1e-6)
+        self.assertLess(abs(float(info.loss)), 1e-6)
+        _, away = _linear_step("base_klr", options)
+        self.assertGreater(float(away.loss), 0.1)
 
     @parameterized.parameters("ga_gdr", "npo_klr")
     def test_all_weights_move_where_all_are_trained(self, name):

@@ -180,7 +180,7 @@ def main(options: Options) -> None:
         if not options.only_trace:
             after = ask(model, workdir / f"clean-{name}", prompts)
             found |= measure_answers(name, before, after)
-            probes = json.loads((workdir / "run/unlearn/raslik-ga_klr/probes.json").read_text())
+            probes = json.loads((workdir / "run/unlearn/raslik-base_klr/probes.json").read_text())
             found |= {"steps": probes["kept"], "end": probes["end"]}
             found["answers"] = list_answers(name, before, after)
         results[name] = found
