@@ -16,6 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from raslik_jax import processes
 from raslik_jax.axes import Tree
 
 DATA = "data"
@@ -215,6 +216,20 @@ def fetch(leaf: Any) -> np.ndarray:
     if is_elsewhere(leaf):
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
     return np.asarray(leaf)
+
+
+def sum_processes(values: np.ndarray) -> np.ndarray:
+    """Returns the sum of the values of all processes, each of which has 0 where it has none."""
+    if processes.count() == 1:
+        return values
+    return np.asarray(multihost_utils.process_allgather(values)).sum(axis=0, dtype=values.dtype)
+
+
+def own_devices() -> list[jax.Device | None]:
+    """Returns the devices of the mesh that are this process's; None for the default one."""
+    if num_shards() == 1:
+        return [None]
+    return [*jax.sharding.get_mesh().local_devices]
 
 
 def is_finite(leaf: Any) -> bool:

@@ -54,7 +54,7 @@ class Job:
         for connection, watcher in zip(connections, self._watchers, strict=True):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in _PROBES.items():
-                if hasattr(socket, name):
+                if hasattr(socket, name) and connection.family != socket.AF_UNIX:
                     connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             watcher.start()
 

@@ -108,7 +108,10 @@ class ProcessesTest(IndexCase):
         expected = search.search_store(
             store, query_QK, center=store.dtype != "sign", k_forget=40, k_retain=30
         )
+        score_N = search.score_store(store, query_QK, center=store.dtype != "sign").tolist()
+        score_N = [score if score > -np.inf else None for score in score_N]
         for result in found:
+            self.assertEqual(result["score_N"], score_N)
             self.assertEqual(result["devices"], 4)
             self.assertEqual(result["rows_here"], [76, 76])
             self.assertEqual(tuple(result["forget_ids"]), expected.forget_ids)

@@ -14,18 +14,20 @@ terminal or from piped lines; with --json it reads objects of instruction, input
 line. --serve does the same for a browser on this machine.
 """
 
+import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags, logging
 
-from raslik_jax import files, settings
+from raslik_jax import files, processes, settings
 from raslik_jax.cli import asking
-from raslik_jax.config import RetrieveConfig
+from raslik_jax.config import JobConfig, RetrieveConfig
 from raslik_jax.data.examples import Example, write_examples
 from raslik_jax.data.formats import AUTO, read_examples
 from raslik_jax.settings import setting
@@ -42,7 +44,7 @@ FLAGS = [
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(settings.Settings):
+class Options(JobConfig):
     """What is traced, and what is shown of it."""
 
     index: str = setting("", "The index: WORKDIR/sketch/index of a run.")
@@ -61,12 +63,15 @@ class Options(settings.Settings):
     export_forget: str = setting("", "New JSONL file to write the forget set to.")
     export_retain: str = setting("", "New JSONL file to write the retain set to.")
 
-    def problems(self) -> list[str]:
-        if self.serve and self.json:
-            return ["--json has no effect with --serve: leave one of the two out"]
-        if self.port and not self.serve:
-            return ["--port needs --serve: give both"]
-        return []
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.coordinator and not (self.instruction or self.queries):
+            needs = "needs --instruction or --queries"
+            yield f"--coordinator {needs}: questions one by one are of one process"
+        elif self.serve and self.json:
+            yield "--json has no effect with --serve: leave one of the two out"
+        elif self.port and not self.serve:
+            yield "--port needs --serve: give both"
 
 
 def run(options: Options) -> None:
@@ -78,7 +83,7 @@ def run(options: Options) -> None:
     exports = {"forget": options.export_forget, "retain": options.export_retain}
     paths = {name: pathlib.Path(path) for name, path in exports.items() if path}
     for name, path in paths.items():
-        files.check_new(path, f"--export_{name}")
+        processes.alone(functools.partial(files.check_new, path, f"--export_{name}"))
     if len({path.resolve() for path in paths.values()}) < len(paths):
         raise ValueError("--export_forget and --export_retain must be two files, they are one")
     queries = _queries(options)
@@ -91,6 +96,25 @@ def run(options: Options) -> None:
         if of_one:
             raise ValueError(f"{of_one[0]} needs --instruction or --queries: give one of the two")
     logging.set_verbosity(logging.WARNING)
+    with _mesh():
+        _ask(options, queries, paths, given, rule)
+
+
+def _mesh() -> contextlib.AbstractContextManager[Any]:
+    """Returns the mesh of all devices of several processes; one process asks on its own device."""
+    from raslik_jax import meshes
+
+    return meshes.use(meshes.make_mesh()) if processes.count() > 1 else contextlib.nullcontext()
+
+
+def _ask(
+    options: Options,
+    queries: Sequence[Example],
+    paths: dict[str, pathlib.Path],
+    given: dict[str, Any],
+    rule: dict[str, Any],
+) -> None:
+    """Traces the generations, or what is asked for one by one."""
     from raslik_jax.index.store import SketchStore
     from raslik_jax.trace import Tracer
 
@@ -111,7 +135,8 @@ def run(options: Options) -> None:
             asking.converse(ask, options.text_width)
     else:
         trace = tracer.trace_queries(queries, **how)
-        exported = _export(tracer, trace, paths, rule) if paths else []
+        export = functools.partial(_export, tracer, trace, paths, rule)
+        exported = (processes.alone(export) or []) if paths else []
         as_json = json.dumps(asking.as_json(trace)) if options.json else ""
         print(as_json or asking.as_text(trace, options.text_width))
         for line in exported:

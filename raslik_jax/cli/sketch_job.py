@@ -4,12 +4,20 @@
   raslik sketch_job --workdir=/shared/run     # on as many machines as there are
   raslik run --workdir=/shared/run ...        # goes on with the finished index
 
+On a machine with several GPUs each job takes one that no other has: start as many. Where a launcher
+has divided them, by CUDA_VISIBLE_DEVICES, a job takes what it was given.
+
 Jobs claim chunks and need no network between them, only the shared folder. One that dies harms no
 other: its chunk goes to the next. `raslik run` itself may be at its sketch stage at the same time.
 """
 
+import contextlib
 import dataclasses
+import fcntl
+import os
 import pathlib
+import tempfile
+from collections.abc import Iterator
 
 from raslik_jax.settings import Settings, setting
 
@@ -23,8 +31,46 @@ class Options(Settings):
     workdir: str = setting("", "Work directory of the run.")
 
 
+@contextlib.contextmanager
+def own_gpu(devices: pathlib.Path = pathlib.Path("/dev")) -> Iterator[str]:
+    """Takes a GPU of this machine that no other job has; to be entered before JAX looks for one.
+
+    Yields its number, "" where there are none, or where CUDA_VISIBLE_DEVICES has divided them.
+    """
+    names = [path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*")]
+    numbers = sorted(filter(str.isdecimal, names), key=int)
+    if "CUDA_VISIBLE_DEVICES" in os.environ or not numbers:
+        yield ""
+        return
+    folder = pathlib.Path(tempfile.gettempdir()) / f"raslik-gpus-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.ExitStack() as held:
+        for number in numbers:
+            lock = held.enter_context(open(folder / number, "w", encoding="utf-8"))
+            with contextlib.suppress(OSError):  # of another job, which holds it while it lives
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+        else:
+            raise ValueError(
+                f"jobs on a machine must be at most its GPUs, got one more than {len(numbers)}: "
+                "start fewer, or divide them by CUDA_VISIBLE_DEVICES"
+            )
+        held.callback(os.environ.pop, "CUDA_VISIBLE_DEVICES", None)
+        os.environ["CUDA_VISIBLE_DEVICES"] = number
+        yield number
+
+
 def run(options: Options) -> None:
     """Makes sketches until none is missing, and says what was done."""
+    if not options.workdir:
+        raise ValueError("a run must be named: give its work directory as --workdir")
+    with own_gpu() as number:
+        if number:
+            print(f"on GPU {number} of this machine")
+        _help(pathlib.Path(options.workdir))
+
+
+def _help(workdir: pathlib.Path) -> None:
     from raslik_jax import files
     from raslik_jax.config import config_from_json
     from raslik_jax.run import units
@@ -32,9 +78,6 @@ def run(options: Options) -> None:
     from raslik_jax.run.stages import sketch as sketch_stage
     from raslik_jax.run.workspace import Workspace
 
-    if not options.workdir:
-        raise ValueError("a run must be named: give its work directory as --workdir")
-    workdir = pathlib.Path(options.workdir)
     config = config_from_json(files.read_json(workdir / "config.json"))
     workspace = Workspace(workdir, config)
     plan = units.Plan(workdir, plan_units(config, workspace)).survey()

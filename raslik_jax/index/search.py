@@ -24,6 +24,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
 
+from raslik_jax import meshes, processes
 from raslik_jax.axes import Array
 from raslik_jax.index.combine import (
     Aggregate,
@@ -268,28 +269,31 @@ def score_each(store: SketchStore, queries: Queries) -> Float32[np.ndarray, "N Q
 
 
 def _score_columns(store: SketchStore, columns: Columns) -> Float32[np.ndarray, "N G"]:
-    columns = jax.device_put(columns)
+    # Each process scores some of the chunks, each of its devices some of those.
+    devices, first, step = meshes.own_devices(), processes.number(), processes.count()
+    columns_of = [jax.device_put(columns, device) for device in devices]
     lengths_N, scales_N = store.column("lengths"), store.column("scales")
-    scores_NG = np.empty((store.num_rows, columns.offset_G.shape[0]), np.float32)
+    scores_NG = np.zeros((store.num_rows, columns.offset_G.shape[0]), np.float32)
 
     def score(chunk: int) -> None:
         span = store.chunk_positions(chunk)
         padding = (0, store.chunk_rows - (span.stop - span.start))
+        place = chunk // step % len(devices)
         # On CPU the memory map itself, not a copy of it.
         block = _jitted_block_scores(
-            jax.device_put(store.stored_words(chunk)),
+            jax.device_put(store.stored_words(chunk), devices[place]),
             np.pad(scales_N[span], padding),
             np.pad(lengths_N[span], padding),
-            columns,
+            columns_of[place],
         )
         scores_NG[span] = np.asarray(block)[: span.stop - span.start]
 
     # XLA runs so narrow a product on one core, so blocks go to several; on an accelerator two
     # overlap copying with computing.
-    workers = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 2
+    workers = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 2 * len(devices)
     with ThreadPoolExecutor(min(workers, 16)) as pool:
-        list(pool.map(score, range(store.num_chunks)))
-    return scores_NG
+        list(pool.map(score, range(first if step > 1 else 0, store.num_chunks, step)))
+    return meshes.sum_processes(scores_NG)
 
 
 def queries_of_rows(

@@ -148,7 +148,12 @@ def fill(
         path = tuple(entry.key for entry in entries)
         quantized = pack if path[0] == "layers" and path[-1] == "kernel" else None
         template = jax.eval_shape(quantized, shape) if quantized else shape
-        buffers = jax.tree.map(lambda leaf: _aligned_empty(leaf.shape, leaf.dtype), template)
+        # Of a leaf that is split a process keeps its own part of each tensor as it is read.
+        held = sharding.held(entries, template, num_parts)
+        buffers = jax.tree.map(
+            lambda leaf, part: _aligned_empty(part.shape(leaf.shape), leaf.dtype), template, held
+        )
+        kept = jax.tree.leaves(held, is_leaf=lambda part: isinstance(part, sharding.Held))
         for key, slot in slots.items():
             if slot.path != path:
                 continue
@@ -157,14 +162,14 @@ def fill(
             parts = jax.tree.leaves(quantized(tensor) if quantized else tensor)
             row: Any = ... if slot.layer is None else slot.layer
             is_sound = storage.is_finite(tensor)
-            for buffer, part in zip(jax.tree.leaves(buffers), parts, strict=True):
+            for buffer, part, own in zip(jax.tree.leaves(buffers), parts, kept, strict=True):
                 with np.errstate(over="ignore", invalid="ignore"):
-                    buffer[row] = part
+                    buffer[row] = own.of(np.asarray(part))
                 if np.issubdtype(buffer.dtype, np.floating) and buffer.dtype != tensor.dtype:
                     is_sound = is_sound and storage.is_finite(buffer[row])
             if not is_sound:
                 broken.append(tensors.label(key))
-        return sharding.place(entries, buffers, num_parts)
+        return sharding.place(entries, buffers, num_parts, template)
 
     tree = jax.tree_util.tree_map_with_path(read, shapes)
     if broken:

@@ -4,11 +4,12 @@ As in FSDP (Zhao et al. 2023, arXiv:2304.11277): every device holds a part of ea
 the whole of a layer only while it runs it, on the way forward and again on the way back.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import NamedSharding
 
-from raslik_jax import meshes
+from raslik_jax import meshes, processes
 from raslik_jax.axes import Tree
 from raslik_jax.meshes import Split, is_split
 from raslik_jax.models import quantize
@@ -88,9 +89,60 @@ def row_of(base: Tree, parts: int) -> dict[str, str]:
     return {"Split over the mesh": describe(base, parts)} if parts > 1 else {}
 
 
-def place(path: tuple[Any, ...], leaf: Tree, parts: int) -> Tree:
-    """Returns a leaf of the host, which quantizing may have made several arrays, on the devices."""
-    marked = jax.tree_util.tree_map_with_path(
-        lambda own, array: _mark((*path, *own), array, parts), leaf
-    )
+class Held(NamedTuple):
+    """The part of an array that this process's devices hold, along an axis counted from the end.
+
+    Without an axis it is all of the array.
+    """
+
+    axis: int | None = None
+    start: int = 0
+    stop: int = 0
+
+    def of(self, array: Any) -> Any:
+        """Returns the part of the array, or of one layer of it."""
+        behind = (slice(None),) * (-(self.axis or -1) - 1)
+        is_whole = self.axis is None
+        return array if is_whole else array[(..., slice(self.start, self.stop), *behind)]
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of the part of an array of this shape."""
+        place = len(shape) + (self.axis or 0)
+        size = self.stop - self.start
+        return shape if self.axis is None else (*shape[:place], size, *shape[place + 1 :])
+
+
+def held(path: tuple[Any, ...], leaf: Tree, parts: int) -> Tree:
+    """Returns the `Held` of each array of a leaf, which is given by shapes."""
+
+    def of_array(own: tuple[Any, ...], array: Any) -> Held:
+        marked = _mark((*path, *own), array, parts)
+        if not is_split(marked) or processes.count() == 1:
+            return Held()
+        layout = NamedSharding(jax.sharding.get_mesh(), marked.spec)
+        indices = layout.addressable_devices_indices_map(array.shape).values()
+        ends = [
+            index[marked.axis].indices(array.shape[marked.axis])[:2] for index in indices if index
+        ]
+        start, stop = min(ends)[0], max(ends)[1]
+        is_run = sum(end - begin for begin, end in ends) == stop - start
+        return Held(marked.axis, start, stop) if is_run else Held()
+
+    return jax.tree_util.tree_map_with_path(of_array, leaf)
+
+
+def place(path: tuple[Any, ...], leaf: Tree, parts: int, like: Tree) -> Tree:
+    """Returns a leaf of the host, which quantizing may have made several arrays, on the devices.
+
+    `like` has the whole shapes: of an array that is split a process may have its own part alone.
+    """
+
+    def marked_array(own: tuple[Any, ...], whole: Any, array: Any) -> Any:
+        marked = _mark((*path, *own), whole, parts)
+        if array.shape != whole.shape:
+            layout = NamedSharding(jax.sharding.get_mesh(), marked.spec)
+            array = jax.make_array_from_process_local_data(layout, array, whole.shape)
+        return Split(array, marked.axis) if is_split(marked) else array
+
+    marked = jax.tree_util.tree_map_with_path(marked_array, like, leaf)
     return meshes.place(marked) if meshes.num_shards() > 1 else jax.device_put(marked)

@@ -1,0 +1,113 @@
+"""What processes of a job tell each other, and what a command says of a job that cannot be."""
+
+import contextlib
+import pathlib
+import socket
+import tempfile
+import threading
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+from raslik_jax import processes
+from raslik_jax.config import JobConfig
+from raslik_jax.settings import SettingsError
+
+
+class ProcessesTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(processes.join, None)
+        ends = socket.socketpair()
+        self.enter_context(ends[0])
+        self.enter_context(ends[1])
+        self.first, self.other = (processes.Job(n, 2, [end]) for n, end in enumerate(ends))
+
+    def beside_first(self, act):
+        """What the other process makes while this one is the first; it acts in a thread."""
+        found = []
+        thread = threading.Thread(target=lambda: found.append(act()))
+        thread.start()
+        return found, thread
+
+    def test_the_others_hear_what_the_first_one_makes(self):
+        processes.join(self.first)
+        self.assertEqual(processes.from_first(lambda: {"a": [1, None]}), {"a": [1, None]})
+        self.assertEqual(processes.alone(lambda: object).__name__, "object")
+        self.assertEqual([*processes.each_from_first(iter("ab"))], ["a", "b"])
+        processes.join(self.other)
+        never = mock.Mock()
+        self.assertEqual(processes.from_first(never), {"a": [1, None]})
+        self.assertIsNone(processes.alone(never))
+        self.assertEqual([*processes.each_from_first(())], ["a", "b"])
+        never.assert_not_called()
+
+    def test_the_first_one_is_alone_where_the_others_wait(self):
+        processes.join(self.first)
+        inner = processes.alone(lambda: (processes.count(), processes.from_first(lambda: 1)))
+        self.assertEqual((inner, processes.count()), ((1, 1), 2))
+        processes.join(self.other)
+        self.assertIsNone(processes.alone(mock.Mock()))
+        self.assertTrue(self.other._messages.empty())
+
+    def test_an_error_of_the_first_one_ends_the_others_in_silence(self):
+        processes.join(self.first)
+        with self.assertRaisesRegex(ValueError, "no such file"):
+            processes.from_first(mock.Mock(side_effect=ValueError("no such file")))
+        processes.join(self.other)
+        with self.assertRaises(processes.FirstFailed) as raised:
+            processes.from_first(mock.Mock())
+        self.assertEqual(raised.exception.code, 1)
+
+    def test_only_the_first_one_writes_where_it_is_kept(self):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()), "unit")
+        (folder / "resume").mkdir(parents=True)
+        (folder / "kept-3").mkdir()
+        (folder / "kept-3" / "model.safetensors").write_text("large")
+        (folder / "probes.json").write_text("small")
+        processes.join(self.other)
+
+        def write():
+            with processes.own_folder(folder, shared=("resume",)) as own:
+                names = {str(path.relative_to(own)) for path in own.rglob("*")}
+                (own / "lost.txt").write_text("")
+                (own / "resume" / "together.txt").write_text("")
+            return names, own
+
+        found, thread = self.beside_first(write)
+        self.first.meet()
+        thread.join()
+        names, own = found[0]
+        self.assertEqual(names, {"resume", "kept-3", "probes.json"})
+        self.assertFalse(own.exists())
+        self.assertEqual([*folder.glob("**/*.txt")], [folder / "resume" / "together.txt"])
+
+    @parameterized.parameters((b"", True), (b"\n", False))
+    def test_a_connection_that_ends_without_a_farewell_ends_the_process(self, said, is_lost):
+        one, two = socket.socketpair()
+        with mock.patch.object(processes.Job, "end") as end, contextlib.closing(two):
+            job = processes.Job(0, 2, [two])
+            one.sendall(said)
+            one.close()
+            job._watchers[0].join(10)
+        self.assertEqual(end.called, is_lost)
+
+    @parameterized.parameters(
+        ({"num_processes": 2}, "--num_processes and --process_id need --coordinator=HOST:PORT"),
+        ({"coordinator": "auto", "process_id": 1}, "need no number of its own, got .*leave both"),
+        ({"coordinator": "host0"}, "--coordinator must be host:port or auto, got 'host0'"),
+        (
+            {"coordinator": "a:1", "num_processes": 2, "process_id": 2},
+            "must be 0 to .* is 1, got 2",
+        ),
+        ({"coordinator": "a:1", "num_processes": 2}, "--process_id must be 0 to .*, got -1"),
+    )
+    def test_a_job_that_cannot_be_is_refused(self, given, message):
+        with self.assertRaisesRegex(SettingsError, message):
+            JobConfig(**given)
+        JobConfig(coordinator="a:1", num_processes=2, process_id=0)
+        JobConfig(coordinator="auto")
+
+
+if __name__ == "__main__":
+    absltest.main()
