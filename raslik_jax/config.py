@@ -408,34 +408,6 @@ class MeshConfig(Settings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JobConfig(Settings):
-    """The processes that go through a command together; a command's options begin with these."""
-
-    coordinator: str = setting(
-        "",
-        "Of several processes: host:port of the first one, which all are given; auto: as Slurm, "
-        "Kubernetes or Open MPI say, which have started them.",
-    )
-    num_processes: int = setting(0, "--coordinator: processes of the job.", low=0)
-    process_id: int = setting(-1, "--coordinator: number of this process, from 0.", low=-1)
-
-    def problems(self) -> Iterator[str]:
-        """Yields what is missing of a job, or too much."""
-        given = self.num_processes, self.process_id
-        if self.coordinator in ("", "auto"):
-            if given != (0, -1):
-                need = "--coordinator=HOST:PORT" if not self.coordinator else "no number of its own"
-                mend = "give all three" if not self.coordinator else "leave both out"
-                yield f"--num_processes and --process_id need {need}, got {given}: {mend}"
-        elif not self.coordinator.rpartition(":")[2].isdecimal() or ":" not in self.coordinator:
-            must = "must be host:port or auto"
-            yield f"--coordinator {must}, got {shown(self.coordinator)}: name the first process"
-        elif not 0 <= self.process_id < self.num_processes:
-            must = f"must be 0 to --num_processes - 1, which is {self.num_processes - 1}"
-            yield f"--process_id {must}, got {self.process_id}: give each process its own"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Settings):
     """All settings of one run."""
 

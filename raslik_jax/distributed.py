@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -20,10 +21,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
 
 from raslik_jax import meshes, processes
+from raslik_jax.messages import shown
 from raslik_jax.processes import LOST_PROCESS_STATUS as LOST_PROCESS_STATUS
 
 # What collectives and the coordination service say when a peer is gone.
 _SIGNS_OF_LOSS = ("gloo", "closed by peer", "reset by peer", "unavailable", "deadline_exceeded")
+# For how long processes wait for the first one.
+_START_SECONDS = 300
 AUTO = "auto"  # for a coordinator that the launcher names
 
 
@@ -57,6 +61,8 @@ def job(
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", num_cpu_devices)
     is_auto = coordinator == AUTO
+    if process_id and not is_auto:
+        _await(coordinator)
     try:
         jax.distributed.initialize(
             None if is_auto else coordinator,
@@ -96,6 +102,23 @@ def job(
         processes.join(None)
     own.leave()
     jax.distributed.shutdown()
+
+
+def _await(coordinator: str) -> None:
+    """Waits until the first process answers; a ValueError where it does not, as JAX would abort."""
+    host, _, port = coordinator.rpartition(":")
+    until = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+            return
+        except (OSError, OverflowError) as error:
+            if time.monotonic() > until or isinstance(error, socket.gaierror | OverflowError):
+                raise ValueError(
+                    f"--coordinator must be where process 0 listens, got no answer from "
+                    f"{shown(coordinator, 80)} ({error}): start it, or correct the address"
+                ) from error
+            time.sleep(0.2)
 
 
 def _connect(coordinator: str, *, num_processes: int, process_id: int) -> list[socket.socket]:

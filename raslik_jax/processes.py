@@ -6,6 +6,7 @@ is the first of one, and all of this is a plain call.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -18,12 +19,43 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NoReturn, TypeVar
 
+from raslik_jax.messages import shown
+from raslik_jax.settings import Settings, setting
+
 _T = TypeVar("_T")
 # The exit status of a process whose job lost another one (EX_UNAVAILABLE of sysexits.h).
 LOST_PROCESS_STATUS = 69
 _FAREWELL = b"\n"
 # An idle connection is asked whether a machine is there: after seconds, how far apart, how often.
 _PROBES = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobConfig(Settings):
+    """The processes that go through a command together; a command's options begin with these."""
+
+    coordinator: str = setting(
+        "",
+        "Of several processes: host:port of the first one, which all are given; auto: as Slurm, "
+        "Kubernetes or Open MPI say, which have started them.",
+    )
+    num_processes: int = setting(0, "--coordinator: processes of the job.", low=0)
+    process_id: int = setting(-1, "--coordinator: number of this process, from 0.", low=-1)
+
+    def problems(self) -> Iterator[str]:
+        """Yields what is missing of a job, or too much."""
+        given = self.num_processes, self.process_id
+        if self.coordinator in ("", "auto"):
+            if given != (0, -1):
+                need = "--coordinator=HOST:PORT" if not self.coordinator else "no number of its own"
+                mend = "give all three" if not self.coordinator else "leave both out"
+                yield f"--num_processes and --process_id need {need}, got {given}: {mend}"
+        elif not self.coordinator.rpartition(":")[2].isdecimal() or ":" not in self.coordinator:
+            must = "must be host:port or auto"
+            yield f"--coordinator {must}, got {shown(self.coordinator)}: name the first process"
+        elif not 0 <= self.process_id < self.num_processes:
+            must = f"must be 0 to --num_processes - 1, which is {self.num_processes - 1}"
+            yield f"--process_id {must}, got {self.process_id}: give each process its own"
 
 
 class FirstFailed(SystemExit):

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import compiling
 import numpy as np
@@ -88,6 +89,16 @@ class StatusTest(parameterized.TestCase):
     )
     def test_a_failed_process_keeps_the_status_of_its_error(self, error, status):
         self.assertEqual(distributed._status_of(error), status)
+
+    def test_a_first_process_that_does_not_answer_is_named(self):
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+            address = f"localhost:{probe.getsockname()[1]}"  # bound, and nobody listens
+            self.enter_context(mock.patch.object(distributed, "_START_SECONDS", 0))
+            with self.assertRaisesRegex(
+                ValueError, f"must be where process 0 listens, got no answer from '{address}'"
+            ):
+                distributed._await(address)
 
 
 @pytest.mark.heavy

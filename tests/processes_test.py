@@ -10,7 +10,7 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 from raslik_jax import processes
-from raslik_jax.config import JobConfig
+from raslik_jax.processes import JobConfig
 from raslik_jax.settings import SettingsError
 
 

@@ -16,8 +16,8 @@ from typing import Any, NoReturn, TextIO
 from absl import app, flags
 
 from raslik_jax.cli import setting_flags
-from raslik_jax.config import JobConfig
 from raslik_jax.messages import bounded, printable, some_of
+from raslik_jax.processes import JobConfig
 from raslik_jax.run import gpus
 from raslik_jax.settings import Settings
 

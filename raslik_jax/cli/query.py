@@ -27,9 +27,10 @@ from absl import flags, logging
 
 from raslik_jax import files, processes, settings
 from raslik_jax.cli import asking
-from raslik_jax.config import JobConfig, RetrieveConfig
+from raslik_jax.config import RetrieveConfig
 from raslik_jax.data.examples import Example, write_examples
 from raslik_jax.data.formats import AUTO, read_examples
+from raslik_jax.processes import JobConfig
 from raslik_jax.settings import setting
 
 if TYPE_CHECKING:  # it takes jax with it, and --help should not

@@ -20,7 +20,8 @@ from absl import flags, logging
 
 from raslik_jax import files, manifests, processes, settings
 from raslik_jax.cli import command, setting_flags
-from raslik_jax.config import STAGES, Config, JobConfig, MeshConfig
+from raslik_jax.config import STAGES, Config, MeshConfig
+from raslik_jax.processes import JobConfig
 from raslik_jax.run import gpus
 from raslik_jax.run.live import WRITERS
 from raslik_jax.run.workdir import open_workdir

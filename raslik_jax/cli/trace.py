@@ -26,12 +26,13 @@ from absl import flags, logging
 from raslik_jax import files, processes, settings
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.cli import run as run_command
-from raslik_jax.config import Config, JobConfig, MeshConfig
+from raslik_jax.config import Config, MeshConfig
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import HELD_OUT, Example, query_file
 from raslik_jax.data.formats import parse_fields, read_examples, read_written
 from raslik_jax.data.rows import FORMATS
 from raslik_jax.messages import one_line, shown
+from raslik_jax.processes import JobConfig
 from raslik_jax.report.incident import doubt, read_cut, read_traced
 from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.selectors import NothingStandsOut, noise_band

@@ -25,12 +25,13 @@ from raslik_jax import files, processes, settings
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.cli import run as run_command
 from raslik_jax.cli.trace import answers_text
-from raslik_jax.config import STAGES, Config, JobConfig, MeshConfig, config_from_json
+from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json
 from raslik_jax.data.cleaning import cleaned_name, write_without
 from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.data.formats import read_written
 from raslik_jax.files import read_json, write_json
 from raslik_jax.messages import shown
+from raslik_jax.processes import JobConfig
 from raslik_jax.report.incident import EXPORTS
 from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.strategies import STRATEGIES
