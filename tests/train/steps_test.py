@@ -14,7 +14,7 @@ from raslik_jax.train import losses, steps
 from raslik_jax.train.objectives import OBJECTIVES, KLSettings, Objective, ObjectiveSettings
 
 _MODEL = tiny_model()
-_FORGET = token_rows(0, [(4, 5), (6, 3)]).batch(8)
+_FORGET = token_rows(0, [(4, 5), (6, 3), (5, 4)]).batch(8)
 _RETAIN = token_rows(1, [(3, 6), (5, 4), (4, 4)]).batch(8)
 _FROZEN = steps.Frozen(base=_MODEL.base, reference=_MODEL.lora)
 _FORWARD = KLSettings(kl_direction="forward")
