@@ -178,7 +178,7 @@ def test_without_a_model_before_fine_tuning_damage_alone_is_judged():
     found = _judge(_entry(0.2), backbone=None)
     assert found["verdict"] == "unknown"
     (reason,) = found["reasons"]
-    assert reason.startswith("there is no model before fine-tuning to compare with (where it was")
+    assert reason.startswith("there is no model before fine-tuning to compare with (the table of")
     assert not any("backbone" in measure for measure in found["inputs"][:1])
     assert _judge(_entry(0.2, held_out=9.0), backbone=None)["verdict"] == "damaged"
     shown = {"by": "words", "description": "does not show a marker word"}

@@ -80,24 +80,6 @@ class StepsTest(parameterized.TestCase):
             np.testing.assert_allclose(got, want, atol=2e-5)
         self.assertLess(abs(float(infos[0].retain_term)), 1e-6)
 
-    def test_the_way_back_ends_at_the_backbone_where_ascent_goes_on(self):
-        """Each answer is what it was before fine-tuning; ascent leaves it for somewhere else."""
-        none = jax.tree.map(jnp.zeros_like, _MODEL.lora)
-        backbone = losses.BoundModel(_MODEL.decoder, none, _MODEL.base)
-
-        @jax.jit
-        def away(lora):
-            model = losses.BoundModel(_MODEL.decoder, lora, _MODEL.base)
-            kl_B = losses.kl_by_example(model, backbone, _FORGET, direction="forward")
-            return losses.weighted_mean(kl_B, _FORGET)
-
-        start, ends = float(away(_MODEL.lora)), {}
-        for name in ("base_klr", "ga_klr"):
-            state, infos = _run(_algorithm(name, optax.adamw(1e-2)), 30)
-            ends[name] = float(away(state.params))
-        self.assertLess(ends["base_klr"], 0.2 * start)
-        self.assertGreater(ends["ga_klr"], start)
-
     def test_the_frozen_weights_are_arguments(self):
         """Another base through the same jitted step gives another loss."""
         algorithm = _algorithm("ga_klr", optax.sgd(1e-3))
@@ -253,6 +235,26 @@ class AgainstNumpyTest(parameterized.TestCase):
         np.testing.assert_allclose(params["w"], _LORA["w"], atol=1e-6)
         self.assertLess(abs(float(info.retain_term)), 1e-6)
 
+    def test_the_way_back_ends_at_the_backbone_where_ascent_goes_on(self):
+        """Each answer is what it was before fine-tuning; ascent leaves it for somewhere else."""
+        none, options = np.zeros_like(_LORA["w"]), dataclasses.replace(_OPTIONS, retain_weight=0.0)
+
+        def away(params):
+            to = linear_decoder.kl_values(params["w"], none, _BASE, _UNEVEN[0], direction="forward")
+            return to.value_B.sum()
+
+        ends = {}
+        for name in ("base_klr", "ga_klr"):
+            algorithm = _linear_algorithm(name, options, tx=optax.adam(0.05))
+            step, state = jax.jit(algorithm.step), algorithm.init(_MOVED)
+            for _ in range(60):
+                frozen = steps.Frozen(base=_BASE, reference=_LORA)
+                with jax.numpy_dtype_promotion("standard"):
+                    state, _ = step(state, frozen, _parts(name, _UNEVEN))
+            ends[name] = away(state.params)
+        self.assertLess(ends["base_klr"], 0.2 * away(_MOVED))
+        self.assertGreater(ends["ga_klr"], away(_MOVED))
+
     @parameterized.parameters("examples", "tokens")
     def test_the_backbone_is_a_fixed_point_of_the_way_back(self, mean):
         options = dataclasses.replace(_OPTIONS, mean=mean, retain_weight=0.0)
@@ -306,9 +308,12 @@ class AgainstNumpyTest(parameterized.TestCase):
         self.assertEqual(counts[0], counts[2])
         self.assertEqual(counts[3], counts[5])
 
-    def test_micro_batches_that_do_not_divide_the_batch_are_refused(self):
-        with self.assertRaisesRegex(ValueError, "micro_batch=3 must divide"):
-            _linear_step("ga_gdr", dataclasses.replace(_OPTIONS, micro_batch=3))
+    def test_a_micro_batch_that_does_not_divide_the_batch_holds_fewer_rows(self):
+        steps_of = [
+            _linear_step("ga_gdr", dataclasses.replace(_OPTIONS, micro_batch=rows))
+            for rows in (2, 3)
+        ]
+        jax.tree.map(np.testing.assert_array_equal, *steps_of)
 
 
 if __name__ == "__main__":
