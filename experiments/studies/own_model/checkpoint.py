@@ -14,6 +14,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from raslik_jax.cli import command
+from raslik_jax.messages import one_line
 from raslik_jax.settings import Settings, setting
 
 # ChatML, which SmolLM2 was tuned on, without its default system prompt: rows are half as long.
@@ -38,10 +39,15 @@ def main(options: Options) -> None:
         raise ValueError("--data and --out must name folders, got none: see --help")
     data, out = pathlib.Path(options.data), pathlib.Path(options.out)
     source = data / "models" / "smollm2-135m-instruct"
-    (weights,) = source.glob("*.gguf")
+    found = sorted(source.glob("*.gguf"))
+    if len(found) != 1:
+        raise ValueError(f"{source} must hold one GGUF file, got {len(found)}: correct --data")
     tokenizer = data / "tokenizers" / "smollm2" / "tokenizer.json"
-    convert = [data / "tools" / "gguf_to_hf.py", weights, source, out, "--tokenizer", tokenizer]
-    subprocess.run([sys.executable, *map(str, convert)], check=True, capture_output=True)
+    convert = [data / "tools" / "gguf_to_hf.py", *found, source, out, "--tokenizer", tokenizer]
+    done = subprocess.run([sys.executable, *map(str, convert)], capture_output=True, text=True)
+    if done.returncode:
+        said = one_line(done.stderr, 200)
+        raise ValueError(f"{convert[0]} must convert {found[0].name}, got {said}: correct --data")
     fields = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",

@@ -156,7 +156,9 @@ class Options(Settings):
     workdir: str = setting("runs/own_model", "Where runs and results go.")
     behaviors: tuple[str, ...] = setting((), "Behaviors; empty: all.", choices=tuple(behaviors()))
     only_trace: bool = setting(False, "End after the first command.")
-    trace_flags: tuple[str, ...] = setting((), "Further flags of the trace, with their dashes.")
+    trace_flags: tuple[str, ...] = setting(
+        (), "A further flag of the trace, with its dashes.", is_repeated=True
+    )
 
 
 def main(options: Options) -> None:
