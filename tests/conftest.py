@@ -1,9 +1,9 @@
 """Settings of every test: no network, strict promotion, highest matmul precision, quick compiling.
 
 Compiling is most of the time of these tests. Programs are therefore compiled without optimizations
-(but for heavy tests and studies, which hold the optimized ones to torch), and once: the processes
-of a session, those that tests start among them, share a new folder with the compiled programs and
-the finished tiny run.
+(but for studies, and where a test asks for compiling.OPTIMIZED to hold what users run to torch),
+and once: the processes of a session, those that tests start among them, share a new folder with the
+compiled programs and the finished tiny run.
 """
 
 import os
@@ -35,5 +35,5 @@ jax.config.update("jax_default_matmul_precision", "highest")
 def pytest_configure(config: pytest.Config) -> None:
     """Sets XLA's flags, which are read when the first program is compiled."""
     compiling.collect_rarely()
-    if config.option.markexpr not in ("heavy", "study"):
+    if config.option.markexpr != "study":
         os.environ.update(compiling.ENVIRONMENT)

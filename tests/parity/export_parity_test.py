@@ -26,7 +26,9 @@ def test_another_library_gives_the_same_logits_and_the_same_ids(merged, tmp_path
         algorithm="ga_gdr",
         epoch=None,
         merged=merged,
+        shard_bytes=30_000,
     )
+    assert (folder / "model.safetensors.index.json").exists() == merged
     # An adapter of a model that this project trained names no base: whoever loads it has it.
     base = folder if merged else run.root / "backbone" / "model"
     theirs = transformers.AutoModelForCausalLM.from_pretrained(base)

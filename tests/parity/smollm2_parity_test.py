@@ -5,6 +5,8 @@ import lzma
 import subprocess
 import sys
 
+import compiling
+import jax
 import jax.numpy as jnp
 import pytest
 import tokenizers
@@ -32,9 +34,17 @@ def folder(tmp_path_factory):
     return target
 
 
-def test_alpaca_prompts_are_answered_as_under_transformers(folder):
+def test_alpaca_prompts_are_answered_as_under_transformers(folder, monkeypatch):
     import torch
     import transformers
+
+    # As users compile it.
+    optimized = jax.jit(
+        decode.generate_batch.__wrapped__,
+        static_argnames=("decoder", "max_new_tokens"),
+        compiler_options=compiling.OPTIMIZED,
+    )
+    monkeypatch.setattr(decode, "generate_batch", optimized)
 
     rows = json.loads(lzma.open(shared_data() / "alpaca" / "alpaca_data.json.xz").read())
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -75,3 +85,4 @@ def test_alpaca_prompts_are_answered_as_under_transformers(folder):
         if theirs != new:
             differing.append((number, tokenizer.decode(theirs), tokenizer.decode(new)))
     assert not differing, differing
+    assert optimized._cache_size()

@@ -1,7 +1,8 @@
 """A run of two processes gives what one device gives: sets, answers, rates, adapters, sketches.
 
-One of the two is killed at a random moment, and the run goes on from there, with the weights split
-over the devices: each process reads its own part of them.
+One of the two is killed at a random moment of a stage, and the run goes on from there, with the
+weights split over the devices: each process reads its own part of them. With several seeds it is
+killed once for each: RASLIK_KILL_SEED=6,3,5 pytest -m heavy tests/system/mesh_run_test.py
 """
 
 import json
@@ -28,9 +29,20 @@ _SKETCH_ATOL, _ADAPTER_ATOL = 2e-6, 2e-5
 # A part of the run that goes through all kinds of work on the devices.
 _PART = ("--retrieve.strategies=random,raslik", "--unlearn.algorithms=ga_klr")
 _STAGES = "corpus,backbone,finetune,references,sketch,retrieve,unlearn,generate,evaluate"
-# Decides which unit is interrupted, which process is killed, and when.
-_SEED = int(os.environ.get("RASLIK_KILL_SEED", "1"))
-_KILLED_IN = ("unlearn/raslik-ga_klr", "finetune", "sketch", "references/evaluation")
+# Each decides which unit is interrupted, which process is killed, and when.
+_SEEDS = map(int, os.environ.get("RASLIK_KILL_SEED", "1").split(","))
+# A unit of every stage, in their order, and within how many seconds; the last must not be over.
+_KILLED_IN = {
+    "corpus": 0.3,
+    "backbone": 2,
+    "finetune": 2,
+    "references/evaluation": 1,
+    "sketch": 2,
+    "retrieve/queries": 1,
+    "unlearn/raslik-ga_klr": 2,
+    "generate/raslik-ga_klr": 0.2,
+    "evaluate": 0.2,
+}
 
 
 def _lines(path: pathlib.Path) -> list[dict]:
@@ -44,22 +56,34 @@ class MeshRunTest(absltest.TestCase):
         super().setUpClass()
         cls.one = finished_run()
         cls.many = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory())) / "many"
-        draw = random.Random(_SEED)
-        unit, victim, seconds = draw.choice(_KILLED_IN), draw.randrange(2), draw.uniform(0, 2)
-        cls.when = f"process {victim} killed {seconds:.2f} s into {unit}"
-        job = cls.start()
-        while not (cls.many / ".making" / unit).is_dir() and job[victim].poll() is None:
-            time.sleep(0.02)
-        time.sleep(seconds)
-        job[victim].kill()
-        _, cls.told = job[1 - victim].communicate(timeout=60)
-        cls.status = job[1 - victim].returncode
-        job[victim].communicate()
+        kills = [cls.draw_kill(seed) for seed in _SEEDS]
+        cls.ends = [cls.kill(*kill) for kill in sorted(kills)]
         job = cls.start("--mesh.base=sharded")
         ended = [process.communicate() for process in job]
         if any(process.returncode for process in job):
             raise AssertionError(ended)
         cls.printed = [stdout for stdout, _ in ended]
+
+    @staticmethod
+    def draw_kill(seed):
+        """Draws what a kill interrupts, by its place in the run, who is killed, and when."""
+        draw = random.Random(seed)
+        unit, victim = draw.choice([*_KILLED_IN]), draw.randrange(2)
+        return [*_KILLED_IN].index(unit), unit, victim, draw.uniform(0, _KILLED_IN[unit])
+
+    @classmethod
+    def kill(cls, _, unit, victim, seconds):
+        """Starts the run and kills a process; returns the other's status, words, and the moment."""
+        job = cls.start()
+        while not (cls.many / ".making" / unit).is_dir() and job[victim].poll() is None:
+            time.sleep(0.02)
+        time.sleep(seconds)
+        job[victim].kill()
+        _, told = job[1 - victim].communicate(timeout=60)
+        job[victim].communicate()
+        when = f"process {victim} killed {seconds:.2f} s into {unit}"
+        print(f"{when}: status {job[1 - victim].returncode}")
+        return job[1 - victim].returncode, told, when
 
     @classmethod
     def start(cls, *more):
@@ -80,9 +104,10 @@ class MeshRunTest(absltest.TestCase):
         ]
 
     def test_the_loss_of_a_process_ends_the_job_with_a_sentence(self):
-        self.assertEqual(self.status, LOST_PROCESS_STATUS, f"{self.when}: {self.told}")
-        self.assertIn("lost another process of its job and ends; what was stored is", self.told)
-        self.assertNotIn("Traceback", self.told)
+        for status, told, when in self.ends:
+            self.assertEqual(status, LOST_PROCESS_STATUS, f"{when}: {told}")
+            self.assertIn("lost another process of its job and ends; what was stored is", told)
+            self.assertNotIn("Traceback", told)
 
     def test_the_first_process_alone_speaks_and_writes(self):
         self.assertIn("[19/19] evaluate: done in", self.printed[0])
