@@ -1,7 +1,7 @@
 """The page of compiled steps, `docs/notes/gpu.md`: all its numbers are those of `stated.json`."""
 
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from experiments.gpu.records import Record
@@ -13,6 +13,12 @@ PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "notes" / "gpu.md"
 # Bytes a second that a device sends to another machine: a network of 400 Gbit/s for each.
 _NETWORK = 50e9
 _FIRST, _SECOND = gpus.GPUS
+# Columns after the step's name.
+_STEPS = "Rows x tokens|GiB|T|GB|ms, H100|Useful|ms, H200|Useful|Others".split("|")
+_EXCHANGES = "Rows x tokens|GiB|ms, H100|GB gathered|Passes|GB summed".split("|")
+_EXCHANGES += ["Share, NVLink", "Share, network"]
+# From a model's and a step's name and its record to the step's rows.
+_Cells = Callable[[str, str, Record], list[tuple[str, ...]]]
 
 _INTRO = """\
 # Steps compiled for GPUs
@@ -58,7 +64,7 @@ product or a kernel.
 """
 
 
-def _title(model: str, of_model: Model) -> str:
+def _title(of_model: Model) -> str:
     base = of_model.checkpoint.rpartition("/")[2]
     if of_model.devices == 1:
         return base
@@ -77,32 +83,32 @@ def _rows(model: str, name: str) -> str:
     return f"{shape.rows} x {shape.length}"
 
 
-def _steps_table(models: Iterable[str], records: dict[str, Record]) -> Table:
-    heads = [
-        "Rows x tokens",
-        "GiB",
-        "T",
-        "GB",
-        "ms, H100",
-        "Useful",
-        "ms, H200",
-        "Useful",
-        "Others",
-    ]
-    columns = (Column("Step"), *(Column(head, "right") for head in heads))
+def _table(
+    columns: Iterable[Column], cells: _Cells, models: Iterable[str], records: Mapping[str, Record]
+) -> str:
+    """Returns a table with a group for each model and the rows of each step that has a record."""
     rows: list[str | tuple[str, ...]] = []
     for model in models:
-        rows.append(_title(model, MODELS[model]))
+        rows.append(_title(MODELS[model]))
         for name in steps_of(model):
-            found = records[f"{model} {name}"]
-            sizes = (found.gib, found.tera, found.gb)
-            times = [(_number(found.ms[gpu]), f"{found.useful(gpu):.0%}") for gpu in gpus.GPUS]
-            shares = *times[0], *times[1], f"{found.others_ms / found.ms[_FIRST]:.0%}"
-            rows.append((name, _rows(model, name), *map(_number, sizes), *shares))
-            if found.token_ms:
-                each = [_number(found.token_ms[gpu]) for gpu in gpus.GPUS]
-                rows.append((f"{name}, of it a token", *[""] * 4, each[0], "", each[1], "", ""))
-    return Table(columns, tuple(rows))
+            if found := records.get(f"{model} {name}"):
+                rows += cells(model, name, found)
+    return render_markdown(Table((Column("Step"), *columns), tuple(rows)))
+
+
+def _right(heads: Iterable[str]) -> list[Column]:
+    return [Column(head, "right") for head in heads]
+
+
+def _cells_of_step(model: str, name: str, found: Record) -> list[tuple[str, ...]]:
+    times = [(_number(found.ms[gpu]), f"{found.useful(gpu):.0%}") for gpu in gpus.GPUS]
+    shares = *times[0], *times[1], f"{found.others_ms / found.ms[_FIRST]:.0%}"
+    sizes = map(_number, (found.gib, found.tera, found.gb))
+    rows = [(name, _rows(model, name), *sizes, *shares)]
+    if found.token_ms:
+        each = [_number(found.token_ms[gpu]) for gpu in gpus.GPUS]
+        rows.append((f"{name}, of it a token", *[""] * 4, each[0], "", each[1], "", ""))
+    return rows
 
 
 def _shares(ms: float, sent: float, rate: float) -> str:
@@ -110,43 +116,26 @@ def _shares(ms: float, sent: float, rate: float) -> str:
     return f"{ms / (ms + exchange):.0%} to {ms / max(ms, exchange):.0%}"
 
 
-def _mesh_table(models: Iterable[str], records: dict[str, Record]) -> Table:
-    heads = ["Rows x tokens", "GiB", "ms, H100", "GB gathered", "Passes", "GB summed"]
-    heads += ["Share, NVLink", "Share, network"]
-    columns = (Column("Step"), *(Column(head, "right") for head in heads))
-    rows: list[str | tuple[str, ...]] = []
-    for model in models:
-        rows.append(_title(model, MODELS[model]))
-        for name in steps_of(model):
-            found = records[f"{model} {name}"]
-            ms, sent = found.ms[_FIRST], 1e9 * (found.gathered_gb + found.summed_gb)
-            numbers = (found.gib, ms, found.gathered_gb, found.passes, found.summed_gb)
-            links = (gpus.GPUS[_FIRST].link_bytes_per_second, _NETWORK)
-            shares = [_shares(ms, sent, rate) for rate in links]
-            rows.append((name, _rows(model, name), *map(_number, numbers), *shares))
-    return Table(columns, tuple(rows))
+def _cells_of_exchange(model: str, name: str, found: Record) -> list[tuple[str, ...]]:
+    ms, sent = found.ms[_FIRST], 1e9 * (found.gathered_gb + found.summed_gb)
+    numbers = map(_number, (found.gib, ms, found.gathered_gb, found.passes, found.summed_gb))
+    links = (gpus.GPUS[_FIRST].link_bytes_per_second, _NETWORK)
+    shares = [_shares(ms, sent, rate) for rate in links]
+    return [(name, _rows(model, name), *numbers, *shares)]
 
 
-def _longest_table(models: Iterable[str], records: dict[str, Record]) -> Table:
-    rows: list[str | tuple[str, ...]] = []
-    for model in models:
-        rows.append(_title(model, MODELS[model]))
-        for name in steps_of(model):
-            found = records[f"{model} {name}"]
-            rows.append((name, *map(_listed, (found.items, found.others))))
-    columns = (Column("Step"), Column("Longest first"), Column("Longest of the others"))
-    return Table(columns, tuple(rows))
+def _cells_of_longest(model: str, name: str, found: Record) -> list[tuple[str, ...]]:
+    return [(name, *map(_listed, (found.items, found.others)))]
 
 
 def _listed(items: list[list[Any]]) -> str:
     return "; ".join(f"{_number(ms)} ms {made} {of}" for ms, made, of in items)
 
 
-def render(versions: dict[str, str], records: dict[str, Record]) -> str:
-    """Returns the page of the models of which all steps have records."""
-    whole = [m for m in MODELS if all(f"{m} {name}" in records for name in steps_of(m))]
-    single = [m for m in whole if MODELS[m].devices == 1 and m != "pythia-14m"]
-    meshes = [m for m in whole if MODELS[m].devices > 1]
+def render(versions: Mapping[str, str], records: Mapping[str, Record]) -> str:
+    """Returns the page of all steps that have records, but for those of Pythia-14m."""
+    single = [name for name, m in MODELS.items() if m.devices == 1 and name != "pythia-14m"]
+    meshes = [name for name, m in MODELS.items() if m.devices > 1]
     first, second = gpus.GPUS[_FIRST], gpus.GPUS[_SECOND]
     tera = [gpu.bytes_per_second / 1e12 for gpu in (first, second)]
     rates = f"{tera[0]:.3g} TB/s (H100) or {tera[1]:.3g} (H200)"
@@ -155,10 +144,11 @@ def render(versions: dict[str, str], records: dict[str, Record]) -> str:
         flops=first.flops_per_second / 1e12,
         rates=rates,
     )
-    parts = [intro, "## One GPU\n", render_markdown(_steps_table(single, records)), ""]
     link = first.link_bytes_per_second
+    longest = Column("Longest first"), Column("Longest of the others")
+    parts = [intro, "## One GPU\n", _table(_right(_STEPS), _cells_of_step, single, records), ""]
     parts += [_MESHES.format(link=link / 1e9, network=_NETWORK / 1e9)]
-    parts += [render_markdown(_mesh_table(meshes, records)), ""]
+    parts += [_table(_right(_EXCHANGES), _cells_of_exchange, meshes, records), ""]
     parts += [_LONGEST.format(title=first.title)]
-    parts += [render_markdown(_longest_table([*single, *meshes], records)), ""]
+    parts += [_table(longest, _cells_of_longest, [*single, *meshes], records), ""]
     return "\n".join(parts)

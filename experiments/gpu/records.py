@@ -45,7 +45,7 @@ class Record(NamedTuple):
     others: list[list[Any]]
 
     def useful(self, gpu: str) -> float:
-        """Returns the share of the least time that the step's products take, counted once."""
+        """Returns the share of the least time that the products of the step's jaxpr take."""
         return self.useful_tera * 1e12 / gpus.GPUS[gpu].flops_per_second / (self.ms[gpu] / 1e3)
 
 

@@ -85,8 +85,11 @@ class Exchange(NamedTuple):
     def sent(self, devices: int) -> float:
         """Returns the bytes that a device sends in all its trips, in a ring of so many devices.
 
-        A gather and a sum of parts pass on all but a device's own part; a sum is both.
+        A gather and a sum of parts pass on all but a device's own part; a sum is both. A
+        permutation passes on all of it, once.
         """
+        if self.kind == "collective-permute":
+            return self.times * self.size
         others = self.times * (devices - 1)
         whole = {"all-reduce": 2 / devices, "reduce-scatter": 1.0}
         return others * self.size * whole.get(self.kind, 1 / devices)
@@ -209,7 +212,7 @@ class Program:
             return 0.0, 2 * size_of(given[1 if one.opcode != "scatter" else -1])
         if one.opcode in ("call", "conditional", "async-start"):
             return 0.0, 0.0
-        if one.opcode == "all-gather-start":  # its shape has its operands too
+        if one.opcode in ("all-gather-start", "copy-start"):  # its shape has its operands too
             return 0.0, size_of(one.shape)
         operations = self._of_dot(name, one) if one.opcode == "dot" else 0.0
         return operations, sum(map(size_of, given)) + size_of(one.shape)

@@ -78,7 +78,7 @@ class Compiled(NamedTuple):
     """A compiled step, of one device: its text, and what XLA and the jaxpr say of it.
 
     Attributes:
-      useful: operations of its matrix products, each counted once.
+      useful: operations of the matrix products of its jaxpr; those of a second pass (`remat`) too.
       params: P, of one adapter.
       base_bytes: the model's weights, those of all devices together.
       kernels: operations inside kernels by name, which the text does not show; attention's, which

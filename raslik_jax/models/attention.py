@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from raslik_jax import meshes
 from raslik_jax.models.hf_config import RopeParameters, rotary_table
 
 AttentionKind = Literal["xla", "cudnn"]
@@ -190,10 +191,10 @@ def attend_narrow(
     never stores the [H, L, L] shares (Dao et al. 2022, arXiv:2205.14135).
     """
     factor = query_LHD.shape[-1] ** -0.5 if scale is None else scale
-    return jax.lax.platform_dependent(
+    return meshes.by_kernel(
         *(query_LHD, key_LGD, value_LGD),
-        cuda=functools.partial(attend_by_kernel, scale=factor),
-        default=functools.partial(_attend_by_products, factor),
+        kernel=functools.partial(attend_by_kernel, scale=factor),
+        twin=functools.partial(_attend_by_products, factor),
     )
 
 

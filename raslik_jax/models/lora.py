@@ -133,17 +133,15 @@ def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
 
 
-def adapter_output(
+def inner_product(
     input_LI: Float[Array, "L I"],
     a_IR: Float[Array, "I R"],
-    b_RO: Float[Array, "R O"],
     *,
-    scale: float | Float[Array, ""],
     dropout: float = 0.0,
     key: jax.Array | None = None,
-) -> Float[Array, "L O"]:
-    """Returns the adapter's share of a linear layer's output; `key` switches its dropout on."""
+) -> Float[Array, "L R"]:
+    """Returns dropout(x) A of a linear layer's input; `key` switches the dropout on."""
     # The adapter is what is learned: its matmuls stay in float32 whatever the frozen weights are.
     # They cost rank / in_features of the frozen matmul.
     hidden_LI = drop(input_LI.astype(jnp.float32), dropout, key)
-    return (checkpoint_name(hidden_LI @ a_IR, KEPT) @ b_RO) * scale
+    return checkpoint_name(hidden_LI @ a_IR, KEPT)

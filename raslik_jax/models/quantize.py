@@ -245,6 +245,16 @@ def quantize_base(base: Tree, format: str, *, double_quant: bool) -> Tree:
     return jax.tree_util.tree_map_with_path(quantize, base, is_leaf=is_quantized)
 
 
+def shapes_of(base: Tree, format: str, *, double_quant: bool) -> Tree:
+    """Returns the shapes of a base in one of FORMATS, or as it is where that is "plain"."""
+    if format == "plain":
+        return base
+    pack = functools.partial(
+        quantize_base, format=format, double_quant=double_quant and format == "nf4"
+    )
+    return jax.eval_shape(pack, base)
+
+
 def num_bytes(tree: Tree) -> int:
     """Returns the bytes that the arrays (or abstract arrays) of a tree take."""
     return sum(

@@ -52,23 +52,34 @@ def find(
     memory_bytes: int,
     most: int = _MOST,
 ) -> list[Trial]:
-    """Returns the trials until all stages fit, or no more devices can share the work.
+    """Returns the trials until all stages fit one way, or no more devices can share the work.
 
-    Each is of the stages that no earlier one fitted. `forecast_on` takes a number of devices, a
-    layout and stages; `auto` is also tried with split weights. `most` devices may share a batch.
+    Each is of the stages that do not fit as it is with fewer devices. `forecast_on` takes a number
+    of devices, a layout and stages; `auto` is also tried with split weights, where they can be.
+    `most` devices may share a batch.
     """
     trials = [first]
-    for devices, layout in _ways(first, min(_MOST, most)):
-        stages = _left(trials, memory_bytes)
-        if not stages:
+    ways = _ways(first, min(_MOST, most)) if first.beyond(memory_bytes) else ()
+    for devices, layout in ways:
+        is_split_by_itself = any(t.is_split and t.layout != layout for t in trials)
+        if layout == "sharded" and is_split_by_itself:
+            continue
+        stages = _left(trials, layout, memory_bytes)
+        try:
+            forecast = forecast_on(devices, layout, stages)
+        except ValueError:  # a kernel that so many devices do not divide
+            if layout == first.layout:
+                raise
+            continue
+        trials.append(Trial(devices, layout, forecast))
+        if not _left(trials, layout, memory_bytes):
             break
-        trial = Trial(devices, layout, forecast_on(devices, layout, stages))
-        is_same = trials[-1].devices == devices and trials[-1].is_split == trial.is_split
-        trials += [] if is_same else [trial]
     return trials
 
 
 def _ways(first: Trial, most: int) -> Iterator[tuple[int, str]]:
+    if first.layout == "auto" and 1 < first.devices <= most:
+        yield first.devices, "sharded"
     devices = 2 * first.devices
     while devices <= most:
         yield devices, first.layout
@@ -77,16 +88,27 @@ def _ways(first: Trial, most: int) -> Iterator[tuple[int, str]]:
         devices *= 2
 
 
-def _left(trials: Sequence[Trial], memory_bytes: int) -> tuple[str, ...]:
-    """Returns the stages that fit in none of the trials."""
-    fitting = {s for t in trials for s in t.taken.keys() - {*t.beyond(memory_bytes)}}
-    return tuple(stage for stage in trials[0].beyond(memory_bytes) if stage not in fitting)
+def _taken(trials: Sequence[Trial], layout: str) -> dict[str, float]:
+    """Returns the bytes of a device by stage with a layout, by the last trial that compiled it.
+
+    What fits the first way also fits with more devices or split weights, which take no more.
+    """
+    found = dict(trials[0].taken)
+    for trial in trials[1:]:
+        if trial.layout == layout:
+            found |= trial.taken
+    return found
+
+
+def _left(trials: Sequence[Trial], layout: str, memory_bytes: int) -> tuple[str, ...]:
+    """Returns the stages that do not fit with a layout so far."""
+    return tuple(s for s, taken in _taken(trials, layout).items() if taken > memory_bytes)
 
 
 def to_table(trials: Sequence[Trial], memory_bytes: int) -> Table:
     """Returns the memory of a device by stage and number of devices; what is too much is marked.
 
-    A stage that fits is not compiled for more devices, which take no more each.
+    A stage that fits is not compiled again for more devices with the layout by which it does.
     """
     heads = [
         f"{t.devices} device{'s' * (t.devices > 1)}{', weights split' * t.is_split}" for t in trials
@@ -107,11 +129,12 @@ def to_table(trials: Sequence[Trial], memory_bytes: int) -> Table:
 def describe(trials: Sequence[Trial], memory_bytes: int, title: str) -> str:
     """Returns on how many devices all stages fit, in a sentence, and by which flags."""
     of_device = f"{title} of {format_bytes(memory_bytes)}"
-    last, left = trials[-1], _left(trials, memory_bytes)
+    last = trials[-1]
+    taken_by, left = _taken(trials, last.layout), _left(trials, last.layout, memory_bytes)
     if left:
-        taken = ", ".join(f"{stage} ({format_bytes(last.taken[stage])})" for stage in left)
+        taken = ", ".join(f"{stage} ({format_bytes(taken_by[stage])})" for stage in left)
         return f"Does not fit on {last.devices} x {of_device}: {taken}."
-    most = format_bytes(max(last.taken.values(), default=0.0))
+    most = format_bytes(max(taken_by.values(), default=0.0))
     if len(trials) == 1:
         return f"All stages fit on {last.devices} x {of_device}: at most {most}."
     hard = ", ".join(trials[0].beyond(memory_bytes))

@@ -1,12 +1,17 @@
-"""Out of memory in one sentence: what needed it, and which setting to lower."""
+"""Out of memory in one sentence, before or after: what needs it, and which setting to change."""
 
 import contextlib
 import os
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 
+from raslik_jax import meshes
+from raslik_jax.axes import Tree
+from raslik_jax.config import BackboneConfig
 from raslik_jax.messages import one_line
+from raslik_jax.models import decoder, sharding
 
 
 @contextlib.contextmanager
@@ -27,6 +32,21 @@ def device_bytes() -> int:
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def lay_out(settings: BackboneConfig, shapes: decoder.ModelConfig, kind: str) -> tuple[int, Tree]:
+    """Returns the parts of a model's weights on the mesh, and their shapes, marked as split.
+
+    A ValueError where the mesh cannot split them, or a device cannot hold its own.
+    """
+    return sharding.lay_out(
+        kind,
+        decoder.abstract(shapes, None, jnp.dtype(settings.dtype))[2],
+        settings.format,
+        double_quant=settings.double_quant,
+        devices=meshes.num_shards(),
+        memory=meshes.device_memory(),
+    )
 
 
 decoding = explained("decoding", "--references.decode_batch_size or --references.max_new_tokens")

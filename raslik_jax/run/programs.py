@@ -183,9 +183,7 @@ class AbstractRun:
         graphdef, lora, self.plain = decoder.abstract(model_config, lora_config, dtype)
 
         def model(form: str) -> Model:
-            double = settings.double_quant and form == "nf4"
-            pack = functools.partial(quantize.quantize_base, format=form, double_quant=double)
-            base = self.plain if form == "plain" else jax.eval_shape(pack, self.plain)
+            base = quantize.shapes_of(self.plain, form, double_quant=settings.double_quant)
             base = sharding.split(base, parts)
             return Model(decoder.bind(graphdef), base, lora, lora_config, graphdef)
 

@@ -19,6 +19,7 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, UInt
 
+from raslik_jax import meshes
 from raslik_jax.sketch import hashing
 
 KeyPairs = tuple[hashing.Keys, hashing.Keys]
@@ -136,7 +137,7 @@ def dense_sums(
         functools.partial(sums, size=size, keys=keys, operand=operand)
         for sums in (dense_sums_pallas, dense_sums_xla)
     )
-    return jax.lax.platform_dependent(gradients_BP, cuda=by_pallas, default=by_xla)
+    return meshes.by_kernel(gradients_BP, kernel=by_pallas, twin=by_xla)
 
 
 def dense_sums_xla(

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from experiments.gpu import page, records, rules, steps
+from experiments.gpu import check, page, records, rules, steps
 from raslik_jax.run import gpus
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -116,12 +116,33 @@ def test_the_page_shows_what_is_stated():
     assert page.PAGE.read_text() == page.render(*records.read())
 
 
+def test_a_step_that_is_not_stated_takes_no_other_from_the_page():
+    versions, stated = records.read()
+    less = {name: found for name, found in stated.items() if name != "olmo2-7b unlearn_ga"}
+    lines = page.PAGE.read_text().splitlines()
+    left = page.render(versions, less).splitlines()
+    assert len(lines) - len(left) == 2 and not set(left) - set(lines)
+
+
+def test_a_device_of_eight_has_the_products_of_one_device():
+    _, stated = records.read()
+    for step in steps.steps_of("olmo2-7b-mesh"):
+        if step in steps.steps_of("olmo2-7b"):
+            of_eight, of_one = stated[f"olmo2-7b-mesh {step}"], stated[f"olmo2-7b {step}"]
+            assert of_eight.useful_tera == pytest.approx(of_one.useful_tera, rel=1e-3), step
+
+
 def test_every_step_of_every_model_is_stated():
     _, stated = records.read()
     models = [model for model in steps.MODELS if model != "pythia-14m"]
     missing = {f"{m} {name}" for m in models for name in steps.steps_of(m)} - stated.keys()
     # A new objective is stated where the compiler is (`--state=missing`), and not by its file.
     assert {name for name in missing if " unlearn_" not in name} == set()
+
+
+def test_what_is_stated_is_of_one_gpu():
+    with pytest.raises(ValueError, match="--state=all must compile for .* h100-80gb, got --gpu=h2"):
+        check.Options(state="all", gpu="h200")
 
 
 # Compiles a step of Pythia-14m three times more: each time as somebody could make it worse.

@@ -6,7 +6,7 @@ from absl.testing import parameterized
 from flax import nnx
 
 from raslik_jax.models import layers
-from raslik_jax.models.lora import LoRAConfig
+from raslik_jax.models.lora import LoRAConfig, LoRAParam
 
 _RNG = np.random.default_rng(0)
 
@@ -63,3 +63,23 @@ class SmallLayersTest(parameterized.TestCase):
 
         self.assertFalse(np.array_equal(share("q_proj"), share("k_proj")))
         np.testing.assert_array_equal(share("q_proj"), share("q_proj"))
+
+    def test_adapters_of_one_input_are_multiplied_together_in_16_bits(self):
+        settings = LoRAConfig(rank=2, alpha=4.0, targets=("q_proj", "k_proj"))
+        linears = [
+            layers.Linear(name, 8, 6, bias=False, lora=settings, dtype=jnp.bfloat16)
+            for name in ("q_proj", "k_proj")
+        ]
+        for linear in linears:
+            linear.a, linear.b = (LoRAParam(_normal(*size)) for size in ((8, 2), (2, 6)))
+        x_LI = _normal(5, 8).astype(jnp.bfloat16)
+        shared = layers.inner_products(linears, x_LI, None)
+        for linear, low_LR in zip(linears, shared, strict=True):
+            np.testing.assert_array_equal(linear(x_LI, None, low_LR), linear(x_LI))
+        plain = layers.Linear("v_proj", 8, 6, bias=False, lora=settings, dtype=jnp.bfloat16)
+        for given in (
+            (linears, x_LI, jax.random.key(0)),
+            (linears, x_LI.astype(jnp.float32), None),
+            ([*linears, plain], x_LI, None),
+        ):
+            self.assertEqual(set(layers.inner_products(*given)), {None})

@@ -32,27 +32,22 @@ class ConfigTest(parameterized.TestCase):
             lora.LoRAConfig(**settings)
 
 
-class AdapterTest(parameterized.TestCase):
+class InnerProductTest(parameterized.TestCase):
     @parameterized.parameters(2000, 8000)
     def test_dropout_zeroes_inputs_and_keeps_their_mean(self, num_tokens: int):
-        ones_LI = jnp.ones((num_tokens, 1))
-        factor = jnp.ones((1, 1))
-        share_LO = np.asarray(
-            lora.adapter_output(
-                ones_LI, factor, factor, scale=3.0, dropout=0.25, key=jax.random.key(0)
-            )
+        ones_LI, factor = jnp.ones((num_tokens, 1)), jnp.full((1, 1), 3.0)
+        low_LR = np.asarray(
+            lora.inner_product(ones_LI, factor, dropout=0.25, key=jax.random.key(0))
         )
-        self.assertEqual(set(np.round(np.unique(share_LO), 4)), {0.0, 4.0})
+        self.assertEqual(set(np.round(np.unique(low_LR), 4)), {0.0, 4.0})
         # Each entry is 4 with probability 0.75: the mean is 3, its standard error as below.
         error = 4.0 * math.sqrt(0.75 * 0.25 / num_tokens)
-        self.assertLess(abs(share_LO.mean() - 3.0), 5 * error)
+        self.assertLess(abs(low_LR.mean() - 3.0), 5 * error)
 
-    def test_output_is_the_scaled_product_in_float32(self):
+    def test_it_is_the_product_in_float32(self):
         rng = np.random.default_rng(0)
-        x, a, b = (rng.normal(size=s).astype(np.float32) for s in ((3, 4), (4, 2), (2, 5)))
-        share_LO = lora.adapter_output(
-            jnp.asarray(x, jnp.bfloat16), jnp.asarray(a), jnp.asarray(b), scale=3.0, dropout=0.5
-        )
-        self.assertEqual(share_LO.dtype, jnp.float32)
+        x, a = (rng.normal(size=s).astype(np.float32) for s in ((3, 4), (4, 2)))
+        low_LR = lora.inner_product(jnp.asarray(x, jnp.bfloat16), jnp.asarray(a), dropout=0.5)
+        self.assertEqual(low_LR.dtype, jnp.float32)
         narrow = np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32)
-        np.testing.assert_allclose(share_LO, narrow @ a @ b * 3.0, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(low_LR, narrow @ a, rtol=1e-5, atol=1e-5)

@@ -27,7 +27,8 @@ def _search(first, answers, *, layout="auto", most=8):
     def forecast_on(devices, layout, stages):
         asked.append((devices, layout, stages))
         held = answers[devices, layout]
-        return _forecast({s: held for s in stages}, is_split=layout == "sharded")
+        taken = {s: held[s] if isinstance(held, dict) else held for s in stages}
+        return _forecast(taken, is_split=layout == "sharded")
 
     trials = fitting.find(
         fitting.Trial(1, layout, _forecast(first)), forecast_on, memory_bytes=80 * _GB, most=most
@@ -62,8 +63,55 @@ def test_no_more_devices_than_share_a_batch(most, last):
     assert said.startswith(f"Does not fit on {last} x G of 80 GB: unlearn (1")
 
 
-def test_a_layout_that_is_split_already_is_no_second_trial():
+def test_all_stages_have_to_fit_one_way():
+    answers = {
+        (2, "auto"): {"weights": 112, "rows": 93},
+        (2, "sharded"): {"weights": 56, "rows": 83},
+        (4, "auto"): {"weights": 112, "rows": 53},
+        (4, "sharded"): {"rows": 43},
+    }
+    trials, asked = _search({"weights": 112, "rows": 166, "small": 78}, answers)
+    both = ("weights", "rows")
+    assert asked == [
+        (2, "auto", both), (2, "sharded", both), (4, "auto", both), (4, "sharded", ("rows",)),
+    ]  # fmt: skip
+    said = fitting.describe(trials, 80 * _GB, "G")
+    assert said.endswith("Fits on 4 with --mesh.data=4 --mesh.base=sharded: at most 78 GB.")
+
+
+def test_devices_that_were_named_are_also_tried_with_split_weights():
+    asked = []
+
     def forecast_on(devices, layout, stages):
+        asked.append((devices, layout))
+        return _forecast({s: 60 for s in stages}, is_split=True)
+
+    first = fitting.Trial(4, "auto", _forecast({"unlearn": 140}))
+    trials = fitting.find(first, forecast_on, memory_bytes=80 * _GB, most=4)
+    assert asked == [(4, "sharded")]
+    assert "Fits on 4 with --mesh.data=4 --mesh.base=sharded" in fitting.describe(
+        trials, 80 * _GB, "G"
+    )
+
+
+def test_a_kernel_that_cannot_be_split_ends_no_search():
+    def forecast_on(devices, layout, stages):
+        if layout == "sharded":
+            raise ValueError("--mesh.base=sharded must split the weights")
+        return _forecast({s: 140 / devices for s in stages})
+
+    first = fitting.Trial(1, "auto", _forecast({"unlearn": 140}))
+    trials = fitting.find(first, forecast_on, memory_bytes=80 * _GB)
+    assert [(t.devices, t.layout) for t in trials] == [(1, "auto"), (2, "auto")]
+    with pytest.raises(ValueError, match="must split"):
+        fitting.find(first._replace(layout="sharded"), forecast_on, memory_bytes=80 * _GB)
+
+
+def test_a_layout_that_is_split_already_is_no_second_trial():
+    asked = []
+
+    def forecast_on(devices, layout, stages):
+        asked.append((devices, layout))
         return _forecast({s: 100 / devices for s in stages}, is_split=True)
 
     first = fitting.Trial(1, "auto", _forecast({"unlearn": 140}))
@@ -71,3 +119,4 @@ def test_a_layout_that_is_split_already_is_no_second_trial():
     assert [(t.devices, t.flags) for t in trials[1:]] == [
         (devices, f"--mesh.data={devices} --mesh.base=sharded") for devices in (2, 4, 8)
     ]
+    assert asked == [(2, "auto"), (4, "auto"), (8, "auto")]
