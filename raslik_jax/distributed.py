@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
 
 from raslik_jax import meshes, processes
@@ -26,8 +26,8 @@ from raslik_jax.processes import LOST_PROCESS_STATUS as LOST_PROCESS_STATUS
 
 # What collectives and the coordination service say when a peer is gone.
 _SIGNS_OF_LOSS = ("gloo", "closed by peer", "reset by peer", "unavailable", "deadline_exceeded")
-# For how long processes wait for the first one.
-_START_SECONDS = 300
+# For how long processes wait for the first one, and for its name to be known.
+_START_SECONDS, _NAME_SECONDS = 300, 60
 AUTO = "auto"  # for a coordinator that the launcher names
 
 
@@ -55,7 +55,7 @@ def job(
 
     Example:
       with distributed.job("host0:1234", num_processes=2, process_id=rank):
-        mesh = distributed.data_mesh()
+        mesh = meshes.make_mesh()
     """
     if num_cpu_devices is not None:
         jax.config.update("jax_platforms", "cpu")
@@ -107,13 +107,15 @@ def job(
 def _await(coordinator: str) -> None:
     """Waits until the first process answers; a ValueError where it does not, as JAX would abort."""
     host, _, port = coordinator.rpartition(":")
-    until = time.monotonic() + _START_SECONDS
+    begun = time.monotonic()
     while True:
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
             return
         except (OSError, OverflowError) as error:
-            if time.monotonic() > until or isinstance(error, socket.gaierror | OverflowError):
+            # The name of a pod may be known only once it runs.
+            most = _NAME_SECONDS if isinstance(error, socket.gaierror) else _START_SECONDS
+            if time.monotonic() - begun > most or isinstance(error, OverflowError):
                 raise ValueError(
                     f"--coordinator must be where process 0 listens, got no answer from "
                     f"{shown(coordinator, 80)} ({error}): start it, or correct the address"
@@ -125,7 +127,7 @@ def _connect(coordinator: str, *, num_processes: int, process_id: int) -> list[s
     """Connections between process 0 and all others; the port travels as a JAX array."""
     if process_id:
         port = int(multihost_utils.broadcast_one_to_all(np.int32(0)))
-        return [socket.create_connection((coordinator.rsplit(":", 1)[0], port))]
+        return [socket.create_connection((coordinator.rpartition(":")[0].strip("[]"), port))]
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     with socket.create_server(("", 0), family=family, dualstack_ipv6=both) as server:
@@ -150,12 +152,6 @@ def _leave(status: int) -> NoReturn:
     finally:
         # Not sys.exit: the shutdown of jax.distributed would wait for a lost process.
         os._exit(status)
-
-
-def data_mesh() -> Mesh:
-    """Returns all devices of all processes in one axis, `data`."""
-    # Auto: the compiler lays out what a model computes, and models say nothing of sharding.
-    return jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(AxisType.Auto,))
 
 
 def shard_leading(

@@ -22,6 +22,8 @@ from raslik_jax.axes import Tree
 DATA = "data"
 _WHOLE, _ROWS = PartitionSpec(), PartitionSpec(DATA)
 _KINDS = (AxisType.Auto,)  # the compiler lays out what is not split here
+# Major compute capability of the first GPUs that multiply bfloat16.
+_KERNELS_FROM = 8
 _ONE = AbstractMesh((1,), (DATA,), _KINDS)
 
 
@@ -56,6 +58,18 @@ def use(mesh: Mesh) -> Iterator[Mesh]:
         yield mesh
 
 
+@contextlib.contextmanager
+def on_host() -> Iterator[None]:
+    """Runs what is called inside on the processor, where weights larger than a device fit."""
+    try:
+        device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS leaves it out
+        yield
+        return
+    with jax.set_mesh(mesh_of([device])), jax.default_device(device):
+        yield
+
+
 def current() -> AbstractMesh:
     """Returns the mesh of the context, also while a function is traced; else one device's."""
     found = jax.sharding.get_abstract_mesh()
@@ -70,6 +84,24 @@ def num_shards() -> int:
 def device_memory() -> int:
     """Returns the bytes of memory of a device; 0 where it does not say, as a CPU."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+
+
+def runs_kernels() -> bool:
+    """Says whether Triton's kernels may run here: not on NVIDIA GPUs before Ampere (8.0).
+
+    Those do not multiply bfloat16. Where there is no GPU it is True: what is compiled then is for
+    GPUs that can.
+    """
+    found = str(getattr(jax.local_devices()[0], "compute_capability", ""))
+    major = found.partition(".")[0]
+    return not major.isdigit() or int(major) >= _KERNELS_FROM
+
+
+def by_kernel(*arrays: jax.Array, kernel: Callable[..., Any], twin: Callable[..., Any]) -> Any:
+    """Returns what a kernel for NVIDIA GPUs makes of arrays; elsewhere its twin, by XLA alone."""
+    if not runs_kernels():
+        return twin(*arrays)
+    return jax.lax.platform_dependent(*arrays, cuda=kernel, default=twin)
 
 
 def round_up(rows: int, shards: int = 0) -> int:

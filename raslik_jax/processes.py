@@ -1,8 +1,8 @@
 """Several processes that run one program: the first one decides and writes, all compute.
 
 All come to the same calls in the same order. What the first has decided goes to the others over the
-connections that also tell when one is lost (`distributed.job` opens them). Without a job a process
-is the first of one, and all of this is a plain call.
+connections that also tell when one is lost (`distributed.job` opens them). Without a job there is
+one process, and every function here is a plain call.
 """
 
 import contextlib
@@ -39,7 +39,12 @@ class JobConfig(Settings):
         "Of several processes: host:port of the first one, which all are given; auto: as Slurm, "
         "Kubernetes or Open MPI say, which have started them.",
     )
-    num_processes: int = setting(0, "--coordinator: processes of the job.", low=0)
+    num_processes: int = setting(
+        0,
+        "--coordinator: processes of the job, one for each machine; several of one machine have to "
+        "divide its GPUs by CUDA_VISIBLE_DEVICES.",
+        low=0,
+    )
     process_id: int = setting(-1, "--coordinator: number of this process, from 0.", low=-1)
 
     def problems(self) -> Iterator[str]:
@@ -134,7 +139,7 @@ class Job:
     def fail(self, error: BaseException) -> None:
         """Notes that this process fails by itself, so that it says why and not that one is lost."""
         self._has_failed.set()
-        if isinstance(error, FirstFailed):  # which speaks first
+        if isinstance(error, FirstFailed):  # whose message is printed first
             for watcher in self._watchers:
                 watcher.join(60)
 

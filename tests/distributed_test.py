@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from unittest import mock
 
 import compiling
@@ -16,7 +17,7 @@ import pytest
 from absl.testing import absltest, parameterized
 from index_cases import IndexCase, correlated_rows
 
-from raslik_jax import distributed
+from raslik_jax import distributed, meshes
 from raslik_jax.index import search
 from raslik_jax.index.sharded import search_sharded, shard_store
 from raslik_jax.index.upkeep import delete
@@ -24,16 +25,21 @@ from raslik_jax.index.upkeep import delete
 WORKER = pathlib.Path(__file__).parent / "fixtures" / "distributed_worker.py"
 
 
-def start_job(task: str, *rest: str, processes: int, devices: int) -> list[subprocess.Popen]:
-    """Starts all processes of a job on a free port."""
+def start_job(
+    task: str, *rest: str, processes: int, devices: int, launcher: Mapping[str, str] | None = None
+) -> list[subprocess.Popen]:
+    """Starts all processes of a job on a free port, or as a launcher would, by its variables."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
-        coordinator = f"localhost:{probe.getsockname()[1]}"
+        coordinator = "auto" if launcher else f"localhost:{probe.getsockname()[1]}"
     return [
         subprocess.Popen(
             [sys.executable, str(WORKER), task, coordinator, str(processes), str(number),
              str(devices), *rest],
-            env=os.environ | compiling.ENVIRONMENT | {"PYTHONPATH": str(WORKER.parents[2])},
+            env=os.environ
+            | compiling.ENVIRONMENT
+            | {"PYTHONPATH": str(WORKER.parents[2])}
+            | {name: value.format(number) for name, value in (launcher or {}).items()},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -61,7 +67,7 @@ class ShardedTest(IndexCase):
         store = self.make(rows, dtype=dtype, center=center)
         if not (dtype == "sign" and center):
             store = delete(store, [store.ids[3], store.ids[77]])
-        mesh = distributed.data_mesh()
+        mesh = meshes.make_mesh()
         query_QK = correlated_rows(2, 64, seed=1)
         held = shard_store(store, mesh)
         options = {"center": center, "k_forget": 40, "k_retain": 30}
@@ -133,6 +139,25 @@ class ProcessesTest(IndexCase):
                 of_found = [sign * by_id[example_id] for example_id in result[f"{name}_ids"]]
                 np.testing.assert_allclose(of_found, scores, atol=1e-6)
                 self.assertLen(set(result[f"{name}_ids"]), len(scores))
+
+    @parameterized.parameters(
+        {
+            "SLURM_JOB_ID": str(os.getpid()),  # of which JAX makes a port
+            "SLURM_STEP_NODELIST": "localhost",
+            "SLURM_NTASKS": "2",
+            "SLURM_PROCID": "{}",
+            "SLURM_LOCALID": "{}",
+        },
+        {
+            "OMPI_MCA_orte_hnp_uri": f"{os.getpid() << 16}.0;tcp://127.0.0.1:1",
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_RANK": "{}",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "{}",
+        },
+    )
+    def test_what_slurm_and_open_mpi_say_is_enough(self, **launcher):
+        found = results(start_job("count", processes=2, devices=2, launcher=launcher))
+        self.assertEqual(found, [[2, 4, 0], [2, 4, 1]])
 
     def test_training_over_two_processes_of_two_devices(self):
         alone = results(start_job("train", processes=1, devices=1))[0]

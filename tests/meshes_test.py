@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,14 @@ class MeshesTest(parameterized.TestCase):
             ValueError, rf"--mesh.data must divide .* {have} \(CPU\), got {have + 1}: leave it out"
         ):
             meshes.make_mesh(have + 1)
+
+    def test_a_job_of_several_processes_takes_all_devices(self):
+        with (
+            mock.patch.object(jax, "process_count", lambda: 2),
+            mock.patch.object(jax, "devices", lambda: [None] * 8),
+            self.assertRaisesRegex(ValueError, "must be all 8 devices of a job of 2 .*, got 4"),
+        ):
+            meshes.make_mesh(4)
 
     @parameterized.parameters(
         ("--backbone.batch_size=7", "--backbone.batch_size must be at least .* 8, got 7"),
@@ -91,6 +100,14 @@ class MeshesTest(parameterized.TestCase):
         self.assertFalse(mapped_B.committed)
         self.assertIs(meshes.place(rows_BL), rows_BL)
 
+    def test_what_a_mesh_would_share_can_be_made_on_the_host(self):
+        with _mesh(8):
+            with meshes.on_host():
+                self.assertEqual(meshes.num_shards(), 1)
+                made = jax.jit(jnp.negative)(np.ones(2))
+            self.assertEqual(meshes.num_shards(), 8)
+        self.assertEqual(made.devices(), {jax.devices("cpu")[0]})
+
     def test_large_leaves_are_split_along_an_axis_that_divides_and_small_ones_are_whole(self):
         _, _, base = decoder.abstract(support.tiny_model_config(), None)
         base = quantize_shapes(base)
@@ -134,6 +151,35 @@ class MeshesTest(parameterized.TestCase):
         base = {"a": jax.ShapeDtypeStruct((256,), jnp.float32)}
         memory = round(memory * quantize.num_bytes(base))
         found = sharding.choose_parts(kind, base, devices=8, memory=memory)
+        self.assertEqual(found, expected)
+
+    def test_weights_that_a_device_cannot_hold_are_refused_in_the_format_they_have(self):
+        _, _, base = decoder.abstract(support.tiny_model_config(), None, jnp.float32)
+        whole = quantize.num_bytes(base)
+        how = {"double_quant": False, "devices": 4}
+        parts, held = sharding.lay_out("auto", base, "plain", memory=whole - 1, **how)
+        self.assertEqual(parts, 4)
+        for kind, memory in (("replicated", whole - 1), ("sharded", whole // 4)):
+            with self.assertRaisesRegex(
+                ValueError, "weights that a device holds must take less .* on each of 4: use more"
+            ):
+                sharding.lay_out(kind, base, "plain", memory=memory, **how)
+        parts, held = sharding.lay_out("replicated", base, "int8", memory=whole - 1, **how)
+        self.assertEqual(jax.tree.leaves(held), jax.tree.leaves(quantize_shapes(base)))
+        self.assertEqual(sharding.lay_out("sharded", base, "int8", memory=0, **how)[0], 4)
+
+
+class KernelsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("7.5", "twin"), ("8.0", "either"), ("gfx90a", "either"), ("", "either")
+    )
+    def test_a_gpu_without_bfloat16_takes_the_twin(self, capability: str, expected: str):
+        device = mock.Mock(compute_capability=capability)
+        with (
+            mock.patch.object(jax, "local_devices", lambda: [device]),
+            mock.patch.object(jax.lax, "platform_dependent", lambda *_, **__: "either"),
+        ):
+            found = meshes.by_kernel(jnp.zeros(1), kernel=lambda _: "kernel", twin=lambda _: "twin")
         self.assertEqual(found, expected)
 
 

@@ -28,6 +28,11 @@ class Options(Settings):
     push_to_hub: str = setting("", "OWNER/NAME on the Hugging Face hub to upload it to as well.")
     public: bool = setting(False, "--push_to_hub: for everybody to see; else private.")
     merged: bool = setting(False, "A whole checkpoint instead of an adapter.")
+    max_shard_gb: float = setting(
+        2.0,
+        "--merged: gigabytes of a file of weights; more go into several with an index.",
+        above=0,
+    )
 
     def problems(self) -> list[str]:
         if self.public and not self.push_to_hub:
@@ -48,7 +53,14 @@ def run(options: Options) -> None:
 
     epoch = None if options.epoch == "last" else int(options.epoch)
     names = {"strategy": options.strategy, "algorithm": options.algorithm}
-    folder = export_model(options.run, options.out, **names, epoch=epoch, merged=options.merged)
+    folder = export_model(
+        options.run,
+        options.out,
+        **names,
+        epoch=epoch,
+        merged=options.merged,
+        shard_bytes=int(options.max_shard_gb * 1e9),
+    )
     print(f"{'model' if options.merged else 'adapter'} and its card: {folder}")
     if options.push_to_hub:
         url = hub.push_folder(folder, options.push_to_hub, is_public=options.public)

@@ -8,7 +8,8 @@ On a machine with several GPUs each job takes one that no other has: start as ma
 has divided them, by CUDA_VISIBLE_DEVICES, a job takes what it was given.
 
 Jobs claim chunks and need no network between them, only the shared folder. One that dies harms no
-other: its chunk goes to the next. `raslik run` itself may be at its sketch stage at the same time.
+other: its chunk goes to the next. `raslik run` itself may be at its sketch stage at the same time,
+on another machine where there are GPUs: it takes all that it sees.
 """
 
 import contextlib
@@ -35,7 +36,8 @@ class Options(Settings):
 def own_gpu(devices: pathlib.Path = pathlib.Path("/dev")) -> Iterator[str]:
     """Takes a GPU of this machine that no other job has; to be entered before JAX looks for one.
 
-    Yields its number, "" where there are none, or where CUDA_VISIBLE_DEVICES has divided them.
+    Yields its place among those that are here, which is how CUDA counts them; "" where there are
+    none, or where CUDA_VISIBLE_DEVICES has divided them.
     """
     names = [path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*")]
     numbers = sorted(filter(str.isdecimal, names), key=int)
@@ -56,17 +58,18 @@ def own_gpu(devices: pathlib.Path = pathlib.Path("/dev")) -> Iterator[str]:
                 "start fewer, or divide them by CUDA_VISIBLE_DEVICES"
             )
         held.callback(os.environ.pop, "CUDA_VISIBLE_DEVICES", None)
-        os.environ["CUDA_VISIBLE_DEVICES"] = number
-        yield number
+        place = str(numbers.index(number))
+        os.environ["CUDA_VISIBLE_DEVICES"] = place
+        yield place
 
 
 def run(options: Options) -> None:
     """Makes sketches until none is missing, and says what was done."""
     if not options.workdir:
         raise ValueError("a run must be named: give its work directory as --workdir")
-    with own_gpu() as number:
-        if number:
-            print(f"on GPU {number} of this machine")
+    with own_gpu() as place:
+        if place:
+            print(f"on GPU {place} of those that are here")
         _help(pathlib.Path(options.workdir))
 
 

@@ -69,18 +69,23 @@ class Claims:
         A chunk is this job's until the next one is asked for. While other jobs hold all that is
         missing, looks again every `poll_s` seconds for a claim that has expired.
         """
-        while self._store.missing_chunks():
+        # All commits are listed before the first claim and after the last, and not for each.
+        is_complete = not self._store.missing_chunks()
+        while not is_complete:
             claim = self.take()
-            if claim is None:
-                time.sleep(poll_s)
+            if claim:
+                with self.beating(claim):
+                    yield claim.chunk
                 continue
-            with self.beating(claim):
-                yield claim.chunk
+            is_complete = not self._store.missing_chunks()
+            if not is_complete:
+                time.sleep(poll_s)
 
     def take(self) -> Claim | None:
         """Returns a missing chunk that is now this job's, or None while others have them all."""
         try:
-            claims = map(self._claim, self._store.missing_chunks())
+            missing = filter(self._store.is_missing, range(self._store.num_chunks))
+            claims = map(self._claim, missing)
             return next((claim for claim in claims if claim is not None), None)
         except OSError:
             # Another job that found the index complete clears the claims away, ours under our
@@ -103,7 +108,7 @@ class Claims:
         if not generation:
             return None  # another job was faster
         # Its last maker may have committed it between our look and our claim.
-        if chunk in self._store.missing_chunks():
+        if self._store.is_missing(chunk):
             return Claim(chunk, generation)
         self._place.write(file, None, if_equal=generation)
         return None

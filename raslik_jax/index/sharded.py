@@ -35,7 +35,7 @@ class ShardedRows(NamedTuple):
 
 
 def shard_store(store: SketchStore, mesh: Mesh) -> ShardedRows:
-    """Returns the rows of a complete index over the devices of `distributed.data_mesh`.
+    """Returns the rows of a complete index over the devices of `meshes.make_mesh`.
 
     Every process opens the index, and reads the chunks of its own rows only.
     """

@@ -177,6 +177,14 @@ class SketchStore:
                 self._records[chunk] = self.manifest.read_record(chunk, value, self.path)
         return tuple(i for i in range(self.num_chunks) if i not in self._records)
 
+    def is_missing(self, chunk: int) -> bool:
+        """Says whether a chunk is to be made, by a look at no other; what was there stays so."""
+        if chunk not in self._records:
+            value = self.place.read(record_file(chunk))
+            with contextlib.suppress(ValueError):
+                self._records[chunk] = self.manifest.read_record(chunk, value, self.path)
+        return chunk not in self._records
+
     def require_complete(self) -> None:
         """Raises a ValueError that says what is missing, where a chunk is."""
         missing = self.missing_chunks()

@@ -9,7 +9,6 @@ Source: peft 0.21, `tuners/lora/model.py` (rank, alpha and scale of a module), `
 (`check_target_module_exists`, all-linear) and `utils/other.py` (`get_pattern_key`).
 """
 
-import contextlib
 import os
 import pathlib
 import re
@@ -291,20 +290,18 @@ def load_adapter(
     _, shapes, _ = decoders.abstract(config, own)
     names = decoders.ARCHITECTURES[config.model_type].key_map
     slots = key_map.plan(names, shapes, prefix=_PREFIX)
-    with contextlib.ExitStack() as stack:
-        tensors = _PaddedTensors(
-            [folder / WEIGHTS],
-            stack,
-            lambda key: _PREFIX + config.full_key(key.removeprefix(_PREFIX)),
-        )
-        tensors.slots = slots
-        what = f"the adapter of {path} on this {config.model_type}"
-        key_map.check_fit(_own_slots(slots, own), tensors, what, "")
-        trained_on = tensors.metadata.get(_BASE, base)
-        if base and trained_on != base:
-            differ = f"the base {shown(trained_on)}, got {shown(base)}"
-            raise ValueError(f"{shown(str(folder), 160)} was trained on {differ}: train it again")
-        return key_map.fill(shapes, slots, tensors)
+    tensors = _PaddedTensors(
+        [folder / WEIGHTS],
+        lambda key: _PREFIX + config.full_key(key.removeprefix(_PREFIX)),
+    )
+    tensors.slots = slots
+    what = f"the adapter of {path} on this {config.model_type}"
+    key_map.check_fit(_own_slots(slots, own), tensors, what, "")
+    trained_on = tensors.metadata.get(_BASE, base)
+    if base and trained_on != base:
+        differ = f"the base {shown(trained_on)}, got {shown(base)}"
+        raise ValueError(f"{shown(str(folder), 160)} was trained on {differ}: train it again")
+    return key_map.fill(shapes, slots, tensors)
 
 
 def save_adapter(

@@ -154,25 +154,23 @@ def load_model(
     slots = key_map.plan(architecture.key_map, shapes)
     options: dict[str, Any] = {"format": base_format, "double_quant": double_quant}
     pack = functools.partial(quantize.quantize_kernel, **options) if base_format else None
-    with contextlib.ExitStack() as stack:
-        tensors = storage.open_tensors(
-            folder, stack, auto="AutoModelForCausalLM", rename=config.full_key
-        )
-        inert = architecture.buffers
-        if config.tie_word_embeddings:
-            # A tied checkpoint may repeat its embedding as the head, but not contradict it.
-            head, embedding = (f"{architecture.key_map[part]}.weight" for part in ("head", "embed"))
-            inert += "|" + re.escape(head)
-            if {head, embedding} <= set(tensors.files):
-                if not np.array_equal(tensors.read(head), tensors.read(embedding)):
-                    raise ValueError(
-                        f"{tensors.files[head]}: {head} differs from {embedding} although"
-                        " config.json ties them; correct tie_word_embeddings"
-                    )
-        what = f"the {config.model_type} of {folder / 'config.json'}"
-        key_map.check_fit(slots, tensors, what, inert)
-        base = key_map.fill(shapes, slots, tensors, pack and jax.jit(pack), num_parts=parts)
-        identity = tensors.identity(slots)
+    tensors = storage.open_tensors(folder, auto="AutoModelForCausalLM", rename=config.full_key)
+    inert = architecture.buffers
+    if config.tie_word_embeddings:
+        # A tied checkpoint may repeat its embedding as the head, but not contradict it.
+        head, embedding = (f"{architecture.key_map[part]}.weight" for part in ("head", "embed"))
+        inert += "|" + re.escape(head)
+        if {head, embedding} <= set(tensors.files) and not tensors.is_same(head, embedding):
+            raise ValueError(
+                f"{tensors.files[head]}: {head} differs from {embedding} although"
+                " config.json ties them; correct tie_word_embeddings"
+            )
+    what = f"the {config.model_type} of {folder / 'config.json'}"
+    key_map.check_fit(slots, tensors, what, inert)
+    if parts > 1:
+        tensors.check_shared()
+    base = key_map.fill(shapes, slots, tensors, pack and jax.jit(pack), num_parts=parts)
+    identity = tensors.identity(slots, is_shared=parts > 1)
     if lora_config is not None and key is not None:
         lora = decoders.init_lora(graphdef, key=key)
     return LoadedModel(graphdef, lora, base, identity)
@@ -248,21 +246,20 @@ def load_encoder(
     _check_own_tokenizer(folder, config)
     shapes = encoders.abstract_encoder(config, dtype=dtype)
     fresh: Tree = {}
-    with contextlib.ExitStack() as stack:
-        tensors = storage.open_tensors(folder, stack, auto="AutoModel", rename=config.full_key)
-        if config.num_labels and not has_own_head:
-            # A BERT without a classifier may still bring the pooler, its first half.
-            keys = {name: f"{names[name]}.weight" for name in ("head_dense", "head_output")}
-            absent = {name: shapes.pop(name) for name in keys if keys[name] not in tensors.files}
-            spread = config.initializer_range
-            if absent and key is None:
-                raise ValueError(f"{folder} has no head for {num_labels=}: give a key to draw one")
-            if key is not None:
-                fresh = layers.init_weights(absent, key=key, initializer_range=spread)
-        slots = key_map.plan(names, shapes)
-        what = f"the {config.model_type} of {folder / 'config.json'}"
-        key_map.check_fit(slots, tensors, what, architecture.buffers)
-        weights = key_map.fill(shapes, slots, tensors)
+    tensors = storage.open_tensors(folder, auto="AutoModel", rename=config.full_key)
+    if config.num_labels and not has_own_head:
+        # A BERT without a classifier may still bring the pooler, its first half.
+        keys = {name: f"{names[name]}.weight" for name in ("head_dense", "head_output")}
+        absent = {name: shapes.pop(name) for name in keys if keys[name] not in tensors.files}
+        spread = config.initializer_range
+        if absent and key is None:
+            raise ValueError(f"{folder} has no head for {num_labels=}: give a key to draw one")
+        if key is not None:
+            fresh = layers.init_weights(absent, key=key, initializer_range=spread)
+    slots = key_map.plan(names, shapes)
+    what = f"the {config.model_type} of {folder / 'config.json'}"
+    key_map.check_fit(slots, tensors, what, architecture.buffers)
+    weights = key_map.fill(shapes, slots, tensors)
     return LoadedEncoder(config, {**weights, **fresh})
 
 
@@ -326,7 +323,11 @@ def _tree_hash(tree: Tree, kind: str) -> str:
         jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
     for path in sorted(leaves):
-        array = np.ascontiguousarray(meshes.fetch(leaves[path]))
-        digest.update(f"{path} {array.dtype.name} {array.shape} ".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data)
+        leaf = leaves[path]
+        digest.update(f"{path} {np.dtype(leaf.dtype).name} {leaf.shape} ".encode())
+        # Of what other processes hold parts of comes a layer at a time, the rest is here already.
+        is_layered = path.startswith("['layers']") and meshes.is_elsewhere(leaf)
+        for row in range(len(leaf)) if is_layered else (...,):
+            array = np.ascontiguousarray(meshes.fetch(leaf[row] if is_layered else leaf))
+            digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

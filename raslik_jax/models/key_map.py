@@ -5,6 +5,7 @@ Hugging Face's. Every tensor is used once and every leaf filled once, or `check_
 does not fit.
 """
 
+import itertools
 import math
 import pathlib
 import re
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Shaped
 
 from raslik_jax import files, meshes
 from raslik_jax.axes import Tree
@@ -148,17 +150,18 @@ def fill(
         path = tuple(entry.key for entry in entries)
         quantized = pack if path[0] == "layers" and path[-1] == "kernel" else None
         template = jax.eval_shape(quantized, shape) if quantized else shape
-        # Of a leaf that is split a process keeps its own part of each tensor as it is read.
+        # Of a leaf that is split a process reads its own part of each tensor, and of one that is
+        # packed all, since scales are of many values: it keeps its own part of what they make.
         held = sharding.held(entries, template, num_parts)
         buffers = jax.tree.map(
             lambda leaf, part: _aligned_empty(part.shape(leaf.shape), leaf.dtype), template, held
         )
         kept = jax.tree.leaves(held, is_leaf=lambda part: isinstance(part, sharding.Held))
+        read_as, kept = (sharding.Held(), kept) if quantized else (kept[0], [sharding.Held()])
         for key, slot in slots.items():
             if slot.path != path:
                 continue
-            tensor = tensors.read(key)
-            tensor = tensor.T if slot.is_transposed else tensor
+            tensor = _read(tensors, key, slot, read_as)
             parts = jax.tree.leaves(quantized(tensor) if quantized else tensor)
             row: Any = ... if slot.layer is None else slot.layer
             is_sound = storage.is_finite(tensor)
@@ -168,18 +171,33 @@ def fill(
                 if np.issubdtype(buffer.dtype, np.floating) and buffer.dtype != tensor.dtype:
                     is_sound = is_sound and storage.is_finite(buffer[row])
             if not is_sound:
-                broken.append(tensors.label(key))
+                broken.append(key)
         return sharding.place(entries, buffers, num_parts, template)
 
     tree = jax.tree_util.tree_map_with_path(read, shapes)
+    if num_parts > 1:  # each process has seen its own parts
+        is_broken = np.array([key in broken for key in slots], np.uint32)
+        broken = list(itertools.compress(slots, meshes.sum_processes(is_broken)))
     if broken:
         folder = next(iter(tensors.files.values())).parent
+        labels = some_of([*map(tensors.label, broken)], 3, quoted=False)
         raise ValueError(
             f"{folder}: weights must be finite, got NaN, infinity or values beyond the dtype in"
-            f" {some_of(broken, 3, quoted=False)}; fetch the checkpoint again or load it in a wider"
-            " dtype"
+            f" {labels}; fetch the checkpoint again or load it in a wider dtype"
         )
     return tree
+
+
+def _read(
+    tensors: storage.Tensors, key: str, slot: Slot, own: sharding.Held
+) -> Shaped[np.ndarray, "..."]:
+    """Returns a tensor as our leaf has it, or the part of it that a process holds."""
+    index = own.cut(len(slot.shape))
+    if not index:
+        tensor = tensors.read(key)
+    else:
+        tensor = tensors.read_part(key, index[::-1] if slot.is_transposed else index)
+    return tensor.T if slot.is_transposed else tensor
 
 
 def tensors_of(tree: Tree, slots: Mapping[str, Slot]) -> dict[str, np.ndarray]:
@@ -214,7 +232,9 @@ def write_weights(
     else:
         names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
         where = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+        count = sum(math.prod(slot.shape) for slot in slots.values())
+        sums = {"total_parameters": count, "total_size": sum(sizes.values())}
+        index = {"metadata": sums, "weight_map": where}
         files.write_json(folder / storage.INDEX, index)
     for name, keys in zip(names, shards, strict=True):
         storage.write_tensors(folder / name, tensors_of(tree, {key: slots[key] for key in keys}))

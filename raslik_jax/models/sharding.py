@@ -67,6 +67,25 @@ def choose_parts(kind: str, base: Tree, *, devices: int, memory: int) -> int:
     return devices if kind == "sharded" or (kind == "auto" and is_large) else 1
 
 
+def lay_out(
+    kind: str, plain: Tree, format: str, *, double_quant: bool, devices: int, memory: int
+) -> tuple[int, Tree]:
+    """Returns the parts into which a base is split, and its shapes with what is split marked.
+
+    As `choose_parts`, of the base in its `format`. A ValueError where a device cannot hold its own.
+    """
+    parts = choose_parts(kind, plain, devices=devices, memory=memory)
+    held = split(quantize.shapes_of(plain, format, double_quant=double_quant), parts)
+    share = quantize.num_bytes(held) - bytes_elsewhere(held, parts)
+    if 0 < memory < share:
+        raise ValueError(
+            "the weights that a device holds must take less than its memory, which is "
+            f"{memory / 1e9:.3g} GB, got {share / 1e9:.3g} GB on each of {devices}: use more "
+            "devices with --mesh.base=sharded, or set --backbone.format=int8 or nf4"
+        )
+    return parts, held
+
+
 def bytes_elsewhere(tree: Tree, parts: int) -> float:
     """Returns the bytes of a tree's split leaves that other devices hold."""
     leaves = filter(is_split, jax.tree.leaves(tree, is_leaf=is_split))
@@ -99,11 +118,17 @@ class Held(NamedTuple):
     start: int = 0
     stop: int = 0
 
+    def cut(self, ndim: int) -> tuple[slice, ...]:
+        """Returns what cuts the part from an array, or from one layer of it; () for all of it."""
+        if self.axis is None:
+            return ()
+        cuts = [slice(None)] * ndim
+        cuts[self.axis] = slice(self.start, self.stop)
+        return tuple(cuts)
+
     def of(self, array: Any) -> Any:
         """Returns the part of the array, or of one layer of it."""
-        behind = (slice(None),) * (-(self.axis or -1) - 1)
-        is_whole = self.axis is None
-        return array if is_whole else array[(..., slice(self.start, self.stop), *behind)]
+        return array[self.cut(array.ndim)]
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of the part of an array of this shape."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from raslik_jax import files
+from raslik_jax import files, meshes
 from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data import tokenization
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
@@ -26,6 +26,7 @@ from raslik_jax.run.plan import open_run
 from raslik_jax.run.workspace import Workspace
 
 
+@meshes.on_host()
 def export_model(
     run: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -34,12 +35,13 @@ def export_model(
     algorithm: str,
     epoch: int | None,
     merged: bool,
+    shard_bytes: int = storage.SHARD_BYTES,
 ) -> pathlib.Path:
     """Writes one unlearned model of a stored run, with tokenizer and card, and returns its folder.
 
-    The folder appears whole or not at all. Nothing is computed but the merge, and nothing read but
-    the run and, where it has one, its base checkpoint. What was made again since it was unlearned
-    or measured is refused.
+    The folder appears whole or not at all. Nothing is computed but the merge, on the processor,
+    whose memory has to hold the weights, and nothing read but the run and, where it has one, its
+    base checkpoint. What was made again since it was unlearned or measured is refused.
 
     Args:
       run: work directory of a run that has unlearned; where it has not measured, the card says so.
@@ -49,6 +51,7 @@ def export_model(
       algorithm: that unlearned.
       epoch: after which; None takes the last.
       merged: a whole checkpoint that transformers loads; otherwise an adapter that peft loads.
+      shard_bytes: of a merged model: weights beyond this go into several files with an index.
     """
     root, out = pathlib.Path(run), pathlib.Path(out)
     files.check_new_folder(out)
@@ -69,8 +72,7 @@ def export_model(
     if merged:
         backbone = dataclasses.replace(backbone, format="plain", double_quant=False)
     workspace = Workspace(root, dataclasses.replace(config, backbone=backbone))
-    unlearned, model = workspace.unlearned(*variant), workspace.model
-    base = _base_of(config, manifest)
+    model, base = workspace.model, _base_of(config, manifest)
     train = [] if metrics else [bool(row.is_target) for row in workspace.corpus.train]
     sets, kinds = root / "retrieve" / strategy, ("forget", "retain")
     facts = CardFacts(
@@ -95,20 +97,28 @@ def export_model(
         is_merged=merged,
         prompt=workspace.template.without_input,
     )
-    shapes, settings = model.decoder.config, model.lora_config
     with storage.new_folder(out) as partial:
         if merged:
-            weights = unlearned.base
-            if not is_whole:
-                weights = checkpoint.merge(unlearned.lora, weights, settings)
-            checkpoint.save_model(partial, shapes, weights)
+            _write_merged(partial, workspace, variant, shard_bytes=shard_bytes)
             _write_generation(partial, base, workspace)
         else:
+            lora, shapes = workspace.unlearned(*variant).lora, model.decoder.config
             names = {"base": model.identity, "base_model": base.hub_name}
-            adapters.save_adapter(partial, unlearned.lora, settings, shapes, **names)
+            adapters.save_adapter(partial, lora, model.lora_config, shapes, **names)
         _write_tokenizer(partial, base, workspace)
         files.write_text(partial / "README.md", render_card(facts))
     return out
+
+
+def _write_merged(
+    folder: pathlib.Path, workspace: Workspace, variant: Variant, *, shard_bytes: int
+) -> None:
+    """Writes a whole checkpoint; of an adapter, with its share in the weights."""
+    model, unlearned = workspace.model, workspace.unlearned(*variant)
+    weights = unlearned.base
+    if workspace.config.unlearn.parameters != "all":
+        weights = checkpoint.merge(unlearned.lora, weights, model.lora_config)
+    checkpoint.save_model(folder, model.decoder.config, weights, shard_bytes=shard_bytes)
 
 
 def _read_run(

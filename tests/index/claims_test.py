@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -76,6 +77,17 @@ class ClaimsTest(TemporaryFolder):
         self.assertEqual(taken, [0, 1, 2])
         self.assertIsNone(first.take())
         self.assertIsNone(second.take())
+
+    def test_commits_are_listed_before_the_first_claim_and_after_the_last(self):
+        store = SketchStore.open(self.path)
+        with mock.patch.object(store.place, "names", wraps=store.place.names) as names:
+            made = []
+            for chunk in self.claims("one", store).chunks():
+                rows_CK = np.eye(4, 8, dtype=np.float32)
+                store.write_chunk(chunk, rows_CK, np.ones(4, np.float32))
+                made.append(chunk)
+        self.assertEqual(made, [0, 1, 2])
+        self.assertEqual(names.call_count, 2)
 
     def test_a_claim_without_heartbeats_expires(self):
         dead, alive = self.claims("dead"), self.claims("alive")

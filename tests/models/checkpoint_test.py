@@ -24,7 +24,7 @@ from absl.testing import parameterized
 from checkpoint_cases import GOLDEN, NAMES, load, tensors_of, write_adapter, write_model
 from folders import FolderTest
 
-from raslik_jax.models import adapters, checkpoint, decoder, key_map, quantize, storage
+from raslik_jax.models import adapters, checkpoint, decoder, key_map, quantize, sharding, storage
 from raslik_jax.models.lora import LoRAConfig
 
 
@@ -85,6 +85,8 @@ class RoundTripTest(FolderTest):
         files = sorted(path.name for path in (self.folder / "out").glob("*.safetensors"))
         self.assertEqual(sorted(set(index["weight_map"].values())), files)
         self.assertEqual(set(index["weight_map"]), set(GOLDEN["olmo2"]["tensors"]))
+        count = sum(int(np.prod(shape)) for shape in GOLDEN["olmo2"]["tensors"].values())
+        self.assertEqual(index["metadata"], {"total_parameters": count, "total_size": 4 * count})
         self.assertGreater(len(files), 3)
         for path in (self.folder / "out").glob("*.safetensors"):
             self.assertLess(path.stat().st_size, 22_000)
@@ -120,6 +122,34 @@ class RoundTripTest(FolderTest):
         # may land one step of 1/127 of its spread aside.
         first, second = (support.dequantize_base(base, jnp.float32) for base in (streamed, whole))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.03), first, second)
+
+    @parameterized.parameters((None,), ("int8",), ("nf4",))
+    def test_a_process_keeps_its_own_parts_of_what_it_reads(self, base_format):
+        folder = write_model(self.folder, "llama")
+        whole = load(folder, base_format=base_format)
+
+        def second_half(path, leaf, parts):
+            def of_array(own, array):
+                axis = sharding.axis_of((*path, *own), array.shape, parts)
+                size = 0 if axis is None else array.shape[axis]
+                return sharding.Held(axis, size // 2, size)
+
+            return jax.tree_util.tree_map_with_path(of_array, leaf)
+
+        def place(path, leaf, parts, like):
+            return leaf
+
+        with (
+            mock.patch.object(sharding, "held", second_half),
+            mock.patch.object(sharding, "place", place),
+        ):
+            part = load(folder, base_format=base_format, parts=2)
+        halves = second_half((), whole.base, 2)
+        is_held = lambda leaf: isinstance(leaf, sharding.Held)  # noqa: E731
+        expected = jax.tree.map(lambda own, all_: own.of(all_), halves, whole.base, is_leaf=is_held)
+        jax.tree.map(np.testing.assert_array_equal, part.base, expected)
+        self.assertEqual(part.identity, whole.identity)
+        self.assertLess(quantize.num_bytes(part.base), 0.6 * quantize.num_bytes(whole.base))
 
     def test_a_tied_head_may_be_repeated_and_old_buffers_are_known(self):
         content = tensors_of(GOLDEN["llama"]["tensors"])
