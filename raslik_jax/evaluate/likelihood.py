@@ -117,6 +117,64 @@ def token_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., np
     return measure
 
 
+class Expected(NamedTuple):
+    """What answers that a model draws itself cost at an answer's tokens, in nats a token.
+
+    At each token the model's own surprise has a mean, the entropy of its next token, and a
+    variance. `mean_N` is the mean of the entropies; `spread_N` the root of the summed variances
+    over the number of tokens: the standard deviation of a drawn answer's nats a token around it.
+    """
+
+    mean_N: Float[np.ndarray, " N"]
+    spread_N: Float[np.ndarray, " N"]
+
+
+def expected_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., Expected]:
+    """Returns the function from (lora, base, encoded) to what drawn answers cost at its tokens.
+
+    For tokens drawn from the model, sum_t (nll_t - H_t) is a martingale of mean 0, and its variance
+    is that of sum_t V_t with H = -sum_v p_v log p_v and V = sum_v p_v (log p_v + H)^2: an answer
+    whose nats are many spreads above is one that the model would hardly draw.
+    """
+    of_batch = expected_step(decoder)
+
+    def measure(lora: Tree, base: Tree, encoded: Encoded) -> Expected:
+        plans = _few_shapes(encoded, batch_tokens)
+        mean_N, spread_N = map_rows(functools.partial(of_batch, lora, base), encoded, plans)
+        return Expected(mean_N.astype(np.float64), spread_N.astype(np.float64))
+
+    return measure
+
+
+def expected_step(decoder: Decoder) -> Callable[[Tree, Tree, Batch], tuple[Array, Array]]:
+    """Returns the jitted function from (lora, base, batch) to the two of `Expected`, [B] each."""
+
+    def of_rows(lora: Tree, base: Tree, batch: Batch) -> tuple[Array, Array]:
+        def of_row(row: tuple[Array, Array]) -> tuple[Array, Array]:
+            targets = find_targets(decoder, lora, base, *row, num_targets=batch.num_targets)
+            logits_TV = decoder.logits(lora, base, targets.hidden_TE).astype(jnp.float32)
+            log_p_TV = jax.nn.log_softmax(logits_TV)
+            p_TV = jnp.exp(log_p_TV)
+            entropy_T = -jnp.sum(p_TV * log_p_TV, axis=-1)
+            variance_T = jnp.sum(p_TV * (log_p_TV + entropy_T[:, None]) ** 2, axis=-1)
+            count = jnp.maximum(jnp.sum(targets.is_counted_T), 1).astype(jnp.float32)
+            sums = (
+                jnp.sum(jnp.where(targets.is_counted_T, part_T, 0.0))
+                for part_T in (entropy_T, variance_T)
+            )
+            mean, variance = next(sums), next(sums)
+            return mean / count, jnp.sqrt(variance) / count
+
+        # A row at a time: the logits of a batch may be larger than the model.
+        return jax.lax.map(of_row, (batch.tokens_BL, batch.target_mask_BL))
+
+    @jax.jit
+    def of_batch(lora: Tree, base: Tree, batch: Batch) -> tuple[Array, Array]:
+        return meshes.by_rows(of_rows, lora, base, rows=batch)
+
+    return of_batch
+
+
 def _few_shapes(encoded: Encoded, batch_tokens: int) -> tuple[BatchPlan, ...]:
     return plan_batches(
         encoded.lengths_N,

@@ -2,11 +2,11 @@
 
 Pure functions of likelihoods. A level is the mean over a set's rows of their nats a token. Two sets
 are to be forgotten: "forget", rows that are trained on, and "behavior", answers that show it and
-that no step sees. There a token counts up to what the backbone gives it: one that is broken, far
-less likely than any model has it, does not make up for others that are as likely as before. "kept"
-are rows that no step sees and that have to stay likely; "retain" are rows
-that are trained on, for information. The level of "kept" moves by `middle_mean` of its rows'
-changes: where nobody labels rows, a few of them may show the behavior and have to lose.
+that no step sees. In these two a token counts at most what the backbone gives it: one that is
+broken, far less likely than any model has it, does not make up for others that are as likely as
+before. "kept" are rows that no step sees and that have to stay likely; "retain" are rows that are
+trained on, for information. The level of "kept" moves by `middle_mean` of its rows' changes: where
+nobody labels rows, a few of them may show the behavior and have to lose.
 """
 
 import math

@@ -54,7 +54,10 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
     };
     const tell = () => {
       const left = grid.getDataCount("active");
-      said.textContent = `${left.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows`;
+      const text = `${left.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows`;
+      // Which rows are on the page follows from the scores with all queries.
+      const isPart = chosen() >= 0 && data.left_out > 0;
+      said.textContent = text + (isPart ? "; rows that are left out may score higher with this query" : "");
     };
     const filter = () => { grid.setFilter(accept()); draw(); };
 
@@ -119,6 +122,7 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
       return element;
     }));
     const explains = (row) => {
+      if (!row.each) return [];
       const order = row.each.map((step, n) => [step * data.step, n]).sort((a, b) => b[0] - a[0]);
       const items = order.slice(0, 5).map(([cosine, n]) => {
         const button = make("button", "", `${signed(cosine)} ${data.queries[n][0].slice(0, 90) || data.queries[n][1].slice(0, 90)}`);
@@ -152,8 +156,8 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
       } else {
         body.push(make("p", "prompt", one.asked), make("p", "said", one.said));
       }
-      if (one.each) body.push(...explains(one));
-      find("heading").textContent = `Row ${one.line.toLocaleString("en")} of the file`;
+      body.push(...explains(one));
+      find("heading").textContent = `Row ${one.line.toLocaleString("en")}${data.has_lines ? " of the file" : ""}`;
       find("body").replaceChildren(...body);
       find("body").scrollTop = 0;
       find("before").setAttribute("aria-disabled", String(!row.getPrevRow()));
@@ -236,7 +240,7 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
     };
     const choose = async () => {
       const place = chosen();
-      for (const row of rows) row.score = place < 0 ? row.together : row.each[place] * data.step;
+      for (const row of rows) row.score = place < 0 ? row.together : row.each && row.each[place] * data.step;
       low.value = high.value = "";
       bars = count();
       for (const name of ["p", "q"]) {
@@ -249,17 +253,17 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
 
     // rows as a file -----------------------------------------------------------------------------
     const plain = (text) => (/^[=+\-@\t\r]/.test(text) && !Number.isFinite(+text) ? `'${text}` : text);
-    const cell = (held) => {
-      const text = plain(held === null || held === undefined ? "" : String(held));
-      return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-    };
+    // Texts stand in quotes: some programs divide cells at semicolons or tabs too.
+    const cell = (held) => (typeof held === "string" ? `"${plain(held).replaceAll('"', '""')}"` : String(held ?? ""));
     find("save").addEventListener("click", () => {
-      const names = ["line", "id", "score", "sigma", "p", "q", "set", "label", "asked", "said"].filter((name) => name in columns || name === "score");
+      // The noise and the chances are those of all queries together.
+      const more = chosen() < 0 ? ["sigma", "p", "q"] : [];
+      const names = ["line", "id", "score", ...more, "set", "label", "asked", "said"].filter((name) => name in columns);
       const lines = grid.getRows("active").map((row) => names.map((name) => cell(row.getData()[name])).join(","));
       const place = URL.createObjectURL(new Blob([[names.join(","), ...lines, ""].join("\n")], { type: "text/csv" }));
       const link = make("a");
       link.href = place;
-      link.download = "rows.csv";
+      link.download = chosen() < 0 ? "rows.csv" : `rows-query-${chosen() + 1}.csv`;
       link.click();
       setTimeout(() => URL.revokeObjectURL(place), 10000);
     });

@@ -22,7 +22,7 @@ from raslik_jax.files import read_array, read_json
 from raslik_jax.manifests import current_file
 from raslik_jax.report import incident, tables
 from raslik_jax.report.names import FOLDER, highlighted
-from raslik_jax.retrieve import chance
+from raslik_jax.retrieve import behaviors, chance
 
 # Of a page: what all its rows may take there, compressed.
 MOST_BYTES = 5_000_000
@@ -44,29 +44,38 @@ class Explorer(NamedTuple):
       columns: more of each row, by name; None where it is not known.
       queries: the texts of the queries that were traced: prompt and answer.
       each_NQ: the score with each of the (first) queries; None where there is one.
+      behaviors: the queries by behavior, as positions; none where it is not known.
       tokens: by position, the pieces of a row and of the answer: text, share, step of the color.
       strategy: whose sets are told.
+      has_lines: whether `line` is that of the user's file, and not the position in the corpus.
     """
 
     score_N: Float[np.ndarray, " N"]
     columns: Mapping[str, Sequence[Any]]
     queries: tuple[tuple[str, str], ...]
     each_NQ: Float[np.ndarray, "N Q"] | None
+    behaviors: tuple[tuple[int, ...], ...]
     tokens: Mapping[int, Mapping[str, Any]]
     strategy: str
+    has_lines: bool
 
 
 class Packed(NamedTuple):
-    """Rows as they stand on a page: compressed JSON in base64, and how many of how many."""
+    """Rows as they stand on a page: compressed JSON in base64, and how many of how many.
+
+    `queries` are those whose single scores are there, of `num_queries` that were traced; `groups`
+    are these by behavior, as positions.
+    """
 
     text: str
     num_shown: int
     num_rows: int
     num_cut: int
     has_labels: bool
-    has_chances: bool
     sets: tuple[str, ...]
     queries: tuple[str, ...]
+    num_queries: int
+    groups: tuple[tuple[int, ...], ...]
     strategy: str
 
     @property
@@ -108,13 +117,16 @@ def read_explorer(root: pathlib.Path, metrics: Metrics) -> Explorer | None:
     each_NQ = read_array(each) if each.is_file() else None
     if each_NQ is not None and (each_NQ.ndim != 2 or len(each_NQ) != number):
         raise ValueError(f"{each} must have {number:,} rows, got {each_NQ.shape}: retrieve again")
+    apart = behaviors.read_behaviors(root, [row["id"] for row in asked])
     return Explorer(
         read_array(path, (number,)).astype(np.float64),
         columns,
         queries,
         each_NQ,
+        apart.groups if apart else (),
         _read_tokens(root, {row["id"]: n for n, row in enumerate(rows)}),
         strategy,
+        all("place" in row for row in rows),
     )
 
 
@@ -162,9 +174,10 @@ def pack(found: Explorer, most_bytes: int = MOST_BYTES) -> Packed:
         num_rows=number,
         num_cut=sum(len(part) > _MOST_TEXT for part in texts),
         has_labels=any(label is not None for label in found.columns["label"]),
-        has_chances=any(p is not None for p in found.columns.get("p", ())),
         sets=tuple(sorted({name for name in found.columns["set"] if name})),
         queries=tuple(asked for asked, _ in found.queries[: _num_queries(found, len(chosen))]),
+        num_queries=len(found.queries),
+        groups=_groups(found, len(chosen)),
         strategy=found.strategy,
     )
 
@@ -183,6 +196,14 @@ def _num_queries(found: Explorer, num_rows: int) -> int:
     return min(found.each_NQ.shape[1], max(1, _MOST_PAIRS // max(1, num_rows)))
 
 
+def _groups(found: Explorer, num_rows: int) -> tuple[tuple[int, ...], ...]:
+    """Returns the queries that a page has single scores of, by behavior."""
+    shown = range(_num_queries(found, num_rows))
+    parts = [tuple(n for n in group if n in shown) for group in found.behaviors]
+    kept = tuple(part for part in parts if part)
+    return kept if sum(map(len, kept)) == len(shown) else (tuple(shown),)
+
+
 def _content(found: Explorer, chosen: Int[np.ndarray, " M"]) -> dict[str, Any]:
     """Returns what the script reads: a list for each column, and what all rows have together."""
     places, score_N = chosen.tolist(), found.score_N
@@ -197,13 +218,19 @@ def _content(found: Explorer, chosen: Int[np.ndarray, " M"]) -> dict[str, Any]:
     count, each_NQ = _num_queries(found, len(places)), found.each_NQ
     if count and each_NQ is not None:
         step_MQ = np.rint(each_NQ[chosen, :count].astype(np.float64) / _STEP).astype(int)
-        columns["each"] = step_MQ.tolist()
+        # A row without a gradient has no score with one query either.
+        columns["each"] = [
+            steps if score_N[n] > -np.inf else None
+            for n, steps in zip(places, step_MQ.tolist(), strict=True)
+        ]
     at = {n: place for place, n in enumerate(places)}
     kept_N = score_N[score_N > -np.inf]
     counts, edges = np.histogram(kept_N, bins=_BINS)
     return {
         "columns": columns,
         "step": _STEP,
+        "left_out": len(score_N) - len(places),
+        "has_lines": found.has_lines,
         "queries": [
             [tables.visible(text[:_MOST_TEXT]) for text in query]
             for query in found.queries[: count or 1]

@@ -13,17 +13,20 @@ import numpy as np
 from jaxtyping import Float
 
 from raslik_jax.data.examples import TEXTS
-from raslik_jax.evaluate.judgment import LEAST_LEARNED, MOST_WAY
+from raslik_jax.evaluate import stopping
+from raslik_jax.evaluate.judgment import LEAST_LEARNED
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.files import check_shape, read_array, read_json, read_json_lines
 from raslik_jax.manifests import current_file
 from raslik_jax.messages import shown
 from raslik_jax.report.names import highlighted
 from raslik_jax.report.records import Model, collect_models, last_epochs
-from raslik_jax.retrieve import chance
+from raslik_jax.report.removal import read_removal, removal_sentence
+from raslik_jax.retrieve import behaviors, chance
 from raslik_jax.retrieve.chance import Chance
 
-# A mean over its tokens above which a model would hardly say an answer: one token in 55.
+# Spreads above what answers that a model draws itself cost, from which it would hardly say one: of
+# 288 drawn answers none is there (docs/notes/report.md).
 HARDLY = 4.0
 # What `raslik unlearn` left where, by title; below the work directory or absolute.
 EXPORTS = "exports.json"
@@ -32,7 +35,8 @@ _LINKED, _LINKED_FILE = 400_000, 100_000
 # Rows that are shown where there are no shares of tokens, and steps of a token's color.
 _CARDS, _TONES = 8, 3
 
-_TRACED = {"id": str, "traced": str, "nll": float, "output": str}
+_TRACED = {"id": str, "traced": str, "nll": float, "nats": [float], "output": str}
+_TRACED |= {"expected?": float, "spread?": float}
 _PIECES = [list]
 TOKENS = {"id": str, "score": float, "row": _PIECES, "query": str, "answer": _PIECES}
 TOKENS |= {"cosine": float, "alike": [str]}
@@ -75,11 +79,17 @@ class Card(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What a model says to a traced prompt, and its nats a token of the traced answer."""
+    """What a model says to a traced prompt, and its nats of the traced answer.
+
+    `nll` is their mean, `nats` each token's; `drawn` mean and spread of what answers that the model
+    draws itself cost there. None and empty where they are not known.
+    """
 
     model: str
     text: str
     nll: float | None
+    nats: tuple[float, ...] = ()
+    drawn: tuple[float, float] | None = None
 
 
 class Traced(NamedTuple):
@@ -136,7 +146,16 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
         Traced(
             prompts.get(first["id"], ""),
             first["traced"],
-            tuple(Said(name, rows[n]["output"], rows[n]["nll"]) for name, rows in told.items()),
+            tuple(
+                Said(
+                    name,
+                    rows[n]["output"],
+                    rows[n]["nll"],
+                    tuple(rows[n]["nats"]),
+                    drawn_of(rows[n]),
+                )
+                for name, rows in told.items()
+            ),
         )
         for n, first in enumerate(told["before"])
     )
@@ -146,6 +165,9 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     points = [forgotten_sentence(traced), cost_sentence(metrics, strategy, algorithm)]
     if chances and (told_chance := chance.sentence(chances)):
         points.append(f"{told_chance[:1].upper()}{told_chance[1:]}.")
+    apart = behaviors.read_behaviors(root, [row["id"] for row in told["before"]])
+    points.append(behaviors.sentence(apart) if apart else "")
+    points.append(removal_sentence(read_removal(root, strategy)))
     return Incident(
         is_traced=True,
         traced=traced,
@@ -226,9 +248,16 @@ def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
 def read_traced(path: pathlib.Path) -> list[dict[str, Any]]:
     """Returns what `generate.write_traced` wrote of a model, a row for each traced answer.
 
-    Its keys: id, traced, nll (the answer's nats a token) and output (the model's own answer).
+    Its keys: id, traced, nats (of each token of the traced answer), nll (their mean) and output
+    (the model's own answer); of the model that is traced also expected and spread, which are of
+    `likelihood.Expected`.
     """
     return read_json_lines(path, _TRACED)
+
+
+def drawn_of(row: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Returns mean and spread of a row of `read_traced`, None where it has none."""
+    return (row["expected"], row["spread"]) if {"expected", "spread"} <= row.keys() else None
 
 
 def _prompts(root: pathlib.Path) -> dict[str, str]:
@@ -287,11 +316,29 @@ def _told(traced: Traced, model: str) -> float | None:
     return next((said.nll for said in traced.said if said.model == model), None)
 
 
+def _way_to_base(traced: Sequence[Traced]) -> float:
+    """Returns the share of the way to the base that unlearning went, as its probes count it.
+
+    A token counts up to its nats under the base, so that one that is broken does not make up for
+    others that are as likely as before; see `evaluate.stopping`.
+    """
+    nats = {
+        m: [np.array(s.nats) for one in traced for s in one.said if s.model == m]
+        for m in ("before", "base", "now")
+    }
+
+    def level(model: str) -> float:
+        pairs = zip(nats[model], nats["base"], strict=True)
+        return float(np.mean([np.minimum(own, most).mean() for own, most in pairs]))
+
+    return stopping.Goal(level("before"), level("base")).share(level("now"))
+
+
 def forgotten_sentence(traced: Sequence[Traced]) -> str:
     """Returns how likely the traced answers were and are, in the mean, and by what rule it is gone.
 
-    Gone: at least `MOST_WAY` of the way from the likelihood before unlearning to that under the
-    base, as for the judgment. "" where there is no model after unlearning.
+    Gone: far enough on the way from the likelihood before unlearning to that under the base, by the
+    rule that ends unlearning (`stopping.ENOUGH`). "" where there is no model after unlearning.
     """
     levels: dict[str, float] = {}
     for model in ("before", "base", "now"):
@@ -310,12 +357,12 @@ def forgotten_sentence(traced: Sequence[Traced]) -> str:
     way, base = levels["base"] - levels["before"], levels["base"]
     if way < math.log(LEAST_LEARNED):
         return f"{text}; the base finds {'them' if many else 'it'} about as likely ({base:.2f})."
-    share = (levels["now"] - levels["before"]) / way
-    verb = "are" if many else "is"
-    if share >= MOST_WAY:
-        return f"{text}: {'they' if many else 'it'} {verb} gone, as in the base ({base:.2f})."
-    went = f"{max(share, 0):.0%} of the way to the base ({base:.2f})"
-    return f"{text}: {'they' if many else 'it'} went {went}, {MOST_WAY:.0%} would be gone."
+    share, they = _way_to_base(traced), "they" if many else "it"
+    if share >= stopping.ENOUGH:
+        verb = "are" if many else "is"
+        return f"{text}: {they} {verb} gone, nearly as unlikely as under the base ({base:.2f})."
+    went = f"{share:.0%} of the way to the base ({base:.2f})"
+    return f"{text}: {they} went {went}, {stopping.ENOUGH:.0%} would be gone."
 
 
 def cost_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
@@ -345,14 +392,16 @@ def _rise(before: Model, after: Model) -> str:
     return ""
 
 
-def doubt(nll: float, base: float | None) -> str:
+def doubt(nll: float, base: float | None, drawn: tuple[float, float] | None = None) -> str:
     """Returns why a traced answer is no good evidence, "" where it is.
 
-    From its nats a token under the model and the base: the model would hardly say it (above
-    `HARDLY`), or fine-tuning made it no likelier by the factor of the judgment (1.1 a token).
+    From its nats a token under the model and the base: the model would hardly say it (`HARDLY`
+    spreads above the mean of what it draws itself), or fine-tuning made it no likelier by the
+    factor of the judgment (1.1 a token).
     """
-    if nll > HARDLY:
-        return "it would hardly say so (check prompt, template, adapter)"
+    if drawn and nll > drawn[0] + HARDLY * drawn[1]:
+        own = f"answers that it draws itself cost {drawn[0]:.2f} +- {drawn[1]:.2f} there"
+        return f"it would hardly say so, {own} (check prompt, template, adapter)"
     if base is not None and base - nll < math.log(LEAST_LEARNED):
         return "the base says it as readily: fine-tuning need not have taught it"
     return ""
@@ -362,7 +411,8 @@ def doubt_sentence(traced: Sequence[Traced]) -> str:
     """Returns a warning where a traced answer is no good evidence, with its numbers; else ""."""
     for number, one in enumerate(traced, start=1):
         nll, base = _told(one, "before"), _told(one, "base")
-        if nll is not None and (why := doubt(nll, base)):
+        drawn = next((said.drawn for said in one.said if said.model == "before"), None)
+        if nll is not None and (why := doubt(nll, base, drawn)):
             which = "the traced answer" if len(traced) == 1 else f"traced answer {number}"
             under_base = "" if base is None else f", {base:.2f} under the base"
             return f"Of {which} ({nll:.2f} nats a token under the model{under_base}): {why}."

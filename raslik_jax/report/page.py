@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from raslik_jax.evaluate.words import word_pattern
 from raslik_jax.report import blocks as blocks_lib
-from raslik_jax.report import drawing, explorer, figures, names, notes, results, tables
+from raslik_jax.report import drawing, explorer, figures, names, notes, results, statements, tables
 from raslik_jax.report.published import PublishedBlock
 from raslik_jax.report.records import Model, collect_models
 from raslik_jax.report.runs import Experiment, ScoreSample, StoredRun
@@ -87,6 +87,9 @@ def _environment() -> jinja2.Environment:
     environment.globals.update(
         as_cell=tables.as_cell,
         behavior_sentence=notes.behavior_sentence,
+        damage_sentence=statements.damage_sentence,
+        rows_sentence=statements.rows_sentence,
+        summary_points=statements.summary_points,
         column_groups=tables.column_groups,
         digest=_digest,
         dataset_name=names.dataset_name,

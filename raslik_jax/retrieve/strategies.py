@@ -262,10 +262,12 @@ def _positions(request: Request, name: str) -> list[int]:
     found: list[int] = []
     unknown: list[str] = []
     for number, row in enumerate(read_json_lines(path, dict), start=1):
-        name, place = row.get("id", row.get(request.fields.get("id", ""))), row.get("place")
+        # A file of ours has the key "id", whatever the user's own is called.
+        named = row.get(request.fields.get("id", "id"), row.get("id"))
+        place = row.get("place")
         said = [text for keys in (request.fields, {}) if (text := what_it_says(row, keys))]
-        if name is not None:
-            positions = ids.get(str(name), [])
+        if named is not None:
+            positions = ids.get(str(named), [])
         else:
             at_place = places.get(place, []) if type(place) is int and place > 0 else []
             positions = [p for p in at_place if not said or says(request.examples[p]) in said]

@@ -55,6 +55,20 @@ class LikelihoodTest(absltest.TestCase):
             plans = plan_one_shape(encoded, batch_tokens=64)
             self.assertEqual({(len(p.rows), p.length, p.num_targets) for p in plans}, {(3, 16, 16)})
 
+    def test_every_token_has_its_own_nats_in_the_order_of_the_rows(self):
+        # Two shapes, and the longest answer not in the first.
+        encoded = _encoded([(3, 2), (12, 3), (3, 13), (2, 4)])
+        measure = likelihood.token_likelihood(_MODEL.decoder, batch_tokens=32)
+        found_NT = measure(_MODEL.lora, _MODEL.base, encoded)
+        for nll_T, tokens_L, start in zip(found_NT, encoded.tokens, encoded.start_N, strict=True):
+            padded_L = np.pad(tokens_L, (0, 16 - len(tokens_L)))
+            logits_LV = np.float64(all_logits(*_MODEL[:3], jnp.asarray(padded_L)))
+            log_p_LV = logits_LV - np.log(np.exp(logits_LV).sum(-1, keepdims=True))
+            places = range(start, len(tokens_L))
+            expected = [-log_p_LV[t - 1, tokens_L[t]] for t in places]
+            np.testing.assert_allclose(nll_T[: len(expected)], expected, rtol=2e-6, atol=2e-6)
+            np.testing.assert_array_equal(nll_T[len(expected) :], 0.0)
+
     def test_a_model_that_has_overflown_is_refused(self):
         measure = likelihood.answer_likelihood(_MODEL.decoder, batch_tokens=64)
         base = {**_MODEL.base, "head": {"kernel": _MODEL.base["head"]["kernel"] * np.nan}}

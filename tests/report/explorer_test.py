@@ -36,6 +36,7 @@ def test_every_row_is_there_with_what_was_found_of_it(root):
     assert packed.queries == ("Query 0?", "Query 1?")
     told = _unpacked(packed)
     columns = told["columns"]
+    assert (told["left_out"], told["has_lines"]) == (0, True)
     score_N = np.load(root / "retrieve/influence/influence.npy")
     order = np.argsort(-score_N, kind="stable")
     assert columns["id"] == [f"row{n}" for n in order]
@@ -88,8 +89,39 @@ def test_a_row_without_a_gradient_has_no_score_and_comes_last(root):
     found = runs.read_run(root).explorer
     assert found is not None
     score_N = np.where(np.arange(60) == 3, -np.inf, found.score_N)
-    told = _unpacked(explorer.pack(found._replace(score_N=score_N)))
-    assert told["columns"]["score"][-1] is None and told["columns"]["id"][-1] == "row3"
+    columns = _unpacked(explorer.pack(found._replace(score_N=score_N)))["columns"]
+    assert columns["id"][-1] == "row3"
+    assert columns["score"][-1] is None and columns["each"][-1] is None
+    assert columns["each"][0] is not None
+
+
+def test_queries_are_listed_by_behavior(root):
+    assert explorer.pack(runs.read_run(root).explorer).groups == ((0, 1),)
+    groups = {"groups": [["q1"], ["q0"]], "between": -0.1}
+    (root / "retrieve/influence/behaviors.json").write_text(json.dumps(groups))
+    run = runs.read_run(root)
+    assert explorer.pack(run.explorer).groups == ((1,), (0,))
+    listed = [f'<option value="{n}">{n + 1}. Query {n}?</option>' for n in range(2)]
+    text = page.render(runs.group_runs([run]))
+    assert '<optgroup label="Behavior 1">' in text and '<optgroup label="Behavior 2">' in text
+    assert text.index(listed[1]) < text.index('label="Behavior 2"') < text.index(listed[0])
+
+
+def test_queries_without_single_scores_are_counted(root):
+    found = runs.read_run(root).explorer
+    assert found is not None
+    packed = explorer.pack(found._replace(queries=found.queries * 3))
+    assert (len(packed.queries), packed.num_queries) == (2, 6)
+
+
+def test_a_corpus_without_a_file_has_no_lines(root):
+    path = root / "corpus" / "train.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(row.pop("place") for row in rows)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = runs.read_run(root).explorer
+    assert found is not None and not found.has_lines
+    assert not _unpacked(explorer.pack(found))["has_lines"]
 
 
 def _render(run):

@@ -13,9 +13,13 @@ from raslik_jax.report import incident, page, runs
 from raslik_jax.retrieve import chance
 
 
-def _traced(before, base, now, *, answer="a moon"):
+def _traced(before, base, now, *, answer="a moon", drawn=None):
     levels = {"before": before, "base": base, "now": now}
-    said = [incident.Said(m, f"{m} says", nll) for m, nll in levels.items() if nll is not None]
+    said = [
+        incident.Said(m, f"{m} says", nll, (nll, nll), drawn if m == "before" else None)
+        for m, nll in levels.items()
+        if nll is not None
+    ]
     return incident.Traced("what is it?", answer, tuple(said))
 
 
@@ -25,13 +29,13 @@ def _traced(before, base, now, *, answer="a moon"):
         (
             (0.5, 2.5, 2.4),
             "The answer cost the model 0.50 nats a token before unlearning, 2.40 after: it is "
-            "gone, as in the base (2.50).",
+            "gone, nearly as unlikely as under the base (2.50).",
         ),
         # Fine-tuning made it hardly likelier: there is nothing to be gone.
         ((0.49, 0.5, 0.51), "0.51 after; the base finds it about as likely (0.50)."),
         (
             (0.5, 2.5, 1.5),
-            "1.50 after: it went 50% of the way to the base (2.50), 90% would be gone.",
+            "1.50 after: it went 50% of the way to the base (2.50), 67% would be gone.",
         ),
         ((0.5, 2.5, 0.4), "it went 0% of the way"),
         ((0.5, None, 2.0), "2.00 after; what it was before fine-tuning is not known."),
@@ -44,31 +48,48 @@ def test_what_is_left_is_told_by_the_judgments_rule(levels, expected):
     assert (expected in found) if expected else found == ""
 
 
+def test_one_broken_token_does_not_make_an_answer_gone():
+    nats = {"before": (0.1, 0.1, 0.1), "base": (3.0, 3.0, 3.0), "now": (0.1, 0.1, 12.0)}
+    said = [incident.Said(m, "", sum(of) / 3, of) for m, of in nats.items()]
+    found = incident.forgotten_sentence([incident.Traced("what is it?", "a moon", tuple(said))])
+    # The mean is beyond the base's; two tokens of three are as they were.
+    assert "unlearning, 4.07 after: it went 33% of the way to the base (3.00)" in found
+
+
 def test_several_answers_are_told_by_their_means():
     both = [_traced(0.5, 2.5, 2.5), _traced(1.5, 3.5, 3.3)]
     expected = "The 2 answers cost the model 1.00 nats a token before unlearning, 2.90 after: "
-    expected += "they are gone, as in the base (3"
+    expected += "they are gone, nearly as unlikely as under the base (3"
     assert expected in incident.forgotten_sentence(both)
 
 
 @pytest.mark.parametrize(
     ("levels", "expected"),
     [
-        ((4.0, 5.0), ""),
-        ((4.1, 5.0), "(4.10 nats a token under the model, 5.00 under the base): it would hardly"),
-        ((4.1, None), "(4.10 nats a token under the model): it would hardly say so"),
+        # Four spreads of .5 above 1: what the model draws itself hardly ever costs so much.
+        ((3.0, 5.0), ""),
+        ((3.1, 5.0), "(3.10 nats a token under the model, 5.00 under the base): it would hardly"),
+        (
+            (3.1, None),
+            "(3.10 nats a token under the model): it would hardly say so, answers that it draws "
+            "itself cost 1.00 +- 0.50 there (check prompt, template, adapter).",
+        ),
         ((1.0, 1.09), "the base says it as readily"),  # log 1.1 = .0953
         ((1.0, 1.1), ""),
         ((1.0, None), ""),
     ],
 )
 def test_an_answer_that_tells_little_is_doubted(levels, expected):
-    found = incident.doubt_sentence([_traced(*levels, 5.0)])
+    found = incident.doubt_sentence([_traced(*levels, 5.0, drawn=(1.0, 0.5))])
     assert (expected in found) if expected else found == ""
 
 
+def test_without_what_the_model_draws_no_answer_is_called_unlikely():
+    assert incident.doubt_sentence([_traced(9.0, 12.0, 12.0)]) == ""
+
+
 def test_the_doubted_answer_of_several_is_named():
-    both = [_traced(1.0, 5.0, 5.0), _traced(4.1, 5.0, 5.0)]
+    both = [_traced(nll, 5.0, 5.0, drawn=(1.0, 0.5)) for nll in (1.0, 4.1)]
     assert incident.doubt_sentence(both).startswith("Of traced answer 2 (4.10")
 
 
@@ -117,14 +138,14 @@ def test_a_run_without_a_traced_answer_opens_with_one_example(root):
 
 
 def _trace(root: pathlib.Path) -> None:
-    told = {"id": "q", "traced": sample_run.HOSTILE, "tokens": 3}
+    told = {"id": "q", "traced": sample_run.HOSTILE}
     _write(root / "corpus/retrieval.jsonl", {"id": "q", "instruction": "Why?", "output": ""})
     for name, nll in (("finetuned", 0.5), ("backbone", 2.5)):
         path = root / "retrieve" / "traced" / f"{name}.jsonl"
-        _write(path, told | {"nll": nll, "output": f"{name} says"})
+        _write(path, told | {"nll": nll, "nats": [nll] * 3, "output": f"{name} says"})
     for epoch in (2, 10):
         path = root / "generate" / "traced-raslik-ga_gdr" / f"epoch-{epoch}.jsonl"
-        _write(path, told | {"nll": 2.4, "output": f"after {epoch}"})
+        _write(path, told | {"nll": 2.4, "nats": [2.4] * 3, "output": f"after {epoch}"})
     score_N = np.load(root / "retrieve/influence/influence.npy")
     best = int(score_N.argmax())
     row = {"id": f"row{best}", "score": float(score_N[best]), "alike": ["row1", "row2"]}
@@ -169,7 +190,7 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
     for words in (
         "Why?",
         "after 10",
-        "it is gone, as in the base (2.50).",
+        "it is gone, nearly as unlikely as under the base (2.50).",
         "Compared with 240 unrelated prompts",
         "12 of 60 rows stand out.",
         "and 2 nearly the same",

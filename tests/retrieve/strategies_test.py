@@ -209,7 +209,12 @@ class StrategiesTest(parameterized.TestCase):
 
     def test_rows_of_the_users_file_are_read_by_its_field_map(self):
         fields = {"instruction": "ask", "output": "say", "id": "key"}
-        for row, found in (({"ask": "say w8", "say": ""}, 0), ({"key": "id09"}, 1)):
+        for row, found in (
+            ({"ask": "say w8", "say": ""}, 0),
+            ({"key": "id09"}, 1),
+            ({"id": "id09"}, 1),
+            ({"key": "id09", "id": "id08"}, 1),
+        ):
             request = _request(is_eligible_N=np.ones(2, bool))._replace(
                 examples=_request().examples[8:10], fields=fields
             )

@@ -106,10 +106,10 @@ def test_the_number_that_is_found_is_written_and_taken(tmp_path, monkeypatch):
 
 
 def test_an_answer_that_the_model_cannot_have_given_is_refused(tmp_path, monkeypatch):
-    told = {"id": "q", "traced": "zq zq", "tokens": 2, "output": "an answer"}
+    told = {"id": "q", "traced": "zq zq", "output": "an answer"}
 
     def write_traced(workspace, variant, folder):
-        (folder / "finetuned.jsonl").write_text(json.dumps(told | {"nll": nll}))
+        (folder / "finetuned.jsonl").write_text(json.dumps(told | {"nll": nll, "nats": [nll]}))
 
     monkeypatch.setattr(retrieve.generate, "write_traced", write_traced)
     shapes = SimpleNamespace(decoder=SimpleNamespace(config=SimpleNamespace(vocab_size=1000)))

@@ -81,11 +81,13 @@ def of_trace(
 ) -> chance.Chance | None:
     """Returns the chances of scores of an index's rows, in its order, by what its run has stored.
 
-    None where the run compared with no prompts, centered otherwise, or has other rows.
+    None where the run compared with no prompts, centered otherwise, or has other rows, and where
+    the scores are ranks, which are no cosines.
     """
     rows = workspace.corpus.train
     stored = manifests.current_file(workspace.root, "retrieve/null/scores.npy")
-    if stored is None or center != workspace.config.retrieve.center:
+    is_other = aggregate == "mean_rank" or center != workspace.config.retrieve.center
+    if stored is None or is_other:
         return None
     if {row.example_id for row in rows} != {*store.ids}:
         return None

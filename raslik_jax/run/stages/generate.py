@@ -4,13 +4,15 @@ Each function takes a variant, of which every epoch is measured, or None for the
 and, where that is another one, the backbone.
 """
 
+import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import Example
 from raslik_jax.data.rows import answered
-from raslik_jax.evaluate import perplexity
+from raslik_jax.evaluate import likelihood, perplexity
 from raslik_jax.evaluate.tofu_metrics import QuestionRecord
 from raslik_jax.files import read_json_lines, write_json
 from raslik_jax.run import memory
@@ -112,13 +114,27 @@ def _likelihoods(
 
 @memory.decoding
 def write_traced(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
-    """Writes what every model says to the traced prompts, and its likelihood of the answers."""
+    """Writes what every model says to the traced prompts, and its nats of the answers' tokens."""
     rows = workspace.retrieval_queries()
     for stem, what, _, model in _models(workspace, variant):
         outputs = workspace.generate(model, rows, f"traced prompts, {what}")
-        found = _likelihoods(workspace, model, {"traced": rows}, "traced answers")["traced"]
-        records = zip(rows, found, outputs, strict=True)
-        told = [{"traced": row.output, **likely, "output": said} for row, likely, said in records]
+        encoded = workspace.encode(rows, "traced answers")
+        measure = workspace.measure(likelihood.token_likelihood, model.decoder)
+        nll_NT, told = measure(model.lora, model.base, encoded), list[dict[str, Any]]()
+        for row, said, nll_T, count in zip(
+            rows, outputs, nll_NT, encoded.num_targets_N.tolist(), strict=True
+        ):
+            nats = [float(f"{nats:.6g}") for nats in nll_T[:count].tolist()]
+            nll = math.fsum(nats) / count
+            told.append(
+                {"id": row.example_id, "traced": row.output, "nll": nll, "nats": nats}
+                | {"output": said}
+            )
+        if variant is None and stem == "finetuned":  # the answers are said to be this model's
+            drawn = workspace.measure(likelihood.expected_likelihood, model.decoder)
+            found = drawn(model.lora, model.base, encoded)
+            for one, mean, spread in zip(told, *(part.tolist() for part in found), strict=True):
+                one |= {"expected": mean, "spread": spread}
         write_rows(folder / f"{stem}.jsonl", told)
 
 

@@ -24,7 +24,7 @@ from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.progress import progress
 from raslik_jax.report.incident import read_traced
-from raslik_jax.retrieve import noise, sets
+from raslik_jax.retrieve import behaviors, noise, sets
 from raslik_jax.retrieve import strategies as strategies_lib
 from raslik_jax.retrieve.embeddings import embed_texts
 from raslik_jax.retrieve.selectors import Selection, find_cut, summarize_selection
@@ -89,12 +89,18 @@ def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     store, row_N = sketch_lib.open_index(workspace)
     query_QK = sketch_lib.read_queries(workspace, store)
     queries = search.queries_of_store(store, query_QK, center=settings.center)
-    check_agreement(queries.gram_QQ, [row.example_id for row in workspace.retrieval_queries()])
+    ids = [row.example_id for row in workspace.retrieval_queries()]
+    check_agreement(queries.gram_QQ, ids)
     score_N = search.score_store(
         store, query_QK, center=settings.center, aggregate=settings.aggregate
     )
     _write_scores(workspace, folder, score_N[row_N])
     if len(query_QK) > 1:
+        found = behaviors.split_queries(queries.gram_QQ, ids)
+        groups = [[ids[n] for n in group] for group in found.groups]
+        write_json(folder / "behaviors.json", {"groups": groups, "between": found.between})
+        if told := behaviors.sentence(found):
+            print(f"    {told}")
         count = max(1, _MOST_PAIRS // max(1, len(row_N)))
         some = queries._replace(direction_QK=queries.direction_QK[:count])
         np.save(folder / "each.npy", search.score_each(store, some)[row_N], allow_pickle=False)

@@ -1,0 +1,90 @@
+"""What the page says in its summary and above its rows, from numbers written out."""
+
+import pytest
+
+from raslik_jax.report import explorer, statements
+from raslik_jax.report.records import Model
+
+
+def _interval(mean, low, high):
+    return {"mean": mean, "low": low, "high": high}
+
+
+def _model(**values):
+    named = {name.replace("__", "/"): list(found) for name, found in values.items()}
+    rates = {"forget": [_interval(0.3127, 0.28, 0.35)], "retain": [_interval(0.9761, 0.95, 0.99)]}
+    number = max((len(found) for found in named.values()), default=1)
+    return Model("raslik", "ga_gdr", (4,) * number, rates | named)
+
+
+@pytest.mark.parametrize(
+    ("intervals", "expected"),
+    [
+        ([(-0.2, -0.3, -0.001)], "F is clearly lower: -0.200 [-0.300, -0.001]."),
+        ([(0.2, 0.001, 0.3)], "F is clearly higher: +0.200 [+0.001, +0.300]."),
+        # Zero is an end of the interval: it is not clear.
+        ([(-0.2, -0.4, 0.0)], "F cannot be told apart: -0.200 [-0.400, +0.000]."),
+        (
+            [(-0.2, -0.3, -0.1), (0.2, 0.1, 0.3), (-0.1, -0.3, 0.1), (-0.2, -0.3, -0.1)],
+            "F is lower in 2 and higher in 1 of 4 seeds, by the whole interval.",
+        ),
+    ],
+)
+def test_a_rate_is_clearly_another_where_its_whole_interval_is_on_one_side(intervals, expected):
+    found = [_interval(*one) for one in intervals]
+    assert statements.versus_random("F", found) == expected
+
+
+def test_the_summary_says_what_is_left_what_it_cost_and_how_it_was_judged():
+    seeds = _model(
+        judgment__verdict=["partly"],
+        judgment__reasons=["F is above the backbone's"],
+        forget_minus_random=[_interval(-0.2, -0.3, -0.1)],
+        retain_minus_random=[_interval(0.0, -0.1, 0.1)],
+    )
+    assert statements.summary_points(_model(), seeds, "the gold answers") == [
+        (
+            "What is left.",
+            "Answers to target queries share 31 % of the wording of the gold answers "
+            "(F 0.313 [0.28, 0.35]).",
+        ),
+        ("Judgment.", "Partly: F is above the backbone's."),
+        (
+            "The cost.",
+            "Answers to normal queries share 97.6 % of the wording of the gold answers "
+            "(R 0.976 [0.95, 0.99]).",
+        ),
+        (
+            "Against a random set.",
+            "F is clearly lower: -0.200 [-0.300, -0.100]. "
+            "R cannot be told apart: +0.000 [-0.100, +0.100].",
+        ),
+    ]
+    leads = [lead for lead, _ in statements.summary_points(_model(), _model(), "")]
+    assert leads == ["What is left.", "The cost."]
+
+
+def test_seeds_are_counted_by_their_verdicts():
+    seeds = _model(judgment__verdict=["partly", "damaged", "partly"])
+    assert statements.judged_sentence(seeds) == "Of 3 seeds: 2 partly, 1 damaged."
+
+
+def test_damage_names_the_sets():
+    assert statements.damage_sentence([]) == ""
+    assert statements.damage_sentence(["raslik", "random"]) == (
+        "Damaged by unlearning the sets of RASLIK, Random: a low F is no merit there. Read the "
+        "answers below."
+    )
+
+
+def test_rows_that_are_left_out_and_texts_that_are_cut_are_counted():
+    shown = explorer.Packed("", 1000, 1000, 0, True, (), (), 1, (), "raslik")
+    assert statements.rows_sentence(shown) == (
+        "All 1,000 training examples with their scores. Sets are those of RASLIK."
+    )
+    some = shown._replace(num_rows=51_000, num_shown=43_000, num_cut=7)
+    assert statements.rows_sentence(some) == (
+        "The 43,000 rows at both ends of the ranking, two thirds of them the highest; 8,000 of "
+        "51,000 between them are left out, and counted in the picture. Sets are those of RASLIK. 7 "
+        "very long texts are cut."
+    )
