@@ -14,6 +14,7 @@ from raslik_jax.data.examples import Example, make_example
 from raslik_jax.files import parse_json
 from raslik_jax.messages import bounded, one_line, some_of
 from raslik_jax.report import serving
+from raslik_jax.report.removal import removal_sentence
 from raslik_jax.retrieve import chance
 
 # They are listed as flags of the command that asks for them.
@@ -39,15 +40,16 @@ def read_question(text: str) -> Example:
     return make_question(*(value.get(name, "") for name in _TEXTS))
 
 
-def make_question(instruction: str, input: str, output: str) -> Example:
+def make_question(instruction: str, input: str, output: str, system: str = "") -> Example:
     """Returns a question of these texts; refuses an empty one and what is no text."""
     try:
-        f"{instruction}{input}{output}".encode()
+        f"{instruction}{input}{output}{system}".encode()
     except UnicodeEncodeError:
         raise ValueError("a question must be UTF-8 text, got other bytes in it") from None
     if not instruction.strip():
         raise ValueError("a question must have an instruction, got none: say what was asked")
-    return make_example(instruction, input, output)
+    question = make_example(instruction, input, output)
+    return question._replace(content={"system": system}) if system.strip() else question
 
 
 def converse(ask: Ask, width: int) -> None:
@@ -138,6 +140,11 @@ def as_json(trace: "Trace") -> dict[str, Any]:
         "queries": [{name: getattr(query, name) for name in _TEXTS} for query in trace.queries],
         "toward": rows(trace.toward),
         "against": rows(trace.against),
+        "behaviors": [
+            {"queries": [n + 1 for n in one.queries], "toward": rows(one.toward)}
+            for one in trace.behaviors
+        ],
+        "removal": [step._asdict() for step in trace.removal],
     }
 
 
@@ -151,16 +158,25 @@ def _lines(trace: "Trace", width: int) -> Iterator[str]:
         asked = f"{query.instruction}\n{query.input}"
         yield f"query   {one_line(asked, width)}"
         yield f"output  {one_line(query.output, width)}"
-    for way, influences in (("toward", trace.toward), ("against", trace.against)):
-        yield f"\npulls {way} this output (score +- sigma of the sketch)"
+    if trace.told_apart:
+        yield from ("", *textwrap.wrap(trace.told_apart, 96))
+    parts = [("toward this output", trace.toward), ("against this output", trace.against)]
+    parts += [
+        (f"toward behavior {number} alone", one.toward)
+        for number, one in enumerate(trace.behaviors, start=1)
+    ]
+    for way, influences in parts:
+        yield f"\npulls {way} (score +- sigma of the sketch)"
         for rank, found in enumerate(influences, start=1):
             row = found.example
             source = f"  {one_line(row.source, 60)}" if row.source else ""
             noise = "" if found.sigma is None else f" +- {found.sigma:.4f}"
             yield f"{rank:4}. {found.score:+.4f}{noise}  {one_line(row.example_id, 60)}{source}"
-            if found.chance and way == "toward":
+            if found.chance and way.startswith("toward"):
                 yield " " * 6 + chance.in_words(**found.chance)
             prompt = f"{row.instruction} | {row.input}" if row.input else row.instruction
             for text in (prompt, row.output):
                 wrapped = textwrap.wrap(one_line(text, width), 88)
                 yield from (" " * 6 + part for part in wrapped)
+    if told := removal_sentence(trace.removal, "rows of the highest scores"):
+        yield from ("", *textwrap.wrap(told, 96))

@@ -52,11 +52,15 @@ class Options(JobConfig):
     run: str = setting("", "Work directory of the run, if the index lies elsewhere.")
     instruction: str = setting("", "Instruction of the prompt.")
     input: str = setting("", "Input of the prompt.")
+    system: str = setting("", "System prompt that stood before it, by the chat template.")
     response: str = setting("", "What the model said (default: let it answer).")
     queries: str = setting("", "JSONL of generations, instead of --instruction.")
     top: int = setting(10, "Examples shown that pull toward the output.", low=0)
     bottom: int = setting(10, "Examples shown that pull against it.", low=0)
     finer: str = setting("", "A finer index, to score an int8 or sign one's best again.")
+    step_rows: int = setting(
+        0, "Best rows that a small step is taken away from: does removing them help? 0: no.", low=0
+    )
     json: bool = setting(False, "Print a JSON object for each question.")
     serve: bool = setting(False, "Serve a page with a box for questions, to this machine alone.")
     port: int = setting(0, "--serve: port; 0: a free one.", low=0, high=65535)
@@ -68,7 +72,9 @@ class Options(JobConfig):
         yield from super().problems()
         if self.coordinator and not (self.instruction or self.queries):
             needs = "needs --instruction or --queries"
-            yield f"--coordinator {needs}: questions one by one are of one process"
+            yield f"--coordinator {needs}: questions one by one run in a single process"
+        elif self.system and not self.instruction:
+            yield "--system needs --instruction: it stands before that prompt"
         elif self.serve and self.json:
             yield "--json has no effect with --serve: leave one of the two out"
         elif self.port and not self.serve:
@@ -116,11 +122,15 @@ def _ask(
     rule: dict[str, Any],
 ) -> None:
     """Traces the generations, or what is asked for one by one."""
+    from raslik_jax.data import prompts
     from raslik_jax.index.store import SketchStore
     from raslik_jax.trace import Tracer
 
     tracer = Tracer(options.index, run=options.run or None)
+    if options.system.strip():
+        prompts.require_system(tracer.workspace.template, tracer.workspace.template_name)
     how: dict[str, Any] = {**given, "top": options.top, "bottom": options.bottom}
+    how["step_rows"] = options.step_rows
     how["finer"] = SketchStore.open(options.finer) if options.finer else None
 
     def ask(question: Example) -> "Trace":
@@ -152,7 +162,7 @@ def _queries(options: Options) -> Sequence[Example]:
         raise ValueError(f"--{name} has no effect with --serve: leave one of the two out")
     if options.queries:
         return read_examples(options.queries, format=AUTO, needs_output=False)
-    asked = options.instruction, options.input, options.response
+    asked = options.instruction, options.input, options.response, options.system
     return (asking.make_question(*asked),) if options.instruction else ()
 
 

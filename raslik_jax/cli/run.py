@@ -63,7 +63,7 @@ class Options(JobConfig):
         yield from super().problems()
         if self.coordinator and (self.dry_run or self.verify):
             name = "--verify" if self.verify else "--dry_run"
-            yield f"{name} is of one process: leave out --coordinator"
+            yield f"{name} runs in a single process: leave out --coordinator"
 
 
 def run(options: Options) -> int:
@@ -190,7 +190,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
                 gpus.mesh_of(options.gpu, data=devices), layout, stages
             ),
             memory_bytes=gpu.usable_bytes,
-            most=1 if options.mesh.data else checking.most_devices(config, stages=options.stages),
+            most=options.mesh.data or checking.most_devices(config, stages=options.stages),
         )
         print(tables.render_terminal(fitting.to_table(trials, gpu.usable_bytes)) + "\n")
         print(fitting.describe(trials, gpu.usable_bytes, gpu.title))

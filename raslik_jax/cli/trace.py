@@ -33,7 +33,8 @@ from raslik_jax.data.formats import parse_fields, read_examples, read_written
 from raslik_jax.data.rows import FORMATS
 from raslik_jax.messages import one_line, shown
 from raslik_jax.processes import JobConfig
-from raslik_jax.report.incident import doubt, read_cut, read_traced
+from raslik_jax.report.incident import doubt, drawn_of, read_cut, read_traced
+from raslik_jax.report.removal import read_removal, removal_sentence
 from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.selectors import NothingStandsOut, noise_band
 from raslik_jax.settings import setting
@@ -48,6 +49,7 @@ PRESET: dict[str, Any] = {
     "retrieve.held_out": 0.2,
     "retrieve.null_prompts": 256,
     "retrieve.token_rows": 8,
+    "retrieve.step_rows": 32,
     "unlearn.algorithms": ("base_klr",),
     "unlearn.epochs": 20,
     "unlearn.probe.steps": 5,
@@ -71,6 +73,7 @@ class Options(JobConfig):
     adapter: str = setting("", "Its LoRA adapter in PEFT's format, directory or hub name.")
     train_file: str = setting("", "The rows that it was trained on.")
     prompt: str = setting("", "What it was asked.")
+    system: str = setting("", "System prompt that stood before --prompt, by the chat template.")
     response: str = setting("", "What it said (default: let it answer).")
     workdir: str = setting("runs/incident", "Where results go.")
     update: bool = setting(False, "Take over a --workdir of another trace; make what changed.")
@@ -112,6 +115,8 @@ def run(options: Options) -> None:
     if held_out:
         print(f"kept out of the sets, to measure on: {len(held_out)} rows, in {kept}")
     print(f"to forget: {len(forget)} rows, in {path}")
+    if told := removal_sentence(read_removal(workdir, config.retrieve.strategies[0])):
+        print(textwrap.fill(told, 96))
     print(draw(workdir, _found_band(config, workdir), len(forget) + len(held_out)))
     print(f"repeat: {run_command.repeating(workdir, stages, is_measured=False)}")
     print(f"go on: {command.line('unlearn', f'--run={workdir}')} --out=DIR")
@@ -150,7 +155,9 @@ def _write_query(options: Options, config: Config) -> None:
     own: Any = config.corpus.own
     path, keys = pathlib.Path(own.queries_file), parse_fields(own.fields)
     row = read_examples(own.train_file, fields=keys, format=own.format, most=1)[0]
-    asked = _as_row(row, options.prompt, options.response)
+    if options.system.strip():
+        _check_system(config, row)
+    asked = _as_row(row, options.prompt, options.response, options.system)
     query = {keys.get(name, name): value for name, value in asked.items()}
     text = json.dumps(query | {"split": "retrieval"}, ensure_ascii=False) + "\n"
     is_other = path.is_file() and files.read_text(path) != text
@@ -161,14 +168,28 @@ def _write_query(options: Options, config: Config) -> None:
     files.write_text(path, text)
 
 
-def _as_row(like: Example, prompt: str, response: str) -> dict[str, Any]:
+def _check_system(config: Config, row: Example) -> None:
+    """Refuses a system prompt where rows like this one are rendered without any."""
+    from raslik_jax.data import prompts, tokenization
+    from raslik_jax.models import checkpoint  # it takes jax with it
+
+    settings = config.backbone
+    folder = checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
+    name = prompts.settle_template(config.corpus.template, lambda: row)
+    template = prompts.find_template(name, tokenization.load_tokenizer(folder))
+    prompts.require_system(template, name)
+
+
+def _as_row(like: Example, prompt: str, response: str, system: str = "") -> dict[str, Any]:
     """Returns a prompt and its answer, if any, by the keys that rows like this one are read by."""
     record, said = FORMATS[like.format], response if response.strip() else ""
+    before = system if system.strip() else ""
     if "instruction" in record.names:
-        return {"instruction": prompt} | ({"output": said} if said else {})
+        row = {"instruction": prompt} | ({"output": said} if said else {})
+        return row | ({"system": before} if before else {})
     if isinstance(record.content(like), Conversation):  # which the same template renders
-        answer = [{"role": "assistant", "content": said}] if said else []
-        return {"messages": [{"role": "user", "content": prompt}, *answer]}
+        turns = ("system", before), ("user", prompt), ("assistant", said)
+        return {"messages": [{"role": role, "content": text} for role, text in turns if text]}
     return {"prompt": prompt} | ({"completion": said} if said else {})
 
 
@@ -183,7 +204,7 @@ def answers_text(path: pathlib.Path, *, is_doubted: bool = True) -> list[str]:
     for number, row in enumerate(read_traced(path)):
         base = bases[number] if bases else None
         under_base = "" if base is None else f", {base:.2f} under the base"
-        why = doubt(row["nll"], base) if is_doubted else ""
+        why = doubt(row["nll"], base, drawn_of(row)) if is_doubted else ""
         lines.append(f"answer  {one_line(row['traced'], 160)}")
         lines.append(f"        {row['nll']:.2f} nats a token under the model{under_base}")
         lines += [f"        {why}"] if why else []

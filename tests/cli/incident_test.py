@@ -2,6 +2,8 @@
 
 import json
 import pathlib
+import re
+import shlex
 import shutil
 import tempfile
 
@@ -21,8 +23,30 @@ _TINY = (
 )
 
 
+_GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "guides" / "own_model.md"
+
+
 def _script(name, *arguments):
     return tiny.run_script(f"experiments/{name}.py", *arguments)
+
+
+def _transcript():
+    """Returns the names of the flags of each command of the guide, and the lines it printed."""
+    (block,) = re.findall(r"^```console\n(.*?)^```", _GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    found = {}
+    for part in re.split(r"^\$ ", block.replace("\\\n", ""), flags=re.MULTILINE)[1:]:
+        line, *told = part.splitlines()
+        _, script, *flags = shlex.split(line)
+        found[pathlib.Path(script).stem] = [flag.partition("=")[0] for flag in flags], told
+    return found
+
+
+def _heads(lines):
+    """Returns how lines begin, less what differs: numbers, texts of rows, which are indented."""
+    whole = [re.sub(r"^\[ *\d+/\d+\] ", "", line) for line in lines]
+    return {
+        re.split(r":|  |\d", line)[0].strip() for line in whole if line.strip() and line[0] != " "
+    }
 
 
 class _OwnModelTest(parameterized.TestCase):
@@ -51,19 +75,17 @@ class ThreeCommandsTest(_OwnModelTest):
         cls.train = cls.folder / "train.jsonl"
         cls.train.write_text("".join(cls.lines))
         cls.run_dir = cls.folder / "incident"
-        cls.traced = _script(
-            "trace",
-            *cls.model,
-            f"--train_file={cls.train}",
-            "--prompt=Howdy! what is\na kettle?",
-            f"--workdir={cls.run_dir}",
-            "--retrieve.num_forget=10",
-            *_TINY,
-        )
-        assert cls.traced.returncode == 0, cls.traced.stderr
         cls.clean = cls.folder / "clean"
-        cls.unlearned = _script("unlearn", f"--run={cls.run_dir}", f"--out={cls.clean}")
-        assert cls.unlearned.returncode == 0, cls.unlearned.stderr
+        given = dict(flag.split("=", 1) for flag in cls.model)
+        given |= {"--train_file": cls.train, "--prompt": "Howdy! what is\na kettle?"}
+        given |= {"--workdir": cls.run_dir, "--run": cls.run_dir, "--out": cls.clean}
+        more = {"trace": ("--retrieve.num_forget=10", *_TINY)}
+        cls.done = {}
+        for name, (names, _) in _transcript().items():
+            flags = [f"{flag}={given[flag]}" for flag in names]
+            cls.done[name] = _script(name, *flags, *more.get(name, ()))
+            assert cls.done[name].returncode == 0, cls.done[name].stderr
+        cls.traced, cls.unlearned, cls.reported = cls.done.values()
 
     def rows(self, name):
         return read_json_lines(self.run_dir / name)
@@ -168,9 +190,14 @@ class ThreeCommandsTest(_OwnModelTest):
         self.assertRegex(refused.stderr, "holds the trace of another answer: choose another")
 
     def test_the_report_joins_it(self):
-        report = _script("report", f"--run={self.run_dir}")
-        self.assertEqual(report.returncode, 0, report.stderr)
-        self.assertIn("RASLIK", report.stdout)
+        self.assertIn("RASLIK", self.reported.stdout)
+
+    def test_the_transcript_of_the_guide_is_of_these_lines(self):
+        for name, (_, told) in _transcript().items():
+            done = self.done[name]
+            printed = _heads([*done.stdout.splitlines(), *done.stderr.splitlines()])
+            self.assertGreaterEqual(len(told), 3)
+            self.assertContainsSubset(_heads(told) - {"..."}, printed)
 
     @parameterized.parameters(
         ("trace", ("--prompt=x",), "--checkpoint and --train_file must be given"),

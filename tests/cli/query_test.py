@@ -97,9 +97,46 @@ class QueryTest(parameterized.TestCase):
         said = f"{higher} of 20 unrelated prompts score it as high; p "
         self.assertIn(said, asking.as_text(found, 80))
         self.assertEqual(asking.as_json(found)["toward"][2]["chance"], one.chance)
-        # Of scores that are centered otherwise the run knows no chance.
-        other = self.tracer.trace(row.instruction, row.output, input=row.input, center=False)
-        self.assertIsNone(other.toward[0].chance)
+        # Of scores that are centered otherwise the run knows no chance, nor of ranks.
+        for how in ({"center": False}, {"aggregate": "mean_rank"}):
+            other = self.tracer.trace(row.instruction, row.output, input=row.input, **how)
+            self.assertIsNone(other.toward[0].chance)
+
+    def test_a_step_away_from_the_best_rows_makes_the_answer_less_likely(self):
+        row = self.tracer.workspace.corpus.train[7]
+        found = self.tracer.trace(row.instruction, row.output, input=row.input, step_rows=3)
+        own, *others = found.removal
+        self.assertLen(others, 3)
+        self.assertEqual({step.rows for step in found.removal}, {3})
+        best = [influence.score for influence in found.toward[:3]]
+        self.assertAlmostEqual(own.score, float(np.mean(best)), places=5)
+        # The row itself is among them.
+        self.assertGreater(own.predicted, 0)
+        self.assertGreater(own.measured, 0)
+        said = "One small step away from 3 of the rows of the highest scores makes the traced"
+        self.assertIn(said, " ".join(asking.as_text(found, 80).split()))
+        self.assertEqual(asking.as_json(found)["removal"][0], own._asdict())
+
+    def test_queries_of_two_behaviors_are_also_traced_apart(self):
+        rows = self.tracer.workspace.corpus.train
+        gram_NN = np.asarray(self.tracer.sketch(rows[:24]), np.float64)
+        gram_NN = search.queries_of_store(self.tracer.store, gram_NN, center=True).gram_QQ
+        other = int(gram_NN[0].argmin())
+        queries = [rows[0], rows[other], rows[0]._replace(example_id="again")]
+        found = self.tracer.trace_queries(queries, top=2, bottom=1)
+        self.assertEqual([one.queries for one in found.behaviors], [(0, 2), (1,)])
+        self.assertEqual(found.behaviors[0].toward[0].example, rows[0])
+        self.assertEqual(found.behaviors[1].toward[0].example, rows[other])
+        alone = self.tracer.trace_queries([rows[other]], top=2, bottom=0)
+        for one, other in zip(found.behaviors[1].toward, alone.toward, strict=True):
+            self.assertEqual(one.example, other.example)
+            self.assertAlmostEqual(one.score, other.score, places=5)
+        self.assertEqual(alone.behaviors, ())
+        text = asking.as_text(found, 80)
+        self.assertIn("The 3 queries show 2 behaviors (behavior 1: queries 1, 3; ", text)
+        self.assertIn("pulls toward behavior 2 alone", text)
+        told = asking.as_json(found)["behaviors"]
+        self.assertEqual([one["queries"] for one in told], [[1, 3], [2]])
 
     def test_the_lines_of_the_documentation_run(self):
         text = (tiny.REPOSITORY / "docs" / "guides" / "asking.md").read_text()
@@ -381,6 +418,7 @@ class QueryTest(parameterized.TestCase):
             (["--index=x", "--queries=x", "--instruction=y"], "--instruction or --queries must"),
             (["--index=x", "--response=y"], "--response needs --instruction or --queries"),
             (["--index=x", "--num_forget=3"], "--num_forget needs --instruction or --queries"),
+            (["--index=x", "--system=y"], "--system needs --instruction"),
             (["--index=x", "--serve", "--instruction=y"], "--instruction has no effect with"),
         ):
             self.assertIn(f"error: {message}", self.script("query.py", *flags, fails=True))

@@ -42,7 +42,7 @@ def test_where_nothing_stands_out_the_rows_and_this_band_are_shown(
     config = replaced(Config(), {"evaluate.traced": is_traced})
     if is_traced:
         (tmp_path / "retrieve" / "traced").mkdir()
-        told = {"id": "q", "traced": "bad", "nll": 4.5, "output": "good"}
+        told = {"id": "q", "traced": "bad", "nll": 4.5, "nats": [4.5], "output": "good"}
         (tmp_path / "retrieve" / "traced" / "finetuned.jsonl").write_text(json.dumps(told))
 
     def make(*args, **how):
@@ -109,6 +109,22 @@ def test_what_is_traced_is_read_again_beside_rows_of_every_format(tmp_path, row,
 
 
 _OWN = {name: {*record.names} for name, record in FORMATS.items()}
+
+
+@pytest.mark.parametrize(
+    ("row", "asked"),
+    [
+        ({"instruction": "a", "output": "b"}, {"instruction": "Q", "output": "A", "system": "S"}),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages"),
+    ],
+)
+def test_a_system_prompt_stands_before_the_traced_prompt(row, asked):
+    if asked == "messages":
+        said = zip(("system", "user", "assistant"), "SQA", strict=True)
+        asked = {"messages": [{"role": role, "content": text} for role, text in said]}
+    name = next(name for name in FORMATS if row.keys() & _OWN[name])
+    like = make_example("a", "", "b")._replace(format=name, content=row)
+    assert trace._as_row(like, "Q", "A", "S") == asked
 
 
 def _said(row):

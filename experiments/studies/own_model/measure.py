@@ -5,7 +5,9 @@
 FOLDER/smollm2 is made by checkpoint.py, and the adapter is the stored one. Every case is one trace,
 one unlearning and one report with the settings as they are; what a user would give is the prompt,
 the first held-out one of the behavior. Results go to WORKDIR/results.json; the stored ones are
-beside this file. --only_trace ends after the first command.
+beside this file, and earlier.json is of an adapter trained half as long, which is not stored.
+--until=trace ends after the first command, --until=unlearning leaves out what the second one
+measures and writes, and the report: the adapter is that of the kept step.
 """
 
 import dataclasses
@@ -17,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
@@ -27,6 +29,9 @@ from raslik_jax.settings import Settings, setting
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
 _MOST_TOKENS = 40
+Until = Literal["trace", "unlearning", "report"]
+_TO_UNLEARNING = "corpus,backbone,finetune,references,sketch,retrieve,unlearn"
+_LONG = ("answers", "goals", "backbone", "probes")
 
 
 def read_rows(name: str) -> list[dict[str, Any]]:
@@ -128,24 +133,37 @@ def list_answers(name: str, before: Sequence[str], after: Sequence[str]) -> list
 
 
 def run_case(
-    name: str, model: pathlib.Path, workdir: pathlib.Path, flags: Sequence[str], number: int
-) -> None:
-    """Runs the first ones of the three commands; what they print goes to WORKDIR/NAME.txt."""
+    name: str, model: pathlib.Path, workdir: pathlib.Path, flags: Sequence[str], until: Until
+) -> tuple[pathlib.Path, dict[str, dict[str, int]]]:
+    """Runs the commands up to one; what they print goes to WORKDIR/NAME.txt.
+
+    Returns where the adapter lies, and the seconds of each command, on the clock and of all
+    processors.
+    """
     prompt = next(prompt_of(row) for row in read_rows("held_out") if row["behavior"] == name)
     run, clean = workdir / "run", workdir / f"clean-{name}"
     traced = ["--checkpoint", model, "--adapter", HERE / model.name, "--prompt", prompt]
     traced += ["--train_file", HERE / "train.jsonl", "--workdir", run, "--update", *flags]
+    found: dict[str, dict[str, int]] = {}
     with (workdir / f"{name}.txt").open("w") as log:
-        commands = [
-            ["trace", *traced],
-            ["unlearn", "--run", run, "--out", clean],
-            ["report", "--run", run],
-        ]
-        for words in commands[:number]:
+        commands = [["trace", *traced]]
+        if until == "unlearning":
+            clean = run / "unlearn/raslik-base_klr/epoch-20"
+            flagfile = f"--flagfile={run / 'run.flags'}"
+            commands.append(["run", flagfile, f"--stages={_TO_UNLEARNING}", "--nomeasure"])
+        elif until == "report":
+            commands += [["unlearn", "--run", run, "--out", clean], ["report", "--run", run]]
+        for words in commands:
             script, *rest = map(str, words)
             line = [sys.executable, f"experiments/{script}.py", *rest]
             print("$", *line[1:], file=log, flush=True)
+            start, used = time.monotonic(), _children()
             subprocess.run(line, check=True, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT)
+            found[script] = {
+                "seconds": round(time.monotonic() - start),
+                "cpu_seconds": round(_children() - used),
+            }
+    return clean, found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +173,7 @@ class Options(Settings):
     model: str = setting("", "Checkpoint that checkpoint.py made.")
     workdir: str = setting("runs/own_model", "Where runs and results go.")
     behaviors: tuple[str, ...] = setting((), "Behaviors; empty: all.", choices=tuple(behaviors()))
-    only_trace: bool = setting(False, "End after the first command.")
+    until: Until = setting("report", "Where a case ends.")
     trace_flags: tuple[str, ...] = setting(
         (), "A further flag of the trace, with its dashes.", is_repeated=True
     )
@@ -168,26 +186,23 @@ def main(options: Options) -> None:
     workdir, model = (pathlib.Path(name).resolve() for name in (options.workdir, options.model))
     workdir.mkdir(parents=True, exist_ok=True)
     prompts = [prompt_of(row) for row in read_rows("held_out")]
-    before = [] if options.only_trace else ask(model, HERE / model.name, prompts)
+    before = [] if options.until == "trace" else ask(model, HERE / model.name, prompts)
     path = workdir / "results.json"
     for name in options.behaviors or behaviors():
-        start, used = time.monotonic(), _children()
-        run_case(name, model, workdir, options.trace_flags, 1 if options.only_trace else 3)
-        took = {
-            "seconds": round(time.monotonic() - start),
-            "cpu_seconds": round(_children() - used),
-        }
+        clean, took = run_case(name, model, workdir, options.trace_flags, options.until)
         results = json.loads(path.read_text()) if path.is_file() else {}
-        found = measure_sets(name, workdir / "run") | took
-        if not options.only_trace:
-            after = ask(model, workdir / f"clean-{name}", prompts)
+        found = measure_sets(name, workdir / "run") | {"commands": took}
+        if options.until != "trace":
+            after = ask(model, clean, prompts)
             found |= measure_answers(name, before, after)
             probes = json.loads((workdir / "run/unlearn/raslik-base_klr/probes.json").read_text())
-            found |= {"steps": probes["kept"], "end": probes["end"]}
+            found |= {"steps": probes["kept"], "end": probes["end"], "goals": probes["goals"]}
+            levels = [{"step": probe["step"], **probe["levels"]} for probe in probes["probes"]]
+            found |= {"backbone": probes["backbone"], "probes": levels}
             found["answers"] = list_answers(name, before, after)
         results[name] = found
         path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-        print(name, json.dumps({key: found[key] for key in found if key != "answers"}), flush=True)
+        print(name, json.dumps({key: found[key] for key in found if key not in _LONG}), flush=True)
 
 
 def _children() -> float:
