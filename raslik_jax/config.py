@@ -171,7 +171,12 @@ class SketchConfig(Stage):
     size: int = setting(65536, "Coordinates of a sketch, the paper's k.", low=1)
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the stored rows.")
     batch_tokens: int = setting(8192, "Tokens of one batch of gradients, padding included.", low=1)
-    num_buckets: int = setting(12, "Padded lengths that batches may have.", low=1)
+    num_buckets: int = setting(
+        0,
+        "Padded lengths that batches may have, each a program to compile; 0: as many as save a "
+        "batch each, at most 12.",
+        low=0,
+    )
     chunk_rows: int = setting(
         0,
         "Rows committed to disk at a time; 0: the larger of a 64th of the corpus and a batch, at "
@@ -250,6 +255,12 @@ class RetrieveConfig(Stage):
         0,
         "Rows of the highest scores of which it is found what every token contributes, and every "
         "token of the answer; 0: none.",
+        low=0,
+    )
+    step_rows: int = setting(
+        0,
+        "Rows to forget that one small step is taken away from, to see what the traced answers "
+        "lose; 0: no step.",
         low=0,
     )
     retain_from: Literal["non_target", "anywhere"] = setting(

@@ -13,7 +13,7 @@ With --json each line of stdout is one object. Its key "stage" says which:
 setup: every flag; device, cpus, jax.
 plan: lora, num_params, dtype (of the base), rows, shapes (batches of one shape), batches,
   mean_tokens and mean_targets (per row), padding_waste (share of all computed tokens that are pads,
-  dummy rows included).
+  dummy rows included), head_waste (share of all rows of the head that are no targets).
 check: worst_cosine (lowest cosine between our sketch and that of a plain loop over examples, with
   all logits, projected in NumPy on the host), examples.
 shape (one for each bucket): length, batch (rows), batches (in the plan), seconds_gradients and
@@ -114,6 +114,7 @@ def measure(options: Options) -> Iterator[Line]:
         "mean_tokens": float(plan.rows.lengths_N.mean()),
         "mean_targets": float(plan.rows.num_targets_N.mean()),
         "padding_waste": plan.padding_waste,
+        "head_waste": plan.head_waste,
     }
     say("checking against a plain loop")
     yield check(subject, plan.shapes[0])

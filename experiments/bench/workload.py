@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -16,7 +16,7 @@ from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.models.presets import MODEL_PRESETS
 from raslik_jax.settings import setting
-from raslik_jax.sketch import gradients, hashing, loss, projections, theory
+from raslik_jax.sketch import gradients, hashing, head, loss, projections, theory
 from raslik_jax.sketch.families import PROJECTIONS
 
 
@@ -34,7 +34,9 @@ class Options(harness.ModelOptions):
     max_len: int = setting(512, "Where Alpaca's rows are cut, in tokens.", low=8)
     batch_tokens: int = setting(8192, "Tokens of a batch, at most.", low=8)
     micro_tokens: int = setting(0, "Tokens of a batch that are held at a time; 0 for all.", low=0)
-    num_buckets: int = setting(12, "Padded lengths, at most.", low=1)
+    num_buckets: int = setting(
+        0, "Padded lengths, at most; 0: as many as save a batch each, at most 12.", low=0
+    )
     remat: bool = setting(False, "Recompute each layer in the backward pass.")
     compare: Literal["none", "torch_loop"] = setting("none", "A peer to measure in the same run.")
     torch_examples: int = setting(
@@ -86,6 +88,7 @@ class Plan(NamedTuple):
     rows: encoding.Encoded
     shapes: tuple[Shape, ...]
     padding_waste: float
+    head_waste: float
 
 
 def make_subject(options: Options) -> Subject:
@@ -135,7 +138,22 @@ def make_plan(options: Options, subject: Subject) -> Plan:
         plan = min(full, key=lambda plan: abs(target_N[plan.rows].sum() - mean))  # noqa: B023
         batch = jax.device_put(batches.make_batch(rows, plan))
         shapes.append(_shape(options, subject, batch, len(bucket)))
-    return Plan(rows, tuple(shapes), batches.padding_waste(plans, length_N))
+    return Plan(
+        rows,
+        tuple(shapes),
+        batches.padding_waste(plans, length_N),
+        _head_waste(plans, target_N),
+    )
+
+
+def _head_waste(plans: Sequence[batches.BatchPlan], target_N: np.ndarray) -> float:
+    """Returns the share of rows that the head is run for that are no targets."""
+    most, computed = head.tile_shape()[0], 0
+    for plan in plans:
+        num_targets = int(target_N[plan.rows[plan.rows != batches.DUMMY_ROW]].sum())
+        chunk = min(most, plan.rows.size * plan.num_targets)
+        computed += -(-num_targets // chunk) * chunk
+    return 1 - float(target_N.sum()) / computed
 
 
 def _shape(options: Options, subject: Subject, batch: batches.Batch, times: int) -> Shape:

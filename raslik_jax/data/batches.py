@@ -20,6 +20,7 @@ from raslik_jax.data.ordering import shuffled
 from raslik_jax.progress import progress
 
 DUMMY_ROW = -1
+_MOST_BUCKETS = 12
 
 
 @jax.tree_util.register_dataclass
@@ -57,7 +58,7 @@ def plan_batches(
     targets_N: Int[np.ndarray, " N"],
     *,
     ids: Sequence[str],
-    num_buckets: int = 12,
+    num_buckets: int = 0,
     batch_tokens: int = 8192,
     multiple: int = 8,
 ) -> tuple[BatchPlan, ...]:
@@ -69,8 +70,9 @@ def plan_batches(
     one row per batch is a dummy, all of them at the bucket's end. The order of the rows plays no
     part, their ids have to differ.
 
-    `num_buckets` is the most shapes there are, `batch_tokens` the largest B * L: a longer row is
-    refused; `multiple` divides every L and T.
+    `num_buckets` is the most shapes there are; 0: at most 12, of which each saves at least a whole
+    batch, since its program takes as long to compile as a batch or more to compute. `batch_tokens`
+    is the largest B * L: a longer row is refused; `multiple` divides every L and T.
     """
 
     def round_up(counts: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
@@ -101,7 +103,8 @@ def _bucket_edges(
     """Returns the upper edges, each the length of some row, of the cheapest buckets.
 
     best[k][j] = min over i < j of best[k - 1][i] + cost[i + 1, j]: k buckets for the distinct
-    lengths up to the j-th, where cost counts the tokens in the rectangles of one bucket.
+    lengths up to the j-th, where cost counts the tokens in the rectangles of one bucket, and one
+    batch for its program where num_buckets is 0.
     """
     length_M, count_M = np.unique(padded_N, return_counts=True)
     below_M = np.concatenate([[0], np.cumsum(count_M)])
@@ -110,12 +113,13 @@ def _bucket_edges(
     num_batches = -(-rows // (batch_tokens // length_M))
     batch_size = -(-rows // np.maximum(num_batches, 1))
     impossible = np.iinfo(np.int64).max // 4
-    cost = np.where(rows > 0, num_batches * batch_size * length_M, impossible)
+    program = 0 if num_buckets else batch_tokens
+    cost = np.where(rows > 0, num_batches * batch_size * length_M + program, impossible)
 
     best = cost[0]
     came_from = []
     best_by_count = [best[-1]]
-    for _ in range(1, min(num_buckets, len(length_M))):
+    for _ in range(1, min(num_buckets or _MOST_BUCKETS, len(length_M))):
         totals = best[:-1, None] + cost[1:, :]
         came_from.append(np.argmin(totals, axis=0))
         best = totals.min(axis=0)

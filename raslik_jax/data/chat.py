@@ -90,6 +90,23 @@ def render_question(template: ChatTemplate, conversation: Conversation) -> str:
     return _writer(template, conversation.options)(conversation.asked, begins_answer=True)[0]
 
 
+def require_system(template: ChatTemplate) -> None:
+    """Raises a ValueError where a template has no place for a system prompt, or leaves it out."""
+    said = "Answer as a sailor."
+    messages = ({"role": "system", "content": said}, {"role": "user", "content": "a"})
+    try:
+        text = render_question(template, Conversation(messages, is_open=True))
+    except ValueError as error:
+        raise ValueError(
+            "the chat template refuses a system prompt: leave out --system, and put its text in "
+            "front of --prompt if the model was trained so"
+        ) from error
+    if said not in text:
+        raise ValueError(
+            "the chat template writes no system prompt, so the model read none: leave out --system"
+        )
+
+
 def end_of_turn(template: ChatTemplate) -> str:
     """Returns what the template writes behind an answer; empty where that cannot be told."""
     answer = "answer"

@@ -9,7 +9,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from raslik_jax import files
-from raslik_jax.data.sources import delimiter_of, placed_records, read_raw, without_packing
+from raslik_jax.data.sources import (
+    delimiter_of,
+    placed_records,
+    read_parquet,
+    read_raw,
+    without_packing,
+)
 from raslik_jax.messages import shown, some_of
 
 
@@ -17,7 +23,7 @@ def write_without(source: str, target: pathlib.Path, places: Collection[int]) ->
     """Writes a training file without the rows at these places; returns how many are left.
 
     Places are those of `Example.place`. The lines of a JSONL file and the records of a table are
-    copied byte for byte, a JSON list is written in its own indentation, Parquet in its own schema;
+    copied byte for byte, a JSON list is written in its indentation, Parquet in its own schema;
     any other source, a hub dataset or a saved one, becomes JSONL with the keys that it has
     (`cleaned_name`). What was packed is written unpacked. A ValueError where the source has no row
     at a place.
@@ -38,7 +44,8 @@ def write_without(source: str, target: pathlib.Path, places: Collection[int]) ->
         parts = [(number if line.strip() else 0, line) for number, line in lines]
     else:
         rows = [
-            (place, json.dumps(row, ensure_ascii=False, default=str))
+            # A list is written as it was below, whatever its texts are; a half of a pair is in it.
+            (place, json.dumps(row, ensure_ascii=is_list, default=str))
             for place, row in placed_records(source)[1]
         ]
         parts = [(place, f"{row}\n".encode()) for place, row in rows]
@@ -68,12 +75,12 @@ def _check_places(source: str, missing: Collection[int]) -> None:
 def _write_parquet(path: pathlib.Path, target: pathlib.Path, places: Collection[int]) -> int:
     from pyarrow import parquet
 
-    table = parquet.ParquetFile(path).read()  # as `sources` reads it: no partitions by its folder
-    kept = [place for place in range(1, table.num_rows + 1) if place not in places]
+    table = read_parquet(path, shown(str(path), 160))
     _check_places(str(path), {*places} - {*range(1, table.num_rows + 1)})
+    is_kept = [place not in places for place in range(1, table.num_rows + 1)]
     with files.replacing(target) as partial:
-        parquet.write_table(table.take([place - 1 for place in kept]), partial)
-    return len(kept)
+        parquet.write_table(table.filter(is_kept), partial)
+    return sum(is_kept)
 
 
 def _table_records(raw: bytes, delimiter: str) -> list[bytes]:

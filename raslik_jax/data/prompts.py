@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from raslik_jax.data import chat
 from raslik_jax.data.chat import ChatTemplate
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import Example
@@ -105,6 +106,11 @@ def require_chat(template: Template, name: str) -> ChatTemplate:
         f"--corpus.template={name} has no place for conversations, system prompts and histories: "
         "give --corpus.template=chat, or a file of a Jinja template"
     )
+
+
+def require_system(template: Template, name: str) -> None:
+    """Raises a ValueError where a template, which is called `name`, writes no system prompt."""
+    chat.require_system(require_chat(template, name))
 
 
 def text_of(example: Example, template: Template) -> str:

@@ -32,7 +32,7 @@ def placed_records(source: str | os.PathLike[str]) -> tuple[str, Iterator[tuple[
     if path.is_dir():
         return ", row ", enumerate(_saved_rows(path, origin), start=1)
     if path.suffix == ".parquet":
-        return ", row ", enumerate(_parquet_rows(path, origin), start=1)
+        return ", row ", enumerate(map(_as_json, read_parquet(path, origin).to_pylist()), start=1)
     text = files.decode_text(read_raw(path), path)
     if not text.strip():
         raise ValueError(f"{shown(str(path), 160)} must hold at least one row, got an empty file")
@@ -75,17 +75,17 @@ def _table_rows(text: str, origin: str, delimiter: str) -> Iterator[Any]:
         ) from error
 
 
-def _parquet_rows(path: pathlib.Path, origin: str) -> Iterator[Any]:
+def read_parquet(path: pathlib.Path, origin: str) -> Any:
+    """Returns the table of a Parquet file, without partitions by its folder."""
     with files.open_regular(path) as file:
         parquet = _import("pyarrow.parquet", origin)
         try:
-            rows = parquet.read_table(file).to_pylist()
+            return parquet.read_table(file)
         except Exception as error:  # Arrow's errors are those of many classes
             raise ValueError(
                 f"{origin} must be a whole Parquet file ({one_line(str(error), 100)}): fetch or "
                 "write it again"
             ) from error
-    return map(_as_json, rows)
 
 
 def _saved_rows(path: pathlib.Path, origin: str) -> Iterator[Any]:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from raslik_jax import meshes
 from raslik_jax.config import Config
 from raslik_jax.data import corpora, formats
 from raslik_jax.data.batches import num_steps_of
@@ -17,7 +16,7 @@ from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Corpus
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.messages import listed_problems, shown, some_of
-from raslik_jax.models import adapters, checkpoint, decoder, presets, sharding, storage
+from raslik_jax.models import adapters, checkpoint, decoder, presets, storage
 from raslik_jax.retrieve import sets
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
 from raslik_jax.run import memory
@@ -54,8 +53,10 @@ def check_inputs(config: Config, *, making: Collection[Unit], layout: str = "rep
     """Refuses models and files that the units that are made would miss only after hours."""
     corpora.marker_words(config.corpus.dataset, config.evaluate.marker_words)
     if any(unit.stage == "finetune" for unit in making):
-        check_model(config, layout=layout)
+        check_model(config)
     read = {name for unit in making for name in unit.settings}
+    if "backbone.dtype" in read:
+        memory.lay_out(config.backbone, _shapes_of(config), layout)
     if config.sketch.parameters != weights.LORA and "sketch.parameters" in read:
         _check_weights(config)
     for leaf in leaves(config):
@@ -92,14 +93,9 @@ def _batch_sizes(config: Config) -> dict[str, int]:
     }
 
 
-def check_model(config: Config, *, layout: str = "replicated") -> None:
-    """Refuses an architecture that is not supported, and adapters on layers that it lacks.
-
-    With the layout `sharded` also weights that the mesh cannot split.
-    """
+def check_model(config: Config) -> None:
+    """Refuses an architecture that is not supported, and adapters on layers that it lacks."""
     model_config = _shapes_of(config)
-    if layout == "sharded":
-        sharding.check(decoder.abstract(model_config, None)[2], meshes.num_shards())
     if config.backbone.adapter:
         # Adapters are small: one that does not fit is found before the model is loaded.
         source = adapter_source(config)

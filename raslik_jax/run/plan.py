@@ -30,6 +30,7 @@ from raslik_jax.run.stages import (
     finetune,
     generate,
     references,
+    removal,
     report,
     retrieve,
     sketch,
@@ -257,6 +258,15 @@ class _Planner:
                 strategy,
                 is_alone=True,
             )
+            if self.config.retrieve.step_rows:
+                yield self.unit(
+                    f"retrieve/removal-{strategy}",
+                    removal.make_removal,
+                    f"{{rows}} {{queries}} {{finetuned}} retrieve/{strategy}/forget.jsonl "
+                    + " ".join(f"retrieve/{need}" for need in evidence),
+                    "{likelihood} retrieve.step_rows sketch.query_output unlearn.remat",
+                    strategy,
+                )
         reads, settings = "corpus/train.npz {finetuned}", "{text} {model} unlearn"
         if self.config.unlearn.probe.steps:  # else its settings decide nothing
             reads += " corpus/train.jsonl corpus/validation_target.jsonl "
@@ -358,6 +368,7 @@ class _Planner:
         )
         parts = retrieve.EVIDENCE, "traced", "chance", "tokens", "sizes"
         shown = [f"retrieve/{name}" for name in parts]
+        shown += [f"retrieve/removal-{name}" for name in config.retrieve.strategies]
         drawn = [name for name in shown if name in names]
         trained = ["backbone", "finetune"] if config.finetunes else ["backbone"]
         drawn += [f"{name}/losses.json" for name in trained if name in names]

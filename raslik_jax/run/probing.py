@@ -181,8 +181,9 @@ class Prober:
             parts.append(
                 f"{name} {levels[name]:.2f} ({start[name]:.2f}, {self._backbone[name]:.2f})"
             )
-        share = stopping.share_forgotten(levels, self._goals) / stopping.ENOUGH
-        text = f"step {newest['step']}: {', '.join(parts)}; {share:.0%} forgotten"
+        share = stopping.share_forgotten(levels, self._goals)
+        text = f"step {newest['step']}: {', '.join(parts)}; {share:.0%} of the way"
+        text += f", {stopping.ENOUGH:.0%} is enough"
         return text + "".join(
             f"; {one_line(answer, 60)!r}" for answer in [*newest["answers"].values()][:1]
         )

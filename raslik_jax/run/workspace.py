@@ -27,7 +27,7 @@ from raslik_jax.messages import shown, some_of
 from raslik_jax.models import adapters, checkpoint, decode, sharding
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
-from raslik_jax.run import live
+from raslik_jax.run import live, memory
 from raslik_jax.train import loop, steps
 from raslik_jax.train.losses import BoundModel
 from raslik_jax.train.objectives import OBJECTIVES
@@ -176,10 +176,8 @@ class Workspace:
         """Into how many parts the weights are split over the devices, by --mesh.base; 1: none."""
         if meshes.num_shards() == 1:
             return 1
-        of_mesh: Any = {"devices": meshes.num_shards(), "memory": meshes.device_memory()}
-        shapes = decoders.abstract(self.shapes, None, jnp.dtype(self.config.backbone.dtype))[2]
-        parts = sharding.choose_parts(self._layout, shapes, **of_mesh)
-        self.tell(sharding.describe(sharding.split(shapes, parts), parts) if parts > 1 else "")
+        parts, held = memory.lay_out(self.config.backbone, self.shapes, self._layout)
+        self.tell(sharding.describe(held, parts) if parts > 1 else "")
         return parts
 
     def _load_model(self, base_format: str) -> Model:
@@ -441,9 +439,8 @@ class Workspace:
         settings, objective = self.config.unlearn, OBJECTIVES[name]
         tx = loop.adamw(learning_rate, weight_decay=settings.weight_decay, clip=settings.clip)
         whole = self._whole if settings.parameters == "all" else None
-        weights = {name: getattr(settings, name) for name in ("forget_weight", "retain_weight")}
-        size, mean = settings.micro_batch_size, settings.mean
-        options = steps.Options(**weights, mean=mean, micro_batch=size, whole=whole)
+        given = {key: getattr(settings, key) for key in ("mean", "forget_weight", "retain_weight")}
+        options = steps.Options(**given, micro_batch=settings.micro_batch_size, whole=whole)
         bound = self.model.decoder_for(remat=settings.remat)
         return steps.unlearning(objective, bound, tx, options, settings[name])
 

@@ -91,6 +91,8 @@ def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[i
                 raise ValueError(why)
             return step, _read(place, like(step))
         except ValueError as error:
+            if not why and processes.count() > 1:
+                raise  # the others may have read it
             print(
                 f"note: the checkpoint {shown(str(place), 160)} is damaged "
                 f"({one_line(str(error), 80)}): training goes on from an earlier one, if any",

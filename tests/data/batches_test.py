@@ -105,14 +105,14 @@ def _plan(lengths, **options):
     return bt.plan_batches(lengths_N, np.maximum(lengths_N - 2, 0), **options)
 
 
-def _cheapest(lengths, num_buckets, batch_tokens):
-    """Tries every choice of edges."""
+def _cheapest(lengths, num_buckets, batch_tokens, program=0):
+    """Tries every choice of edges; each costs a program."""
     padded = [-(-length // 8) * 8 for length in lengths]
     known = sorted(set(padded))
     costs = []
     for size in range(min(num_buckets, len(known))):
         for inner in itertools.combinations(known[:-1], size):
-            low, cost = 0, 0
+            low, cost = 0, program * (size + 1)
             for edge in (*inner, known[-1]):
                 rows = sum(low < length <= edge for length in padded)
                 num_batches = -(-rows // (batch_tokens // edge))
@@ -160,6 +160,14 @@ class PlanTest(parameterized.TestCase):
         self.assertEqual(computed, _cheapest(lengths, num_buckets, 128))
         waste = 1 - sum(lengths) / computed
         self.assertAlmostEqual(bt.padding_waste(plans, np.array(lengths)), waste)
+
+    @settings(deadline=None)
+    @given(_LENGTHS)
+    def test_a_program_that_nobody_limits_costs_a_batch(self, lengths):
+        plans = _plan(lengths, num_buckets=0)
+        computed = sum(plan.rows.size * plan.length for plan in plans)
+        num_programs = len({plan.length for plan in plans})
+        self.assertEqual(computed + 128 * num_programs, _cheapest(lengths, 12, 128, program=128))
 
     @settings(deadline=None)
     @given(_LENGTHS, st.randoms(use_true_random=False))

@@ -111,6 +111,8 @@ def test_letters_are_escaped_where_they_were_and_a_table_may_begin_with_a_bracke
         raw = json.dumps(rows, ensure_ascii=ensure_ascii).encode()
         expected = json.dumps(rows[:1], ensure_ascii=ensure_ascii).encode()
         assert _without(tmp_path, "rows.json", raw, {2}) == (1, expected)
+    half = rb'[{"output": "a"}, {"output": "\ud83d"}]'  # of a pair, which no text can hold
+    assert _without(tmp_path, "rows.json", half, {1}) == (1, rb'[{"output": "\ud83d"}]')
     table = b"[id],output\n1,a\n2,b\n"
     assert _without(tmp_path, "rows.csv", table, {1}) == (1, table.replace(b"1,a\n", b""))
 

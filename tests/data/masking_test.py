@@ -1,5 +1,6 @@
 """Token ids and targets of conversations, passages and rows of ids, counted by hand."""
 
+import contextlib
 import json
 import pathlib
 
@@ -12,7 +13,13 @@ from raslik_jax.data import encoding
 from raslik_jax.data.batches import make_batch, plan_rows
 from raslik_jax.data.examples import make_example
 from raslik_jax.data.masking import describe_rows, end_ids, with_texts
-from raslik_jax.data.prompts import TEMPLATES, find_template, settle_template, template_hash
+from raslik_jax.data.prompts import (
+    TEMPLATES,
+    find_template,
+    require_system,
+    settle_template,
+    template_hash,
+)
 from raslik_jax.data.rows import COMMON, FIELDS, FORMATS, Row
 from raslik_jax.data.tokenization import Tokenizer
 
@@ -228,6 +235,18 @@ class MaskTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message) as caught:
             encoding.encode(rows, _tokenizer(source), template=name)
         self.assertLessEqual(len(str(caught.exception)), 300)
+
+    @parameterized.parameters(
+        (_PLAIN, "chat", ""),
+        (_RAISES + _PLAIN, "chat", "the chat template refuses a system prompt: leave out"),
+        (_PLAIN.replace("messages %}<", "messages[1:] %}<"), "chat", "writes no system prompt"),
+        ("", "auto", "needs a tokenizer with a chat template"),
+        (_PLAIN, "brief", "brief has no place for conv.*, system prompts"),
+    )
+    def test_a_system_prompt_is_asked_only_of_a_template_that_writes_it(self, source, name, why):
+        template = find_template(name, _tokenizer(source))
+        with self.assertRaisesRegex(ValueError, why) if why else contextlib.nullcontext():
+            require_system(template, name)
 
     def test_a_template_of_the_users_own_comes_before_the_tokenizers(self):
         path = str(self.folder / "own.jinja")

@@ -7,8 +7,11 @@ import pathlib
 import tempfile
 from unittest import mock
 
+import jax
 from absl.testing import absltest, parameterized
+from jax.sharding import AbstractMesh
 
+from raslik_jax import meshes
 from raslik_jax.config import (
     STAGES,
     BackboneConfig,
@@ -271,6 +274,20 @@ class CheckInputsTest(absltest.TestCase):
         ):
             with self.subTest(unit=unit), self.assertRaisesRegex(ValueError, absent):
                 checking.check_inputs(config, making=_units(config, unit))
+
+    def test_a_layout_that_does_not_fit_is_refused_before_a_stage_reads_the_model(self):
+        small = BackboneConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+        for unit in ("finetune", "sketch"):
+            making = _units(Config(backbone=small), unit)
+            with jax.sharding.use_abstract_mesh(AbstractMesh((7,), (meshes.DATA,))):
+                checking.check_inputs(Config(backbone=small), making=making, layout="auto")
+                with self.assertRaisesRegex(ValueError, "sharded must split .* into 7 equal parts"):
+                    checking.check_inputs(Config(backbone=small), making=making, layout="sharded")
+            with (
+                mock.patch.object(meshes, "device_memory", lambda: 1000),
+                self.assertRaisesRegex(ValueError, "weights that a device holds must take less"),
+            ):
+                checking.check_inputs(Config(backbone=small), making=making)
 
     def test_a_model_that_nothing_reads_again_may_be_gone(self):
         config = Config(

@@ -31,6 +31,27 @@ def _fit(num_steps, tx, **options):
     )
 
 
+class MicroBatchTest(parameterized.TestCase):
+    @parameterized.parameters((0, 4, 4), (3, 4, 2), (4, 4, 4), (9, 4, 4), (5, 7, 1), (4, 6, 3))
+    def test_parts_are_even_and_sum_to_the_batch(self, micro_batch, rows, held):
+        seen = []
+
+        def objective(params, frozen, batch):
+            seen.append(len(batch))
+            return jnp.sum((batch @ params["w"]) ** 2), jnp.sum(batch)
+
+        batch_NE = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
+        w_E = np.float32([1.0, -2.0, 0.5])
+        (loss, total), gradient = loop.value_and_grad(
+            objective, {"w": w_E}, {}, jnp.asarray(batch_NE), micro_batch=micro_batch
+        )
+        self.assertEqual(set(seen), {held})
+        product_N = batch_NE @ w_E
+        self.assertAlmostEqual(float(loss), float(product_N @ product_N), places=3)
+        self.assertAlmostEqual(float(total), float(batch_NE.sum()), places=4)
+        np.testing.assert_allclose(gradient["w"], 2 * product_N @ batch_NE, rtol=1e-5)
+
+
 class LoopTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
