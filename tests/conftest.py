@@ -26,10 +26,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import compiling  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
+
+# The same examples every time, and none fails for taking long: by default more than .2 s does.
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

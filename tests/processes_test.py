@@ -89,7 +89,7 @@ class ProcessesTest(parameterized.TestCase):
             job = processes.Job(0, 2, [two])
             one.sendall(said)
             one.close()
-            job._watchers[0].join(10)
+            job._watchers[0].join(60)
         self.assertEqual(end.called, is_lost)
 
     @parameterized.parameters(

@@ -254,7 +254,7 @@ class QueryTest(parameterized.TestCase):
         ):
             thread = threading.Thread(target=asking.serve, args=(ask, "page", 0))
             thread.start()
-            self.assertTrue(served.wait(30))
+            self.assertTrue(served.wait(60))
             (server,) = told
             connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
             question = json.dumps({"instruction": "What is a kettle?", "output": "It hums."})

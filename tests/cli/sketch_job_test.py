@@ -13,6 +13,7 @@ import compiling
 import pytest
 from absl.testing import absltest
 from index_cases import tree_bytes
+from waiting import wait_until
 
 from raslik_jax.cli.sketch_job import own_gpu
 from raslik_jax.index.store import SketchStore
@@ -86,8 +87,8 @@ class SketchJobTest(absltest.TestCase):
         self.finish(self.start("run.py", *_TINY, f"--workdir={alone}", "--stages=sketch"))
         jobs = [self.start("sketch_job.py", f"--workdir={shared}") for _ in range(3)]
         claims = making_folder(shared, "sketch") / "index" / "claims"
-        while not list(claims.glob("*.json")):
-            self.assertIsNone(jobs[0].poll())
+        wait_until(lambda: list(claims.glob("*.json")) or jobs[0].poll() is not None)
+        self.assertIsNone(jobs[0].poll())
         jobs[0].send_signal(signal.SIGKILL)
         jobs[0].communicate()
         for job in jobs[1:]:
@@ -101,7 +102,7 @@ class SketchJobTest(absltest.TestCase):
 
     def test_what_is_not_ready_is_a_sentence(self):
         job = self.start("sketch_job.py", f"--workdir={self.root}")
-        _, errors = job.communicate(timeout=60)
+        _, errors = job.communicate(timeout=400)
         self.assertEqual(job.returncode, 1)
         self.assertIn("error: ", errors)
         self.assertNotIn("Traceback", errors)

@@ -6,14 +6,15 @@ import os
 import pathlib
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
-import time
 
 import pytest
 import tiny
 from absl.testing import absltest
+from waiting import wait_until
 
 from raslik_jax.cli import suite
 
@@ -99,13 +100,20 @@ def test_a_grid_is_the_product_and_its_choice_is_measured_on_test_queries(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_stops_the_suite_stops_its_run_first(tmp_path):
-    log = tmp_path / "log"
+def test_what_stops_the_suite_stops_its_run_first(tmp_path, monkeypatch):
+    log, waits = tmp_path / "log", threading.Event()
+
+    class Process(subprocess.Popen):
+        def wait(self, timeout=None):
+            waits.set()
+            return super().wait(timeout)
 
     def stop():
-        while not log.exists() or "ready" not in log.read_text():
-            time.sleep(0.01)
+        wait_until(lambda: log.exists() and "ready" in log.read_text())
+        waits.wait(60)  # or the child is quicker than this process
         os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
 
     child = "import time; print('ready', flush=True)\nwhile True: time.sleep(1)"
     threading.Thread(target=stop).start()

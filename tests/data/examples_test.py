@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raslik_jax.data import examples as ex
@@ -32,7 +32,6 @@ class IdsTest(parameterized.TestCase):
         name = row.example_id
         self.assertEqual(ids, [name, other.example_id, f"{name}-2", f"{name}-3"])
 
-    @settings(deadline=None)
     @given(_ROWS)
     def test_ids_are_unique_and_follow_the_text(self, rows):
         made = ex.make_examples(ex.make_example(*row) for row in rows)

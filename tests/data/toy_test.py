@@ -155,7 +155,7 @@ class ToyTest(parameterized.TestCase):
         queries = [render_prompt(row, "brief") + row.output for row in _everything(_CORPUS)]
         self.assertLess(max(map(len, tokenizer.encode_batch(queries))), 64)
 
-    @settings(max_examples=5, deadline=None)
+    @settings(max_examples=5)
     @given(st.integers(), st.integers(20, 300), st.integers(1, 50))
     def test_any_seed_and_size_is_a_valid_corpus(self, seed, num_normal, num_targets):
         num_train = num_normal + num_targets

@@ -64,7 +64,7 @@ class RotationTest(parameterized.TestCase):
 
 
 class QuantizeTest(parameterized.TestCase):
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(small_rows)
     def test_every_step_is_odd(self, rows):
         rows[0] = 0

@@ -295,8 +295,10 @@ class MemoryTest(IndexCase):
 
         def watch() -> None:
             nonlocal peak
-            while not done.wait(0.001):
+            while True:
                 peak = max(peak, anonymous_bytes())
+                if done.wait(0.001):
+                    return
 
         watcher = threading.Thread(target=watch)
         watcher.start()

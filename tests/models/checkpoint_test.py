@@ -469,14 +469,16 @@ class HubTest(FolderTest):
         )
 
     def test_without_a_network_the_answer_comes_at_once(self):
-        start = time.monotonic()
+        reached = mock.Mock(side_effect=OSError)
+        self.monkeypatch.setattr(socket, "getaddrinfo", reached)
+        self.monkeypatch.setattr(socket.socket, "connect", reached)
         self.assert_refused(
             ["'EleutherAI/pythia-14m' at revision 'step143000'", "hub"],
             load,
             "EleutherAI/pythia-14m",
             revision="step143000",
         )
-        self.assertLess(time.monotonic() - start, 5)
+        reached.assert_not_called()
 
     def test_a_hub_that_does_not_answer_is_given_up(self):
         # conftest switches the hub off; here it is on and silent.
@@ -492,7 +494,8 @@ class HubTest(FolderTest):
             huggingface_hub.utils.close_session()
             start = time.monotonic()
             self.assert_refused(["'owner/tiny'", "hub did not give"], load, "owner/tiny")
-            self.assertLess(time.monotonic() - start, 20)
+            # Half a second and the time of imports; a download would wait for minutes.
+            self.assertLess(time.monotonic() - start, 60)
         huggingface_hub.utils.close_session()
 
     def test_a_cached_model_is_found_by_name_and_revision(self):

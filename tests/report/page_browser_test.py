@@ -6,13 +6,13 @@ import json
 import pathlib
 import re
 import tempfile
-import time
 
 import browser
 import numpy as np
 import pytest
 import sample_run
 from absl.testing import absltest
+from waiting import wait_until
 
 from raslik_jax.report import page, published, runs
 
@@ -112,11 +112,7 @@ class BrowserTest(absltest.TestCase):
             self.wait("return !document.querySelector('[data-controls]').hidden")
 
     def wait(self, claim):
-        for _ in range(100):
-            if self.script(claim):
-                return
-            time.sleep(0.1)
-        self.fail(f"never came true: {claim}")
+        wait_until(lambda: self.script(claim), claim)
 
     def visible_queries(self):
         return self.script(
@@ -337,10 +333,7 @@ class BrowserTest(absltest.TestCase):
         self.command("Browser.setDownloadBehavior", **where)
         self.find("[data-save]").click()
         saved = folder / "rows.csv"
-        for _ in range(100):
-            if saved.is_file():
-                break
-            time.sleep(0.1)
+        wait_until(saved.is_file)
         with saved.open(newline="", encoding="utf-8") as file:
             (row,) = csv.DictReader(file)
         self.assertEqual(row["said"], "'" + sample_run.FORMULA)

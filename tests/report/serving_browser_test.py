@@ -56,7 +56,7 @@ def _ask_by_keyboard(chrome):
 
     def said(text):
         status = "return document.querySelector('#ask-box [role=status]').textContent"
-        WebDriverWait(chrome, 30).until(lambda _: text in chrome.execute_script(status))
+        WebDriverWait(chrome, 120).until(lambda _: text in chrome.execute_script(status))
 
     chrome.execute_script("document.querySelector('nav a').focus()")
     box = chrome.switch_to.active_element

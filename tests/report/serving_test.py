@@ -19,7 +19,7 @@ def serve(ask, html="<p>page</p>"):
         thread.start()
 
         def send(method, path, body=None, **headers):
-            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
             with contextlib.closing(connection):
                 connection.request(method, path, body, headers)
                 reply = connection.getresponse()

@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import random
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,7 @@ import time
 import numpy as np
 import pytest
 from absl.testing import absltest
+from ports import free_address
 from safetensors.numpy import load_file
 from tiny import FLAGS, finished_run, start_script
 
@@ -30,7 +30,7 @@ _SKETCH_ATOL, _ADAPTER_ATOL = 2e-6, 2e-5
 _PART = ("--retrieve.strategies=random,raslik", "--unlearn.algorithms=ga_klr")
 _STAGES = "corpus,backbone,finetune,references,sketch,retrieve,unlearn,generate,evaluate"
 # Each decides which unit is interrupted, which process is killed, and when.
-_SEEDS = map(int, os.environ.get("RASLIK_KILL_SEED", "1").split(","))
+_SEEDS = [*map(int, os.environ.get("RASLIK_KILL_SEED", "1").split(","))]
 # A unit of every stage, in their order, and within how many seconds; the last must not be over.
 _KILLED_IN = {
     "corpus": 0.3,
@@ -79,7 +79,7 @@ class MeshRunTest(absltest.TestCase):
             time.sleep(0.02)
         time.sleep(seconds)
         job[victim].kill()
-        _, told = job[1 - victim].communicate(timeout=60)
+        _, told = job[1 - victim].communicate(timeout=90)
         job[victim].communicate()
         when = f"process {victim} killed {seconds:.2f} s into {unit}"
         print(f"{when}: status {job[1 - victim].returncode}")
@@ -88,9 +88,7 @@ class MeshRunTest(absltest.TestCase):
     @classmethod
     def start(cls, *more):
         """Starts both processes of the run, of four devices each."""
-        with socket.socket() as probe:
-            probe.bind(("localhost", 0))
-            coordinator = f"localhost:{probe.getsockname()[1]}"
+        coordinator = free_address()
         return [
             start_script(
                 "experiments/run.py",
