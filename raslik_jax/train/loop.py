@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from raslik_jax import meshes
+from raslik_jax import meshes, processes
 from raslik_jax.axes import Tree
 from raslik_jax.progress import progress
 from raslik_jax.train import resuming
@@ -181,7 +181,9 @@ class _Log:
         ahead = len(self._unread) - _IN_FLIGHT
         if ahead > 0:  # else the host runs ahead, and what is shown is old
             jax.block_until_ready(self._unread[ahead - 1])
-        is_due = time.monotonic() - self._looked > _LOOK_SECONDS or ahead >= _LOOK_EVERY
+        # Processes have clocks of their own, and all of a job have to end at the same step.
+        is_late = processes.count() == 1 and time.monotonic() - self._looked > _LOOK_SECONDS
+        is_due = is_late or ahead >= _LOOK_EVERY
         count = len(self._unread) if is_whole else ahead if is_due else 0
         if count > 0:
             self._read(np.array(self._unread[:count], np.float32))
