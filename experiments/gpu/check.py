@@ -67,11 +67,6 @@ def run(options: Options) -> int:
     of_versions, stated = records.read()
     versions = records.versions()
     is_same = versions["jax"] == of_versions["jax"]  # its XLA; the assembler changes no bytes
-    if options.state != "no" and options.gpu != (first := next(iter(gpus.GPUS))):
-        raise ValueError(
-            f"--state must be of programs for --gpu={first}, which the page says, got "
-            f"{options.gpu}: leave --gpu out"
-        )
     if options.state == "missing" and not is_same:
         raise ValueError(
             f"--state=missing must have the jax of stated.json, {of_versions['jax']}, got "

@@ -72,7 +72,8 @@ def lay_out(
 ) -> tuple[int, Tree]:
     """Returns the parts into which a base is split, and its shapes with what is split marked.
 
-    As `choose_parts`, of the base in its `format`. A ValueError where a device cannot hold its own.
+    The parts are those of `choose_parts` for the plain base, the shapes those of the base in its
+    `format`. A ValueError where a device cannot hold its own.
     """
     parts = choose_parts(kind, plain, devices=devices, memory=memory)
     held = split(quantize.shapes_of(plain, format, double_quant=double_quant), parts)
