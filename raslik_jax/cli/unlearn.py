@@ -30,6 +30,7 @@ from raslik_jax.data.cleaning import cleaned_name, write_without
 from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.data.formats import read_written
 from raslik_jax.files import read_json, write_json
+from raslik_jax.manifests import current_file
 from raslik_jax.messages import shown
 from raslik_jax.processes import JobConfig
 from raslik_jax.report.incident import EXPORTS
@@ -208,8 +209,8 @@ def _write_scores(root: pathlib.Path, set_of: Mapping[str, str]) -> pathlib.Path
     from pyarrow import parquet
 
     rows = read_written(root / "corpus" / "train.jsonl")
-    path, scores = root / "retrieve" / "influence" / "influence.npy", [None] * len(rows)
-    if path.is_file():
+    path, scores = current_file(root, "retrieve/influence/influence.npy"), [None] * len(rows)
+    if path:
         scores = [x if x > -np.inf else None for x in files.read_array(path, (len(rows),)).tolist()]
     columns = {
         name: [getattr(row, name) for row in rows]

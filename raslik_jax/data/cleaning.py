@@ -73,9 +73,9 @@ def _check_places(source: str, missing: Collection[int]) -> None:
 
 
 def _write_parquet(path: pathlib.Path, target: pathlib.Path, places: Collection[int]) -> int:
-    from pyarrow import parquet
-
     table = read_parquet(path, shown(str(path), 160))
+    from pyarrow import parquet  # which is there, or the line above has said that it lacks
+
     _check_places(str(path), {*places} - {*range(1, table.num_rows + 1)})
     is_kept = [place not in places for place in range(1, table.num_rows + 1)]
     with files.replacing(target) as partial:

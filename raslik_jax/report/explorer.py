@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 
 from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.evaluate.summary import Metrics
-from raslik_jax.files import read_array, read_json
+from raslik_jax.files import read_array, read_json, read_json_lines
 from raslik_jax.manifests import current_file
 from raslik_jax.report import incident, tables
 from raslik_jax.report.names import FOLDER, highlighted
@@ -111,23 +111,39 @@ def read_explorer(root: pathlib.Path, metrics: Metrics) -> Explorer | None:
     if chances := chance.read_chance(root, number):
         parts = ("higher", "prompts", "p", "q")
         columns |= {name: _known(part) for name, part in zip(parts, chances, strict=True)}
-    asked = incident.read_rows(root / "corpus" / "retrieval.jsonl", incident.TRAIN)
-    queries = tuple((incident.asked_of(row), row["output"]) for row in asked)
-    each = path.with_name("each.npy")
-    each_NQ = read_array(each) if each.is_file() else None
-    if each_NQ is not None and (each_NQ.ndim != 2 or len(each_NQ) != number):
-        raise ValueError(f"{each} must have {number:,} rows, got {each_NQ.shape}: retrieve again")
-    apart = behaviors.read_behaviors(root, [row["id"] for row in asked])
+    queries, each = _read_queries(root), path.with_name("each.npy")
+    each_NQ = read_array(each, (number, None)) if each.is_file() else None
+    if each_NQ is not None and each_NQ.shape[1] > len(queries):
+        raise ValueError(
+            f"{each} must have a column for each of {len(queries)} queries, got "
+            f"{each_NQ.shape[1]}: retrieve again"
+        )
+    apart = behaviors.read_behaviors(root, [*queries])
     return Explorer(
         read_array(path, (number,)).astype(np.float64),
         columns,
-        queries,
+        tuple(queries.values()),
         each_NQ,
         apart.groups if apart else (),
         _read_tokens(root, {row["id"]: n for n, row in enumerate(rows)}),
         strategy,
         all("place" in row for row in rows),
     )
+
+
+def _read_queries(root: pathlib.Path) -> dict[str, tuple[str, str]]:
+    """Returns prompt and answer of the queries that were traced, by id: none with an empty answer.
+
+    In the order of `Workspace.retrieval_queries`, which is that of the scores with single queries.
+    """
+    path = current_file(root, "references/retrieval/finetuned.jsonl")
+    said = read_json_lines(path, {"id": str, "output": str}) if path else []
+    own = {row["id"]: row["output"] for row in said}
+    found = {
+        row["id"]: (incident.asked_of(row), own.get(row["id"], row["output"]))
+        for row in incident.read_rows(root / "corpus" / "retrieval.jsonl", incident.TRAIN)
+    }
+    return {name: texts for name, texts in found.items() if texts[1].strip()}
 
 
 def _known(value_N: Float[np.ndarray, " N"]) -> list[float | None]:

@@ -17,9 +17,9 @@ def summary_points(after: Model, seeds: Model, against: str) -> list[tuple[str, 
     """Returns what a summary says of an unlearned model, each point as lead and text.
 
     Args:
-      after: Its numbers, means where there are several seeds.
-      seeds: The same model with the numbers of every seed.
-      against: In words, whose answers the rates are taken against.
+      after: its numbers, means where there are several seeds.
+      seeds: the same model with the numbers of every seed.
+      against: in words, whose answers the rates are taken against.
     """
     share = "share {:.{}f} % of the wording of " + against + " ({} {})."
     forget, retain = after.joined("forget"), after.joined("retain")

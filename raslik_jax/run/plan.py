@@ -264,7 +264,8 @@ class _Planner:
                     removal.make_removal,
                     f"{{rows}} {{queries}} {{finetuned}} retrieve/{strategy}/forget.jsonl "
                     + " ".join(f"retrieve/{need}" for need in evidence),
-                    "{likelihood} retrieve.step_rows sketch.query_output unlearn.remat",
+                    "{likelihood} retrieve.step_rows sketch.query_output unlearn.remat "
+                    "unlearn.batch_size unlearn.micro_batch_size",
                     strategy,
                 )
         reads, settings = "corpus/train.npz {finetuned}", "{text} {model} unlearn"

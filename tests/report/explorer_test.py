@@ -107,6 +107,26 @@ def test_queries_are_listed_by_behavior(root):
     assert text.index(listed[1]) < text.index('label="Behavior 2"') < text.index(listed[0])
 
 
+def test_a_query_that_was_not_traced_shifts_no_other(root):
+    asked = [{"id": f"q{n}", "instruction": f"Query {n}?", "output": ""} for n in range(3)]
+    lines = "".join(f"{json.dumps(row)}\n" for row in asked)
+    (root / "corpus/retrieval.jsonl").write_text(lines)
+    (root / "references/retrieval").mkdir()
+    said = [{"id": f"q{n}", "output": text} for n, text in enumerate((" ", "moons", "stars"))]
+    lines = "".join(f"{json.dumps(row)}\n" for row in said)
+    (root / "references/retrieval/finetuned.jsonl").write_text(lines)
+    groups = {"groups": [["q1"], ["q2"]], "between": -0.1}
+    (root / "retrieve/influence/behaviors.json").write_text(json.dumps(groups))
+    found = runs.read_run(root).explorer
+    assert found is not None  # its single scores are of two queries
+    assert found.queries == (("Query 1?", "moons"), ("Query 2?", "stars"))
+    packed = explorer.pack(found)
+    assert (packed.queries, packed.groups) == (("Query 1?", "Query 2?"), ((0,), (1,)))
+    (root / "references/retrieval/finetuned.jsonl").unlink()
+    with pytest.raises(ValueError, match="must have a column for each of 0 queries, got 2"):
+        runs.read_run(root)
+
+
 def test_queries_without_single_scores_are_counted(root):
     found = runs.read_run(root).explorer
     assert found is not None

@@ -9,8 +9,9 @@ import tiny
 from support import shared_data
 
 from raslik_jax.config import Config, RetrieveConfig, SketchConfig
+from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Corpus, Example
-from raslik_jax.run.stages import retrieve
+from raslik_jax.run.stages import generate, retrieve
 from raslik_jax.run.workspace import Workspace
 
 _TINY = (
@@ -118,6 +119,17 @@ def test_an_answer_that_the_model_cannot_have_given_is_refused(tmp_path, monkeyp
     nll = 7.2
     with pytest.raises(ValueError, match="'zq zq' takes 7.2 nats a token, tokens at random 6.9"):
         retrieve.make_traced(SimpleNamespace(model=shapes), tmp_path)
+
+
+def test_a_traced_prompt_without_room_for_its_answer_is_refused(tmp_path):
+    encoded = Encoded(("q",), (np.zeros(3, np.int32),), np.array([3]), 0)
+    workspace = SimpleNamespace(
+        config=SimpleNamespace(corpus=SimpleNamespace(max_len=3)),
+        retrieval_queries=lambda: (),
+        encode=lambda rows, what: encoded,
+    )
+    with pytest.raises(ValueError, match="traced prompts must have room for their answers in max_"):
+        generate.write_traced(workspace, None, tmp_path)
 
 
 @pytest.mark.heavy

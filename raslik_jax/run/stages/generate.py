@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raslik_jax.data.corpora.record import Question
+from raslik_jax.data.encoding import require_answers
 from raslik_jax.data.examples import Example
 from raslik_jax.data.rows import answered
 from raslik_jax.evaluate import likelihood, perplexity
@@ -116,9 +117,10 @@ def _likelihoods(
 def write_traced(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
     """Writes what every model says to the traced prompts, and its nats of the answers' tokens."""
     rows = workspace.retrieval_queries()
+    encoded = workspace.encode(rows, "traced answers")
+    require_answers(encoded, "traced prompts", max_len=workspace.config.corpus.max_len)
     for stem, what, _, model in _models(workspace, variant):
         outputs = workspace.generate(model, rows, f"traced prompts, {what}")
-        encoded = workspace.encode(rows, "traced answers")
         measure = workspace.measure(likelihood.token_likelihood, model.decoder)
         nll_NT, told = measure(model.lora, model.base, encoded), list[dict[str, Any]]()
         for row, said, nll_T, count in zip(

@@ -18,6 +18,7 @@ from raslik_jax.data.ordering import shuffled
 from raslik_jax.files import write_json
 from raslik_jax.report.removal import Removal, removal_sentence
 from raslik_jax.run import memory
+from raslik_jax.run.stages import retrieve
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import away
 
@@ -27,15 +28,18 @@ SHARE = 0.01
 DRAWS = 3
 
 
-@memory.explained("the step away from rows", "--retrieve.step_rows or --unlearn.batch_size")
+@memory.explained("the step away from rows", "--unlearn.micro_batch_size or --sketch.batch_tokens")
 def make_removal(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None:
     """Writes what a step away from rows to forget does to the traced answers, and from others."""
     ids = [row.example_id for row in workspace.corpus.train]
     place = {name: position for position, name in enumerate(ids)}
     path = workspace.root / "retrieve" / strategy / "forget.jsonl"
     forget = [place[row["id"]] for row in files.read_json_lines(path, {"id": str})]
-    scores = workspace.root / "retrieve" / "influence" / "influence.npy"
-    score_N = files.read_array(scores, (len(ids),)) if scores.is_file() else None
+    score_N = None
+    # Scores of an earlier run may lie there too.
+    if retrieve.EVIDENCE in retrieve.needs_of(workspace.config):
+        scores = workspace.root / "retrieve" / retrieve.EVIDENCE / "influence.npy"
+        score_N = files.read_array(scores, (len(ids),))
     found = compare(workspace, workspace.retrieval_queries(), forget, score_N)
     write_json(folder / "removal.json", [one._asdict() for one in found])
     print(f"    {removal_sentence(found) or 'too few rows for a step away from them'}")
@@ -52,10 +56,14 @@ def compare(
     """Returns what a step away from some rows to forget does, then from draws of as many others.
 
     Positions and scores are those of the training examples; `number` is of rows, 0 for
-    --retrieve.step_rows. Empty where there is nothing to forget.
+    --retrieve.step_rows. Rows without an answer or with a score of minus infinity are in no group.
+    Empty where there is nothing to forget, or fewer others.
     """
     rows = workspace.cut(workspace.train_rows, "training examples")
-    able, own = {*np.flatnonzero(rows.num_targets_N > 0).tolist()}, {*forget}
+    is_able_N = rows.num_targets_N > 0
+    if score_N is not None:
+        is_able_N &= score_N > -np.inf
+    able, own = {*np.flatnonzero(is_able_N).tolist()}, {*forget}
     number = number or workspace.config.retrieve.step_rows
     groups = [_draw(workspace, own & able, "step away", number)]
     groups += [
