@@ -1,6 +1,6 @@
 """Does training without rows change an answer as their scores predict? Short retrainings on a toy.
 
-  python experiments/studies/counterfactual/measure.py --workdir=runs/counterfactual \
+  python experiments/studies/counterfactual/measure.py --workdir=runs/counterfactual \\
       --embedding=BAAI/bge-small-en-v1.5 --halves=25
 
 An adapter is trained on the toy's 1,000 rows, its answers to some prompts are traced by several
