@@ -212,7 +212,8 @@ class Program:
             return 0.0, 2 * size_of(given[1 if one.opcode != "scatter" else -1])
         if one.opcode in ("call", "conditional", "async-start"):
             return 0.0, 0.0
-        if one.opcode in ("all-gather-start", "copy-start"):  # its shape has its operands too
+        # Their shapes have their operands too.
+        if one.opcode in ("all-gather-start", "collective-permute-start", "copy-start"):
             return 0.0, size_of(one.shape)
         operations = self._of_dot(name, one) if one.opcode == "dot" else 0.0
         return operations, sum(map(size_of, given)) + size_of(one.shape)

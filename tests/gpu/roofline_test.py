@@ -52,6 +52,17 @@ def test_the_start_of_a_gather_stands_beside_its_operand():
     assert roofline.Exchange("reduce-scatter", ("f32[4]",), 1).sent(8) == 7 * 4 * 4
 
 
+def test_a_copy_and_a_permutation_read_and_write_all_once():
+    copy = "%c = (f32[8], f32[8], u32[]) copy-start(%x)"
+    permutation = "%p = (f32[8], f32[8]) collective-permute-start(%x)"
+    program = roofline.Program(_main(copy, permutation))
+    rates = {"flops_per_second": 1.0, "bytes_per_second": 1.0}
+    found = {item.name: item.bytes_moved for item in program.items(**rates)}
+    assert found == {"c": 2 * 4 * 8 + 4, "p": 2 * 4 * 8}
+    (exchange,) = program.collectives()
+    assert exchange.arrays == ("f32[8]",) and exchange.sent(8) == 4 * 8
+
+
 def test_a_kernel_takes_the_operations_that_it_is_said_to_have():
     call = 'custom-call(%x), metadata={op_name="jit(f)/signs/pallas_call"}'
     program = roofline.Program(_main(f"%a = f32[8] {call}", f"%b = f32[8] {call}"))

@@ -64,6 +64,12 @@ class SmallLayersTest(parameterized.TestCase):
         self.assertFalse(np.array_equal(share("q_proj"), share("k_proj")))
         np.testing.assert_array_equal(share("q_proj"), share("q_proj"))
 
+    def test_a_share_has_11_bits_and_its_gradient_all(self):
+        share_LO = _normal(5, 6)
+        rounded_LO, pullback = jax.vjp(jax.jit(layers._rounded), share_LO)
+        np.testing.assert_array_equal(rounded_LO, np.float32(np.float16(share_LO)))
+        np.testing.assert_array_equal(pullback(share_LO)[0], share_LO)
+
     def test_adapters_of_one_input_are_multiplied_together_in_16_bits(self):
         settings = LoRAConfig(rank=2, alpha=4.0, targets=("q_proj", "k_proj"))
         linears = [
