@@ -190,6 +190,11 @@ def _as_row(like: Example, prompt: str, response: str, system: str = "") -> dict
     if isinstance(record.content(like), Conversation):  # which the same template renders
         turns = ("system", before), ("user", prompt), ("assistant", said)
         return {"messages": [{"role": role, "content": text} for role, text in turns if text]}
+    if before:
+        raise ValueError(
+            f"--system needs rows that can have a system prompt, those of --train_file are "
+            f"{record.title}: put its text in front of --prompt, as the model was trained"
+        )
     return {"prompt": prompt} | ({"completion": said} if said else {})
 
 

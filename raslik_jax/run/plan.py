@@ -214,8 +214,9 @@ class _Planner:
         """Yields what the chosen strategies read; without one by gradients, none is taken."""
         if self.config.evaluate.traced:
             reads = "{queries} {finetuned}"
-            settings = f"{_TRACED} references.base"
-            yield self.unit("retrieve/traced", retrieve.make_traced, reads, settings)
+            settings, values = f"{_TRACED} references.base", generate.TRACED_FORMAT
+            make = retrieve.make_traced
+            yield self.unit("retrieve/traced", make, reads, settings, values=values)
         needed = retrieve.needs_of(self.config)
         for need, recipes in retrieve.SCORES.items():
             for recipe in recipes if need in needed else ():
@@ -287,7 +288,8 @@ class _Planner:
                 is_resumable=True,
             )
         if self.config.evaluate.traced:
-            yield from self._of_variants("traced-", generate.write_traced, "{queries}", _TRACED)
+            make, values = generate.write_traced, generate.TRACED_FORMAT
+            yield from self._of_variants("traced-", make, "{queries}", _TRACED, values)
 
     def _of_sizes(self) -> tuple[str, str]:
         """Returns what the sizes of the sets are made from: what is read, and the settings."""
@@ -302,7 +304,12 @@ class _Planner:
         return f"{{rows}} {reads}", f"{{text}} {{rule}} {settings}"
 
     def _of_variants(
-        self, kind: str, make: Callable[..., None], reads: str, settings: str
+        self,
+        kind: str,
+        make: Callable[..., None],
+        reads: str,
+        settings: str,
+        values: Mapping[str, Any] = {},
     ) -> Iterator[Unit]:
         """Yields the measuring of every unlearned model; VARIANT in reads stands for its name."""
         for variant in self.variants:
@@ -315,6 +322,7 @@ class _Planner:
                 f"{reads.replace('VARIANT', name)} {{model}} {models}",
                 f"{settings} unlearn.parameters",
                 variant,
+                values=values,
             )
 
     def answers(self) -> Iterator[Unit]:

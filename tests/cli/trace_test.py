@@ -127,6 +127,15 @@ def test_a_system_prompt_stands_before_the_traced_prompt(row, asked):
     assert trace._as_row(like, "Q", "A", "S") == asked
 
 
+@pytest.mark.parametrize("row", [{"prompt": "a", "completion": "b"}, {"text": "a b"}])
+def test_rows_that_are_texts_have_no_system_prompt(row):
+    name = next(name for name in FORMATS if row.keys() & _OWN[name])
+    like = make_example("a", "", "b")._replace(format=name, content=row)
+    assert trace._as_row(like, "Q", "A", " ") == {"prompt": "Q", "completion": "A"}
+    with pytest.raises(ValueError, match="--system needs rows that can have a system prompt"):
+        trace._as_row(like, "Q", "A", "S")
+
+
 def _said(row):
     return (
         {"from": "gpt", "value": "b"}

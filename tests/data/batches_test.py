@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import shared_data
 
@@ -123,7 +123,6 @@ def _cheapest(lengths, num_buckets, batch_tokens, program=0):
 
 
 class PlanTest(parameterized.TestCase):
-    @settings(deadline=None)
     @given(_LENGTHS, st.integers(1, 5))
     def test_every_row_is_there_once_and_fits(self, lengths, num_buckets):
         plans = _plan(lengths, num_buckets=num_buckets)
@@ -137,7 +136,6 @@ class PlanTest(parameterized.TestCase):
             self.assertEqual((plan.length % 8, plan.num_targets % 8), (0, 0))
             self.assertLessEqual(len(plan.rows) * plan.length, 128)
 
-    @settings(deadline=None)
     @given(_LENGTHS, st.integers(1, 5))
     def test_buckets_have_one_shape_sorted_ids_and_dummies_at_their_end(self, lengths, num_buckets):
         plans = _plan(lengths, num_buckets=num_buckets)
@@ -152,7 +150,6 @@ class PlanTest(parameterized.TestCase):
             self.assertEqual(rows[: len(real)].tolist(), sorted(real))  # ids sort as positions
             self.assertLess(len(rows) - len(real), len(bucket))
 
-    @settings(deadline=None)
     @given(_LENGTHS, st.integers(1, 5))
     def test_edges_are_the_cheapest_of_all(self, lengths, num_buckets):
         plans = _plan(lengths, num_buckets=num_buckets)
@@ -161,7 +158,6 @@ class PlanTest(parameterized.TestCase):
         waste = 1 - sum(lengths) / computed
         self.assertAlmostEqual(bt.padding_waste(plans, np.array(lengths)), waste)
 
-    @settings(deadline=None)
     @given(_LENGTHS)
     def test_a_program_that_nobody_limits_costs_a_batch(self, lengths):
         plans = _plan(lengths, num_buckets=0)
@@ -169,7 +165,6 @@ class PlanTest(parameterized.TestCase):
         num_programs = len({plan.length for plan in plans})
         self.assertEqual(computed + 128 * num_programs, _cheapest(lengths, 12, 128, program=128))
 
-    @settings(deadline=None)
     @given(_LENGTHS, st.randoms(use_true_random=False))
     def test_order_of_the_corpus_plays_no_part(self, lengths, random):
         ids = [f"r{position:03d}" for position in range(len(lengths))]
@@ -203,7 +198,6 @@ class PlanTest(parameterized.TestCase):
 
 
 class EpochBatchesTest(parameterized.TestCase):
-    @settings(deadline=None)
     @given(st.integers(1, 50), st.integers(1, 60), st.integers(0, 3))
     def test_every_epoch_uses_every_row_once(self, num_examples, batch_size, epoch):
         per_epoch = bt.num_steps_of(num_examples, batch_size=batch_size)

@@ -20,6 +20,8 @@ from raslik_jax.run import memory
 from raslik_jax.run.workspace import Workspace, read_answers, write_rows
 from raslik_jax.train.losses import BoundModel
 
+# Of what `write_traced` writes: 2 has the nats of every token.
+TRACED_FORMAT = {"formats": {"traced": 2}}
 # A strategy and the algorithm that unlearned its sets.
 Variant = tuple[str, str]
 
