@@ -6,12 +6,12 @@ devices, and jit does the rest. Sketching needs none of this (see `raslik_jax.in
 
 import atexit
 import contextlib
+import json
 import os
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
 
-from raslik_jax import meshes, processes
+from raslik_jax import local_gpus, meshes, processes
 from raslik_jax.messages import shown
 from raslik_jax.processes import LOST_PROCESS_STATUS as LOST_PROCESS_STATUS
 
@@ -28,6 +28,8 @@ from raslik_jax.processes import LOST_PROCESS_STATUS as LOST_PROCESS_STATUS
 _SIGNS_OF_LOSS = ("gloo", "closed by peer", "reset by peer", "unavailable", "deadline_exceeded")
 # For how long processes wait for the first one, and for its name to be known.
 _START_SECONDS, _NAME_SECONDS = 300, 60
+# For how long one that was told of a loss by a collective waits for its own connections to tell.
+_WATCH_SECONDS = 5
 AUTO = "auto"  # for a coordinator that the launcher names
 
 
@@ -44,7 +46,8 @@ def job(
 
     To be entered before anything else of JAX. A dead process's connections close at once, and each
     process watches one to process 0, so all end within a moment; a lost machine or network is
-    noticed within half a minute. A process that raises ends the others when it exits.
+    noticed within half a minute. A process that raises ends the others when it exits; an error that
+    the first process raises alike is left to it: the others end in silence, with its status.
 
     Args:
       coordinator: host:port of process 0; "auto" where Slurm, Kubernetes or Open MPI has started
@@ -70,6 +73,7 @@ def job(
             process_id=process_id,
             heartbeat_timeout_seconds=lost_after_s,
         )
+        seen = _look()
     except (ValueError, RuntimeError) as error:
         mend = "check that all processes are started with the same --coordinator"
         if is_auto:
@@ -78,6 +82,7 @@ def job(
         raise ValueError(f"the processes of the job must find each other ({reason}): {mend}") from (
             error
         )
+    _take_gpus(seen)
     if is_auto:  # what the launcher said; JAX keeps it to itself
         coordinator = str(jax._src.distributed.global_state.coordinator_address)
     own = processes.Job(
@@ -92,16 +97,48 @@ def job(
     except BaseException as error:
         is_loss = any(sign in str(error).lower() for sign in _SIGNS_OF_LOSS)
         if is_loss and own.count > 1 and isinstance(error, jax.errors.JaxRuntimeError):
+            # Whoever watches the connections knows whether the first one has said why, and ends us.
+            time.sleep(_WATCH_SECONDS)
             own.end(str(error).splitlines()[0][:200])
         # This process's own failure. The others end when it exits, and no earlier: JAX aborts a
         # process that misses its coordinator, and the error has to be seen first.
-        own.fail(error)
-        atexit.register(_leave, _status_of(error))
+        is_said, status = own.fail(error), processes.status_of(error)
+        atexit.register(_leave, status)
+        if is_said:
+            raise processes.FirstFailed(status) from error
         raise
     finally:
         processes.join(None)
     own.leave()
     jax.distributed.shutdown()
+
+
+def _look() -> list[local_gpus.Seen]:
+    """Returns the GPUs that each process may open; JAX has opened none yet."""
+    own, platforms = local_gpus.look(), getattr(jax.config, "jax_platforms", None) or "cuda"
+    if "JAX_LOCAL_DEVICE_IDS" in os.environ or not {"cuda", "gpu"} & {*platforms.split(",")}:
+        own = own._replace(gpus=())  # divided already, or not to be opened
+    state: Any = jax._src.distributed.global_state  # of jax's own surface nothing tells before
+    state.client.key_value_set(f"raslik/gpus/{state.process_id}", json.dumps(own))
+    names = [f"raslik/gpus/{number}" for number in range(state.num_processes)]
+    values = [state.client.blocking_key_value_get(name, _START_SECONDS * 1000) for name in names]
+    return [local_gpus.Seen(name, tuple(gpus)) for name, gpus in map(json.loads, values)]
+
+
+def _take_gpus(seen: Sequence[local_gpus.Seen]) -> None:
+    """Divides the GPUs of each machine; a ValueError, of the first process, where that cannot be.
+
+    It replaces what JAX takes of a launcher: one for each process, by its number there.
+    """
+    number = jax._src.distributed.global_state.process_id
+    try:
+        taken = local_gpus.divide(seen)
+    except ValueError as error:
+        if number:  # all find it
+            raise processes.FirstFailed(1) from error
+        raise
+    if seen[number].gpus:
+        jax.config.update("jax_cuda_visible_devices", ",".join(map(str, taken[number])))
 
 
 def _await(coordinator: str) -> None:
@@ -133,15 +170,6 @@ def _connect(coordinator: str, *, num_processes: int, process_id: int) -> list[s
     with socket.create_server(("", 0), family=family, dualstack_ipv6=both) as server:
         multihost_utils.broadcast_one_to_all(np.int32(server.getsockname()[1]))
         return [server.accept()[0] for _ in range(num_processes - 1)]
-
-
-def _status_of(error: BaseException) -> int:
-    """Returns the exit status that a shell sees of an error nobody catches."""
-    if isinstance(error, KeyboardInterrupt):
-        return 128 + signal.SIGINT
-    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
-        return error.code or 0
-    return 1
 
 
 def _leave(status: int) -> NoReturn:

@@ -12,10 +12,12 @@ import os
 import pathlib
 import queue
 import shutil
+import signal
 import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NoReturn, TypeVar
 
@@ -26,6 +28,10 @@ _T = TypeVar("_T")
 # The exit status of a process whose job lost another one (EX_UNAVAILABLE of sysexits.h).
 LOST_PROCESS_STATUS = 69
 _FAREWELL = b"\n"
+# For how long a disk of the network may hide from others what the first process has written.
+_VISIBLE_SECONDS = 90
+# For how long a process that fails waits to hear whether the first one fails alike.
+_ALIKE_SECONDS = 10.0
 # An idle connection is asked whether a machine is there: after seconds, how far apart, how often.
 _PROBES = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
@@ -41,8 +47,7 @@ class JobConfig(Settings):
     )
     num_processes: int = setting(
         0,
-        "--coordinator: processes of the job, one for each machine; several of one machine have to "
-        "divide its GPUs by CUDA_VISIBLE_DEVICES.",
+        "--coordinator: processes of the job; those of one machine divide its GPUs evenly.",
         low=0,
     )
     process_id: int = setting(-1, "--coordinator: number of this process, from 0.", low=-1)
@@ -67,6 +72,15 @@ class FirstFailed(SystemExit):
     """Ends a process because the first one has failed, which says why."""
 
 
+def status_of(error: BaseException) -> int:
+    """Returns the exit status that a shell sees of an error nobody catches."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        return error.code or 0
+    return 1
+
+
 class Job:
     """This process's place in a job, and its connections: of the first to all others, else one.
 
@@ -83,7 +97,8 @@ class Job:
         self.number, self.count, self.apart = number, count, apart
         self.is_apart = False
         self._connections, self._messages = connections, queue.SimpleQueue[Any]()
-        self._has_failed = threading.Event()
+        self._has_failed, self._first_failed = threading.Event(), threading.Event()
+        self._failure: dict[str, Any] = {}  # the first one's, as `tell_failure` tells it
         self._watchers = [
             threading.Thread(target=self._watch, args=(connection,), daemon=True)
             for connection in connections
@@ -102,8 +117,14 @@ class Job:
             for line in lines:
                 if line == _FAREWELL:
                     return
-                self._messages.put(json.loads(line))
-        if not self._has_failed.is_set():
+                message = json.loads(line)
+                self._messages.put(message)
+                if "failed" in message:
+                    self._failure = message
+                    self._first_failed.set()
+        if self._failure and not self._has_failed.is_set():  # the first one has said why
+            os._exit(self._failure["status"])
+        elif not self._has_failed.is_set():
             self.end("its connection closed")
 
     def tell(self, message: Any) -> None:
@@ -116,8 +137,8 @@ class Job:
     def hear(self) -> Any:
         """Returns the next message of the first process."""
         message = self._messages.get()
-        if message.get("failed"):
-            raise FirstFailed(1)
+        if "failed" in message:
+            raise FirstFailed(message["status"])
         return message["value"]
 
     def meet(self) -> None:
@@ -136,12 +157,26 @@ class Job:
             with contextlib.suppress(OSError):
                 connection.sendall(_FAREWELL)
 
-    def fail(self, error: BaseException) -> None:
-        """Notes that this process fails by itself, so that it says why and not that one is lost."""
+    def tell_failure(self, error: BaseException) -> None:
+        """Tells the others that the first process fails, which says why."""
+        self.tell({"failed": repr(error), "status": status_of(error)})
+
+    def fail(self, error: BaseException) -> bool:
+        """Notes that this process fails by itself, so that it does not say that one is lost.
+
+        Returns whether the first process fails alike: it alone says why, and has done so by then.
+        """
         self._has_failed.set()
-        if isinstance(error, FirstFailed):  # whose message is printed first
-            for watcher in self._watchers:
-                watcher.join(60)
+        if not self.number:
+            self.tell_failure(error)
+            return False
+        if not isinstance(error, FirstFailed):
+            self._first_failed.wait(_ALIKE_SECONDS)
+            if self._failure.get("failed") != repr(error):
+                return False
+        for watcher in self._watchers:  # until the first one has ended
+            watcher.join(60)
+        return True
 
     def end(self, reason: str) -> NoReturn:
         """Ends this process, whatever it does, because another one is lost."""
@@ -188,8 +223,8 @@ def from_first(make: Callable[[], _T]) -> _T:
         return found
     try:
         value = make()
-    except Exception:
-        _job.tell({"failed": True})
+    except Exception as error:
+        _job.tell_failure(error)
         raise
     _job.tell({"value": value})
     return value
@@ -214,6 +249,20 @@ def alone(make: Callable[[], _T]) -> _T | None:
 
     from_first(apart)
     return made[0] if made else None
+
+
+def when_visible(read: Callable[[], _T]) -> _T:
+    """Returns what is read of files of the first process, as soon as they are to be seen.
+
+    A disk of the network may show them a moment later than made: until then an error of reading is
+    no error of the others.
+    """
+    until = time.monotonic() + _VISIBLE_SECONDS
+    while number() and time.monotonic() < until:
+        with contextlib.suppress(OSError, ValueError):
+            return read()
+        time.sleep(0.1)
+    return read()
 
 
 def each_from_first(items: Iterable[_T]) -> Iterator[_T]:

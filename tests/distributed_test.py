@@ -84,17 +84,7 @@ class ShardedTest(IndexCase):
             )
 
 
-class StatusTest(parameterized.TestCase):
-    @parameterized.parameters(
-        (ValueError("no"), 1),
-        (KeyboardInterrupt(), 130),
-        (SystemExit(), 0),
-        (SystemExit(3), 3),
-        (SystemExit("what was wanted"), 1),
-    )
-    def test_a_failed_process_keeps_the_status_of_its_error(self, error, status):
-        self.assertEqual(distributed._status_of(error), status)
-
+class StartTest(absltest.TestCase):
     def test_a_first_process_that_does_not_answer_is_named(self):
         self.enter_context(mock.patch.object(distributed, "_START_SECONDS", 0))
         address = free_address()
@@ -194,12 +184,32 @@ class ProcessesTest(IndexCase):
     def test_a_process_that_fails_says_why_and_ends_the_others(self, failing):
         job = start_job("fail", str(failing), processes=2, devices=1)
         _, errors = job[1 - failing].communicate(timeout=120)
-        self.assertEqual(job[1 - failing].returncode, distributed.LOST_PROCESS_STATUS, msg=errors)
-        self.assertIn("lost another process of its job and ends", errors)
+        said = "lost another process of its job and ends"
+        status = distributed.LOST_PROCESS_STATUS if failing else 1
+        self.assertEqual(job[1 - failing].returncode, status, msg=errors)
+        # What the first one says is enough; of another one's error it has to say that it ends.
+        self.assertEqual(said in errors, bool(failing), msg=errors)
         _, errors = job[failing].communicate(timeout=120)
         self.assertEqual(job[failing].returncode, 1, msg=errors)
         self.assertEqual(errors.splitlines()[-1], f"ValueError: of process {failing}")
         self.assertNotIn("lost another process", errors)
+
+    def test_processes_of_one_machine_divide_its_gpus_or_are_refused_once(self):
+        found = results(start_job("gpus", "0", "1", "2", "3", processes=2, devices=1))
+        self.assertEqual(found, ["0,1", "2,3"])
+        job = start_job("gpus", "0", processes=2, devices=1)
+        (_, first), (_, other) = (process.communicate(timeout=240) for process in job)
+        self.assertEqual([process.returncode for process in job], [1, 1], msg=first + other)
+        self.assertIn("must divide its GPUs evenly, got 2 for 1: start another", first)
+        self.assertNotIn("must divide", other)
+
+    def test_what_all_find_the_first_one_says(self):
+        job = start_job("fail", "0", "1", processes=2, devices=1)
+        (_, first), (_, other) = (process.communicate(timeout=240) for process in job)
+        self.assertEqual([process.returncode for process in job], [1, 1], msg=first + other)
+        self.assertEqual(first.splitlines()[-1], "ValueError: of process 0, 1")
+        for word in ("ValueError", "lost another process", "stack trace"):
+            self.assertNotIn(word, other)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,8 @@ class ProcessesTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.addCleanup(processes.join, None)
-        ends = socket.socketpair()
-        self.enter_context(ends[0])
-        self.enter_context(ends[1])
-        self.first, self.other = (processes.Job(n, 2, [end]) for n, end in enumerate(ends))
+        self.ends = [self.enter_context(end) for end in socket.socketpair()]
+        self.first, self.other = (processes.Job(n, 2, [end]) for n, end in enumerate(self.ends))
 
     def beside_first(self, act):
         """What the other process makes while this one is the first; it acts in a thread."""
@@ -50,6 +48,23 @@ class ProcessesTest(parameterized.TestCase):
         self.assertIsNone(processes.alone(mock.Mock()))
         self.assertTrue(self.other._messages.empty())
 
+    def test_what_a_disk_shows_late_is_waited_for_by_all_but_the_first_one(self):
+        value = object()
+
+        def shown_late():
+            return mock.Mock(side_effect=[OSError("stale"), ValueError("half of it"), value])
+
+        processes.join(self.first)
+        with self.assertRaisesRegex(OSError, "stale"):
+            processes.when_visible(shown_late())
+        processes.join(self.other)
+        self.assertIs(processes.when_visible(shown_late()), value)
+        with (
+            mock.patch.object(processes, "_VISIBLE_SECONDS", 0),
+            self.assertRaisesRegex(OSError, "stale"),
+        ):
+            processes.when_visible(shown_late())
+
     def test_an_error_of_the_first_one_ends_the_others_in_silence(self):
         processes.join(self.first)
         with self.assertRaisesRegex(ValueError, "no such file"):
@@ -58,6 +73,36 @@ class ProcessesTest(parameterized.TestCase):
         with self.assertRaises(processes.FirstFailed) as raised:
             processes.from_first(mock.Mock())
         self.assertEqual(raised.exception.code, 1)
+
+    @parameterized.parameters(
+        (ValueError("no"), 1),
+        (KeyboardInterrupt(), 130),
+        (SystemExit(), 0),
+        (SystemExit(3), 3),
+        (SystemExit("what was wanted"), 1),
+    )
+    def test_a_failed_process_keeps_the_status_of_its_error(self, error, status):
+        self.assertEqual(processes.status_of(error), status)
+
+    def test_what_the_first_one_finds_too_it_says_alone(self):
+        self.assertFalse(self.first.fail(ValueError("no such file")))
+        self.assertFalse(self.other.fail(ValueError("another one")))
+        found, thread = self.beside_first(lambda: self.other.fail(ValueError("no such file")))
+        self.assertTrue(thread.is_alive())  # until the first one has said it
+        self.ends[0].shutdown(socket.SHUT_RDWR)
+        thread.join()
+        self.assertEqual(found, [True])
+
+    def test_what_the_first_one_does_not_find_is_said_by_whom_it_befalls(self):
+        with mock.patch.object(processes, "_ALIKE_SECONDS", 0):
+            self.assertFalse(self.other.fail(ValueError("no such file")))
+
+    def test_who_does_not_fail_ends_after_the_first_one_in_silence(self):
+        with mock.patch.object(processes.os, "_exit") as leave:
+            self.first.fail(KeyboardInterrupt())
+            self.ends[0].shutdown(socket.SHUT_RDWR)
+            self.other._watchers[0].join()
+        leave.assert_called_once_with(130)
 
     def test_only_the_first_one_writes_where_it_is_kept(self):
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()), "unit")

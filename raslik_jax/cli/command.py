@@ -54,26 +54,29 @@ def start(
         reserve_memory()
         if options is None:
             return main()
-        given = setting_flags.read(options)
-        with _job_of(given):
-            return main(given)
+        with _job_of(options):
+            return main(setting_flags.read(options))
 
     app.run(functools.partial(_run, run, when_stopped))
 
 
 @contextlib.contextmanager
 def _job_of(options: Settings) -> Iterator[None]:
-    """Joins the job that the options name, if any; of several processes the first one speaks."""
-    if not isinstance(options, JobConfig) or not options.coordinator:
+    """Joins the job that the flags name, if any; of several processes the first one speaks.
+
+    What is wrong with other flags is found inside, so that it too is said once.
+    """
+    given = setting_flags.read(JobConfig()) if isinstance(options, JobConfig) else JobConfig()
+    if not given.coordinator:
         yield
         return
     from raslik_jax import distributed, processes  # it takes jax with it, and --help should not
 
     numbers: dict[str, Any] = {}
-    if options.num_processes:
-        numbers = {"num_processes": options.num_processes, "process_id": options.process_id}
+    if given.num_processes:
+        numbers = {"num_processes": given.num_processes, "process_id": given.process_id}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(distributed.job(options.coordinator, **numbers))
+        stack.enter_context(distributed.job(given.coordinator, **numbers))
         if not processes.is_first():
             silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(silence))

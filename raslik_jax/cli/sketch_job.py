@@ -18,8 +18,9 @@ import fcntl
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from raslik_jax import local_gpus
 from raslik_jax.settings import Settings, setting
 
 WHEN_STOPPED = "stopped; what was committed stays, the same command goes on from here"
@@ -33,14 +34,12 @@ class Options(Settings):
 
 
 @contextlib.contextmanager
-def own_gpu(devices: pathlib.Path = pathlib.Path("/dev")) -> Iterator[str]:
-    """Takes a GPU of this machine that no other job has; to be entered before JAX looks for one.
+def own_gpu(numbers: Sequence[str]) -> Iterator[str]:
+    """Takes a GPU of these that no other job has; to be entered before JAX looks for one.
 
-    Yields its place among those that are here, which is how CUDA counts them; "" where there are
-    none, or where CUDA_VISIBLE_DEVICES has divided them.
+    Yields its place among them, which is how CUDA counts them; "" where there are none, or where
+    CUDA_VISIBLE_DEVICES has divided them.
     """
-    names = [path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*")]
-    numbers = sorted(filter(str.isdecimal, names), key=int)
     if "CUDA_VISIBLE_DEVICES" in os.environ or not numbers:
         yield ""
         return
@@ -67,7 +66,7 @@ def run(options: Options) -> None:
     """Makes sketches until none is missing, and says what was done."""
     if not options.workdir:
         raise ValueError("a run must be named: give its work directory as --workdir")
-    with own_gpu() as place:
+    with own_gpu(local_gpus.numbers()) as place:
         if place:
             print(f"on GPU {place} of those that are here")
         _help(pathlib.Path(options.workdir))
@@ -76,7 +75,7 @@ def run(options: Options) -> None:
 def _help(workdir: pathlib.Path) -> None:
     from raslik_jax import files
     from raslik_jax.config import config_from_json
-    from raslik_jax.run import units
+    from raslik_jax.run import checking, units
     from raslik_jax.run.plan import plan_units
     from raslik_jax.run.stages import sketch as sketch_stage
     from raslik_jax.run.workspace import Workspace
@@ -95,6 +94,7 @@ def _help(workdir: pathlib.Path) -> None:
     if sketch.name in plan.done:
         print("the index is up to date")
         return
+    checking.check_sketching(config, workspace.shapes)
     folder = units.join_unit(workdir, sketch, plan.key(sketch).value)
     try:
         store, made = sketch_stage.fill_index(workspace, folder)

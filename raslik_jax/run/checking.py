@@ -57,8 +57,8 @@ def check_inputs(config: Config, *, making: Collection[Unit], layout: str = "rep
     read = {name for unit in making for name in unit.settings}
     if "backbone.dtype" in read:
         memory.lay_out(config.backbone, _shapes_of(config), layout)
-    if config.sketch.parameters != weights.LORA and "sketch.parameters" in read:
-        _check_weights(config)
+    if "sketch.parameters" in read:
+        _check_weights(config, _shapes_of(config), rows=config.sketch.diagnose)
     for leaf in leaves(config):
         if leaf.metadata["auto"] and leaf.value and leaf.name in read:
             checkpoint.resolve_folder(leaf.value, auto=leaf.metadata["auto"])
@@ -121,14 +121,23 @@ def _shapes_of(config: Config) -> decoder.ModelConfig:
     return checkpoint.read_config(_folder_of(config))
 
 
-def _check_weights(config: Config) -> None:
-    """Refuses gradients of weights that do not fit beside the model, diagnosis included."""
-    shapes = _shapes_of(config)
+def check_sketching(
+    config: Config, shapes: decoder.ModelConfig, *, layout: str = "replicated"
+) -> None:
+    """Refuses a model that the devices cannot hold, or gradients that do not fit beside it."""
+    memory.lay_out(config.backbone, shapes, layout)
+    _check_weights(config, shapes)
+
+
+def _check_weights(config: Config, shapes: decoder.ModelConfig, *, rows: int = 0) -> None:
+    """Refuses gradients of weights that do not fit beside the model; `rows` are held together."""
+    if config.sketch.parameters == weights.LORA:
+        return
     base = decoder.abstract(shapes, None, jnp.dtype(config.backbone.dtype))[2]
     taken = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(base))
     num_weights = weights.count_weights(weights.choose_weights(config.sketch.parameters, shapes))
     available = memory.device_bytes() - taken
-    weights.check_memory(num_weights, available, rows=config.sketch.diagnose)
+    weights.check_memory(num_weights, available, rows=rows)
 
 
 def _check_references_base(config: Config, model_config: decoder.ModelConfig) -> None:

@@ -25,8 +25,6 @@ from raslik_jax.messages import shown, some_of
 _MAKING = ".making"
 # What several processes write together in the folder of a unit.
 _TOGETHER = (RESUME, "index")
-# For how long a process waits until its disk shows what another one has written.
-_VISIBLE_SECONDS = 90
 
 
 class Unit(NamedTuple):
@@ -277,21 +275,18 @@ def _note_seconds(folder: pathlib.Path, seconds: float) -> None:
 
 
 def _read_visible(folder: pathlib.Path, key: str) -> Manifest:
-    """Returns a unit's manifest, which a disk of the network may show a moment later than made."""
-    until = time.monotonic() + _VISIBLE_SECONDS
-    while processes.number() and time.monotonic() < until:
-        with contextlib.suppress(OSError, ValueError):  # half of an older state
-            found = manifests.read_manifest(folder)
-            if found is not None and found["key"] == key:
-                return found
-        time.sleep(0.1)
-    found = manifests.read_manifest(folder)
-    if found is None or found["key"] != key:
-        place = shown(str(folder), 160)
-        raise ValueError(
-            f"all processes must see the same --workdir, {place} is not there: share it"
-        )
-    return found
+    """Returns the manifest of a unit that the first process has made."""
+
+    def read() -> Manifest:
+        found = manifests.read_manifest(folder)
+        if found is None or found["key"] != key:  # or half of an older state
+            place = shown(str(folder), 160)
+            raise ValueError(
+                f"all processes must see the same --workdir, {place} is not there: share it"
+            )
+        return found
+
+    return processes.when_visible(read)
 
 
 def join_unit(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:

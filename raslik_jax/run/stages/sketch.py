@@ -211,7 +211,7 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
         chunk_rows=settings.chunk_rows or build.choose_chunk_rows(plans),
     )
     processes.alone(create)
-    store = SketchStore.open(folder / "index")
+    store = processes.when_visible(lambda: SketchStore.open(folder / "index"))
     left = sum(len(store.ids[store.chunk_positions(chunk)]) for chunk in store.missing_chunks())
     # The bar counts what this job makes; beside other jobs it ends short of the total.
     with contextlib.closing(progress(None, "sketches", total=left, unit="example")) as bar:
@@ -238,7 +238,13 @@ def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
 
 def open_index(workspace: Workspace) -> tuple[SketchStore, np.ndarray]:
     """Returns the index of a run, and the row in it of each training example, [N]."""
-    store = SketchStore.open(workspace.root / "sketch" / "index")
+
+    def read() -> SketchStore:
+        store = SketchStore.open(workspace.root / "sketch" / "index")
+        store.require_complete()
+        return store
+
+    store = processes.when_visible(read)
     return store, store.positions_of(row.example_id for row in workspace.corpus.train)
 
 
