@@ -405,6 +405,14 @@ class MeshConfig(Settings):
         "Weights of the model: whole on every device, or split over them and gathered a layer at a "
         "time; auto: split where they take more than half of a device's memory.",
     )
+    model: int = setting(
+        1, "Devices that share a row: always 1, as layers are gathered whole.", low=1
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.model != 1:
+            mend = "leave it out, and split large weights by --mesh.base=sharded"
+            yield f"--mesh.model must be 1, got {self.model}, a row is never split: {mend}"
 
     def layout(self, sketch: SketchConfig) -> str:
         """Returns `base`; `auto` keeps whole the weights that gradients are taken of.

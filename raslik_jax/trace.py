@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float32
 
-from raslik_jax.config import config_from_json
+from raslik_jax.config import MeshConfig, config_from_json
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, drop_unanswered, make_example
 from raslik_jax.data.rows import answered
@@ -28,6 +28,7 @@ from raslik_jax.report.removal import Removal
 from raslik_jax.retrieve import behaviors, noise, sets
 from raslik_jax.retrieve.chance import Chance
 from raslik_jax.retrieve.selectors import Selection
+from raslik_jax.run import checking
 from raslik_jax.run.stages import chance as chance_stage
 from raslik_jax.run.stages import removal
 from raslik_jax.run.stages import sketch as sketch_stage
@@ -116,11 +117,19 @@ class Tracer:
       print(found.toward[0].example.output, found.toward[0].score)
     """
 
-    def __init__(self, index: str | os.PathLike[str], *, run: str | os.PathLike[str] | None = None):
+    def __init__(
+        self,
+        index: str | os.PathLike[str],
+        *,
+        run: str | os.PathLike[str] | None = None,
+        mesh: MeshConfig | None = None,
+    ):
         """Opens an index of any dtype and loads the model of the run that made it.
 
-        None for the run finds it above the index. A ValueError where one of them is not there, or
-        the index was not made with the run's model, adapter, tokenizer, template and examples.
+        None for the run finds it above the index. On the mesh of the context, where there is one,
+        the weights lie as `mesh.base` says, auto for None; ask on the same mesh. A ValueError where
+        index or run is not there, the devices cannot hold model and gradients, or the index was not
+        made with the run's model, adapter, tokenizer, template and examples.
         """
         self.store = SketchStore.open(index)
         root = run_of(index) if run is None else pathlib.Path(run)
@@ -131,7 +140,10 @@ class Tracer:
         names = ("gradient_at", "parameters", "loss", "targets", "normalize")
         changes = {f"sketch.{name}": made_with[name] for name in names}
         changes["corpus.max_len"] = made_with["max_len"]
-        self.workspace = Workspace(root, replaced(config, changes))
+        config = replaced(config, changes)
+        layout = (mesh or MeshConfig()).layout(config.sketch)
+        self.workspace = Workspace(root, config, layout=layout)
+        checking.check_sketching(config, self.workspace.shapes, layout=layout)
         adapters = sketch_stage.sketched_adapters(self.workspace)
         today = made_with | sketch_stage.model_identity(self.workspace, adapters)
         refuse_differences(self.store.path, made_with, today)

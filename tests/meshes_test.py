@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import tempfile
 from unittest import mock
 
 import jax
@@ -12,13 +13,14 @@ import pytest
 import support
 from absl.testing import absltest, parameterized
 from jax.sharding import AbstractMesh
-from tiny import run_script, tiny_config
+from tiny import finished_run, run_script, tiny_config
 
 from raslik_jax import meshes
 from raslik_jax.config import MeshConfig
 from raslik_jax.data import batches, encoding
 from raslik_jax.models import decoder, quantize, sharding
 from raslik_jax.run import checking
+from raslik_jax.settings import SettingsError
 from raslik_jax.train import loop
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -66,6 +68,10 @@ class MeshesTest(parameterized.TestCase):
         self.assertEqual(MeshConfig(base="auto").layout(whole), "replicated")
         with self.assertRaisesRegex(ValueError, "--mesh.base=sharded needs .*=lora, got 'mlp'"):
             MeshConfig(base="sharded").layout(whole)
+
+    def test_there_is_no_axis_that_splits_a_row(self):
+        with self.assertRaisesRegex(SettingsError, "--mesh.model must be 1, got 2, a row is never"):
+            MeshConfig(model=2)
 
     @parameterized.parameters((1, 5), (4, 8), (8, 8))
     def test_batches_are_filled_up_by_dummy_rows(self, devices, expected):
@@ -226,6 +232,35 @@ class SplitTest(absltest.TestCase):
 
     def test_the_optimizer_holds_parts_of_what_is_split(self):
         self.assertLess(self.found["split"]["all"]["held"], self.found["whole"]["all"]["held"] / 3)
+
+
+@pytest.mark.heavy
+class AskTest(absltest.TestCase):
+    def test_an_index_says_the_same_where_the_base_is_split(self):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        queries = folder / "queries.jsonl"
+        rows = [{"instruction": "What is a kettle?", "output": "It hums."}]
+        rows += [{"instruction": "Describe a kettle."}]  # which the model answers
+        queries.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        index = finished_run() / "sketch" / "index"
+        asked = "experiments/query.py", f"--index={index}", f"--queries={queries}", "--json"
+        how = ("--step_rows=4", "--top=120", "--bottom=0")
+        one, split = (
+            run_script(*asked, *how, mesh, env=_WORKER)
+            for mesh in ("--mesh.data=1", "--mesh.base=sharded")
+        )
+        self.assertEqual((one.returncode, split.returncode), (0, 0), one.stderr + split.stderr)
+        self.assertNotIn("are split over", one.stderr)
+        self.assertIn("leaves are split over 4 devices and gathered", split.stderr)
+        left, right = (json.loads(done.stdout) for done in (one, split))
+        self.assertEqual(left["queries"], right["queries"])
+        scores = [{row["id"]: row["score"] for row in of["toward"]} for of in (left, right)]
+        self.assertLen(scores[0], 120)
+        self.assertEqual(scores[0].keys(), scores[1].keys())
+        for name, score in scores[0].items():
+            self.assertAlmostEqual(scores[1][name], score, delta=2e-6)
+        for ours, theirs in zip(left["removal"], right["removal"], strict=True):
+            np.testing.assert_allclose([*theirs.values()], [*ours.values()], atol=2e-5)
 
 
 if __name__ == "__main__":

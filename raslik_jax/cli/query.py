@@ -14,7 +14,6 @@ terminal or from piped lines; with --json it reads objects of instruction, input
 line. --serve does the same for a browser on this machine.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -27,7 +26,7 @@ from absl import flags, logging
 
 from raslik_jax import files, processes, settings
 from raslik_jax.cli import asking
-from raslik_jax.config import RetrieveConfig
+from raslik_jax.config import MeshConfig, RetrieveConfig
 from raslik_jax.data.examples import Example, write_examples
 from raslik_jax.data.formats import AUTO, read_examples
 from raslik_jax.processes import JobConfig
@@ -67,6 +66,7 @@ class Options(JobConfig):
     text_width: int = setting(240, "Characters of each text shown; 0: all.", low=0)
     export_forget: str = setting("", "New JSONL file to write the forget set to.")
     export_retain: str = setting("", "New JSONL file to write the retain set to.")
+    mesh: MeshConfig = MeshConfig()
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -103,15 +103,7 @@ def run(options: Options) -> None:
         if of_one:
             raise ValueError(f"{of_one[0]} needs --instruction or --queries: give one of the two")
     logging.set_verbosity(logging.WARNING)
-    with _mesh():
-        _ask(options, queries, paths, given, rule)
-
-
-def _mesh() -> contextlib.AbstractContextManager[Any]:
-    """Returns the mesh of all devices of several processes; one process asks on its own device."""
-    from raslik_jax import meshes
-
-    return meshes.use(meshes.make_mesh()) if processes.count() > 1 else contextlib.nullcontext()
+    _ask(options, queries, paths, given, rule)
 
 
 def _ask(
@@ -122,19 +114,26 @@ def _ask(
     rule: dict[str, Any],
 ) -> None:
     """Traces the generations, or what is asked for one by one."""
+    from raslik_jax import meshes
     from raslik_jax.data import prompts
     from raslik_jax.index.store import SketchStore
     from raslik_jax.trace import Tracer
 
-    tracer = Tracer(options.index, run=options.run or None)
+    devices = meshes.make_mesh(options.mesh.data)
+    with meshes.use(devices):
+        tracer = Tracer(options.index, run=options.run or None, mesh=options.mesh)
     if options.system.strip():
         prompts.require_system(tracer.workspace.template, tracer.workspace.template_name)
     how: dict[str, Any] = {**given, "top": options.top, "bottom": options.bottom}
     how["step_rows"] = options.step_rows
     how["finer"] = SketchStore.open(options.finer) if options.finer else None
 
+    def trace(queries: Sequence[Example]) -> "Trace":
+        with meshes.use(devices):  # in whatever thread a question comes
+            return tracer.trace_queries(queries, **how)
+
     def ask(question: Example) -> "Trace":
-        return tracer.trace_queries((question,), **how)
+        return trace((question,))
 
     if options.serve:
         title = f"Asking {tracer.workspace.config.name}"
@@ -145,11 +144,11 @@ def _ask(
         else:
             asking.converse(ask, options.text_width)
     else:
-        trace = tracer.trace_queries(queries, **how)
-        export = functools.partial(_export, tracer, trace, paths, rule)
+        found = trace(queries)
+        export = functools.partial(_export, tracer, found, paths, rule)
         exported = (processes.alone(export) or []) if paths else []
-        as_json = json.dumps(asking.as_json(trace)) if options.json else ""
-        print(as_json or asking.as_text(trace, options.text_width))
+        as_json = json.dumps(asking.as_json(found)) if options.json else ""
+        print(as_json or asking.as_text(found, options.text_width))
         for line in exported:
             print(line, file=sys.stderr)
 

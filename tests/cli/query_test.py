@@ -19,15 +19,17 @@ from absl.testing import absltest, parameterized
 from index_cases import tree_bytes
 
 from raslik_jax import trace
-from raslik_jax.cli import asking
-from raslik_jax.config import config_from_json
+from raslik_jax.cli import asking, sketch_job
+from raslik_jax.config import MeshConfig, config_from_json, to_json
 from raslik_jax.data.formats import read_examples
 from raslik_jax.files import read_json, write_json
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import requantize, verify
+from raslik_jax.models import checkpoint
 from raslik_jax.report import serving
 from raslik_jax.retrieve import chance
+from raslik_jax.run import memory
 from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.units import making_folder
 from raslik_jax.run.workspace import Workspace
@@ -371,6 +373,18 @@ class QueryTest(parameterized.TestCase):
         self.assertAlmostEqual(found.toward[0].score, 1.0, places=4)
         with self.assertRaisesRegex(ValueError, "made for something else: .*parameters"):
             sketch_stage.fill_index(Workspace(copy, config), copy / "sketch")
+        with self.assertRaisesRegex(ValueError, "--mesh.base=sharded needs --sketch.parameters"):
+            trace.Tracer(copy / "sketch" / "index", mesh=MeshConfig(base="sharded"))
+        # What does not fit is said before a weight is read.
+        write_json(copy / "config.json", to_json(other.config))
+        self.enter_context(mock.patch.object(checkpoint, "load_model", mock.Mock()))
+        self.enter_context(mock.patch.object(memory, "device_bytes", lambda: 10**5))
+        for ask in (
+            lambda: trace.Tracer(copy / "sketch" / "index"),
+            lambda: sketch_job.run(sketch_job.Options(workdir=str(copy))),
+        ):
+            with self.assertRaisesRegex(ValueError, "--sketch.parameters matches too many weights"):
+                ask()
 
     def test_refuses_a_corpus_that_changed_since_it_was_sketched(self):
         """An edited text under an old id would be shown for a gradient that is not its own."""
