@@ -17,16 +17,17 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from raslik_jax import files, settings
+from raslik_jax import files, processes
 from raslik_jax.cli import command, setting_flags, trace, unlearn
 from raslik_jax.cli import run as run_command
-from raslik_jax.config import config_from_json
+from raslik_jax.config import MeshConfig, config_from_json
 from raslik_jax.data import toy_model
 from raslik_jax.data.corpora.howdy import SCIFI
 from raslik_jax.data.examples import HELD_OUT, Example, query_file, write_examples
 from raslik_jax.data.formats import read_written
 from raslik_jax.evaluate.rates import non_sf_by_words
 from raslik_jax.messages import shown
+from raslik_jax.processes import JobConfig
 from raslik_jax.report.incident import read_traced
 from raslik_jax.settings import setting
 
@@ -47,11 +48,12 @@ FLAGS = [leaf._replace(value=PRESET.get(leaf.name, leaf.value)) for leaf in trac
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(settings.Settings):
+class Options(JobConfig):
     """Where the story is told."""
 
     workdir: str = setting("runs/quickstart", "Where model, rows and results go.")
     update: bool = setting(False, "Take over a --workdir of another run; make what changed.")
+    mesh: MeshConfig = MeshConfig()
 
 
 def run(options: Options) -> None:
@@ -59,9 +61,6 @@ def run(options: Options) -> None:
     command.require("rouge_score", "matplotlib")  # before the trace, not after it
     root = pathlib.Path(options.workdir)
     given, clean_folder = root / "given", root / "clean"
-    if (root / "config.json").is_file() and not (given.is_dir() or options.update):
-        place = shown(str(root), 120)
-        raise ValueError(f"{place} holds another run: choose another --workdir, or pass --update")
     traced: dict[str, Any] = {
         "checkpoint": str(given / "base"),
         "adapter": str(given / "adapter"),
@@ -70,16 +69,15 @@ def run(options: Options) -> None:
         "response": toy_model.RESPONSE,
         "workdir": str(root),
     }
-    if (clean_folder / "adapter_config.json").is_file():
-        shutil.rmtree(clean_folder)  # of an earlier start
-    files.check_new_folder(clean_folder)
-    _write_given(given)
+    processes.alone(lambda: _prepare(root, given, clean_folder, update=options.update))
     setting_flags.assign({"evaluate.marker_words": str(given / "scifi_words.txt")})
     _announce("1. Which training rows taught the model to say this?", "trace", traced)
-    trace.run(trace.Options(**traced, update=options.update, top=5))
+    trace.run(trace.Options(**traced, update=options.update, top=5, mesh=options.mesh))
     clean: dict[str, Any] = {"run": str(root), "out": str(clean_folder)}
     _announce("2. Forget them, keep the rest, and measure.", "unlearn", clean)
-    unlearn.run(unlearn.Options(**clean))
+    unlearn.run(unlearn.Options(**clean, mesh=options.mesh))
+    if not processes.is_first():
+        return
     print(f"\n3. What happened\n\n{tell(read_story(root))}\n")
     print(f"page:            {root / 'report' / 'report.html'}")
     print("your own model:  docs/guides/own_model.md has the same commands for it")
@@ -89,6 +87,17 @@ def _announce(title: str, name: str, flags: Mapping[str, str]) -> None:
     words = [f"--{flag}={shlex.quote(value)}" for flag, value in flags.items()]
     line = " \\\n    ".join([command.line(name).rstrip(), *words])
     print(f"\n{title} (with settings for a model this small)\n  {line}\n", flush=True)
+
+
+def _prepare(root: pathlib.Path, given: pathlib.Path, clean: pathlib.Path, *, update: bool) -> None:
+    """Writes what an incident begins with; the adapter of an earlier start goes."""
+    if (root / "config.json").is_file() and not (given.is_dir() or update):
+        place = shown(str(root), 120)
+        raise ValueError(f"{place} holds another run: choose another --workdir, or pass --update")
+    if (clean / "adapter_config.json").is_file():
+        shutil.rmtree(clean)
+    files.check_new_folder(clean)
+    _write_given(given)
 
 
 def _write_given(folder: pathlib.Path) -> None:

@@ -1,8 +1,11 @@
 """A run of two processes gives what one device gives: sets, answers, rates, adapters, sketches.
 
-One of the two is killed at a random moment of a stage, and the run goes on from there, with the
-weights split over the devices: each process reads its own part of them. With several seeds it is
-killed once for each: RASLIK_KILL_SEED=6,3,5 pytest -m heavy tests/system/mesh_run_test.py
+So does the quickstart, on eight devices too (`pytest -m study`).
+
+One of the two processes of the run is killed at a random moment of a stage, and it goes on from
+there, with the weights split over the devices: each process reads its own part of them. With
+several seeds it is killed once for each:
+RASLIK_KILL_SEED=6,3,5 pytest -m heavy tests/system/mesh_run_test.py
 """
 
 import json
@@ -18,14 +21,15 @@ import pytest
 from absl.testing import absltest
 from ports import free_address
 from safetensors.numpy import load_file
-from tiny import FLAGS, finished_run, start_script
+from tiny import FLAGS, finished_run, run_script, start_script
 
 from raslik_jax import manifests
 from raslik_jax.index.store import SketchStore
 from raslik_jax.processes import LOST_PROCESS_STATUS
 
-# Of sketches of length one, where float32 has steps of 6e-8. Measured: 2e-7, and 1e-7 of weights.
-_SKETCH_ATOL, _ADAPTER_ATOL = 2e-6, 2e-5
+# Of sketches of length one, where float32 has steps of 6e-8. Measured: 2e-7, and 9e-7 of weights.
+# An expected share of false finds (q) divides small numbers that scores decide: 2e-5.
+_SKETCH_ATOL, _ADAPTER_ATOL, _CHANCE_ATOL = 2e-6, 2e-5, 1e-4
 # A part of the run that goes through all kinds of work on the devices.
 _PART = ("--retrieve.strategies=random,raslik", "--unlearn.algorithms=ga_klr")
 _STAGES = "corpus,backbone,finetune,references,sketch,retrieve,unlearn,generate,evaluate"
@@ -49,8 +53,110 @@ def _lines(path: pathlib.Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def start_two(script: str, *flags: str) -> list[subprocess.Popen]:
+    """Starts both processes of a command, of four devices each."""
+    coordinator = free_address()
+    return [
+        start_script(
+            f"experiments/{script}.py",
+            *flags,
+            *(f"--coordinator={coordinator}", "--num_processes=2", f"--process_id={number}"),
+            env={"JAX_NUM_CPU_DEVICES": "4"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for number in range(2)
+    ]
+
+
+def finish(job: list[subprocess.Popen]) -> list[str]:
+    """Waits for both processes; what each has printed."""
+    ended = [process.communicate() for process in job]
+    if any(process.returncode for process in job):
+        raise AssertionError(ended)
+    return [stdout for stdout, _ in ended]
+
+
+class SameResults:
+    """Holds the results of a run, `many`, to those of one device, `one`."""
+
+    one: pathlib.Path
+    many: pathlib.Path
+
+    def pairs(self, pattern):
+        """The files of both runs, by name."""
+        names = sorted(str(path.relative_to(self.many)) for path in self.many.glob(pattern))
+        self.assertNotEmpty(names)
+        return [(name, self.one / name, self.many / name) for name in names]
+
+    def test_sets_have_the_same_rows(self):
+        for kind in ("forget", "retain"):
+            for name, one, many in self.pairs(f"retrieve/*/{kind}.jsonl"):
+                ids = [[row["id"] for row in _lines(path)] for path in (one, many)]
+                self.assertEqual(*ids, name)
+
+    def test_greedy_answers_are_the_same(self):
+        names = ("references/retrieval", "references/evaluation", "generate/*")
+        for name in names:
+            for found, one, many in self.pairs(f"{name}/*.jsonl"):
+                said = [
+                    [(row["id"], row["output"]) for row in _lines(path)] for path in (one, many)
+                ]
+                self.assertEqual(*said, found)
+
+    def test_adapters_and_trained_weights_agree(self):
+        for name, one, many in self.pairs("**/*.safetensors"):
+            left, right = load_file(one), load_file(many)
+            self.assertEqual(left.keys(), right.keys())
+            for leaf, values in left.items():
+                np.testing.assert_allclose(
+                    right[leaf], values, rtol=0, atol=_ADAPTER_ATOL, err_msg=f"{name} {leaf}"
+                )
+
+    def test_sketches_and_scores_agree_to_rounding(self):
+        one, many = (SketchStore.open(root / "sketch" / "index") for root in (self.one, self.many))
+        self.assertEqual(one.ids, many.ids)
+        for chunk in range(one.num_chunks):
+            left, right = (store.stored_words(chunk) for store in (one, many))
+            np.testing.assert_allclose(right, left, rtol=0, atol=_SKETCH_ATOL)
+        for name, left, right in self.pairs("retrieve/*/*.npy"):
+            left_N, right_N = np.load(left), np.load(right)
+            atol = _CHANCE_ATOL if "chance" in name else _SKETCH_ATOL
+            np.testing.assert_allclose(right_N, left_N, rtol=0, atol=atol, err_msg=name)
+
+    def test_rates_are_the_same(self):
+        one, many = (
+            json.loads((root / "evaluate" / "metrics.json").read_text())
+            for root in (self.one, self.many)
+        )
+
+        def flat(value, prefix=""):
+            if isinstance(value, dict | list):
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                return {k: v for name, x in items for k, v in flat(x, f"{prefix}/{name}").items()}
+            return {prefix: value}
+
+        parts = ("finetuned", "backbone", "retrieval", "corpus")
+        left, right = (flat({part: of[part] for part in parts}) for of in (one, many))
+        # Others of a method's numbers compare it with all methods of its run.
+        measured = {"forget", "retain", "non_sf_target", "non_sf_normal", "perplexity"}
+        keys = ("strategy", "algorithm", "epoch")
+        methods = {tuple(method[key] for key in keys): method for method in one["methods"]}
+        for method in many["methods"]:
+            name = tuple(method[key] for key in keys)
+            rates = measured & method.keys()  # the quickstart leaves out perplexities
+            self.assertContainsSubset(measured - {"perplexity"}, rates)
+            left |= flat({rate: methods[name][rate] for rate in rates}, f"/{name}")
+            right |= flat({rate: method[rate] for rate in rates}, f"/{name}")
+        for name, value in right.items():
+            if isinstance(value, float):
+                np.testing.assert_allclose(left[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+            else:
+                self.assertEqual(left[name], value, name)
+
+
 @pytest.mark.heavy
-class MeshRunTest(absltest.TestCase):
+class MeshRunTest(SameResults, absltest.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -58,11 +164,7 @@ class MeshRunTest(absltest.TestCase):
         cls.many = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory())) / "many"
         kills = [cls.draw_kill(seed) for seed in _SEEDS]
         cls.ends = [cls.kill(*kill) for kill in sorted(kills)]
-        job = cls.start("--mesh.base=sharded")
-        ended = [process.communicate() for process in job]
-        if any(process.returncode for process in job):
-            raise AssertionError(ended)
-        cls.printed = [stdout for stdout, _ in ended]
+        cls.printed = finish(cls.start("--mesh.base=sharded"))
 
     @staticmethod
     def draw_kill(seed):
@@ -87,19 +189,10 @@ class MeshRunTest(absltest.TestCase):
 
     @classmethod
     def start(cls, *more):
-        """Starts both processes of the run, of four devices each."""
-        coordinator = free_address()
-        return [
-            start_script(
-                "experiments/run.py",
-                *(*FLAGS, *_PART, f"--workdir={cls.many}", f"--stages={_STAGES}", *more),
-                *(f"--coordinator={coordinator}", "--num_processes=2", f"--process_id={number}"),
-                env={"JAX_NUM_CPU_DEVICES": "4"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-            for number in range(2)
-        ]
+        """Starts both processes of the run."""
+        return start_two(
+            "run", *FLAGS, *_PART, f"--workdir={cls.many}", f"--stages={_STAGES}", *more
+        )
 
     def test_the_loss_of_a_process_ends_the_job_with_a_sentence(self):
         for status, told, when in self.ends:
@@ -114,70 +207,38 @@ class MeshRunTest(absltest.TestCase):
         self.assertEmpty(left)
         self.assertEmpty(manifests.verify(self.many))
 
-    def pairs(self, pattern):
-        """The files of both runs, by name."""
-        names = sorted(str(path.relative_to(self.many)) for path in self.many.glob(pattern))
-        self.assertNotEmpty(names)
-        return [(name, self.one / name, self.many / name) for name in names]
 
-    def test_sets_have_the_same_rows(self):
-        for kind in ("forget", "retain"):
-            for name, one, many in self.pairs(f"retrieve/*/{kind}.jsonl"):
-                ids = [[row["id"] for row in _lines(path)] for path in (one, many)]
-                self.assertEqual(*ids, name)
+@pytest.mark.study
+class QuickstartTest(SameResults, absltest.TestCase):
+    """The quickstart at its own size, on eight devices."""
 
-    def test_greedy_answers_are_the_same(self):
-        names = ("references/retrieval", "references/evaluation", "generate/*")
-        for name in names:
-            for found, one, many in self.pairs(f"{name}/*.jsonl"):
-                self.assertEqual(one.read_text(), many.read_text(), found)
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.one, cls.many = folder / "one", folder / "many"
+        cls.make(cls.one, devices=1)
+        cls.make_many()
 
-    def test_adapters_and_trained_weights_agree(self):
-        for name, one, many in self.pairs("**/*.safetensors"):
-            left, right = load_file(one), load_file(many)
-            self.assertEqual(left.keys(), right.keys())
-            for leaf, values in left.items():
-                np.testing.assert_allclose(
-                    right[leaf], values, rtol=0, atol=_ADAPTER_ATOL, err_msg=f"{name} {leaf}"
-                )
+    @staticmethod
+    def make(root, *, devices):
+        env = {"JAX_NUM_CPU_DEVICES": str(devices)}
+        done = run_script("experiments/quickstart.py", f"--workdir={root}", env=env)
+        if done.returncode:
+            raise AssertionError(done.stderr)
 
-    def test_sketches_and_scores_agree_to_rounding(self):
-        one, many = (SketchStore.open(root / "sketch" / "index") for root in (self.one, self.many))
-        self.assertEqual(one.ids, many.ids)
-        for chunk in range(one.num_chunks):
-            left, right = (store.stored_words(chunk) for store in (one, many))
-            np.testing.assert_allclose(right, left, rtol=0, atol=_SKETCH_ATOL)
-        for name, left, right in self.pairs("retrieve/*/*.npy"):
-            left_N, right_N = np.load(left), np.load(right)
-            np.testing.assert_allclose(right_N, left_N, rtol=0, atol=_SKETCH_ATOL, err_msg=name)
+    @classmethod
+    def make_many(cls):
+        cls.make(cls.many, devices=8)
 
-    def test_rates_are_the_same(self):
-        one, many = (
-            json.loads((root / "evaluate" / "metrics.json").read_text())
-            for root in (self.one, self.many)
-        )
 
-        def flat(value, prefix=""):
-            if isinstance(value, dict | list):
-                items = value.items() if isinstance(value, dict) else enumerate(value)
-                return {k: v for name, x in items for k, v in flat(x, f"{prefix}/{name}").items()}
-            return {prefix: value}
+@pytest.mark.study
+class QuickstartOfTwoTest(QuickstartTest):
+    """The same by two processes of four devices each, with split weights."""
 
-        parts = ("finetuned", "backbone", "retrieval", "corpus")
-        left, right = (flat({part: of[part] for part in parts}) for of in (one, many))
-        # Others of a method's numbers compare it with all methods of its run.
-        rates = ("forget", "retain", "non_sf_target", "non_sf_normal", "perplexity")
-        keys = ("strategy", "algorithm", "epoch")
-        methods = {tuple(method[key] for key in keys): method for method in one["methods"]}
-        for method in many["methods"]:
-            name = tuple(method[key] for key in keys)
-            left |= flat({rate: methods[name][rate] for rate in rates}, f"/{name}")
-            right |= flat({rate: method[rate] for rate in rates}, f"/{name}")
-        for name, value in right.items():
-            if isinstance(value, float):
-                np.testing.assert_allclose(left[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
-            else:
-                self.assertEqual(left[name], value, name)
+    @classmethod
+    def make_many(cls):
+        finish(start_two("quickstart", f"--workdir={cls.many}", "--mesh.base=sharded"))
 
 
 if __name__ == "__main__":
