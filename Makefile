@@ -79,7 +79,8 @@ tests-alone: $(VENV)/.installed-dev
 parity: $(VENV)/.installed-parity
 	$(BIN)/python -m pytest -q -m heavy tests/parity
 
-# Cells of studies and benchmarks made again, and held to what is stored: 11 processor minutes.
+# Cells of studies and benchmarks made again, and held to what is stored, and the quickstart on several
+# devices: 17 processor minutes.
 studies: $(VENV)/.installed-parity
 	$(BIN)/python -m pytest -q -rs -m study -n $(WORKERS) --durations=15
 

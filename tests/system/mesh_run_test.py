@@ -15,6 +15,7 @@ import random
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -30,6 +31,8 @@ from raslik_jax.processes import LOST_PROCESS_STATUS
 # Of sketches of length one, where float32 has steps of 6e-8. Measured: 2e-7, and 9e-7 of weights.
 # An expected share of false finds (q) divides small numbers that scores decide: 2e-5.
 _SKETCH_ATOL, _ADAPTER_ATOL, _CHANCE_ATOL = 2e-6, 2e-5, 1e-4
+# Programs as users compile them: its index would run longer without XLA's optimizing.
+_AS_USERS = {"XLA_FLAGS": ""}
 # A part of the run that goes through all kinds of work on the devices.
 _PART = ("--retrieve.strategies=random,raslik", "--unlearn.algorithms=ga_klr")
 _STAGES = "corpus,backbone,finetune,references,sketch,retrieve,unlearn,generate,evaluate"
@@ -53,7 +56,9 @@ def _lines(path: pathlib.Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def start_two(script: str, *flags: str) -> list[subprocess.Popen]:
+def start_two(
+    script: str, *flags: str, env: Mapping[str, str] | None = None
+) -> list[subprocess.Popen]:
     """Starts both processes of a command, of four devices each."""
     coordinator = free_address()
     return [
@@ -61,7 +66,7 @@ def start_two(script: str, *flags: str) -> list[subprocess.Popen]:
             f"experiments/{script}.py",
             *flags,
             *(f"--coordinator={coordinator}", "--num_processes=2", f"--process_id={number}"),
-            env={"JAX_NUM_CPU_DEVICES": "4"},
+            env={"JAX_NUM_CPU_DEVICES": "4", **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -89,13 +94,13 @@ class SameResults:
         self.assertNotEmpty(names)
         return [(name, self.one / name, self.many / name) for name in names]
 
-    def test_sets_have_the_same_rows(self):
+    def check_sets(self):
         for kind in ("forget", "retain"):
             for name, one, many in self.pairs(f"retrieve/*/{kind}.jsonl"):
                 ids = [[row["id"] for row in _lines(path)] for path in (one, many)]
                 self.assertEqual(*ids, name)
 
-    def test_greedy_answers_are_the_same(self):
+    def check_answers(self):
         names = ("references/retrieval", "references/evaluation", "generate/*")
         for name in names:
             for found, one, many in self.pairs(f"{name}/*.jsonl"):
@@ -104,7 +109,7 @@ class SameResults:
                 ]
                 self.assertEqual(*said, found)
 
-    def test_adapters_and_trained_weights_agree(self):
+    def check_weights(self):
         for name, one, many in self.pairs("**/*.safetensors"):
             left, right = load_file(one), load_file(many)
             self.assertEqual(left.keys(), right.keys())
@@ -113,7 +118,7 @@ class SameResults:
                     right[leaf], values, rtol=0, atol=_ADAPTER_ATOL, err_msg=f"{name} {leaf}"
                 )
 
-    def test_sketches_and_scores_agree_to_rounding(self):
+    def check_sketches(self):
         one, many = (SketchStore.open(root / "sketch" / "index") for root in (self.one, self.many))
         self.assertEqual(one.ids, many.ids)
         for chunk in range(one.num_chunks):
@@ -124,7 +129,7 @@ class SameResults:
             atol = _CHANCE_ATOL if "chance" in name else _SKETCH_ATOL
             np.testing.assert_allclose(right_N, left_N, rtol=0, atol=atol, err_msg=name)
 
-    def test_rates_are_the_same(self):
+    def check_rates(self):
         one, many = (
             json.loads((root / "evaluate" / "metrics.json").read_text())
             for root in (self.one, self.many)
@@ -207,38 +212,41 @@ class MeshRunTest(SameResults, absltest.TestCase):
         self.assertEmpty(left)
         self.assertEmpty(manifests.verify(self.many))
 
+    def test_sets_have_the_same_rows(self):
+        self.check_sets()
+
+    def test_greedy_answers_are_the_same(self):
+        self.check_answers()
+
+    def test_adapters_and_trained_weights_agree(self):
+        self.check_weights()
+
+    def test_sketches_and_scores_agree_to_rounding(self):
+        self.check_sketches()
+
+    def test_rates_are_the_same(self):
+        self.check_rates()
+
 
 @pytest.mark.study
 class QuickstartTest(SameResults, absltest.TestCase):
-    """The quickstart at its own size, on eight devices."""
+    """The quickstart at its own size: some six processor minutes, so in one test, of one worker."""
 
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        cls.one, cls.many = folder / "one", folder / "many"
-        cls.make(cls.one, devices=1)
-        cls.make_many()
-
-    @staticmethod
-    def make(root, *, devices):
-        env = {"JAX_NUM_CPU_DEVICES": str(devices)}
-        done = run_script("experiments/quickstart.py", f"--workdir={root}", env=env)
-        if done.returncode:
-            raise AssertionError(done.stderr)
-
-    @classmethod
-    def make_many(cls):
-        cls.make(cls.many, devices=8)
-
-
-@pytest.mark.study
-class QuickstartOfTwoTest(QuickstartTest):
-    """The same by two processes of four devices each, with split weights."""
-
-    @classmethod
-    def make_many(cls):
-        finish(start_two("quickstart", f"--workdir={cls.many}", "--mesh.base=sharded"))
+    def test_eight_devices_and_two_processes_give_what_one_device_gives(self):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.one, eight, two = (folder / name for name in ("one", "eight", "two"))
+        for root, devices in ((self.one, 1), (eight, 8)):
+            env = {"JAX_NUM_CPU_DEVICES": str(devices), **_AS_USERS}
+            done = run_script("experiments/quickstart.py", f"--workdir={root}", env=env)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        finish(start_two("quickstart", f"--workdir={two}", "--mesh.base=sharded", env=_AS_USERS))
+        for self.many in (eight, two):
+            with self.subTest(self.many.name):
+                self.check_sets()
+                self.check_answers()
+                self.check_weights()
+                self.check_sketches()
+                self.check_rates()
 
 
 if __name__ == "__main__":
