@@ -183,13 +183,13 @@ class ProcessesTest(IndexCase):
     @parameterized.parameters(0, 1)
     def test_a_process_that_fails_says_why_and_ends_the_others(self, failing):
         job = start_job("fail", str(failing), processes=2, devices=1)
-        _, errors = job[1 - failing].communicate(timeout=120)
+        _, errors = job[1 - failing].communicate(timeout=400)
         said = "lost another process of its job and ends"
         status = distributed.LOST_PROCESS_STATUS if failing else 1
         self.assertEqual(job[1 - failing].returncode, status, msg=errors)
         # What the first one says is enough; of another one's error it has to say that it ends.
         self.assertEqual(said in errors, bool(failing), msg=errors)
-        _, errors = job[failing].communicate(timeout=120)
+        _, errors = job[failing].communicate(timeout=400)
         self.assertEqual(job[failing].returncode, 1, msg=errors)
         self.assertEqual(errors.splitlines()[-1], f"ValueError: of process {failing}")
         self.assertNotIn("lost another process", errors)
