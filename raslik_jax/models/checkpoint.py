@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from raslik_jax import files, meshes
+from raslik_jax import files, meshes, processes
 from raslik_jax.axes import Tree
 from raslik_jax.data import tokenization
 from raslik_jax.messages import shown
@@ -167,7 +167,7 @@ def load_model(
             )
     what = f"the {config.model_type} of {folder / 'config.json'}"
     key_map.check_fit(slots, tensors, what, inert)
-    if parts > 1:
+    if processes.count() > 1:
         tensors.check_shared()
     base = key_map.fill(shapes, slots, tensors, pack and jax.jit(pack), num_parts=parts)
     identity = tensors.identity(slots, is_shared=parts > 1)
