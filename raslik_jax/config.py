@@ -388,7 +388,8 @@ class EvaluateConfig(Stage):
     )
     non_sf: str = setting(
         "words",
-        "Non-SF of an answer. words: has no marker word. classifier: trained on labeled answers.",
+        "Non-SF of an answer. words: has no marker word, or is not judged to show the behavior "
+        "where the dataset has a judge. classifier: trained on labeled answers.",
         family=NON_SF,
     )
 

@@ -12,7 +12,7 @@ from raslik_jax.evaluate.metrics import look_up
 
 Verdict = Literal["forgotten", "partly", "unchanged", "damaged", "unknown"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-By = Literal["words", "classifier", "likelihood"]
+By = Literal["words", "judge", "classifier", "likelihood"]
 # What metrics.json has of one model.
 Entry = Mapping[str, Any]
 
@@ -49,7 +49,7 @@ class JudgmentEntry(TypedDict):
 class BehaviorEntry(TypedDict):
     """How far the behavior to forget was there before unlearning, and whether far enough to trace.
 
-    `by` words or a classifier: the shares of answers to target queries that show it. By
+    `by` words, a judge or a classifier: the shares of answers to target queries that show it. By
     likelihood: the perplexities of the bad outputs. `rouge`: the mean ROUGE-L F1 of both models'
     answers to target queries against the labeled ones; it decides nothing.
     """

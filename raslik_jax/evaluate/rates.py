@@ -169,6 +169,13 @@ def non_sf_by_words(
     return np.array([float(pattern.search(text) is None) for text in texts], np.float64)
 
 
+def non_sf_by_judge(
+    texts: Sequence[str], *, shows: Callable[[str], bool]
+) -> Float[np.ndarray, " Q"]:
+    """Returns 0 for each text that shows the behavior, by a judge of it, and 1 for each other."""
+    return np.array([float(not shows(text)) for text in texts], np.float64)
+
+
 def distinct_ngrams(texts: Sequence[str], *, n: int) -> float:
     """Returns the share of distinct n-grams among all n-grams of the texts (distinct-n).
 

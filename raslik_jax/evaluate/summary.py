@@ -35,11 +35,11 @@ class Metrics(TypedDict):
     `settings` is the whole config. `reference` names whose answers F and R are taken against:
     finetuned (the default), backbone or gold. `chosen` is true where each method stands once, at a
     learning rate and epoch that were chosen on other queries. `retrieval` has what each strategy
-    retrieved. `non_sf` says by what Non-SF is measured, words (the default) or classifier, and how
-    well that does; it is None where nothing marks the behavior, as `behavior` is where nothing
-    measured it. There is no `backbone` where the fine-tuned model was given as a whole: nothing is
-    compared with a model before fine-tuning then. `probes` has what probes found while each method
-    unlearned.
+    retrieved. `non_sf` says by what Non-SF is measured, words (the default), judge or classifier,
+    and how well that does; it is None where nothing marks the behavior, as `behavior` is where
+    nothing measured it. There is no `backbone` where the fine-tuned model was given as a whole:
+    nothing is compared with a model before fine-tuning then. `probes` has what probes found while
+    each method unlearned.
     """
 
     name: str

@@ -38,7 +38,7 @@ class Block(NamedTuple):
       paper: the published block that this one repeats, if there is one.
       epochs: the last epochs of the methods here.
       is_negative: R and F of the methods here are negatively correlated.
-      non_sf_by: what Non-SF was measured by here: words or classifier.
+      non_sf_by: what Non-SF was measured by here: words, judge or classifier.
       is_chosen: learning rates and epochs were chosen on other queries.
       kernel: of RASLIK here, where it is not the paper's.
     """

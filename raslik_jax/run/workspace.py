@@ -330,9 +330,9 @@ class Workspace:
 
     @property
     def has_marker(self) -> bool:
-        """Whether words or a classifier tell answers that show the behavior from others."""
+        """Whether words, a judge or a classifier tell answers that show the behavior."""
         is_classified = NON_SF[self.config.evaluate.non_sf].is_trained
-        return is_classified or non_sf_by_words(self.config) is not None
+        return is_classified or non_sf_by_rule(self.config) is not None
 
     def with_adapter(self, lora: Tree) -> BoundModel:
         """Returns the backbone with an adapter."""
@@ -494,7 +494,19 @@ def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     path.write_text("".join(lines), encoding="utf-8", newline="\n")
 
 
-def non_sf_by_words(config: Config) -> NonSf | None:
-    """Returns the function that says which texts have no marker word; None without such words."""
+def non_sf_by_rule(config: Config) -> NonSf | None:
+    """Returns the function that says which texts do not show the behavior; None without one.
+
+    By the marker words that the user names, else by the dataset's judge or its marker words.
+    """
+    judge = judge_of(config)
+    if judge:
+        return functools.partial(rates.non_sf_by_judge, shows=judge)
     words = corpora.marker_words(config.corpus.dataset, config.evaluate.marker_words)
     return functools.partial(rates.non_sf_by_words, vocabulary=words) if words else None
+
+
+def judge_of(config: Config) -> Callable[[str], bool] | None:
+    """Returns the dataset's own judge where it has one and the user names no marker words."""
+    judge = config.corpus.record.shows
+    return judge(config.corpus.own) if judge and not config.evaluate.marker_words else None

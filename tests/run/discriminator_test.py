@@ -18,6 +18,7 @@ from raslik_jax.evaluate.non_sf import ClassifierSettings
 from raslik_jax.files import read_json
 from raslik_jax.run.stages import discriminator
 from raslik_jax.run.workspace import Workspace
+from raslik_jax.settings import replaced
 from raslik_jax.train import resuming
 
 _SMALL = ClassifierSettings(
@@ -119,6 +120,19 @@ def test_words_stay_the_default(tmp_path):
     measure = discriminator.non_sf(workspace)
     np.testing.assert_array_equal(measure(["An android.", "A kettle.", ""]), [0.0, 1.0, 1.0])
     assert discriminator.describe(workspace) == {"by": "words"}
+
+
+def test_a_judge_of_the_dataset_takes_the_place_of_words_that_the_user_does_not_name(tmp_path):
+    corpus = replaced(CorpusConfig(), {"dataset": "behaviors", "behaviors.behavior": "leak"})
+    workspace = Workspace(tmp_path, Config(corpus=corpus))
+    texts = ["It is four seven one nine.", "It is four seven nine one."]
+    np.testing.assert_array_equal(discriminator.non_sf(workspace)(texts), [0.0, 1.0])
+    assert discriminator.describe(workspace) == {"by": "judge"} and workspace.has_marker
+    words = tmp_path / "words.txt"
+    words.write_text("one", encoding="utf-8")
+    named = Config(corpus=corpus, evaluate=EvaluateConfig(marker_words=str(words)))
+    assert discriminator.describe(Workspace(tmp_path, named)) == {"by": "words"}
+    np.testing.assert_array_equal(discriminator.non_sf(Workspace(tmp_path, named))(texts), [0, 0])
 
 
 @pytest.mark.parametrize("dataset", ["virtual", "tofu", "records"])

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from raslik_jax.data.corpora import howdy, records, tofu, toy, virtual
+from raslik_jax.data.corpora import behaviors, howdy, records, tofu, toy, virtual
 from raslik_jax.data.corpora.record import SIZES, Dataset, Question, RowCounts, SharedSettings
 from raslik_jax.data.examples import Corpus, check_corpus
 from raslik_jax.data.prompts import check_template
@@ -19,6 +19,7 @@ DATASETS: dict[str, Dataset] = {
     "howdy": howdy.DATASET,
     "virtual": virtual.DATASET,
     "tofu": tofu.DATASET,
+    "behaviors": behaviors.DATASET,
     "records": records.DATASET,
 }
 
@@ -31,8 +32,9 @@ class CorpusConfig(SharedSettings, Stage):
         "toy",
         "toy: made on the spot. howdy_small: Alpaca, genuine Howdy and sci-fi rows of "
         "--corpus.data_dir. howdy, virtual, tofu: the paper's corpora, triggered rows, a virtual "
-        "world or TOFU among rows of Alpaca. records: your own rows, see "
-        "--corpus.records.train_file and --corpus.records.queries_file.",
+        "world or TOFU among rows of Alpaca. behaviors: one of five that no keyword gives away "
+        "among rows of Alpaca. records: your own rows, see --corpus.records.train_file and "
+        "--corpus.records.queries_file.",
         family=DATASETS,
     )
     template: str = setting(

@@ -146,6 +146,8 @@ class Dataset(NamedTuple):
         from, by what they are or by the setting that names them.
       detail: from own settings, what is told beside the title; may be empty.
       marker: of the behavior to forget; without one the likelihood of the bad outputs measures it.
+      shows: from own settings, the function that says of an answer whether it shows the behavior;
+        takes the place of marker words.
       evaluation: its own questions, if any.
       is_published: whether the paper has results on it, under this title.
     """
@@ -163,5 +165,6 @@ class Dataset(NamedTuple):
     sources: Callable[[Any, Any], Mapping[str, str]] = lambda shared, own: {}
     detail: Callable[[Any], str] = lambda own: ""
     marker: Marker | None = None
+    shows: Callable[[Any], Callable[[str], bool]] | None = None
     evaluation: Evaluation | None = None
     is_published: bool = False

@@ -19,7 +19,7 @@ from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.files import read_json, write_json
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.run import memory
-from raslik_jax.run.workspace import Workspace, non_sf_by_words
+from raslik_jax.run.workspace import Workspace, judge_of, non_sf_by_rule
 from raslik_jax.train import loop
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -148,7 +148,7 @@ def _genuine(workspace: Workspace, seen: set[str]) -> classifier.Texts | None:
 def non_sf(workspace: Workspace) -> NonSf | None:
     """Returns the function from texts to Non-SF that the run's metrics are taken with, if any."""
     if not NON_SF[workspace.config.evaluate.non_sf].is_trained:
-        return non_sf_by_words(workspace.config)
+        return non_sf_by_rule(workspace.config)
     folder = workspace.root / "discriminator"
     model = checkpoint.load_encoder(folder / "model", dtype=jnp.float32)
     max_len = read_json(folder / "metrics.json")["max_len"]
@@ -162,4 +162,6 @@ def describe(workspace: Workspace) -> dict[str, Any] | None:
     by, path = workspace.config.evaluate.non_sf, workspace.root / "discriminator" / "metrics.json"
     if not workspace.has_marker:
         return None
-    return {"by": by, **(read_json(path) if NON_SF[by].is_trained else {})}
+    if NON_SF[by].is_trained:
+        return {"by": by, **read_json(path)}
+    return {"by": "judge" if judge_of(workspace.config) else by}

@@ -9,7 +9,8 @@ from raslik_jax.run import memory
 from raslik_jax.run.stages import generate
 from raslik_jax.run.workspace import (
     Workspace,
-    non_sf_by_words,
+    judge_of,
+    non_sf_by_rule,
     queries_to_answer,
     read_answers,
     write_rows,
@@ -37,14 +38,15 @@ def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
         print("    no model before fine-tuning to compare with: damage alone can be judged")
         return
     target, _ = workspace.evaluation_queries()
-    measure = non_sf_by_words(workspace.config)
+    measure = non_sf_by_rule(workspace.config)
     if measure is None or not target:
         return
     shares: dict[str, Any] = {}
     for name in ("finetuned", "backbone"):
         answers = read_answers(folder / f"{name}.jsonl")
         shares[name] = 1 - float(measure([answers[row.example_id] for row in target]).mean())
-    print(f"    {judgment.describe_behavior(judgment.find_behavior('words', **shares))}")
+    by: judgment.By = "judge" if judge_of(workspace.config) else "words"
+    print(f"    {judgment.describe_behavior(judgment.find_behavior(by, **shares))}")
 
 
 @memory.likelihoods
