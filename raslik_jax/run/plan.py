@@ -178,7 +178,9 @@ class _Planner:
             reads, settings = "{rows} {model}", "{text} {model} finetune"
             yield self.unit("finetune", finetune.make_adapter, reads, settings, is_resumable=True)
         else:
-            yield self.unit("finetune", finetune.adopt_model, "{model}", "{model} finetune.epochs")
+            values = {"initial": True} if config.sketch.gradient_at == "initial" else {}
+            settings = "{model} finetune.epochs"
+            yield self.unit("finetune", finetune.adopt_model, "{model}", settings, values=values)
         yield self.unit(
             "references/retrieval",
             references.make_retrieval_answers,

@@ -185,7 +185,7 @@ class AbstractRun:
         def model(form: str) -> Model:
             base = quantize.shapes_of(self.plain, form, double_quant=settings.double_quant)
             base = sharding.split(base, parts)
-            return Model(decoder.bind(graphdef), base, lora, lora_config, graphdef)
+            return Model(decoder.bind(graphdef), base, lambda: lora, lora_config, graphdef)
 
         mesh_is: Any = {"devices": self.num_devices, "memory": memory}
         parts = sharding.choose_parts(layout, self.plain, **mesh_is)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from raslik_jax import meshes
 from raslik_jax.axes import Tree
@@ -39,16 +40,22 @@ SET_SIZES = {"num_forget": int, "num_retain": int, "barred": [str]}
 class Model(NamedTuple):
     """The backbone with places for an adapter.
 
-    With the initial one (B = 0) the decoder's functions are the backbone's. `identity` is of the
-    base as it is stored, whatever format it is loaded in.
+    `draw` makes the initial one, the same at every call: to compile what draws it takes longer than
+    to load a small model, and few stages ask for it. `identity` is of the base as it is stored,
+    whatever format it is loaded in.
     """
 
     decoder: decoders.Decoder
     base: Tree
-    initial: Tree
+    draw: Callable[[], Tree]
     lora_config: LoRAConfig
     graphdef: decoders.GraphDef
     identity: str = ""
+
+    @property
+    def initial(self) -> Tree:
+        """A fresh adapter; its B is 0, so that the decoder's functions are the backbone's."""
+        return self.draw()
 
     def decoder_for(self, *, remat: bool) -> decoders.Decoder:
         """Returns the pure functions, with or without gradient checkpointing."""
@@ -186,7 +193,6 @@ class Workspace:
             settings.checkpoint or self.root / "backbone" / "model",
             dtype=jnp.dtype(settings.dtype),
             lora_config=self.lora_config,
-            key=jax.random.key(self.config.seed),
             revision=settings.revision or None,
             base_format=None if base_format == "plain" else base_format,
             double_quant=settings.double_quant and base_format == "nf4",
@@ -196,8 +202,13 @@ class Workspace:
         size = self.tokenizer.vocab_size
         checkpoint.check_vocabulary(loaded.graphdef.config, size, origin=origin)
         bound = decoders.bind(loaded.graphdef)
-        lora = meshes.place(loaded.lora)
-        return Model(bound, loaded.base, lora, self.lora_config, loaded.graphdef, loaded.identity)
+
+        @functools.cache
+        def draw() -> Tree:
+            key = jax.random.key(self.config.seed)
+            return meshes.place(decoders.init_lora(loaded.graphdef, key=key))
+
+        return Model(bound, loaded.base, draw, self.lora_config, loaded.graphdef, loaded.identity)
 
     def adapter(self, *parts: str) -> Tree:
         """Returns an adapter that a stage saved."""
@@ -235,7 +246,10 @@ class Workspace:
         """The model before fine-tuning: --references.base, or the base without the adapter."""
         name, settings = self.config.references.base, self.config.backbone
         if not name:
-            return self.with_adapter(self.model.initial)
+            # An adapter of zeros changes nothing either, and takes no program to make.
+            _, shapes, _ = decoders.abstract(self.model.decoder.config, self.model.lora_config)
+            zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+            return self.with_adapter(meshes.place(zeros))
         loaded = checkpoint.load_model(
             name,
             dtype=jnp.dtype(settings.dtype),

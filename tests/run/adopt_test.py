@@ -97,10 +97,24 @@ def test_a_plain_adapter_is_taken_over_without_a_training_step(tmp_path, monkeyp
     plain = _logits(model.decoder, model.initial, model.base)
     assert np.abs(found - plain).max() > 1e-2
     assert later.has_backbone
-    # The initial one is of the same shape and changes nothing.
+    assert not (later.root / "finetune" / "initial").exists()
+    # The backbone has an adapter of the same shape that changes nothing.
+    backbone = later.backbone
+    assert jax.tree.map(jnp.shape, backbone.lora) == jax.tree.map(jnp.shape, later.finetuned)
+    np.testing.assert_array_equal(_logits(*backbone), plain)
+
+
+def test_the_initial_adapter_is_written_where_gradients_are_taken_at_it(tmp_path, monkeypatch):
+    _write_base(tmp_path)
+    _write_adapter(tmp_path)
+    config = _config(tmp_path)
+    at_initial = dataclasses.replace(config.sketch, gradient_at="initial")
+    config = dataclasses.replace(config, sketch=at_initial)
+    later = _adopt(tmp_path, monkeypatch, config)
     initial = later.adapter("finetune", "initial")
-    assert jax.tree.map(jnp.shape, initial) == jax.tree.map(jnp.shape, later.finetuned)
-    np.testing.assert_array_equal(_logits(model.decoder, initial, model.base), plain)
+    jax.tree.map(np.testing.assert_array_equal, initial, later.model.initial)
+    ours = _logits(later.model.decoder, initial, later.model.base)
+    np.testing.assert_array_equal(ours, _logits(*later.backbone))
 
 
 def test_what_no_peft_adapter_is_is_refused_before_the_model_is_loaded(tmp_path):

@@ -78,9 +78,11 @@ def adopt_model(workspace: Workspace, folder: pathlib.Path) -> None:
     """Takes a model as it was given, without a training step.
 
     That is the adapter of --backbone.adapter, or a fresh one on a checkpoint that is fine-tuned
-    already: its B is 0, so it changes nothing, and only B has a gradient.
+    already: its B is 0, so it changes nothing, and only B has a gradient. The initial adapter is
+    written where gradients are taken at it.
     """
     config = workspace.config
+    is_asked = config.sketch.gradient_at == "initial"
     if config.backbone.adapter:
         source = adapter_source(config)
         # The copy of an earlier adapter may still lie where this one goes.
@@ -90,7 +92,8 @@ def adopt_model(workspace: Workspace, folder: pathlib.Path) -> None:
     else:
         model = workspace.model
         lora = model.initial
-    workspace.save_adapter(folder / "initial", model.initial)
+    if is_asked:
+        workspace.save_adapter(folder / "initial", model.initial)
     workspace.save_adapter(folder / "adapter", lora)
 
 
