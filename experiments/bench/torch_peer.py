@@ -18,9 +18,8 @@ import torch
 import transformers
 
 from experiments.bench.harness import say
-from experiments.bench.workload import Options, Plan, Subject, signs_and_bins
+from experiments.bench.workload import Options, Plan, Subject, manifest_order, signs_and_bins
 from raslik_jax.models import adapters, checkpoint
-from raslik_jax.sketch import projections
 from raslik_jax.sketch.families import PROJECTIONS
 
 # sketch(tokens_L, target_mask_L) -> unit sketch_K of one example.
@@ -105,18 +104,3 @@ def make_peer(subject: Subject, device: str) -> Peer:
         return (sketch_K / sketch_K.norm()).cpu().numpy()
 
     return sketch
-
-
-def manifest_order(names: list[str], lora: Any) -> list[int]:
-    """Returns the parameters' positions in the order of the flat gradient.
-
-    Ours stacks the layers of one factor: "layers/dense/a" is layer 0's, 1's, ... `dense.lora_A`.
-    """
-    order = []
-    for segment in projections.gradient_manifest(lora):
-        _, target, factor = segment.path.split("/")
-        for layer in range(segment.shape[0]):
-            inside, end = f".layers.{layer}.", f".{target}.lora_{factor.upper()}.default.weight"
-            (match,) = (i for i, name in enumerate(names) if inside in name and name.endswith(end))
-            order.append(match)
-    return order

@@ -191,3 +191,18 @@ def signs_and_bins(spec: projections.ProjectionSpec) -> tuple[np.ndarray, np.nda
     keys = hashing.stream_keys(spec.seed, hashing.SIGN_STREAM)
     word_P = hashing.counter_hash(np.arange(spec.num_params, dtype=np.uint32), keys)
     return np.where(word_P >> np.uint32(31) == 1, -1.0, 1.0), theory.bin_of_coordinate(spec)
+
+
+def manifest_order(names: Sequence[str], lora: Any) -> list[int]:
+    """Returns the positions of PEFT's parameters in the order of the flat gradient.
+
+    Ours stacks the layers of one factor: "layers/dense/a" is layer 0's, 1's, ... `dense.lora_A`.
+    """
+    order = []
+    for segment in projections.gradient_manifest(lora):
+        _, target, factor = segment.path.split("/")
+        for layer in range(segment.shape[0]):
+            inside, part = f".layers.{layer}.", f".{target}.lora_{factor.upper()}."
+            (match,) = (i for i, name in enumerate(names) if inside in name and part in name)
+            order.append(match)
+    return order
