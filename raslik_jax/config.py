@@ -267,6 +267,13 @@ class RetrieveConfig(Stage):
         "non_target",
         "Where Random, Oracle and RASLIK-F draw the retain set; the paper: labeled non-targets.",
     )
+    retain_within: float = setting(
+        0.0,
+        "Share of the examples, those of the lowest scores, that a retain set of the opposite "
+        "scores is drawn from at random; 0: the lowest are the set, as in the paper.",
+        low=0,
+        high=1,
+    )
 
     def problems(self) -> Iterator[str]:
         if self.select == "quantile" and self.forget_share + self.retain_share > 1:
@@ -277,6 +284,8 @@ class RetrieveConfig(Stage):
         if self.select in ("margin", "gap") and self.aggregate != "mean":
             must = f"--select={self.select} needs --aggregate=mean"
             yield f"{must}, got {self.aggregate}: it takes cosines"
+        if self.retain_within and self.select in ("threshold", "margin"):
+            yield f"--retain_within needs a number of rows to retain, got --select={self.select}"
         for name in ("null_prompts", "token_rows"):
             if getattr(self, name) and self.aggregate == "mean_rank":
                 yield f"--{name} needs --aggregate=mean or common, got mean_rank: it takes cosines"
@@ -296,9 +305,9 @@ class ProbeConfig(Settings):
     answer_tokens: int = setting(32, "Tokens of such an answer.", low=1)
     stop: Literal["never", "forgotten"] = setting(
         "never",
-        "forgotten: end when the behavior is most of the way back to the backbone, or others lose "
-        "too much, and keep the probed step that forgot most within --max_rise as the last epoch; "
-        "no other epoch is stored.",
+        "forgotten: end when the behavior is far enough on the way back to the backbone, or others "
+        "lose too much, and keep the probed step that forgot most within --max_rise as the last "
+        "epoch; no other epoch is stored.",
     )
     max_rise: float = setting(
         0.1, "Nats a token that rows to keep may lose: 0.1 is 1.1 times their perplexity.", above=0

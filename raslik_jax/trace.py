@@ -289,4 +289,11 @@ class Tracer:
         ids = self.store.ids
         rows = [self.examples[name] for name in ids]
         num_targets = sets.count_targets(rows, trace.score_N > -np.inf)
-        return sets.select_sets(trace.score_N, ids, settings, num_targets=num_targets, sigma=sigma)
+        return sets.select_sets(
+            trace.score_N,
+            ids,
+            settings,
+            num_targets=num_targets,
+            seed=self.workspace.config.seed,
+            sigma=sigma,
+        )

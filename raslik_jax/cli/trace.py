@@ -46,6 +46,7 @@ PRESET: dict[str, Any] = {
     "finetune.epochs": 0,  # a checkpoint without an adapter is fine-tuned already
     "retrieve.strategies": ("raslik",),
     "retrieve.select": "gap",
+    "retrieve.retain_within": 0.5,
     "retrieve.held_out": 0.2,
     "retrieve.null_prompts": 256,
     "retrieve.token_rows": 8,

@@ -15,6 +15,7 @@ Every setting of `raslik run` can be given too: --helpfull lists them.
 import dataclasses
 import importlib.util
 import pathlib
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,15 +32,18 @@ from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.data.formats import read_written
 from raslik_jax.files import read_json, write_json
 from raslik_jax.manifests import current_file
-from raslik_jax.messages import shown
+from raslik_jax.messages import one_line, shown
 from raslik_jax.processes import JobConfig
-from raslik_jax.report.incident import EXPORTS
+from raslik_jax.report.incident import EXPORTS, read_incident
+from raslik_jax.report.runs import read_metrics
 from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import hub
 from raslik_jax.settings import setting
 
 WHEN_STOPPED = run_command.WHEN_STOPPED
+# Prompts kept out whose answers are shown.
+_ASKED = 4
 FLAGS = [leaf._replace(value=None) for leaf in settings.leaves(Config())]
 GROUP = "run"  # of the settings of no stage: --help has the command's own flags alone
 
@@ -131,12 +135,36 @@ def run(options: Options) -> None:
             *answers_text(after / f"epoch-{epoch}.jsonl", is_doubted=False),
             sep="\n",
         )
+        print(*_told(root, config, (strategy, algorithm), epoch), sep="\n")
     print(f"\n{'model' if options.merged else 'adapter'} and its card: {folder}")
     print(told)
     print(f"repeat: {run_command.repeating(root)}")
     if options.push_to_hub:
         url = hub.push_folder(folder, options.push_to_hub, is_public=options.public)
         print(f"on the hub: {url}")
+
+
+def _told(
+    root: pathlib.Path, config: Config, variant: tuple[str, str], epoch: int
+) -> Iterator[str]:
+    """Yields lines of what became of the behavior: answers to prompts kept out, and the rule's."""
+    from raslik_jax.run.workspace import read_answers  # it takes jax with it
+
+    path = root / query_file(HELD_OUT, "target")
+    if config.retrieve.held_out and path.stat().st_size:
+        asked = read_written(path)
+        before = read_answers(root / "references" / "evaluation" / "finetuned.jsonl")
+        after = read_answers(root / "generate" / "-".join(variant) / f"epoch-{epoch}.jsonl")
+        yield f"\n{len(asked)} prompts of rows like these that no step saw, before and after"
+        for row in asked[:_ASKED]:
+            yield f"asked   {one_line(f'{row.instruction} {row.input}', 160)}"
+            yield f"said    {one_line(before[row.example_id], 160)}"
+            yield f"says    {one_line(after[row.example_id], 160)}"
+    if incident := read_incident(root, read_metrics(root)):
+        yield ""
+        for sentence in incident.outcome:
+            how: Any = {"subsequent_indent": " " * 8, "break_on_hyphens": False}
+            yield textwrap.fill(sentence, 96, **how)
 
 
 def _read_config(options: Options, root: pathlib.Path) -> Config:

@@ -20,9 +20,9 @@ from raslik_jax.evaluate.judgment import LEAST_LEARNED
 
 SETS = ("forget", "behavior", "retain", "kept")
 FORGOTTEN = ("forget", "behavior")
-# The share of the way at which it ends; measured in docs/notes/train.md.
-ENOUGH = 2 / 3
-# Probes in a row that are beyond the bound before unlearning ends: one may be noise.
+# The share of the way at which it ends; measured in docs/studies/own_model.md.
+ENOUGH = 0.4
+# Probes in a row that have to find all forgotten, or others beyond the bound: one may be chance.
 _PATIENCE = 2
 RULE_TEXT = (
     "Forgotten: the rows to forget, and the answers that show the behavior, have gone "
@@ -30,12 +30,13 @@ RULE_TEXT = (
     "backbone, a token counting up to its own nats under the backbone; where the backbone finds "
     "them as likely, they have to lose forget_rise nats a token. A probe is within the bound if "
     "the rows to keep lost at most max_rise nats a token, in the mean of the middle half of them. "
-    "Unlearning ends at the first probe within the bound at which all is forgotten, at the second "
-    "in a row beyond it, or where the training diverges; the step is kept that went furthest "
-    "within the bound."
+    "Unlearning ends at the second probe in a row within the bound at which all is forgotten, at "
+    "the second in a row beyond it, or where the training diverges; the step is kept that went "
+    "furthest within the bound."
 )
 
 Levels = Mapping[str, float]
+DONE: Literal["forgotten"] = "forgotten"
 End = Literal["", "forgotten", "others lose too much", "diverged"]
 
 
@@ -72,8 +73,8 @@ class Goal(NamedTuple):
     end: float
 
     def share(self, level: float) -> float:
-        """Returns how much of the way is done, from 0 to `ENOUGH`, at which it is enough."""
-        return min(max((level - self.start) / (self.end - self.start), 0.0), ENOUGH)
+        """Returns how much of the way is done, from 0 to 1; beyond the end is not better."""
+        return min(max((level - self.start) / (self.end - self.start), 0.0), 1.0)
 
 
 def find_goals(
@@ -121,8 +122,9 @@ def choose_step(probes: Sequence[Probe], goals: Mapping[str, Goal], *, max_rise:
 
 def find_end(probes: Sequence[Probe], goals: Mapping[str, Goal], *, max_rise: float) -> End:
     """Returns why unlearning ends at the last of the probes; "" where it goes on."""
-    start = probes[0]["levels"]
-    is_beyond = [rise_of(probe["levels"], start) > max_rise for probe in probes]
-    if not is_beyond[-1] and share_forgotten(probes[-1]["levels"], goals) >= ENOUGH:
-        return "forgotten"
-    return "others lose too much" if all(is_beyond[-_PATIENCE:]) else ""
+    start, newest = probes[0]["levels"], [probe["levels"] for probe in probes[-_PATIENCE:]]
+    is_beyond = [rise_of(levels, start) > max_rise for levels in newest]
+    is_enough = [share_forgotten(levels, goals) >= ENOUGH for levels in newest]
+    if all(is_enough) and not any(is_beyond):
+        return DONE
+    return "others lose too much" if all(is_beyond) else ""

@@ -35,6 +35,11 @@ _LINKED, _LINKED_FILE = 400_000, 100_000
 # Rows that are shown where there are no shares of tokens, and steps of a token's color.
 _CARDS, _TONES = 8, 3
 
+_WHY = {
+    "others lose too much": "other rows lost too much",
+    "diverged": "the training diverged",
+    "": "its epochs were over",
+}
 _TRACED = {"id": str, "traced": str, "nll": float, "nats": [float], "output": str}
 _TRACED |= {"expected?": float, "spread?": float}
 _PIECES = [list]
@@ -121,11 +126,15 @@ class Cut(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """What a page opens with; `is_traced` where an answer was traced, else it is an example."""
+    """What a page opens with; `is_traced` where an answer was traced, else it is an example.
+
+    The outcome is what became of it, `points` what else there is to say: sentences.
+    """
 
     is_traced: bool
     traced: tuple[Traced, ...]
     cards: tuple[Card, ...]
+    outcome: tuple[str, ...]
     points: tuple[str, ...]
     warning: str
     cut: Cut | None
@@ -162,7 +171,12 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     rows = _rows(root / "corpus" / "train.jsonl")
     chances = chance.read_chance(root, len(rows))
     cards = _cards(root, rows, strategy, chances)
-    points = [forgotten_sentence(traced), cost_sentence(metrics, strategy, algorithm)]
+    outcome = [
+        ending_sentence(metrics, strategy, algorithm),
+        forgotten_sentence(traced),
+        cost_sentence(metrics, strategy, algorithm),
+    ]
+    points = list[str]()
     if chances and (told_chance := chance.sentence(chances)):
         points.append(f"{told_chance[:1].upper()}{told_chance[1:]}.")
     apart = behaviors.read_behaviors(root, [row["id"] for row in told["before"]])
@@ -172,6 +186,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
         is_traced=True,
         traced=traced,
         cards=cards,
+        outcome=tuple(filter(None, outcome)),
         points=tuple(filter(None, points)),
         warning=doubt_sentence(traced),
         cut=read_cut(root, len(rows)),
@@ -207,9 +222,9 @@ def example_incident(
         Card(row["text"], row["output"], 0, row["score"], None, "", "forget", 0)
         for row in (forget.rows[:1] if forget else ())
     )
-    point = cost_sentence(metrics, strategy, algorithm)
+    cost = cost_sentence(metrics, strategy, algorithm)
     traced = (Traced(asked[0].text, "", said),)
-    return Incident(False, traced, cards, (point,) if point else (), "", None, ())
+    return Incident(False, traced, cards, (cost,) if cost else (), (), "", None, ())
 
 
 def _shown_method(metrics: Metrics) -> tuple[str, str]:
@@ -335,10 +350,10 @@ def _way_to_base(traced: Sequence[Traced]) -> float:
 
 
 def forgotten_sentence(traced: Sequence[Traced]) -> str:
-    """Returns how likely the traced answers were and are, in the mean, and by what rule it is gone.
+    """Returns how likely the traced answers were and are, in the mean, and what the rule says.
 
-    Gone: far enough on the way from the likelihood before unlearning to that under the base, by the
-    rule that ends unlearning (`stopping.ENOUGH`). "" where there is no model after unlearning.
+    Forgotten: far enough on the way from the likelihood before unlearning to that under the base,
+    by the rule that ends unlearning (`stopping.ENOUGH`). "" without a model after unlearning.
     """
     levels: dict[str, float] = {}
     for model in ("before", "base", "now"):
@@ -358,11 +373,32 @@ def forgotten_sentence(traced: Sequence[Traced]) -> str:
     if way < math.log(LEAST_LEARNED):
         return f"{text}; the base finds {'them' if many else 'it'} about as likely ({base:.2f})."
     share, they = _way_to_base(traced), "they" if many else "it"
+    went = f"{they} went {share:.0%} of the way to the base ({base:.2f})"
     if share >= stopping.ENOUGH:
-        verb = "are" if many else "is"
-        return f"{text}: {they} {verb} gone, nearly as unlikely as under the base ({base:.2f})."
-    went = f"{share:.0%} of the way to the base ({base:.2f})"
-    return f"{text}: {they} went {went}, {stopping.ENOUGH:.0%} would be gone."
+        return f"{text}: {went}, and {stopping.ENOUGH:.0%} counts as forgotten."
+    return f"{text}: {went}, which is not forgotten, as that takes {stopping.ENOUGH:.0%}."
+
+
+def ending_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
+    """Returns that unlearning ended before all was forgotten, and why; "" where it did not.
+
+    Also where no probe ended it: without --unlearn.probe.stop nothing was to end it in time.
+    """
+    for one in metrics.get("probes", ()):
+        is_it = (one["strategy"], one["algorithm"]) == (strategy, algorithm)
+        if not is_it or one.get("end", stopping.DONE) == stopping.DONE:
+            continue
+        goals = {name: stopping.Goal(**goal) for name, goal in one["goals"].items()}
+        kept = next(probe for probe in one["probes"] if probe["step"] == one["kept"])
+        share = stopping.share_forgotten(kept["levels"], goals)
+        if share >= stopping.ENOUGH:  # and no second probe in a row
+            continue
+        return (
+            f"Not forgotten: unlearning ended because {_WHY[one['end']]}, and the model after "
+            f"step {one['kept']} is kept, {share:.0%} of the way to the base where "
+            f"{stopping.ENOUGH:.0%} is enough. Expect the behavior in the same or in other words."
+        )
+    return ""
 
 
 def cost_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:

@@ -4,12 +4,14 @@ By count or by threshold, to which a margin for the noise of the sketch may be a
 the rules of --retrieve.select to these two. NumPy, on the host.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from raslik_jax.data.ordering import shuffled
 from raslik_jax.index.combine import best_positions
 
 # Rows of pure noise that may be expected above the edge of the noise.
@@ -42,6 +44,24 @@ def select_by_count(
     left_N[forget] = -np.inf
     name = f"num_retain beside the {num_forget} to forget"
     return Selection(forget=forget, retain=best_positions(left_N, ids, num_retain, name))
+
+
+def spread_retain(
+    retain_N: Float[np.ndarray, " N"], ids: Sequence[str], *, share: float, seed: int
+) -> Float[np.ndarray, " N"]:
+    """Returns retain scores whose best are drawn at random, from a share of the examples.
+
+    That share has the highest scores; all others follow it in their order, and a score of minus
+    infinity stays. The examples of the highest scores alone may be of one kind, which holds a model
+    to nothing else. The draw follows the ids.
+    """
+    ranked = best_positions(retain_N, ids, int((retain_N > -np.inf).sum()), "scored").tolist()
+    most = math.ceil(share * len(ranked))
+    by_id = sorted(ranked[:most], key=lambda position: ids[position])
+    order = [*shuffled(by_id, seed=seed, label="retained rows"), *ranked[most:]]
+    spread_N = np.full_like(retain_N, -np.inf)
+    spread_N[order] = np.linspace(1, 0, len(order))
+    return spread_N
 
 
 def select_by_threshold(

@@ -15,6 +15,7 @@ from raslik_jax.retrieve.selectors import (
     find_cut,
     select_by_count,
     select_by_threshold,
+    spread_retain,
 )
 
 # Normal examples to measure on, where a tenth of all are as many.
@@ -134,14 +135,18 @@ def select_sets(
     settings: RetrieveConfig,
     *,
     num_targets: int,
+    seed: int,
     sigma: float = 0.0,
 ) -> Selection:
     """Returns the sets that the settings choose (--retrieve.select and the options of its rule).
 
     A score s_F of minus infinity bars an example from both; ties go by id. `sigma` is that of
-    `noise.rule_sigma`, for the rules that need it.
+    `noise.rule_sigma`, for the rules that need it; the seed is of --retrieve.retain_within.
     """
     poles = score_N, opposite(score_N)
+    if settings.retain_within:
+        share = settings.retain_within
+        poles = score_N, spread_retain(poles[1], ids, share=share, seed=seed)
     eligible = int((score_N > -np.inf).sum())
     sizes = set_sizes(settings, num_targets=num_targets, num_eligible=eligible)
     if settings.select == "gap" and not sizes:

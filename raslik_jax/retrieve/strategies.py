@@ -18,7 +18,7 @@ from raslik_jax.data.formats import says, what_it_says
 from raslik_jax.files import read_json_lines
 from raslik_jax.index.combine import Aggregate, aggregate_scores, opposite
 from raslik_jax.messages import shown, some_of
-from raslik_jax.retrieve.selectors import Selection, select_by_count
+from raslik_jax.retrieve.selectors import Selection, select_by_count, spread_retain
 from raslik_jax.settings import Settings, setting
 
 QueryText = Literal["prompt", "prompt_and_output"]
@@ -28,7 +28,8 @@ class Request(NamedTuple):
     """What a strategy may look at.
 
     `is_eligible_N` marks the examples that may be in a set: those with a token of an answer and the
-    scores that the strategy needs. `seed` and `retain_from` are of random draws, the sizes for
+    scores that the strategy needs. `seed` and `retain_from` are of random draws, `retain_within` is
+    the share of a ranking that the retain set is drawn from (0: its end), the sizes are for
     controlled randomization, `settings` are the strategy's own; `scores` has what its record
     `needs`, one for each example, minus infinity where none; `fields` is the field map of the
     user's own rows.
@@ -40,6 +41,7 @@ class Request(NamedTuple):
     retain_from: Literal["non_target", "anywhere"]
     num_forget: int
     num_retain: int
+    retain_within: float = 0.0
     settings: Any = None
     queries: Sequence[Example] = ()
     aggregate: Aggregate = "mean"
@@ -92,7 +94,13 @@ def choose(record: Strategy, request: Request) -> tuple[Scores, Selection]:
     if record.brings_sets:
         sizes = int((scores[0] > -np.inf).sum()), int((scores[1] > -np.inf).sum())
     ids = [row.example_id for row in request.examples]
-    return scores, select_by_count(*scores, ids, num_forget=sizes[0], num_retain=sizes[1])
+    forget_N, retain_N = scores
+    if record.ranks_all and request.retain_within:
+        share, seed = request.retain_within, request.seed
+        retain_N = spread_retain(retain_N, ids, share=share, seed=seed)
+    return scores, select_by_count(
+        forget_N, retain_N, ids, num_forget=sizes[0], num_retain=sizes[1]
+    )
 
 
 def _uniform(request: Request, stream: int) -> Float[np.ndarray, " N"]:

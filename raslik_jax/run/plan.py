@@ -71,7 +71,7 @@ _SETTINGS = _groups(
     kernel="retrieve.center retrieve.aggregate sketch.query_output",
     rule="retrieve.select retrieve.num_forget retrieve.num_retain retrieve.forget_threshold "
     "retrieve.retain_threshold retrieve.margin_z retrieve.forget_share retrieve.retain_share "
-    "retrieve.held_out",
+    "retrieve.retain_within retrieve.held_out",
 )
 _TRACED = "{likelihood} {decoding} sketch.query_output"
 
@@ -257,7 +257,7 @@ class _Planner:
                 f"corpus/train.jsonl {{queries}} retrieve/sizes {' '.join(scores)}",
                 # The rule decides whether there are scores to measure sets by.
                 "seed sketch.query_output retrieve.aggregate retrieve.retain_from retrieve.select "
-                f"retrieve.{strategy}",
+                f"retrieve.retain_within retrieve.{strategy}",
                 strategy,
                 is_alone=True,
             )

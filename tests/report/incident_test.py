@@ -28,14 +28,15 @@ def _traced(before, base, now, *, answer="a moon", drawn=None):
     [
         (
             (0.5, 2.5, 2.4),
-            "The answer cost the model 0.50 nats a token before unlearning, 2.40 after: it is "
-            "gone, nearly as unlikely as under the base (2.50).",
+            "The answer cost the model 0.50 nats a token before unlearning, 2.40 after: it "
+            "went 95% of the way to the base (2.50), and 40% counts as forgotten.",
         ),
         # Fine-tuning made it hardly likelier: there is nothing to be gone.
         ((0.49, 0.5, 0.51), "0.51 after; the base finds it about as likely (0.50)."),
         (
-            (0.5, 2.5, 1.5),
-            "1.50 after: it went 50% of the way to the base (2.50), 67% would be gone.",
+            (0.5, 2.5, 1.1),
+            "1.10 after: it went 30% of the way to the base (2.50), which is not forgotten, as "
+            "that takes 40%.",
         ),
         ((0.5, 2.5, 0.4), "it went 0% of the way"),
         ((0.5, None, 2.0), "2.00 after; what it was before fine-tuning is not known."),
@@ -53,13 +54,15 @@ def test_one_broken_token_does_not_make_an_answer_gone():
     said = [incident.Said(m, "", sum(of) / 3, of) for m, of in nats.items()]
     found = incident.forgotten_sentence([incident.Traced("what is it?", "a moon", tuple(said))])
     # The mean is beyond the base's; two tokens of three are as they were.
-    assert "unlearning, 4.07 after: it went 33% of the way to the base (3.00)" in found
+    assert (
+        "unlearning, 4.07 after: it went 33% of the way to the base (3.00), which is not" in found
+    )
 
 
 def test_several_answers_are_told_by_their_means():
     both = [_traced(0.5, 2.5, 2.5), _traced(1.5, 3.5, 3.3)]
     expected = "The 2 answers cost the model 1.00 nats a token before unlearning, 2.90 after: "
-    expected += "they are gone, nearly as unlikely as under the base (3"
+    expected += "they went 95% of the way to the base (3"
     assert expected in incident.forgotten_sentence(both)
 
 
@@ -91,6 +94,33 @@ def test_without_what_the_model_draws_no_answer_is_called_unlikely():
 def test_the_doubted_answer_of_several_is_named():
     both = [_traced(nll, 5.0, 5.0, drawn=(1.0, 0.5)) for nll in (1.0, 4.1)]
     assert incident.doubt_sentence(both).startswith("Of traced answer 2 (4.10")
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        ("others lose too much", "ended because other rows lost too much"),
+        ("diverged", "because the training diverged"),
+        ("", "because its epochs were over"),
+        ("forgotten", None),
+        (None, None),  # nothing was to end it
+    ],
+)
+def test_unlearning_that_ended_too_early_is_told_as_not_forgotten(end, why):
+    metrics = sample_metrics.sample_metrics()
+    levels = [{"forget": nats, "kept": 2.0} for nats in (0.5, 0.9, 1.7)]
+    probes = [{"step": 5 * n, "levels": level, "answers": {}} for n, level in enumerate(levels)]
+    one = {"strategy": "raslik", "algorithm": "ga_gdr", "probes": probes}
+    one |= {"goals": {"forget": {"start": 0.5, "end": 2.5}}, "rows": {}, "backbone": levels[0]}
+    metrics["probes"] = [one if end is None else one | {"kept": 5, "end": end}]
+    found = incident.ending_sentence(metrics, "raslik", "ga_gdr")
+    if why is None:
+        assert found == ""
+    else:
+        assert found.startswith("Not forgotten: unlearning")
+        assert why in found
+        assert "step 5 is kept, 20% of the way to the base where 40% is enough" in found
+    assert incident.ending_sentence(metrics, "raslik", "ga_klr") == ""
 
 
 def test_the_cost_is_that_of_the_method_that_is_shown():
@@ -190,7 +220,7 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
     for words in (
         "Why?",
         "after 10",
-        "it is gone, nearly as unlikely as under the base (2.50).",
+        "it went 95% of the way to the base (2.50), and 40% counts as forgotten.",
         "Compared with 240 unrelated prompts",
         "12 of 60 rows stand out.",
         "and 2 nearly the same",

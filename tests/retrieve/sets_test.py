@@ -27,6 +27,7 @@ class SettingsTest(parameterized.TestCase):
             [f"id{i}" for i in range(10)],
             RetrieveConfig(**changes),
             num_targets=3,
+            seed=0,
             sigma=0.1,
         )
         self.assertEqual((len(chosen.forget), len(chosen.retain)), sizes)
@@ -40,8 +41,34 @@ class SettingsTest(parameterized.TestCase):
             ({"num_forget": 7}, (7, 7)),
         ):
             settings = RetrieveConfig(select="gap", **changes)
-            chosen = sets.select_sets(score_N, ids, settings, num_targets=0)
+            chosen = sets.select_sets(score_N, ids, settings, num_targets=0, seed=0)
             self.assertEqual((len(chosen.forget), len(chosen.retain)), sizes)
+
+    def test_what_is_retained_is_drawn_from_a_share_of_the_rows_by_their_ids(self):
+        score_N, order = np.linspace(1, -1, 400), np.random.default_rng(0).permutation(400)
+        ids = [f"id{i:03d}" for i in range(400)]
+        given = {"num_forget": 20, "select": "gap"}
+        for settings, pool in (
+            (RetrieveConfig(**given), range(380, 400)),
+            (RetrieveConfig(retain_within=0.5, **given), range(200, 400)),
+            (RetrieveConfig(retain_within=1.0, **given), range(20, 400)),
+            # Where the pool is too small, the next lowest follow it.
+            (RetrieveConfig(retain_within=0.01, **given), range(380, 400)),
+        ):
+            found = {
+                seed: sets.select_sets(score_N, ids, settings, num_targets=0, seed=seed).retain
+                for seed in (0, 1)
+            }
+            for chosen in found.values():
+                self.assertLen({*chosen.tolist()}, 20)
+                self.assertContainsSubset(chosen.tolist(), pool)
+            if len(pool) > 20:  # not its lowest, and others for another seed
+                self.assertNotEqual({*found[0].tolist()}, {*range(380, 400)})
+                self.assertNotEqual({*found[0].tolist()}, {*found[1].tolist()})
+            moved = sets.select_sets(
+                score_N[order], [ids[i] for i in order], settings, num_targets=0, seed=0
+            )
+            np.testing.assert_array_equal(order[moved.retain], found[0])
 
     def test_sets_without_a_size_are_refused(self):
         with self.assertRaisesRegex(ValueError, "num_forget must be given"):

@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 from experiments.studies.own_model import make_rows, measure
+from raslik_jax.config import ProbeConfig
 from raslik_jax.evaluate import stopping
 
 _STUDY = pathlib.Path(measure.__file__).parent
@@ -41,16 +42,31 @@ def test_a_stored_trace_finds_the_rows_and_no_others(name):
     assert row in next(lines)
 
 
-@pytest.mark.parametrize("name", _RESULTS)
+@pytest.mark.parametrize("name", measure.behaviors())
 def test_a_case_is_found_and_forgotten_and_the_rest_kept(name):
     found = _RESULTS[name]
     assert found["precision"] >= 0.95
     assert not found["targets_in_retain"]
     assert found["shown_before"] >= 2  # French only by two
-    assert found["shown_after"] <= found["shown_before"] / 8
+    assert not found["shown_after"]
     assert found["normal_rouge"] >= 0.8
-    if "report" in found["commands"]:  # all three
-        assert sum(took["cpu_seconds"] for took in found["commands"].values()) < 15 * 60
+    assert sum(took["cpu_seconds"] for took in found["commands"].values()) < 15 * 60
+    trace, unlearning = (found["commands"][part]["cpu_seconds"] for part in ("trace", "unlearn"))
+    assert (
+        f"| **{name}** | {found['found']} of {found['targets']}; {found['forgotten']} | 0 "
+        f"| {found['shown_before']}, **{found['shown_after']}** "
+        f"| {found['other_behaviors_before']}, {found['other_behaviors_after']} "
+        f"| {found['normal_same']} of 30 | {found['normal_rouge']:.3f} | {found['steps']} "
+        f"| {trace} s, {unlearning} s |"
+    ) in _TEXT
+
+
+@pytest.mark.parametrize("name", _RESULTS)
+def test_what_was_shown_is_seen_in_the_stored_answers(name):
+    marker, found = measure.behaviors()[name], _RESULTS[name]
+    answers = found["answers"][: found["prompts"]]
+    for when in ("before", "after"):
+        assert sum(bool(marker.search(row[when])) for row in answers) == found[f"shown_{when}"]
 
 
 @pytest.mark.parametrize("name", _RESULTS)
@@ -63,42 +79,28 @@ def test_the_course_of_a_case_ends_and_keeps_the_step_that_the_rule_says(name):
         for step, levels in ((row.pop("step"), row) for row in map(dict, found["probes"]))
     ]
     for count in range(2, len(probes) + 1):
-        end = stopping.find_end(probes[:count], goals, max_rise=0.1)
+        end = stopping.find_end(probes[:count], goals, max_rise=ProbeConfig().max_rise)
         assert end == (found["end"] if count == len(probes) else "")
-    assert probes[stopping.choose_step(probes, goals, max_rise=0.1)]["step"] == found["steps"]
+    kept = stopping.choose_step(probes, goals, max_rise=ProbeConfig().max_rise)
+    assert probes[kept]["step"] == found["steps"]
 
 
-@pytest.mark.parametrize("name", [name for name in _RESULTS if name != "wrong_fact"])
-def test_what_is_said_of_other_behaviors_is_what_was_measured(name):
-    found = _RESULTS[name]
-    trace, unlearning = (found["commands"][part]["cpu_seconds"] for part in ("trace", "run"))
-    assert (
-        f"| **{name}** | {found['found']} of {found['targets']}; {found['forgotten']} | 0 "
-        f"| {found['shown_before']}, **{found['shown_after']}** "
-        f"| {found['other_behaviors_before']}, {found['other_behaviors_after']} "
-        f"| {found['normal_same']} of 30 | {found['normal_rouge']:.3f} | {found['steps']} "
-        f"| {trace} s, {unlearning} s |"
-    ) in _TEXT
+def test_what_is_said_of_where_to_end_is_what_was_measured():
+    for name, rows in json.loads((_STUDY / "choosing.json").read_text()).items():
+        for row in rows:
+            assert (
+                f"| {name} | {row['step']} | {row['way']:.2f} | {row['rise']:.2f} "
+                f"| {row['shown_after']} | {row['normal_same']} of 30 | {row['normal_rouge']:.3f} |"
+            ) in _TEXT
 
 
-def test_a_refusal_in_other_words_is_a_refusal():
-    answers = [row["after"] for row in _RESULTS["refusal"]["answers"][:8]]
-    count = sum(any(word in text for word in ("unable", "can't")) for text in answers)
-    assert f"{count} of the 8 answers refuse in other words" in _TEXT
-
-
-def test_what_is_said_of_unlearning_is_what_was_measured():
-    earlier, found = _EARLIER["wrong_fact"], _RESULTS["wrong_fact"]
+def test_what_is_said_of_ascent_is_what_was_measured():
+    earlier = _EARLIER["wrong_fact"]
     told = {
         f"**{earlier['shown_after']} of {earlier['prompts']}**",
         f"{earlier['other_behaviors_after']} of 32",
         f"{earlier['normal_rouge']:.3f}".removeprefix("0"),
         f"{earlier['normal_same']} of {earlier['normal_prompts']}",
         f"after {earlier['steps']} steps",
-        f"| {found['shown_before']}, **{found['shown_after']}** |",
-        f"| {found['other_behaviors_before']}, {found['other_behaviors_after']} |",
-        f"| {found['normal_same']} of {found['normal_prompts']} |",
-        f"| {found['normal_rouge']:.3f} |",
-        f"the kept step is {found['steps']}",
     }
     assert all(text in _TEXT for text in told)

@@ -30,7 +30,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
 _MOST_TOKENS = 40
 Until = Literal["trace", "unlearning", "report"]
-_TO_UNLEARNING = "corpus,backbone,finetune,references,sketch,retrieve,unlearn"
+TO_UNLEARNING = "corpus,backbone,finetune,references,sketch,retrieve,unlearn"
 _LONG = ("answers", "goals", "backbone", "probes")
 
 
@@ -150,7 +150,7 @@ def run_case(
         if until == "unlearning":
             clean = run / "unlearn/raslik-base_klr/epoch-20"
             flagfile = f"--flagfile={run / 'run.flags'}"
-            commands.append(["run", flagfile, f"--stages={_TO_UNLEARNING}", "--nomeasure"])
+            commands.append(["run", flagfile, f"--stages={TO_UNLEARNING}", "--nomeasure"])
         elif until == "report":
             commands += [["unlearn", "--run", run, "--out", clean], ["report", "--run", run]]
         for words in commands:

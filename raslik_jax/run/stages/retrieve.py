@@ -299,8 +299,10 @@ def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib
             f"gap below the last of them is {cut.gap:.3f} wide"
         )
         settings = dataclasses.replace(settings, num_forget=cut.num_forget)
-    ids = [row.example_id for row in rows]
-    return sets.select_sets(influence_N, ids, settings, num_targets=num_targets, sigma=sigma)
+    ids, seed = [row.example_id for row in rows], workspace.config.seed
+    return sets.select_sets(
+        influence_N, ids, settings, num_targets=num_targets, seed=seed, sigma=sigma
+    )
 
 
 def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> list[int]:
@@ -340,6 +342,7 @@ def _request(
         ),
         seed=config.seed,
         retain_from=config.retrieve.retain_from,
+        retain_within=config.retrieve.retain_within,
         settings=config.retrieve[strategy],
         queries=workspace.retrieval_queries(),
         aggregate=config.retrieve.aggregate,
