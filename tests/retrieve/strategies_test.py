@@ -112,6 +112,23 @@ class StrategiesTest(parameterized.TestCase):
         chosen = select_by_count(*scores, _ids(_request()), num_forget=6, num_retain=8)
         self.assertEqual(set(chosen.forget), set(range(6)))
 
+    @parameterized.parameters("bm25", "raslik")
+    def test_the_retain_set_is_drawn_from_a_share_of_the_ranking(self, name):
+        whole, drawn = (
+            choose(
+                STRATEGIES[name],
+                _request(
+                    retain_within=share, num_retain=4, seed=seed, settings=STRATEGIES[name].settings
+                ),
+            )
+            for share, seed in ((0.0, 0), (0.5, 3))
+        )
+        np.testing.assert_array_equal(whole[0].retain_N, drawn[0].retain_N)
+        np.testing.assert_array_equal(whole[1].forget, drawn[1].forget)
+        lowest = select_by_count(*whole[0], _ids(_request()), num_forget=6, num_retain=10).retain
+        self.assertContainsSubset(drawn[1].retain.tolist(), lowest.tolist())
+        self.assertNotEqual({*drawn[1].retain.tolist()}, {*whole[1].retain.tolist()})
+
     def test_the_text_of_the_output_counts_by_option_only(self):
         plain, full = (
             _score("bm25", query_text=text).forget_N for text in ("prompt", "prompt_and_output")
