@@ -410,6 +410,15 @@ def draw_curves(
             axes.minorticks_off()
         if log_y:
             axes.set_yscale("log")
+            # Matplotlib would write powers of ten as formulas, and text is text here.
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            low, high = axes.get_ylim()
+            if high / low < 100:  # few powers of ten, or none: between them too
+                axes.yaxis.set_minor_formatter(
+                    lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else ""
+                )
+            else:
+                axes.yaxis.set_minor_formatter("")
     all_axes[0].set_ylabel(ylabel)
     if len(labels) > 1:
         columns = 2 if len(panels) == 1 else 4

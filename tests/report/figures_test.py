@@ -47,6 +47,18 @@ def _draw(name: str):
 
 
 class PlainTest(parameterized.TestCase):
+    @parameterized.parameters((0.6, 3.0), (0.3, 430.0))
+    def test_a_logarithmic_axis_is_labeled_with_plain_numbers(self, low, high):
+        points = [(1.0, _entry(low)), (8.0, _entry(high))]
+        labels = {"xlabel": "K", "ylabel": "ratio"}
+        figure = figures.draw_curves({"one": {"a": points}}, **labels, log_x=True, log_y=True)
+        figure.canvas.draw()
+        (axes,) = figure.axes
+        shown = [label.get_text() for label in axes.get_yticklabels(which="both")]
+        self.assertIn("1", shown)
+        for text in filter(None, shown):
+            self.assertGreater(float(text), 0)
+
     def test_boundary_counts_what_lies_near_each_threshold(self):
         scores_N, _ = _scores()
         _, forget, retain = _draw("boundary").axes

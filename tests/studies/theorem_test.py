@@ -1,9 +1,14 @@
 """The spread of the update direction, beside draws of whole gradients."""
 
+import json
+import pathlib
+import tempfile
+from unittest import mock
+
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from experiments.studies.theorem import measure, report, variance
+from experiments.studies.theorem import measure, page, report, variance
 
 
 class DirectionTest(absltest.TestCase):
@@ -49,6 +54,23 @@ class SpreadTest(parameterized.TestCase):
             wanted = np.mean(np.sum(delta_SFP**2, axis=-1)) - np.mean(pairs)
             self.assertAlmostEqual(found.total, wanted, delta=1e-4 * error)
 
+    def test_what_sketches_agree_on_varies_by_the_law_of_total_variance(self):
+        generator = np.random.default_rng(2)
+        weight_SFN = generator.standard_normal((5, 4, 6)) + generator.standard_normal((1, 4, 6))
+        found = variance.measure_spread(weight_SFN, np.eye(6), np.zeros(6))
+        record = {"run": "a", "fluctuation": "x", "moved": 1, "rule": "count", "retain": "none"}
+        exact = record | {"kernel": "exact"} | found._asdict() | {"total": 2.0, "error": 1.0}
+        sketched = record | {"kernel": "8"} | found._asdict()
+        joined = report.join_spreads([exact, sketched])
+        # Products of draws that differ in the sketch: the mean over sketches without its own noise.
+        product_SFSF = np.einsum("sfn,rgn->sfrg", weight_SFN, weight_SFN)
+        others = [(s, r) for s in range(5) for r in range(5) if s != r]
+        same = np.mean([product_SFSF[s, f, r, f] for s, r in others for f in range(4)])
+        pairs = [(f, g) for f in range(4) for g in range(4) if f != g]
+        differ = np.mean([product_SFSF[s, f, r, g] for s, r in others for f, g in pairs])
+        ratio = joined[1]["averaged_ratio"]["mean"]
+        self.assertAlmostEqual(ratio, (same - differ) / 2.0, places=6)
+
     def test_cosines_of_a_moved_query(self):
         generator = np.random.default_rng(1)
         row_NP = generator.standard_normal((6, 9))
@@ -90,6 +112,44 @@ class BoundaryTest(absltest.TestCase):
         bound = 5 * 0.5 / np.sqrt(draws * np.sum(near_N**2))
         self.assertAlmostEqual(slope, 1 / (sigma * np.sqrt(2 * np.pi)), delta=bound)
         self.assertIsNone(variance.membership_slope(exact_N, exact_N + noise_SN, 0.9, window=0.01))
+
+
+class PageTest(absltest.TestCase):
+    def test_the_tables_of_the_page_are_the_stored_results(self):
+        text = (page.RESULTS.parents[3] / "docs" / "studies" / "theorem.md").read_text()
+        for title, table in page.page_tables().items():
+            self.assertIn(table, text, title)
+
+    def test_each_figure_is_drawn_from_the_stored_results(self):
+        with mock.patch.object(report.drawing, "save_figure") as save:
+            page.write_figures(pathlib.Path("x"))
+        drawn = {call.args[1].name: call.args[0] for call in save.call_args_list}
+        self.assertEqual(tuple(drawn), page.FIGURES)
+        _, noise, _ = drawn["variance"].axes
+        stored = json.loads((page.RESULTS / "smollm2.json").read_text())["spreads"]
+        found = [line.get_ydata() for line in noise.lines]
+        for moved in (0.1, 0.3, 1.0):
+            ratios = [
+                row["total_ratio"]
+                for row in stored
+                if (row["fluctuation"], row["rule"]) == ("gradient noise", "threshold")
+                and row["moved"] == moved
+            ]
+            self.assertLen(ratios, 5)
+            self.assertTrue(any(np.array_equal(ratios, line) for line in found), moved)
+
+    def test_results_are_stored_with_five_digits(self):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        rows = [{"retain": "antipodal", "total": 0.123456789}, {"retain": "none", "total": 1.0}]
+        found = {"spreads": rows, "scores": [0.5, 1 / 3]}
+        (folder / "planted-9").mkdir()
+        path = folder / "planted-9" / "variance_draws.json"
+        path.write_text(json.dumps(found))
+        with mock.patch.object(page, "RESULTS", folder):
+            page.store(path)
+        stored = json.loads((folder / "planted-9.json").read_text())
+        self.assertEqual(stored["spreads"], [{"retain": "antipodal", "total": 0.12346}])
+        self.assertEqual(stored["scores"], [0.5, 0.33333])
 
 
 class PlantedTest(absltest.TestCase):

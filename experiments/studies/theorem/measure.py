@@ -232,6 +232,7 @@ def spread_records(
             for rule, (is_forget_DN, is_retain_DN) in sets_of.items():
                 taken_D = is_forget_DN.sum(axis=1)
                 found_D = (is_forget_DN & is_target_N).sum(axis=1)
+                strangers_D = (is_forget_DN & ~best_forget_1N).sum(axis=1)
                 for retain, best_1N in best_of.items():
                     # Of those that are not forgotten, drawn again for each.
                     open_DN = others_1N & ~is_forget_DN
@@ -252,6 +253,8 @@ def spread_records(
                         "retain": retain,
                         "precision": float(np.mean(found_D / np.maximum(taken_D, 1))),
                         "forget_items": float(taken_D.mean()),
+                        # Rows that the exact kernel does not forget for the unmoved query.
+                        "strangers": float(strangers_D.mean()),
                         **{f: v if v is None else v / unit for f, v in spread._asdict().items()},
                     }
 

@@ -16,7 +16,7 @@ GAMMA = 0.01
 _ROUNDING = 1e-6  # of |Delta|^2, with products summed in float32
 _SETTING = ("fluctuation", "moved", "rule", "retain")
 _PARTS = ("over_fluctuations", "over_sketches", "total", "error")
-_RATIOS = ("fixed_sketch_ratio", "total_ratio", "error_ratio")
+_RATIOS = ("fixed_sketch_ratio", "averaged_ratio", "total_ratio", "error_ratio")
 
 
 def _power(points: Mapping[int, float]) -> float:
@@ -46,17 +46,29 @@ def join_spreads(spreads: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if beside is not None and min(beside["total"], beside["error"]) > _ROUNDING:
             record["total_ratio"] = record["total"] / beside["total"]
             record["fixed_sketch_ratio"] = (record["over_fluctuations"] or 0) / beside["total"]
+            if record["over_sketches"] is not None:
+                # The law of total variance: what is left is that of Delta's mean over sketches.
+                averaged = record["total"] - record["over_sketches"]
+                record["averaged_ratio"] = averaged / beside["total"]
             record["error_ratio"] = record["error"] / beside["error"]
-    values = [*_PARTS, *_RATIOS, "precision", "forget_items"]
+    values = [*_PARTS, *_RATIOS, "precision", "forget_items", "strangers"]
     return join_records(spreads, by=[*_SETTING, "kernel"], values=values)
+
+
+def join_found(
+    found: Sequence[Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns spreads and slopes joined over corpora, and the boundary of each corpus."""
+    every = {name: [r for entry in found for r in entry[name]] for name in found[0]}
+    values = ("sigma", "slope", "by_noise")
+    slopes = join_records(every["slopes"], by=["end", "size"], values=values)
+    return join_spreads(every["spreads"]), slopes, every["boundary"]
 
 
 def write_report(found: Sequence[Mapping[str, Any]], out: pathlib.Path) -> None:
     """Writes variance.json, variance.md and the figures of what was measured of each corpus."""
-    every = {name: [r for entry in found for r in entry[name]] for name in found[0]}
-    joined, boundary = join_spreads(every["spreads"]), every["boundary"]
+    joined, slopes, boundary = join_found(found)
     of_slope = ("sigma", "slope", "by_noise")
-    slopes = join_records(every["slopes"], by=["end", "size"], values=of_slope)
     powers = {
         f"{end} {name}": _power(
             {e["size"]: e[name]["mean"] for e in slopes if e["end"] == end and e[name]}
@@ -71,7 +83,8 @@ def write_report(found: Sequence[Mapping[str, Any]], out: pathlib.Path) -> None:
         "ratios are to the exact kernel's under the same fluctuation. Mean [least, largest] over "
         "corpora.",
     ]
-    by, values = ["fluctuation", "moved", "kernel"], [*_PARTS, *_RATIOS, "precision"]
+    by = ["fluctuation", "moved", "kernel"]
+    values = [*_PARTS, *_RATIOS, "precision", "strangers"]
     for rule in ("threshold", "count"):
         for retain in ("antipodal", "random", "none"):
             shown = [e for e in joined if e["rule"] == rule and e["retain"] == retain]
@@ -89,42 +102,77 @@ def write_report(found: Sequence[Mapping[str, Any]], out: pathlib.Path) -> None:
         tables.render_markdown(tables.Table(columns, cells)),
     ]
     write_text(out / "variance.md", "\n\n".join(text) + "\n")
-    write_figures(joined, slopes, found[0], out)
+    draw_ratio(joined, "total_ratio", out / "variance")
+    draw_ratio(joined, "averaged_ratio", out / "averaged")
+    draw_slope(slopes, out / "slope")
+    draw_thresholds(found[0], out / "boundary")
 
 
-def write_figures(
-    joined: Sequence[Mapping[str, Any]],
-    slopes: Sequence[Mapping[str, Any]],
-    first: Mapping[str, Any],
-    out: pathlib.Path,
-) -> None:
-    """Writes the figures, each as PNG and SVG; the boundary is that of the first corpus."""
+def _curves(
+    joined: Sequence[Mapping[str, Any]], ratio: str
+) -> dict[str, dict[str, list[tuple[float, Any]]]]:
+    """Returns a ratio over K, a panel for each fluctuation; 1 is the exact kernel."""
     panels: dict[str, dict[str, list[Any]]] = {}
     for entry in joined:
         is_shown = entry["retain"] == "antipodal" and entry["rule"] == "threshold"
         if not is_shown or entry["kernel"] == "exact" or not entry["moved"]:
             continue
         curves = panels.setdefault(f"fluctuation: {entry['fluctuation']}", {})
-        if entry["total_ratio"] is not None:
-            point = float(entry["kernel"]), entry["total_ratio"]
-            curves.setdefault(f"|xi| = {entry['moved']:g} |q|", []).append(point)
-    axes: Any = {"xlabel": "K", "log_x": True, "log_y": True}
-    figure = draw_curves(panels, ylabel="Var, sketched / Var, exact", **axes)
-    drawing.save_figure(figure, out / "variance")
-    curves = {}
+        if entry[ratio] is not None:
+            size = float(entry["kernel"])
+            curves.setdefault(f"|xi| = {entry['moved']:g} |q|", []).append((size, entry[ratio]))
+    panels = {title: curves for title, curves in panels.items() if curves}
+    for curves in panels.values():
+        sizes = sorted({size for points in curves.values() for size, _ in points})
+        curves["exact kernel"] = [(size, point(1.0)) for size in sizes]
+    return panels
+
+
+def point(value: float) -> dict[str, float]:
+    """Returns one value as `join_records` has it."""
+    return {"mean": value, "low": value, "high": value}
+
+
+def _slope_curves(slopes: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, Any]]]:
+    """Returns the slope of selection over K, that of a smoothed step, and that of the proof."""
+    curves: dict[str, list[tuple[float, Any]]] = {}
     for entry in slopes:
         for name, label in (("slope", "measured"), ("by_noise", "1 / (sigma sqrt(2 pi))")):
             if entry[name] is not None:
-                point = float(entry["size"]), entry[name]
-                curves.setdefault(f"{entry['end']}: {label}", []).append(point)
-    figure = draw_curves({"Slope of selection": curves}, ylabel="slope per unit of cosine", **axes)
-    drawing.save_figure(figure, out / "slope")
-    forget, retain = first["thresholds"]
+                measured = float(entry["size"]), entry[name]
+                curves.setdefault(f"{entry['end']}: {label}", []).append(measured)
+    if first := next(iter(curves.values()), []):
+        size, start = first[0]
+        claimed = [(at, point(start["mean"] * (size / at) ** 0.5)) for at, _ in first]
+        curves["as K^-.5, the proof's"] = claimed
+    return curves
+
+
+def draw_ratio(joined: Sequence[Mapping[str, Any]], ratio: str, path: pathlib.Path) -> None:
+    """Writes a ratio over K as PNG and SVG."""
+    is_averaged = ratio == "averaged_ratio"
+    label = "mean over sketches" if is_averaged else "sketched"
+    # An unbiased estimate of a small variance may be below zero.
+    axes: Any = {"xlabel": "K", "log_x": True, "log_y": not is_averaged}
+    figure = draw_curves(_curves(joined, ratio), ylabel=f"Var, {label} / Var, exact", **axes)
+    drawing.save_figure(figure, path)
+
+
+def draw_slope(slopes: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+    """Writes the slope of selection over K."""
+    panels = {"Slope of selection": _slope_curves(slopes)}
+    axes: Any = {"xlabel": "K", "log_x": True, "log_y": True}
+    drawing.save_figure(draw_curves(panels, ylabel="slope per unit of cosine", **axes), path)
+
+
+def draw_thresholds(found: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Writes the scores of one corpus around its thresholds."""
+    forget, retain = found["thresholds"]
     figure = draw_boundary(
-        np.asarray(first["scores"]),
+        np.asarray(found["scores"]),
         forget_threshold=forget,
         retain_threshold=retain,
         gamma=GAMMA,
         xlabel="cosine with the query",
     )
-    drawing.save_figure(figure, out / "boundary")
+    drawing.save_figure(figure, path)

@@ -1,0 +1,186 @@
+"""Makes the figures and the tables of docs/studies/theorem.md again, from the stored results.
+
+  python experiments/studies/theorem/page.py --out=docs
+
+Writes variance.png, averaged.png, slope.png and boundary.png, and prints the tables. results/ has
+the joined results of a run on SmolLM2, whose draws were not kept, and what measure.py leaves of
+planted gradients (variance_draws.json), which --store=FILE copies there.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+
+import numpy as np
+
+from experiments.studies.theorem import report
+from raslik_jax.cli import command
+from raslik_jax.report import tables
+from raslik_jax.settings import Settings, setting
+
+RESULTS = pathlib.Path(__file__).resolve().parent / "results"
+FIGURES = ("variance", "averaged", "slope", "boundary")
+_DIGITS = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Where figures go, and what is stored."""
+
+    out: str = setting("docs", "Folder of the figures.")
+    store: tuple[str, ...] = setting((), "Results of planted gradients to store first.")
+
+
+class Results:
+    """What was measured of one kind of gradients, joined over its corpora."""
+
+    def __init__(
+        self,
+        spreads: Sequence[Mapping[str, Any]],
+        slopes: Sequence[Mapping[str, Any]],
+        boundary: Sequence[Mapping[str, Any]],
+    ):
+        self.spreads = [row for row in spreads if row["retain"] == "antipodal"]
+        self.slopes, self.boundary = slopes, boundary
+
+
+def read_planted() -> list[dict[str, Any]]:
+    """Returns the stored results of planted corpora."""
+    return [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("planted-*.json"))]
+
+
+def read_results() -> dict[str, Results]:
+    """Returns the stored results by the kind of gradients."""
+    stored = json.loads((RESULTS / "smollm2.json").read_text("utf-8"))
+
+    def joined(row: Mapping[str, Any], values: Sequence[str]) -> dict[str, Any]:
+        return dict(row) | {name: report.point(row[name]) for name in values}
+
+    ratios, slopes = ("total_ratio", "error_ratio"), ("slope", "by_noise")
+    real = Results(
+        [joined(row, ratios) | {"retain": "antipodal"} for row in stored["spreads"]],
+        [joined(row, slopes) for row in stored["slopes"]],
+        [stored["boundary"]],
+    )
+    return {"real": real, "planted": Results(*report.join_found(read_planted()))}
+
+
+def store(path: pathlib.Path) -> None:
+    """Copies one corpus' results: numbers with five digits, retain sets by both poles alone."""
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: rounded(part) for name, part in value.items()}
+        if isinstance(value, list):
+            return [rounded(part) for part in value]
+        return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+    found = rounded(json.loads(path.read_text(encoding="utf-8")))
+    found["spreads"] = [row for row in found["spreads"] if row["retain"] == "antipodal"]
+    parts = []
+    for name, rows in found.items():
+        is_flat = not isinstance(rows[0], dict)
+        lines = [json.dumps(rows)[1:-1]] if is_flat else map(json.dumps, rows)
+        parts.append(f"{json.dumps(name)}: [\n" + ",\n".join(lines) + "\n]")
+    text = "{\n" + ",\n".join(parts) + "\n}\n"
+    (RESULTS / f"{path.parent.name}.json").write_text(text)
+
+
+def _number(entry: Mapping[str, float] | None) -> str:
+    if entry is None:
+        return tables.NOT_KNOWN
+    value = entry["mean"]
+    return f"{value:.0f}" if abs(value) >= 9.95 else f"{value:.2f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] + ["--:"] * (len(head) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _as_stored(entry: Mapping[str, float]) -> str:
+    return f"{entry['mean']:g}"
+
+
+def ratio_table(
+    results: Results, ratios: Sequence[str], rule: str, number: Callable[[Any], str] = _number
+) -> str:
+    """Returns ratios to the exact kernel, the second in parentheses: fluctuations by K."""
+    shown = [row for row in results.spreads if row["rule"] == rule and row["moved"]]
+    shown = [row for row in shown if row["kernel"] != "exact"]
+    sizes = list(dict.fromkeys(row["kernel"] for row in shown))
+    cells: dict[str, dict[str, str]] = {}
+    for row in shown:
+        first, *rest = (number(row[ratio]) for ratio in ratios)
+        text = first + "".join(f" ({other})" for other in rest if first != tables.NOT_KNOWN)
+        cells.setdefault(f"{row['fluctuation']} {row['moved']:g}", {})[row["kernel"]] = text
+    rows = [[name, *(found[size] for size in sizes)] for name, found in cells.items()]
+    return _table(["fluctuation", *(f"K = {int(size):,}" for size in sizes)], rows)
+
+
+def size_table(results: Results) -> str:
+    """Returns what each K does to the forget set at the unmoved query: noise, slope, strangers."""
+    still = {
+        row["kernel"]: row["strangers"]
+        for row in results.spreads
+        if not row["moved"] and row["rule"] == "count"
+    }
+    cosines = [row for row in results.boundary if row["scale"] == "cosine"]
+    density = np.mean([row["boundary_forget_density"] * row["items"] for row in cosines])
+    rows = []
+    for row in results.slopes:
+        if row["end"] != "forget":
+            continue
+        sigma = row["sigma"]["mean"]
+        expected = density * sigma / np.sqrt(2 * np.pi)
+        cells = [f"{row['size']:,}", f"{sigma:.4f}", _number(row["slope"])]
+        cells += [_number(row["by_noise"]), f"{still[str(row['size'])]['mean']:.1f}"]
+        rows.append([*cells, f"{expected:.1f}"])
+    return _table(["K", "sigma", "slope", "1 / (sigma sqrt(2 pi))", "strangers", "expected"], rows)
+
+
+def page_tables() -> dict[str, str]:
+    """Returns the tables of the page by title."""
+    found = read_results()
+    both = ("total_ratio", "error_ratio")
+    return {
+        "real, thresholds": ratio_table(found["real"], both, "threshold", _as_stored),
+        "real, count": ratio_table(found["real"], both, "count", _as_stored),
+        "planted, thresholds": ratio_table(found["planted"], both, "threshold"),
+        "planted, averaged": ratio_table(found["planted"], ("averaged_ratio",), "threshold"),
+        "planted, sizes": size_table(found["planted"]),
+    }
+
+
+def write_figures(folder: pathlib.Path) -> None:
+    """Writes the figures of the page."""
+    found = read_results()
+    report.draw_ratio(found["real"].spreads, "total_ratio", folder / "variance")
+    report.draw_ratio(found["planted"].spreads, "averaged_ratio", folder / "averaged")
+    report.draw_slope(found["real"].slopes, folder / "slope")
+    report.draw_thresholds(read_planted()[0], folder / "boundary")
+
+
+def main(options: Options) -> None:
+    """Stores what is named, writes the figures, and prints the tables."""
+    for path in options.store:
+        store(pathlib.Path(path))
+    command.require("matplotlib")
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        write_figures(folder)
+        for figure in FIGURES:
+            made = folder / f"{figure}.png"
+            (pathlib.Path(options.out) / made.name).write_bytes(made.read_bytes())
+    for title, table in page_tables().items():
+        print(f"{title}\n\n{table}\n")
+
+
+if __name__ == "__main__":
+    command.start(main, Options())
