@@ -155,6 +155,20 @@ class ThreeCommandsTest(_OwnModelTest):
         self.assertEqual(told[0]["traced"], told[0]["output"])  # the model's own answer
         for text, row in zip((before, after), told, strict=True):
             self.assertIn(f"{row['nll']:.2f} nats a token", text)
+            self.assertAlmostEqual(row["nll"], sum(row["nats"]) / len(row["nats"]))
+        # The answer is the model's own, by its likeliest tokens: no draw costs much less.
+        model, clean = told
+        self.assertBetween(model["nll"], 0, model["expected"] + 4 * model["spread"])
+        self.assertNoCommonElements({"expected", "spread"}, clean)
+
+    def test_a_step_away_from_the_rows_is_told_on_terminal_and_page(self):
+        own, *others = json.loads(
+            (self.run_dir / "retrieve/removal-raslik/removal.json").read_text()
+        )
+        self.assertLen(others, 3)
+        said = f"One small step away from {own['rows']} of the rows to forget makes the traced"
+        self.assertIn(said, " ".join(self.traced.stdout.rpartition("to forget: ")[2].split()))
+        self.assertIn(said, (self.run_dir / "report" / "report.html").read_text())
 
     def test_the_adapter_is_written_with_its_card(self):
         names = {path.name for path in self.clean.iterdir()}
