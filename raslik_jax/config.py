@@ -421,8 +421,8 @@ class MeshConfig(Settings):
 
     def problems(self) -> Iterator[str]:
         if self.model != 1:
-            mend = "leave it out, and split large weights by --mesh.base=sharded"
-            yield f"--mesh.model must be 1, got {self.model}, a row is never split: {mend}"
+            mend = "leave it out, and split large weights by --base=sharded"
+            yield f"--model must be 1, got {self.model}, a row is never split: {mend}"
 
     def layout(self, sketch: SketchConfig) -> str:
         """Returns `base`; `auto` keeps whole the weights that gradients are taken of.

@@ -15,7 +15,8 @@ from absl.testing import absltest, parameterized
 from jax.sharding import AbstractMesh
 from tiny import finished_run, run_script, tiny_config
 
-from raslik_jax import meshes
+from raslik_jax import meshes, settings
+from raslik_jax.cli import query
 from raslik_jax.config import MeshConfig
 from raslik_jax.data import batches, encoding
 from raslik_jax.models import decoder, quantize, sharding
@@ -70,8 +71,9 @@ class MeshesTest(parameterized.TestCase):
             MeshConfig(base="sharded").layout(whole)
 
     def test_there_is_no_axis_that_splits_a_row(self):
-        with self.assertRaisesRegex(SettingsError, "--mesh.model must be 1, got 2, a row is never"):
-            MeshConfig(model=2)
+        said = "^--mesh.model must be 1, got 2, a row is never split: .* by --mesh.base=sharded$"
+        with self.assertRaisesRegex(SettingsError, said):
+            settings.replaced(query.Options(), {"mesh.model": 2})
 
     @parameterized.parameters((1, 5), (4, 8), (8, 8))
     def test_batches_are_filled_up_by_dummy_rows(self, devices, expected):
