@@ -197,11 +197,23 @@ def check_corpus(
     """
     prompt_N = np.zeros(len(corpus.train), np.int64) if whole is None else whole.start_N
     problems = [*_training_problems(config, corpus, prompt_N, stages)]
+    problems += [] if whole is None else _length_problems(config, whole)
     if _RETRIEVING & set(stages):
         num_barred = int(np.sum(prompt_N >= config.corpus.max_len))
         problems += _selection_problems(config, corpus, num_barred)
     if problems:
         raise ValueError(listed_problems(problems))
+
+
+def _length_problems(config: Config, whole: Encoded) -> Iterator[str]:
+    """Yields what is wrong where the model has fewer positions than the rows have tokens."""
+    if not pathlib.Path(config.backbone.checkpoint or "no folder").is_dir():
+        return  # made for these rows, or a dry run without the model
+    positions = _shapes_of(config).text_part.max_position_embeddings
+    longest = min(int(whole.lengths_N.max(initial=0)), config.corpus.max_len)
+    if longest > positions:
+        must = f"must be at most {positions}, the positions of the model"
+        yield f"--corpus.max_len {must}, got {config.corpus.max_len} and rows of {longest} tokens"
 
 
 def _training_problems(

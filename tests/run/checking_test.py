@@ -23,7 +23,7 @@ from raslik_jax.config import (
     RetrieveConfig,
     UnlearnConfig,
 )
-from raslik_jax.data import encoding, tokenization
+from raslik_jax.data import encoding, tokenization, toy_model
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
 from raslik_jax.evaluate.non_sf import ClassifierSettings
 from raslik_jax.retrieve.strategies import EmbeddingSettings, GivenSettings
@@ -70,6 +70,15 @@ class CheckCorpusTest(parameterized.TestCase):
     def test_a_sound_corpus_passes(self):
         self.check()
         self.check(_CORPUS._replace(train=_rows(40, label=False)), stages=("finetune",))
+
+    def test_rows_longer_than_the_models_positions(self):
+        base = str(toy_model.model_folder() / "base")  # of 192 positions
+        settings = {"backbone": BackboneConfig(checkpoint=base), "stages": ("sketch",)}
+        found = _CORPUS._replace(train=(_CORPUS.train[0]._replace(output="steam " * 300),))
+        with self.assertRaisesRegex(ValueError, "--corpus.max_len must be at most 192, .*got 250"):
+            self.check(found, corpus=CorpusConfig(template="brief", max_len=250), **settings)
+        self.check(found, corpus=CorpusConfig(template="brief", max_len=192), **settings)
+        self.check(_CORPUS, corpus=CorpusConfig(template="brief", max_len=250), **settings)
 
     def test_strategies_that_need_labels_are_named_together(self):
         unlabeled = _CORPUS._replace(train=_rows(40, label=False))
