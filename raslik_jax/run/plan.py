@@ -380,6 +380,7 @@ class _Planner:
         parts = retrieve.EVIDENCE, "traced", "chance", "tokens", "sizes"
         shown = [f"retrieve/{name}" for name in parts]
         shown += [f"retrieve/removal-{name}" for name in config.retrieve.strategies]
+        shown += ["references/retrieval"]  # the page tells the traced answers
         drawn = [name for name in shown if name in names]
         trained = ["backbone", "finetune"] if config.finetunes else ["backbone"]
         drawn += [f"{name}/losses.json" for name in trained if name in names]
