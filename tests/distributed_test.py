@@ -200,14 +200,14 @@ class ProcessesTest(IndexCase):
         found = results(start_job("gpus", "0", "1", "2", "3", processes=2, devices=1))
         self.assertEqual(found, ["0,1", "2,3"])
         job = start_job("gpus", "0", processes=2, devices=1)
-        (_, first), (_, other) = (process.communicate(timeout=240) for process in job)
+        (_, first), (_, other) = (process.communicate(timeout=400) for process in job)
         self.assertEqual([process.returncode for process in job], [1, 1], msg=first + other)
         self.assertIn("must divide its GPUs evenly, got 2 for 1: start another", first)
         self.assertNotIn("must divide", other)
 
     def test_what_all_find_the_first_one_says(self):
         job = start_job("fail", "0", "1", processes=2, devices=1)
-        (_, first), (_, other) = (process.communicate(timeout=240) for process in job)
+        (_, first), (_, other) = (process.communicate(timeout=400) for process in job)
         self.assertEqual([process.returncode for process in job], [1, 1], msg=first + other)
         self.assertEqual(first.splitlines()[-1], "ValueError: of process 0, 1")
         for word in ("ValueError", "lost another process", "stack trace"):

@@ -1,8 +1,9 @@
 """Many jobs, one index: each claims the chunks it makes, and a claim dies with its job.
 
 Sketching needs no communication. A job that looks for work takes the first chunk that is neither
-committed nor claimed, by a conditional write of `claims/<chunk>.json` that only one job can win.
-Then its heart beats: it rewrites its claim every few seconds. A heart that stopped loses its claim.
+committed nor claimed, by creating `claims/<chunk>.json`, which only one job can do. Then its heart
+beats: it rewrites its claim every few seconds. A heart that stopped loses its claim. Of several
+jobs that take it over in the same moment more than one may win, since nothing is locked.
 
 No clock is shared. Each watcher measures, by its own clock, for how long a claim has not changed;
 a process of its own host it can simply look for. A slow job may so lose its chunk to another, and

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
-# With locks, one stopped process would block all that write the same file, for ever.
+# With locks, one stopped process would block all that write the same file, for ever. Without, two
+# conditional writes of the same moment may both succeed.
 _CONTEXT = ts.Context({"file_io_locking": {"mode": "none"}})
 _UNFINISHED = ".__lock"  # how TensorStore's names of unfinished writes end
 
