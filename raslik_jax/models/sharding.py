@@ -43,12 +43,16 @@ def _mark(path: tuple[Any, ...], leaf: Any, parts: int) -> Any:
     return leaf if axis is None else Split(leaf, axis)
 
 
+class LayoutError(ValueError):
+    """A base cannot lie on the devices as it is asked for."""
+
+
 def check(base: Tree, parts: int) -> None:
     """Refuses parts into which a kernel or an embedding cannot be split; takes shapes."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(base):
         is_large = path[-1].key in RULES
         if is_large and axis_of(path, leaf.shape, parts) is None:
-            raise ValueError(
+            raise LayoutError(
                 f"--mesh.base=sharded must split {'/'.join(entry.key for entry in path)} of "
                 f"{leaf.shape[-2]:,} x {leaf.shape[-1]:,} into {parts} equal parts along an axis: "
                 "set another --mesh.data, or --mesh.base=replicated"
@@ -73,13 +77,13 @@ def lay_out(
     """Returns the parts into which a base is split, and its shapes with what is split marked.
 
     The parts are those of `choose_parts` for the plain base, the shapes those of the base in its
-    `format`. A ValueError where a device cannot hold its own.
+    `format`. A LayoutError where a device cannot hold its own.
     """
     parts = choose_parts(kind, plain, devices=devices, memory=memory)
     held = split(quantize.shapes_of(plain, format, double_quant=double_quant), parts)
     share = quantize.num_bytes(held) - bytes_elsewhere(held, parts)
     if 0 < memory < share:
-        raise ValueError(
+        raise LayoutError(
             "the weights that a device holds must take less than its memory, which is "
             f"{memory / 1e9:.3g} GB, got {share / 1e9:.3g} GB on each of {devices}: use more "
             "devices with --mesh.base=sharded, or set --backbone.format=int8 or nf4"

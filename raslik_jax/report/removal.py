@@ -11,6 +11,9 @@ from typing import NamedTuple
 from raslik_jax.files import read_json
 from raslik_jax.manifests import current_file
 
+# Nats a token, one in a hundred in likelihood, below which a change says nothing.
+LEAST_CHANGE = 0.01
+
 
 class Removal(NamedTuple):
     """What a step away from some rows does, in nats a token of the traced answers.
@@ -37,11 +40,13 @@ def read_removal(root: pathlib.Path, strategy: str) -> list[Removal]:
 def helps(found: Sequence[Removal]) -> bool:
     """Says whether removing the rows to forget would help, by the step away from them.
 
-    It does where the answers become less likely than after the same step away from any of the
-    other draws: of three, chance alone would do so one time in four.
+    It does where the answers become less likely by `LEAST_CHANGE` or more, and less likely than
+    after the same step away from any of the other draws: of three, chance alone would do so one
+    time in four.
     """
     first, *others = found
-    return first.measured > max(0.0, *(other.measured for other in others))
+    most = max((other.measured for other in others), default=0.0)
+    return first.measured >= LEAST_CHANGE and first.measured > most
 
 
 def removal_sentence(found: Sequence[Removal], named: str = "rows to forget") -> str:

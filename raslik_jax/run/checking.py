@@ -1,5 +1,6 @@
 """What is wrong with a run, said before it works: from its settings, then from its corpus."""
 
+import dataclasses
 import pathlib
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -57,6 +58,11 @@ def check_inputs(config: Config, *, making: Collection[Unit], layout: str = "rep
     read = {name for unit in making for name in unit.settings}
     if "backbone.dtype" in read:
         memory.lay_out(config.backbone, _shapes_of(config), layout)
+        form = config.sketch.base_format
+        if "sketch.base_format" in read and form != "same":
+            is_double = config.backbone.double_quant and form == "nf4"
+            held = dataclasses.replace(config.backbone, format=form, double_quant=is_double)
+            memory.lay_out(held, _shapes_of(config), layout)
     if "sketch.parameters" in read:
         _check_weights(config, _shapes_of(config), rows=config.sketch.diagnose)
     for leaf in leaves(config):

@@ -6,6 +6,7 @@ The number of devices decides no result, so a run may go on on more of them wher
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from raslik_jax.models.sharding import LayoutError
 from raslik_jax.report.tables import Cell, Column, Table
 from raslik_jax.run.forecast import Forecast, format_bytes
 
@@ -67,7 +68,7 @@ def find(
         stages = _left(trials, layout, memory_bytes)
         try:
             forecast = forecast_on(devices, layout, stages)
-        except ValueError:  # a kernel that so many devices do not divide
+        except LayoutError:  # a kernel that so many devices do not divide
             if layout == first.layout:
                 raise
             continue

@@ -14,7 +14,9 @@ def _found(measured, others, *, rows=32, score=0.41):
     ("measured", "others", "expected"),
     [
         (0.214, (-0.003, 0.004, 0.001), True),
-        (0.002, (-0.003, 0.004, 0.001), False),
+        (0.02, (-0.003, 0.03, 0.001), False),
+        # More than each of the others, and hardly anything.
+        (0.009, (-0.003, 0.004, 0.001), False),
         # Every step made the answer likelier, that away from the rows found the least.
         (-0.001, (-0.003, -0.004, -0.002), False),
     ],

@@ -21,6 +21,7 @@ from raslik_jax.config import (
     FinetuneConfig,
     ReferencesConfig,
     RetrieveConfig,
+    SketchConfig,
     UnlearnConfig,
 )
 from raslik_jax.data import encoding, tokenization, toy_model
@@ -297,6 +298,18 @@ class CheckInputsTest(absltest.TestCase):
                 self.assertRaisesRegex(ValueError, "weights that a device holds must take less"),
             ):
                 checking.check_inputs(Config(backbone=small), making=making)
+
+    def test_the_base_of_the_sketch_is_looked_at_in_its_own_format(self):
+        base = str(toy_model.model_folder() / "base")  # 1.2 million weights
+        packed = BackboneConfig(checkpoint=base, format="nf4", double_quant=True)
+        same, plain = (
+            Config(backbone=packed, sketch=SketchConfig(base_format=form))
+            for form in ("same", "plain")
+        )
+        with mock.patch.object(meshes, "device_memory", lambda: 2_500_000):
+            checking.check_inputs(same, making=_units(same, "sketch"))
+            with self.assertRaisesRegex(ValueError, "weights that a device holds must take less"):
+                checking.check_inputs(plain, making=_units(plain, "sketch"))
 
     def test_a_model_that_nothing_reads_again_may_be_gone(self):
         config = Config(

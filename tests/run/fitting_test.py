@@ -4,6 +4,7 @@ import types
 
 import pytest
 
+from raslik_jax.models.sharding import LayoutError
 from raslik_jax.report import tables
 from raslik_jax.run import fitting, forecast
 
@@ -97,7 +98,7 @@ def test_devices_that_were_named_are_also_tried_with_split_weights():
 def test_a_kernel_that_cannot_be_split_ends_no_search():
     def forecast_on(devices, layout, stages):
         if layout == "sharded":
-            raise ValueError("--mesh.base=sharded must split the weights")
+            raise LayoutError("--mesh.base=sharded must split the weights")
         return _forecast({s: 140 / devices for s in stages})
 
     first = fitting.Trial(1, "auto", _forecast({"unlearn": 140}))
@@ -105,6 +106,15 @@ def test_a_kernel_that_cannot_be_split_ends_no_search():
     assert [(t.devices, t.layout) for t in trials] == [(1, "auto"), (2, "auto")]
     with pytest.raises(ValueError, match="must split"):
         fitting.find(first._replace(layout="sharded"), forecast_on, memory_bytes=80 * _GB)
+
+
+def test_what_has_nothing_to_do_with_the_layout_ends_the_search():
+    def forecast_on(devices, layout, stages):
+        raise ValueError("--corpus.max_len must be at most 192")
+
+    first = fitting.Trial(1, "auto", _forecast({"unlearn": 140}))
+    with pytest.raises(ValueError, match="must be at most 192"):
+        fitting.find(first, forecast_on, memory_bytes=80 * _GB)
 
 
 def test_a_layout_that_is_split_already_is_no_second_trial():
