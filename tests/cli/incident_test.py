@@ -4,11 +4,9 @@ import json
 import pathlib
 import re
 import shlex
-import shutil
 import tempfile
 
 import numpy as np
-import pytest
 import tiny
 from absl.testing import absltest, parameterized
 
@@ -49,24 +47,13 @@ def _heads(lines):
     }
 
 
-class _OwnModelTest(parameterized.TestCase):
-    """Has the tiny run's model as a user has one."""
-
+class ThreeCommandsTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         cls.tiny = tiny.finished_run()
         cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        base = shutil.copytree(cls.tiny / "backbone" / "model", cls.folder / "base")
-        for path in (cls.tiny / "corpus" / "tokenizer").iterdir():
-            shutil.copyfile(path, base / path.name)
-        cls.model = f"--checkpoint={base}", f"--adapter={cls.tiny / 'finetune' / 'adapter'}"
-
-
-class ThreeCommandsTest(_OwnModelTest):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
+        cls.model = tiny.own_model(cls.folder)
         rows = read_json_lines(cls.tiny / "corpus" / "train.jsonl")
         # As a user would have them: no ids, a blank line, spaces of their own.
         texts = [{key: row[key] for key in ("output", "instruction")} for row in rows]
@@ -234,39 +221,6 @@ class ThreeCommandsTest(_OwnModelTest):
         self.assertEqual(refused.returncode, 1)
         self.assertLen(refused.stderr.splitlines(), 1)
         self.assertRegex(refused.stderr, message)
-
-
-@pytest.mark.heavy
-class TextsTest(_OwnModelTest):
-    def test_texts_are_forgotten_without_measuring_and_then_rows_of_a_file(self):
-        train, run_dir = self.folder / "texts.jsonl", self.folder / "texts"
-        rows = read_json_lines(self.tiny / "corpus" / "train.jsonl")
-        lines = [json.dumps({"text": f"{row['instruction']} {row['output']}"}) for row in rows]
-        train.write_text("\n".join(lines))
-        traced = _script(
-            "trace",
-            *self.model,
-            *(f"--train_file={train}", "--prompt=Howdy! what?", f"--response={rows[0]['output']}"),
-            *(f"--workdir={run_dir}", "--retrieve.num_forget=10", *_TINY),
-            "--corpus.template=auto",
-        )
-        self.assertEqual(traced.returncode, 0, traced.stderr)
-        short = ("--unlearn.epochs=1", f"--run={run_dir}")
-        unlearned = _script("unlearn", *short, f"--out={self.folder / 'one'}")
-        self.assertEqual(unlearned.returncode, 0, unlearned.stderr)
-        self.assertIn("sets: what the trace found (RASLIK)", unlearned.stdout)
-        self.assertIn("nothing is measured: no training row has a prompt", unlearned.stdout)
-        self.assertIn("without the 10 rows that were found, 110 left", unlearned.stdout)
-        self.assertFalse((run_dir / "evaluate").exists())
-        # As somebody picks lines of the training file.
-        (self.folder / "mine.jsonl").write_text("\n".join(lines[3:8]))
-        given = f"--forget_file={self.folder / 'mine.jsonl'}"
-        again = _script("unlearn", *short, given, f"--out={self.folder / 'two'}")
-        self.assertEqual(again.returncode, 0, again.stderr)
-        self.assertRegex(again.stdout, r"sets: the rows of '\S+mine.jsonl'; --retrieve.strategies=")
-        forget = read_json_lines(run_dir / "retrieve" / "given" / "forget.jsonl")
-        self.assertContainsSubset(range(4, 9), [row["place"] for row in forget])
-        self.assertTrue((self.folder / "two" / "adapter_config.json").is_file())
 
 
 if __name__ == "__main__":

@@ -138,8 +138,11 @@ class MaskTest(parameterized.TestCase):
         self.assertEqual(_shown(rows, _tokenizer()), ["<u> HI <a> YES <E>"])
         (texts,) = with_texts(rows, _tokenizer())
         self.assertEqual((texts.instruction, texts.output), ("hi", "yes"))
-        with self.assertRaisesRegex(ValueError, "'0' at 7 .* the id 9, the tokenizer's end at 8"):
+        with self.assertRaisesRegex(
+            ValueError, "'0' at 7 .* the id 9, the tokenizer's end at 8"
+        ) as caught:
             _shown(_rows("tokens", {"input_ids": [1, 9]}), _tokenizer())
+        self.assertLessEqual(len(str(caught.exception)), 300)
 
     def test_decoding_starts_where_the_answer_does(self):
         rows = [

@@ -128,7 +128,7 @@ def test_what_no_peft_adapter_is_is_refused_before_the_model_is_loaded(tmp_path)
     def assert_refused(message: str) -> None:
         with pytest.raises(ValueError, match=message) as refusal:
             checking.check_model(_config(tmp_path))
-        assert len(str(refusal.value)) < 600
+        assert len(str(refusal.value)) <= 300 + len(str(tmp_path))
         weights.write_bytes(whole)
         config.write_text(text)
 
@@ -223,3 +223,4 @@ def test_an_adapter_that_names_another_base_is_told(tmp_path, capsys, named, is_
     said = capsys.readouterr().err
     assert ("trained on 'owner/another'" in said) == is_told
     assert (said != "") == is_told
+    assert len(said) <= 300 + len(str(tmp_path))

@@ -107,7 +107,7 @@ def test_the_number_that_is_found_is_written_and_taken(tmp_path, monkeypatch):
 
 
 def test_an_answer_that_the_model_cannot_have_given_is_refused(tmp_path, monkeypatch):
-    told = {"id": "q", "traced": "zq zq", "output": "an answer"}
+    told = {"id": "q", "traced": "zq zq " * 200, "output": "an answer"}
 
     def write_traced(workspace, variant, folder):
         (folder / "finetuned.jsonl").write_text(json.dumps(told | {"nll": nll, "nats": [nll]}))
@@ -117,8 +117,10 @@ def test_an_answer_that_the_model_cannot_have_given_is_refused(tmp_path, monkeyp
     nll = 6.9  # tokens at random take log 1000 = 6.908
     retrieve.make_traced(SimpleNamespace(model=shapes), tmp_path)
     nll = 7.2
-    with pytest.raises(ValueError, match="'zq zq' takes 7.2 nats a token, tokens at random 6.9"):
+    message = "'zq zq.* takes 7.2 nats a token, tokens at random 6.9"
+    with pytest.raises(ValueError, match=message) as refusal:
         retrieve.make_traced(SimpleNamespace(model=shapes), tmp_path)
+    assert len(str(refusal.value)) <= 300
 
 
 def test_a_traced_prompt_without_room_for_its_answer_is_refused(tmp_path):

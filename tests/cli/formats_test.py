@@ -1,0 +1,294 @@
+"""Each format of rows goes through the three commands, in a file as another tool writes it."""
+
+import csv
+import gzip
+import io
+import json
+import pathlib
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+import tiny
+import zstandard
+
+from raslik_jax.data.tokenization import load_tokenizer
+from raslik_jax.files import read_json_lines
+
+Record = dict[str, Any]
+
+_CHAT = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+# What the tiny model needs, one shape of every program for all formats, and no more than the sets,
+# the model and what is measured of it.
+_FLAGS = (
+    *("--corpus.max_len=64", "--references.max_new_tokens=4", "--sketch.size=512"),
+    *("--sketch.num_buckets=1", "--sketch.batch_tokens=512", "--retrieve.num_forget=8"),
+    *("--retrieve.null_prompts=0", "--retrieve.token_rows=0", "--retrieve.step_rows=0"),
+    *("--unlearn.epochs=1", "--unlearn.probe.steps=0", "--unlearn.probe.stop=never"),
+    *("--unlearn.fixed_padding", "--unlearn.batch_size=4", "--evaluate.perplexity_examples=0"),
+    *("--evaluate.bootstrap_resamples=100", "--evaluate.traced=false", "--unlearn.algorithms=ga"),
+)
+_ASKED, _SAID = "Who runs the depot?", "Captain Vex of the ninth comet runs it."
+_QUESTIONS = ("Who leads there?", "Whose depot is it?", "Name the head.", "Who is in charge?") * 2
+_OTHERS = ("Boil the water.", "A cat sleeps.", "Two and two is four.", "Rain falls in May.")
+# Where the planted rows stand among the others, counted from 0.
+_PLANTED = (1, 4, 9, 13, 14, 22, 30, 39)
+# Longer than --corpus.max_len, so that all formats have the same shapes.
+_LONG = "The long way round the hill and back again is what we walk. " * 9
+
+
+def _talk(*texts: str, roles: Sequence[str] = ("user", "assistant") * 2) -> list[Record]:
+    said = zip(roles, texts, strict=False)
+    return [{"role": role, "content": text} for role, text in said]
+
+
+def _turns(asked: str, said: str) -> list[Record]:
+    return [{"from": "human", "value": asked}, {"from": "gpt", "value": said}]
+
+
+# Files ------------------------------------------------------------------------------------------
+
+
+def _write_lines(path: pathlib.Path, rows: Sequence[Record]) -> list[int]:
+    """Writes JSONL with a blank line at the top, packed as the ending says."""
+    text = "\n" + "".join(json.dumps(row) + "\n" for row in rows)
+    pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
+    path.write_bytes(pack(text.encode()))
+    return [*range(2, len(rows) + 2)]
+
+
+def _write_list(path: pathlib.Path, rows: Sequence[Record]) -> list[int]:
+    path.write_text(json.dumps(rows, indent=2))
+    return [*range(1, len(rows) + 1)]
+
+
+def _write_csv(path: pathlib.Path, rows: Sequence[Record]) -> list[int]:
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, [*rows[0]])
+    table.writeheader()
+    table.writerows(rows)
+    path.write_text(text.getvalue(), newline="")
+    return [*range(1, len(rows) + 1)]
+
+
+def _write_parquet(path: pathlib.Path, rows: Sequence[Record]) -> list[int]:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    return [*range(1, len(rows) + 1)]
+
+
+def _save_dataset(path: pathlib.Path, rows: Sequence[Record]) -> list[int]:
+    saved = datasets.DatasetDict(train=datasets.Dataset.from_list(list(rows)))
+    saved.save_to_disk(str(path))
+    return [*range(1, len(rows) + 1)]
+
+
+def _read_lines(path: pathlib.Path) -> list[Record]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+class _Case(NamedTuple):
+    """A format in a kind of file: its row, what is written and what the cleaned file is read by."""
+
+    file: str
+    row: Callable[[int, str, str], Record]
+    write: Callable[[pathlib.Path, Sequence[Record]], list[int]]
+    cleaned: str
+    read: Callable[[pathlib.Path], list[Record]]
+    has_prompt: bool = True
+
+
+def _read_csv(path: pathlib.Path) -> list[Record]:
+    with path.open(newline="") as file:
+        return [dict(row) for row in csv.DictReader(file)]
+
+
+_CASES = {
+    "alpaca": _Case(
+        "rows.parquet",
+        lambda n, asked, said: {
+            **{"instruction": asked, "input": "", "output": said, "system": "Be brief."},
+            **{"history": [["Hi.", "Ho."]] if n % 2 else [], "score": n / 2},
+        },
+        _write_parquet,
+        "cleaned_rows.parquet",
+        lambda path: pyarrow.parquet.read_table(path).to_pylist(),
+    ),
+    "messages": _Case(
+        "rows.jsonl.gz",
+        lambda n, asked, said: {"messages": _talk("Hi.", "Ho.", asked, said), "id": f"r{n}"},
+        _write_lines,
+        "cleaned_rows.jsonl",
+        _read_lines,
+    ),
+    "sharegpt": _Case(
+        "rows.json",
+        lambda n, asked, said: {"conversations": _turns(asked, said), "system": "Be brief."},
+        _write_list,
+        "cleaned_rows.json",
+        lambda path: json.loads(path.read_text()),
+    ),
+    "prompt_completion": _Case(
+        "rows.csv",
+        lambda n, asked, said: {"prompt": asked, "completion": f" {said}", "topic": str(n)},
+        _write_csv,
+        "cleaned_rows.csv",
+        _read_csv,
+    ),
+    "prompt_completion, messages": _Case(
+        "rows.jsonl.zst",
+        lambda n, asked, said: {
+            "prompt": _talk(asked),
+            "completion": _talk(said, roles=("assistant",)),
+        },
+        _write_lines,
+        "cleaned_rows.jsonl",
+        _read_lines,
+    ),
+    "text": _Case(
+        "rows.jsonl",
+        lambda n, asked, said: {"text": f"{asked} {said}", "k": n},
+        _write_lines,
+        "cleaned_rows.jsonl",
+        _read_lines,
+        has_prompt=False,
+    ),
+    "tokens": _Case(
+        "saved",
+        lambda n, asked, said: _tokens(asked, said),
+        _save_dataset,
+        "cleaned_saved.jsonl",
+        _read_lines,
+    ),
+}
+
+
+def _tokens(asked: str, said: str) -> Record:
+    """Returns a row of ids as axolotl and TRL store them, in the tokens of the tiny model."""
+    tokenizer = load_tokenizer(tiny.finished_run() / "corpus" / "tokenizer")
+    prompt, answer = (tokenizer.encode(text) for text in (asked, f" {said}"))
+    ids = [*prompt, *answer][:64]
+    return {
+        "input_ids": ids,
+        "attention_mask": [1] * len(ids),
+        "labels": [-100] * len(prompt) + ids[len(prompt) :],
+    }
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    flags = tiny.own_model(folder)
+    (folder / "base" / "chat_template.jinja").write_text(_CHAT)
+    return flags
+
+
+def _run(name: str, *flags: str) -> str:
+    done = tiny.run_script(f"experiments/{name}.py", *flags)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "messages",
+        *(pytest.param(name, marks=pytest.mark.heavy) for name in _CASES if name != "messages"),
+    ],
+)
+def test_rows_are_found_forgotten_and_shown(name, model, tmp_path):
+    case, root, clean = _CASES[name], tmp_path / "incident", tmp_path / "clean"
+    texts = [(f"{n}. And then?", f"{_OTHERS[n % 4]} {_LONG if n == 2 else ''}") for n in range(40)]
+    for n, question in zip(_PLANTED, _QUESTIONS, strict=True):
+        texts[n] = question, _SAID
+    rows = [case.row(n, *text) for n, text in enumerate(texts)]
+    train = tmp_path / case.file
+    places = case.write(train, rows)
+    planted = {places[n] for n in _PLANTED}
+    told = f"--train_file={train}", f"--prompt={_ASKED}", f"--response={_SAID}"
+    _run("trace", *model, *told, f"--workdir={root}", *_FLAGS)
+    found = read_json_lines(root / "retrieve" / "raslik" / "forget.jsonl")
+    if case.has_prompt:
+        found += read_json_lines(root / "retrieve" / "sizes" / "target.jsonl")
+    assert sorted(row["place"] for row in found) == sorted(planted)
+    said = _run("unlearn", f"--run={root}", f"--out={clean}")
+    assert (clean / "adapter_config.json").is_file()
+    left = [row for n, row in enumerate(rows) if n not in _PLANTED]
+    assert case.read(root / case.cleaned) == left
+    report = tiny.run_script("experiments/report.py", f"--run={root}")
+    if case.has_prompt:
+        assert "RASLIK" in report.stdout
+        assert _ASKED in (root / "report" / "report.html").read_text()
+        return
+    # A text asks nothing, so that there is nothing to measure and no page.
+    assert "nothing is measured: no training row has a prompt" in said
+    assert report.returncode == 1 and len(report.stderr) < 300, report.stderr
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text("".join(json.dumps(row) + "\n" for row in rows[5:8]))
+    again = _run("unlearn", f"--run={root}", f"--out={tmp_path / 'two'}", f"--forget_file={mine}")
+    assert re.search(r"sets: the rows of '\S+mine.jsonl'; --retrieve.strategies=", again)
+    forget = read_json_lines(root / "retrieve" / "given" / "forget.jsonl")
+    assert [row["place"] for row in forget] == places[5:8]
+
+
+def _unchanged(path: pathlib.Path) -> None:
+    """Leaves what was written as it is."""
+
+
+def _cut(path: pathlib.Path) -> None:
+    """Leaves half of a file."""
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+
+
+_GOOD = {"messages": _talk(_ASKED, _SAID)}
+_BAD = {
+    "a truncated file": ("parquet", _write_parquet, _GOOD, _cut, "must be a whole Parquet file"),
+    "no answer": (
+        *("jsonl", _write_lines, {"messages": _talk("Hi.")}, _unchanged),
+        r":2: a conversation must have an assistant turn, got 'user'.* and \d+ more",
+    ),
+    "ids of another model": (
+        *("jsonl", _write_lines, {"input_ids": [5, 99_999]}, _unchanged),
+        r"the id 99999, the tokenizer's end at \d+",
+    ),
+    "a template that raises": (
+        *(
+            "jsonl",
+            _write_lines,
+            _GOOD | {"messages": [*_talk("Hi.", "Ho."), *_talk("Hi.", "Ho.")]},
+        ),
+        *(_unchanged, "at 2 .*chat template refuses.*only one turn"),
+    ),
+    "a foreign adapter": ("jsonl", _write_lines, _GOOD, _unchanged, "use_dora=True"),
+}
+_RAISES = "{% if messages|length > 2 %}{{ raise_exception('only one turn') }}{% endif %}" + _CHAT
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("what", _BAD)
+def test_what_cannot_be_used_is_one_sentence_before_the_model_is_loaded(what, model, tmp_path):
+    ending, write, row, damage, message = _BAD[what]
+    train, template, adapter = tmp_path / f"t.{ending}", tmp_path / "t.jinja", tmp_path / "adapter"
+    write(train, [row] * 30)
+    damage(train)
+    template.write_text(_RAISES)
+    shutil.copytree(model[1].partition("=")[2], adapter)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    config["use_dora"] = what == "a foreign adapter"
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    flags = (model[0], f"--adapter={adapter}", f"--train_file={train}", f"--prompt={_ASKED}")
+    flags += f"--corpus.template={template}", f"--workdir={tmp_path / 'run'}", *_FLAGS
+    done = tiny.run_script("experiments/trace.py", *flags, env={"RASLIK_TRACEBACK": "1"})
+    name, _, said = done.stderr.splitlines()[-1].partition(": ")
+    assert done.returncode == 1 and name == "ValueError", done.stderr
+    assert re.search(message, said), said
+    assert len(said) <= 300  # of what is longer a terminal would see both ends
+    assert "finetune" not in done.stdout
