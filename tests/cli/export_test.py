@@ -1,5 +1,6 @@
 """Exported models load and say what they are; what cannot be exported is refused."""
 
+import argparse
 import json
 import pathlib
 import re
@@ -35,6 +36,40 @@ def _logits(bound, lora, base):
 
 def _plain(card):
     return re.sub(r"\\(?=[!-/:-@\[-`{-~])", "", card)
+
+
+def _programs():
+    """Returns the parts of the parsers of vLLM and lm_eval that the card's lines meet."""
+
+    def pair(text):
+        name, sign, value = text.partition("=")
+        if not (name and sign and value):
+            raise argparse.ArgumentTypeError(text)
+        return name
+
+    vllm = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    vllm.add_argument("command", choices=["serve"])
+    vllm.add_argument("model_tag")
+    vllm.add_argument("--tokenizer")
+    vllm.add_argument("--enable-lora", action="store_true")
+    vllm.add_argument("--max-lora-rank", type=int, choices=[1, 8, 16, 32, 64, 128, 256, 320, 512])
+    vllm.add_argument("--lora-modules", nargs="+", type=pair)
+    lm_eval = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    lm_eval.add_argument("--model", choices=["hf"])
+
+    def arguments(text):  # of HFLM, after a split at commas
+        names = [pair(part) for part in text.split(",")]
+        if not {"pretrained"} <= {*names} <= {"pretrained", "peft", "tokenizer"}:
+            raise argparse.ArgumentTypeError(text)
+        return names
+
+    lm_eval.add_argument("--model_args", type=arguments)
+    lm_eval.add_argument("--tasks")
+    lm_eval.add_argument("--apply_chat_template", nargs="?", const=True, default=False)
+    return {"vllm": vllm, "lm_eval": lm_eval}
+
+
+_PROGRAMS = _programs()
 
 
 class ExportTest(parameterized.TestCase):
@@ -229,10 +264,11 @@ class ExportTest(parameterized.TestCase):
         card = card_lib.render_card(render.call_args.args[0]._replace(**facts))
         (said,) = re.findall(r"^```sh\n(.*?)\n```$", card, re.DOTALL | re.MULTILINE)
         self.assertEqual(said, lines)
-        words = [word for line in lines.splitlines() for word in shlex.split(line)]
-        documented = {"--tokenizer", "--enable-lora", "--max-lora-rank", "--lora-modules"}
-        documented |= {"--model", "--model_args", "--tasks", "--apply_chat_template"}
-        self.assertLessEqual({word for word in words if word.startswith("--")}, documented)
+        for line in lines.splitlines():
+            program, *words = shlex.split(line)
+            given = _PROGRAMS[program].parse_args(words)
+            if program == "vllm":
+                self.assertEqual(given.enable_lora, bool(given.lora_modules))
         self.assertEqual("--merged for that" in card, "vllm" not in said)
         self.assertEqual("rank_pattern" in card, "is_even" in facts)
         # What vLLM's PEFTHelper reads and refuses.
