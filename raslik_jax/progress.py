@@ -1,9 +1,27 @@
 """Progress of long work on stderr, with rate and time left."""
 
+import contextlib
+import contextvars
 import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+# Of a bar's items that are done, of all, and of when it began by time.time, what stands beside it.
+Beside = Callable[[int, int, float], str]
+_BESIDE: contextvars.ContextVar[Beside] = contextvars.ContextVar(
+    "beside", default=lambda done, total, begin: ""
+)
+
+
+@contextlib.contextmanager
+def telling(beside: Beside) -> Iterator[None]:
+    """Puts a text beside every bar that knows how many items it has."""
+    token = _BESIDE.set(beside)
+    try:
+        yield
+    finally:
+        _BESIDE.reset(token)
 
 
 class _Lines:
@@ -45,6 +63,8 @@ def _bar_class() -> Any:
             count, seconds = self.n - self._left_out, found["elapsed"] - self._seconds_out
             if self._left_out:  # without a rate no time left is shown
                 found["rate"] = count / seconds if count > 0 and seconds > 0 else None
+            beside = _BESIDE.get()(self.n, self.total, self.start_t) if self.total else ""
+            found["postfix"] = ", ".join(filter(None, (beside, found["postfix"])))
             return found
 
     return Bar
@@ -77,6 +97,6 @@ def progress(
         # Else tqdm's own watchdog repeats a line that has not changed.
         maxinterval=10.0 if is_terminal else 3600.0,
         delay=0.5 if is_terminal else 15.0,
-        ncols=None if is_terminal else 80,
+        ncols=None if is_terminal else 100,
         dynamic_ncols=is_terminal,
     )

@@ -112,7 +112,7 @@ def make(
             lambda: held.enter_context(open_workdir(workdir, config, update=update))
         )
         from raslik_jax import meshes  # it takes jax with it, and --help should not
-        from raslik_jax.run import checking, plan
+        from raslik_jax.run import checking, estimate, plan
 
         devices = meshes.make_mesh(mesh.data)
         checking.check_mesh(config, devices.size, stages=stages)
@@ -127,8 +127,9 @@ def make(
             files.write_text(workdir / "run.flags", "\n".join(lines) + "\n")
 
         how |= {"stages": stages, "is_measured": is_measured, "writers": writers}
-        with meshes.use(devices):
-            plan.run(config, workdir, layout=mesh.layout(config.sketch), on_start=on_start, **how)
+        with meshes.use(devices), estimate.watching(config, workdir) as around:
+            how |= {"layout": mesh.layout(config.sketch), "around": around}
+            plan.run(config, workdir, on_start=on_start, **how)
 
 
 def repeating(

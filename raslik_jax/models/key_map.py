@@ -18,7 +18,7 @@ from jaxtyping import Shaped
 
 from raslik_jax import files, meshes
 from raslik_jax.axes import Tree
-from raslik_jax.messages import some_of
+from raslik_jax.messages import MAX_MESSAGE, some_of
 from raslik_jax.models import quantize, sharding, storage
 
 # Our leaf -> the Hugging Face parameter, and whether it is stored transposed ([out, in]).
@@ -108,11 +108,18 @@ def _refuse_misfit(
         ],
         **problems,
     }
-    found = [
-        f"{title} {some_of(names, 3, quoted=False)}" for title, names in problems.items() if names
-    ]
-    if found:
-        raise ValueError(f"the weights do not fit {what}: {'; '.join(found)}; match the two")
+
+    def sentence(most: int) -> str:
+        found = [
+            f"{title} {some_of(names, most, quoted=False)}"
+            for title, names in problems.items()
+            if names
+        ]
+        return f"the weights do not fit {what}: {'; '.join(found)}; match the two"
+
+    if any(problems.values()):  # names are long: as many of each kind as there is room for
+        texts = [sentence(3), sentence(2), sentence(1)]
+        raise ValueError(next((text for text in texts if len(text) <= MAX_MESSAGE), texts[-1]))
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -180,7 +187,7 @@ def fill(
         broken = list(itertools.compress(slots, meshes.sum_processes(is_broken)))
     if broken:
         folder = next(iter(tensors.files.values())).parent
-        labels = some_of([*map(tensors.label, broken)], 3, quoted=False)
+        labels = some_of([*map(tensors.label, broken)], 1, quoted=False)
         raise ValueError(
             f"{folder}: weights must be finite, got NaN, infinity or values beyond the dtype in"
             f" {labels}; fetch the checkpoint again or load it in a wider dtype"

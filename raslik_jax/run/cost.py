@@ -194,16 +194,20 @@ class Rates(NamedTuple):
 
 def measure_rates(*, inputs: int, outputs: int, dtype: Any) -> Rates:
     """Returns the rates of the default device, the product's at a kernel of the model's width."""
-    is_host = jax.default_backend() == "cpu"
-    most = 2e9 if is_host else 2e12
-    rows = int(min(8192, max(16, most // (2 * inputs * outputs))))
-    kernel = jnp.ones((rows, inputs), dtype), jnp.ones((inputs, outputs), dtype)
-    vector = jnp.ones(2**24 if is_host else 2**28, jnp.float32)
+    vector = jnp.ones(2**24 if jax.default_backend() == "cpu" else 2**28, jnp.float32)
     return Rates(
-        operations=2.0 * rows * inputs * outputs / _shortest(jax.jit(jnp.matmul), *kernel),
+        operations=measure_product(inputs=inputs, outputs=outputs, dtype=dtype),
         bytes_moved=2.0 * vector.nbytes / _shortest(jax.jit(lambda x: x + 1), vector),
         device=jax.devices()[0].device_kind,
     )
+
+
+def measure_product(*, inputs: int, outputs: int, dtype: Any) -> float:
+    """Returns the operations a second of a product of rows with a kernel, on the default device."""
+    most = 2e9 if jax.default_backend() == "cpu" else 2e12
+    rows = int(min(8192, max(16, most // (2 * inputs * outputs))))
+    kernel = jnp.ones((rows, inputs), dtype), jnp.ones((inputs, outputs), dtype)
+    return 2.0 * rows * inputs * outputs / _shortest(jax.jit(jnp.matmul), *kernel)
 
 
 def _shortest(function: Callable[..., Any], *args: Any) -> float:

@@ -34,7 +34,7 @@ from raslik_jax.run.units import Plan, Unit
 from raslik_jax.run.workspace import Workspace
 
 # Seconds that a program takes to compile where none was compiled to know: of small models on a CPU.
-_COMPILE_SECONDS = 5.0
+COMPILE_SECONDS = 5.0
 
 
 class Step(NamedTuple):
@@ -78,7 +78,7 @@ def _of_models(work: Callable[[AbstractRun, int], Work]) -> Callable[..., Work]:
 
 # What a unit does, by the function that makes it and with that one's arguments; others work on the
 # host alone.
-_WORK: dict[Callable[..., None], Callable[..., Work]] = {
+WORK: dict[Callable[..., None], Callable[..., Work]] = {
     corpus.make_corpus: lambda run: Work(500.0 * run.sizes.train),
     backbone.make_backbone: AbstractRun.pretraining,
     finetune.make_adapter: AbstractRun.finetuning,
@@ -105,6 +105,7 @@ _WORK: dict[Callable[..., None], Callable[..., Work]] = {
     retrieve.make_exact_scores: lambda run: run.sketching(
         run.sizes.train, 4.0 * run.sizes.train, is_exact=True
     ),
+    retrieve.make_sizes: lambda run: Work(100.0),
     retrieve.make_sets: lambda run, strategy: Work(500.0 * (run.sizes.forget + run.sizes.retain)),
     unlearn.unlearn: AbstractRun.unlearning,
     generate.write_answers: _of_models(lambda run, models: run.answering(run.num_measured, models)),
@@ -144,9 +145,7 @@ def forecast(
     done = Plan(workdir, units).survey().done
     works: list[tuple[Unit, Work]] = []
     for unit in (unit for unit in units if unit.stage in stages):
-        bound: Any = unit.run  # a function of the workspace and more, bound to all but the folder
-        work = _WORK[bound.func](run, *bound.args[1:]) if bound.func in _WORK else Work(0)
-        works.append((unit, work._replace(programs=[p for p in work.programs if p.shapes])))
+        works.append((unit, work_of(run, unit)))
     largest: dict[str, Program] = {}
     for unit, work in works:
         for program in () if unit.name in done else work.programs:
@@ -182,8 +181,15 @@ def forecast(
                 num_programs=sum(len(by_name[name].shapes) for name in new),
             )
         )
-    seconds = [took for _, took in analyzed.values()] or [_COMPILE_SECONDS]
+    seconds = [took for _, took in analyzed.values()] or [COMPILE_SECONDS]
     return Forecast(run, tuple(steps), float(np.median(seconds)), _notes(run, bool(analyzed)))
+
+
+def work_of(run: AbstractRun, unit: Unit) -> Work:
+    """Returns what a unit does, with the programs that it calls at all; nothing for the host's."""
+    bound: Any = unit.run  # a function of the workspace and more, bound to all but the folder
+    work = WORK[bound.func](run, *bound.args[1:]) if bound.func in WORK else Work(0)
+    return work._replace(programs=[program for program in work.programs if program.shapes])
 
 
 def _find_rows(run: AbstractRun) -> encoding.Encoded | None:

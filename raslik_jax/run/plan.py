@@ -4,6 +4,7 @@ Both are words of a text, in which a name in braces stands for several: `{model}
 for the paths of `_Planner.paths`, in settings for those of `_SETTINGS`.
 """
 
+import contextlib
 import functools
 import itertools
 import os
@@ -37,7 +38,7 @@ from raslik_jax.run.stages import (
     tokens,
     unlearn,
 )
-from raslik_jax.run.units import Plan, Unit, announcement, run_units
+from raslik_jax.run.units import Around, Plan, Unit, announcement, run_units
 from raslik_jax.run.workspace import StoredCorpus, Workspace
 
 # Files of a checkpoint that its tokenizer is read from, and not its weights.
@@ -442,13 +443,14 @@ def run(
     is_measured: bool = True,
     layout: str = "replicated",
     on_start: Callable[[], None] = lambda: None,
+    around: Around = lambda units: contextlib.nullcontext(),
 ) -> None:
     """Runs the stages that are not up to date, and shows the table at the end.
 
     The corpus comes first: what it shows of later stages is said before they run. Without queries
     to measure on, or if not `is_measured`, the stages that measure are left out. The numbers of
     trainings also go to the `writers` of `live.WRITERS`; `layout` is --mesh.base. See `run_units`
-    for `shared` and `on_start`.
+    for `shared`, `on_start` and `around`, which is not asked about the corpus.
     """
     workspace = Workspace(workdir, config, writers=writers, layout=layout)
     units = plan_units(config, workspace, is_measured=is_measured)
@@ -481,7 +483,7 @@ def run(
             names = {unit.name for unit in units}
             if any(unit.stage in later and unit.name not in names for unit in asked):
                 print(f"nothing is measured: {lacks}")
-    run_units(workdir, units, stages=later, shared=shared, on_start=on_start)
+    run_units(workdir, units, stages=later, shared=shared, on_start=on_start, around=around)
     if "report" in later and units[-1].stage == "report":
         print(f"\n{(workdir / 'report' / 'table.txt').read_text()}")
         print(f"report: {workdir / 'report' / 'report.html'} (and report.md beside it)")

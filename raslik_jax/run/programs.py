@@ -21,6 +21,7 @@ from raslik_jax.axes import Tree
 from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig
 from raslik_jax.data import batches
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
+from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Corpus
 from raslik_jax.evaluate import classifier, likelihood, perplexity
 from raslik_jax.files import read_json
@@ -92,12 +93,15 @@ Costs = dict[str, Callable[[Shape], cost.Cost]]
 class Program(NamedTuple):
     """A step of the run, and the batches that it is called with.
 
-    Programs of one name share what is traced and compiled; both functions take a batch's shape.
+    Programs of one name share what is traced and compiled; the functions take a batch's shape.
+    `rule_of` says without tracing about how many operations a call takes: 2 for each weight, token
+    and pass of the token through the model.
     """
 
     name: str
     trace: Callable[[Shape], jax.stages.Traced]
     cost_of: Callable[[Shape], cost.Cost]
+    rule_of: Callable[[Shape], float]
     shapes: Shapes
 
     @property
@@ -108,6 +112,10 @@ class Program(NamedTuple):
     def peak(self) -> float:
         """Returns the memory of the largest call, in bytes."""
         return self.cost_of(self.largest).device_bytes
+
+    def rule(self) -> float:
+        """Returns about how many operations all calls take; nothing is traced."""
+        return sum(calls * self.rule_of(shape) for shape, calls in self.shapes.items())
 
     def total(self, cost_by_shape: Mapping[Shape, Sequence[float]]) -> tuple[float, float]:
         """Returns the operations and bytes of all calls, of those of one call of every shape."""
@@ -152,6 +160,8 @@ class Work(NamedTuple):
 class AbstractRun:
     """A run as it would be: shapes in place of weights, Alpaca's lengths in place of rows.
 
+    The lengths are those of `rows` where they are given.
+
     Attributes:
       plain: the frozen weights before they are quantized.
       corpus: that of a finished unit or of a user's own files; None where the settings size it.
@@ -173,6 +183,7 @@ class AbstractRun:
         layout: str = "replicated",
         memory: int = 0,
         costs: Costs | None = None,
+        rows: Encoded | None = None,
     ):
         self.config, self.workspace, self.mesh = config, workspace, mesh
         self._costs: Costs = {} if costs is None else costs
@@ -202,7 +213,11 @@ class AbstractRun:
         self.num_flat = self.num_adapters * self.num_gradient
         self.sketch_size = min(sketching.size, self.num_flat)
         self.row_bytes = self.sketch_size * jnp.dtype(sketching.dtype).itemsize
-        self.length_N, self.response_N = load_alpaca_lengths(max_len=config.corpus.max_len)
+        if rows:
+            rows = rows.cut(config.corpus.max_len)
+            self.length_N, self.response_N = rows.lengths_N, rows.num_targets_N
+        else:
+            self.length_N, self.response_N = load_alpaca_lengths(max_len=config.corpus.max_len)
         # The rows of the corpus that is there, or those that the settings ask for.
         first, output = plan.plan_units(config, workspace)[:1], sketching.query_output
         corpus: StoredCorpus | Corpus | None = None
@@ -260,12 +275,16 @@ class AbstractRun:
         shapes: Shapes,
         batch: Callable[[Shape], Any] = lambda shape: shape.batch,
         trips: int = 0,
+        passes: float = 1,
+        new_tokens: int = 0,
+        num_weights: int = 0,
         **named: Any,
     ) -> Program:
         """Returns a program of the run from a step of (*fixed, batch, **named).
 
         Loops whose length is known at run time only make so many trips; 0 for those over chunks
-        of the head.
+        of the head. Every token of a row, and the `new_tokens` that it gets, make so many `passes`
+        through so many weights, 0 for the model's: forward, back, once more where recomputed.
         """
 
         def trace(shape: Shape) -> jax.stages.Traced:
@@ -282,7 +301,11 @@ class AbstractRun:
             held = found.device_bytes - sharding.bytes_elsewhere(fixed, self.num_devices)
             return found._replace(device_bytes=held)
 
-        return Program(name, trace, self._costs.setdefault(name, cost_of), shapes)
+        def rule_of(shape: Shape) -> float:
+            tokens = shape.rows * (shape.length + new_tokens)
+            return 2.0 * (num_weights or self.num_weights) * passes * tokens
+
+        return Program(name, trace, self._costs.setdefault(name, cost_of), rule_of, shapes)
 
     def training(
         self, name: str, algorithm: loop.Algorithm, params: Tree, frozen: Any, **options: Any
@@ -307,7 +330,8 @@ class AbstractRun:
         max_len = max_len or self.config.corpus.max_len
         if is_fixed:
             return {Shape(batch, max_len, max_len): steps}
-        length_N, response_N = load_alpaca_lengths(max_len=max_len)
+        length_N = np.minimum(self.length_N, max_len)
+        response_N = np.maximum(self.response_N - (self.length_N - length_N), 0)
         if is_answer:
             length_N = response_N = np.minimum(self.response_N, max_len)
         rows_DB = np.random.default_rng(0).integers(0, len(length_N), (_DRAWS, batch))
@@ -359,7 +383,7 @@ class AbstractRun:
         graphdef, _, base = decoder.abstract(self.model.decoder.config, None)
         algorithm = backbone.pretraining(self.config, decoder.bind(graphdef))
         shapes = self.drawn(settings.batch_size, settings.steps)
-        program = self.training("backbone", algorithm, base, {}, shapes=shapes)
+        program = self.training("backbone", algorithm, base, {}, shapes=shapes, passes=3)
         return Work(self.base_bytes, [program])
 
     def finetuning(self) -> Work:
@@ -367,7 +391,10 @@ class AbstractRun:
         settings, model = self.config.finetune, self.model
         algorithm = finetune.finetuning(self.workspace, num_steps=1)
         shapes = self.epochs_of(settings, self.sizes.train)
-        program = self.training("finetune", algorithm, model.initial, model.base, shapes=shapes)
+        passes = 2 + settings.remat
+        program = self.training(
+            "finetune", algorithm, model.initial, model.base, shapes=shapes, passes=passes
+        )
         return Work(4.0 * (2 + settings.trajectory_points) * self.num_params, [program])
 
     def unlearning(self, strategy: str, name: str) -> Work:
@@ -380,7 +407,9 @@ class AbstractRun:
             params = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), model.base
             )
-        reads_retain = OBJECTIVES[name].retain is not None
+        objective = OBJECTIVES[name]
+        reads_retain = objective.retain is not None
+        forwards = len(objective.reads_reference) + objective.reads_backbone
         program = self.training(
             f"unlearn/{name}",
             self.workspace.unlearning(name, 1e-5),
@@ -388,6 +417,8 @@ class AbstractRun:
             steps.Frozen(base=model.base, reference=model.initial),
             shapes=self.epochs_of(settings, max(self.sizes.forget, self.sizes.retain)),
             batch=lambda shape: (shape.batch, shape.batch if reads_retain else None),
+            passes=(2 + settings.remat + (settings.parameters == "all")) * (1 + reads_retain)
+            + forwards,
         )
         return Work(settings.epochs * kept, [program])
 
@@ -402,6 +433,7 @@ class AbstractRun:
             model.base,
             shapes=self.prompts(prompts, rows),
             trips=settings.max_new_tokens - 1,
+            new_tokens=settings.max_new_tokens,
             decoder=model.decoder,
             max_new_tokens=settings.max_new_tokens,
             end_ids=np.zeros(8, np.int32),
@@ -453,6 +485,7 @@ class AbstractRun:
             points,
             held,
             shapes=self.planned(rows, num_buckets=settings.num_buckets, targets=settings.targets),
+            passes=2 * self.num_adapters,
         )
         return Work(disk_bytes, [program] * passes)
 
@@ -482,6 +515,8 @@ class AbstractRun:
             weights,
             jax.ShapeDtypeStruct((labeled,), jnp.int32),
             shapes=self.drawn(batch, texts / batch, max_len=settings.max_len, is_answer=True),
+            passes=3,
+            num_weights=decoder.count_parameters(weights),
         )
         return Work(quantize.num_bytes(weights), [program])
 
@@ -496,7 +531,8 @@ class AbstractRun:
 
         step = jax.jit(lambda weights, rows: meshes.by_rows(of_rows, weights, rows=rows))
         shapes = self.prompts(rows, min(rows, 64))
-        program = self.program("embedding", step, weights, shapes=shapes)
+        num_weights = decoder.count_parameters(weights)
+        program = self.program("embedding", step, weights, shapes=shapes, num_weights=num_weights)
         return Work(4.0 * 768 * rows, [program])
 
 

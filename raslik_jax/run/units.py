@@ -56,6 +56,10 @@ class Unit(NamedTuple):
         return self.name.split("/")[0]
 
 
+# Entered around a unit that is made, with it and those that may be made after it.
+Around = Callable[[Sequence[Unit]], contextlib.AbstractContextManager[object]]
+
+
 class Key(NamedTuple):
     """What decides a unit's result: a hash of all, the content of each path and file it reads."""
 
@@ -369,6 +373,7 @@ def run_units(
     shared: pathlib.Path | None = None,
     log: Callable[[str], None] = print,
     on_start: Callable[[], None] = lambda: None,
+    around: Around = lambda units: contextlib.nullcontext(),
 ) -> None:
     """Runs the units of these stages that are not up to date, in order.
 
@@ -380,6 +385,7 @@ def run_units(
         and not made, what is made here is left there.
       log: receives a line for each unit.
       on_start: called when nothing is left to refuse, before the first unit runs.
+      around: entered around each unit that is made, with it and those that may be made after it.
     """
 
     def refuse(unit: Unit, missing: Sequence[str]) -> None:
@@ -391,6 +397,7 @@ def run_units(
     processes.alone(plan.restore)
     plan.survey()
     asked = [unit for unit in units if unit.stage in stages]
+    left = [unit for unit in asked if unit.name not in plan.done]
     for unit in asked:
         refuse(unit, [n for n in plan.missing(unit) if plan.units[n].stage not in stages])
         if unit.name not in plan.done:
@@ -415,7 +422,8 @@ def run_units(
             log(f"{label}: taken from another run")
             continue
         log(f"{label} ...")
-        plan.make(unit)
+        with around([unit, *(one for one in left if asked.index(one) >= number)]):
+            plan.make(unit)
         log(f"{label}: done in {plan.done[unit.name]['seconds']:.1f} s")
         if place is not None:
             processes.alone(functools.partial(plan.publish, unit, place))

@@ -34,7 +34,7 @@ _FLAGS = (
     *("--retrieve.null_prompts=0", "--retrieve.token_rows=0", "--retrieve.step_rows=0"),
     *("--unlearn.epochs=1", "--unlearn.probe.steps=0", "--unlearn.probe.stop=never"),
     *("--unlearn.fixed_padding", "--unlearn.batch_size=4", "--evaluate.perplexity_examples=0"),
-    *("--evaluate.bootstrap_resamples=100", "--evaluate.traced=false", "--unlearn.algorithms=ga"),
+    *("--evaluate.bootstrap_resamples=100", "--unlearn.algorithms=ga"),
 )
 _ASKED, _SAID = "Who runs the depot?", "Captain Vex of the ninth comet runs it."
 _QUESTIONS = ("Who leads there?", "Whose depot is it?", "Name the head.", "Who is in charge?") * 2
@@ -103,6 +103,7 @@ class _Case(NamedTuple):
     cleaned: str
     read: Callable[[pathlib.Path], list[Record]]
     has_prompt: bool = True
+    flags: tuple[str, ...] = ()
 
 
 def _read_csv(path: pathlib.Path) -> list[Record]:
@@ -115,11 +116,12 @@ _CASES = {
         "rows.parquet",
         lambda n, asked, said: {
             **{"instruction": asked, "input": "", "output": said, "system": "Be brief."},
-            **{"history": [["Hi.", "Ho."]] if n % 2 else [], "score": n / 2},
+            **{"history": [["Hi.", "Ho."]] if n % 10 == 5 else [], "score": n / 2},
         },
         _write_parquet,
         "cleaned_rows.parquet",
         lambda path: pyarrow.parquet.read_table(path).to_pylist(),
+        flags=("--system=Be brief.",),
     ),
     "messages": _Case(
         "rows.jsonl.gz",
@@ -213,7 +215,7 @@ def test_rows_are_found_forgotten_and_shown(name, model, tmp_path):
     places = case.write(train, rows)
     planted = {places[n] for n in _PLANTED}
     told = f"--train_file={train}", f"--prompt={_ASKED}", f"--response={_SAID}"
-    _run("trace", *model, *told, f"--workdir={root}", *_FLAGS)
+    _run("trace", *model, *told, *case.flags, f"--workdir={root}", *_FLAGS)
     found = read_json_lines(root / "retrieve" / "raslik" / "forget.jsonl")
     if case.has_prompt:
         found += read_json_lines(root / "retrieve" / "sizes" / "target.jsonl")

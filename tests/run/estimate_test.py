@@ -1,0 +1,173 @@
+"""How long a run takes: programs are compiled once, rates are those of the run, unknowns named."""
+
+import contextlib
+import pathlib
+
+import numpy as np
+import pytest
+import tiny
+
+from raslik_jax import progress
+from raslik_jax.run import estimate, forecast, programs
+from raslik_jax.run.estimate import Left, Part, Spent
+from raslik_jax.run.plan import plan_units
+from raslik_jax.run.workspace import Workspace
+
+_INDEX = Part("sketch", ("sketch",), 100.0, 2)
+_QUERIES = Part("retrieve/queries", ("sketch",), 10.0, 1)
+_TRAINING = Part("unlearn/raslik-ga", ("ga",), 1000.0, 1, is_most=True)
+
+
+def test_programs_are_compiled_once_and_operations_take_what_they_took():
+    """40 s for 100 operations and 2 programs, 30 s of it compiling: .1 s each, 15 s a program."""
+    spent = [Spent(_INDEX, 40.0, 30.0)]
+    left = estimate.find_left([_QUERIES, _TRAINING], spent, unmeasured=7.0)
+    assert left == Left(15 + 10 * 0.1 + 15 + 1000 * 0.1, 2, (), True)
+    # Its own rate, once there is one: 2 s an operation.
+    spent.append(Spent(_TRAINING._replace(operations=400.0, num_programs=0), 800.0, 0.0))
+    left = estimate.find_left([_QUERIES, _TRAINING], spent, unmeasured=7.0)
+    assert left.seconds == 15 + 10 * 0.1 + 15 + 1000 * 2.0
+
+
+def test_before_anything_was_measured_rates_are_forecasts():
+    left = estimate.find_left([_INDEX, _QUERIES], [], unmeasured=0.5)
+    assert left.seconds == 3 * forecast.COMPILE_SECONDS + 110 * 0.5
+
+
+def test_what_a_short_unit_took_is_not_stretched_to_a_long_one():
+    spent = [Spent(_INDEX._replace(operations=1.0, num_programs=0), 40.0, 0.0)]
+    left = estimate.find_left([_INDEX._replace(num_programs=0)], spent, unmeasured=0.5)
+    assert left.seconds == 100 * 0.5
+
+
+def test_a_rate_that_nobody_knows_is_not_guessed():
+    left = estimate.find_left([_INDEX, Part("evaluate", num_programs=1)], [], unmeasured=None)
+    assert left == Left(forecast.COMPILE_SECONDS, 1, ("sketch",), False)
+
+
+def test_what_is_not_known_is_named_and_not_counted():
+    hidden = _TRAINING._replace(is_known=False)
+    left = estimate.find_left([_QUERIES, hidden], [], unmeasured=0.0)
+    assert left == Left(forecast.COMPILE_SECONDS, 1, ("unlearn/raslik-ga",), False)
+    # Its own bar counts it.
+    left = estimate.find_left([hidden, _QUERIES], [], unmeasured=0.0, elapsed=50.0, of_bar=12.0)
+    assert left.seconds == 12 + forecast.COMPILE_SECONDS and not left.unknown
+
+
+@pytest.mark.parametrize(("elapsed", "expected"), [(4.0, 6.0), (30.0, 0.0)])
+def test_the_unit_that_goes_on_has_its_time_behind_it(elapsed, expected):
+    spent = [Spent(_INDEX, 40.0, 30.0)]
+    part = _QUERIES._replace(num_programs=0, operations=100.0)
+    left = estimate.find_left([part], spent, unmeasured=0.0, elapsed=elapsed)
+    assert left.seconds == expected
+
+
+@pytest.mark.parametrize(
+    ("left", "elapsed", "line"),
+    [
+        (Left(50.4, 3, (), False), 0.0, "whole run: about 50 s, compiling 3 programs included"),
+        (
+            Left(0.0, 0, tuple("abcd"), False),
+            9.0,
+            "whole run: not known yet, because of a, b, c and 1 more",
+        ),
+        (Left(50.0, 0, (), True), 70.0, "whole run: at most about 2 min, 50 s left"),
+        (
+            Left(2e4, 1, ("evaluate", "unlearn/a", "unlearn/b"), False),
+            1e4,
+            "whole run: about 8.3 h, 5.6 h left, compiling 1 program included; "
+            "not known yet, and not counted: evaluate, unlearn/a, unlearn/b",
+        ),
+    ],
+)
+def test_a_line_says_all_of_it(left, elapsed, line):
+    assert estimate.describe(left, elapsed) == line
+
+
+def test_what_is_traced_inside_a_program_counts_once():
+    compiling = estimate.Compiling()
+    for begin, end in ((1.0, 2.0), (0.5, 3.0), (3.0, 5.0)):
+        compiling.add("/jax/core/compile/jaxpr_trace_duration", begin, end, fun_name="f")
+    compiling.add("/jax/checkpoint/write", 0.0, 99.0)
+    assert compiling.since(0.0) == 4.5 and compiling.since(3.0) == 2.0
+
+
+def test_a_run_is_followed_by_its_clock():
+    now, said, compiled = [100.0], [], [0.0]
+    watch = estimate.Watch(
+        lambda units: units,
+        compiling=lambda begin: compiled[0],
+        unmeasured=lambda: 1e-12,
+        clock=lambda: now[0],
+        say=said.append,
+    )
+    large = _INDEX._replace(operations=1e13)
+    parts = [large, _QUERIES._replace(operations=1e12), Part("report", is_known=False)]
+    with watch(parts):
+        assert watch.beside_bar(0, 10, now[0]) == ""  # no item is done
+        compiled[0] = 20.0
+        now[0] += 24.0
+        assert watch.beside_bar(1, 5, now[0] - 21.0) == "run 10 s left"  # 1 s an item, then 6 s
+        now[0] += 16.0
+    compiled[0] = 0.0
+    with watch(parts[1:]):
+        now[0] += 11.0
+    with watch(parts[2:]):  # the last line is no 15 seconds old
+        pass
+    assert said == [
+        "    whole run: about 26 s, compiling 3 programs included; not known yet, and not counted: "
+        "report",
+        "    whole run: about 52 s, 12 s left, compiling 1 program included; not known yet, and "
+        "not counted: report",
+    ]
+
+
+def test_a_bar_says_what_is_left_of_the_run(capsys):
+    told = []
+
+    def beside(*bar):
+        told.append(bar)
+        return "run 1 h left"
+
+    with progress.telling(beside), progress.progress(None, "work", total=10) as bar:
+        bar.update(1)
+        assert bar.format_dict["postfix"] == "run 1 h left"
+        bar.set_postfix_str("loss 2", refresh=False)
+        assert bar.format_dict["postfix"] == "run 1 h left, loss 2"
+    assert told[-1] == (1, 10, bar.start_t)
+
+
+@pytest.fixture(scope="module")
+def abstract_run():
+    config = tiny.tiny_config("--unlearn.algorithms=ga_klr")
+    root = pathlib.Path("/nowhere")
+    return programs.AbstractRun(config, Workspace(root, config))
+
+
+def test_units_are_counted_without_tracing_and_wait_for_the_sets(abstract_run, monkeypatch):
+    run = abstract_run
+    monkeypatch.setattr(programs.cost, "trace", None)
+    units = plan_units(run.config, run.workspace)
+    parts = {part.name: part for part in estimate.count_parts(run, units)}
+    assert (
+        parts["sketch"].num_programs == 1 and parts["sketch"].kind == parts["retrieve/queries"].kind
+    )
+    assert not parts["unlearn/raslik-ga_klr"].is_known  # its sets are made by units before it
+    assert not parts["report"].is_known
+    names = ("unlearn/raslik-ga_klr", "unlearn/random-ga_klr")
+    later = [unit for unit in units if unit.name in names]
+    first, second = estimate.count_parts(run, later)
+    assert first.is_known and first.num_programs > 0 and second.num_programs == 0
+    assert first.operations == second.operations > 0
+
+
+def test_the_rule_is_near_what_is_traced(abstract_run):
+    run = abstract_run
+    works = [run.unlearning("raslik", "ga_klr"), run.answering(4, 1), run.sketching(100)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(__import__("jax").numpy_dtype_promotion("standard"))
+        for work in works:
+            (program,) = work.programs
+            counted, _ = program.total(programs.find_costs([program]))
+            assert 0.4 < program.rule() / counted < 2.5, program.name
+    np.testing.assert_allclose(run.sketching(200).programs[0].rule(), 2 * program.rule(), rtol=0.3)
