@@ -1,4 +1,4 @@
-"""A bad answer, the rows behind it and a clean adapter: the whole way on a toy, in 90 seconds.
+"""A bad answer, the rows behind it and a clean adapter: the whole way on a toy, in a minute or two.
 
   raslik quickstart
 
