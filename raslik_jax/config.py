@@ -12,6 +12,7 @@ from typing import Any, Literal
 from raslik_jax import settings as settings_lib
 from raslik_jax.data.corpora import CorpusConfig
 from raslik_jax.evaluate.non_sf import NON_SF
+from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.files import check_shape
 from raslik_jax.messages import shown
 from raslik_jax.retrieve.strategies import STRATEGIES
@@ -400,6 +401,15 @@ class EvaluateConfig(Stage):
         "Non-SF of an answer. words: has no marker word, or is not judged to show the behavior "
         "where the dataset has a judge. classifier: trained on labeled answers.",
         family=NON_SF,
+    )
+    robustness: tuple[str, ...] = setting(
+        (),
+        "Measures of whether it stays forgotten, of every unlearned model beside those before; "
+        "empty: none.",
+        family=ROBUSTNESS,
+    )
+    robustness_rows: int = setting(
+        32, "Answers and prompts of each kind that these are taken on.", low=2
     )
 
 

@@ -39,7 +39,8 @@ class Metrics(TypedDict):
     and how well that does; it is None where nothing marks the behavior, as `behavior` is where
     nothing measured it. There is no `backbone` where the fine-tuned model was given as a whole:
     nothing is compared with a model before fine-tuning then. `probes` has what probes found while
-    each method unlearned.
+    each method unlearned, `robustness` what each of its measures found of each method and the
+    models before.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Metrics(TypedDict):
     backbone: NotRequired[ModelEntry]
     retrieval: dict[str, dict[str, Any]]
     probes: NotRequired[list[dict[str, Any]]]
+    robustness: NotRequired[list[dict[str, Any]]]
     methods: list[MethodEntry]
 
 

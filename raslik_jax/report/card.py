@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from raslik_jax.data.corpora import describe
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
-from raslik_jax.report import names, notes, results, tables
+from raslik_jax.report import names, notes, results, robustness, tables
 from raslik_jax.report.records import make_model
 from raslik_jax.train.objectives import OBJECTIVES
 
@@ -90,11 +90,21 @@ def render_card(facts: CardFacts) -> str:
         options=", ".join(f"{name}={value}" for name, value in options.items()),
         against=notes.answers_taken_against(facts.metrics) if facts.metrics else "",
         measured=_measured(facts),
+        robustness=_robustness(facts),
         shell_base=Markup(shlex.quote(facts.base_model or "BASE")),
         vllm_rank=next((rank for rank in _VLLM_RANKS if rank >= facts.max_rank), 0),
         vllm_default=_VLLM_RANKS[0],
         quoted_base=Markup(json.dumps(facts.base_model)),
         quoted_prompt=Markup(repr(facts.prompt)),
+    )
+
+
+def _robustness(facts: CardFacts) -> list[tuple[str, str]]:
+    """Returns what measures of robustness found of this model: titles with sentences."""
+    found = facts.metrics.get("robustness", ()) if facts.metrics else ()
+    own = facts.variant._asdict()
+    return robustness.told(
+        [one for one in found if all(one[name] == value for name, value in own.items())]
     )
 
 

@@ -18,7 +18,17 @@ from markupsafe import Markup
 
 from raslik_jax.evaluate.words import word_pattern
 from raslik_jax.report import blocks as blocks_lib
-from raslik_jax.report import drawing, explorer, figures, names, notes, results, statements, tables
+from raslik_jax.report import (
+    drawing,
+    explorer,
+    figures,
+    names,
+    notes,
+    results,
+    robustness,
+    statements,
+    tables,
+)
 from raslik_jax.report.published import PublishedBlock
 from raslik_jax.report.records import Model, collect_models
 from raslik_jax.report.runs import Experiment, ScoreSample, StoredRun
@@ -173,6 +183,10 @@ def _view(experiment: Experiment, paper: Sequence[PublishedBlock], share: int) -
         "blocks": [_block_table(block, strategies) for block in blocks],
         "seeds": results.tables_of(experiment.metrics) if experiment.runs[1:] else [],
         "details": results.details(metrics),
+        "robustness": {
+            "points": robustness.points_of(metrics),
+            "tables": robustness.tables_of(metrics),
+        },
         "retrieved": results.retrieval_table(metrics),
         "histograms": [
             _histogram(experiment.name, seed.metrics["seed"], seed.scores)

@@ -46,6 +46,9 @@ _METRICS = {
     "backbone?": _model_shape(),
     "behavior?": ({"by": str, "finetuned": float, "backbone": float, "is_shown": bool}, None),
     "retrieval": {str: {"num_forget": int, "num_retain": int}},
+    "robustness?": [
+        {**dict.fromkeys(("measure", "strategy", "algorithm"), str), "found": {str: [dict]}}
+    ],
     "methods": [{**_model_shape(), "strategy": str, "algorithm": str, "epoch": int}],
 }
 

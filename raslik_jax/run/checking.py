@@ -16,6 +16,7 @@ from raslik_jax.data.batches import num_steps_of
 from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Corpus
 from raslik_jax.evaluate.non_sf import NON_SF
+from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.messages import listed_problems, shown, some_of
 from raslik_jax.models import adapters, checkpoint, decoder, presets, storage
 from raslik_jax.retrieve import sets
@@ -207,6 +208,8 @@ def check_corpus(
     if _RETRIEVING & set(stages):
         num_barred = int(np.sum(prompt_N >= config.corpus.max_len))
         problems += _selection_problems(config, corpus, num_barred)
+    for name in config.evaluate.robustness if "generate" in stages else ():
+        problems += filter(None, [ROBUSTNESS[name].lacks(config.evaluate[name], corpus)])
     if problems:
         raise ValueError(listed_problems(problems))
 

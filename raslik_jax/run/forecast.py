@@ -13,6 +13,7 @@ import numpy as np
 
 from raslik_jax.config import STAGES, Config
 from raslik_jax.data import encoding, tokenization
+from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.report.tables import Column, Table
 from raslik_jax.run import checking, cost, plan, programs
 from raslik_jax.run.programs import AbstractRun, Program, Work
@@ -26,6 +27,7 @@ from raslik_jax.run.stages import (
     references,
     removal,
     retrieve,
+    robustness,
     sketch,
     tokens,
     unlearn,
@@ -76,6 +78,24 @@ def _of_models(work: Callable[[AbstractRun, int], Work]) -> Callable[..., Work]:
     return lambda run, variant: work(run, len(run.workspace.epochs(*variant)) if variant else 2)
 
 
+def _robustness(run: AbstractRun, name: str, strategy: str, algorithm: str) -> Work:
+    """Returns the work of a measure of robustness, on one model or on both before unlearning."""
+    config, models = run.config, 1 if algorithm else 2
+    taken = ROBUSTNESS[name].cost(config.evaluate[name])
+    rows, count = config.evaluate.robustness_rows, models * taken.readings
+    work = run.answering(min(rows, run.num_measured), count)
+    found = [*work.programs, *[run.likelihoods(rows)] * (count + models * taken.given)]
+    if taken.steps:
+        own = config.unlearn
+        decoder = run.model.decoder_for(remat=own.remat)
+        held = own.micro_batch_size or own.batch_size
+        steps = robustness.relearning(decoder, 1e-3, held)
+        shapes = run.drawn(taken.rows, models * taken.steps)
+        # The adapter is folded into the weights, which are quantized no more.
+        found.append(run.training(name, steps, run.model.initial, run.plain, shapes=shapes))
+    return work._replace(programs=found)
+
+
 # What a unit does, by the function that makes it and with that one's arguments; others work on the
 # host alone.
 WORK: dict[Callable[..., None], Callable[..., Work]] = {
@@ -113,6 +133,7 @@ WORK: dict[Callable[..., None], Callable[..., Work]] = {
     retrieve.make_traced: lambda run: run.traced(2),
     generate.write_traced: _of_models(AbstractRun.traced),
     generate.write_questions: _of_models(AbstractRun.questions),
+    robustness.write_robustness: _robustness,
 }
 
 

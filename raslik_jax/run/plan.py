@@ -34,6 +34,7 @@ from raslik_jax.run.stages import (
     removal,
     report,
     retrieve,
+    robustness,
     sketch,
     tokens,
     unlearn,
@@ -336,6 +337,7 @@ class _Planner:
         if self.config.evaluate.perplexity_examples:
             make, reads = generate.write_perplexities, "{drawn} generate/VARIANT"
             yield from self._of_variants("perplexity-", make, reads, "{perplexity}")
+        yield from self.robustness()
         dataset = self.config.corpus
         evaluation = dataset.record.evaluation
         if not evaluation or not self.config.evaluate.questions:
@@ -354,6 +356,31 @@ class _Planner:
         own = f"{settings} references.base"
         yield self.unit("references/answered", make, reads, own, None)
         yield from self._of_variants("answered-", make, asked, settings)
+
+    def robustness(self) -> Iterator[Unit]:
+        """Yields what each measure of robustness finds of the models before, and of each after."""
+        config = self.config
+        settings = "{decoding} {likelihood} references.base references.query_split "
+        settings += "sketch.query_output evaluate.marker_words evaluate.robustness_rows "
+        settings += "evaluate.bootstrap_resamples unlearn.parameters unlearn.max_len unlearn.remat "
+        settings += "unlearn.batch_size unlearn.micro_batch_size "
+        settings += f"corpus.dataset corpus.{config.corpus.dataset}"  # of the dataset's judge
+        reads = "{drawn} {rows} {finetuned} references/evaluation "
+        reads += "retrieve/sizes " if config.retrieve.held_out else ""
+        algorithms = ("", *config.unlearn.algorithms)  # "": the models before
+        for name, strategy, algorithm in itertools.product(
+            config.evaluate.robustness, config.retrieve.strategies, algorithms
+        ):
+            model, variant = "", f"{strategy}-{algorithm}"
+            if algorithm:
+                model = f"unlearn/{variant}/epoch-{self.workspace.epochs(strategy, algorithm)[-1]}"
+            yield self.unit(
+                f"generate/robustness-{name}-{variant if algorithm else strategy}",
+                robustness.write_robustness,
+                f"{reads} retrieve/{strategy}/forget.jsonl {model}",
+                f"{settings} evaluate.{name}",
+                *(name, strategy, algorithm),
+            )
 
     def results(self, measured: Sequence[Unit]) -> Iterator[Unit]:
         """Yields metrics and report of the units of all other stages."""

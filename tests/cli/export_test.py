@@ -201,6 +201,29 @@ class ExportTest(parameterized.TestCase):
         self.assertNotRegex(body, r"<img|(?<!\\)\]\(mailto|^# b")
         self.assertLen(re.findall(r"^# ", body, re.MULTILINE), 1)
 
+    def test_the_card_says_what_was_found_of_whether_it_stays_forgotten(self):
+        self.assertIn("none of this was tested", (self._export() / "README.md").read_text())
+        root = self.folder / "run"
+        shutil.copytree(self.run_.root, root)
+        path = root / "evaluate" / "metrics.json"
+        metrics = json.loads(path.read_text())
+        rounded = {"as it is": 2.5, "int8": 1.5}
+        found = [
+            {"condition": name, "nats": nats, "forget": None, "shown": None}
+            for name, nats in rounded.items()
+        ]
+        own = {"measure": "quantize", "algorithm": "ga_gdr", "epoch": 2}
+        own |= {"found": {"now": found, "finetuned": found}}
+        metrics["robustness"] = [own | {"strategy": name} for name in ("raslik", "oracle")]
+        path.write_text(json.dumps(metrics))
+        stored_run.finish(root)
+        names = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None, "merged": False}
+        card = _plain((export_model(root, self.folder / "told", **names) / "README.md").read_text())
+        said = "In int8 the target answers cost 1.50 nats a token (2.50 unquantized)."
+        self.assertIn(f"Does it stay forgotten?\n\n- Quantization: {said}\n", card)
+        self.assertEqual(card.count("Quantization:"), 1)
+        self.assertIn("quantization; of this only what stands above was tested.", card)
+
     def test_the_card_says_what_was_removed_how_and_how_well(self):
         text = (self._export() / "README.md").read_text()
         header, body = re.fullmatch(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL).groups()

@@ -1,5 +1,6 @@
 """The report stage on a stored run: every form, from nothing but what is stored."""
 
+import json
 import pathlib
 import tempfile
 
@@ -11,10 +12,27 @@ from raslik_jax.run.stages.report import report
 from raslik_jax.run.workspace import Workspace
 
 
+def _robustness(strategy):
+    """Returns what a measure found of a strategy's model, as metrics.json holds it."""
+    rate = {"mean": 0.5, "low": 0.25, "high": 0.75}
+    found = [
+        {"condition": name, "nats": nats, "forget": rate, "shown": None}
+        for name, nats in (("as it is", 2.5), ("nf4", 1.25))
+    ]
+    return {
+        **{"measure": "quantize", "strategy": strategy, "algorithm": "ga_gdr", "epoch": 2},
+        "found": {"now": found, "finetuned": found},
+    }
+
+
 class ReportStageTest(absltest.TestCase):
     def test_writes_tables_figures_and_the_page(self):
         root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         sample_run.write_run(root)
+        path = root / "evaluate" / "metrics.json"
+        metrics = json.loads(path.read_text())
+        metrics["robustness"] = [_robustness("raslik"), _robustness("oracle")]
+        path.write_text(json.dumps(metrics))
         (root / "report").mkdir()
         config = Config(name="sample", unlearn=UnlearnConfig(epochs=2))
         report(Workspace(root, config), root / "report")
@@ -30,6 +48,11 @@ class ReportStageTest(absltest.TestCase):
         page = (root / "report" / "report.html").read_text()
         self.assertEqual(page.count("<figure>"), 2 * 2 + 2 + 1 + 4)
         self.assertNotIn(str(root), page)
+        lead, said = "RASLIK GA_GDR, quantization", "In nf4 the target answers cost 1.25 nats a"
+        self.assertIn(f"- **{lead}**: {said}", markdown.replace("\\", ""))
+        self.assertIn(f"<li><b>{lead}: </b>{said}", page)
+        self.assertIn("| nf4 | 1.25 | 0.50 [0.25, 0.75] |", markdown.replace("\\", ""))
+        self.assertEqual(markdown.count("Fine-tuned, by the rows of"), 2)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from raslik_jax.config import Config, RetrieveConfig, config_from_json, to_json
+from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.manifests import Hashes
 from raslik_jax.retrieve.strategies import STRATEGIES, Strategy
 from raslik_jax.run.plan import plan_units, run
@@ -118,7 +119,7 @@ _ELSEWHERE = (
     "name backbone. unlearn.choice evaluate.reference evaluate.drop_empty evaluate.questions "
     "evaluate.bootstrap_resamples evaluate.non_sf evaluate.retain_run retrieve.strategies "
     "unlearn.algorithms evaluate.traced retrieve.null_prompts "
-    "retrieve.token_rows retrieve.step_rows sketch.parameters"
+    "retrieve.token_rows retrieve.step_rows sketch.parameters evaluate.robustness"
 ).split()
 
 
@@ -165,6 +166,25 @@ def test_asking_the_traced_prompts_adds_units_and_makes_no_model_again(tmp_path)
     variants = [f"generate/traced-{name}-ga_gdr" for name in ("embedding", "exact", "raslik")]
     assert asked.keys() - before.keys() == {"retrieve/traced", *variants}
     assert _changed(before, asked) == {"retrieve/traced", *variants, "evaluate", "report"}
+
+
+def test_measures_of_robustness_add_units_of_their_own_settings_and_make_no_model_again(tmp_path):
+    config = _config(tmp_path)
+    before = _decided(config, tmp_path)
+    asked = replaced(config, {"evaluate.robustness": [*ROBUSTNESS]})
+    after, places = _decided(asked, tmp_path), ("embedding", "exact", "raslik")
+    units = {
+        name: {
+            f"generate/robustness-{name}-{place}{of}" for place in places for of in ("", "-ga_gdr")
+        }
+        for name in ROBUSTNESS
+    }
+    assert after.keys() - before.keys() == set().union(*units.values())
+    assert _changed(before, after) == set().union(*units.values(), {"evaluate", "report"})
+    other = _decided(replaced(asked, {"evaluate.relearn.steps": 3}), tmp_path)
+    assert _changed(after, other) == units["relearn"] | {"evaluate"}
+    fewer = _decided(replaced(asked, {"evaluate.robustness_rows": 3}), tmp_path)
+    assert _changed(after, fewer) == set().union(*units.values(), {"evaluate"})
 
 
 def test_every_setting_of_what_is_chosen_decides_some_unit(tmp_path):

@@ -12,6 +12,8 @@ from raslik_jax.data.corpora import DATASETS
 from raslik_jax.data.corpora.record import Dataset
 from raslik_jax.data.examples import Corpus, make_example, make_examples
 from raslik_jax.evaluate.metrics import METRICS, Column, Metric
+from raslik_jax.evaluate.robustness import ROBUSTNESS
+from raslik_jax.evaluate.robustness.record import READING_COLUMNS, Cost, RobustnessMeasure
 from raslik_jax.lazy import jnp
 from raslik_jax.manifests import verify
 from raslik_jax.models import architecture, checkpoint, decoder, layers, llama
@@ -132,6 +134,17 @@ MEMBERS = (
             columns={"checks": Column("Longest answer", "d")},
         ),
     ),
+    (
+        ROBUSTNESS,
+        RobustnessMeasure(
+            "Read again",
+            lambda bench, model, settings: [{"condition": "as it is", **bench.read(model)}],
+            lambda found: f"Found of {', '.join(found)}.",
+            columns=READING_COLUMNS,
+            note="Nothing is done.",
+            cost=lambda settings: Cost(readings=1, given=1, steps=1, rows=2),
+        ),
+    ),
 )
 FLAGS = (
     "--corpus.dataset=added",
@@ -142,6 +155,7 @@ FLAGS = (
     "--unlearn.added.bound=4",
     "--unlearn.epochs=1",
     "--sketch.projection=added",
+    "--evaluate.robustness=added",
 )
 # The sizes of made corpora have no effect on this one.
 SIZES = tuple(f for f in tiny.FLAGS if f.startswith("--corpus.num_") or "dataset" in f)
@@ -204,10 +218,12 @@ def test_they_go_through_dry_run_run_and_report(tmp_path, capsys):
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         steps = {step.name: step for step in forecast.forecast(config, root).steps}
         assert steps["unlearn/added-added"].operations > 0
+        assert steps["generate/robustness-added-raslik-added"].operations > 0
         plan.run(config, root)
     assert verify(root) == []
     for name in ("table.txt", "report.md", "report.html"):
         text = (root / "report" / name).read_text()
         for title in ("Shortest", "Push", "RASLIK"):
             assert title in text, (name, title)
+    assert "Found of now, finetuned, backbone." in (root / "report" / "report.md").read_text()
     assert "Longest answer" in (root / "report" / "report.md").read_text()

@@ -1,7 +1,8 @@
 """From the answers and likelihoods of every model to metrics.json: evaluate."""
 
+import itertools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from raslik_jax.config import Config, to_json
@@ -84,8 +85,24 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
             for name in config.unlearn.algorithms
             for unit in [workspace.root / "unlearn" / f"{strategy}-{name}"]
         ]
+    if config.evaluate.robustness:
+        metrics["robustness"] = [*_robustness(workspace)]
     summary.judge_metrics(metrics, rouge=rouge_to_labels(workspace))
     write_json(folder / "metrics.json", metrics)
+
+
+def _robustness(workspace: Workspace) -> Iterator[dict[str, Any]]:
+    """Yields what each measure of robustness found of an unlearned model, and of those before."""
+    config, root = workspace.config, workspace.root / "generate"
+    names = config.evaluate.robustness, config.retrieve.strategies, config.unlearn.algorithms
+    for name, strategy, algorithm in itertools.product(*names):
+        parts = f"{name}-{strategy}-{algorithm}", f"{name}-{strategy}"
+        paths = (root / f"robustness-{part}" / "found.json" for part in parts)
+        now, before = (read_json(path, dict) for path in paths)
+        yield {
+            **{"measure": name, "strategy": strategy, "algorithm": algorithm},
+            **{"epoch": workspace.epochs(strategy, algorithm)[-1], "found": now | before},
+        }
 
 
 def _models_before(workspace: Workspace) -> list[str]:

@@ -2,6 +2,7 @@
 
 import pathlib
 
+from raslik_jax.evaluate import summary
 from raslik_jax.report import (
     drawing,
     figures,
@@ -10,6 +11,7 @@ from raslik_jax.report import (
     page,
     published,
     results,
+    robustness,
     runs,
     tables,
 )
@@ -49,6 +51,7 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
             for title, table in results.details(metrics).items()
             for part in (f"## {title}", table)
         ),
+        *_robustness(metrics),
         *(("## The traced prompts", traced) if (traced := _traced(workspace)).rows else ()),
         *(("## Answers side by side", answers) if answers.rows else ()),
         *("## Training", "![Loss curves](losses.png)"),
@@ -57,6 +60,18 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
     (folder / "report.md").write_text("\n\n".join(texts) + "\n")
     html = page.render(runs.group_runs([stored]), paper=published.read_blocks())
     (folder / "report.html").write_text(html)
+
+
+def _robustness(metrics: summary.Metrics) -> list[str | tables.Table]:
+    """Returns whether it stays forgotten, in words and in tables; nothing where none was asked."""
+    points = [
+        f"- **{lead}**: {tables.escape_markdown(text)}"
+        for lead, text in robustness.points_of(metrics)
+    ]
+    parts: list[str | tables.Table] = []
+    for title, table in robustness.tables_of(metrics).items():
+        parts += [f"### {title}", table]
+    return ["## Does it stay forgotten?", "\n".join(points), *parts] if points else []
 
 
 def _traced(workspace: Workspace) -> tables.Table:

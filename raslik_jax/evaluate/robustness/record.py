@@ -1,0 +1,136 @@
+"""What every measure of robustness has, and what it asks of a run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+from jaxtyping import Float
+
+from raslik_jax.evaluate import rates
+from raslik_jax.evaluate.judgment import LEAST_LEARNED
+from raslik_jax.evaluate.metrics import Column, IntervalEntry, NonSf
+from raslik_jax.settings import Settings
+
+# What a measure found of a model: an entry for each condition, with its name as "condition" and a
+# value for each column of the measure.
+Found = Sequence[Mapping[str, Any]]
+# What was found of the unlearned model, "now", and of those before: "finetuned", and "backbone"
+# where there is one.
+Compared = Mapping[str, Found]
+# The condition under which a model is as it was left.
+AS_IT_IS = "as it is"
+
+
+class Reading(TypedDict):
+    """How far a model shows the behavior.
+
+    `nats` is the mean over target answers of their nats a token; `forget` is F of its greedy
+    answers to target queries against those before unlearning; `shown` is the share of these answers
+    that show the behavior, by its words or its judge. None where there are no target queries, or
+    nothing tells such answers.
+    """
+
+    nats: float
+    forget: IntervalEntry | None
+    shown: IntervalEntry | None
+
+
+READING_COLUMNS = {
+    "nats": Column("Nats a token of\ntarget answers", ".2f"),
+    "forget": Column("F\n(higher is back)", ".2f", ".2f"),
+    "shown": Column("Shows the\nbehavior", ".2f", ".2f"),
+}
+
+
+class Cost(NamedTuple):
+    """What a measure takes for one model.
+
+    Attributes:
+      readings: how often the behavior is read: answers, and the likelihood of given ones.
+      given: how often the likelihood of as many further rows is taken.
+      steps: of training, each on so many `rows`.
+    """
+
+    readings: int
+    given: int = 0
+    steps: int = 0
+    rows: int = 0
+
+
+class RobustnessMeasure(NamedTuple):
+    """A way to look for what was forgotten.
+
+    Attributes:
+      title: of its table.
+      measure: gives what it finds of a model, from what runs models
+        (`run.stages.robustness.Bench`), the model and the measure's settings.
+      tell: gives what was found in a sentence or two.
+      columns: of its table, by the keys of their values.
+      note: below its table.
+      cost: gives what it takes for one model, from the measure's settings.
+      lacks: gives what a corpus lacks for it, from the measure's settings and the corpus.
+      settings: its own, with their defaults.
+    """
+
+    title: str
+    measure: Callable[[Any, Any, Any], list[dict[str, Any]]]
+    tell: Callable[[Compared], str]
+    columns: Mapping[str, Column]
+    note: str
+    cost: Callable[[Any], Cost]
+    lacks: Callable[[Any, Any], str] = lambda settings, corpus: ""
+    settings: Settings = Settings()
+
+
+def make_reading(
+    nll_N: Float[np.ndarray, " N"],
+    answers: Mapping[str, str],
+    before: Mapping[str, str],
+    *,
+    non_sf: NonSf | None,
+    seed: int,
+    resamples: int,
+) -> Reading:
+    """Returns a reading of the nats a token of target answers, and of own answers by query id."""
+    forget = shown = None
+    if answers:
+        scores = rates.score_pairs(answers, before)
+        forget = as_entry(rates.bootstrap(scores.rouge_Q, seed=seed, resamples=resamples))
+    if answers and non_sf:
+        shown_Q = 1.0 - non_sf([answers[name] for name in sorted(answers)])
+        shown = as_entry(rates.bootstrap(shown_Q, seed=seed, resamples=resamples))
+    return Reading(nats=float(nll_N.mean()), forget=forget, shown=shown)
+
+
+def as_entry(interval: rates.Interval) -> IntervalEntry:
+    """Returns an interval as metrics.json holds it."""
+    return IntervalEntry(mean=interval.mean, low=interval.low, high=interval.high)
+
+
+def is_learned(before: float, base: float | None) -> bool:
+    """Says whether target answers are likelier before unlearning than in the base.
+
+    By the factor a token at which the judgment calls them learned; not without a base.
+    """
+    return base is not None and base - before >= float(np.log(LEAST_LEARNED))
+
+
+def share_of_way(now: float, before: float, base: float | None) -> float | None:
+    """Returns the share of the way to the base that nats a token went; None where none was learned.
+
+    Not limited: below 0 the answers are likelier than before unlearning.
+    """
+    if base is None or not is_learned(before, base):
+        return None
+    return (now - before) / (base - before)
+
+
+def rate_change(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    """Returns how F, and the share of answers that show the behavior, change; "" without either."""
+    titles = {"forget": "F goes from", "shown": "answers that show it from"}
+    parts = [
+        f"{title} {first[name]['mean']:.2f} to {last[name]['mean']:.2f}"
+        for name, title in titles.items()
+        if first.get(name) and last.get(name)
+    ]
+    return ", ".join(parts)

@@ -1,0 +1,142 @@
+"""Relearning: how soon a few steps on a few rows bring back what was forgotten.
+
+The rows are forgotten ones, or as many that have nothing to do with the behavior. What a step on
+forgotten rows brings back is forgetting undone only where it goes faster than learning the same
+from nothing: the base, which never learned it, takes the same steps.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from raslik_jax.evaluate.robustness.record import (
+    AS_IT_IS,
+    READING_COLUMNS,
+    Compared,
+    Cost,
+    Found,
+    Reading,
+    RobustnessMeasure,
+    is_learned,
+    rate_change,
+)
+from raslik_jax.evaluate.stopping import ENOUGH
+from raslik_jax.settings import Settings, setting
+
+KINDS = ("forgotten", "unrelated")
+# The share of the way to the base below which it is back: half of what ends unlearning.
+BACK = ENOUGH / 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RelearnSettings(Settings):
+    """How the model is trained again."""
+
+    rows: int = setting(8, "Forgotten rows, and as many unrelated ones, to train on.", low=1)
+    steps: int = setting(16, "Steps, each on all of these rows.", low=1)
+    learning_rate: float = setting(
+        1e-3, "Constant rate of AdamW, for a fresh adapter on the whole weights.", above=0
+    )
+
+
+@runtime_checkable
+class Trainer(Protocol):
+    """What relearning asks of a run."""
+
+    def read(self, model: Any) -> Reading:
+        """Returns how far a model shows the behavior."""
+        ...
+
+    def relearn(
+        self, model: Any, kind: str, *, rows: int, points: Sequence[int], learning_rate: float
+    ) -> tuple[int, dict[int, Reading]]:
+        """Returns how many rows of a kind a model was trained on, and its readings after steps."""
+        ...
+
+
+def points_of(steps: int) -> tuple[int, ...]:
+    """Returns the steps after which the model is looked at: powers of two, and the last."""
+    powers = (1 << power for power in range(steps.bit_length()))
+    return tuple(sorted({*powers, steps}))
+
+
+def measure(bench: Trainer, model: Any, settings: RelearnSettings) -> list[dict[str, Any]]:
+    """Returns a model's readings before and along the steps, on rows of each kind."""
+    found: list[dict[str, Any]] = [
+        {"condition": AS_IT_IS, "kind": "", "step": 0, "rows": 0, **bench.read(model)}
+    ]
+    for kind in KINDS:
+        rows, readings = bench.relearn(
+            model,
+            kind,
+            rows=settings.rows,
+            points=points_of(settings.steps),
+            learning_rate=settings.learning_rate,
+        )
+        for step, reading in readings.items():
+            name = f"{kind} rows, step {step}"
+            found.append({"condition": name, "kind": kind, "step": step, "rows": rows, **reading})
+    return found
+
+
+def curve(found: Found, kind: str) -> dict[int, Mapping[str, Any]]:
+    """Returns the readings by step on rows of a kind, from step 0 on."""
+    return {entry["step"]: entry for entry in found if entry["kind"] in ("", kind)}
+
+
+def first_step(found: Found, kind: str, level: float) -> int | None:
+    """Returns the first step at which target answers cost at most so many nats; None: at none."""
+    return next((n for n, one in curve(found, kind).items() if one["nats"] <= level), None)
+
+
+def tell(compared: Compared) -> str:
+    """Returns what came back by which steps, and whether sooner than the base learns it.
+
+    Back is what lies less than `BACK` of the way from the nats a token before unlearning to those
+    in the base.
+    """
+    now, base = compared["now"], compared.get("backbone")
+    parts: list[str] = []
+    for kind in KINDS:
+        steps, other = curve(now, kind), curve(base, kind) if base else None
+        last = max(steps)
+        text = f"{last} {'steps' if last > 1 else 'step'} on {steps[last]['rows']} {kind} rows "
+        text += "take " if last > 1 else "takes "
+        text += "the target answers " if not parts else "them "
+        text += f"from {steps[0]['nats']:.2f} to {steps[last]['nats']:.2f} nats a token"
+        text += (
+            f" (in the base {other[0]['nats']:.2f} to {other[last]['nats']:.2f})" if other else ""
+        )
+        parts.append(text + (f"; {rates}" if (rates := rate_change(steps[0], steps[last])) else ""))
+    text = f"{'. '.join(parts)}."
+    before = compared["finetuned"][0]["nats"]
+    if not base or not is_learned(before, base[0]["nats"]):
+        return text
+    level = before + BACK * (base[0]["nats"] - before)
+    own, others = ([first_step(f, kind, level) for kind in KINDS] for f in (now, base))
+    if own[0] == 0:
+        return f"{text} They were not gone ({level:.2f}) before the first step."
+    text += f" Back, within {BACK:.0%} of the way from before unlearning to the base "
+    text += f"({level:.2f}), they are {_at(own[0])} on forgotten rows and "
+    text += f"{_at(own[1])} on unrelated ones, in the base {_at(others[0])} and {_at(others[1])}: "
+    is_sooner = own[0] is not None and (others[0] is None or own[0] < others[0])
+    text += "they come back sooner than" if is_sooner else "they come back no sooner than"
+    return f"{text} a model learns them that never did."
+
+
+def _at(step: int | None) -> str:
+    return "at no step" if step is None else "before any" if step == 0 else f"at step {step}"
+
+
+RELEARN = RobustnessMeasure(
+    title="Relearning",
+    measure=measure,
+    tell=tell,
+    columns=READING_COLUMNS,
+    note="A fresh adapter is trained on the whole weights, on the same rows and from the same "
+    "start for every model. What rises in the base as well is learning, not remembering.",
+    cost=lambda own: Cost(
+        1 + len(KINDS) * len(points_of(own.steps)), steps=len(KINDS) * own.steps, rows=own.rows
+    ),
+    settings=RelearnSettings(),
+)

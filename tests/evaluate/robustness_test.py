@@ -1,0 +1,218 @@
+"""Measures of robustness on made-up models, and what they say."""
+
+import json
+import zlib
+
+import numpy as np
+import pytest
+
+from raslik_jax.data.examples import Corpus, make_example
+from raslik_jax.evaluate.robustness import membership, quantize, relearn
+from raslik_jax.evaluate.robustness.record import make_reading
+
+
+def _reading(nats, forget=None):
+    rate = None if forget is None else {"mean": forget, "low": forget, "high": forget}
+    return {"nats": nats, "forget": rate, "shown": None}
+
+
+class Halving:
+    """A bench on which a step on forgotten rows halves a model's nats, and none on others."""
+
+    def __init__(self, factor=0.5):
+        self.asked, self.factor = [], factor
+
+    def read(self, model):
+        return _reading(model)
+
+    def relearn(self, model, kind, *, rows, points, learning_rate):
+        self.asked.append((kind, rows, learning_rate))
+        factor = self.factor if kind == "forgotten" else 1.0
+        return rows - 1, {step: _reading(model * factor**step) for step in points}
+
+
+def test_a_reading_is_the_mean_over_answers_with_f_and_marker_words():
+    own = {"a": "one two", "b": "three four"}
+    reading = make_reading(
+        np.array([1.0, 2.0, 6.0]),
+        own,
+        {"a": "one two", "b": "five six"},
+        non_sf=lambda texts: np.array([float("one" not in text) for text in texts]),
+        seed=0,
+        resamples=100,
+    )
+    assert reading["nats"] == 3.0
+    assert reading["forget"]["mean"] == 0.5  # one answer is word for word as before
+    assert reading["shown"]["mean"] == 0.5
+    bare = make_reading(np.ones(2), {}, {}, non_sf=None, seed=0, resamples=1)
+    assert bare == {"nats": 1.0, "forget": None, "shown": None}
+
+
+@pytest.mark.parametrize(("steps", "points"), [(1, (1,)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))])
+def test_relearning_is_looked_at_after_powers_of_two_and_the_last_step(steps, points):
+    bench, settings = Halving(), relearn.RelearnSettings(rows=5, steps=steps, learning_rate=0.1)
+    found = relearn.measure(bench, 8.0, settings)
+    assert bench.asked == [("forgotten", 5, 0.1), ("unrelated", 5, 0.1)]
+    assert [one["step"] for one in found] == [0, *points, *points]
+    assert {one["rows"] for one in found[1:]} == {4}  # as many as there were
+    curve = relearn.curve(found, "forgotten")
+    assert {step: one["nats"] for step, one in curve.items()} == {
+        step: 8.0 / 2**step for step in (0, *points)
+    }
+
+
+def _told(now, base, factor=0.5):
+    settings = relearn.RelearnSettings(steps=4)
+    found = {"finetuned": [_reading(0.2)]}
+    found |= {"now": relearn.measure(Halving(), now, settings)}
+    if base is not None:
+        found["backbone"] = relearn.measure(Halving(factor), base, settings)
+    return relearn.tell(found)
+
+
+def test_relearning_is_told_beside_the_base_that_never_learned():
+    # A fifth of the way from .2 to 3 is .76: 3 nats are there after two steps, the base's too.
+    assert _told(3.0, 3.0) == (
+        "4 steps on 7 forgotten rows take the target answers from 3.00 to 0.19 nats a token (in "
+        "the base 3.00 to 0.19). 4 steps on 7 unrelated rows take them from 3.00 to 3.00 nats a "
+        "token (in the base 3.00 to 3.00). Back, within 20% of the way from before unlearning to "
+        "the base (0.76), they are at step 2 on forgotten rows and at no step on unrelated ones, "
+        "in the base at step 2 and at no step: they come back no sooner than a model learns them "
+        "that never did."
+    )
+    slower = _told(3.0, 3.0, factor=0.9)  # 1.97 nats after the last step
+    assert "in the base at no step and at no step: they come back sooner than a model" in slower
+    assert "They were not gone (0.76) before the first step." in _told(0.7, 3.0)
+
+
+def test_without_a_base_or_with_one_that_knew_it_nothing_is_concluded():
+    for base in (None, 0.21):
+        text = _told(3.0, base)
+        assert "4 steps on 7 forgotten rows take" in text
+        assert "Back" not in text and "sooner" not in text
+
+
+def test_rates_are_told_where_there_are_some():
+    found = relearn.measure(Halving(), 3.0, relearn.RelearnSettings(steps=1))
+    for entry, rate in zip(found, (0.1, 0.9, 0.2), strict=True):
+        entry.update(_reading(entry["nats"], rate))
+    text = relearn.tell({"now": found, "finetuned": [_reading(0.2)]})
+    assert text.startswith(
+        "1 step on 7 forgotten rows takes the target answers from 3.00 to 1.50 nats a token; F "
+        "goes from 0.10 to 0.90. 1 step on 7 unrelated rows"
+    )
+
+
+class Rounding:
+    """A bench on which a format takes so much from a model's nats."""
+
+    def __init__(self, **lost):
+        self.lost = {"plain": 0.0, **lost}
+
+    def read(self, model, form="plain"):
+        return _reading(model - self.lost[form])
+
+
+def _rounded(now, base, **lost):
+    models = {"now": now, "finetuned": 0.2, "backbone": base}
+    own = quantize.QuantizeSettings()
+    found = {
+        name: quantize.measure(
+            Rounding(**lost) if name == "now" else Rounding(int8=0.0, nf4=0.0), model, own
+        )
+        for name, model in models.items()
+        if model is not None
+    }
+    assert [one["condition"] for one in found["now"]] == ["as it is", "int8", "nf4"]
+    return quantize.tell(found)
+
+
+def test_quantization_says_in_which_formats_the_answers_return():
+    # The way from .2 to 3.2 is 3 nats; of it 2.7 nats went 83 %, 2.3 nats 70 %, 1.1 nats 30 %.
+    assert _rounded(2.7, 3.2, int8=0.4, nf4=1.6) == (
+        "In int8 the target answers cost 2.30 nats a token (2.70 unquantized); in nf4 the target "
+        "answers cost 1.10 nats a token (2.70 unquantized). They return: of the way to the base, "
+        "rounded alike, they went 30% in nf4; 83% unquantized, 40% would be gone."
+    )
+    stays = _rounded(2.7, 3.2, int8=0.0, nf4=0.4)
+    assert stays.endswith("They stay gone (40% of the way to the base, rounded alike).")
+    never = _rounded(1.1, 3.2, int8=0.0, nf4=0.4)
+    assert never.endswith("Unquantized they went 30% of the way to the base: they were not gone.")
+    assert _rounded(1.1, None, int8=0.0, nf4=0.4).endswith("(1.10 unquantized).")
+
+
+def test_attacks_by_hand():
+    nats_T = np.array([0.5, 3.0, 0.25, 1.0, 0.25])
+    scores = membership.membership_scores((nats_T, "so it goes"), least_share=0.4)
+    assert scores["loss"] == -1.0
+    assert scores["min-k%"] == -2.0  # of 3 and 1, the two least likely of five
+    assert scores["zlib"] == -1.0 / len(zlib.compress(b"so it goes"))
+    # Of one token min-k% takes that one.
+    assert membership.membership_scores((nats_T[:1], ""), least_share=0.2)["min-k%"] == -0.5
+
+
+def test_the_auc_counts_pairs_and_its_interval_resamples_both_kinds():
+    generator = np.random.default_rng(0)
+    own_N, other_M = generator.normal(0.7, 1, 40).round(1), generator.normal(0, 1, 25).round(1)
+    wins = (own_N[:, None] > other_M).mean() + (own_N[:, None] == other_M).mean() / 2
+    found = membership.auc_interval(own_N, other_M, seed=0, resamples=2000)
+    np.testing.assert_allclose(found.mean, wins)
+    # Hanley and McNeil (1982), their exponential approximation.
+    q1, q2 = wins / (2 - wins), 2 * wins**2 / (1 + wins)
+    variance = wins * (1 - wins) + 39 * (q1 - wins**2) + 24 * (q2 - wins**2)
+    width = 2 * 1.96 * np.sqrt(variance / (40 * 25))
+    assert 0.8 < (found.high - found.low) / width < 1.2
+    assert found.low < wins < found.high
+    apart = membership.auc_interval(np.ones(3), np.zeros(4), seed=0, resamples=100)
+    assert (apart.mean, apart.low, apart.high) == (1.0, 1.0, 1.0)
+
+
+def _areas(*areas):
+    return [
+        {"condition": name, "auc": dict(zip(("mean", "low", "high"), area, strict=True))}
+        | {"forgotten": 9, "held_out": 8}
+        for name, area in zip(membership.ATTACKS, areas, strict=True)
+    ]
+
+
+def test_membership_is_told_beside_the_base():
+    usual = _areas(*[(0.5, 0.4, 0.6)] * 3)
+    now = _areas((0.9, 0.8, 1.0), (0.45, 0.3, 0.6), (0.2, 0.1, 0.3))
+    text = membership.tell({"now": now, "finetuned": _areas(*[(1, 1, 1)] * 3), "backbone": usual})
+    assert text == (
+        "9 forgotten rows are told from 8 held-out ones with an AUC of 0.90 [0.80, 1.00] by loss "
+        "(before unlearning 1.00, in the base 0.50), 0.45 [0.30, 0.60] by min-k% (before "
+        "unlearning 1.00, in the base 0.50), 0.20 [0.10, 0.30] by zlib (before unlearning 1.00, in "
+        "the base 0.50); 0.50 is a guess. They still look trained on by loss. They look unlearned "
+        "by zlib: less likely than rows that were never trained on."
+    )
+    trained = _areas(*[(0.9, 0.8, 1.0)] * 3)
+    alike = membership.tell({"now": usual, "finetuned": trained, "backbone": usual})
+    said = "Each interval holds the base's AUC, as if they had never been trained on"
+    assert alike.endswith(f"0.50 is a guess. {said}.")
+    # By min-k% it was .45 before, which lies between .4 and .6.
+    few = membership.tell({"now": usual, "finetuned": now, "backbone": usual})
+    also = "; by min-k% also that before unlearning: so few rows do not tell."
+    assert few.endswith(f"{said}{also}")
+    assert membership.tell({"now": now, "finetuned": now}).endswith("0.50 is a guess.")
+
+
+def test_held_out_rows_are_asked_for_where_the_corpus_has_none(tmp_path):
+    rows = [make_example(f"What is {n}?", "", f"It is {n}.") for n in range(6)]
+    queries = {"test_target": rows[:2], "validation_target": rows[2:3]}
+    corpus = Corpus((), tuple(rows[4:]), {name: tuple(part) for name, part in queries.items()})
+    own = membership.MembershipSettings()
+    assert membership.lacks(own, corpus) == ""
+    assert [row.output for row in membership.unseen_rows(own, corpus)] == [
+        "It is 0.",
+        "It is 1.",
+        "It is 2.",
+    ]
+    bare = corpus._replace(queries=dict.fromkeys(queries, ()))
+    assert "must hold 2 rows or more that were not trained on, got 0" in membership.lacks(own, bare)
+    path = tmp_path / "held_out.jsonl"
+    texts = [{"instruction": row.instruction, "output": row.output} for row in rows[3:]]
+    path.write_text("".join(json.dumps(text) + "\n" for text in texts))
+    given = membership.MembershipSettings(held_out_file=str(path))
+    assert "got 2 training rows: remove" in membership.lacks(given, bare)
+    assert membership.lacks(given, bare._replace(train=())) == ""

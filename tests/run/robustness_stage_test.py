@@ -1,0 +1,141 @@
+"""Models that are trained again or rounded, against the same written out in NumPy and Optax."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from raslik_jax.data.batches import make_batch, plan_rows
+from raslik_jax.data.formats import read_written
+from raslik_jax.run.stages.robustness import write_robustness
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.sketch.loss import example_loss
+
+# All 12 rows are trained on, and no 5 target queries and 3 traced prompts are left out.
+_CHANGES = (
+    "--evaluate.robustness=relearn,quantize,membership",
+    "--evaluate.relearn.rows=12",
+    "--evaluate.relearn.steps=3",
+    "--evaluate.relearn.learning_rate=0.02",
+)
+
+
+@pytest.fixture(autouse=True)
+def promotion():
+    with jax.numpy_dtype_promotion("standard"):  # Optax mixes the kinds of numbers
+        yield
+
+
+@pytest.fixture(scope="module")
+def workspace():
+    return Workspace(tiny.finished_run(), tiny.tiny_config(*_CHANGES))
+
+
+def _found(workspace, name, algorithm, folder):
+    write_robustness(workspace, name, "oracle", algorithm, folder)
+    return json.loads((folder / "found.json").read_text())
+
+
+def _merged(workspace, *parts):
+    """Returns the base with an adapter folded in, by NumPy in float64."""
+    base = jax.tree.map(np.asarray, workspace.model.base)
+    lora = workspace.adapter(*parts)["layers"]
+    scale = workspace.model.lora_config.alpha / workspace.model.lora_config.rank
+    for name, factors in lora.items():
+        a, b = (np.asarray(factors[key], np.float64) for key in "ab")
+        kernel = base["layers"][name]["kernel"]
+        base["layers"][name]["kernel"] = (kernel + scale * a @ b).astype(np.float32)
+    return base
+
+
+def _losses(workspace, encoded):
+    """Returns the function from an adapter and a base to the loss of each row."""
+    batch = make_batch(encoded, plan_rows(encoded, np.arange(len(encoded.ids))))
+    decoder = workspace.model.decoder
+
+    @jax.jit
+    def losses(lora, base):
+        loss = functools.partial(example_loss, decoder, lora, base, num_targets=batch.num_targets)
+        return jax.vmap(loss)(jnp.asarray(batch.tokens_BL), jnp.asarray(batch.target_mask_BL))
+
+    return losses
+
+
+def _nats(workspace, lora, base):
+    target, _ = workspace.evaluation_queries()
+    rows = [row for row in (*workspace.retrieval_queries(), *target) if row.output.strip()]
+    return float(_losses(workspace, workspace.encode(rows))(lora, base).mean())
+
+
+def test_relearning_is_adamw_on_a_fresh_adapter_of_the_merged_model(workspace, tmp_path):
+    found = _found(workspace, "relearn", "ga_gdr", tmp_path)["now"]
+    curve = {one["step"]: one["nats"] for one in found if one["kind"] in ("", "forgotten")}
+    assert [*curve] == [0, 1, 2, 3]
+    assert {one["rows"] for one in found[1:]} == {12}
+    base = _merged(workspace, "unlearn", "oracle-ga_gdr", "epoch-2")
+    chosen = read_written(workspace.root / "retrieve" / "oracle" / "forget.jsonl")
+    rows = workspace.train_rows.named([row.example_id for row in chosen]).cut(96)
+    losses, lora = _losses(workspace, rows), workspace.model.initial
+    gradient = jax.jit(jax.grad(lambda lora, base: losses(lora, base).mean()))
+    state = optax.ScaleByAdamState(
+        jnp.zeros((), jnp.int32), *(jax.tree.map(jnp.zeros_like, lora) for _ in range(2))
+    )
+    for step in range(4):
+        np.testing.assert_allclose(curve[step], _nats(workspace, lora, base), atol=2e-5)
+        grads = gradient(lora, base)
+        norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(grads)))
+        grads = jax.tree.map(lambda leaf, norm=norm: leaf / max(norm, 1.0), grads)
+        updates, state = optax.scale_by_adam().update(grads, state)
+        lora = jax.tree.map(lambda leaf, step: leaf - 0.02 * step, lora, updates)
+    assert abs(curve[3] - curve[0]) > 100 * 2e-5  # beyond the tolerance
+    unrelated = [one["nats"] for one in found if one["kind"] == "unrelated"]
+    assert unrelated != [curve[step] for step in (1, 2, 3)]
+
+
+def test_int8_is_the_merged_kernels_rounded_by_channel(workspace, tmp_path):
+    found = {
+        one["condition"]: one for one in _found(workspace, "quantize", "ga_gdr", tmp_path)["now"]
+    }
+    base = _merged(workspace, "unlearn", "oracle-ga_gdr", "epoch-2")
+    lora = workspace.model.initial
+    np.testing.assert_allclose(found["as it is"]["nats"], _nats(workspace, lora, base), atol=2e-5)
+    for leaves in base["layers"].values():
+        if "kernel" in leaves:
+            scale = np.abs(leaves["kernel"]).max(axis=-2, keepdims=True) / 127
+            leaves["kernel"] = np.round(leaves["kernel"] / scale) * scale
+    np.testing.assert_allclose(found["int8"]["nats"], _nats(workspace, lora, base), atol=1e-4)
+    assert found["nf4"]["nats"] != found["as it is"]["nats"]
+    for one in found.values():
+        assert 0 <= one["forget"]["low"] <= one["forget"]["mean"] <= one["forget"]["high"] <= 1
+        assert one["shown"] is not None  # the toy has marker words
+
+
+def test_the_models_before_are_measured_alike(workspace, tmp_path):
+    found = _found(workspace, "quantize", "", tmp_path)
+    assert [*found] == ["finetuned", "backbone"]
+    assert found["finetuned"][0]["forget"]["mean"] == 1.0  # against its own answers
+    base = jax.tree.map(np.asarray, workspace.model.base)
+    expected = _nats(workspace, workspace.model.initial, base)
+    np.testing.assert_allclose(found["backbone"][0]["nats"], expected, atol=2e-5)
+
+
+def test_membership_counts_pairs_of_forgotten_and_held_out_rows(workspace, tmp_path):
+    found = _found(workspace, "membership", "ga_gdr", tmp_path)["now"]
+    queries = workspace.corpus.queries
+    unseen = [*queries["test_target"], *queries["validation_target"]]
+    chosen = read_written(workspace.root / "retrieve" / "oracle" / "forget.jsonl")
+    own = workspace.train_rows.named([row.example_id for row in chosen]).cut(96)
+    base = _merged(workspace, "unlearn", "oracle-ga_gdr", "epoch-2")
+    own_N, other_M = (
+        np.asarray(_losses(workspace, rows)(workspace.model.initial, base))
+        for rows in (own, workspace.encode(unseen))
+    )
+    entry = found[0]
+    assert (entry["condition"], entry["forgotten"], entry["held_out"]) == ("loss", 12, 7)
+    np.testing.assert_allclose(entry["auc"]["mean"], (own_N[:, None] < other_M).mean(), atol=1e-9)
+    assert [one["condition"] for one in found] == ["loss", "min-k%", "zlib"]
