@@ -160,7 +160,8 @@ def _told(
             yield f"asked   {one_line(f'{row.instruction} {row.input}', 160)}"
             yield f"said    {one_line(before[row.example_id], 160)}"
             yield f"says    {one_line(after[row.example_id], 160)}"
-    if incident := read_incident(root, read_metrics(root)):
+    is_measured = current_file(root, "evaluate/metrics.json") is not None
+    if is_measured and (incident := read_incident(root, read_metrics(root))):
         yield ""
         for sentence in incident.outcome:
             how: Any = {"subsequent_indent": " " * 8, "break_on_hyphens": False}
