@@ -173,12 +173,12 @@ def count_parts(run: programs.AbstractRun, units: Sequence[Unit]) -> tuple[Part,
     compiled: set[Any] = set()
     parts = []
     for unit in units:
-        bound: Any = unit.run
-        if bound.func not in forecast.WORK:
+        make = getattr(unit.run, "func", unit.run)
+        if make not in forecast.WORK:
             parts.append(Part(unit.name, is_known=False))
             continue
         called = forecast.work_of(run, unit).programs
-        own: set[Any] = {(bound.func, one.name, shape) for one in called for shape in one.shapes}
+        own: set[Any] = {(make, one.name, shape) for one in called for shape in one.shapes}
         if unit.stage == "unlearn" and run.config.unlearn.probe.steps:
             own |= {("probes", number) for number in range(_OF_PROBES)}
         reads = {path for name in sets for path in unit.reads if f"{path}/".startswith(f"{name}/")}
