@@ -258,9 +258,14 @@ class Watch:
 
 @contextlib.contextmanager
 def watching(config: Config, root: pathlib.Path) -> Iterator[Around]:
-    """Yields what follows a run, in the process that speaks."""
+    """Yields what follows a run: the first process counts and speaks, others wait as it counts."""
     if not processes.is_first():
-        yield lambda units: contextlib.nullcontext()
+
+        def wait(units: Sequence[Unit]) -> contextlib.AbstractContextManager[None]:
+            processes.alone(lambda: None)
+            return contextlib.nullcontext()
+
+        yield wait
         return
     made: list[programs.AbstractRun] = []
 
@@ -276,11 +281,14 @@ def watching(config: Config, root: pathlib.Path) -> Iterator[Around]:
             run.sizes = run.sizes._replace(forget=forget, retain=retain)
         return run
 
-    def count(units: Sequence[Unit]) -> Sequence[Part]:
+    def count_alone(units: Sequence[Unit]) -> Sequence[Part]:
         try:
             return count_parts(run_of(), units)
         except (ValueError, OSError):  # of a model whose shapes are not known, say
             return tuple(Part(unit.name, is_known=False) for unit in units)
+
+    def count(units: Sequence[Unit]) -> Sequence[Part]:
+        return processes.alone(lambda: count_alone(units)) or ()
 
     def per_operation() -> float | None:
         """Returns the seconds of an operation of a matrix product on the devices of the run."""

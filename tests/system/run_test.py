@@ -62,6 +62,40 @@ def _files(root):
     }
 
 
+# Units that the tiny run does without, and what adds them.
+_ADDED = ("traced", "null", "chance", "tokens", "removal-raslik", "sizes")
+_MORE = (
+    *("--retrieve.strategies=raslik", "--unlearn.algorithms=ga_gdr", "--unlearn.epochs=1"),
+    *("--evaluate.traced", "--retrieve.null_prompts=20", "--retrieve.token_rows=2"),
+    *("--retrieve.step_rows=4", "--retrieve.held_out=0.2", "--unlearn.probe.steps=2"),
+)
+
+
+def _undeclared(audit: pathlib.Path) -> dict[str, tuple[list[str], list[str]]]:
+    """Returns what units of an audited run used and did not declare: results and settings."""
+    undeclared = {}
+    for name, used in json.loads(audit.read_text()).items():
+        declared = used["declared"]
+        reads = [
+            path
+            for path in used["reads"]
+            if not path.startswith(".making/")
+            and not any(path == d or path.startswith(f"{d}/") for d in declared["reads"])
+        ]
+        # Of a member's settings the stage alone is known.
+        names = {*declared["settings"], *(_of_stage(n) for n in declared["settings"])}
+        settings = [
+            setting
+            for setting in used["settings"]
+            if setting not in names
+            and setting not in _WITHOUT_EFFECT
+            and name not in ("evaluate", "report")  # the former holds all, the latter reads it
+        ]
+        if reads or settings:
+            undeclared[name] = (reads, settings)
+    return undeclared
+
+
 class TinyRunTest(absltest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -115,27 +149,19 @@ class TinyRunTest(absltest.TestCase):
 
     def test_every_unit_declares_the_results_and_settings_that_it_uses(self):
         """A unit that used more than its key holds would not be made again when that changes."""
-        undeclared = {}
-        for name, used in json.loads((self.root.parent / "audit.json").read_text()).items():
-            declared = used["declared"]
-            reads = [
-                path
-                for path in used["reads"]
-                if not path.startswith(".making/")
-                and not any(path == d or path.startswith(f"{d}/") for d in declared["reads"])
-            ]
-            # Of a member's settings the stage alone is known.
-            names = {*declared["settings"], *(_of_stage(n) for n in declared["settings"])}
-            settings = [
-                setting
-                for setting in used["settings"]
-                if setting not in names
-                and setting not in _WITHOUT_EFFECT
-                and name not in ("evaluate", "report")  # the former holds all, the latter reads it
-            ]
-            if reads or settings:
-                undeclared[name] = (reads, settings)
-        self.assertEqual(undeclared, {})
+        self.assertEqual(_undeclared(self.root.parent / "audit.json"), {})
+
+    @pytest.mark.heavy
+    def test_so_do_the_units_that_other_settings_add(self):
+        audit = self.root.parent / "more.json"
+        done = tiny.run_script(
+            *("tests/fixtures/audited_run.py", str(audit), *tiny.FLAGS, *_MORE),
+            f"--workdir={self.root.parent / 'more'}",
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        made = json.loads(audit.read_text())
+        self.assertContainsSubset([f"retrieve/{name}" for name in _ADDED], made)
+        self.assertEqual(_undeclared(audit), {})
 
     def test_the_sets_are_alpaca_rows_with_ids_and_scores_and_never_overlap(self):
         for strategy in tiny.STRATEGIES:
