@@ -68,9 +68,8 @@ def export_model(
         raise ValueError(f"{root} must have an adapter to export one, got none: give --merged")
     # Of a merged model the base is read again, unquantized: what was learned on a quantized base is
     # folded into the weights that were quantized.
-    backbone = config.backbone
-    if merged:
-        backbone = dataclasses.replace(backbone, format="plain", double_quant=False)
+    plain = dataclasses.replace(config.backbone, format="plain", double_quant=False)
+    backbone = plain if merged else config.backbone
     workspace = Workspace(root, dataclasses.replace(config, backbone=backbone))
     model, base = workspace.model, _base_of(config, manifest)
     train = [] if metrics else [bool(row.is_target) for row in workspace.corpus.train]
