@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from raslik_jax.config import MeshConfig
 from raslik_jax.data.examples import Example, make_example
 from raslik_jax.files import parse_json
 from raslik_jax.messages import bounded, one_line, some_of
@@ -21,11 +22,30 @@ from raslik_jax.retrieve import chance
 flags.disclaim_key_flags()
 
 if TYPE_CHECKING:  # it takes jax with it, and --help should not
-    from raslik_jax.trace import Influence, Trace
+    from raslik_jax.trace import Influence, Trace, Tracer
 
 _TEXTS = ("instruction", "input", "output")
 # From a question to what is behind its answer.
 Ask = Callable[[Example], "Trace"]
+
+
+def open_index(index: str, run: str, mesh: MeshConfig) -> tuple["Tracer", Callable[..., "Trace"]]:
+    """Returns the tracer of an index, and its `trace_queries` on the mesh, for any thread.
+
+    `run` is the index's run; '' finds it by the index's folder.
+    """
+    from raslik_jax import meshes  # these take jax with them
+    from raslik_jax.trace import Tracer
+
+    devices = meshes.make_mesh(mesh.data)
+    with meshes.use(devices):
+        tracer = Tracer(index, run=run or None, mesh=mesh)
+
+    def trace(queries: Sequence[Example], **how: Any) -> "Trace":
+        with meshes.use(devices):  # a mesh holds for one thread
+            return tracer.trace_queries(queries, **how)
+
+    return tracer, trace
 
 
 def read_question(text: str) -> Example:

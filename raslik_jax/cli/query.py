@@ -114,26 +114,18 @@ def _ask(
     rule: dict[str, Any],
 ) -> None:
     """Traces the generations, or what is asked for one by one."""
-    from raslik_jax import meshes
     from raslik_jax.data import prompts
     from raslik_jax.index.store import SketchStore
-    from raslik_jax.trace import Tracer
 
-    devices = meshes.make_mesh(options.mesh.data)
-    with meshes.use(devices):
-        tracer = Tracer(options.index, run=options.run or None, mesh=options.mesh)
+    tracer, trace = asking.open_index(options.index, options.run, options.mesh)
     if options.system.strip():
         prompts.require_system(tracer.workspace.template, tracer.workspace.template_name)
     how: dict[str, Any] = {**given, "top": options.top, "bottom": options.bottom}
     how["step_rows"] = options.step_rows
     how["finer"] = SketchStore.open(options.finer) if options.finer else None
 
-    def trace(queries: Sequence[Example]) -> "Trace":
-        with meshes.use(devices):  # in whatever thread a question comes
-            return tracer.trace_queries(queries, **how)
-
     def ask(question: Example) -> "Trace":
-        return trace((question,))
+        return trace((question,), **how)
 
     if options.serve:
         title = f"Asking {tracer.workspace.config.name}"
@@ -144,7 +136,7 @@ def _ask(
         else:
             asking.converse(ask, options.text_width)
     else:
-        found = trace(queries)
+        found = trace(queries, **how)
         export = functools.partial(_export, tracer, found, paths, rule)
         exported = (processes.alone(export) or []) if paths else []
         as_json = json.dumps(asking.as_json(found)) if options.json else ""

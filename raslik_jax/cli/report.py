@@ -24,6 +24,7 @@ from absl import logging
 
 from raslik_jax import files
 from raslik_jax.cli import asking
+from raslik_jax.config import MeshConfig
 from raslik_jax.messages import shown
 from raslik_jax.report import blocks, page, published, results, runs, tables
 from raslik_jax.settings import Settings, setting
@@ -45,6 +46,7 @@ class Options(Settings):
         False, "Serve the page of --run to this machine alone, with a box to ask its index."
     )
     port: int = setting(0, "--serve: port; 0: a free one.", low=0, high=65535)
+    mesh: MeshConfig = MeshConfig()
     examples: int = setting(8, "Examples of each forget and retain set on the page.", low=0)
 
     def problems(self) -> list[str]:
@@ -54,6 +56,8 @@ class Options(Settings):
             return ["--out has no effect with --serve: leave one of the two out"]
         if self.port and not self.serve:
             return ["--port needs --serve: give both"]
+        if self.mesh != MeshConfig() and not self.serve:
+            return ["--mesh needs --serve, a report computes nothing on devices: leave it out"]
         return []
 
 
@@ -83,10 +87,9 @@ def run(options: Options) -> None:
 def _serve(options: Options, html: str) -> None:
     """Serves the page of a run, with what its index says to questions."""
     logging.set_verbosity(logging.WARNING)
-    from raslik_jax.trace import Tracer  # it takes jax with it
-
-    tracer = Tracer(pathlib.Path(options.run) / "sketch" / "index", run=options.run)
-    asking.serve(lambda question: tracer.trace_queries((question,)), html, options.port)
+    index = str(pathlib.Path(options.run) / "sketch" / "index")
+    _, trace = asking.open_index(index, options.run, options.mesh)
+    asking.serve(lambda question: trace((question,)), html, options.port)
 
 
 def _render(

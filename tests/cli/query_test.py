@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import textwrap
 import threading
+from concurrent import futures
 from unittest import mock
 
 import numpy as np
@@ -19,7 +20,7 @@ from absl.testing import absltest, parameterized
 from index_cases import tree_bytes
 
 from raslik_jax import trace
-from raslik_jax.cli import asking, sketch_job
+from raslik_jax.cli import asking, report, sketch_job
 from raslik_jax.config import MeshConfig, config_from_json, to_json
 from raslik_jax.data.formats import read_examples
 from raslik_jax.files import read_json, write_json
@@ -269,6 +270,23 @@ class QueryTest(parameterized.TestCase):
         self.assertGreater(answer.pop("seconds"), 0)
         found = self.tracer.trace("What is a kettle?", "It hums.", top=2, bottom=1)
         self.assertEqual(answer, asking.as_json(found))
+
+    def test_a_report_asks_its_index_on_the_mesh(self):
+        asked = asking.make_question("What is a kettle?", "", "It hums.")
+        mesh = MeshConfig(data=1, base="sharded")
+        options = report.Options(run=str(self.run_folder), serve=True, mesh=mesh)
+        with (
+            mock.patch.object(asking, "serve") as serve,
+            mock.patch.object(trace, "Tracer", wraps=trace.Tracer) as tracer,
+            futures.ThreadPoolExecutor(1) as pool,
+        ):
+            report.run(options)
+            ask, html, _ = serve.call_args.args
+            answer = pool.submit(ask, asked).result()
+        self.assertEqual(tracer.call_args.kwargs["mesh"], mesh)
+        self.assertIn("<html", html)
+        found = self.tracer.trace_queries((asked,))
+        self.assertEqual(asking.as_json(answer), asking.as_json(found))
 
     def test_script_answers_exports_and_speaks_json(self):
         queries = self.root / "queries.jsonl"

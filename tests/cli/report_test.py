@@ -77,6 +77,7 @@ class ReportTest(absltest.TestCase):
             (("--serve", self.runs), "--serve needs one --run"),
             (("--serve", "--run=x", "--out=y"), "--out has no effect with --serve"),
             (("--serve", f"--run={self.folder / '0'}"), "no manifest.json"),
+            (("--mesh.data=2", self.runs), "--mesh needs --serve"),
             (("--runs=/nonexistent",), "no file .*metrics.json"),
             ((self.runs + f",{self.folder / '0'}",), "must be a list that names each once"),
         ):
