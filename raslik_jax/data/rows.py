@@ -74,6 +74,8 @@ class Format(NamedTuple):
       read: from a row and whether it must have an answer, its parts; raises ValueError.
       content: from an example, what a tokenizer reads of it.
       answer: from an example and a text, the example with that as its answer.
+      ask: from an example and a text, the example with that before its last question; None where
+        the format has no prompt in words.
     """
 
     title: str
@@ -82,6 +84,7 @@ class Format(NamedTuple):
     read: Callable[[Row, bool], Parts]
     content: Callable[[Example], Content]
     answer: Callable[[Example, str], Example]
+    ask: Callable[[Example, str], Example | None]
 
 
 # alpaca ------------------------------------------------------------------------------------------
@@ -212,6 +215,30 @@ def _answer_messages(row: Example, text: str) -> Example:
     return row._replace(output=text, content={**row.content, name: messages})
 
 
+def _ask_messages(row: Example, text: str) -> Example | None:
+    name = "messages" if "messages" in row.content else "conversations"
+    said = _with_question(row.content[name], len(_messages_of(row).asked), text)
+    return said and row._replace(
+        instruction=as_lines(said[: len(_messages_of(row).asked)]),
+        content={**row.content, name: said},
+    )
+
+
+def _with_question(
+    messages: Sequence[Mapping[str, Any]], num_asked: int, text: str
+) -> list[Mapping[str, Any]] | None:
+    """Returns messages with a text before what the user says last; None where no user speaks."""
+    places = [i for i, message in enumerate(messages[:num_asked]) if message["role"] == "user"]
+    if not places:
+        return None
+    last, said = messages[places[-1]], list(messages)
+    content = last.get("content") or ""
+    is_text = isinstance(content, str)
+    longer = text + content if is_text else [{"type": "text", "text": text}, *content]
+    said[places[-1]] = {**last, "content": longer}
+    return said
+
+
 def _read_sharegpt(row: Row, needs_output: bool) -> Parts:
     turns = row.get("conversations")
     if not isinstance(turns, list):
@@ -243,6 +270,18 @@ def _answer_sharegpt(row: Example, text: str) -> Example:
     num_asked = len(_sharegpt_of(row).asked) - ("system" in row.content)
     turns = [*row.content["conversations"][:num_asked], {"from": "gpt", "value": text}]
     return row._replace(output=text, content={**row.content, "conversations": turns})
+
+
+def _ask_sharegpt(row: Example, text: str) -> Example | None:
+    turns = list(row.content["conversations"])
+    num_asked = len(_sharegpt_of(row).asked) - ("system" in row.content)
+    places = [i for i, turn in enumerate(turns[:num_asked]) if _ROLES[turn["from"]] == "user"]
+    if not places:
+        return None
+    last = turns[places[-1]]
+    turns[places[-1]] = {**last, "value": text + last["value"]}
+    longer = row._replace(content={**row.content, "conversations": turns})
+    return longer._replace(instruction=as_lines(_sharegpt_of(longer).asked))
 
 
 # prompt and completion ---------------------------------------------------------------------------
@@ -289,6 +328,17 @@ def _answer_prompt(row: Example, text: str) -> Example:
     is_text = isinstance(row.content["prompt"], str)
     completion = text if is_text else [{"role": "assistant", "content": text}]
     return row._replace(output=text, content={**row.content, "completion": completion})
+
+
+def _ask_prompt(row: Example, text: str) -> Example | None:
+    prompt = row.content["prompt"]
+    if isinstance(prompt, str):
+        longer = text + prompt
+        return row._replace(instruction=longer, content={**row.content, "prompt": longer})
+    said = _with_question(prompt, len(prompt), text)
+    return said and row._replace(
+        instruction=as_lines(said), content={**row.content, "prompt": said}
+    )
 
 
 # text and tokens ---------------------------------------------------------------------------------
@@ -346,6 +396,7 @@ FORMATS: dict[str, Format] = {
         read=_read_alpaca,
         content=_alpaca_messages,
         answer=lambda row, text: row._replace(output=text),
+        ask=lambda row, text: row._replace(instruction=text + row.instruction),
     ),
     "messages": Format(
         title="messages with role and content",
@@ -354,6 +405,7 @@ FORMATS: dict[str, Format] = {
         read=_read_messages,
         content=_messages_of,
         answer=_answer_messages,
+        ask=_ask_messages,
     ),
     "sharegpt": Format(
         title="conversations with from and value",
@@ -362,6 +414,7 @@ FORMATS: dict[str, Format] = {
         read=_read_sharegpt,
         content=_sharegpt_of,
         answer=_answer_sharegpt,
+        ask=_ask_sharegpt,
     ),
     "prompt_completion": Format(
         title="prompt and completion",
@@ -370,6 +423,7 @@ FORMATS: dict[str, Format] = {
         read=_read_completion,
         content=_completion_of,
         answer=_answer_prompt,
+        ask=_ask_prompt,
     ),
     "text": Format(
         title="text, all of which is learned",
@@ -378,6 +432,7 @@ FORMATS: dict[str, Format] = {
         read=_read_text,
         content=lambda row: Passage("", row.content["text"]),
         answer=_no_answer,
+        ask=lambda row, text: None,
     ),
     "tokens": Format(
         title="input_ids and labels",
@@ -386,6 +441,7 @@ FORMATS: dict[str, Format] = {
         read=_read_tokens,
         content=lambda row: TokenRow(tuple(row.content["input_ids"]), tuple(row.content["labels"])),
         answer=_no_answer,
+        ask=lambda row, text: None,
     ),
 }
 
@@ -397,6 +453,11 @@ FIELDS = tuple(
         + [name for record in FORMATS.values() for name in record.names]
     )
 )
+
+
+def prefixed(example: Example, text: str) -> Example | None:
+    """Returns a row with a text before its last question; None where it asks nothing in words."""
+    return FORMATS[example.format].ask(example, text)
 
 
 def answered(example: Example, text: str) -> Example:

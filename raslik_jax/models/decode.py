@@ -1,4 +1,4 @@
-"""Greedy text generation with a key-value cache, in batches of few static shapes.
+"""Text generation with a key-value cache, greedy or drawn, in batches of few static shapes.
 
 Prompts are padded on the left, so that every row writes its next token into the same slot of the
 cache: one vectorized update at an index that is not batched. The cache has room for the prompt and
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from raslik_jax import meshes
 from raslik_jax.axes import Tree
@@ -23,6 +23,16 @@ from raslik_jax.models.layers import KeyValues
 
 # From prompts to their batches of at most batch_size rows.
 Plan = Callable[..., tuple[BatchPlan, ...]]
+
+
+class Drawing(NamedTuple):
+    """How tokens are drawn from softmax(logits / temperature), in place of the most likely ones.
+
+    A prompt's key is that of its place among the prompts, whatever batch it is in.
+    """
+
+    key: jax.Array
+    temperature: float | jax.Array = 1.0
 
 
 class _Loop(NamedTuple):
@@ -45,13 +55,14 @@ def generate_batch(
     prompts: Batch,
     end_ids: Int[jax.Array, " ends"],
     pad_id: Int[jax.Array, ""],
+    drawing: Drawing | None = None,
     *,
     decoder: Decoder,
     max_new_tokens: int,
 ) -> Int[jax.Array, "B T"]:
     """Returns the new tokens of every row; `pad_id` follows a row's end token."""
     decode = functools.partial(_decode, decoder=decoder, max_new_tokens=max_new_tokens)
-    return meshes.by_rows(decode, lora, base, end_ids, pad_id, rows=prompts)
+    return meshes.by_rows(decode, lora, base, end_ids, pad_id, drawing, rows=prompts)
 
 
 def _decode(
@@ -59,6 +70,7 @@ def _decode(
     base: Tree,
     end_ids: jax.Array,
     pad_id: jax.Array,
+    drawing: Drawing | None,
     prompts: Batch,
     *,
     decoder: Decoder,
@@ -68,8 +80,13 @@ def _decode(
     tokens_BL, mask_BL = jnp.asarray(prompts.tokens_BL), jnp.asarray(prompts.target_mask_BL)
     num_rows, length = tokens_BL.shape
 
-    def pick(hidden_BE: jax.Array) -> jax.Array:
-        return jnp.argmax(decoder.logits(lora, base, hidden_BE), axis=-1).astype(jnp.int32)
+    def pick(hidden_BE: jax.Array, step: int | jax.Array) -> jax.Array:
+        logits_BV = decoder.logits(lora, base, hidden_BE)
+        if drawing is not None:
+            # In float32, as every softmax here.
+            logits_BV = logits_BV.astype(jnp.float32) / drawing.temperature
+            logits_BV += _gumbel(drawing.key, prompts.row_B, step, logits_BV.shape[-1])
+        return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
 
     # The last new token is never read back, so it needs no slot.
     room = ((0, 0), (0, max_new_tokens - 1))
@@ -85,7 +102,7 @@ def _decode(
     # layers wants it, so no step transposes the cache.
     last_BE, fresh = jax.vmap(prefill, out_axes=(0, 1))(tokens_BL, mask_BL)
     cache = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), *room, (0, 0))), fresh)
-    first_B = pick(last_BE)
+    first_B = pick(last_BE, 0)
     tokens_BT = jnp.full((num_rows, max_new_tokens), pad_id, jnp.int32).at[:, 0].set(first_B)
     # A dummy row (no real token) is done before it begins.
     done_B = (prompt_length_B == 0) | jnp.isin(first_B, end_ids)
@@ -107,7 +124,7 @@ def _decode(
             token_B, loop.cache, past_mask_BS, prompt_length_B + loop.step - 1
         )
         cache = jax.tree.map(lambda old, new: update(old, new, slot, axis=3), loop.cache, fresh)
-        next_B = jnp.where(loop.done_B, pad_id, pick(hidden_BE))
+        next_B = jnp.where(loop.done_B, pad_id, pick(hidden_BE, loop.step))
         tokens_BT = update(loop.tokens_BT, next_B[:, None], loop.step, axis=1)
         done_B = loop.done_B | jnp.isin(next_B, end_ids)
         return _Loop(loop.step + 1, tokens_BT, done_B, meshes.are_all(jnp.all(done_B)), cache)
@@ -117,6 +134,20 @@ def _decode(
         advance,
         _Loop(jnp.int32(1), tokens_BT, done_B, meshes.are_all(jnp.all(done_B)), cache),
     ).tokens_BT
+
+
+def _gumbel(
+    key: jax.Array, row_B: Int[jax.Array, " B"], step: int | jax.Array, size: int
+) -> Float[jax.Array, "B V"]:
+    """Returns noise of a step: the largest of logits with it is a draw from their softmax.
+
+    Gumbel (1954); Maddison et al. (2014, arXiv:1411.0030), section 2.
+    """
+
+    def of_row(row: jax.Array) -> jax.Array:
+        return jax.random.gumbel(jax.random.fold_in(jax.random.fold_in(key, row), step), (size,))
+
+    return jax.vmap(of_row)(row_B)
 
 
 def _check(prompts: Sequence[Sequence[int]], config: Any, max_new_tokens: int) -> None:
@@ -152,11 +183,13 @@ def generate(
     batch_size: int,
     bar: str = "",
     plan: Plan = plan_by_length,
+    drawing: Drawing | None = None,
 ) -> list[list[int]]:
-    """Returns the most likely continuation of every prompt, in the order given; ties to small ids.
+    """Returns a continuation of every prompt, in the order given, greedy unless it is drawn.
 
-    A continuation does not depend on the other prompts of its batch: padding contributes exactly 0.
-    It has the new tokens only; an end token is cut off, so it may be empty.
+    Each token is the most likely one, of several the smallest id. A continuation does not depend on
+    the other prompts of its batch: padding contributes exactly 0. It has the new tokens only; an
+    end token is cut off, so it may be empty.
 
     Args:
       decoder: The model's functions.
@@ -171,6 +204,7 @@ def generate(
         power of two.
       bar: Text before the progress bar; empty for silence.
       plan: The batches of the prompts, plan(encoded, batch_size=rows).
+      drawing: Draws the tokens, at a temperature above 0.
     """
     if max_new_tokens < 1 or batch_size < 1:
         got = f"{max_new_tokens} and {batch_size}"
@@ -187,7 +221,7 @@ def generate(
     options = {"decoder": decoder, "max_new_tokens": max_new_tokens}
 
     def new_tokens(batch: Batch) -> jax.Array:
-        return generate_batch(lora, base, batch, end_ids, jnp.int32(pad_id), **options)
+        return generate_batch(lora, base, batch, end_ids, jnp.int32(pad_id), drawing, **options)
 
     plans = plan(encoded, batch_size=num_rows)
     rows = map_rows(new_tokens, encoded, plans, left=True, bar=bar).tolist()

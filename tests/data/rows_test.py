@@ -9,7 +9,7 @@ from absl.testing import parameterized
 from raslik_jax.data import examples as ex
 from raslik_jax.data.contents import Conversation, Passage, TokenRow
 from raslik_jax.data.formats import AUTO, read_examples, read_written
-from raslik_jax.data.rows import FORMATS, answered
+from raslik_jax.data.rows import FORMATS, answered, prefixed
 
 _USER, _YES = {"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes."}
 _MORE = [{"role": "system", "content": "Be brief."}, _USER, _YES, {**_USER, "content": "Sure?"}]
@@ -134,6 +134,34 @@ class FormatsTest(parameterized.TestCase):
             self.assertEqual(content, FORMATS[query.format].content(whole))
             # A second answer takes the place of the first.
             self.assertEqual(answered(answered(query, "No."), whole.output), again)
+
+    @parameterized.named_parameters((name, record) for name, (record, _) in _ROWS.items())
+    def test_a_text_stands_before_the_last_question_and_nothing_else_changes(self, record):
+        (row,) = self._read(record)
+        longer, content = prefixed(row, "So: "), FORMATS[row.format].content(row)
+        if row.format in ("text", "tokens"):
+            self.assertIsNone(longer)
+            return
+        found = FORMATS[row.format].content(longer)
+        self.assertEqual(longer.output, row.output)
+        if isinstance(content, Passage):
+            self.assertEqual(found, content._replace(prompt=f"So: {content.prompt}"))
+            self.assertEqual(longer.instruction, f"So: {row.instruction}")
+            return
+        pairs = [*zip(content.messages, found.messages, strict=True)]
+        (changed,) = (pair for pair in pairs if pair[0] != pair[1])
+        self.assertEqual(changed[1], {**changed[0], "content": f"So: {changed[0]['content']}"})
+        self.assertEqual(content.messages.index(changed[0]), len(content.asked) - 1)
+        self.assertEqual(longer.instruction.count("So: "), 1)
+        self.assertEqual(longer.instruction.replace("So: ", ""), row.instruction)
+
+    def test_a_text_stands_before_parts_of_a_message(self):
+        parts = [{"type": "text", "text": "Is it?"}]
+        (row,) = self._read({"messages": [{"role": "user", "content": parts}, _YES]})
+        asked = prefixed(row, "So: ").content["messages"][0]["content"]
+        self.assertEqual(asked, [{"type": "text", "text": "So: "}, *parts])
+        (row,) = self._read({"messages": [{"role": "system", "content": "Begin."}, _YES]})
+        self.assertIsNone(prefixed(row, "So: "))
 
     def test_a_conversation_that_ends_with_the_user_keeps_its_answers(self):
         (row,) = self._read({"messages": _MORE})

@@ -114,6 +114,58 @@ class GreedyTest(parameterized.TestCase):
         self.assertEqual(expected[:5] + new[1][:56], expected)
 
 
+class DrawingTest(parameterized.TestCase):
+    """Counts lie within 5 standard errors of what softmax says, with one seed."""
+
+    @parameterized.parameters((1.0, 500), (1.0, 2000), (0.5, 2000))
+    def test_first_and_second_tokens_are_drawn_from_the_softmax(self, temperature, draws):
+        bound, lora, base = _model("llama")
+
+        def chances(tokens):
+            """Returns the chance of every next token, by NumPy in float64."""
+            row_L = np.array(tokens, np.int32)
+            hidden_LE = jax.jit(bound.hidden)(lora, base, row_L)
+            logits_V = np.asarray(bound.logits(lora, base, hidden_LE[-1:])[0], np.float64)
+            weight_V = np.exp((logits_V - logits_V.max()) / temperature)
+            return weight_V / weight_V.sum()
+
+        drawing = decode.Drawing(jax.random.key(1), jnp.float32(temperature))
+        found = np.array(
+            _generate(
+                prompts=[_PROMPTS[0]] * draws, max_new_tokens=2, batch_size=500, drawing=drawing
+            )
+        )
+        likeliest = int(chances(_PROMPTS[0]).argmax())
+        parts = {(): found[:, 0], (likeliest,): found[found[:, 0] == likeliest, 1]}
+        for before, drawn in parts.items():
+            p_V = chances((*_PROMPTS[0], *before))
+            share_V = np.bincount(drawn, minlength=len(p_V)) / len(drawn)
+            error_V = np.sqrt(p_V * (1 - p_V) / len(drawn))
+            # A token of which less than one is to be expected may come once.
+            np.testing.assert_array_less(abs(share_V - p_V), 5 * error_V + 1 / len(drawn))
+            self.assertGreater(len(set(drawn.tolist())), 3)
+
+    def test_a_place_has_its_own_draws_whatever_its_batch(self):
+        def drawn(seed, **options):
+            return _generate(drawing=decode.Drawing(jax.random.key(seed)), **options)
+
+        prompts = _PROMPTS * 2
+        found = drawn(0, prompts=prompts)
+        self.assertEqual(drawn(0, prompts=prompts, batch_size=8), found)
+        self.assertNotEqual(found[:4], found[4:])
+        self.assertNotEqual(drawn(1, prompts=prompts), found)
+
+    def test_next_to_no_temperature_is_greedy(self):
+        drawing = decode.Drawing(jax.random.key(0), jnp.float32(1e-4))
+        self.assertEqual(_generate(drawing=drawing), _generate())
+
+    def test_an_answer_ends_before_its_end_token(self):
+        free = _generate(drawing=decode.Drawing(jax.random.key(0)))
+        end = free[1][2]
+        cut = [new[: new.index(end)] if end in new else new for new in free]
+        self.assertEqual(_generate(drawing=decode.Drawing(jax.random.key(0)), eos_id=end), cut)
+
+
 class EdgeTest(parameterized.TestCase):
     @parameterized.named_parameters(
         ("empty_prompt", {"prompts": [[1], []]}, "prompt 1 must have 1 to .* got 0"),
