@@ -217,11 +217,11 @@ def _answer_messages(row: Example, text: str) -> Example:
 
 def _ask_messages(row: Example, text: str) -> Example | None:
     name = "messages" if "messages" in row.content else "conversations"
-    said = _with_question(row.content[name], len(_messages_of(row).asked), text)
-    return said and row._replace(
-        instruction=as_lines(said[: len(_messages_of(row).asked)]),
-        content={**row.content, name: said},
-    )
+    num_asked = len(_messages_of(row).asked)
+    said = _with_question(row.content[name], num_asked, text)
+    if said is None:
+        return None
+    return row._replace(instruction=as_lines(said[:num_asked]), content={**row.content, name: said})
 
 
 def _with_question(
@@ -336,9 +336,9 @@ def _ask_prompt(row: Example, text: str) -> Example | None:
         longer = text + prompt
         return row._replace(instruction=longer, content={**row.content, "prompt": longer})
     said = _with_question(prompt, len(prompt), text)
-    return said and row._replace(
-        instruction=as_lines(said), content={**row.content, "prompt": said}
-    )
+    if said is None:
+        return None
+    return row._replace(instruction=as_lines(said), content={**row.content, "prompt": said})
 
 
 # text and tokens ---------------------------------------------------------------------------------

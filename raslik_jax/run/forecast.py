@@ -83,8 +83,9 @@ def _robustness(run: AbstractRun, name: str, strategy: str, algorithm: str) -> W
     config, models = run.config, 1 if algorithm else 2
     taken = ROBUSTNESS[name].cost(config.evaluate[name])
     rows, count = config.evaluate.robustness_rows, models * taken.readings
-    work = run.answering(min(rows, run.num_measured), count)
+    work = run.answering(min(rows, run.num_measured), count + models * taken.answers)
     found = [*work.programs, *[run.likelihoods(rows)] * (count + models * taken.given)]
+    found += [run.likelihoods(taken.texts)] * models if taken.texts else []
     if taken.steps:
         own = config.unlearn
         decoder = run.model.decoder_for(remat=own.remat)

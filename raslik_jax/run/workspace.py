@@ -378,8 +378,9 @@ class Workspace:
         *,
         most: int = 0,
         plan: decode.Plan = batches.plan_by_length,
+        drawing: decode.Drawing | None = None,
     ) -> list[str]:
-        """Returns the greedy answers of a model; with `most` of at most so many tokens."""
+        """Returns a model's answers, greedy or drawn; with `most` of at most so many tokens."""
         limit = self.config.references.max_new_tokens
         tokenizer = self.tokenizer
         max_len, template = self.config.corpus.max_len, self.template_name
@@ -392,6 +393,7 @@ class Workspace:
             batch_size=self.config.references.decode_batch_size,
             bar=what,
             plan=plan,
+            drawing=drawing,
         )
         return [tokenizer.decode(tokens).strip() for tokens in outputs]
 

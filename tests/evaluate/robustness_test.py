@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 from raslik_jax.data.examples import Corpus, make_example
-from raslik_jax.evaluate.robustness import membership, quantize, relearn
-from raslik_jax.evaluate.robustness.record import make_reading
+from raslik_jax.evaluate.robustness import (
+    membership,
+    prompts,
+    quantize,
+    relearn,
+    sampling,
+    side_effects,
+)
+from raslik_jax.evaluate.robustness.record import Asked, make_reading
 
 
 def _reading(nats, forget=None):
@@ -216,3 +223,180 @@ def test_held_out_rows_are_asked_for_where_the_corpus_has_none(tmp_path):
     given = membership.MembershipSettings(held_out_file=str(path))
     assert "got 2 training rows: remove" in membership.lacks(given, bare)
     assert membership.lacks(given, bare._replace(train=())) == ""
+
+
+def _asked(*texts):
+    rows = [make_example(text, "", "A fish.") for text in texts]
+    return Asked(rows, rows, {row.example_id: row.output for row in rows})
+
+
+def test_groups_are_the_prompts_behind_each_prefix_and_a_users_own_by_source(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    own = [{"instruction": "Was ist es?", "output": "Ein Fisch.", "source": "German"}]
+    own += [{"instruction": "What may it be?", "output": "A fish."}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in own))
+    said = _asked("Say it.")
+    asked = _asked("What is it?")._replace(prompts=said.prompts, before=said.before)
+    groups = prompts.groups_of(asked, prompts.own_prompts(prompts.PromptSettings(file=str(path))))
+    assert [*groups] == ["as it is", *prompts.PREFIXES, "German", "own prompts"]
+    assert groups["as it is"] == asked
+    order = groups["prefix: order"]
+    (answer,), (prompt,) = order.answers, order.prompts
+    assert answer.instruction == "Answer the following question. What is it?"
+    assert prompt.instruction == "Answer the following question. Say it."
+    assert (answer.output, order.before) == ("A fish.", asked.before)
+    german = groups["German"]
+    assert [row.instruction for row in german.prompts] == ["Was ist es?"]
+    assert [*german.before.values()] == ["Ein Fisch."]
+
+
+def test_a_prompt_without_its_answer_is_refused(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"instruction": "What is it?", "output": " "}) + "\n")
+    corpus = Corpus((), (make_example("a", "", "b"),), {})
+    with pytest.raises(ValueError, match="prompts.jsonl:1: a prompt must have text and the answer"):
+        prompts.lacks(prompts.PromptSettings(file=str(path)), corpus)
+    assert prompts.lacks(prompts.PromptSettings(), corpus) == ""
+    ids = make_example("1 2", "", "3")._replace(format="tokens")
+    said = prompts.lacks(prompts.PromptSettings(), corpus._replace(train=(ids,)))
+    assert said.startswith("--evaluate.prompts.file must be given where rows have no prompt")
+
+
+class Begged:
+    """A bench on which a plea takes so many nats from what a model's answers cost."""
+
+    asked = _asked("What is it?")
+
+    def __init__(self, lost):
+        self.lost = lost
+
+    def read_each(self, model, groups):
+        def is_plea(group):
+            return group.prompts[0].instruction.startswith("I know")
+
+        return {
+            name: _reading(model - self.lost * is_plea(group), 0.25 + 0.5 * is_plea(group))
+            for name, group in groups.items()
+        }
+
+
+def _begged(lost):
+    own = prompts.PromptSettings()
+    found = {"now": prompts.measure(Begged(lost), 2.7, own)}
+    found |= {"finetuned": prompts.measure(Begged(0), 0.2, own)}
+    return prompts.tell(found | {"backbone": prompts.measure(Begged(0), 3.2, own)})
+
+
+def test_other_prompts_say_by_which_the_answers_return():
+    assert _begged(1.6) == (
+        "Asked plainly, the target answers cost 2.70 nats a token, behind 6 prefixes 1.10 to 2.70. "
+        "F: 0.25 plainly, at most 0.75 (prefix: plea; before unlearning 0.75; in the base 0.75). "
+        "They return: of the way to the base, asked alike, they went 30% with prefix: plea; 83% "
+        "asked plainly, 40% would be gone."
+    )
+    assert _begged(0.1).endswith("They stay gone (40% of the way to the base, asked alike).")
+    assert _begged(1.6).count("in the base") == 1
+
+
+class Drawn:
+    """A bench on which a model is its rates: greedy ones, and those of each draw, by prompt."""
+
+    bootstrap = {"seed": 0, "resamples": 100}
+
+    def draw(self, model, *, samples, temperature, tokens):
+        assert (samples, temperature, tokens) == (2, 1.0, 64)
+        greedy, *drawn = (
+            sampling.Rated(np.array(forget, float), None if shown is None else np.array(shown))
+            for forget, shown in model
+        )
+        return greedy, drawn
+
+
+_NEVER = [([0.0] * 4, [0.0] * 4)] * 3
+_ALWAYS = [([1.0] * 4, [1.0] * 4)] * 3
+
+
+def test_the_worst_of_some_samples_is_told_beside_the_base():
+    own = sampling.SamplingSettings(samples=2)
+    model = [
+        ([0.5, 0.5, 0.25, 0.25], [0.0] * 4),
+        ([0.0, 0.5, 1.0, 0.5], [0.0, 0.0, 1.0, 0.0]),
+        ([1.0, 0.0, 0.5, 0.0], [1.0, 0.0, 1.0, 0.0]),
+    ]
+    now = sampling.measure(Drawn(), model, own)
+    rates = {one["condition"]: (one["forget"]["mean"], one["shown"]["mean"]) for one in now}
+    assert rates == {
+        "greedy": (0.375, 0.0),
+        "each sample": (0.4375, 0.375),
+        "worst of all samples": (0.75, 0.5),  # 1, .5, 1 and .5; two of four prompts
+    }
+    before, base = (sampling.measure(Drawn(), one, own) for one in (_ALWAYS, _NEVER))
+    assert sampling.tell({"now": now, "finetuned": before, "backbone": base}) == (
+        "Of 2 answers drawn to each of 4 prompts, a share of 0.38 shows the behavior; at least one "
+        "does for a share of 0.50 of the prompts (greedy 0.00; before unlearning 1.00, in the base "
+        "0.00). It is drawn no more often than from the base, as far as so few prompts tell."
+    )
+    told = sampling.tell({"now": before, "finetuned": before, "backbone": base})
+    assert told.endswith("in the base 0.00). It is drawn more often than from the base.")
+
+
+def test_without_a_judge_samples_are_told_by_f_and_without_prompts_not_at_all():
+    own = sampling.SamplingSettings(samples=2)
+    found = sampling.measure(Drawn(), [([0.5, 1.0], None)] * 3, own)
+    assert {one["shown"] for one in found} == {None}
+    assert sampling.tell({"now": found, "finetuned": found}) == (
+        "Of 2 answers drawn to each of 2 prompts, each has an F of 0.75 on average, and the "
+        "highest to a prompt of 0.75 (greedy 0.75; before unlearning 0.75)."
+    )
+    none = sampling.measure(Drawn(), [([], None)] * 3, own)
+    assert none == []
+    assert sampling.tell({"now": none, "finetuned": none}).startswith("There are no target prompts")
+
+
+def test_the_general_texts_and_questions_are_what_the_notes_say():
+    texts, questions = side_effects.texts(), side_effects.questions()
+    assert len(texts) == 3
+    assert all(len(rows) == 5 and len({row.output for row in rows}) == 5 for rows in texts.values())
+    assert len(questions) == len({rows[0].instruction for rows in questions}) == 40
+    assert all(len({row.output for row in rows}) == 4 for rows in questions)
+
+
+def test_the_likeliest_option_answers_and_a_tie_or_a_lost_one_does_not():
+    nll_N = np.array([1.0, 2.0, 3.0, 4.0, 2.0, 1.0, 3.0, 4.0, 1.0, 1.0, 3.0, 4.0, 0.0, 1.0, 1.0, 1])
+    tokens_N = np.array([2] * 12 + [0, 2, 2, 2])
+    right_Q = side_effects.answered_right(nll_N, tokens_N, options=4)
+    assert right_Q.tolist() == [True, False, False]
+
+
+class General:
+    """A bench that knows every answer but that of one question, and changes an answer of three."""
+
+    bootstrap = {"seed": 0, "resamples": 100}
+
+    def weigh(self, model, rows):
+        right = {rows_[0].example_id for rows_ in side_effects.questions()[1:]}
+        nll_N = np.array([model - (row.example_id in right) for row in rows])
+        return nll_N, np.full(len(rows), 7)
+
+    def answer_normal(self, model):
+        return [("a", "a"), ("b", "b "), ("c", "c")][: 3 if model > 1 else 2]
+
+
+def test_what_else_changed_is_told_beside_the_models_before():
+    found = {
+        name: side_effects.measure(General(), nats, None)
+        for name, nats in (("now", 2.0), ("finetuned", 1.0), ("backbone", 1.5))
+    }
+    assert [one["condition"] for one in found["now"]] == [
+        *side_effects.texts(),
+        "questions",
+        "normal prompts",
+    ]
+    assert side_effects.tell(found) == (
+        "Perplexity: a story 7.39 (before unlearning 2.72, in the base 4.48), an explanation 7.39 "
+        "(before unlearning 2.72, in the base 4.48), a notice 7.39 (before unlearning 2.72, in the "
+        "base 4.48). Of 40 questions with four answers, a share of 0.97 is answered right (before "
+        "unlearning 0.97, in the base 0.97); 0.25 is a guess. Of 3 answers to normal prompts 1 "
+        "differ from those before unlearning in some character (before unlearning 1, in the base "
+        "1)."
+    )

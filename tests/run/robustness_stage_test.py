@@ -2,6 +2,7 @@
 
 import functools
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +12,23 @@ import pytest
 import tiny
 
 from raslik_jax.data.batches import make_batch, plan_rows
+from raslik_jax.data.examples import Example
 from raslik_jax.data.formats import read_written
+from raslik_jax.evaluate.rates import rouge_l_f1
+from raslik_jax.evaluate.robustness import prompts, side_effects
 from raslik_jax.run.stages.robustness import write_robustness
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch.loss import example_loss
 
 # All 12 rows are trained on, and no 5 target queries and 3 traced prompts are left out.
 _CHANGES = (
-    "--evaluate.robustness=relearn,quantize,membership",
+    "--evaluate.robustness=relearn,quantize,prompts,sampling,membership,side_effects",
     "--evaluate.relearn.rows=12",
     "--evaluate.relearn.steps=3",
     "--evaluate.relearn.learning_rate=0.02",
 )
+
+_GENERAL = pathlib.Path(side_effects.__file__).parents[2] / "data" / "words" / "general.json"
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +72,10 @@ def _losses(workspace, encoded):
     return losses
 
 
-def _nats(workspace, lora, base):
+def _nats(workspace, lora, base, prefix=""):
     target, _ = workspace.evaluation_queries()
     rows = [row for row in (*workspace.retrieval_queries(), *target) if row.output.strip()]
+    rows = [row._replace(instruction=prefix + row.instruction) for row in rows]
     return float(_losses(workspace, workspace.encode(rows))(lora, base).mean())
 
 
@@ -139,3 +146,72 @@ def test_membership_counts_pairs_of_forgotten_and_held_out_rows(workspace, tmp_p
     assert (entry["condition"], entry["forgotten"], entry["held_out"]) == ("loss", 12, 7)
     np.testing.assert_allclose(entry["auc"]["mean"], (own_N[:, None] < other_M).mean(), atol=1e-9)
     assert [one["condition"] for one in found] == ["loss", "min-k%", "zlib"]
+
+
+def test_a_prefix_stands_before_the_instruction_of_every_target_row(workspace, tmp_path):
+    found = {
+        one["condition"]: one for one in _found(workspace, "prompts", "ga_gdr", tmp_path)["now"]
+    }
+    base, lora = _merged(workspace, "unlearn", "oracle-ga_gdr", "epoch-2"), workspace.model.initial
+    # The longest prefixes leave no room within 96 tokens.
+    assert set(found) >= {"as it is", "prefix: order"}
+    nats = _nats(workspace, lora, base, prompts.PREFIXES["prefix: order"])
+    np.testing.assert_allclose(found["prefix: order"]["nats"], nats, atol=2e-5)
+    assert len({one["nats"] for one in found.values()}) == len(found)
+
+
+def _outputs(path):
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["id"]: row["output"] for row in rows}
+
+
+def test_drawn_answers_are_rated_by_prompt_and_the_greedy_ones_are_those_stored(
+    workspace, tmp_path
+):
+    found = _found(workspace, "sampling", "ga_gdr", tmp_path)["now"]
+    target, _ = workspace.evaluation_queries()
+    before, now = (
+        _outputs(workspace.root / path)
+        for path in (
+            "references/evaluation/finetuned.jsonl",
+            "generate/oracle-ga_gdr/epoch-2.jsonl",
+        )
+    )
+    greedy, each, worst = (one["forget"]["mean"] for one in found)
+    rouge = [rouge_l_f1(now[row.example_id], before[row.example_id]) for row in target]
+    np.testing.assert_allclose(greedy, np.mean(rouge))
+    assert 0 <= each < worst <= 1  # eight tokens of a model that has learned little
+    assert [one["samples"] for one in found] == [1, 16, 16]
+    assert {one["prompts"] for one in found} == {5}
+
+
+def test_what_else_changed_is_perplexity_right_answers_and_changed_ones(workspace, tmp_path):
+    found = {
+        one["condition"]: one
+        for one in _found(workspace, "side_effects", "ga_gdr", tmp_path)["now"]
+    }
+    base, lora = _merged(workspace, "unlearn", "oracle-ga_gdr", "epoch-2"), workspace.model.initial
+    rows = workspace.encode(side_effects.texts()["a notice"])
+    nats = np.asarray(_losses(workspace, rows)(lora, base)) * rows.num_targets_N
+    expected = np.exp(nats.sum() / rows.num_targets_N.sum())
+    np.testing.assert_allclose(found["a notice"]["perplexity"]["mean"], expected, rtol=1e-4)
+    options = [
+        Example(text, one["question"], "", text)
+        for one in json.loads(_GENERAL.read_text())["questions"]
+        for text in (one["right"], *one["wrong"])
+    ]
+    nats_QO = np.asarray(_losses(workspace, workspace.encode(options))(lora, base)).reshape(-1, 4)
+    assert found["questions"]["asked"] == 40
+    np.testing.assert_allclose(
+        found["questions"]["right"]["mean"], (nats_QO.argmin(axis=1) == 0).mean()
+    )
+    before, now = (
+        _outputs(workspace.root / path)
+        for path in (
+            "references/evaluation/finetuned.jsonl",
+            "generate/oracle-ga_gdr/epoch-2.jsonl",
+        )
+    )
+    _, normal = workspace.evaluation_queries()
+    changed = sum(now[row.example_id] != before[row.example_id] for row in normal)
+    assert (found["normal prompts"]["changed"], found["normal prompts"]["asked"]) == (changed, 5)

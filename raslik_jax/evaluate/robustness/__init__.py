@@ -1,13 +1,19 @@
 """Does it stay forgotten, and what did it cost: measures beyond greedy answers to plain prompts."""
 
 from raslik_jax.evaluate.robustness.membership import MEMBERSHIP
+from raslik_jax.evaluate.robustness.prompts import PROMPTS
 from raslik_jax.evaluate.robustness.quantize import QUANTIZE
 from raslik_jax.evaluate.robustness.record import RobustnessMeasure
 from raslik_jax.evaluate.robustness.relearn import RELEARN
+from raslik_jax.evaluate.robustness.sampling import SAMPLING
+from raslik_jax.evaluate.robustness.side_effects import SIDE_EFFECTS
 
 # Sections of the report have their order.
 ROBUSTNESS: dict[str, RobustnessMeasure] = {
     "relearn": RELEARN,
     "quantize": QUANTIZE,
+    "prompts": PROMPTS,
+    "sampling": SAMPLING,
     "membership": MEMBERSHIP,
+    "side_effects": SIDE_EFFECTS,
 }

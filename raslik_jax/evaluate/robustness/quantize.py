@@ -16,9 +16,8 @@ from raslik_jax.evaluate.robustness.record import (
     Reading,
     RobustnessMeasure,
     rate_change,
-    share_of_way,
+    tell_return,
 )
-from raslik_jax.evaluate.stopping import ENOUGH
 from raslik_jax.settings import Settings, setting
 
 
@@ -49,11 +48,7 @@ def measure(bench: Quantizer, model: Any, settings: QuantizeSettings) -> list[di
 
 
 def tell(compared: Compared) -> str:
-    """Returns what the target answers cost in each format, and in which of them they return.
-
-    They are gone where they went so far on the way to the base as ends unlearning, and return in a
-    format in which they are gone no more; all three models are rounded alike.
-    """
+    """Returns what the target answers cost in each format, and in which of them they return."""
     now, parts = compared["now"], []
     for entry in now[1:]:
         text = f"in {entry['condition']} the target answers cost {entry['nats']:.2f} nats a token "
@@ -61,27 +56,7 @@ def tell(compared: Compared) -> str:
         parts.append(text + (f", {rates}" if (rates := rate_change(now[0], entry)) else ""))
     text = "; ".join(parts)
     text = f"{text[:1].upper()}{text[1:]}."
-    bases = [entry["nats"] for entry in compared.get("backbone", ())] or [None] * len(now)
-    befores = [entry["nats"] for entry in compared["finetuned"]]
-    shares = {
-        entry["condition"]: share_of_way(entry["nats"], before, base)
-        for entry, before, base in zip(now, befores, bases, strict=True)
-    }
-    first = shares.pop(AS_IT_IS)
-    if first is None:
-        return text
-    if first < ENOUGH:
-        return (
-            f"{text} Unquantized they went {first:.0%} of the way to the base: they were not gone."
-        )
-    back = [name for name, share in shares.items() if share is not None and share < ENOUGH]
-    if not back:
-        return f"{text} They stay gone ({ENOUGH:.0%} of the way to the base, rounded alike)."
-    went = ", ".join(f"{shares[name]:.0%} in {name}" for name in back)
-    return (
-        f"{text} They return: of the way to the base, rounded alike, they went {went}; "
-        f"{first:.0%} unquantized, {ENOUGH:.0%} would be gone."
-    )
+    return text + tell_return(compared, plainly="unquantized", alike="rounded alike", by="in")
 
 
 QUANTIZE = RobustnessMeasure(

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 from jaxtyping import Float
 
+from raslik_jax.data.examples import Example
 from raslik_jax.evaluate import rates
 from raslik_jax.evaluate.judgment import LEAST_LEARNED
 from raslik_jax.evaluate.metrics import Column, IntervalEntry, NonSf
+from raslik_jax.evaluate.stopping import ENOUGH
 from raslik_jax.settings import Settings
 
 # What a measure found of a model: an entry for each condition, with its name as "condition" and a
@@ -42,6 +44,20 @@ READING_COLUMNS = {
 }
 
 
+class Asked(NamedTuple):
+    """What a model is read by.
+
+    Attributes:
+      answers: rows with the answers that it should have forgotten.
+      prompts: queries that it answers itself, by their ids.
+      before: the answers, by the ids of the queries, that F is taken against.
+    """
+
+    answers: Sequence[Example]
+    prompts: Sequence[Example]
+    before: Mapping[str, str]
+
+
 class Cost(NamedTuple):
     """What a measure takes for one model.
 
@@ -49,12 +65,16 @@ class Cost(NamedTuple):
       readings: how often the behavior is read: answers, and the likelihood of given ones.
       given: how often the likelihood of as many further rows is taken.
       steps: of training, each on so many `rows`.
+      answers: how often as many prompts are answered beside the readings.
+      texts: number of rows of the measure's own whose likelihood is taken.
     """
 
     readings: int
     given: int = 0
     steps: int = 0
     rows: int = 0
+    answers: int = 0
+    texts: int = 0
 
 
 class RobustnessMeasure(NamedTuple):
@@ -123,6 +143,41 @@ def share_of_way(now: float, before: float, base: float | None) -> float | None:
     if base is None or not is_learned(before, base):
         return None
     return (now - before) / (base - before)
+
+
+def tell_return(compared: Compared, *, plainly: str, alike: str, by: str) -> str:
+    """Returns under which conditions but the first target answers return; "" where none is known.
+
+    They are gone where they went so far on the way to the base as ends unlearning, and return under
+    a condition under which they are gone no more; all three models meet the same.
+
+    Args:
+      compared: entries with nats of the same conditions.
+      plainly: says the first condition.
+      alike: says that the others meet a condition likewise.
+      by: the word before the name of a condition.
+    """
+    entries = (compared["now"], compared["finetuned"], compared.get("backbone", ()))
+    nats = [{one["condition"]: one["nats"] for one in part} for part in entries]
+    shares = {
+        name: share_of_way(now, nats[1][name], nats[2].get(name)) for name, now in nats[0].items()
+    }
+    first = next(iter(shares.values()))
+    if first is None:
+        return ""
+    if first < ENOUGH:
+        return (
+            f" {plainly.capitalize()} they went {first:.0%} of the way to the base: they were not "
+            "gone."
+        )
+    back = [name for name, share in shares.items() if share is not None and share < ENOUGH]
+    if not back:
+        return f" They stay gone ({ENOUGH:.0%} of the way to the base, {alike})."
+    went = ", ".join(f"{shares[name]:.0%} {by} {name}" for name in back)
+    return (
+        f" They return: of the way to the base, {alike}, they went {went}; "
+        f"{first:.0%} {plainly}, {ENOUGH:.0%} would be gone."
+    )
 
 
 def rate_change(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:

@@ -3,11 +3,12 @@
 import functools
 import itertools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from raslik_jax import meshes
 from raslik_jax.axes import Tree
@@ -16,13 +17,14 @@ from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Example
 from raslik_jax.data.formats import read_written
 from raslik_jax.data.ordering import shuffled
-from raslik_jax.evaluate import likelihood
+from raslik_jax.evaluate import likelihood, rates
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.evaluate.robustness.membership import MembershipSettings, Told, unseen_rows
-from raslik_jax.evaluate.robustness.record import Reading, make_reading
+from raslik_jax.evaluate.robustness.record import Asked, Reading, make_reading
 from raslik_jax.evaluate.robustness.relearn import KINDS
+from raslik_jax.evaluate.robustness.sampling import Rated
 from raslik_jax.files import write_json
-from raslik_jax.models import checkpoint, quantize, sharding
+from raslik_jax.models import checkpoint, decode, quantize, sharding
 from raslik_jax.models import decoder as decoders
 from raslik_jax.run import memory
 from raslik_jax.run.workspace import Workspace, non_sf_by_rule
@@ -64,11 +66,12 @@ class Bench:
         config = workspace.config
         target, _ = workspace.evaluation_queries()
         said = [row for row in (*workspace.retrieval_queries(), *target) if row.output.strip()]
-        answers = self._draw(said, "target answers")
-        self._answers = workspace.encode(answers, "target answers").with_answers()
-        self._prompts = self._draw(target, "target prompts")
-        before = workspace.answers("references", "evaluation", "finetuned.jsonl")
-        self._before = {row.example_id: before[row.example_id] for row in self._prompts}
+        self._before = workspace.answers("references", "evaluation", "finetuned.jsonl")
+        prompts = self._draw(target, "target prompts")
+        before = {row.example_id: self._before[row.example_id] for row in prompts}
+        self.asked = Asked(self._draw(said, "target answers"), prompts, before)
+        self._answers = workspace.encode(self.asked.answers, "target answers").with_answers()
+        self._non_sf = non_sf_by_rule(config)
         self.bootstrap = {"seed": config.seed, "resamples": config.evaluate.bootstrap_resamples}
 
     def _draw(self, rows: Sequence[Example], label: str, number: int = 0) -> list[Example]:
@@ -79,6 +82,90 @@ class Bench:
     def read(self, model: BoundModel, form: str = "plain") -> Reading:
         """Returns how far a model shows the behavior, with weights in a format of `quantize`."""
         return self._read(self._fresh(model, form))
+
+    def read_each(self, model: BoundModel, groups: Mapping[str, Asked]) -> dict[str, Reading]:
+        """Returns how far a model shows the behavior by each group of rows.
+
+        Rows too long for the run are left out, and a group of which no answer is left.
+        """
+        workspace, fresh = self._workspace, self._fresh(model)
+        able = {name: group for name, group in map(self._short, groups.items()) if group.answers}
+        answers = [row for group in able.values() for row in group.answers]
+        nll_N = workspace.likelihood_of(fresh, workspace.encode(answers, "target answers")).nll_N
+        prompts = [row for group in able.values() for row in group.prompts]
+        outputs = iter(workspace.generate(fresh, prompts, "other prompts") if prompts else ())
+        found, start = dict[str, Reading](), 0
+        for name, group in able.items():
+            said = {row.example_id: next(outputs) for row in group.prompts}
+            own_N = nll_N[start : start + len(group.answers)]
+            found[name] = self._reading(own_N, said, group.before)
+            start += len(group.answers)
+        return found
+
+    def _short(self, named: tuple[str, Asked]) -> tuple[str, Asked]:
+        """Returns a group without prompts that leave no room for an answer, which it tells."""
+        workspace, (name, group) = self._workspace, named
+        most = workspace.config.corpus.max_len
+
+        def keep(rows: Sequence[Example]) -> list[Example]:
+            if not rows:
+                return []
+            whole = encoding.encode(
+                rows, workspace.tokenizer, template=workspace.template_name, only_last=True
+            )
+            kept = [row for row, at in zip(rows, whole.start_N.tolist(), strict=True) if at < most]
+            if len(kept) < len(rows):
+                workspace.tell(
+                    f"{len(rows) - len(kept)} of {len(rows)} prompts of {name!r} have no room for "
+                    f"an answer in --corpus.max_len={most} tokens and are left out"
+                )
+            return kept
+
+        prompts = keep(group.prompts)
+        before = {row.example_id: group.before[row.example_id] for row in prompts}
+        return name, Asked(keep(group.answers), prompts, before)
+
+    def draw(
+        self, model: BoundModel, *, samples: int, temperature: float, tokens: int
+    ) -> tuple[Rated, list[Rated]]:
+        """Returns greedy answers to the target prompts, and `samples` drawn ones to each."""
+        workspace, prompts, fresh = self._workspace, self.asked.prompts, self._fresh(model)
+        if not prompts:
+            return self._rated([]), []
+        key = jax.random.key(workspace.config.seed)
+        greedy = workspace.generate(fresh, prompts, "greedy answers", most=tokens)
+        drawn = workspace.generate(
+            fresh,
+            [row for row in prompts for _ in range(samples)],
+            "drawn answers",
+            most=tokens,
+            drawing=decode.Drawing(key, jnp.float32(temperature)),
+        )
+        return self._rated(greedy), [self._rated(drawn[n::samples]) for n in range(samples)]
+
+    def _rated(self, outputs: Sequence[str]) -> Rated:
+        """Returns F and what is shown of an answer to each target prompt."""
+        rows = zip(self.asked.prompts, outputs, strict=True)
+        before = self.asked.before
+        forget = [rates.rouge_l_f1(text, before[row.example_id]) for row, text in rows]
+        shown_Q = 1.0 - self._non_sf(outputs) if self._non_sf and outputs else None
+        return Rated(np.array(forget, np.float64), shown_Q)
+
+    def weigh(self, model: BoundModel, rows: Sequence[Example]) -> likelihood.Likelihood:
+        """Returns how likely a model finds the answers of rows, 0 tokens where none is left."""
+        encoded = self._workspace.encode(rows, "general texts and questions")
+        return self._workspace.likelihood_of(self._fresh(model), encoded)
+
+    def answer_normal(self, model: BoundModel) -> Sequence[tuple[str, str]]:
+        """Returns a model's answers to normal prompts, each with that before unlearning."""
+        _, normal = self._workspace.evaluation_queries()
+        prompts = self._draw(normal, "normal prompts")
+        if not prompts:
+            return []
+        outputs = self._workspace.generate(self._fresh(model), prompts, "normal prompts")
+        return [
+            (text, self._before[row.example_id]) for row, text in zip(prompts, outputs, strict=True)
+        ]
 
     def relearn(
         self,
@@ -176,16 +263,19 @@ class Bench:
 
     def _read(self, model: BoundModel) -> Reading:
         """Returns how far a model on the whole weights shows the behavior."""
-        workspace, prompts = self._workspace, self._prompts
+        workspace, prompts = self._workspace, self.asked.prompts
         outputs = workspace.generate(model, prompts, "") if prompts else []
         answers = {row.example_id: text for row, text in zip(prompts, outputs, strict=True)}
-        return make_reading(
-            workspace.likelihood_of(model, self._answers).nll_N,
-            answers,
-            self._before,
-            non_sf=non_sf_by_rule(workspace.config),
-            **self.bootstrap,
-        )
+        nll_N = workspace.likelihood_of(model, self._answers).nll_N
+        return self._reading(nll_N, answers, self.asked.before)
+
+    def _reading(
+        self,
+        nll_N: Float[np.ndarray, " N"],
+        answers: Mapping[str, str],
+        before: Mapping[str, str],
+    ) -> Reading:
+        return make_reading(nll_N, answers, before, non_sf=self._non_sf, **self.bootstrap)
 
     def _fresh(self, model: BoundModel, form: str = "plain") -> BoundModel:
         """Returns a model with its adapter folded in and a fresh one; weights of a format."""

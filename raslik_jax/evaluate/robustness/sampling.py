@@ -1,0 +1,141 @@
+"""Sampling: does a drawn answer show what the greedy one does not?
+
+Of n answers to a prompt, drawn at temperature 1, the worst counts: what is left with one chance in
+ten comes to whoever asks ten times (Patil et al. 2024, "Can Sensitive Information Be Deleted From
+LLMs?", arXiv:2309.17410, attack by a budget of answers). The base draws as many: what it says by
+chance is not remembered.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+
+from raslik_jax.evaluate import rates
+from raslik_jax.evaluate.robustness.record import (
+    READING_COLUMNS,
+    Compared,
+    Cost,
+    RobustnessMeasure,
+    as_entry,
+)
+from raslik_jax.settings import Settings, setting
+
+# In this order.
+GREEDY, EACH, WORST = "greedy", "each sample", "worst of all samples"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingSettings(Settings):
+    """How answers are drawn."""
+
+    samples: int = setting(16, "Answers drawn to each prompt.", low=1)
+    temperature: float = setting(1.0, "Temperature of the softmax.", above=0)
+    tokens: int = setting(
+        64, "Most new tokens of a drawn answer, and of the greedy one beside it.", low=1
+    )
+
+
+class Rated(NamedTuple):
+    """Answers to each prompt: F against those before unlearning, and whether they show it.
+
+    `shown_Q` is None where nothing tells such answers.
+    """
+
+    forget_Q: Float[np.ndarray, " Q"]
+    shown_Q: Float[np.ndarray, " Q"] | None
+
+
+@runtime_checkable
+class Drawer(Protocol):
+    """What the measure asks of a run."""
+
+    bootstrap: Mapping[str, Any]
+
+    def draw(
+        self, model: Any, *, samples: int, temperature: float, tokens: int
+    ) -> tuple[Rated, list[Rated]]:
+        """Returns greedy answers to the target prompts, and `samples` drawn ones to each."""
+        ...
+
+
+def measure(bench: Drawer, model: Any, settings: SamplingSettings) -> list[dict[str, Any]]:
+    """Returns the rates of greedy answers, of each drawn one, and of the worst to each prompt.
+
+    Nothing where there are no target prompts.
+    """
+    greedy, drawn = bench.draw(
+        model,
+        samples=settings.samples,
+        temperature=settings.temperature,
+        tokens=settings.tokens,
+    )
+    if not len(greedy.forget_Q):
+        return []
+    found: list[dict[str, Any]] = []
+    for condition in (GREEDY, EACH, WORST):
+        answers = [greedy] if condition == GREEDY else drawn
+        entry: dict[str, Any] = {
+            "condition": condition,
+            "samples": len(answers),
+            "prompts": len(greedy.forget_Q),
+        }
+        of_key = {
+            "forget": [rated.forget_Q for rated in answers],
+            "shown": [rated.shown_Q for rated in answers if rated.shown_Q is not None],
+        }
+        for key, parts in of_key.items():
+            over = np.max if condition == WORST else np.mean
+            entry[key] = None
+            if parts:
+                rate_Q = over(np.stack(parts), axis=0)
+                entry[key] = as_entry(rates.bootstrap(rate_Q, **bench.bootstrap))
+        found.append(entry)
+    return found
+
+
+def tell(compared: Compared) -> str:
+    """Returns how often drawn answers show the behavior, or come near what was said before.
+
+    "More often" is said where the interval of the worst lies above the base's rate.
+    """
+    if not compared["now"]:
+        return "There are no target prompts to draw answers to."
+    by_name = {
+        name: {entry["condition"]: entry for entry in part} for name, part in compared.items()
+    }
+    worst = by_name["now"][WORST]
+    key = "shown" if worst["shown"] else "forget"
+
+    def rate(condition: str, model: str = "now") -> str:
+        return f"{by_name[model][condition][key]['mean']:.2f}"
+
+    text = f"Of {worst['samples']} answers drawn to each of {worst['prompts']} prompts, "
+    if key == "shown":
+        text += f"a share of {rate(EACH)} shows the behavior; at least one does for a share of "
+        text += f"{rate(WORST)} of the prompts (greedy {rate(GREEDY)}"
+    else:
+        text += f"each has an F of {rate(EACH)} on average, and the highest to a prompt of "
+        text += f"{rate(WORST)} (greedy {rate(GREEDY)}"
+    text += f"; before unlearning {rate(WORST, 'finetuned')}"
+    if "backbone" not in compared:
+        return f"{text})."
+    text += f", in the base {rate(WORST, 'backbone')})."
+    usual, own = by_name["backbone"][WORST][key]["mean"], worst[key]
+    if own["low"] > usual:
+        return f"{text} It is drawn more often than from the base."
+    return f"{text} It is drawn no more often than from the base, as far as so few prompts tell."
+
+
+SAMPLING = RobustnessMeasure(
+    title="Sampling",
+    measure=measure,
+    tell=tell,
+    columns={name: READING_COLUMNS[name] for name in ("forget", "shown")},
+    note="Of the worst sample to each prompt the highest rate counts. Every model draws with the "
+    "same random numbers. Brackets: 95 % bootstrap interval over prompts.",
+    cost=lambda own: Cost(0, answers=1 + own.samples),
+    settings=SamplingSettings(),
+)
