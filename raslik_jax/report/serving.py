@@ -5,9 +5,11 @@ path is ever taken for a file. What a request must be is checked in this order: 
 that leads here from elsewhere is refused), its address, its kind and size, its JSON.
 """
 
+import contextlib
 import http.server
 import json
 import secrets
+import socket
 import sys
 import threading
 import traceback
@@ -21,6 +23,7 @@ from raslik_jax.messages import bounded
 Ask = Callable[[str], Mapping[str, Any]]
 
 MAX_BYTES = 2**20  # of a question
+_AT_ONCE = 2**16  # bytes that are read of what is not asked for
 _LOOPBACK = "127.0.0.1"
 _TIMEOUT = 10.0  # seconds that a connection may say nothing
 _HEADERS = {
@@ -102,6 +105,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header(name, str(value))
         self.end_headers()
         self.wfile.write(body)
+        if status != HTTPStatus.OK:
+            self._read_rest()
+
+    def _read_rest(self) -> None:
+        """Reads what is left of a refused question, within bounds.
+
+        A connection that is closed with unread bytes is reset, and who still sends, or has not read
+        yet, sees an error in place of the reply.
+        """
+        with contextlib.suppress(OSError):  # also of a time that is over
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(1)
+            for _ in range(2 * MAX_BYTES // _AT_ONCE):
+                if not self.connection.recv(_AT_ONCE):
+                    return
 
     def _check_host(self) -> None:
         hosts, origins = self.headers.get_all("Host", []), self.headers.get_all("Origin", [])

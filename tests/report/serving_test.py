@@ -115,6 +115,20 @@ def test_a_question_is_bounded_json(asked):
     assert send("POST", path, b"{}", **_JSON)[0] == 200  # it goes on
 
 
+def test_who_is_refused_while_sending_reads_why(asked):
+    server, _, _ = asked
+    head = f"POST {server.base}ask HTTP/1.0\r\nHost: {server.hosts[0]}\r\nContent-Type: text/plain"
+    size = 10 * 2**16
+    with socket.create_connection(("127.0.0.1", server.server_port)) as sending:
+        sending.sendall(f"{head}\r\nContent-Length: {size}\r\n\r\n".encode())
+        reply = sending.recv(2**16)
+        for _ in range(10):  # a connection that was closed would be reset by the second
+            sending.sendall(b" " * 2**16)
+        while part := sending.recv(2**16):
+            reply += part
+    assert b" 415 " in reply and b"must be application/json" in reply
+
+
 def test_who_says_nothing_holds_up_nobody_else(asked):
     server, send, _ = asked
     with socket.create_connection(("127.0.0.1", server.server_port)) as silent:
