@@ -20,7 +20,7 @@ from raslik_jax.report.names import (
 )
 from raslik_jax.report.notes import write_notes
 from raslik_jax.report.published import PublishedBlock, match_block
-from raslik_jax.report.records import Model, collect_models, make_model
+from raslik_jax.report.records import Model, collect_models, is_probed, make_model
 from raslik_jax.report.runs import Experiment
 from raslik_jax.report.tables import NOT_KNOWN, Cell, Column, Table, format_interval, format_number
 from raslik_jax.retrieve.strategies import STRATEGIES
@@ -40,6 +40,7 @@ class Block(NamedTuple):
       is_negative: R and F of the methods here are negatively correlated.
       non_sf_by: what Non-SF was measured by here: words, judge or classifier.
       is_chosen: learning rates and epochs were chosen on other queries.
+      is_probed: what stands at the last epochs are the steps that probes chose.
       kernel: of RASLIK here, where it is not the paper's.
     """
 
@@ -55,6 +56,7 @@ class Block(NamedTuple):
     is_negative: bool = False
     non_sf_by: str = "words"
     is_chosen: bool = False
+    is_probed: bool = False
     kernel: str = ""
 
     @property
@@ -115,6 +117,7 @@ def make_blocks(experiment: Experiment, paper: Sequence[PublishedBlock]) -> tupl
                 is_negative=is_negative,
                 non_sf_by=(recorded.get("non_sf") or {}).get("by", "words"),
                 is_chosen=bool(recorded.get("chosen")),
+                is_probed=is_probed(config),
                 kernel=kernel_note(config, names),
             )
         )

@@ -11,7 +11,7 @@ from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report import drawing
 from raslik_jax.report.drawing import INK, SOFT, Frame, make_axes, note, styled
 from raslik_jax.report.names import algorithm_name, strategy_name, strategy_styles
-from raslik_jax.report.records import Model, collect_models
+from raslik_jax.report.records import Model, collect_models, is_probed
 from raslik_jax.report.tables import format_interval
 
 # Marker, size and color of what every strategy is held against.
@@ -61,7 +61,7 @@ def draw_frontier(
             path = [m for m in methods if (m.algorithm, m.strategy) == (algorithm, strategy)]
             if path:
                 path.sort(key=lambda model: model.epochs)
-                _draw_path(axes, [models[0], *path], *style)
+                _draw_path(axes, [models[0], *path], *style, is_step=is_probed(metrics["settings"]))
         axes.set_xlabel("R, retain rate (higher is better)")
         axes.set_xlim(low - 0.03 * (1 - low), 1 + 0.03 * (1 - low))
         axes.set_ylim(-0.03, high + 0.03)
@@ -124,7 +124,7 @@ def _draw_ground(axes: Any, references: Sequence[Model]) -> None:
             note(axes, "F of the backbone", (0, floor), (4, 3), "axes fraction", "data")
 
 
-def _draw_path(axes: Any, path: Sequence[Model], color: str, marker: str) -> None:
+def _draw_path(axes: Any, path: Sequence[Model], color: str, marker: str, *, is_step: bool) -> None:
     axes.plot(*zip(*map(_point, path), strict=True), color=color, lw=2, alpha=0.9, zorder=3)
     last = path[-1]
     (retain, forget), bars = _point(last), {"color": color, "lw": 1.2, "alpha": 0.8, "zorder": 3.5}
@@ -136,7 +136,8 @@ def _draw_path(axes: Any, path: Sequence[Model], color: str, marker: str) -> Non
     hollow = {"mfc": "white", "mec": color, "mew": 2, "ms": 11}
     for model in path[1:]:
         look = small if model is not last else filled if model.value("pareto") else hollow
-        tip = _tip(f"{strategy_name(model.strategy)}, epoch {model.epochs[0]}", model)
+        when = "the step that its probes chose" if is_step else f"epoch {model.epochs[0]}"
+        tip = _tip(f"{strategy_name(model.strategy)}, {when}", model)
         axes.plot(*_point(model), ls="", marker=marker, zorder=4, gid=tip, **look)
 
 
@@ -215,16 +216,16 @@ def draw_scores(
     score_N: Float[np.ndarray, " N"],
     is_target_N: Bool[np.ndarray, " N"] | None = None,
     *,
-    forget_threshold: float,
-    retain_threshold: float,
+    forget: tuple[float, float] | None = None,
+    retain: tuple[float, float] | None = None,
     num_bins: int = 60,
     frame: Frame | None = None,
 ) -> Any:
     """Returns the histogram of retrieval scores, split by label where labels are known.
 
-    Targets are few, so each kind is drawn as a share of its own number. The shaded ends are the
-    forget set (at or above its threshold) and the retain set (at or below its own). Scores are the
-    forget scores of the training examples, finite.
+    Targets are few, so each kind is drawn as a share of its own number. Shaded is where the sets
+    lie, from the lowest to the highest score of each, a dashed line at its inner end. Scores are
+    the forget scores of the training examples, finite.
     """
     groups = [("all examples", np.ones(len(score_N), np.bool_), drawing.OTHER_COLOR)]
     if is_target_N is not None:
@@ -243,11 +244,14 @@ def draw_scores(
         axes.stairs(share, edges, color=color, lw=1.4, label=f"{label} ({count:,})")
     axes.set_ylim(0, 1.22 * tallest)
     axes.set_xlim(edges[0], edges[-1])
-    for threshold, end, label, side, offset in (
-        (forget_threshold, edges[-1], "forget set", "right", -5),
-        (retain_threshold, edges[0], "retain set", "left", 5),
+    for ends, label, side, offset in (
+        (forget, "forget set", "right", -5),
+        (retain and retain[::-1], "retain set", "left", 5),
     ):
-        axes.axvspan(threshold, end, color="#000000", alpha=0.05, lw=0)
+        if ends is None:
+            continue
+        threshold, end = ends
+        axes.axvspan(*sorted(ends), color="#000000", alpha=0.05, lw=0)
         axes.axvline(threshold, color=INK, lw=1, ls="--")
         # Beside a zone too narrow for its name.
         is_wide = abs(end - threshold) > 0.2 * (edges[-1] - edges[0])

@@ -7,7 +7,7 @@ from typing import Any
 from raslik_jax.evaluate import judgment, pareto
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, kernel_note, make_environment, strategy_name
-from raslik_jax.report.records import Model
+from raslik_jax.report.records import Model, is_probed
 
 # Whose answers the rates are taken against.
 _ANSWERS = {
@@ -32,6 +32,7 @@ def _macros() -> Any:
         describe_classifier=judgment.describe_classifier,
         distance_pools=_distance_pools,
         having=_having,
+        is_probed=is_probed,
         judgment_rule=judgment.RULE_TEXT,
         judgment_sentence=judgment_sentence,
         kernel_note=kernel_note,
@@ -77,12 +78,14 @@ def behavior_sentence(metrics: Metrics) -> str:
 
 
 def _distance_pools(
-    methods: Sequence[Model], is_chosen: bool
+    metrics: Metrics, methods: Sequence[Model]
 ) -> list[tuple[str, str, list[str], float, bool]]:
     """Returns of each pool of D_mah algorithm, epoch, strategies, condition number and warning."""
     pools: dict[tuple[str, str], list[Model]] = {}
     for model in methods:
-        after = "chosen epochs" if is_chosen else f"epoch {model.epochs[0]}"
+        after = "chosen epochs" if metrics.get("chosen") else f"epoch {model.epochs[0]}"
+        if is_probed(metrics["settings"]):
+            after = "the steps that probes chose"
         pools.setdefault((model.algorithm, after), []).append(model)
     return [
         (

@@ -97,7 +97,13 @@ def _environment() -> jinja2.Environment:
     environment.globals.update(
         as_cell=tables.as_cell,
         behavior_sentence=notes.behavior_sentence,
+        answers_sentence=statements.answers_sentence,
         damage_sentence=statements.damage_sentence,
+        frontier_sentence=statements.frontier_sentence,
+        noise_sentence=statements.noise_sentence,
+        retrieval_sentence=statements.retrieval_sentence,
+        tables_sentence=statements.tables_sentence,
+        training_sentence=statements.training_sentence,
         rows_sentence=statements.rows_sentence,
         summary_points=statements.summary_points,
         column_groups=tables.column_groups,
@@ -301,10 +307,7 @@ def _frontier(experiment: Experiment) -> dict[str, Any]:
 
 def _histogram(name: str, seed: int, scores: ScoreSample) -> dict[str, Any]:
     figure = figures.draw_scores(**scores._asdict(), frame=drawing.Frame(330))
-    text = (
-        f"Seed {seed}. Shaded: the ends that the sets take, up to {scores.retain_threshold:.3g} "
-        f"and from {scores.forget_threshold:.3g}."
-    )
+    text = f"Seed {seed}. {statements.ends_sentence(scores)}".strip()
     title = f"Retrieval scores of {name}. {text}"
     return _figure(figure, title, "Scores of the training examples.", text)
 

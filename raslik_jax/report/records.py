@@ -63,6 +63,11 @@ class Model(NamedTuple):
         return list(self.values.get("judgment/verdict", ())).count("damaged")
 
 
+def is_probed(settings: Mapping[str, Any]) -> bool:
+    """Returns whether the last epoch of these settings is the step that probes chose."""
+    return settings.get("unlearn", {}).get("probe", {}).get("stop", "never") != "never"
+
+
 def make_model(strategy: str, algorithm: str, *entries: Mapping[str, Any]) -> Model:
     """Returns a model from its entries of values by metric, one of each run."""
     values: dict[str, list[Any]] = {}

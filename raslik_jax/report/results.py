@@ -11,7 +11,7 @@ from raslik_jax.evaluate.metrics import METRICS
 from raslik_jax.evaluate.summary import BASELINE, Metrics
 from raslik_jax.report.names import algorithm_name, strategy_name
 from raslik_jax.report.notes import write_notes
-from raslik_jax.report.records import Model, collect_models, make_model
+from raslik_jax.report.records import Model, collect_models, is_probed, make_model
 from raslik_jax.report.tables import NOT_KNOWN, Column, Table, format_interval, format_number, word
 
 
@@ -123,6 +123,11 @@ def _table(
     return Table(columns, tuple(rows), notes)
 
 
+def _epoch_of(metrics: Metrics) -> tuple[Field, ...]:
+    """Returns the column of epochs; none where a step within them was kept, whatever its epoch."""
+    return () if is_probed(metrics["settings"]) else (_EPOCH,)
+
+
 def _methods(models: Sequence[Model]) -> list[Model]:
     return [model for model in models if model.algorithm]
 
@@ -134,18 +139,18 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
     """
     models = collect_models([metrics], is_last=epochs == "last")
     methods, is_chosen = _methods(models), bool(metrics.get("chosen"))
-    probe = metrics["settings"].get("unlearn", {}).get("probe", {})
-    fields = [*([_EPOCH] if epochs == "all" or is_chosen else []), *fields_of("results"), _PARETO]
+    epoch = _epoch_of(metrics) if epochs == "all" or is_chosen else ()
+    fields = [*epoch, *fields_of("results"), _PARETO]
     if metrics["finetuned"]["euclidean"] is None:
         fields.append(_JUDGMENT)
 
     def heading(algorithm: str) -> str:
+        if is_probed(metrics["settings"]):
+            return f"{algorithm_name(algorithm)}, at the step that its probes chose"
         if epochs == "all":
             return algorithm_name(algorithm)
         if is_chosen:
             return f"{algorithm_name(algorithm)}, at the chosen learning rates"
-        if probe.get("stop", "never") != "never":
-            return f"{algorithm_name(algorithm)}, at the step that its probes chose"
         after = sorted({m.epochs[0] for m in methods if m.algorithm == algorithm})
         return f"{algorithm_name(algorithm)}, after epoch {' and '.join(map(str, after))}"
 
@@ -157,7 +162,7 @@ def checks_table(metrics: Metrics) -> Table:
     """Returns the table that tells forgetting from damage: the judgment and what it rests on."""
     judged = [e["judgment"]["inputs"] for e in metrics["methods"] if "judgment" in e]
     inputs = list(dict.fromkeys(itertools.chain.from_iterable(judged)))
-    fields = (_ALGORITHM, _EPOCH, *fields_of("checks"), _JUDGMENT)
+    fields = (_ALGORITHM, *_epoch_of(metrics), *fields_of("checks"), _JUDGMENT)
     notes = write_notes("checks", inputs=inputs)
     return _table(collect_models([metrics]), fields, notes, heading=None)
 
@@ -167,7 +172,7 @@ def measured_table(metrics: Metrics, group: Literal["perplexity", "tofu"]) -> Ta
     found = metrics["finetuned"].get(group)
     if not found:
         return None
-    fields = (_EPOCH, *fields_of(group))
+    fields = (*_epoch_of(metrics), *fields_of(group))
     return _table(collect_models([metrics]), fields, write_notes(group, found=found))
 
 
@@ -177,7 +182,8 @@ def distances_table(metrics: Metrics) -> Table | None:
         return None
     methods = _methods(collect_models([metrics]))
     notes = write_notes("distances", metrics=metrics, methods=methods)
-    return _table(methods, (_EPOCH, *fields_of("distances")), notes, is_full=True)
+    fields = (*_epoch_of(metrics), *fields_of("distances"))
+    return _table(methods, fields, notes, is_full=True)
 
 
 def retrieval_table(metrics: Metrics) -> Table:

@@ -53,12 +53,15 @@ _METRICS = {
 }
 
 _ROW = {"id": str, "instruction?": str, "input?": str, "output": str, "is_target?": (bool, None)}
+# What the panel of an unlearning ends with, of losses.
+FORGET_PANEL = ", forget set"
+_SCORED = _ROW | {"score": float}
 
 
 class ItemSet(NamedTuple):
     """The first rows of a forget or retain set, best first, and how many there are in all.
 
-    A row's score is in the direction of the set: the higher, the surer it was chosen.
+    A row's score is in the direction of the set: the higher, the more it belongs there.
     """
 
     rows: tuple[Mapping[str, Any], ...]
@@ -74,15 +77,16 @@ class Query(NamedTuple):
 
 
 class ScoreSample(NamedTuple):
-    """The scores that RASLIK ranks by, with the lowest of the forget set and the highest retained.
+    """The scores that RASLIK ranks by, and the lowest and the highest in each of its sets.
 
-    High scores pull toward the queries' answers. There are no labels if some row has none.
+    High scores pull toward the queries' answers. There are no labels if some row has none, and no
+    ends where RASLIK has no such set.
     """
 
     score_N: Float[np.ndarray, " N"]
     is_target_N: Bool[np.ndarray, " N"] | None
-    forget_threshold: float
-    retain_threshold: float
+    forget: tuple[float, float] | None
+    retain: tuple[float, float] | None
 
 
 class StoredRun(NamedTuple):
@@ -162,7 +166,7 @@ def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
         sets=sets,
         incident=traced or incident.example_incident(metrics, queries, answers, sets),
         explorer=explorer.read_explorer(root, metrics),
-        scores=_read_scores(root, metrics),
+        scores=_read_scores(root, highlighted(sets)),
         losses=_read_losses(root, metrics),
         marker_words=_read_marker_words(metrics["settings"]),
     )
@@ -196,28 +200,32 @@ def _read_answers(root: pathlib.Path, metrics: Metrics) -> dict[tuple[str, str],
 def _read_sets(folder: pathlib.Path, num_rows: int) -> dict[str, ItemSet]:
     sets = {}
     for kind in ("forget", "retain"):
-        if rows := _read_rows(folder / f"{kind}.jsonl", _ROW | {"score": float}):
+        if rows := _read_rows(folder / f"{kind}.jsonl", _SCORED):
             first = ({"is_target": None, "text": _text(row), **row} for row in rows[:num_rows])
             sets[kind] = ItemSet(tuple(first), len(rows))
     return sets
 
 
-def _read_scores(root: pathlib.Path, metrics: Metrics) -> ScoreSample | None:
+def _read_scores(root: pathlib.Path, strategy: str) -> ScoreSample | None:
+    """Returns the scores that a strategy's sets are of; "" where no strategy is of these scores."""
     path = root / "retrieve" / "influence" / "influence.npy"
-    entries = metrics["retrieval"]
-    if not path.is_file() or not entries:
+    if not path.is_file():
         return None
-    entry = entries[highlighted(entries) or next(iter(entries))]
     score_N = read_array(path).astype(np.float64)
     is_scored_N = score_N > -np.inf  # an example without a gradient is in no set
     labels = [row.get("is_target") for row in _read_rows(root / "corpus" / "train.jsonl")]
     is_known = len(labels) == len(score_N) and None not in np.array(labels, object)[is_scored_N]
-    ranked_N = np.sort(score_N[is_scored_N])
+    # Of the sets themselves: rows may be held out of them, and retained rows drawn at random.
+    ends = dict[str, tuple[float, float] | None](forget=None, retain=None)
+    for kind, sign in (("forget", 1), ("retain", -1)):  # the scores of a retain set are negated
+        rows = _read_rows(root / "retrieve" / strategy / f"{kind}.jsonl", _SCORED)
+        if rows and strategy:
+            scores = [sign * row["score"] for row in rows]
+            ends[kind] = min(scores), max(scores)
     return ScoreSample(
         score_N=score_N[is_scored_N],
         is_target_N=np.array(labels)[is_scored_N].astype(bool) if is_known else None,
-        forget_threshold=float(ranked_N[-entry["num_forget"]]),
-        retain_threshold=float(ranked_N[entry["num_retain"] - 1]),
+        **ends,
     )
 
 
@@ -233,7 +241,7 @@ def _read_losses(root: pathlib.Path, metrics: Metrics) -> dict[str, dict[str, li
         path = root / "unlearn" / f"{strategy}-{algorithm}" / "steps.json"
         steps = read_json(path) if path.is_file() else []
         if losses := [step["forget_nll"] for step in steps if "forget_nll" in step]:
-            panels.setdefault(f"{algorithm_name(algorithm)}, forget set", {})[strategy] = losses
+            panels.setdefault(f"{algorithm_name(algorithm)}{FORGET_PANEL}", {})[strategy] = losses
     return panels
 
 

@@ -1,16 +1,20 @@
-"""What the page says of a run's numbers in its summary and above its rows: a function each.
+"""What the page says of a run's numbers in its summary, above rows and pictures: a function each.
 
 What the incident says is in `incident`, `removal`, `retrieve.chance` and `retrieve.behaviors`, of
 judgments in `notes`, below tables in notes.jinja.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from raslik_jax.evaluate.metrics import IntervalEntry
+from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.explorer import Packed
-from raslik_jax.report.names import strategy_name
-from raslik_jax.report.records import Model
-from raslik_jax.report.tables import format_interval
+from raslik_jax.report.incident import Card
+from raslik_jax.report.names import highlighted, strategy_name
+from raslik_jax.report.records import Model, is_probed
+from raslik_jax.report.runs import FORGET_PANEL, ScoreSample, StoredRun
+from raslik_jax.report.tables import Table, format_interval
 
 
 def summary_points(after: Model, seeds: Model, against: str) -> list[tuple[str, str]]:
@@ -85,3 +89,77 @@ def rows_sentence(shown: Packed) -> str:
         text += "counted in the picture."
     text += f" Sets are those of {strategy_name(shown.strategy)}."
     return text + (f" {shown.num_cut:,} very long texts are cut." if shown.num_cut else "")
+
+
+def noise_sentence(cards: Sequence[Card]) -> str:
+    """Returns what stands behind a score's ±; "" where no row has one."""
+    if all(card.sigma is None for card in cards):
+        return ""
+    text = "± is the noise of the sketch: how far the score may be off because gradients were "
+    text += "compressed."
+    if any(card.chance for card in cards):
+        text += " How often unrelated prompts reach it is another matter, and stands below it."
+    return text
+
+
+def frontier_sentence(shown: Sequence[Metrics]) -> str:
+    """Returns how the panels of these runs are read, and what their dotted line says.
+
+    That an F below the backbone's forgets nothing more is so where F is taken against the model
+    before unlearning.
+    """
+    text = "Each path runs from the fine-tuned model over the epochs. Small markers are epochs; "
+    text += "the large one is the last, filled if Pareto-optimal, with its 95 % intervals as bars. "
+    text += "Best is the star at the bottom right; arcs join points at equal distance from it."
+    based = [one for one in shown if "backbone" in one]
+    if not based:
+        return text
+    if all(one.get("reference", "finetuned") == "finetuned" for one in based):
+        return f"{text} An F below the backbone's, the dotted line, forgets nothing more."
+    return f"{text} The dotted line is the backbone's F."
+
+
+def tables_sentence(shown: Sequence[Table]) -> str:
+    """Returns what the looks of blocks mean, by the columns that they have; "" without any."""
+    if not shown:
+        return ""
+    titles = {column.title for table in shown for column in table.columns}
+    text = "As in the paper: methods that are not Pareto-optimal are gray"
+    if marked := [name for name in ("D_mah", "Non-SF") if name in titles]:
+        text += f"; among the others, the two best {' and '.join(marked)} have a blue ground"
+    return f"{text}. F: forget rate, lower is better. R: retain rate, higher is better."
+
+
+def retrieval_sentence(sets: Iterable[Mapping[str, Any]]) -> str:
+    """Returns what the scores of sets are, by strategy, of each experiment."""
+    text = "What each strategy chose from the training examples. Scores are each strategy's own."
+    name = highlighted(name for one in sets for name, kinds in one.items() if "retain" in kinds)
+    if not name:
+        return text
+    return (
+        f"{text} In the retain set of {strategy_name(name)}, the higher a score, the more an "
+        "example pulls the other way."
+    )
+
+
+def ends_sentence(scores: ScoreSample) -> str:
+    """Returns where the sets lie among the scores; "" where there are none of these scores."""
+    sets = {"forget": scores.forget, "retain": scores.retain}
+    parts = [f"{name} {ends[0]:.3g} to {ends[1]:.3g}" for name, ends in sets.items() if ends]
+    return f"Shaded: where the sets lie, {' and '.join(parts)}." if parts else ""
+
+
+def answers_sentence(run: StoredRun) -> str:
+    """Returns which models' answers stand side by side, and whether words are marked."""
+    when = "the step that its probes chose" if is_probed(run.config) else "its last epoch"
+    text = f"The answers of all models to the same query, each method at {when}."
+    return text + (" Words that mark the behavior are highlighted." if run.marker_words else "")
+
+
+def training_sentence(losses: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """Returns how loss curves are read, by panel and label."""
+    text = "Faint: every step, of long curves means of neighboring ones. Strong: the running mean "
+    text += "over a twentieth of the steps."
+    if any(panel.endswith(FORGET_PANEL) for panel in losses):
+        text += " In unlearning the loss of the forget set is meant to rise."
+    return text

@@ -25,7 +25,7 @@ def _draw(name: str):
     if name == "frontier":
         return figures.draw_frontier(sample_metrics.sample_metrics())
     if name == "scores":
-        return figures.draw_scores(*_scores(), forget_threshold=0.4, retain_threshold=-0.1)
+        return figures.draw_scores(*_scores(), forget=(0.4, 0.6), retain=(-0.3, -0.1))
     if name == "boundary":
         return figures.draw_boundary(
             _scores()[0], forget_threshold=0.4, retain_threshold=-0.1, gamma=0.02, xlabel="score"
@@ -188,7 +188,7 @@ class ScoresTest(parameterized.TestCase):
     def test_each_kind_is_drawn_as_a_share_of_its_own(self):
         scores_N, is_target_N = _scores()
         axes = figures.draw_scores(
-            scores_N, is_target_N, forget_threshold=0.4, retain_threshold=-0.1, num_bins=10
+            scores_N, is_target_N, forget=(0.4, 0.6), retain=(-0.3, -0.1), num_bins=10
         ).axes[0]
         edges = np.linspace(scores_N.min(), scores_N.max(), 11)
         expected = [
@@ -214,7 +214,7 @@ class ScoresTest(parameterized.TestCase):
 
     @parameterized.parameters(1, 5)
     def test_without_labels_and_without_spread(self, num):
-        figure = figures.draw_scores(np.zeros(num), forget_threshold=1.0, retain_threshold=-1.0)
+        figure = figures.draw_scores(np.zeros(num))
         self.assertLen(figure.legends[0].get_texts(), 1)
 
 

@@ -31,12 +31,25 @@ class ReadRunTest(absltest.TestCase):
         self.assertEqual([q.is_target for q in run.queries], [True] * 5 + [False] * 5)
         self.assertEqual(run.queries[1].text, "What is 1? here")
 
-    def test_thresholds_are_where_the_sets_end(self):
-        run = runs.read_run(self.root)
-        ranked = np.sort(run.scores.score_N)
-        self.assertEqual(run.scores.forget_threshold, ranked[-12])
-        self.assertEqual(run.scores.retain_threshold, ranked[11])
-        self.assertEqual(run.scores.is_target_N.sum(), 12)
+    def test_sets_lie_where_their_rows_have_their_scores(self):
+        ranked = np.sort(runs.read_run(self.root).scores.score_N)
+        # The best row is held out, and the rows to retain are the third and the fifth lowest.
+        for kind, kept in (("forget", slice(1, None)), ("retain", slice(2, 5, 2))):
+            path = self.root / "retrieve" / "raslik" / f"{kind}.jsonl"
+            rows = path.read_text().splitlines(keepends=True)
+            path.write_text("".join(rows[kept]))
+        found = runs.read_run(self.root).scores
+        np.testing.assert_allclose(found.forget, [ranked[-12], ranked[-2]], rtol=1e-6)
+        np.testing.assert_allclose(found.retain, [ranked[2], ranked[4]], rtol=1e-6)
+        self.assertEqual(found.is_target_N.sum(), 12)
+
+    def test_scores_without_raslik_have_no_sets(self):
+        path = self.root / "evaluate" / "metrics.json"
+        metrics = json.loads(path.read_text())
+        del metrics["retrieval"]["raslik"], metrics["retrieval"]["raslik_f"]
+        path.write_text(json.dumps(metrics))
+        found = runs.read_run(self.root).scores
+        self.assertEqual((found.forget, found.retain), (None, None))
 
     def test_sets_are_cut_and_counted(self):
         run = runs.read_run(self.root, num_rows=3)

@@ -1,8 +1,9 @@
 """What the page says in its summary and above its rows, from numbers written out."""
 
+import numpy as np
 import pytest
 
-from raslik_jax.report import explorer, statements
+from raslik_jax.report import explorer, incident, runs, statements, tables
 from raslik_jax.report.records import Model
 
 
@@ -87,4 +88,90 @@ def test_rows_that_are_left_out_and_texts_that_are_cut_are_counted():
         "The 43,000 rows at both ends of the ranking, two thirds of them the highest; 8,000 of "
         "51,000 between them are left out, and counted in the picture. Sets are those of RASLIK. 7 "
         "very long texts are cut."
+    )
+
+
+def _card(sigma=None, chance=""):
+    return incident.Card("asked", "said", 1, 0.5, sigma, chance, "forget", 0)
+
+
+def test_noise_is_told_where_a_row_has_it_and_chance_where_it_stands_below():
+    assert statements.noise_sentence([_card(), _card(chance="2 of 99")]) == ""
+    noise = (
+        "± is the noise of the sketch: how far the score may be off because gradients were "
+        "compressed."
+    )
+    assert statements.noise_sentence([_card(), _card(0.01)]) == noise
+    assert statements.noise_sentence([_card(0.01, "2 of 99"), _card()]) == (
+        f"{noise} How often unrelated prompts reach it is another matter, and stands below it."
+    )
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (
+            [{"backbone": {}}, {}],
+            "An F below the backbone's, the dotted line, forgets nothing more.",
+        ),
+        ([{"backbone": {}, "reference": "gold"}], "The dotted line is the backbone's F."),
+        ([{}], "arcs join points at equal distance from it."),
+    ],
+)
+def test_the_dotted_line_is_told_where_there_is_one(shown, expected):
+    assert statements.frontier_sentence(shown).endswith(expected)
+
+
+def test_looks_of_tables_are_told_by_their_columns():
+    def table(*titles):
+        return tables.Table(tuple(map(tables.Column, titles)), ())
+
+    rates = "F: forget rate, lower is better. R: retain rate, higher is better."
+    gray = "As in the paper: methods that are not Pareto-optimal are gray"
+    assert statements.tables_sentence([]) == ""
+    assert statements.tables_sentence([table("F", "Distance")]) == f"{gray}. {rates}"
+    assert statements.tables_sentence([table("F", "Non-SF"), table("D_mah")]) == (
+        f"{gray}; among the others, the two best D_mah and Non-SF have a blue ground. {rates}"
+    )
+
+
+def test_scores_of_retain_sets_are_told_where_raslik_has_one():
+    own = "What each strategy chose from the training examples. Scores are each strategy's own."
+    assert statements.retrieval_sentence([{"random": {"retain": ()}, "raslik": {}}]) == own
+    assert statements.retrieval_sentence([{"random": {}}, {"raslik": {"retain": ()}}]) == (
+        f"{own} In the retain set of RASLIK, the higher a score, the more an example pulls the "
+        "other way."
+    )
+
+
+def test_sets_lie_between_their_ends():
+    sample = runs.ScoreSample(np.zeros(3), None, (0.2221, 0.665), (-0.125, -0.035))
+    assert statements.ends_sentence(sample) == (
+        "Shaded: where the sets lie, forget 0.222 to 0.665 and retain -0.125 to -0.035."
+    )
+    assert statements.ends_sentence(sample._replace(forget=None, retain=None)) == ""
+
+
+def test_answers_are_of_the_last_epoch_or_of_the_kept_step():
+    run = runs.StoredRun({"settings": {}}, (), {}, {}, None, {}, frozenset())
+    assert statements.answers_sentence(run) == (
+        "The answers of all models to the same query, each method at its last epoch."
+    )
+    probed = {"settings": {"unlearn": {"probe": {"stop": "forgotten"}}}}
+    assert statements.answers_sentence(
+        run._replace(metrics=probed, marker_words=frozenset({"star"}))
+    ) == (
+        "The answers of all models to the same query, each method at the step that its probes "
+        "chose. Words that mark the behavior are highlighted."
+    )
+
+
+def test_losses_that_are_meant_to_rise_are_told_where_there_are_some():
+    both = (
+        "Faint: every step, of long curves means of neighboring ones. Strong: the running mean "
+        "over a twentieth of the steps."
+    )
+    assert statements.training_sentence({"Fine-tuning": {}}) == both
+    assert statements.training_sentence({"GA_GDR, forget set": {}}) == (
+        f"{both} In unlearning the loss of the forget set is meant to rise."
     )
