@@ -16,17 +16,16 @@ import dataclasses
 import importlib.util
 import pathlib
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from absl import flags, logging
 
 from raslik_jax import files, processes, settings
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.cli import run as run_command
 from raslik_jax.cli.trace import answers_text
-from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json
+from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json, to_json
 from raslik_jax.data.cleaning import cleaned_name, write_without
 from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.data.formats import read_written
@@ -34,9 +33,9 @@ from raslik_jax.files import read_json, write_json
 from raslik_jax.manifests import current_file
 from raslik_jax.messages import one_line, shown
 from raslik_jax.processes import JobConfig
+from raslik_jax.report import rows as rows_lib
 from raslik_jax.report.incident import EXPORTS, read_incident
 from raslik_jax.report.runs import read_metrics
-from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import hub
 from raslik_jax.settings import setting
@@ -226,30 +225,7 @@ def _clean(
     lines = [f"training file without the {len(found)} rows that were found, {left} left: {target}"]
     if importlib.util.find_spec("pyarrow"):
         set_of = {row.example_id: name for name, part in rows.items() for row in part}
-        path = _write_scores(root, set_of)
-        lines.append(f"all rows with their scores: {path}")
-        exported["All rows with their scores"] = path.name
+        place = rows_lib.write_rows(root, to_json(config), set_of)
+        lines.append(f"all rows with their scores: {root / place}")
+        exported["All rows with their scores"] = place
     return "\n".join(lines), exported
-
-
-def _write_scores(root: pathlib.Path, set_of: Mapping[str, str]) -> pathlib.Path:
-    """Writes every training row with its score and set as Parquet; returns where."""
-    import pyarrow
-    from pyarrow import parquet
-
-    rows = read_written(root / "corpus" / "train.jsonl")
-    path, scores = current_file(root, "retrieve/influence/influence.npy"), [None] * len(rows)
-    if path:
-        scores = [x if x > -np.inf else None for x in files.read_array(path, (len(rows),)).tolist()]
-    columns = {
-        name: [getattr(row, name) for row in rows]
-        for name in ("place", "example_id", "instruction", "input", "output", "is_target", "source")
-    }
-    columns |= {"score": scores, "set": [set_of.get(row.example_id) for row in rows]}
-    if chances := chance.read_chance(root, len(rows)):
-        names = "higher", "prompts", "p", "q"
-        for name, values in zip(names, np.stack(chances).tolist(), strict=True):
-            columns[name] = [x if x == x else None for x in values]  # NaN is not itself
-    with files.replacing(root / "rows.parquet") as partial:
-        parquet.write_table(pyarrow.table(columns), partial)
-    return root / "rows.parquet"

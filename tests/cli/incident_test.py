@@ -111,7 +111,13 @@ class ThreeCommandsTest(parameterized.TestCase):
                 shares = [share for _, share in one[name] if share is not None]
                 self.assertAlmostEqual(sum(shares), score, places=5)
         page = (self.run_dir / "report" / "report.html").read_text()
-        for words in ("What happened", "What it says now", str(self.clean), "cleaned_train.jsonl"):
+        for words in (
+            "What happened",
+            "What it says now",
+            str(self.clean),
+            "cleaned_train.jsonl",
+            "rows/rows.parquet",
+        ):
             self.assertIn(words, page)
 
     def test_unlearning_measures_on_rows_that_no_set_has(self):
