@@ -155,9 +155,8 @@ def sentence(chance: Chance) -> str:
     finds = count_finds(chance)
     compared = f"compared with {int(known_N.max())} unrelated prompts of the training file"
     if not finds.found:
-        lowest = f"the lowest q is {np.nanmin(chance.q_N):.2g}"
-        return f"{compared}, no row stands out at q <= {LEVEL:g} ({lowest})"
-    rows = "1 row stands" if finds.found == 1 else f"{finds.found:,} rows stand"
-    return (
-        f"{compared}, {rows} out at q <= {LEVEL:g}, of which about {finds.expected:.2g} by chance"
-    )
+        lowest = f"the lowest is {np.nanmin(chance.q_N):.2g}"
+        return f"{compared}, no row has q <= {LEVEL:g} ({lowest})"
+    # Not "stands out", which the gap in the scores is told with.
+    rows = "1 row has" if finds.found == 1 else f"{finds.found:,} rows have"
+    return f"{compared}, {rows} q <= {LEVEL:g}, about {finds.expected:.2g} of them by chance"
