@@ -153,7 +153,7 @@ def attend(query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context)
             return attend_narrow(query_LHD, key_LGD, value_LGD, scale=context.scale)
         # XLA keeps the [H, L, L] weights in float32 anyway, and its bfloat16 products have a
         # backward pass that mixes dtypes; cudnn takes 16 bits only.
-        dtype = dtype if kind == "cudnn" else jnp.float32
+        dtype = dtype if kind == "cudnn" else jnp.dtype(jnp.float32)
         mask = None if context.mask_L is None else context.mask_L[None, None, :]
     else:
         num_tokens, num_slots = query_LHD.shape[0], context.past_mask_S.shape[0]

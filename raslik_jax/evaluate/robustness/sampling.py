@@ -87,10 +87,10 @@ def measure(bench: Drawer, model: Any, settings: SamplingSettings) -> list[dict[
             "shown": [rated.shown_Q for rated in answers if rated.shown_Q is not None],
         }
         for key, parts in of_key.items():
-            over = np.max if condition == WORST else np.mean
             entry[key] = None
             if parts:
-                rate_Q = over(np.stack(parts), axis=0)
+                rate_SQ = np.stack(parts)
+                rate_Q = rate_SQ.max(axis=0) if condition == WORST else rate_SQ.mean(axis=0)
                 entry[key] = as_entry(rates.bootstrap(rate_Q, **bench.bootstrap))
         found.append(entry)
     return found
