@@ -1,0 +1,189 @@
+"""Compares whole frontiers of strategies, from the runs of a suite of sets_toy.flags.
+
+  python experiments/studies/sets/report.py --runs=RUN,RUN --out=results.json
+  python experiments/studies/sets/report.py --chosen=STRATEGY
+
+The first stores, of every unlearned model, the ROUGE-L F1 of each query's answer with that before
+unlearning. The second prints the tables of docs/studies/sets.md from the stored results.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+
+from raslik_jax.cli import command
+from raslik_jax.files import write_json
+from raslik_jax.settings import Settings, setting
+
+HERE = pathlib.Path(__file__).resolve().parent
+NEW = ("action", "two_stage", "coverage", "mixed", "protect", "trial")
+AGAINST = ("raslik", "bm25", "oracle_anywhere")
+_RESAMPLES = 2000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What is read, and where it goes."""
+
+    runs: tuple[str, ...] = setting((), "Work directories of one query split, a seed each.")
+    out: str = setting("", "File of the results of these runs.")
+    chosen: str = setting("", "Strategy that is compared with others on test queries.")
+
+
+def hypervolume(
+    forget_E: Float[np.ndarray, "E ..."], retain_E: Float[np.ndarray, "E ..."], floor: Any
+) -> Float[np.ndarray, "..."]:
+    """Returns the mean over forget rates f from a floor to 1 of the best R of a model with F <= f.
+
+    F below the floor counts as at it; R is 0 where no model is. The model before unlearning is at
+    F = 1, so that it adds nothing.
+    """
+    forget_E = np.clip(forget_E, floor, 1.0)
+    order = np.argsort(forget_E, axis=0, kind="stable")
+    forget_E = np.take_along_axis(forget_E, order, axis=0)
+    best_E = np.maximum.accumulate(np.take_along_axis(retain_E, order, axis=0), axis=0)
+    end_E = np.concatenate([forget_E[1:], np.ones_like(forget_E[:1])])
+    return ((end_E - forget_E) * best_E).sum(axis=0) / (1 - floor)
+
+
+def measure_run(root: pathlib.Path) -> dict[str, Any]:
+    """Returns the scores of every query, [epochs, queries] by strategy and objective, of a run."""
+    from raslik_jax.evaluate import rates
+    from raslik_jax.run.plan import open_run
+
+    workspace = open_run(root, "evaluate")
+    config, (target, normal) = workspace.config, workspace.evaluation_queries()
+    before = workspace.answers("references", "evaluation", "finetuned.jsonl")
+
+    def score(answers: Mapping[str, str]) -> list[list[float]]:
+        return [
+            [round(rates.rouge_l_f1(answers[r.example_id], before[r.example_id]), 4) for r in part]
+            for part in (target, normal)
+        ]
+
+    paths = {}
+    for strategy in config.retrieve.strategies:
+        for name in config.unlearn.algorithms:
+            parts = "generate", f"{strategy}-{name}"
+            found = [
+                score(workspace.answers(*parts, f"epoch-{epoch}.jsonl"))
+                for epoch in workspace.epochs(strategy, name)
+            ]
+            paths[f"{strategy} {name}"] = dict(
+                zip(("F", "R"), zip(*found, strict=True), strict=True)
+            )
+    backbone = score(workspace.answers("references", "evaluation", "backbone.jsonl"))
+    split = workspace.query_split
+    return {"seed": config.seed, "split": split, "backbone": backbone[0], "paths": paths}
+
+
+def volumes(
+    runs: Sequence[Mapping[str, Any]], *, resamples: int = 0
+) -> dict[str, Float[np.ndarray, " D"]]:
+    """Returns the mean hypervolume over seeds by strategy and objective; bootstrap draws of it.
+
+    Draws are of seeds, and of target and normal queries within them, the same for all paths. With
+    none the value itself.
+    """
+    generator, count = np.random.default_rng(0), len(runs)
+    picked_DS = np.tile(np.arange(count), (max(resamples, 1), 1))
+    if resamples:
+        picked_DS = generator.integers(count, size=(resamples, count))
+    total: dict[str, np.ndarray] = {}
+    for place in range(count):
+        for number, run in enumerate(runs):
+            is_picked_D = picked_DS[:, place] == number
+            sizes = len(run["backbone"]), len(next(iter(run["paths"].values()))["R"][0])
+            weights = [
+                generator.multinomial(size, np.full(size, 1 / size), len(picked_DS)) / size
+                if resamples
+                else np.full((1, size), 1 / size)
+                for size in sizes
+            ]
+            floor_D = weights[0] @ np.asarray(run["backbone"])
+            for name, path in run["paths"].items():
+                forget_ED, retain_ED = (
+                    np.asarray(path[kind]) @ weight_DQ.T
+                    for kind, weight_DQ in zip(("F", "R"), weights, strict=True)
+                )
+                own_D = np.where(is_picked_D, hypervolume(forget_ED, retain_ED, floor_D), 0.0)
+                total[name] = total.get(name, 0.0) + own_D / count
+    return total
+
+
+def by_strategy(volume: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the mean over objectives."""
+    names = dict.fromkeys(key.split()[0] for key in volume)
+    return {
+        name: np.mean([value for key, value in volume.items() if key.split()[0] == name], axis=0)
+        for name in names
+    }
+
+
+def choose(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the one of the new strategies that the rule of docs/studies/sets.md takes."""
+    mean = by_strategy(volumes([run for run in runs if run["split"] == "validation"]))
+    return max(NEW, key=lambda name: float(mean[name][0]))
+
+
+def volume_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the hypervolume of every strategy by objective, and their mean with its interval."""
+    value, drawn = volumes(runs), by_strategy(volumes(runs, resamples=_RESAMPLES))
+    objectives = list(dict.fromkeys(key.split()[1] for key in value))
+    lines = ["| strategy | " + " | ".join([*objectives, "mean"]) + " |"]
+    lines.append("|---|" + "--:|" * (len(objectives) + 1))
+    mean = by_strategy(value)
+    for name in sorted(mean, key=lambda one: -mean[one][0]):
+        cells = [f"{value[f'{name} {objective}'][0]:.3f}" for objective in objectives]
+        low, high = np.quantile(drawn[name], [0.025, 0.975])
+        cells.append(f"{mean[name][0]:.3f} [{low:.3f}, {high:.3f}]")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def difference_table(runs: Sequence[Mapping[str, Any]], chosen: Sequence[str]) -> str:
+    """Returns the paired differences of strategies and others, with their intervals."""
+    mean = by_strategy(volumes(runs))
+    drawn = by_strategy(volumes(runs, resamples=_RESAMPLES))
+    lines = ["| strategy | " + " | ".join(f"less {name}" for name in AGAINST) + " |"]
+    lines.append("|---|" + "--:|" * len(AGAINST))
+    for name in chosen:
+        cells = []
+        for other in AGAINST:
+            low, high = np.quantile(drawn[name] - drawn[other], [0.025, 0.975])
+            cells.append(f"{float(mean[name][0] - mean[other][0]):+.3f} [{low:+.3f}, {high:+.3f}]")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def read_results() -> list[dict[str, Any]]:
+    """Returns the stored results of all splits and seeds."""
+    return [
+        run for path in sorted(HERE.glob("*.json")) for run in json.loads(path.read_text("utf-8"))
+    ]
+
+
+def main(options: Options) -> None:
+    """Stores results of runs, or prints the tables of the stored ones."""
+    if options.runs:
+        write_json(pathlib.Path(options.out), [measure_run(pathlib.Path(r)) for r in options.runs])
+        return
+    results = read_results()
+    for split in ("validation", "test"):
+        runs = [run for run in results if run["split"] == split]
+        if runs:
+            compared = NEW if split == "validation" else (options.chosen or choose(results),)
+            print(f"{split}, seeds {[run['seed'] for run in runs]}\n\n{volume_table(runs)}\n")
+            print(f"{difference_table(runs, compared)}\n")
+
+
+if __name__ == "__main__":
+    command.start(main, Options())
