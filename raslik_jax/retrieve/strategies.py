@@ -7,6 +7,7 @@ about it. Nothing here loads jax.
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -16,8 +17,9 @@ from jaxtyping import Bool, Float
 from raslik_jax.data.examples import Example
 from raslik_jax.data.formats import says, what_it_says
 from raslik_jax.files import read_json_lines
-from raslik_jax.index.combine import Aggregate, aggregate_scores, opposite
+from raslik_jax.index.combine import Aggregate, aggregate_scores, best_positions, opposite
 from raslik_jax.messages import shown, some_of
+from raslik_jax.retrieve import acting
 from raslik_jax.retrieve.selectors import Selection, select_by_count, spread_retain
 from raslik_jax.settings import Settings, setting
 
@@ -31,8 +33,8 @@ class Request(NamedTuple):
     scores that the strategy needs. `seed` and `retain_from` are of random draws, `retain_within` is
     the share of a ranking that the retain set is drawn from (0: its end), the sizes are for
     controlled randomization, `settings` are the strategy's own; `scores` has what its record
-    `needs`, one for each example, minus infinity where none; `fields` is the field map of the
-    user's own rows.
+    `needs`, one for each example or a row of several, minus infinity where none; `fields` is the
+    field map of the user's own rows.
     """
 
     examples: Sequence[Example]
@@ -45,7 +47,7 @@ class Request(NamedTuple):
     settings: Any = None
     queries: Sequence[Example] = ()
     aggregate: Aggregate = "mean"
-    scores: Mapping[str, Float[np.ndarray, " N"]] = {}
+    scores: Mapping[str, Float[np.ndarray, " N ..."]] = {}
     fields: Mapping[str, str] = {}
 
 
@@ -186,6 +188,47 @@ class MixtureSettings(Settings):
     oracle_share: float = setting(0.5, "Share of the forget set from the oracle.", low=0, high=1)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TwoStageSettings(Settings):
+    """Settings of finding by one gradient and choosing by another."""
+
+    candidates: float = setting(
+        4.0, "Rows found for each one that is chosen; 0: all are chosen from.", zero_or=1.0
+    )
+    collateral: float = setting(
+        1.0, "Nats of a normal row that weigh as much as one of a query; 0: none.", low=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CoverageSettings(Settings):
+    """Settings of covering all queries."""
+
+    candidates: float = setting(4.0, "Rows found for each one that is chosen.", low=1.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixedSettings(Settings):
+    """Settings of a retain set of two roles."""
+
+    protect_share: float = setting(
+        0.5,
+        "Share of the retain set that is there to protect normal rows; the rest pulls against the "
+        "queries, as the whole set does in the paper.",
+        low=0,
+        high=1,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrialSettings(MixedSettings):
+    """Settings of a trial run."""
+
+    rows: int = setting(64, "Rows of each set, those of both ends of the scores.", low=1)
+    steps: int = setting(32, "Steps of the trial.", low=1)
+    learning_rate: float = setting(5e-4, "Learning rate of its BASE_KLR.", above=0)
+
+
 def random(request: Request) -> Scores:
     """Returns a uniform ranking of all examples, the baseline of Section 4.2."""
     return Scores(forget_N=_uniform(request, stream=0), retain_N=_random_retain(request))
@@ -316,6 +359,69 @@ def mixture(request: Request) -> Scores:
     return Scores(forget_N=forget_N, retain_N=retain_N)
 
 
+def _ids(request: Request) -> list[str]:
+    return [row.example_id for row in request.examples]
+
+
+def two_stage(request: Request) -> Scores:
+    """Returns what RASLIK finds, ranked by what a step on it does to the loss that is trained.
+
+    The score is <g_x, g_q> - collateral <g_x, g_n>, with g the gradients of the trained loss, not
+    normalized, q the mean over queries and n over normal rows; its negative is the retain set's.
+    Each set is chosen from `candidates` times its size, those nearest to its pole.
+    """
+    found, action_NM = (
+        _poles(request, request.scores["influence"]),
+        _columns(request, "step_effects"),
+    )
+    act_N = action_NM[:, 0] - request.settings.collateral * action_NM[:, -1]
+    times, parts = request.settings.candidates, []
+    sizes = request.num_forget, request.num_retain
+    for pole_N, sign, size in zip(found, (1, -1), sizes, strict=True):
+        count = math.ceil(times * size) if times else len(pole_N)
+        parts.append(acting.narrow(pole_N, sign * act_N, _ids(request), count=count))
+    return Scores(*parts)
+
+
+def coverage(request: Request) -> Scores:
+    """Returns a forget set that all queries have a share in, with RASLIK's retain set."""
+    found, each_NQ = _poles(request, request.scores["influence"]), _columns(request, "each_query")
+    count = math.ceil(request.settings.candidates * request.num_forget)
+    count = min(count, int((found.forget_N > -np.inf).sum()))
+    candidates = best_positions(found.forget_N, _ids(request), count)
+    chosen = candidates[acting.cover_queries(each_NQ[candidates], request.num_forget)]
+    forget_N = np.full(len(each_NQ), -np.inf)
+    forget_N[chosen] = np.linspace(1, 0, len(chosen))
+    return Scores(forget_N, found.retain_N)
+
+
+def mixed(request: Request) -> Scores:
+    """Returns RASLIK's forget set, and normal rows that it damages beside rows that oppose it.
+
+    A step on the queries' gradient costs a normal row y most where <g_y, g_q> is largest.
+    """
+    return _protecting(request, _columns(request, "step_effects")[:, 0])
+
+
+def trial(request: Request) -> Scores:
+    """Returns the same where the damage was measured: in a trial run, over the whole corpus."""
+    return _protecting(request, _columns(request, "damage")[:, 0])
+
+
+def _columns(request: Request, need: str) -> Float[np.ndarray, "N M"]:
+    return np.asarray(request.scores[need]).reshape(len(request.examples), -1)
+
+
+def _protecting(request: Request, damage_N: Float[np.ndarray, " N"]) -> Scores:
+    """Returns both poles, a share of the retain set being the normal rows of the most damage."""
+    found = _poles(request, request.scores["influence"])
+    normal_N = np.where(acting.lower_half(found.forget_N), damage_N, -np.inf)
+    count = round(request.settings.protect_share * request.num_retain)
+    return found._replace(
+        retain_N=acting.put_first(found.retain_N, normal_N, _ids(request), count=count)
+    )
+
+
 def variant(strategy: Strategy, title: str, **bound: Any) -> Strategy:
     """Returns a strategy with settings bound: its own, or the request's `retain_from`."""
     of_request = {name: value for name, value in bound.items() if name in Request._fields}
@@ -339,6 +445,10 @@ def by_score(title: str, need: str, **more: Any) -> Strategy:
     )
 
 
+_TWO_STAGE = Strategy(
+    "Two-stage", two_stage, needs=("influence", "step_effects"), settings=TwoStageSettings()
+)
+_MIXED = Strategy("Mixed", mixed, needs=("influence", "step_effects"), settings=MixedSettings())
 _RANDOM = Strategy("Random", random, color="#7A7A7A", marker="o")
 _ORACLE = Strategy("Oracle", oracle, color="#009E73", marker="D")
 _MIXTURE = Strategy("CR", mixture, settings=MixtureSettings())
@@ -365,6 +475,15 @@ STRATEGIES: dict[str, Strategy] = {
     },
     "raslik_f": _RASLIK_F,
     "raslik": by_score("RASLIK", "influence", color="#D55E00", marker="^", is_subject=True),
+    # Sets that are chosen by what a step does (docs/studies/sets.md).
+    "two_stage": _TWO_STAGE,
+    "action": variant(_TWO_STAGE, "Action", candidates=0.0, collateral=0.0),
+    "coverage": Strategy(
+        "Coverage", coverage, needs=("influence", "each_query"), settings=CoverageSettings()
+    ),
+    "mixed": _MIXED,
+    "protect": variant(_MIXED, "Protect", protect_share=1.0),
+    "trial": Strategy("Trial", trial, needs=("influence", "damage"), settings=TrialSettings()),
     # What somebody chose, by hand or with another tool.
     "given": Strategy(
         "Given", given, brings_sets=True, settings=GivenSettings(), color="#000000", marker="h"

@@ -28,7 +28,7 @@ from raslik_jax.files import read_json
 from raslik_jax.models import decode, decoder, encoder, quantize, sharding
 from raslik_jax.retrieve import sets
 from raslik_jax.run import checking, cost, plan
-from raslik_jax.run.stages import backbone, discriminator, finetune, sketch
+from raslik_jax.run.stages import acting, backbone, discriminator, finetune, sketch
 from raslik_jax.run.units import Plan
 from raslik_jax.run.workspace import (
     Model,
@@ -397,7 +397,7 @@ class AbstractRun:
         )
         return Work(4.0 * (2 + settings.trajectory_points) * self.num_params, [program])
 
-    def unlearning(self, strategy: str, name: str) -> Work:
+    def unlearning(self, strategy: str, name: str, shapes: Shapes | None = None) -> Work:
         """An objective on an adapter or on all weights, kept after every epoch."""
         settings, model = self.config.unlearn, self.model
         params: Tree = model.initial
@@ -415,12 +415,20 @@ class AbstractRun:
             self.workspace.unlearning(name, 1e-5),
             params,
             steps.Frozen(base=model.base, reference=model.initial),
-            shapes=self.epochs_of(settings, max(self.sizes.forget, self.sizes.retain)),
+            shapes=shapes or self.epochs_of(settings, max(self.sizes.forget, self.sizes.retain)),
             batch=lambda shape: (shape.batch, shape.batch if reads_retain else None),
             passes=(2 + settings.remat + (settings.parameters == "all")) * (1 + reads_retain)
             + forwards,
         )
         return Work(settings.epochs * kept, [program])
+
+    def trial(self) -> Work:
+        """A trial run of unlearning, and the likelihood of every row before and after it."""
+        own, rows = self.config.unlearn, self.sizes.train
+        length: Any = {"max_len": own.max_len, "is_fixed": own.fixed_padding}
+        shapes = self.drawn(own.batch_size, self.config.retrieve["trial"].steps, **length)
+        work = self.unlearning("trial", acting.TRIAL, shapes)
+        return Work(4.0 * rows, [*work.programs, *[self.likelihoods(rows)] * 2])
 
     def answering(self, prompts: int, models: int) -> Work:
         """Greedy answers of some models to prompts as long as Alpaca's."""

@@ -112,7 +112,7 @@ _DECIDES = {
     ("evaluate.bootstrap_resamples", 100): "",
     ("evaluate.perplexity_examples", 5): _LIKELIHOOD,
 }
-_NEEDS = ("influence", "embeddings", "exact_kernel")
+_NEEDS = ("influence", "each_query", "step_effects", "damage", "embeddings", "exact_kernel")
 # What the metrics alone are taken with, what a run by other settings reads, and what decides which
 # units there are.
 _ELSEWHERE = (
@@ -216,6 +216,12 @@ def _is_chosen(config: Config, name: str) -> bool:
         (("random", "embedding"), "count", "retrieve/embeddings"),
         (("exact",), "count", "retrieve/exact_kernel"),
         (("raslik_f",), "count", "sketch retrieve/queries retrieve/influence"),
+        (
+            ("action", "trial", "coverage"),
+            "count",
+            "sketch retrieve/queries retrieve/influence retrieve/each_query retrieve/step_effects "
+            "retrieve/damage",
+        ),
     ],
 )
 def test_what_the_chosen_strategies_need_is_computed_and_no_more(strategies, select, made):
@@ -225,6 +231,10 @@ def test_what_the_chosen_strategies_need_is_computed_and_no_more(strategies, sel
     assert [name for name in units if name in scores] == made.split()
     for unit in plan_units(config, Workspace(pathlib.Path("/none"), config)):
         assert all(read.startswith(tuple(units)) for read in unit.reads)
+
+
+def test_a_strategy_is_not_called_as_scores_are_whose_folder_its_sets_would_replace():
+    assert not {*SCORES} & {*STRATEGIES}
 
 
 def test_scores_of_a_strategys_own_take_a_row_of_the_table(monkeypatch):

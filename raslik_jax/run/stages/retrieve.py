@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax import files, meshes
+from raslik_jax import meshes
 from raslik_jax.config import Config
 from raslik_jax.data import batches, examples, formats, tokenization
 from raslik_jax.data.examples import Example
@@ -20,7 +20,7 @@ from raslik_jax.files import write_json
 from raslik_jax.index import search
 from raslik_jax.index.combine import check_agreement
 from raslik_jax.index.format import INDEX_FORMAT
-from raslik_jax.messages import shown, some_of
+from raslik_jax.messages import shown
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.progress import progress
 from raslik_jax.report.incident import read_traced
@@ -30,7 +30,7 @@ from raslik_jax.retrieve.embeddings import embed_texts
 from raslik_jax.retrieve.selectors import Selection, find_cut, summarize_selection
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
 from raslik_jax.run import memory
-from raslik_jax.run.stages import generate
+from raslik_jax.run.stages import acting, generate
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.workspace import SET_SIZES, Workspace
 from raslik_jax.sketch import projections
@@ -94,7 +94,7 @@ def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     score_N = search.score_store(
         store, query_QK, center=settings.center, aggregate=settings.aggregate
     )
-    _write_scores(workspace, folder, score_N[row_N])
+    acting.write_scores(workspace, folder, score_N[row_N])
     if len(query_QK) > 1:
         found = behaviors.split_queries(queries.gram_QQ, ids)
         groups = [[ids[n] for n in group] for group in found.groups]
@@ -114,7 +114,7 @@ def make_embeddings(workspace: Workspace, folder: pathlib.Path) -> None:
     columns = search.to_columns(search.center_queries(query_QE), aggregate=aggregate)
     score_NG = np.asarray(search.row_cosines(example_NE, columns))
     all_N = np.ones(len(score_NG), bool)
-    _write_scores(workspace, folder, search.join_columns(score_NG, all_N, aggregate))
+    acting.write_scores(workspace, folder, search.join_columns(score_NG, all_N, aggregate))
 
 
 def sentence_vectors(
@@ -171,25 +171,7 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
 
     score_NG, norm_N = batches.map_rows(scores, encoded, plans, bar="exact kernel")
     found_N = search.join_columns(score_NG, norm_N > 0, settings.aggregate)
-    _write_scores(workspace, folder, found_N)
-
-
-def _write_scores(
-    workspace: Workspace, folder: pathlib.Path, score_N: Float[np.ndarray, " N"]
-) -> None:
-    """Writes one score for every training example; says which have none."""
-    np.save(folder / "influence.npy", score_N, allow_pickle=False)
-    barred = _ids_where(workspace.corpus.train, np.isneginf(score_N))
-    if barred:
-        print(
-            f"    {len(barred):,} examples have no gradient (such as no token of an answer) and "
-            f"enter no set: {some_of(barred)}"
-        )
-
-
-def _read_scores(workspace: Workspace, need: str) -> Float[np.ndarray, " N"]:
-    path = workspace.root / "retrieve" / need / "influence.npy"
-    return files.read_array(path, (len(workspace.corpus.train),))
+    acting.write_scores(workspace, folder, found_N)
 
 
 def _ids_where(rows: Sequence[Example], is_so_N: Bool[np.ndarray, " N"]) -> list[str]:
@@ -220,6 +202,31 @@ SCORES: dict[str, tuple[dict[str, Any], ...]] = {
             "make": make_scores,
             "reads": "corpus/train.jsonl {queries} sketch/index retrieve/queries",
             "settings": "{kernel}",
+        },
+    ),
+    "each_query": (
+        {
+            "name": "retrieve/each_query",
+            "make": acting.make_each_query,
+            "reads": "corpus/train.jsonl {queries} sketch/index retrieve/queries",
+            "settings": "{kernel}",
+        },
+    ),
+    "step_effects": (
+        {
+            "name": "retrieve/step_effects",
+            "make": acting.make_step_effects,
+            "reads": "{rows} {queries} {finetuned} retrieve/influence",
+            "settings": "{likelihood} sketch.base_format sketch.num_buckets sketch.projection "
+            "sketch.size sketch.query_output",
+        },
+    ),
+    "damage": (
+        {
+            "name": "retrieve/damage",
+            "make": acting.make_damage,
+            "reads": "{rows} {finetuned} retrieve/influence",
+            "settings": "{likelihood} unlearn retrieve.trial",
         },
     ),
     "embeddings": (
@@ -281,7 +288,7 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
 def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib.Path) -> Selection:
     """Returns the sets that the rule chooses by RASLIK's scores; writes where it cuts, if so."""
     settings, rows = workspace.config.retrieve, workspace.corpus.train
-    influence_N, sigma = _read_scores(workspace, EVIDENCE), 0.0
+    influence_N, sigma = acting.read_scores(workspace, EVIDENCE), 0.0
     if settings.select in noise.CUTS:
         store, row_N = sketch_lib.open_index(workspace)
         query_QK = sketch_lib.read_queries(workspace, store)
@@ -311,7 +318,7 @@ def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> 
     held_out = sets.hold_out(
         rows,
         chosen.forget.tolist(),
-        _read_scores(workspace, EVIDENCE),
+        acting.read_scores(workspace, EVIDENCE),
         share=config.retrieve.held_out,
         seed=config.seed,
         traced=workspace.retrieval_queries(),
@@ -334,11 +341,11 @@ def _request(
 ) -> Request:
     """Returns what a strategy may look at."""
     config = workspace.config
-    found = {need: _read_scores(workspace, need) for need in STRATEGIES[strategy].needs}
+    found = {need: acting.read_scores(workspace, need) for need in STRATEGIES[strategy].needs}
     return Request(
         examples=workspace.corpus.train,
         is_eligible_N=np.logical_and.reduce(
-            [is_eligible_N, *(~np.isneginf(score_N) for score_N in found.values())]
+            [is_eligible_N, *(acting.is_scored(score_N) for score_N in found.values())]
         ),
         seed=config.seed,
         retain_from=config.retrieve.retain_from,
@@ -373,7 +380,7 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
     labels = [row.is_target for row in rows]
     evidence: dict[str, Any] = {"forget_set": selection.forget, "retain_set": selection.retain}
     if EVIDENCE in needs_of(config):
-        evidence["influence_N"] = _read_scores(workspace, EVIDENCE)
+        evidence["influence_N"] = acting.read_scores(workspace, EVIDENCE)
     if None not in labels and any(labels):
         evidence["labels_N"] = np.asarray(labels, bool)
         # With labels of one kind alone there is nothing to tell apart.

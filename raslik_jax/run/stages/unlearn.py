@@ -30,7 +30,7 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
     that was killed goes on after its last finished epoch, with the same result.
     """
     settings, model = workspace.config.unlearn, workspace.model
-    sets = {kind: _rows(workspace, strategy, kind) for kind in ("forget", "retain")}
+    sets = {kind: read_set(workspace, strategy, kind) for kind in ("forget", "retain")}
     per_epoch = max(
         batches.num_steps_of(len(rows.ids), batch_size=settings.batch_size)
         for rows in sets.values()
@@ -62,7 +62,7 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
             workspace.unlearning(name, rate),
             params,
             steps.Frozen(base=model.base, reference=workspace.finetuned),
-            functools.partial(_pairs, workspace, name, [*sets.values()]),
+            functools.partial(draw_pairs, workspace, name, [*sets.values()]),
             num_steps=num_steps,
             what=f"unlearning of {strategy}'s sets by {name}",
             rate_flag=rate_flag,
@@ -79,11 +79,16 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
     write_json(folder / "steps.json", log)
 
 
-def _rows(workspace: Workspace, strategy: str, kind: str) -> encoding.Encoded:
+def read_set(workspace: Workspace, strategy: str, kind: str) -> encoding.Encoded:
     """Returns the rows of a set that something is left of at --unlearn.max_len."""
-    max_len = workspace.config.unlearn.max_len or workspace.config.corpus.max_len
     path = workspace.root / "retrieve" / strategy / f"{kind}.jsonl"
-    rows = workspace.train_rows.named([row.example_id for row in read_written(path)])
+    return cut_rows(workspace, [row.example_id for row in read_written(path)], kind)
+
+
+def cut_rows(workspace: Workspace, ids: Sequence[str], kind: str) -> encoding.Encoded:
+    """Returns training examples at --unlearn.max_len; those of a forget set must have an answer."""
+    max_len = workspace.config.unlearn.max_len or workspace.config.corpus.max_len
+    rows = workspace.train_rows.named(ids)
     encoded = workspace.cut(rows, f"{kind} examples", max_len=max_len)
     if kind == "forget":
         # What cannot be forgotten at this length is an error; a retain example less is told.
@@ -91,7 +96,7 @@ def _rows(workspace: Workspace, strategy: str, kind: str) -> encoding.Encoded:
     return encoded.with_answers()
 
 
-def _pairs(
+def draw_pairs(
     workspace: Workspace, name: str, sets: Sequence[encoding.Encoded], start: int
 ) -> Iterator[tuple[batches.Batch, batches.Batch | None]]:
     """Returns batches of both sets; the smaller set comes round again within an epoch."""
