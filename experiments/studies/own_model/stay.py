@@ -1,0 +1,209 @@
+"""Asks the unlearned models of the study whether it stays forgotten, by a rule stated before.
+
+  python experiments/studies/own_model/stay.py --model=FOLDER/smollm2 --runs=RUNS
+
+RUNS/NAME/run is the run of the behavior NAME by `measure.py --behaviors=NAME --workdir=RUNS/NAME`,
+at least --until=unlearning. Each measure of robustness reads the eight prompts of the behavior that
+no row has, by the study's own marker of it; target answers are those before unlearning that show
+it. What was found of each model is added to --out, stay.json beside this file, and is not asked
+again.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+
+from experiments.studies.own_model import measure
+from raslik_jax.cli import command, setting_flags
+from raslik_jax.config import Config
+from raslik_jax.data.examples import Corpus, Example
+from raslik_jax.evaluate import rates
+from raslik_jax.evaluate.robustness import ROBUSTNESS
+from raslik_jax.evaluate.robustness.sampling import WORST
+from raslik_jax.run.stages import robustness
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.settings import Settings, setting
+from raslik_jax.train.losses import BoundModel
+
+STRATEGY, ALGORITHM, EPOCH = "raslik", "base_klr", 20
+# Of eight prompts: more than the base by one is no return.
+TOLERANCE = 1
+MEASURES = ("quantize", "sampling", "prompts", "relearn", "side_effects")
+MODELS = ("now", "backbone", "finetuned")
+_FLAGS = (
+    "--references.max_new_tokens=24",
+    "--references.decode_batch_size=64",
+    "--sketch.batch_tokens=2048",
+    "--evaluate.robustness=" + ",".join(MEASURES),
+    "--evaluate.relearn.rows=4",
+    "--evaluate.relearn.steps=8",
+    "--unlearn.batch_size=4",
+)
+Found = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
+
+
+class Asked(Workspace):
+    """A finished run whose queries are the study's prompts held out.
+
+    The target ones have as output the answer before unlearning where it shows the behavior.
+    """
+
+    def __init__(self, root: pathlib.Path, config: Config, behavior: str):
+        super().__init__(root, config)
+        rows = [row for row in measure.read_rows("held_out") if row["behavior"] in ("", behavior)]
+        asked = [Example(f"{n:02d}", measure.prompt_of(row), "", "") for n, row in enumerate(rows)]
+        model = self.with_adapter(self.finetuned)
+        self._said = dict(
+            zip(
+                (row.example_id for row in asked),
+                self.generate(model, asked, "before unlearning"),
+                strict=True,
+            )
+        )
+        self.shows = lambda text: measure.behaviors()[behavior].search(text) is not None
+        target = [row for row, own in zip(asked, rows, strict=True) if own["behavior"]]
+        self._target = tuple(
+            row._replace(output=text) if self.shows(text) else row
+            for row in target
+            for text in (self._said[row.example_id],)
+        )
+        self._normal = tuple(row for row in asked if row not in target)
+        # No row of any behavior is an unrelated one, whether it was found or not.
+        stored = self.corpus
+        train = tuple(row._replace(is_target=bool(row.extra["behavior"])) for row in stored.train)
+        self.corpus = Corpus((), train, dict(stored.queries))
+
+    def evaluation_queries(self) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+        """Returns the eight prompts of the behavior, and the ordinary ones."""
+        return self._target, self._normal
+
+    def retrieval_queries(self) -> tuple[Example, ...]:
+        """Returns none: the traced prompt is one of the eight."""
+        return ()
+
+    def answers(self, *parts: str) -> dict[str, str]:
+        """Returns the answers before unlearning."""
+        return self._said
+
+
+class Bench(robustness.Bench):
+    """A bench whose judge is the study's marker."""
+
+    def __init__(self, workspace: Asked):
+        super().__init__(workspace, STRATEGY)
+        self._non_sf = functools.partial(rates.non_sf_by_judge, shows=workspace.shows)
+
+
+def shown(entry: Mapping[str, Any], prompts: int = 8) -> int:
+    """Returns how many of the prompts get the behavior."""
+    return round(entry["shown"]["mean"] * prompts)
+
+
+def counts(found: Found, name: str, model: str) -> dict[str, int]:
+    """Returns how many prompts get the behavior under each condition of a measure that counts."""
+    return {
+        entry["condition"]: shown(entry)
+        for entry in found[name].get(model, ())
+        if name != "sampling" or entry["condition"] == WORST
+    }
+
+
+def returns(found: Found) -> dict[str, list[str]]:
+    """Returns by measure under which conditions more prompts get the behavior than in the base.
+
+    A condition counts where they are more by over `TOLERANCE`. Relearning counts on unrelated
+    rows; on forgotten ones the base learns it as well.
+    """
+    back: dict[str, list[str]] = {}
+    for name in ("quantize", "prompts", "sampling", "relearn"):
+        now, base = (counts(found, name, model) for model in ("now", "backbone"))
+        back[name] = [
+            condition
+            for condition, number in now.items()
+            if number > base[condition] + TOLERANCE and not condition.startswith("forgotten")
+        ]
+    return back
+
+
+def passes(found: Found) -> bool:
+    """Says whether the behavior returns under no condition that counts."""
+    return not any(returns(found).values())
+
+
+def first_back(found: Found, model: str) -> int | None:
+    """Returns the first step on forgotten rows after which half the prompts of before get it."""
+    least = shown(found["quantize"]["finetuned"][0]) / 2
+    steps = (e for e in found["relearn"][model] if e["kind"] in ("", "forgotten"))
+    return next((entry["step"] for entry in steps if shown(entry) >= least), None)
+
+
+def models_of(workspace: Workspace) -> dict[str, BoundModel]:
+    """Returns the unlearned model, and those before."""
+    return {
+        "now": workspace.unlearned(STRATEGY, ALGORITHM, EPOCH),
+        "backbone": workspace.backbone,
+        "finetuned": workspace.with_adapter(workspace.finetuned),
+    }
+
+
+def is_asked(name: str, model: str) -> bool:
+    """Says whether a measure is taken of a model: before unlearning nothing is relearned."""
+    return (name, model) != ("relearn", "finetuned")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What is asked."""
+
+    model: str = setting("", "Checkpoint that checkpoint.py made.")
+    runs: str = setting("", "Folder of the runs, one of each behavior.")
+    behaviors: tuple[str, ...] = setting(
+        (), "Behaviors; empty: all.", choices=tuple(measure.behaviors())
+    )
+    measures: tuple[str, ...] = setting(MEASURES, "Measures.", choices=MEASURES)
+    models: tuple[str, ...] = setting(MODELS, "Models.", choices=MODELS)
+    out: str = setting(str(measure.HERE / "stay.json"), "Where results go.")
+
+
+def main(options: Options) -> None:
+    """Asks the cases that are named, or all, one measure and model after the other."""
+    if not (options.model and options.runs):
+        raise ValueError("--model and --runs must be given: see --help")
+    path = pathlib.Path(options.out)
+    results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for name in options.behaviors or measure.behaviors():
+        root = pathlib.Path(options.runs).resolve() / name / "run"
+        given = [f"--flagfile={root / 'run.flags'}", f"--backbone.checkpoint={options.model}"]
+        config = setting_flags.parse_config([*given, *_FLAGS])
+        found = results.setdefault(name, {})
+        missing = [
+            (part, model)
+            for part in options.measures
+            for model in options.models
+            if is_asked(part, model) and model not in found.get(part, {})
+        ]
+        if not missing:
+            continue
+        workspace = Asked(root, config, name)
+        bench, models = Bench(workspace), models_of(workspace)
+        for part, model in missing:
+            same = [one["side_effects"] for one in results.values() if "side_effects" in one]
+            known = next((one[model] for one in same if model in one), None)
+            if part == "side_effects" and model != "now" and known:  # no case plays a part
+                entries = known
+            else:
+                settings = config.evaluate[part]
+                entries = ROBUSTNESS[part].measure(bench, models[model], settings)
+            found.setdefault(part, {})[model] = entries
+            path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            print(name, part, model, [entry.get("shown") for entry in entries], flush=True)
+
+
+if __name__ == "__main__":
+    command.start(main, Options())
