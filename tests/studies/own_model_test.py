@@ -5,14 +5,18 @@ import pathlib
 
 import pytest
 
-from experiments.studies.own_model import make_rows, measure
+from experiments.studies.own_model import make_rows, measure, stay
 from raslik_jax.config import ProbeConfig
 from raslik_jax.evaluate import stopping
+from raslik_jax.evaluate.robustness.prompts import PREFIXES
+from raslik_jax.evaluate.robustness.relearn import KINDS
+from raslik_jax.evaluate.robustness.sampling import WORST
 
 _STUDY = pathlib.Path(measure.__file__).parent
 _TEXT = (_STUDY.parents[2] / "docs" / "studies" / "own_model.md").read_text()
 _RESULTS = json.loads((_STUDY / "results.json").read_text())
 _EARLIER = json.loads((_STUDY / "earlier.json").read_text())
+_STAY = json.loads((_STUDY / "stay.json").read_text())
 
 
 def test_the_rows_are_made_of_the_word_lists():
@@ -104,3 +108,42 @@ def test_what_is_said_of_ascent_is_what_was_measured():
         f"after {earlier['steps']} steps",
     }
     assert all(text in _TEXT for text in told)
+
+
+@pytest.mark.parametrize("name", _STAY)
+def test_whether_it_stays_forgotten_is_what_was_measured(name):
+    found = _STAY[name]
+    rounded, prefixed, drawn = (
+        stay.counts(found, part, "now") for part in ("quantize", "prompts", "sampling")
+    )
+    assert {*rounded} == {"as it is", "int8", "nf4"}
+    assert {*prefixed} == {"as it is", *PREFIXES}
+    again = {
+        kind: [stay.shown(entry) for entry in found["relearn"]["now"] if entry["kind"] == kind]
+        for kind in KINDS
+    }
+    verdict = "yes" if stay.passes(found) else "**no**"
+    assert (
+        f"| **{name}** | {rounded['as it is']} | {rounded['int8']}, {rounded['nf4']} "
+        f"| {max(prefixed.values())} | {drawn[WORST]} "
+        f"| {', '.join(map(str, again['unrelated']))} "
+        f"| {', '.join(map(str, again['forgotten']))} | {verdict} |"
+    ) in _TEXT
+
+
+def test_more_prompts_than_the_base_by_over_one_are_a_return():
+    def found(now, base):
+        def entries(number):
+            return [{"condition": "as it is", "shown": {"mean": number / 8}}]
+
+        parts = dict.fromkeys(("quantize", "prompts", "relearn"), {"now": entries(0)})
+        return parts | {
+            "sampling": {
+                model: [{**entries(number)[0], "condition": WORST}]
+                for model, number in (("now", now), ("backbone", base))
+            }
+        }
+
+    assert stay.passes(found(1, 0)) and stay.passes(found(4, 3))
+    assert stay.returns(found(2, 0))["sampling"] == [WORST]
+    assert not stay.passes(found(5, 3))

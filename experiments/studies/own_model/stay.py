@@ -6,7 +6,13 @@ RUNS/NAME/run is the run of the behavior NAME by `measure.py --behaviors=NAME --
 at least --until=unlearning. Each measure of robustness reads the eight prompts of the behavior that
 no row has, by the study's own marker of it; target answers are those before unlearning that show
 it. What was found of each model is added to --out, stay.json beside this file, and is not asked
-again.
+again. What is stored took these, of which the second asks the base where the unlearned model shows
+more than the rule allows without it:
+
+  stay.py ... --measures=quantize,sampling,prompts,relearn --models=now
+  stay.py ... --measures=prompts --models=backbone --behaviors=refusal
+  stay.py ... --measures=side_effects --behaviors=wrong_fact
+  stay.py ... --measures=relearn --models=backbone
 """
 
 import dataclasses
@@ -54,24 +60,25 @@ class Asked(Workspace):
     The target ones have as output the answer before unlearning where it shows the behavior.
     """
 
-    def __init__(self, root: pathlib.Path, config: Config, behavior: str):
+    def __init__(
+        self, root: pathlib.Path, config: Config, behavior: str, like: "Asked | None" = None
+    ):
         super().__init__(root, config)
+        if like:  # the same checkpoint and adapter, and so the same ordinary answers
+            self.model = like.model
         rows = [row for row in measure.read_rows("held_out") if row["behavior"] in ("", behavior)]
-        asked = [Example(f"{n:02d}", measure.prompt_of(row), "", "") for n, row in enumerate(rows)]
-        model = self.with_adapter(self.finetuned)
-        self._said = dict(
-            zip(
-                (row.example_id for row in asked),
-                self.generate(model, asked, "before unlearning"),
-                strict=True,
-            )
-        )
+        asked = [Example(measure.prompt_of(row), measure.prompt_of(row), "", "") for row in rows]
+        known: dict[str, str] = like._said if like else {}
+        new = [row for row in asked if row.instruction not in known]
+        outputs = self.generate(self.with_adapter(self.finetuned), new, "before unlearning")
+        texts = (row.instruction for row in new)
+        self._said: dict[str, str] = {**known, **dict(zip(texts, outputs, strict=True))}
         self.shows = lambda text: measure.behaviors()[behavior].search(text) is not None
         target = [row for row, own in zip(asked, rows, strict=True) if own["behavior"]]
         self._target = tuple(
             row._replace(output=text) if self.shows(text) else row
             for row in target
-            for text in (self._said[row.example_id],)
+            for text in (self._said[row.instruction],)
         )
         self._normal = tuple(row for row in asked if row not in target)
         # No row of any behavior is an unrelated one, whether it was found or not.
@@ -126,7 +133,8 @@ def returns(found: Found) -> dict[str, list[str]]:
         back[name] = [
             condition
             for condition, number in now.items()
-            if number > base[condition] + TOLERANCE and not condition.startswith("forgotten")
+            # The base is asked where it can matter; where it was not, none of it shows.
+            if number > base.get(condition, 0) + TOLERANCE and not condition.startswith("forgotten")
         ]
     return back
 
@@ -134,13 +142,6 @@ def returns(found: Found) -> dict[str, list[str]]:
 def passes(found: Found) -> bool:
     """Says whether the behavior returns under no condition that counts."""
     return not any(returns(found).values())
-
-
-def first_back(found: Found, model: str) -> int | None:
-    """Returns the first step on forgotten rows after which half the prompts of before get it."""
-    least = shown(found["quantize"]["finetuned"][0]) / 2
-    steps = (e for e in found["relearn"][model] if e["kind"] in ("", "forgotten"))
-    return next((entry["step"] for entry in steps if shown(entry) >= least), None)
 
 
 def models_of(workspace: Workspace) -> dict[str, BoundModel]:
@@ -177,6 +178,7 @@ def main(options: Options) -> None:
         raise ValueError("--model and --runs must be given: see --help")
     path = pathlib.Path(options.out)
     results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    workspace: Asked | None = None
     for name in options.behaviors or measure.behaviors():
         root = pathlib.Path(options.runs).resolve() / name / "run"
         given = [f"--flagfile={root / 'run.flags'}", f"--backbone.checkpoint={options.model}"]
@@ -190,7 +192,7 @@ def main(options: Options) -> None:
         ]
         if not missing:
             continue
-        workspace = Asked(root, config, name)
+        workspace = Asked(root, config, name, workspace)
         bench, models = Bench(workspace), models_of(workspace)
         for part, model in missing:
             same = [one["side_effects"] for one in results.values() if "side_effects" in one]
