@@ -169,11 +169,6 @@ def gather(tree: Tree) -> Tree:
     return _map(whole, tree)
 
 
-def is_any_split(tree: Tree) -> bool:
-    """Says whether a tree has a split leaf."""
-    return any(map(is_split, jax.tree.leaves(tree, is_leaf=is_split)))
-
-
 def by_rows(function: Callable[..., Any], *whole: Any, rows: Any) -> Any:
     """Returns function(*whole, rows), each device making its own rows of the result.
 

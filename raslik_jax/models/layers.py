@@ -375,15 +375,11 @@ class CausalLM(nnx.Module):
             hidden_LE, fresh = block(hidden_LE, own)
             return hidden_LE, fresh if keep else None
 
-        body: Any = run_block
-        if remat:
-            body = jax.checkpoint(run_block)
-        elif meshes.is_any_split(stacked) or self.embed.dtype != jnp.float32:
-            # A GPU multiplies 16-bit matrices so fast that storing float32 norms, rotations and
-            # attention for the backward pass takes longer than computing them again. Weights that
-            # were gathered are gathered again.
-            policy = jax.checkpoint_policies.save_only_these_names(KEPT)
-            body = jax.checkpoint(run_block, policy=policy, prevent_cse=False)
+        # What norms, rotations, attention and activations make is computed again on the way back:
+        # a GPU multiplies 16-bit matrices, and a CPU those of a small model, in less time than it
+        # takes to write all that and read it. Weights that were gathered are gathered again.
+        policy = None if remat else jax.checkpoint_policies.save_only_these_names(KEPT)
+        body = jax.checkpoint(run_block, policy=policy, prevent_cse=remat)
         each = (stacked, past, keys, scale_of, kinds)
         hidden_LE, fresh = jax.lax.scan(body, self.embed(tokens_L), each)
         return self.final_norm(hidden_LE), fresh
