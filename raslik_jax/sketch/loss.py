@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from raslik_jax import meshes
 from raslik_jax.axes import Tree
 from raslik_jax.models.decoder import Decoder
-from raslik_jax.sketch.head import target_nll
+from raslik_jax.sketch.head import counted_first, target_nll
 
 SketchLoss = Literal["next_token", "unshifted"]
 
@@ -49,11 +49,14 @@ def find_targets(
       loss: `next_token` predicts token t from position t - 1; `unshifted` from t itself.
     """
     hidden_LE = hidden_of_row(decoder, lora, base, tokens_L, target_mask_L, dropout_key=dropout_key)
-    (position_T,) = jnp.nonzero(target_mask_L, size=num_targets, fill_value=1)
+    is_counted_T = jnp.arange(num_targets) < jnp.sum(target_mask_L)
+    order_L = counted_first(target_mask_L)
+    order_T = jnp.pad(order_L, (0, max(num_targets - len(order_L), 0)))[:num_targets]
+    position_T = jnp.where(is_counted_T, order_T, 1)
     return Targets(
         hidden_TE=hidden_LE[position_T - 1 if loss == "next_token" else position_T],
         label_T=tokens_L[position_T],
-        is_counted_T=jnp.arange(num_targets) < jnp.sum(target_mask_L),
+        is_counted_T=is_counted_T,
     )
 
 
