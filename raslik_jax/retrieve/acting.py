@@ -2,7 +2,7 @@
 
 To first order a step on a forget set F and a retain set R changes the loss of any row y by
 <g_y, mean_F g> - <g_y, mean_R g>, with g the gradients of the loss that is trained
-(docs/studies/sets.md).
+(docs/studies/geometry.md says how far that holds).
 """
 
 from collections.abc import Sequence
