@@ -1,0 +1,63 @@
+"""The study of sets: its hypervolume beside sums over a grid, its rule, the stored results."""
+
+import numpy as np
+import pytest
+
+from experiments.studies.sets import report
+
+_TEXT = (report.HERE.parents[2] / "docs" / "studies" / "sets.md").read_text()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_volume_is_the_mean_of_the_best_retention_over_a_grid_of_forget_rates(seed):
+    generator = np.random.default_rng(seed)
+    forget_E, retain_E = generator.uniform(0.1, 1, 6), generator.uniform(size=6)
+    floor, grid = 0.3, 0.3 + 0.7 * (np.arange(200_000) + 0.5) / 200_000
+    best = np.zeros(len(grid))
+    for forget, retain in zip(forget_E, retain_E, strict=True):
+        best = np.maximum(best, np.where(grid >= max(forget, floor), retain, 0))
+    found = report.hypervolume(forget_E, retain_E, floor)
+    np.testing.assert_allclose(found, best.mean(), atol=2e-5)
+
+
+def test_the_volume_is_one_where_all_is_forgotten_and_nothing_lost_and_none_where_nothing_is():
+    one = np.ones(1)
+    assert report.hypervolume(0.2 * one, one, 0.3) == pytest.approx(1)
+    assert report.hypervolume(one, one, 0.3) == 0
+
+
+def _run(seed, split, better):
+    """Runs in which `better` forgets at the second model, and others at the third."""
+
+    def path(name):
+        ends = [1.0, 0.2 if name == better else 0.9, 0.2]
+        return {"F": [[f] * 3 for f in ends], "R": [[0.9] * 2 for _ in ends]}
+
+    names = (*report.NEW, *report.AGAINST)
+    paths = {f"{name} ga_gdr": path(name) for name in names}
+    for epoch in range(3):  # the others never forget
+        for name in names:
+            if name != better:
+                paths[f"{name} ga_gdr"]["F"][epoch] = [0.9] * 3
+    return {"seed": seed, "split": split, "backbone": [0.3] * 3, "paths": paths}
+
+
+def test_the_rule_reads_validation_queries_alone():
+    runs = [_run(0, "validation", "trial"), _run(0, "test", "coverage")]
+    assert report.choose(runs) == "trial"
+    assert "| trial | 0.900 | 0.900 [0.900, 0.900] |" in report.volume_table(runs[:1])
+    # (1 - .9) / (1 - .3) of R = .9 where F stays at .9.
+    assert "| raslik | 0.129 | 0.129 [0.129, 0.129] |" in report.volume_table(runs[:1])
+    table = report.difference_table(runs[:1], ("trial",))
+    assert "+0.771 [+0.771, +0.771]" in table
+
+
+def test_what_is_said_is_what_was_measured():
+    results = report.read_results()
+    validation, test = ([r for r in results if r["split"] == s] for s in ("validation", "test"))
+    assert report.volume_table(validation) in _TEXT
+    assert report.difference_table(validation, report.NEW) in _TEXT
+    assert f"`{report.choose(results)}` is chosen" in _TEXT
+    if test:
+        assert report.volume_table(test) in _TEXT
+        assert report.difference_table(test, (report.choose(results),)) in _TEXT
