@@ -8,6 +8,7 @@ import pytest
 from experiments.studies.own_model import make_rows, measure, stay
 from raslik_jax.config import ProbeConfig
 from raslik_jax.evaluate import stopping
+from raslik_jax.evaluate.robustness import side_effects
 from raslik_jax.evaluate.robustness.prompts import PREFIXES
 from raslik_jax.evaluate.robustness.relearn import KINDS
 from raslik_jax.evaluate.robustness.sampling import WORST
@@ -119,15 +120,32 @@ def test_whether_it_stays_forgotten_is_what_was_measured(name):
     assert {*rounded} == {"as it is", "int8", "nf4"}
     assert {*prefixed} == {"as it is", *PREFIXES}
     again = {
-        kind: [stay.shown(entry) for entry in found["relearn"]["now"] if entry["kind"] == kind]
+        (model, kind): ", ".join(str(stay.shown(one)) for one in entries if one["kind"] == kind)
+        for model, entries in found["relearn"].items()
         for kind in KINDS
     }
     verdict = "yes" if stay.passes(found) else "**no**"
     assert (
         f"| **{name}** | {rounded['as it is']} | {rounded['int8']}, {rounded['nf4']} "
         f"| {max(prefixed.values())} | {drawn[WORST]} "
-        f"| {', '.join(map(str, again['unrelated']))} "
-        f"| {', '.join(map(str, again['forgotten']))} | {verdict} |"
+        f"| {again['now', 'unrelated']} | {again['now', 'forgotten']} "
+        f"| {again.get(('backbone', 'forgotten'), '-')} | {verdict} |"
+    ) in _TEXT
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [(name, model) for name, found in _STAY.items() for model in found.get("side_effects", ())],
+)
+def test_what_else_changed_is_what_was_measured(name, model):
+    found = {one["condition"]: one for one in _STAY[name]["side_effects"][model]}
+    titles = {"now": f"**{name}**", "finetuned": "before unlearning", "backbone": "base"}
+    texts = [f"{found[text]['perplexity']['mean']:.1f}" for text in side_effects.texts()]
+    right = round(found["questions"]["right"]["mean"] * found["questions"]["asked"])
+    changed = found["normal prompts"]
+    assert (
+        f"| {titles[model]} | {' | '.join(texts)} | {right} of 40 "
+        f"| {changed['changed']} of {changed['asked']} |"
     ) in _TEXT
 
 
