@@ -226,7 +226,7 @@ SCORES: dict[str, tuple[dict[str, Any], ...]] = {
             "name": "retrieve/damage",
             "make": acting.make_damage,
             "reads": "{rows} {finetuned} retrieve/influence",
-            "settings": "{likelihood} unlearn retrieve.trial",
+            "settings": "{likelihood} unlearn unlearn.base_klr.kl_direction retrieve.trial",
         },
     ),
     "embeddings": (
