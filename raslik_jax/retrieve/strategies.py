@@ -370,10 +370,8 @@ def two_stage(request: Request) -> Scores:
     normalized, q the mean over queries and n over normal rows; its negative is the retain set's.
     Each set is chosen from `candidates` times its size, those nearest to its pole.
     """
-    found, action_NM = (
-        _poles(request, request.scores["influence"]),
-        _columns(request, "step_effects"),
-    )
+    found = _poles(request, request.scores["influence"])
+    action_NM = _columns(request, "step_effects")
     act_N = action_NM[:, 0] - request.settings.collateral * action_NM[:, -1]
     times, parts = request.settings.candidates, []
     sizes = request.num_forget, request.num_retain

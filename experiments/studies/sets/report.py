@@ -1,6 +1,6 @@
 """Compares whole frontiers of strategies, from the runs of a suite of sets_toy.flags.
 
-  python experiments/studies/sets/report.py --runs=RUN,RUN --out=results.json
+  python experiments/studies/sets/report.py --runs=RUN,RUN --out=results.jsonl
   python experiments/studies/sets/report.py --chosen=STRATEGY
 
 The first stores, of every unlearned model, the ROUGE-L F1 of each query's answer with that before
@@ -20,7 +20,7 @@ from jaxtyping import Float
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from raslik_jax.cli import command
-from raslik_jax.files import write_json
+from raslik_jax.files import write_text
 from raslik_jax.settings import Settings, setting
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -167,14 +167,17 @@ def difference_table(runs: Sequence[Mapping[str, Any]], chosen: Sequence[str]) -
 def read_results() -> list[dict[str, Any]]:
     """Returns the stored results of all splits and seeds."""
     return [
-        run for path in sorted(HERE.glob("*.json")) for run in json.loads(path.read_text("utf-8"))
+        json.loads(line)
+        for path in sorted(HERE.glob("*.jsonl"))
+        for line in path.read_text("utf-8").splitlines()
     ]
 
 
 def main(options: Options) -> None:
     """Stores results of runs, or prints the tables of the stored ones."""
     if options.runs:
-        write_json(pathlib.Path(options.out), [measure_run(pathlib.Path(r)) for r in options.runs])
+        lines = [json.dumps(measure_run(pathlib.Path(run))) + "\n" for run in options.runs]
+        write_text(options.out, "".join(lines))
         return
     results = read_results()
     for split in ("validation", "test"):
