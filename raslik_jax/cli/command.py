@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import hashlib
 import importlib.util
 import io
@@ -46,6 +47,8 @@ def start(
 
     Each of the options becomes a flag; without any, main reads its own flags.
     """
+    # Tracing makes objects by the million and few cycles: these are looked for more rarely.
+    gc.set_threshold(70_000, 10, 10)
     if options is not None:
         setting_flags.define(options)
 
