@@ -14,7 +14,7 @@ def _with(**values):
 
 
 # How far beyond its bound a value is refused, by the name of the limit; at "above", "below": on it.
-_BEYOND = {"at least": -1, "0 or at least": -1, "at most": 1}
+_BEYOND = {"at least": -1, "0 or at least": -0.5, "at most": 1}
 
 
 class ConfigTest(parameterized.TestCase):

@@ -10,9 +10,9 @@ ours: `raslik run` up to its sketch stage, 65,536 coordinates a row. It reads th
 torch_loop: a plain loop over examples in PyTorch that makes the same sketches, of token ids.
 bergson: `bergson build`, 16 x 16 coordinates for each module, of the same token ids.
 
-So rendering and tokenizing are in our time alone. Caches are folders of the benchmark, empty at the
-first start in each turn and filled at the second. Seconds are the processor's, user and system, of
-the process and its children.
+So rendering and tokenizing are in our time alone. Python's own bytecode is there, as after an
+installation. Caches are folders of the benchmark, empty at the first start in each turn and filled
+at the second. Seconds are the processor's, user and system, of the process and its children.
 
 torch_loop needs torch, transformers and peft here. bergson needs a Python that has it (pip install
 bergson): an environment of its own, since CUDA's libraries come with it. What is missing is said
@@ -228,7 +228,8 @@ def command_of(
 
 def start(line: list[str], caches: pathlib.Path) -> Taken:
     """Runs a program to its end and returns what it took, its children included."""
-    environment = {key: value for key, value in os.environ.items() if "CACHE" not in key}
+    dropped = "CACHE", "DONTWRITEBYTECODE"
+    environment = {k: v for k, v in os.environ.items() if not any(d in k for d in dropped)}
     caches.mkdir(exist_ok=True)
     environment |= {"XDG_CACHE_HOME": str(caches), "HF_HOME": str(caches / "hf")}
     environment |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
