@@ -11,8 +11,8 @@ WORKERS ?= 2
 help:
 	@echo "make quickstart  set up, then the whole way on a toy: one bad answer in, a clean adapter and a report out (90 s on 2 cores)"
 	@echo "make demo        all strategies side by side on the toy, from scratch (about 4 minutes on 2 cores)"
-	@echo "make test        set up, then lint, types and tests (9 minutes on 2 quiet cores)"
-	@echo "make check       the heavy suites on top: parity with torch, kill tests, statistics, a browser, GPU programs (20 minutes)"
+	@echo "make test        set up, then lint, types and tests (5 to 9 minutes on 2 quiet cores)"
+	@echo "make check       the heavy suites on top: parity with torch, kill tests, statistics, a browser, GPU programs (11 to 20 minutes)"
 	@echo "make studies     cells of the studies and benchmarks made again, and held to what is stored"
 	@echo "make parity      only the comparisons with torch, transformers and peft"
 	@echo "make gpu-check   compile every step of real models for one H100 and for eight that need not be there"
