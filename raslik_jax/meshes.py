@@ -6,6 +6,7 @@ and the same programs run.
 """
 
 import contextlib
+import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ _KINDS = (AxisType.Auto,)  # the compiler lays out what is not split here
 # Major compute capability of the first GPUs that multiply bfloat16.
 _KERNELS_FROM = 8
 _ONE = AbstractMesh((1,), (DATA,), _KINDS)
+_platform = contextvars.ContextVar("platform", default="")
 
 
 def make_mesh(data: int = 0) -> Mesh:
@@ -84,6 +86,21 @@ def num_shards() -> int:
 def device_memory() -> int:
     """Returns the bytes of memory of a device; 0 where it does not say, as a CPU."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+
+
+def platform() -> str:
+    """Returns the platform that a function is traced for: the default one's, unless told."""
+    return _platform.get() or jax.default_backend()
+
+
+@contextlib.contextmanager
+def traced_for(name: str) -> Iterator[None]:
+    """Traces for devices of another platform than the default one's; "" is that one's."""
+    token = _platform.set(name)
+    try:
+        yield
+    finally:
+        _platform.reset(token)
 
 
 def runs_kernels() -> bool:

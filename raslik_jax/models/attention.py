@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 
 from raslik_jax import meshes
 from raslik_jax.models.hf_config import RopeParameters, rotary_table
+from raslik_jax.models.row_attention import attend_by_row
 
 AttentionKind = Literal["xla", "cudnn"]
 Hidden = Float[Array, "L E"]
@@ -104,7 +105,7 @@ class Context(NamedTuple):
       mask_L: Which of the tokens at hand are real; None where all are, or where only the right
         end is padded (a causal model never looks there).
       past_mask_S: Which slots of the cache may be attended to; None without a cache.
-      kind: The implementation of `jax.nn.dot_product_attention`; None lets JAX choose. "cudnn"
+      kind: The implementation of `jax.nn.dot_product_attention`; None for the fastest. "cudnn"
         (16-bit weights on a GPU) serves whole unmasked rows without a window or a cap; all else
         runs on XLA.
       past: The cache, or None.
@@ -151,6 +152,9 @@ def attend(query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context)
         kind = context.kind if is_whole or context.kind != "cudnn" else None
         if is_whole and kind is None and dtype != jnp.float32:
             return attend_narrow(query_LHD, key_LGD, value_LGD, scale=context.scale)
+        if is_whole and kind is None and meshes.platform() == "cpu":
+            scale = query_LHD.shape[-1] ** -0.5 if context.scale is None else context.scale
+            return attend_by_row(scale, query_LHD, key_LGD, value_LGD)
         # XLA keeps the [H, L, L] weights in float32 anyway, and its bfloat16 products have a
         # backward pass that mixes dtypes; cudnn takes 16 bits only.
         dtype = dtype if kind == "cudnn" else jnp.dtype(jnp.float32)

@@ -178,7 +178,8 @@ def bind(
       graphdef: From `create`, `abstract` or a checkpoint.
       remat: Gradient checkpointing: each block's activations are recomputed in the backward pass.
         The results are the same; memory falls from all layers' activations to one layer's.
-      attention: The implementation of `jax.nn.dot_product_attention`; None lets JAX choose.
+      attention: The implementation of `jax.nn.dot_product_attention`; None chooses the fastest, and
+        on a CPU `row_attention`, which has no forward-mode derivative: "xla" has.
         "cudnn" needs 16-bit weights on an NVIDIA GPU and serves rows without a mask.
     """
     merge: Any = functools.partial(nnx.merge, graphdef.definition)

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from raslik_jax import meshes
-from raslik_jax.sketch import head
 
 
 class Cost(NamedTuple):
@@ -52,7 +51,7 @@ def trace(
         sharding = jax.sharding.NamedSharding(mesh, spec)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    platform = head.traced_for(mesh.devices.flat[0].platform)
+    platform = meshes.traced_for(mesh.devices.flat[0].platform)
     with platform, jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return jitted.trace(*meshes.map_specs(placed, args), **static)
 

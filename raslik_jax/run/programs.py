@@ -295,7 +295,7 @@ class AbstractRun:
         def cost_of(shape: Shape) -> cost.Cost:
             rows = meshes.round_up(shape.rows, self.num_devices) // self.num_devices
             slots = max(rows * shape.targets, 1)  # of one device
-            with head.traced_for(self.platform):
+            with meshes.traced_for(self.platform):
                 chunks = -(-slots // min(head.tile_shape()[0], slots))
             found = cost.count(trace(shape).jaxpr, trips=trips or chunks)
             held = found.device_bytes - sharding.bytes_elsewhere(fixed, self.num_devices)

@@ -7,10 +7,7 @@ running maximum and sum. And the frozen head has no gradient, so the slope of th
 hidden states is all that is kept.
 """
 
-import contextlib
-import contextvars
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,13 +15,13 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Bool, Float, Int
 
+from raslik_jax import meshes
 from raslik_jax.models.attention import cap_softly
 
 # Rows and columns of one tile of logits: 4 MiB of float32, what a CPU's caches hold, while the
 # products stay large enough to run at the matmul rate. A GPU wants fewer and larger steps.
 _TILE = {"cpu": (512, 2048)}
 _TILE_ELSEWHERE = (4096, 8192)
-_platform = contextvars.ContextVar("platform", default="")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -202,14 +199,4 @@ def _online(
 
 def tile_shape() -> tuple[int, int]:
     """Returns the largest rows and columns of a tile of logits, for the default device."""
-    return _TILE.get(_platform.get() or jax.default_backend(), _TILE_ELSEWHERE)
-
-
-@contextlib.contextmanager
-def traced_for(platform: str) -> Iterator[None]:
-    """Traces for devices of another platform than the default one's; "" is that one's."""
-    token = _platform.set(platform)
-    try:
-        yield
-    finally:
-        _platform.reset(token)
+    return _TILE.get(meshes.platform(), _TILE_ELSEWHERE)

@@ -2,6 +2,7 @@ import functools
 import math
 import re
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
-from raslik_jax.models import attention, hf_config
+from raslik_jax import meshes
+from raslik_jax.models import attention, hf_config, row_attention
 
 _RNG = np.random.default_rng(0)
 
@@ -53,6 +55,62 @@ class AttentionTest(parameterized.TestCase):
         theirs = _naive_attention(query[real], key, value, seen[real])
         np.testing.assert_allclose(ours[real], theirs, atol=1e-5)
         self.assertTrue(np.all(np.isfinite(ours)))
+
+    @parameterized.parameters((4, 4, 9, 1), (6, 2, 7, 1), (6, 2, 7, 2), (3, 1, 1, 4))
+    def test_rows_in_a_loop_equal_the_batch(self, heads: int, groups: int, length: int, size: int):
+        rows = 5
+        inputs = [_normal(rows, length, count, 4) for count in (heads, groups, groups)]
+        cotangent = _normal(rows, length, heads, 4)
+
+        def pulled(attend: Any) -> Any:
+            def of_row(*row: Any) -> Any:
+                mixed, pull = jax.vjp(attend, *row[:-1])
+                return mixed, *pull(row[-1])
+
+            return jax.vmap(of_row)(*inputs, cotangent)
+
+        with mock.patch.object(row_attention, "_rows_of_a_step", lambda: size):
+            ours = pulled(functools.partial(row_attention.attend_by_row, 0.3))
+        theirs = pulled(functools.partial(jax.nn.dot_product_attention, is_causal=True, scale=0.3))
+        for mine, other in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(mine, other, atol=2e-6)
+        lower_LL = np.tril(np.ones((length, length), bool))
+        naive = _naive_attention(*(x[-1] for x in inputs), lower_LL, scale=0.3)
+        np.testing.assert_allclose(ours[0][-1], naive, atol=1e-5)
+
+    def test_the_gradient_by_row_has_a_gradient(self):
+        inputs, rows = [_normal(3, 5, 2, 4) for _ in range(3)], 3
+        target = _normal(3, 5, 2, 4)
+
+        def slope(attend: Any, weight: Any, *row: Any) -> Any:
+            def loss(query: Any) -> Any:
+                return weight * jnp.sum(attend(query, *row[1:3]) * row[3])
+
+            return jnp.sum(jax.grad(loss)(row[0]) ** 2)
+
+        weight_B = jnp.arange(1.0, rows + 1)
+        found = [
+            jax.vmap(jax.grad(functools.partial(slope, attend), argnums=(0, 1)))(
+                weight_B, *inputs, target
+            )
+            for attend in (
+                functools.partial(row_attention.attend_by_row, 0.5),
+                functools.partial(jax.nn.dot_product_attention, is_causal=True, scale=0.5),
+            )
+        ]
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *found)
+
+    def test_whole_rows_of_32_bits_run_by_row_on_a_cpu_alone(self):
+        heads = tuple(_normal(7, 2, 4) for _ in range(3))
+
+        def text(kind: Any) -> str:
+            context = attention.Context(_ANY_ROTATION, kind=kind)
+            return str(jax.make_jaxpr(lambda *heads: attention.attend(*heads, context))(*heads))
+
+        self.assertIn("custom_vmap", text(None))
+        self.assertNotIn("custom_vmap", text("xla"))
+        with meshes.traced_for("gpu"):
+            self.assertNotIn("custom_vmap", text(None))
 
     def test_whole_rows_of_16_bits_by_products_and_by_the_kernel(self):
         heads, groups = 4, 2

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from raslik_jax import meshes
 from raslik_jax.run import cost, gpus
 from raslik_jax.sketch import head
 
@@ -35,6 +36,6 @@ def test_a_step_for_a_mesh_is_that_of_its_device():
 
 def test_tiles_of_the_head_are_those_of_the_platform():
     here = head.tile_shape()
-    with head.traced_for("gpu"):
+    with meshes.traced_for("gpu"):
         assert head.tile_shape() > here
     assert head.tile_shape() == here

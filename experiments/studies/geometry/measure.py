@@ -164,6 +164,7 @@ class Bench:
         from jax import flatten_util
 
         from raslik_jax.data import batches
+        from raslik_jax.models import decoder
 
         self.workspace = workspace
         self.start_P, self.unravel = flatten_util.ravel_pytree(workspace.finetuned)
@@ -172,8 +173,10 @@ class Bench:
         self._rows = [batches.make_batch(encoded, one) for one in plans]
         self._count = len(rows)
         self._bent: dict[bytes, np.ndarray] = {}  # of unit vectors
+        # Attention that can be differentiated forward.
+        bound = decoder.bind(workspace.model.graphdef, attention="xla")
         self._nll, self._gradients, self._bend, self._sharpen = map(
-            jax.jit, _functions(workspace.model.decoder, self.unravel)
+            jax.jit, _functions(bound, self.unravel)
         )
 
     def of_rows(self, function: Callable[..., Any], *given: Any) -> np.ndarray:
