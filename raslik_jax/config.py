@@ -174,8 +174,8 @@ class SketchConfig(Stage):
     batch_tokens: int = setting(8192, "Tokens of one batch of gradients, padding included.", low=1)
     num_buckets: int = setting(
         0,
-        "Padded lengths that batches may have, each a program to compile; 0: as many as save a "
-        "batch each, at most 12.",
+        "Padded lengths that batches may have, each a program to compile; 0: as many as save more "
+        "than compiling takes, at most 12.",
         low=0,
     )
     chunk_rows: int = setting(

@@ -129,7 +129,7 @@ class Bench:
         encoded = self.workspace.cut(
             self.workspace.train_rows, "training examples", targets=self.config.sketch.targets
         )
-        plans = sketch_stage.plan_batches(self.config, encoded)
+        plans = sketch_stage.plan_batches(self.workspace, encoded)
         shapes = [(part.rows.size, part.length, part.num_targets) for part in plans]
         common = max(set(shapes), key=shapes.count)
         alike = [part for part, shape in zip(plans, shapes, strict=True) if shape == common]

@@ -15,6 +15,7 @@ from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.models.presets import MODEL_PRESETS
+from raslik_jax.run.stages.sketch import program_tokens
 from raslik_jax.settings import setting
 from raslik_jax.sketch import gradients, hashing, head, loss, projections, theory
 from raslik_jax.sketch.families import PROJECTIONS
@@ -35,7 +36,7 @@ class Options(harness.ModelOptions):
     batch_tokens: int = setting(8192, "Tokens of a batch, at most.", low=8)
     micro_tokens: int = setting(0, "Tokens of a batch that are held at a time; 0 for all.", low=0)
     num_buckets: int = setting(
-        0, "Padded lengths, at most; 0: as many as save a batch each, at most 12.", low=0
+        0, "Padded lengths, at most; 0: as many as the sketch stage chooses.", low=0
     )
     remat: bool = setting(False, "Recompute each layer in the backward pass.")
     compare: Literal["none", "torch_loop"] = setting("none", "A peer to measure in the same run.")
@@ -128,6 +129,7 @@ def make_plan(options: Options, subject: Subject) -> Plan:
         ids=rows.ids,
         num_buckets=options.num_buckets,
         batch_tokens=options.batch_tokens,
+        program_tokens=program_tokens(subject.model.config),
     )
     shapes = []
     for length in sorted({plan.length for plan in plans}):

@@ -60,6 +60,7 @@ def plan_batches(
     ids: Sequence[str],
     num_buckets: int = 0,
     batch_tokens: int = 8192,
+    program_tokens: int = 0,
     multiple: int = 8,
 ) -> tuple[BatchPlan, ...]:
     """Returns the batches of a corpus in sketching order: by bucket, then by id.
@@ -70,8 +71,8 @@ def plan_batches(
     one row per batch is a dummy, all of them at the bucket's end. The order of the rows plays no
     part, their ids have to differ.
 
-    `num_buckets` is the most shapes there are; 0: at most 12, of which each saves at least a whole
-    batch, since its program takes as long to compile as a batch or more to compute. `batch_tokens`
+    `num_buckets` is the most shapes there are; 0: at most 12, each of which saves as many tokens as
+    could be computed while its program is compiled, `program_tokens` (0: a batch). `batch_tokens`
     is the largest B * L: a longer row is refused; `multiple` divides every L and T.
     """
 
@@ -84,7 +85,8 @@ def plan_batches(
             f"rows must have at most {batch_tokens=}, got one of {padded_N.max()} tokens: raise it "
             "or lower max_len"
         )
-    edges = _bucket_edges(padded_N, num_buckets, batch_tokens)
+    program = 0 if num_buckets else program_tokens or batch_tokens
+    edges = _bucket_edges(padded_N, num_buckets or _MOST_BUCKETS, batch_tokens, program)
     bucket_N = np.searchsorted(edges, padded_N)
     plans: list[BatchPlan] = []
     for bucket, edge in enumerate(edges.tolist()):
@@ -98,13 +100,13 @@ def plan_batches(
 
 
 def _bucket_edges(
-    padded_N: Int[np.ndarray, " N"], num_buckets: int, batch_tokens: int
+    padded_N: Int[np.ndarray, " N"], num_buckets: int, batch_tokens: int, program: int
 ) -> Int[np.ndarray, " M"]:
     """Returns the upper edges, each the length of some row, of the cheapest buckets.
 
     best[k][j] = min over i < j of best[k - 1][i] + cost[i + 1, j]: k buckets for the distinct
-    lengths up to the j-th, where cost counts the tokens in the rectangles of one bucket, and one
-    batch for its program where num_buckets is 0.
+    lengths up to the j-th, where cost counts the tokens in the rectangles of one bucket, and the
+    `program` ones beside.
     """
     length_M, count_M = np.unique(padded_N, return_counts=True)
     below_M = np.concatenate([[0], np.cumsum(count_M)])
@@ -113,13 +115,12 @@ def _bucket_edges(
     num_batches = -(-rows // (batch_tokens // length_M))
     batch_size = -(-rows // np.maximum(num_batches, 1))
     impossible = np.iinfo(np.int64).max // 4
-    program = 0 if num_buckets else batch_tokens
     cost = np.where(rows > 0, num_batches * batch_size * length_M + program, impossible)
 
     best = cost[0]
     came_from = []
     best_by_count = [best[-1]]
-    for _ in range(1, min(num_buckets or _MOST_BUCKETS, len(length_M))):
+    for _ in range(1, min(num_buckets, len(length_M))):
         totals = best[:-1, None] + cost[1:, :]
         came_from.append(np.argmin(totals, axis=0))
         best = totals.min(axis=0)

@@ -342,7 +342,14 @@ class AbstractRun:
             found[Shape(batch, length, length // 2 if answer <= length // 2 else length)] += 1
         return {shape: count * steps / _DRAWS for shape, count in found.items()}
 
-    def planned(self, count: int, *, num_buckets: int, targets: str = "response") -> Shapes:
+    def planned(
+        self,
+        count: int,
+        *,
+        num_buckets: int,
+        targets: str = "response",
+        program_tokens: int = 0,
+    ) -> Shapes:
         """Returns how often rows as long as Alpaca's, planned as batches, have which shape."""
         if not count:
             return {}
@@ -354,6 +361,7 @@ class AbstractRun:
             ids=[f"{row:09d}" for row in range(count)],
             num_buckets=num_buckets,
             batch_tokens=self.config.sketch.batch_tokens,
+            program_tokens=program_tokens,
         )
         return collections.Counter(Shape(p.rows.size, p.length, p.num_targets) for p in plans)
 
@@ -486,13 +494,16 @@ class AbstractRun:
         if sketch.chosen_weights(self.workspace):
             of_run = functools.partial(jax.eval_shape, of_run)
         points, held = of_run(adapters, base)
+        with meshes.traced_for(self.platform):
+            program_tokens = sketch.program_tokens(self.workspace.sketch_model.decoder.config)
+        planned: Any = {"num_buckets": settings.num_buckets, "targets": settings.targets}
         program = self.program(
             f"sketch {family} {size}",
             sketch.sketch_step(self.workspace),
             projection,
             points,
             held,
-            shapes=self.planned(rows, num_buckets=settings.num_buckets, targets=settings.targets),
+            shapes=self.planned(rows, program_tokens=program_tokens, **planned),
             passes=2 * self.num_adapters,
         )
         return Work(disk_bytes, [program] * passes)

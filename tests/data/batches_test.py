@@ -158,12 +158,12 @@ class PlanTest(parameterized.TestCase):
         waste = 1 - sum(lengths) / computed
         self.assertAlmostEqual(bt.padding_waste(plans, np.array(lengths)), waste)
 
-    @given(_LENGTHS)
-    def test_a_program_that_nobody_limits_costs_a_batch(self, lengths):
-        plans = _plan(lengths, num_buckets=0)
+    @given(_LENGTHS, st.sampled_from([0, 1, 30, 128, 1000]))
+    def test_programs_that_nobody_limits_cost_what_is_said_or_a_batch(self, lengths, program):
+        plans = _plan(lengths, num_buckets=0, program_tokens=program)
         computed = sum(plan.rows.size * plan.length for plan in plans)
-        num_programs = len({plan.length for plan in plans})
-        self.assertEqual(computed + 128 * num_programs, _cheapest(lengths, 12, 128, program=128))
+        num_programs, cost = len({plan.length for plan in plans}), program or 128
+        self.assertEqual(computed + cost * num_programs, _cheapest(lengths, 12, 128, program=cost))
 
     @given(_LENGTHS, st.randoms(use_true_random=False))
     def test_order_of_the_corpus_plays_no_part(self, lengths, random):

@@ -308,7 +308,7 @@ def score_rows(
     found = {}
     for name, projection in (("raslik", small), ("exact kernel", whole)):
         sketch = sketch_lib.sketch_function(workspace, projection, adapters)
-        plans = sketch_lib.plan_batches(config, encoded)
+        plans = sketch_lib.plan_batches(workspace, encoded)
         row_NK, _ = batches.map_rows(sketch, encoded, plans)
         query_QK = sketch_lib.sketch_queries(workspace, sketch, queries)
         mean_K = np.asarray(row_NK.mean(axis=0, dtype=np.float64))

@@ -94,7 +94,7 @@ def make_step_effects(workspace: Workspace, folder: pathlib.Path) -> None:
         found = sketch(batch)
         return (found.unit_BK @ mean_MK.T) * found.norm_B[:, None], found.norm_B
 
-    plans = sketch_lib.plan_batches(config, encoded)
+    plans = sketch_lib.plan_batches(acting, encoded)
     act_NM, norm_N = batches.map_rows(act, encoded, plans, bar="effects of steps")
     write_scores(workspace, folder, np.where(norm_N[:, None] > 0, act_NM, -np.inf))
 
@@ -111,7 +111,7 @@ def _mean_gradient(
     workspace: Workspace, sketch: sketch_lib.Sketch, rows: Sequence[Example]
 ) -> Float[np.ndarray, " K"]:
     encoded = workspace.encode(rows, "rows")
-    plans = sketch_lib.plan_batches(workspace.config, encoded)
+    plans = sketch_lib.plan_batches(workspace, encoded)
     parts = batches.each_batch(sketch, encoded, plans)
     total_K = sum((found.norm_B[:, None] * found.unit_BK).sum(axis=0) for _, found in parts)
     return np.asarray(total_K / len(rows), np.float32)

@@ -153,7 +153,7 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     encoded = workspace.cut(
         workspace.train_rows, "training examples", targets=config.sketch.targets
     )
-    plans = sketch_lib.plan_batches(config, encoded)
+    plans = sketch_lib.plan_batches(workspace, encoded)
     mean_K = None
     if settings.center:
         total_K = np.zeros(size)

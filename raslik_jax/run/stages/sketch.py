@@ -23,7 +23,7 @@ from raslik_jax.files import write_json
 from raslik_jax.index import build
 from raslik_jax.index.claims import Claims
 from raslik_jax.index.store import SketchStore
-from raslik_jax.models import checkpoint
+from raslik_jax.models import checkpoint, decoder
 from raslik_jax.progress import progress
 from raslik_jax.run import memory
 from raslik_jax.run.workspace import Workspace
@@ -32,6 +32,11 @@ from raslik_jax.sketch.loss import example_loss
 
 # From a batch to the unit sketches and norms of its rows.
 Sketch = Callable[[batches.Batch], gradients.Sketches]
+
+# Operations that are done while a program is compiled: on a CPU 4.5 s at 1e11 a second, as measured
+# (docs/notes/sketch.md); on a GPU 20 s at 2e14, by estimate.
+_PROGRAM_OPERATIONS = {"cpu": 4.5e11}
+_PROGRAM_OPERATIONS_ELSEWHERE = 4e15
 
 
 def _loss(workspace: Workspace, batch: batches.Batch) -> gradients.ExampleLoss:
@@ -133,14 +138,27 @@ def make_projection(workspace: Workspace, adapters: Sequence[Tree]) -> projectio
     return projections.init_projection(workspace.config.seed, settings.projection, num_params, size)
 
 
-def plan_batches(config: Config, encoded: encoding.Encoded) -> tuple[batches.BatchPlan, ...]:
+def program_tokens(config: decoder.ModelConfig) -> int:
+    """Returns the tokens of a model whose gradients take about as long as compiling a program.
+
+    It goes by platform and model alone, so that all jobs on an index plan the same batches.
+    """
+    _, _, base = decoder.abstract(config, None)
+    # A gradient takes two operations for each weight forward, and two back.
+    operations = _PROGRAM_OPERATIONS.get(meshes.platform(), _PROGRAM_OPERATIONS_ELSEWHERE)
+    return max(int(operations / (4 * decoder.count_parameters(base))), 1)
+
+
+def plan_batches(workspace: Workspace, encoded: encoding.Encoded) -> tuple[batches.BatchPlan, ...]:
     """Returns the batches that gradients are taken in."""
+    settings = workspace.config.sketch
     return batches.plan_batches(
         encoded.lengths_N,
         encoded.num_targets_N,
         ids=encoded.ids,
-        num_buckets=config.sketch.num_buckets,
-        batch_tokens=config.sketch.batch_tokens,
+        num_buckets=settings.num_buckets,
+        batch_tokens=settings.batch_tokens,
+        program_tokens=program_tokens(workspace.sketch_model.decoder.config),
     )
 
 
@@ -161,7 +179,7 @@ def sketch_queries(
     config = workspace.config
     encoded = workspace.encode(queries, "queries", targets=config.sketch.targets)
     encoding.require_answers(encoded, "the queries", max_len=config.corpus.max_len)
-    plans = plan_asked(config, encoded) if is_asked else plan_batches(config, encoded)
+    plans = plan_asked(config, encoded) if is_asked else plan_batches(workspace, encoded)
     return batches.map_rows(lambda batch: sketch(batch).unit_BK, encoded, plans)
 
 
@@ -190,7 +208,7 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
         print(f"    sketch_size {settings.size} exceeds the {num_params} parameters")
     sketch = sketch_function(workspace, projection, adapters)
     encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
-    plans = plan_batches(config, encoded)
+    plans = plan_batches(workspace, encoded)
     create = functools.partial(
         SketchStore.create,
         folder / "index",
