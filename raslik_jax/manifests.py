@@ -15,6 +15,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from raslik_jax import processes
 from raslik_jax.files import check_shape, hash_file, read_json, write_json
 from raslik_jax.messages import shown, some_of
 
@@ -223,8 +224,7 @@ def versions() -> dict[str, str]:
     """Returns the versions of what a result may depend on; imports none of it."""
     found = {"python": platform.python_version(), "machine": platform.platform()}
     # Products are split by the cores there are, and so rounded otherwise.
-    used = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found["cpus"] = f"{used} of {os.cpu_count()}"
+    found["cpus"] = f"{processes.usable_cpus()} of {os.cpu_count()}"
     for name in _PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)

@@ -214,6 +214,12 @@ def is_first() -> bool:
     return _job.number == 0
 
 
+def usable_cpus() -> int:
+    """Returns how many cores of this machine the process may run on."""
+    whole = os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else whole
+
+
 def from_first(make: Callable[[], _T]) -> _T:
     """Returns in every process what the first one makes, a JSON value; an error of it ends all."""
     if count() == 1:
