@@ -7,8 +7,8 @@ A unit of work takes
 where the first is not stretched with the second: a program is compiled once. Programs and
 operations are counted as a dry run counts them, without tracing any. Both rates are those of the
 units that this run has made; before there are any, a program is taken to need `COMPILE_SECONDS` of
-a dry run, and an operation what a matrix product on the device does. What cannot be counted yet is
-named and not guessed.
+a dry run, and an operation what a matrix product on the device does; where there are few, what it
+does on one core. What cannot be counted yet is named and not guessed.
 """
 
 import contextlib
@@ -27,8 +27,10 @@ from raslik_jax.run import cost, forecast, programs
 from raslik_jax.run.units import Around, Unit
 from raslik_jax.run.workspace import Workspace
 
-# Fewer operations than these take no time beside compiling, and the device is not measured.
-_WORTH = 1e11
+# Fewer operations than these take a CPU some seconds and others none; the device is not measured,
+# which takes a fifth of a second, but taken to do so many a second.
+_WORTH = 1e12
+_ASSUMED_RATE = {"cpu": 1e11}
 # Programs of a training's probes: the likelihoods of the sets and of other rows, greedy answers.
 _OF_PROBES = 3
 # A line is printed before a unit where the last one is so old.
@@ -215,7 +217,8 @@ class Watch:
     ):
         self._count, self._compiling, self._clock, self._say = count, compiling, clock, say
         self._unmeasured: Callable[[], float | None] | None = unmeasured
-        self._per_operation: float | None = 0.0
+        rate = _ASSUMED_RATE.get(meshes.platform())
+        self._per_operation: float | None = 1 / rate if rate else 0.0
         self._parts: Sequence[Part] = ()
         self._spent: list[Spent] = []
         self._start = self._begin = clock()
