@@ -24,7 +24,8 @@ class Encoded(NamedTuple):
     `start_N` is the position of the first token that counts in the loss; `pad_id` fills up the
     rectangles; the model takes at most `limit` tokens, padding included. Where some row has other
     tokens among its targets, as a conversation of several turns has, `masks` says of every token
-    whether it counts; None where all from `start_N` on do.
+    whether it counts; None where all from `start_N` on do. `weight_N` is what each row counts in
+    the mean of a step, 1 in the mean over rows; None where all count alike.
     """
 
     ids: tuple[str, ...]
@@ -33,6 +34,7 @@ class Encoded(NamedTuple):
     pad_id: int
     limit: int = _NO_LIMIT
     masks: tuple[np.ndarray, ...] | None = None
+    weight_N: np.ndarray | None = None
 
     @property
     def lengths_N(self) -> Int[np.ndarray, " N"]:
@@ -60,6 +62,7 @@ class Encoded(NamedTuple):
             tokens=tuple(self.tokens[row] for row in rows.tolist()),
             start_N=self.start_N[rows],
             masks=self.masks and tuple(self.masks[row] for row in rows.tolist()),
+            weight_N=None if self.weight_N is None else self.weight_N[rows],
         )
 
     def named(self, ids: Sequence[str]) -> "Encoded":

@@ -20,10 +20,20 @@ from raslik_jax.files import read_json_lines
 from raslik_jax.index.combine import Aggregate, aggregate_scores, best_positions, opposite
 from raslik_jax.messages import shown, some_of
 from raslik_jax.retrieve import acting
+from raslik_jax.retrieve.own_settings import (
+    Bm25Settings,
+    CoverageSettings,
+    EmbeddingSettings,
+    GivenSettings,
+    MixedSettings,
+    MixtureSettings,
+    QueryText,
+    TrialSettings,
+    TwoStageSettings,
+    WeightedSettings,
+)
 from raslik_jax.retrieve.selectors import Selection, select_by_count, spread_retain
-from raslik_jax.settings import Settings, setting
-
-QueryText = Literal["prompt", "prompt_and_output"]
+from raslik_jax.settings import Settings
 
 
 class Request(NamedTuple):
@@ -65,7 +75,8 @@ class Strategy(NamedTuple):
     that is left out where no strategy needs it. `ranks_all` says whether the forget score orders
     all examples and can be measured as a ranking, `brings_sets` whether all that is not barred is
     in a set, whatever the sizes of others. An empty color or marker is the next one that no
-    strategy has; `is_subject` marks the one that reports speak of where it was run.
+    strategy has; `is_subject` marks the one that reports speak of where it was run. `is_weighted`
+    says that its scores are what its rows count in a step; its sets may be smaller than asked for.
     """
 
     title: str
@@ -77,6 +88,7 @@ class Strategy(NamedTuple):
     color: str = ""
     marker: str = ""
     is_subject: bool = False
+    is_weighted: bool = False
 
     @property
     def is_by_gradients(self) -> bool:
@@ -95,6 +107,9 @@ def choose(record: Strategy, request: Request) -> tuple[Scores, Selection]:
     scores, sizes = record.score(request), (request.num_forget, request.num_retain)
     if record.brings_sets:
         sizes = int((scores[0] > -np.inf).sum()), int((scores[1] > -np.inf).sum())
+    if record.is_weighted:
+        counts = [int((score_N > -np.inf).sum()) for score_N in scores]
+        sizes = min(sizes[0], counts[0]), min(sizes[1], counts[1])
     ids = [row.example_id for row in request.examples]
     forget_N, retain_N = scores
     if record.ranks_all and request.retain_within:
@@ -137,96 +152,6 @@ def _poles(request: Request, score_N: Float[np.ndarray, " N"]) -> Scores:
     """Returns s_F and s_R = -s_F, minus infinity in both where barred."""
     forget_N = np.where(request.is_eligible_N, score_N, -np.inf)
     return Scores(forget_N, opposite(forget_N))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Bm25Settings(Settings):
-    """Settings of BM25."""
-
-    query_text: QueryText = setting(
-        "prompt", "Text of a query; its output is that of --sketch.query_output."
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EmbeddingSettings(Bm25Settings):
-    """Settings of EmbeddingSim."""
-
-    checkpoint: str = setting(
-        "BAAI/bge-base-en-v1.5",
-        "BERT or RoBERTa encoder, a directory or hub name.",
-        is_path=True,
-        auto="AutoModel",
-    )
-    pooling: Literal["", "cls", "mean"] = setting("", "Pooling, where the checkpoint does not say.")
-
-    def problems(self) -> list[str]:
-        return [] if self.checkpoint else ["--checkpoint must be given, got none"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GivenSettings(Settings):
-    """Sets that somebody chose, or edited."""
-
-    forget_file: str = setting(
-        "",
-        "JSONL of the rows to forget, such as an edited forget.jsonl of a run or of raslik query: "
-        "training rows by their id, or place, or text.",
-        is_path=True,
-    )
-    retain_file: str = setting(
-        "",
-        "JSONL of the rows to retain, likewise; empty: as many others at random.",
-        is_path=True,
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MixtureSettings(Settings):
-    """Settings of controlled randomization."""
-
-    oracle_share: float = setting(0.5, "Share of the forget set from the oracle.", low=0, high=1)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TwoStageSettings(Settings):
-    """Settings of finding by one gradient and choosing by another."""
-
-    candidates: float = setting(
-        4.0, "Rows found for each one that is chosen; 0: all are chosen from.", zero_or=1.0
-    )
-    collateral: float = setting(
-        1.0, "Nats of a normal row that weigh as much as one of a query; 0: none.", low=0
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CoverageSettings(Settings):
-    """Settings of covering all queries."""
-
-    candidates: float = setting(4.0, "Rows found for each one that is chosen.", low=1.0)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MixedSettings(Settings):
-    """Settings of a retain set of two roles."""
-
-    protect_share: float = setting(
-        0.5,
-        "Share of the retain set that is there to protect normal rows; the rest pulls against the "
-        "queries, as the whole set does in the paper.",
-        low=0,
-        high=1,
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrialSettings(MixedSettings):
-    """Settings of a trial run."""
-
-    rows: int = setting(64, "Rows of each set, those of both ends of the scores.", low=1)
-    steps: int = setting(32, "Steps of the trial.", low=1)
-    learning_rate: float = setting(5e-4, "Learning rate of its BASE_KLR.", above=0)
 
 
 def random(request: Request) -> Scores:
@@ -381,6 +306,41 @@ def two_stage(request: Request) -> Scores:
     return Scores(*parts)
 
 
+def weighted(request: Request) -> Scores:
+    """Returns the weights of `acting.weigh_sets`, of the rows nearest to RASLIK's poles.
+
+    There are `candidates` times the size of each set. Rows of weight 0 are barred; a ValueError
+    where a set has no other.
+    """
+    found, effect_NM = (
+        _poles(request, request.scores["influence"]),
+        _columns(request, "row_effects"),
+    )
+    settings, sizes = request.settings, (request.num_forget, request.num_retain)
+    parts = []
+    for pole_N, size in zip(found, sizes, strict=True):
+        most = math.ceil(settings.candidates * size) if settings.candidates else len(pole_N)
+        count = min(most, int((pole_N > -np.inf).sum()))
+        parts.append(best_positions(pole_N, _ids(request), count))
+    weights = acting.weigh_sets(
+        *(effect_NM[part] for part in parts),
+        num_queries=len(request.queries),
+        collateral=settings.collateral,
+        ridge=settings.ridge,
+    )
+    scores = []
+    for kind, part, weight_C in zip(("forget", "retain"), parts, weights, strict=True):
+        if not (weight_C > 0).any():
+            raise ValueError(
+                f"the {kind} set must have a row of positive weight, none of {len(part):,} "
+                "candidates helps to raise the loss of the queries: raise "
+                "--retrieve.weighted.candidates, or take another strategy"
+            )
+        scores.append(np.full(len(effect_NM), -np.inf))
+        scores[-1][part] = np.where(weight_C > 0, weight_C, -np.inf)
+    return Scores(*scores)
+
+
 def coverage(request: Request) -> Scores:
     """Returns a forget set that all queries have a share in, with RASLIK's retain set."""
     found, each_NQ = _poles(request, request.scores["influence"]), _columns(request, "each_query")
@@ -475,6 +435,13 @@ STRATEGIES: dict[str, Strategy] = {
     "raslik": by_score("RASLIK", "influence", color="#D55E00", marker="^", is_subject=True),
     # Sets that are chosen by what a step does (docs/studies/sets.md).
     "two_stage": _TWO_STAGE,
+    "weighted": Strategy(
+        "Weighted",
+        weighted,
+        needs=("influence", "row_effects"),
+        settings=WeightedSettings(),
+        is_weighted=True,
+    ),
     "action": variant(_TWO_STAGE, "Action", candidates=0.0, collateral=0.0),
     "coverage": Strategy(
         "Coverage", coverage, needs=("influence", "each_query"), settings=CoverageSettings()

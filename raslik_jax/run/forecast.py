@@ -132,6 +132,9 @@ WORK: dict[Callable[..., None], Callable[..., Work]] = {
     ),
     # Also of the queries, and of some normal rows.
     acting.make_step_effects: lambda run: run.sketching(run.sizes.train, 8.0 * run.sizes.train),
+    acting.make_row_effects: lambda run: run.sketching(
+        run.sizes.train, 4.0 * run.sizes.train * (run.queries["retrieval"] + acting.NORMAL_ROWS)
+    ),
     acting.make_damage: AbstractRun.trial,
     retrieve.make_sizes: lambda run: Work(100.0),
     retrieve.make_sets: lambda run, strategy: Work(500.0 * (run.sizes.forget + run.sizes.retain)),

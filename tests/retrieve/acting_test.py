@@ -5,11 +5,12 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy import optimize
 
 from raslik_jax.data.examples import Example
 from raslik_jax.retrieve import acting
 from raslik_jax.retrieve.selectors import select_by_count
-from raslik_jax.retrieve.strategies import STRATEGIES, Request
+from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
 
 _N, _FORGET, _RETAIN = 30, 5, 6
 _IDS = [f"id{i:02d}" for i in range(_N)]
@@ -22,12 +23,18 @@ def _request(**changes):
         "step_effects": generator.normal(size=(_N, 2)),
         "each_query": generator.normal(size=(_N, 4)),
         "damage": generator.normal(size=_N),
+        "row_effects": generator.normal(size=(_N, 5)),
     }
     options = {"num_forget": _FORGET, "num_retain": _RETAIN, "scores": scores | changes}
     rows = [Example(name, "a", "", "b") for name in _IDS]
     eligible_N = np.ones(_N, bool)
     return Request(
-        examples=rows, is_eligible_N=eligible_N, seed=0, retain_from="anywhere", **options
+        examples=rows,
+        is_eligible_N=eligible_N,
+        seed=0,
+        retain_from="anywhere",
+        queries=rows[:3],
+        **options,
     )
 
 
@@ -120,3 +127,95 @@ def test_more_rows_to_protect_than_are_normal_are_refused_in_one_sentence():
     record = STRATEGIES["protect"]
     with pytest.raises(ValueError, match="protect normal ones must be 0 to the 15 .* got 16"):
         record.score(_request()._replace(num_retain=16, settings=record.settings))
+
+
+def _stacked(effect_MC, target_M, ridge):
+    """The same problem without a ridge: its price is the square of more rows."""
+    num_rows = effect_MC.shape[1]
+    rows = np.concatenate([effect_MC, np.sqrt(ridge) * np.eye(num_rows)])
+    return rows, np.concatenate([target_M, np.zeros(num_rows)])
+
+
+@pytest.mark.parametrize("shape", [(3, 40), (12, 5), (20, 90), (1, 1)])
+@pytest.mark.parametrize("ridge", [1e-4, 0.1, 30.0])
+def test_weights_meet_the_conditions_of_the_minimum(shape, ridge):
+    generator = np.random.default_rng(shape[1])
+    effect_MC, target_M = generator.normal(size=shape), np.abs(generator.normal(size=shape[0]))
+    weight_C = acting.weigh_rows(effect_MC, target_M, ridge=ridge)
+    slope_C = effect_MC.T @ (effect_MC @ weight_C - target_M) + ridge * weight_C
+    assert (weight_C >= 0).all()
+    assert (slope_C >= -1e-7).all()  # no row is to be raised
+    np.testing.assert_allclose(slope_C[weight_C > 0], 0, atol=1e-7)  # nor lowered
+    expected_C, _ = optimize.nnls(*_stacked(effect_MC, target_M, ridge))
+    np.testing.assert_allclose(weight_C, expected_C, atol=1e-6)
+
+
+def test_weights_are_the_best_over_all_supports():
+    generator = np.random.default_rng(4)
+    effect_MC, target_M = generator.normal(size=(4, 6)), np.array([1.0, 1.0, 0.0, 0.0])
+    rows, target = _stacked(effect_MC, target_M, 0.2)
+    best_C, least = np.zeros(6), target @ target
+    for size in range(1, 7):
+        for support in map(list, itertools.combinations(range(6), size)):
+            weight = np.linalg.lstsq(rows[:, support], target, rcond=None)[0]
+            left = ((rows[:, support] @ weight - target) ** 2).sum()
+            if (weight >= 0).all() and left < least:
+                best_C, least = np.zeros(6), left
+                best_C[support] = weight
+    assert 0 < (best_C > 0).sum() < 6
+    np.testing.assert_allclose(acting.weigh_rows(effect_MC, target_M, ridge=0.2), best_C, atol=1e-9)
+
+
+def test_nothing_has_a_weight_where_no_row_acts():
+    assert not acting.weigh_rows(-np.ones((2, 3)), np.ones(2), ridge=1.0).any()
+    assert not acting.weigh_rows(np.zeros((2, 3)), np.ones(2), ridge=1.0).any()
+
+
+def test_too_small_a_ridge_is_refused_in_one_sentence(monkeypatch):
+    monkeypatch.setattr(acting, "_MOST_STEPS", 1)
+    with pytest.raises(ValueError, match=r"in 1 steps, .* ridge of 0.1: raise --retrieve.weigh"):
+        acting.weigh_rows(np.ones((2, 3)), np.ones(2), ridge=0.1)
+
+
+@pytest.mark.parametrize("collateral", [0.0, 0.7])
+@pytest.mark.parametrize("times", [0.0, 2.0])
+def test_weights_are_of_a_step_that_raises_all_queries_alike(times, collateral):
+    request = _request()
+    influence, effect = request.scores["influence"], request.scores["row_effects"]
+    sizes = [int(times * size) if times else _N for size in (_FORGET, _RETAIN)]
+    poles = _best(range(_N), influence, sizes[0]), _best(range(_N), -influence, sizes[1])
+    rows = [(+1, row) for row in poles[0]] + [(-1, row) for row in poles[1]]
+
+    # Three queries, two normal rows.
+    def acts(sign, row, place):
+        share = 1 / 3 if place < 3 else collateral / 2
+        return sign * effect[row, place] * np.sqrt(share)
+
+    matrix = np.array([[acts(*one, place) for one in rows] for place in range(5)])
+    ridge = 0.3 * np.mean([sum(acts(*one, place) ** 2 for place in range(5)) for one in rows])
+    target = np.array([np.sqrt(1 / 3)] * 3 + [0, 0])
+    weights = optimize.nnls(*_stacked(matrix, target, ridge))[0]
+    expected = [
+        {row: w for (sign, row), w in zip(rows, weights, strict=True) if sign == one and w > 1e-9}
+        for one in (1, -1)
+    ]
+    record = STRATEGIES["weighted"]
+    own = {"candidates": times, "collateral": collateral, "ridge": 0.3}
+    settings = dataclasses.replace(record.settings, **own)
+    scores, chosen = choose(record, request._replace(settings=settings))
+    for score_N, found, weight, most in zip(
+        scores, chosen, expected, (_FORGET, _RETAIN), strict=True
+    ):
+        assert found.tolist() == sorted(weight, key=lambda row: -weight[row])[:most]
+        np.testing.assert_allclose(score_N[found], [weight[row] for row in found], rtol=1e-6)
+    assert not {*expected[0]} & {*expected[1]}
+
+
+def test_weights_that_are_infeasible_are_refused_in_one_sentence():
+    record, effect = STRATEGIES["weighted"], np.random.default_rng(0).normal(size=(_N, 5))
+    for sign, kind in ((-1, "forget"), (1, "retain")):
+        effect[:, :3] = sign * np.abs(effect[:, :1])  # alike with every query
+        settings = dataclasses.replace(record.settings, collateral=0.0, candidates=2.0)
+        request = _request(row_effects=effect)._replace(settings=settings)
+        with pytest.raises(ValueError, match=f"^the {kind} set must have a row of pos.* none of 1"):
+            record.score(request)

@@ -112,7 +112,15 @@ _DECIDES = {
     ("evaluate.bootstrap_resamples", 100): "",
     ("evaluate.perplexity_examples", 5): _LIKELIHOOD,
 }
-_NEEDS = ("influence", "each_query", "step_effects", "damage", "embeddings", "exact_kernel")
+_NEEDS = (
+    "influence",
+    "each_query",
+    "step_effects",
+    "row_effects",
+    "damage",
+    "embeddings",
+    "exact_kernel",
+)
 # What the metrics alone are taken with, what a run by other settings reads, and what decides which
 # units there are.
 _ELSEWHERE = (

@@ -166,6 +166,58 @@ class TrainingStageTest(parameterized.TestCase):
         self.assertLen(log, 9)
         self.assertGreater(log[-1]["forget_nll"], log[0]["forget_nll"])
 
+    def unlearned_with(self, *, last=_ROWS[5], **weights):
+        """Returns the leaves of the adapter after weighted sets; `last` is the last to forget."""
+        folder = self.root / "retrieve" / "weighted"
+        folder.mkdir(exist_ok=True)
+        for kind, rows in (("forget", (*_ROWS[:5], last)), ("retain", _ROWS[6:17])):
+            labels = [{"weight": weight} for weight in weights.get(kind, [1.0] * len(rows))]
+            write_examples(folder / f"{kind}.jsonl", rows, extra=labels)
+        folder = self.root / "after"
+        folder.mkdir(exist_ok=True)
+        unlearn_stage.unlearn(self.workspace, "weighted", "ga_gdr", folder)
+        return jax.tree.leaves(self.workspace.adapter("after", "epoch-1"))
+
+    def test_weights_of_rows_reach_the_step(self):
+        settings = dataclasses.replace(_UNLEARN, epochs=1)
+        self.workspace = _workspace(self.root, unlearn=settings)
+        plain = self.root / "plain"
+        plain.mkdir()
+        unlearn_stage.unlearn(self.workspace, "raslik", "ga_gdr", plain)
+        expected = jax.tree.leaves(self.workspace.adapter("plain", "epoch-1"))
+        # Equal weights are none, whatever their size.
+        found = self.unlearned_with(forget=[7.0] * 6, retain=[0.5] * 11)
+        for got, want in zip(found, expected, strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-6)
+        # What is in the place of a row of weight 0 is the same to all others.
+        heavy = [2.0, 0.5, 1.0, 1.5, 1.0, 0.0]
+        one, two = (self.unlearned_with(forget=heavy, last=_ROWS[n]) for n in (5, 18))
+        jax.tree.map(np.testing.assert_array_equal, one, two)
+        shift = max(float(np.abs(a - b).max()) for a, b in zip(one, expected, strict=True))
+        self.assertGreater(shift, 1e-3)
+
+    def test_weights_that_are_none_are_refused_in_one_sentence(self):
+        workspace, folder = _workspace(self.root), self.root / "retrieve" / "weighted"
+        folder.mkdir()
+        path = folder / "forget.jsonl"
+        write_examples(path, _ROWS[:2], extra=[{"weight": 1.0}, {"weight": 2.0}])
+        whole = path.read_text()
+        for text, said in (
+            ("-0.5", "finite numbers of 0 or more, '001' has -0.5"),
+            ("1e400", "finite numbers of 0 or more, '001' has inf"),
+            ('"1"', "finite numbers of 0 or more, '001' has '1'"),
+            ("null", "finite numbers of 0 or more, '001' has None"),
+        ):
+            path.write_text(whole.replace(": 2.0", f": {text}"))
+            must = (
+                f"^weights of retrieve/weighted/forget.jsonl must be {said}: correct it, or [^.]*$"
+            )
+            with self.assertRaisesRegex(ValueError, must):
+                unlearn_stage.read_set(workspace, "weighted", "forget")
+        path.write_text(whole.replace(": 1.0", ": 0").replace(": 2.0", ": 0.0"))
+        with self.assertRaisesRegex(ValueError, "must be above 0, all 2 are 0: correct it"):
+            unlearn_stage.read_set(workspace, "weighted", "forget")
+
     def probed(self, **probe):
         """Returns a function that unlearns with probes after every second step and epoch."""
         probe = config_lib.ProbeConfig(**{"steps": 2, "rows": 4, "answers": 0} | probe)

@@ -25,7 +25,7 @@ from raslik_jax.settings import replaced
 from raslik_jax.train import loop, steps
 
 # Rows of the lower half of the scores that stand for the normal ones.
-_NORMAL_ROWS = 128
+NORMAL_ROWS = 128
 # The objective of a trial: bounded, so that no step of it is too far.
 TRIAL = "base_klr"
 # What acts: the gradient that a step of unlearning takes.
@@ -81,29 +81,58 @@ def make_step_effects(workspace: Workspace, folder: pathlib.Path) -> None:
     a step eta g_x raises the loss of the others by eta times this, to first order. By sketches of
     the run's size, whose inner products are unbiased.
     """
-    config = replaced(workspace.config, _ACTING)
-    acting = Workspace(workspace.root, config)
+    acting, sketch = _acting(workspace)
+    parts = acting.retrieval_queries(), _normal_rows(workspace)
+    mean_MK = np.stack([_mean_gradient(acting, sketch, part) for part in parts])
+    _write_effects(acting, sketch, mean_MK, folder)
+
+
+@memory.explained("gradients of the trained loss", "--sketch.batch_tokens")
+def make_row_effects(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes <g_x, g> with each query, then with each of some normal rows, [N, M], in nats.
+
+    The gradients are those of `make_step_effects`.
+    """
+    acting, sketch = _acting(workspace)
+    rows = [*acting.retrieval_queries(), *_normal_rows(workspace)]
+    encoded = acting.encode(rows, "rows")
+    plans = sketch_lib.plan_batches(acting, encoded)
+    found = batches.map_rows(sketch, encoded, plans)
+    _write_effects(acting, sketch, found.norm_B[:, None] * found.unit_BK, folder)
+
+
+def _acting(workspace: Workspace) -> tuple[Workspace, sketch_lib.Sketch]:
+    """Returns the run with the gradient that a step of unlearning takes, and its sketches."""
+    acting = Workspace(workspace.root, replaced(workspace.config, _ACTING))
     adapters = sketch_lib.sketched_adapters(acting)
     projection = sketch_lib.make_projection(acting, adapters)
-    sketch = sketch_lib.sketch_function(acting, projection, adapters)
-    parts = acting.retrieval_queries(), _normal_rows(workspace)
-    mean_MK = meshes.place(np.stack([_mean_gradient(acting, sketch, part) for part in parts]))
+    return acting, sketch_lib.sketch_function(acting, projection, adapters)
+
+
+def _write_effects(
+    acting: Workspace,
+    sketch: sketch_lib.Sketch,
+    other_MK: Float[np.ndarray, "M K"],
+    folder: pathlib.Path,
+) -> None:
+    """Writes the inner products of every training example's gradient with others, [N, M]."""
+    placed_MK = meshes.place(other_MK)
     encoded = acting.cut(acting.train_rows, "training examples")
 
     def act(batch: batches.Batch) -> tuple[jax.Array, jax.Array]:
         found = sketch(batch)
-        return (found.unit_BK @ mean_MK.T) * found.norm_B[:, None], found.norm_B
+        return (found.unit_BK @ placed_MK.T) * found.norm_B[:, None], found.norm_B
 
     plans = sketch_lib.plan_batches(acting, encoded)
     act_NM, norm_N = batches.map_rows(act, encoded, plans, bar="effects of steps")
-    write_scores(workspace, folder, np.where(norm_N[:, None] > 0, act_NM, -np.inf))
+    write_scores(acting, folder, np.where(norm_N[:, None] > 0, act_NM, -np.inf))
 
 
 def _normal_rows(workspace: Workspace) -> Sequence[Example]:
     """Returns some rows of the lower half of the scores, drawn by the seed."""
     train, seed = workspace.corpus.train, workspace.config.seed
     normal = np.flatnonzero(lower_half(read_scores(workspace, "influence")))
-    drawn = shuffled(normal.tolist(), seed=seed, label="normal rows")[:_NORMAL_ROWS]
+    drawn = shuffled(normal.tolist(), seed=seed, label="normal rows")[:NORMAL_ROWS]
     return [train[row] for row in drawn]
 
 

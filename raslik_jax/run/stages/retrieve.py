@@ -221,6 +221,15 @@ SCORES: dict[str, tuple[dict[str, Any], ...]] = {
             "sketch.size sketch.query_output",
         },
     ),
+    "row_effects": (
+        {
+            "name": "retrieve/row_effects",
+            "make": acting.make_row_effects,
+            "reads": "{rows} {queries} {finetuned} retrieve/influence",
+            "settings": "{likelihood} sketch.base_format sketch.num_buckets sketch.projection "
+            "sketch.size sketch.query_output",
+        },
+    ),
     "damage": (
         {
             "name": "retrieve/damage",
@@ -375,6 +384,9 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
             {"is_target": rows[i].is_target, "source": rows[i].source, "score": float(score_N[i])}
             for i in chosen
         ]
+        if record.is_weighted:
+            mean = float(score_N[chosen].mean())
+            extra = [row | {"weight": row["score"] / mean} for row in extra]
         examples.write_examples(folder / f"{name}.jsonl", [rows[i] for i in chosen], extra=extra)
     without = _ids_where(rows, ~is_eligible_N)
     labels = [row.is_target for row in rows]
