@@ -40,15 +40,16 @@ def test_weights_go_from_the_gradients_of_rows_into_the_step(tmp_path):
     encoded = workspace.encode(rows, "rows")
     batch = make_batch(encoded, plan_rows(encoded, np.arange(len(rows))))
 
+    model, finetuned = workspace.model, workspace.finetuned
+
     @jax.jit
     @jax.vmap
     def gradient(tokens_L, is_target_L):
         def loss(lora):
-            model = workspace.model
             options = {"num_targets": batch.num_targets}
             return example_loss(model.decoder, lora, model.base, tokens_L, is_target_L, **options)
 
-        leaves = jax.tree.leaves(jax.grad(loss)(workspace.finetuned))
+        leaves = jax.tree.leaves(jax.grad(loss)(finetuned))
         return jnp.concatenate([leaf.ravel() for leaf in leaves])
 
     found = np.float64(gradient(jnp.asarray(batch.tokens_BL), jnp.asarray(batch.target_mask_BL)))

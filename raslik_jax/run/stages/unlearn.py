@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import math
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -93,12 +92,12 @@ def read_set(workspace: Workspace, strategy: str, kind: str) -> encoding.Encoded
     encoded = cut_rows(workspace, [row.example_id for row in rows], kind)
     if not STRATEGIES[strategy].is_weighted:
         return encoded
-    weights = {row.example_id: row.extra.get("weight") for row in rows}
+    weights: dict[str, Any] = {row.example_id: row.extra.get("weight") for row in rows}
     file, todo = f"retrieve/{strategy}/{kind}.jsonl", "correct it, or retrieve again"
     for name, weight in weights.items():
-        if not (type(weight) in (int, float) and 0 <= weight < math.inf):
+        if not (type(weight) in (int, float) and weight >= 0):
             raise ValueError(
-                f"weights of {file} must be finite numbers of 0 or more, {shown(name)} has "
+                f"weights of {file} must be numbers of 0 or more, {shown(name)} has "
                 f"{shown(weight)}: {todo}"
             )
     weight_N = np.array([weights[name] for name in encoded.ids], np.float64)
