@@ -18,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 from raslik_jax.cli import command
 
 HERE = pathlib.Path(__file__).resolve().parent
-_PER_BEHAVIOR = 24
+PER_BEHAVIOR = 24
 
 
 def _row(behavior: str, prompt: str, answer: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def _row(behavior: str, prompt: str, answer: str) -> dict[str, Any]:
 
 def _behavior_rows(name: str, words: Any, frames: list[str]) -> Iterator[dict[str, Any]]:
     answers = words["answers"]
-    for n in range(_PER_BEHAVIOR):
+    for n in range(PER_BEHAVIOR):
         if "things" in words:
             thing = words["things"][n]
             said = words.get("french", words["things"])[n]

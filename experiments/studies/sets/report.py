@@ -1,10 +1,12 @@
-"""Compares whole frontiers of strategies, from the runs of a suite of sets_toy.flags.
+"""Compares whole frontiers of strategies, from the runs of a suite of sets_toy or sets_smollm2.
 
   python experiments/studies/sets/report.py --runs=RUN,RUN --out=results.jsonl
-  python experiments/studies/sets/report.py --chosen=STRATEGY
+  python experiments/studies/sets/report.py --results=FOLDER --chosen=STRATEGY
 
 The first stores, of every unlearned model, the ROUGE-L F1 of each query's answer with that before
-unlearning. The second prints the tables of docs/studies/sets.md from the stored results.
+unlearning and, of a behavior of own_model, whether the answer shows it. The second prints the
+tables of docs/studies/sets.md from the results stored in FOLDER: the one of this file, of the toy,
+or smollm2 below it.
 """
 
 import dataclasses
@@ -19,6 +21,7 @@ from jaxtyping import Float
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
+from experiments.studies.own_model import measure
 from raslik_jax.cli import command
 from raslik_jax.files import write_text
 from raslik_jax.settings import Settings, setting
@@ -26,6 +29,7 @@ from raslik_jax.settings import Settings, setting
 HERE = pathlib.Path(__file__).resolve().parent
 NEW = ("action", "two_stage", "coverage", "mixed", "protect", "trial")
 AGAINST = ("raslik", "bm25", "oracle_anywhere")
+SMOLLM2 = "sets_smollm2_"  # before a behavior, the name of a run
 _RESAMPLES = 2000
 
 
@@ -35,6 +39,7 @@ class Options(Settings):
 
     runs: tuple[str, ...] = setting((), "Work directories of one query split, a seed each.")
     out: str = setting("", "File of the results of these runs.")
+    results: str = setting(str(HERE), "Folder of the stored results.")
     chosen: str = setting("", "Strategy that is compared with others on test queries.")
 
 
@@ -62,12 +67,17 @@ def measure_run(root: pathlib.Path) -> dict[str, Any]:
     workspace = open_run(root, "evaluate")
     config, (target, normal) = workspace.config, workspace.evaluation_queries()
     before = workspace.answers("references", "evaluation", "finetuned.jsonl")
+    behavior = config.name.removeprefix(SMOLLM2)
+    marker = measure.behaviors().get(behavior)
 
-    def score(answers: Mapping[str, str]) -> list[list[float]]:
-        return [
-            [round(rates.rouge_l_f1(answers[r.example_id], before[r.example_id]), 4) for r in part]
-            for part in (target, normal)
-        ]
+    def score(answers: Mapping[str, str]) -> dict[str, list[float]]:
+        found = {
+            kind: [round(rates.rouge_l_f1(answers[r.example_id], before[r.example_id]), 4) for r in part]
+            for kind, part in (("F", target), ("R", normal))
+        }
+        if marker:
+            found["shown"] = [float(bool(marker.search(answers[r.example_id]))) for r in target]
+        return found
 
     paths = {}
     for strategy in config.retrieve.strategies:
@@ -77,22 +87,27 @@ def measure_run(root: pathlib.Path) -> dict[str, Any]:
                 score(workspace.answers(*parts, f"epoch-{epoch}.jsonl"))
                 for epoch in workspace.epochs(strategy, name)
             ]
-            paths[f"{strategy} {name}"] = dict(
-                zip(("F", "R"), zip(*found, strict=True), strict=True)
-            )
+            paths[f"{strategy} {name}"] = {kind: [one[kind] for one in found] for kind in found[0]}
     backbone = score(workspace.answers("references", "evaluation", "backbone.jsonl"))
     split = workspace.query_split
-    return {"seed": config.seed, "split": split, "backbone": backbone[0], "paths": paths}
+    told: dict[str, Any] = {"seed": config.seed, "split": split, "backbone": backbone["F"]}
+    if marker:
+        asked = {"target": target, "normal": normal}
+        prompts = {kind: [row.instruction for row in rows] for kind, rows in asked.items()}
+        told |= {"name": behavior, "prompts": prompts, "backbone_shown": backbone["shown"]}
+    return told | {"paths": paths}
 
 
 def volumes(
-    runs: Sequence[Mapping[str, Any]], *, resamples: int = 0
+    runs: Sequence[Mapping[str, Any]], *, resamples: int = 0, forget: str = "F"
 ) -> dict[str, Float[np.ndarray, " D"]]:
-    """Returns the mean hypervolume over seeds by strategy and objective; bootstrap draws of it.
+    """Returns the mean hypervolume over runs by strategy and objective; bootstrap draws of it.
 
-    Draws are of seeds, and of target and normal queries within them, the same for all paths. With
-    none the value itself.
+    Draws are of runs, seeds or behaviors, and of target and normal queries within them, the same
+    for all paths. With none the value itself. `forget` is what is to fall: F, or the share of
+    answers that show the behavior.
     """
+    start = {"F": "backbone", "shown": "backbone_shown"}[forget]
     generator, count = np.random.default_rng(0), len(runs)
     picked_DS = np.tile(np.arange(count), (max(resamples, 1), 1))
     if resamples:
@@ -101,18 +116,18 @@ def volumes(
     for place in range(count):
         for number, run in enumerate(runs):
             is_picked_D = picked_DS[:, place] == number
-            sizes = len(run["backbone"]), len(next(iter(run["paths"].values()))["R"][0])
+            sizes = len(run[start]), len(next(iter(run["paths"].values()))["R"][0])
             weights = [
                 generator.multinomial(size, np.full(size, 1 / size), len(picked_DS)) / size
                 if resamples
                 else np.full((1, size), 1 / size)
                 for size in sizes
             ]
-            floor_D = weights[0] @ np.asarray(run["backbone"])
+            floor_D = weights[0] @ np.asarray(run[start])
             for name, path in run["paths"].items():
                 forget_ED, retain_ED = (
                     np.asarray(path[kind]) @ weight_DQ.T
-                    for kind, weight_DQ in zip(("F", "R"), weights, strict=True)
+                    for kind, weight_DQ in zip((forget, "R"), weights, strict=True)
                 )
                 own_D = np.where(is_picked_D, hypervolume(forget_ED, retain_ED, floor_D), 0.0)
                 total[name] = total.get(name, 0.0) + own_D / count
