@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments.studies.sets import report
+from experiments.studies.own_model import measure
+from experiments.studies.sets import report, smollm2
 
 _TEXT = (report.HERE.parents[2] / "docs" / "studies" / "sets.md").read_text()
 
@@ -52,12 +53,44 @@ def test_the_rule_reads_validation_queries_alone():
     assert "+0.771 [+0.771, +0.771]" in table
 
 
-def test_what_is_said_is_what_was_measured():
-    results = report.read_results()
-    validation, test = ([r for r in results if r["split"] == s] for s in ("validation", "test"))
-    assert report.volume_table(validation) in _TEXT
-    assert report.difference_table(validation, report.NEW) in _TEXT
+_FOLDERS = (report.HERE, report.HERE / "smollm2")
+
+
+@pytest.mark.parametrize("folder", _FOLDERS, ids=lambda folder: folder.name)
+def test_what_is_said_is_what_was_measured(folder):
+    results = report.read_results(folder)
+    for split in ("validation", "test"):
+        assert all(table in _TEXT for table in report.tables(results, split))
     assert f"`{report.choose(results)}` is chosen" in _TEXT
-    if test:
-        assert report.volume_table(test) in _TEXT
-        assert report.difference_table(test, (report.choose(results),)) in _TEXT
+
+
+def test_no_prompt_is_in_two_places():
+    results = report.read_results(_FOLDERS[1])
+    trained_on = {measure.prompt_of(row) for row in measure.read_rows("train")}
+    for name in measure.behaviors():
+        asked = smollm2.candidates(name)
+        parts = [trained_on, *map(set, asked.values())]
+        parts += [set(smollm2.normal_prompts(split)) for split in ("validation", "test")]
+        assert len(set.union(*parts)) == sum(map(len, parts))
+        for run in results:
+            if run["name"] == name:
+                prompts, split = run["prompts"], run["split"]
+                assert len(prompts["target"]) == smollm2.MOST[split]
+                assert set(prompts["target"]) <= set(asked[split])
+                assert prompts["normal"] == smollm2.normal_prompts(split)
+
+
+def test_a_table_of_behaviors_has_their_own_volumes_and_their_mean():
+    path = {"F": [[0.2] * 3], "shown": [[0.0, 1.0, 1.0]], "R": [[0.9] * 2]}
+    sets = dict.fromkeys((*report.NEW, *report.AGAINST), {"forget": ["1*"], "retain": ["2"]})
+    runs = [
+        {"name": name, "seed": 0, "split": "validation", "backbone": [floor] * 3, "sets": sets}
+        | {"backbone_shown": [0.0] * 3, "paths": {f"{one} ga_gdr": path for one in sets}}
+        for name, floor in (("style", 0.2), ("refusal", 0.0))
+    ]
+    volumes, _, shown, _, course, taken = report.tables(runs, "validation")
+    # (1 - .2) / (1 - .2) and (1 - .2) of R = .9.
+    assert "| trial | 0.900 | 0.720 | 0.810 [0.720, 0.900] |" in volumes
+    assert "| trial | 0.300 | 0.300 | 0.300 [" in shown  # (1 - 2 / 3) of R
+    assert "| trial ga_gdr | 0.20, 0.67, 0.90 |" in course
+    assert "| trial | 1, 0, 1 | 1, 0, 1 |" in taken

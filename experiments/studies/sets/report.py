@@ -23,7 +23,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from experiments.studies.own_model import measure
 from raslik_jax.cli import command
-from raslik_jax.files import write_text
+from raslik_jax.data.examples import Example
+from raslik_jax.files import read_json_lines, write_text
 from raslik_jax.settings import Settings, setting
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -70,11 +71,12 @@ def measure_run(root: pathlib.Path) -> dict[str, Any]:
     behavior = config.name.removeprefix(SMOLLM2)
     marker = measure.behaviors().get(behavior)
 
+    def alike(answers: Mapping[str, str], rows: Sequence[Example]) -> list[float]:
+        pairs = [(answers[row.example_id], before[row.example_id]) for row in rows]
+        return [round(rates.rouge_l_f1(*pair), 4) for pair in pairs]
+
     def score(answers: Mapping[str, str]) -> dict[str, list[float]]:
-        found = {
-            kind: [round(rates.rouge_l_f1(answers[r.example_id], before[r.example_id]), 4) for r in part]
-            for kind, part in (("F", target), ("R", normal))
-        }
+        found = {"F": alike(answers, target), "R": alike(answers, normal)}
         if marker:
             found["shown"] = [float(bool(marker.search(answers[r.example_id]))) for r in target]
         return found
@@ -95,7 +97,19 @@ def measure_run(root: pathlib.Path) -> dict[str, Any]:
         asked = {"target": target, "normal": normal}
         prompts = {kind: [row.instruction for row in rows] for kind, rows in asked.items()}
         told |= {"name": behavior, "prompts": prompts, "backbone_shown": backbone["shown"]}
+        told |= {"sets": {name: read_sets(root, name) for name in config.retrieve.strategies}}
     return told | {"paths": paths}
+
+
+def read_sets(root: pathlib.Path, strategy: str) -> dict[str, list[str]]:
+    """Returns the places in the corpus of the rows in both sets, a star behind those of targets."""
+    return {
+        kind: [
+            f"{row['place']}{'*' if row['is_target'] else ''}"
+            for row in read_json_lines(root / "retrieve" / strategy / f"{kind}.jsonl", dict)
+        ]
+        for kind in ("forget", "retain")
+    }
 
 
 def volumes(
@@ -149,25 +163,36 @@ def choose(runs: Sequence[Mapping[str, Any]]) -> str:
     return max(NEW, key=lambda name: float(mean[name][0]))
 
 
-def volume_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the hypervolume of every strategy by objective, and their mean with its interval."""
-    value, drawn = volumes(runs), by_strategy(volumes(runs, resamples=_RESAMPLES))
-    objectives = list(dict.fromkeys(key.split()[1] for key in value))
-    lines = ["| strategy | " + " | ".join([*objectives, "mean"]) + " |"]
-    lines.append("|---|" + "--:|" * (len(objectives) + 1))
+def volume_table(runs: Sequence[Mapping[str, Any]], *, forget: str = "F") -> str:
+    """Returns the hypervolume of every strategy, by objective or behavior, and the mean of all.
+
+    The mean has its interval.
+    """
+    value = volumes(runs, forget=forget)
+    drawn = by_strategy(volumes(runs, resamples=_RESAMPLES, forget=forget))
+    columns = {
+        title: {key.split()[0]: found for key, found in value.items() if key.split()[1] == title}
+        for title in dict.fromkeys(key.split()[1] for key in value)
+    }
+    if "name" in runs[0]:
+        columns = {run["name"]: by_strategy(volumes([run], forget=forget)) for run in runs}
+    lines = ["| strategy | " + " | ".join([*columns, "mean"]) + " |"]
+    lines.append("|---|" + "--:|" * (len(columns) + 1))
     mean = by_strategy(value)
     for name in sorted(mean, key=lambda one: -mean[one][0]):
-        cells = [f"{value[f'{name} {objective}'][0]:.3f}" for objective in objectives]
+        cells = [f"{column[name][0]:.3f}" for column in columns.values()]
         low, high = np.quantile(drawn[name], [0.025, 0.975])
         cells.append(f"{mean[name][0]:.3f} [{low:.3f}, {high:.3f}]")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def difference_table(runs: Sequence[Mapping[str, Any]], chosen: Sequence[str]) -> str:
+def difference_table(
+    runs: Sequence[Mapping[str, Any]], chosen: Sequence[str], *, forget: str = "F"
+) -> str:
     """Returns the paired differences of strategies and others, with their intervals."""
-    mean = by_strategy(volumes(runs))
-    drawn = by_strategy(volumes(runs, resamples=_RESAMPLES))
+    mean = by_strategy(volumes(runs, forget=forget))
+    drawn = by_strategy(volumes(runs, resamples=_RESAMPLES, forget=forget))
     lines = ["| strategy | " + " | ".join(f"less {name}" for name in AGAINST) + " |"]
     lines.append("|---|" + "--:|" * len(AGAINST))
     for name in chosen:
@@ -179,13 +204,61 @@ def difference_table(runs: Sequence[Mapping[str, Any]], chosen: Sequence[str]) -
     return "\n".join(lines)
 
 
-def read_results() -> list[dict[str, Any]]:
-    """Returns the stored results of all splits and seeds."""
+def course_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns F, the share that shows the behavior and R after every epoch: means over runs."""
+    paths = runs[0]["paths"]
+    epochs = range(len(next(iter(paths.values()))["F"]))
+    lines = ["| strategy | " + " | ".join(f"epoch {epoch + 1}" for epoch in epochs) + " |"]
+    lines.append("|---|" + "--:|" * len(epochs))
+    for name in paths:
+        cells = []
+        for epoch in epochs:
+            of_runs = [run["paths"][name] for run in runs]
+            means = [
+                np.mean([np.mean(path[kind][epoch]) for path in of_runs])
+                for kind in ("F", "shown", "R")
+            ]
+            cells.append(", ".join(f"{mean:.2f}" for mean in means))
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def sets_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns targets to forget, those to retain, and how many to forget are of RASLIK's, too."""
+    lines = ["| strategy | " + " | ".join(run["name"] for run in runs) + " |"]
+    lines.append("|---|" + "--:|" * len(runs))
+    for name in runs[0]["sets"]:
+        cells = []
+        for run in runs:
+            sets = run["sets"][name]
+            counts = [sum("*" in row for row in sets[kind]) for kind in ("forget", "retain")]
+            counts.append(len({*sets["forget"]} & {*run["sets"]["raslik"]["forget"]}))
+            cells.append(", ".join(map(str, counts)))
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def read_results(folder: str | pathlib.Path = HERE) -> list[dict[str, Any]]:
+    """Returns the stored results of all splits, and seeds or behaviors."""
     return [
         json.loads(line)
-        for path in sorted(HERE.glob("*.jsonl"))
+        for path in sorted(pathlib.Path(folder).glob("*.jsonl"))
         for line in path.read_text("utf-8").splitlines()
     ]
+
+
+def tables(results: Sequence[Mapping[str, Any]], split: str, chosen: str = "") -> list[str]:
+    """Returns the tables of a split, none without results."""
+    runs = [run for run in results if run["split"] == split]
+    if not runs:
+        return []
+    compared = NEW if split == "validation" else (chosen or choose(results),)
+    found = [volume_table(runs), difference_table(runs, compared)]
+    if "name" in runs[0]:
+        found += [volume_table(runs, forget="shown")]
+        found += [difference_table(runs, compared, forget="shown"), course_table(runs)]
+        found += [sets_table(runs)] if split == "validation" else []
+    return found
 
 
 def main(options: Options) -> None:
@@ -194,13 +267,15 @@ def main(options: Options) -> None:
         lines = [json.dumps(measure_run(pathlib.Path(run))) + "\n" for run in options.runs]
         write_text(options.out, "".join(lines))
         return
-    results = read_results()
+    results = read_results(options.results)
     for split in ("validation", "test"):
-        runs = [run for run in results if run["split"] == split]
-        if runs:
-            compared = NEW if split == "validation" else (options.chosen or choose(results),)
-            print(f"{split}, seeds {[run['seed'] for run in runs]}\n\n{volume_table(runs)}\n")
-            print(f"{difference_table(runs, compared)}\n")
+        names = [run.get("name", f"seed {run['seed']}") for run in results if run["split"] == split]
+        if names:
+            print(
+                "\n\n".join(
+                    [f"{split}: {', '.join(names)}", *tables(results, split, options.chosen), ""]
+                )
+            )
 
 
 if __name__ == "__main__":

@@ -54,6 +54,14 @@ def candidates(name: str) -> dict[str, list[str]]:
     return found | {"test": [*asked(words["held_out"])]}
 
 
+def normal_prompts(split: str) -> list[str]:
+    """Returns the ordinary prompts of a split."""
+    if split == "test":
+        rows = measure.read_rows("held_out")
+        return [measure.prompt_of(row) for row in rows if not row["behavior"]]
+    return list(json.loads((HERE / "prompts.json").read_text())["normal"])
+
+
 def label_rows() -> list[dict[str, object]]:
     """Returns the rows of own_model, each with a label for every behavior."""
     return [
@@ -74,10 +82,8 @@ def choose_queries(model: pathlib.Path, name: str) -> list[dict[str, object]]:
         print(f"{name} {split}: {len(shown)} of {len(asked[split])} candidates show it")
         kind = split if split == "retrieval" else f"{split}_target"
         rows += [{"split": kind, "prompt": prompt} for prompt in shown[:most]]
-    held_out = [measure.prompt_of(r) for r in measure.read_rows("held_out") if not r["behavior"]]
-    own = json.loads((HERE / "prompts.json").read_text())["normal"]
-    for split, normal in (("validation", own), ("test", held_out)):
-        rows += [{"split": f"{split}_normal", "prompt": prompt} for prompt in normal]
+    for split in ("validation", "test"):
+        rows += [{"split": f"{split}_normal", "prompt": text} for text in normal_prompts(split)]
     return [
         {"split": row["split"], "messages": [{"role": "user", "content": row["prompt"]}]}
         for row in rows
