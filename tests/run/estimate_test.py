@@ -122,6 +122,20 @@ def test_a_run_is_followed_by_its_clock():
     ]
 
 
+def test_a_short_run_is_estimated_and_the_device_not_measured():
+    said = []
+    watch = estimate.Watch(
+        lambda units: units,
+        compiling=lambda begin: 0.0,
+        unmeasured=lambda: pytest.fail("the device was measured"),
+        clock=lambda: 0.0,
+        say=said.append,
+    )
+    with watch([_INDEX._replace(operations=7e11, num_programs=0)]):
+        pass
+    assert said == ["    whole run: about 7 s"]
+
+
 def test_a_bar_says_what_is_left_of_the_run(capsys):
     told = []
 
