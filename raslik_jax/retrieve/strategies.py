@@ -309,8 +309,8 @@ def two_stage(request: Request) -> Scores:
 def weighted(request: Request) -> Scores:
     """Returns the weights of `acting.weigh_sets`, of the rows nearest to RASLIK's poles.
 
-    There are `candidates` times the size of each set. Rows of weight 0 are barred; a ValueError
-    where a set has no other.
+    There are `candidates` times the size of each set; those of the largest weights are weighed
+    again without the others. Rows of weight 0 are barred; a ValueError where a set has no other.
     """
     found, effect_NM = (
         _poles(request, request.scores["influence"]),
@@ -322,11 +322,24 @@ def weighted(request: Request) -> Scores:
         most = math.ceil(settings.candidates * size) if settings.candidates else len(pole_N)
         count = min(most, int((pole_N > -np.inf).sum()))
         parts.append(best_positions(pole_N, _ids(request), count))
+    first = _weigh(request, effect_NM, parts)
+    counts = [int((weight_N > 0).sum()) for weight_N in first]
+    best = [
+        best_positions(weight_N, _ids(request), min(count, size))
+        for weight_N, count, size in zip(first, counts, sizes, strict=True)
+    ]
+    return _weigh(request, effect_NM, best)
+
+
+def _weigh(
+    request: Request, effect_NM: Float[np.ndarray, "N M"], parts: Sequence[np.ndarray]
+) -> Scores:
+    """Returns the weights above 0 of the candidates of both sets; all others are barred."""
     weights = acting.weigh_sets(
         *(effect_NM[part] for part in parts),
         num_queries=len(request.queries),
-        collateral=settings.collateral,
-        ridge=settings.ridge,
+        collateral=request.settings.collateral,
+        ridge=request.settings.ridge,
     )
     scores = []
     for kind, part, weight_C in zip(("forget", "retain"), parts, weights, strict=True):
