@@ -282,9 +282,10 @@ def _selection_problems(
             f"--retrieve.num_forget and --retrieve.num_retain must be at most {len(rows):,} "
             f"training examples together{without}, got {num_forget:,} and {num_retain:,}"
         ]
-    # Any texts will do, and the best scores there are: targets first. What is missing or too few
-    # for these is so for all.
+    # Any texts will do, and the best scores there are: targets first, and about zero, so that both
+    # sets have rows that act as they are to. What is missing or too few for these is so for all.
     score_N = is_target_N + np.linspace(0.0, 0.5, len(rows))
+    score_N -= score_N.mean()
     blank: dict[str, Any] = {"instruction": "a", "input": "", "output": ""}
     request = Request(
         examples=[row._replace(**blank) for row in rows],

@@ -28,6 +28,7 @@ from raslik_jax.data import encoding, tokenization, toy_model
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
 from raslik_jax.evaluate.non_sf import ClassifierSettings
 from raslik_jax.retrieve.own_settings import EmbeddingSettings, GivenSettings
+from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import checking, plan
 from raslik_jax.run import units as units_lib
 from raslik_jax.run.workspace import Workspace
@@ -71,6 +72,13 @@ class CheckCorpusTest(parameterized.TestCase):
     def test_a_sound_corpus_passes(self):
         self.check()
         self.check(_CORPUS._replace(train=_rows(40, label=False)), stages=("finetune",))
+
+    def test_no_strategy_is_refused_for_made_up_scores(self):
+        names = tuple(name for name, record in STRATEGIES.items() if not record.brings_sets)
+        for size in (1, 4, 8):
+            self.check(retrieve=RetrieveConfig(strategies=names, num_forget=size))
+        unlabeled = _CORPUS._replace(train=_rows(40, label=False))
+        self.check(unlabeled, retrieve=RetrieveConfig(strategies=("weighted",), num_forget=20))
 
     def test_rows_longer_than_the_models_positions(self):
         base = str(toy_model.model_folder() / "base")  # of 192 positions
