@@ -40,7 +40,7 @@ class GivenSettings(Settings):
     forget_file: str = setting(
         "",
         "JSONL of the rows to forget, such as an edited forget.jsonl of a run or of raslik query: "
-        "training rows by their id, or place, or text.",
+        "training rows by their id, or place, or text. All count alike, whatever weight they had.",
         is_path=True,
     )
     retain_file: str = setting(
