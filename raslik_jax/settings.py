@@ -111,7 +111,10 @@ class Settings:
             value = getattr(self, field.name)
             must = _unmet(value, hints[field.name], field.metadata)
             if must and not value == field.default == ():
-                given = ",".join(map(str, value)) if isinstance(value, tuple) else value
+                choices, given = choices_of(hints[field.name], field.metadata), value
+                if isinstance(value, tuple):
+                    wrong = [item for item in value if choices and item not in choices]
+                    given = ",".join(map(str, wrong or value))
                 found.append(f"--{field.name} must be {must}, got {shown(given)}")
         found = found or [*self._relation_problems(), *self.problems()]
         if found:
