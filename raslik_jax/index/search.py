@@ -13,7 +13,6 @@ The mean over queries is linear in the query, so any number of queries costs one
 mean_q s(x) = <v, x - mu> / |x - mu| with v = mean_q (q - mu) / |q - mu|.
 """
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -290,7 +289,7 @@ def _score_columns(store: SketchStore, columns: Columns) -> Float32[np.ndarray, 
 
     # XLA runs so narrow a product on one core, so blocks go to several; on an accelerator two
     # overlap copying with computing.
-    workers = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 2 * len(devices)
+    workers = processes.usable_cpus() if jax.default_backend() == "cpu" else 2 * len(devices)
     with ThreadPoolExecutor(min(workers, 16)) as pool:
         list(pool.map(score, range(first if step > 1 else 0, store.num_chunks, step)))
     return meshes.sum_processes(scores_NG)

@@ -97,7 +97,7 @@ class LoRAParam(nnx.Param):
     """A parameter of an adapter, kept apart from the frozen weights when a model is split."""
 
 
-# The name of what a backward pass in 16 bits keeps; all else it computes again (`layers`).
+# The name of what a backward pass keeps; all else it computes again (`layers`).
 KEPT = "kept"
 
 NEOX_TARGETS = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")

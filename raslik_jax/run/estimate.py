@@ -27,8 +27,8 @@ from raslik_jax.run import cost, forecast, programs
 from raslik_jax.run.units import Around, Unit
 from raslik_jax.run.workspace import Workspace
 
-# Fewer operations than these take a CPU some seconds and others none; the device is not measured,
-# which takes a fifth of a second, but taken to do so many a second.
+# The device is measured, which takes .2 s, where there are more operations than these. Fewer take
+# a CPU seconds, at a rate that is assumed, and other devices no time.
 _WORTH = 1e12
 _ASSUMED_RATE = {"cpu": 1e11}
 # Programs of a training's probes: the likelihoods of the sets and of other rows, greedy answers.

@@ -6,10 +6,9 @@ import re
 import numpy as np
 import pytest
 import sample_run
+from pyarrow import parquet
 
 from raslik_jax.report import rows
-
-parquet = pytest.importorskip("pyarrow.parquet")
 
 
 @pytest.fixture(name="root")
