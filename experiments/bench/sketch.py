@@ -52,7 +52,7 @@ from experiments.bench import harness, workload
 from experiments.bench.harness import Line, say
 from experiments.bench.workload import Options, Plan, Shape, Subject
 from raslik_jax.cli import command
-from raslik_jax.sketch import loss, projections
+from raslik_jax.sketch import gradients, loss, projections
 from raslik_jax.sketch.families import PROJECTIONS
 
 
@@ -137,8 +137,8 @@ def measure_times(options: Options, subject: Subject, plan: Plan, loop: Any) -> 
     )
     calls: dict[str, Any] = {name: product.call for name, product in products.items()}
     # Rows that are held at a time.
-    held = max(options.micro_tokens // common.length, 1) if options.micro_tokens else common.size
-    held = min(held, common.size)
+    micro_tokens = workload.held_tokens(options, subject)
+    held = gradients.micro_rows(common.size, common.length, micro_tokens)
     gradients_BP = jax.random.normal(jax.random.key(1), (held, num_params))
     project = jax.jit(jax.vmap(projections.project, in_axes=(None, 0)))
     calls["projection"] = functools.partial(project, subject.projection, gradients_BP)

@@ -34,7 +34,9 @@ class Options(harness.ModelOptions):
     length: int = setting(0, "Tokens of a row, half targets; 0: as Alpaca's rows.", zero_or=2)
     max_len: int = setting(512, "Where Alpaca's rows are cut, in tokens.", low=8)
     batch_tokens: int = setting(8192, "Tokens of a batch, at most.", low=8)
-    micro_tokens: int = setting(0, "Tokens of a batch that are held at a time; 0 for all.", low=0)
+    micro_tokens: int = setting(
+        0, "Tokens whose gradients are held at a time; 0: as a run does.", low=0
+    )
     num_buckets: int = setting(
         0, "Padded lengths, at most; 0: as many as the sketch stage chooses.", low=0
     )
@@ -144,17 +146,27 @@ def make_plan(options: Options, subject: Subject) -> Plan:
         rows,
         tuple(shapes),
         batches.padding_waste(plans, length_N),
-        _head_waste(plans, target_N),
+        _head_waste(plans, target_N, held_tokens(options, subject)),
     )
 
 
-def _head_waste(plans: Sequence[batches.BatchPlan], target_N: np.ndarray) -> float:
+def held_tokens(options: Options, subject: Subject) -> int | None:
+    """Returns the tokens whose gradients are held at a time, None for those of a batch."""
+    return options.micro_tokens or gradients.micro_tokens_of(subject.model.config.hidden_size)
+
+
+def _head_waste(
+    plans: Sequence[batches.BatchPlan], target_N: np.ndarray, micro_tokens: int | None
+) -> float:
     """Returns the share of rows that the head is run for that are no targets."""
     most, computed = head.tile_shape()[0], 0
     for plan in plans:
-        num_targets = int(target_N[plan.rows[plan.rows != batches.DUMMY_ROW]].sum())
-        chunk = min(most, plan.rows.size * plan.num_targets)
-        computed += -(-num_targets // chunk) * chunk
+        rows = gradients.micro_rows(plan.rows.size, plan.length, micro_tokens)
+        chunk = min(most, rows * plan.num_targets)
+        for start in range(0, plan.rows.size, rows):
+            part = plan.rows[start : start + rows]
+            num_targets = int(target_N[part[part != batches.DUMMY_ROW]].sum())
+            computed += -(-num_targets // chunk) * chunk
     return 1 - float(target_N.sum()) / computed
 
 
@@ -163,7 +175,7 @@ def _shape(options: Options, subject: Subject, batch: batches.Batch, times: int)
     example_loss = functools.partial(
         loss.example_loss, subject.decoder, num_targets=batch.num_targets, loss="next_token"
     )
-    micro_tokens = options.micro_tokens or None
+    micro_tokens = held_tokens(options, subject)
 
     @jax.jit
     def norms(lora: Any, base: Any, tokens_BL: Any, target_mask_BL: Any) -> Any:

@@ -10,12 +10,14 @@ Letters beyond axes.py: I and O, the input and output width of a linear layer.
 
 import functools
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
@@ -40,9 +42,21 @@ from raslik_jax.models.lora import KEPT, LoRAConfig, LoRAParam, init_factor_a, i
 
 Vector = Float[Array, " E"]
 
+
+def _gelu(x: jax.Array) -> jax.Array:
+    """Returns x times the share of the normal distribution below it, as PyTorch computes it.
+
+    A CPU takes a third of the time for erf that it takes for erfc, which `jax.nn.gelu` uses; in
+    16 bits 1 + erf would lose small shares.
+    """
+    if x.dtype != jnp.float32:
+        return jax.nn.gelu(x, approximate=False)
+    return 0.5 * x * (1 + jax.lax.erf(x * np.float32(math.sqrt(0.5))))
+
+
 # `gelu` is the exact function of the normal distribution; Pythia uses it, GPT-2 the tanh form.
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu": _gelu,
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
     "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
@@ -101,7 +115,8 @@ class Linear(nnx.Module):
         a_IR, b_RO = self.a.get_value(), self.b.get_value()
         if low_LR is None:
             low_LR = inner_product(input_LI, a_IR, dropout=self.lora.dropout, key=key)
-        share_LO = (low_LR @ b_RO) * self.adapter_scale
+        # On the low rank: a factor on the output would be one more array on the way back.
+        share_LO = (low_LR * self.adapter_scale) @ b_RO
         if output_LO.dtype != jnp.float32:
             share_LO = _rounded(share_LO)
         wide_LO = output_LO.astype(jnp.float32) + share_LO

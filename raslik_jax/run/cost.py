@@ -57,7 +57,10 @@ def trace(
 
 
 def count(closed: core.ClosedJaxpr, *, trips: int = 1) -> Cost:
-    """Returns the cost of a jaxpr; loops of a length known at run time only run `trips` times."""
+    """Returns the cost of a jaxpr; loops of a length known at run time only run `trips` times.
+
+    Inside a loop of a known length those are shared among its steps.
+    """
     operations, moved = _count(closed.jaxpr, trips)
     given = sum(map(_size, {*closed.jaxpr.invars, *closed.jaxpr.constvars}))
     return Cost(operations, moved, float(given + _peak(closed.jaxpr)))
@@ -80,12 +83,13 @@ def _count(jaxpr: core.Jaxpr, trips: int) -> tuple[float, float]:
     """Returns the operations and the bytes moved of one run of a jaxpr."""
     operations = moved = 0.0
     for equation in jaxpr.eqns:
+        name = equation.primitive.name
         found = [
             (times * inner[0], times * inner[1])
             for part, times in _inner(equation, trips)
-            for inner in [_count(part, trips)]
+            for inner in [_count(part, -(-trips // times) if name == "scan" else trips)]
         ]
-        name, own = equation.primitive.name, _count_own(equation)
+        own = _count_own(equation)
         if name == "cond":
             found = [max(found)]
         operations += sum(pair[0] for pair in found) + own[0]

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from raslik_jax import meshes, processes
 from raslik_jax.axes import Tree
 from raslik_jax.sketch.projections import Projection, flatten_gradients, project
 
@@ -96,12 +97,10 @@ def in_micro_batches(
 ) -> Float[Array, "B M"]:
     """Returns map_rows of a batch in parts of micro_tokens at most, or of one row; None for all."""
     batch, length = tokens_BL.shape
-    if micro_tokens is None:
+    rows = micro_rows(batch, length, micro_tokens)
+    if rows == batch:
         return map_rows(tokens_BL, target_mask_BL)
-    if micro_tokens < 1:
-        raise ValueError(f"a micro-batch needs at least one token, got {micro_tokens=}")
-    steps = -(-batch // max(micro_tokens // length, 1))
-    rows = -(-batch // steps)
+    steps = -(-batch // rows)
 
     def cut(array_BL: Array) -> Array:
         padded_BL = jnp.pad(array_BL, ((0, steps * rows - batch), (0, 0)))
@@ -109,3 +108,24 @@ def in_micro_batches(
 
     mapped_SRM = jax.lax.map(lambda part: map_rows(*part), (cut(tokens_BL), cut(target_mask_BL)))
     return mapped_SRM.reshape(steps * rows, -1)[:batch]
+
+
+def micro_rows(batch: int, length: int, micro_tokens: int | None) -> int:
+    """Returns the rows of a part of a batch: equal parts, the last one filled up."""
+    if micro_tokens is None:
+        return batch
+    if micro_tokens < 1:
+        raise ValueError(f"a micro-batch needs at least one token, got {micro_tokens=}")
+    return -(-batch // -(-batch // max(micro_tokens // length, 1)))
+
+
+def micro_tokens_of(hidden_size: int) -> int | None:
+    """Returns the tokens of a model of this width to take gradients of at a time; None for all.
+
+    What a layer of a narrow model makes of a whole batch does not fit a CPU's caches, and every
+    pass over it waits for memory. A wider one reads more weights for each part. The figures are
+    measured (docs/notes/sketch.md, "Speed").
+    """
+    if meshes.platform() != "cpu" or meshes.num_shards() > 1:
+        return None
+    return max(1600, 6 * hidden_size) * processes.usable_cpus()

@@ -18,9 +18,9 @@ from jaxtyping import Array, Bool, Float, Int
 from raslik_jax import meshes
 from raslik_jax.models.attention import cap_softly
 
-# Rows and columns of one tile of logits: 4 MiB of float32, what a CPU's caches hold, while the
-# products stay large enough to run at the matmul rate. A GPU wants fewer and larger steps.
-_TILE = {"cpu": (512, 2048)}
+# Rows and columns of one tile of logits: 2 MiB of float32, what a core's cache holds, while the
+# products stay large enough to run near the matmul rate. A GPU wants fewer and larger steps.
+_TILE = {"cpu": (256, 2048)}
 _TILE_ELSEWHERE = (4096, 8192)
 
 
@@ -151,8 +151,9 @@ def _online(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns nll_C and slope_CE of some rows, by one pass over tiles of the head."""
     vocab_size = table.shape[vocab_axis]
-    num_tiles = -(-vocab_size // tile_shape()[1])
+    num_tiles = _num_tiles(vocab_size)
     tile = -(-vocab_size // num_tiles)
+    is_exact = num_tiles * tile == vocab_size
     to_vocab = (((1,), (1 - vocab_axis,)), ((), ()))
     from_vocab = (((1,), (vocab_axis,)), ((), ()))
 
@@ -166,15 +167,18 @@ def _online(
         )
         if cap is not None:
             logits_CV = cap_softly(logits_CV, cap)
-        is_new_1V = (start + jnp.arange(tile) >= step * tile)[None]
-        logits_CV = jnp.where(is_new_1V, logits_CV, -jnp.inf)
+        if not is_exact:
+            is_new_1V = (start + jnp.arange(tile) >= step * tile)[None]
+            logits_CV = jnp.where(is_new_1V, logits_CV, -jnp.inf)
         new_maximum_C1 = jnp.maximum(maximum_C1, jnp.max(logits_CV, axis=1, keepdims=True))
         decay_C1 = jnp.exp(maximum_C1 - new_maximum_C1)
         weight_CV = jnp.exp(logits_CV - new_maximum_C1)
         sum_of_tile_C1 = jnp.sum(weight_CV, axis=1, keepdims=True)
         if cap is not None:
             # What a capped logit moves when the logit itself does; -inf marks what is repeated.
-            weight_CV = jnp.where(is_new_1V, weight_CV * (1 - (logits_CV / cap) ** 2), 0.0)
+            weight_CV = weight_CV * (1 - (logits_CV / cap) ** 2)
+            if not is_exact:
+                weight_CV = jnp.where(is_new_1V, weight_CV, 0.0)
         product_CE = jax.lax.dot_general(
             weight_CV.astype(table.dtype), weights, from_vocab, preferred_element_type=jnp.float32
         )
@@ -195,6 +199,16 @@ def _online(
         label_CE = label_CE * (1 - (label_logit_C / cap) ** 2)[:, None]
     nll_C = (maximum_C1 + jnp.log(sum_C1))[:, 0] - label_logit_C
     return nll_C, mean_CE / sum_C1 - label_CE
+
+
+def _num_tiles(vocab_size: int) -> int:
+    """Returns the number of tiles of a head: one that divides it where not twice as many do.
+
+    Then no column is repeated, and none has to be masked, which takes a pass over all logits.
+    """
+    fewest = -(-vocab_size // tile_shape()[1])
+    exact = (number for number in range(fewest, 2 * fewest) if vocab_size % number == 0)
+    return next(exact, fewest)
 
 
 def tile_shape() -> tuple[int, int]:

@@ -50,6 +50,11 @@ class SmallLayersTest(parameterized.TestCase):
         x = jnp.linspace(-4.0, 4.0, 41)
         exact = np.asarray(x) * scipy.special.ndtr(np.asarray(x, np.float64))
         np.testing.assert_allclose(layers.ACTIVATIONS["gelu"](x), exact, atol=1e-6)
+        # In 16 bits small shares keep their digits: a rounded argument moves them by x^2 2^-9.
+        short = x.astype(jnp.bfloat16)
+        rounded = np.asarray(short, np.float64) * scipy.special.ndtr(np.asarray(short, np.float64))
+        got = np.asarray(layers.ACTIVATIONS["gelu"](short), np.float64)
+        np.testing.assert_allclose(got, rounded, rtol=16 * 2**-9 + 2**-7)
         self.assertGreater(float(np.abs(layers.ACTIVATIONS["gelu_new"](x) - exact).max()), 1e-4)
 
     def test_layers_that_share_an_input_drop_different_entries(self):

@@ -49,6 +49,15 @@ class CountTest(parameterized.TestCase):
             11,
         ),
         (
+            "unknown_loop_in_a_scan",  # 11 trips in three steps are 4 each
+            lambda x: jax.lax.scan(
+                lambda x, _: (jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c @ x, x), None),
+                x,
+                length=3,
+            )[0],
+            12,
+        ),
+        (
             "dearer_branch",
             lambda x: jax.lax.cond(x.sum() > 0, lambda: x @ x, lambda: x @ x @ x),
             2,

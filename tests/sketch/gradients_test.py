@@ -1,6 +1,7 @@
 """Sketched per-example gradients, against a loop of plain gradients."""
 
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from support import tiny_model, token_rows
 
+from raslik_jax import meshes, processes
 from raslik_jax.models import quantize
 from raslik_jax.sketch import gradients, projections
 from raslik_jax.sketch.families import PROJECTIONS
@@ -87,6 +89,18 @@ class GradientsTest(parameterized.TestCase):
         cut = _sketch(rows, projection, (_MODEL.lora,), micro_tokens=micro_tokens)
         np.testing.assert_allclose(cut.unit_BK, whole.unit_BK, atol=2e-6)
         np.testing.assert_allclose(cut.norm_B, whole.norm_B, rtol=2e-6)
+
+    @parameterized.parameters((1600, 10), (136, 1), (1, 1), (10_000, 50), (None, 50))
+    def test_parts_of_a_batch_are_equal(self, micro_tokens, rows):
+        """11 rows of 136 tokens would fit 1,600; five parts of 10 need no dummy."""
+        self.assertEqual(gradients.micro_rows(50, 136, micro_tokens), rows)
+
+    def test_only_cpus_take_gradients_in_parts(self):
+        with mock.patch.object(processes, "usable_cpus", lambda: 2):
+            self.assertEqual(gradients.micro_tokens_of(128), 3200)
+            self.assertEqual(gradients.micro_tokens_of(576), 2 * 6 * 576)
+        with meshes.traced_for("cuda"):
+            self.assertIsNone(gradients.micro_tokens_of(128))
 
     def test_refuses_an_empty_micro_batch(self):
         rows = token_rows(0, _SHAPES[:1])

@@ -46,7 +46,8 @@ def with_tile(rows, columns):
 
 
 class TargetNllTest(parameterized.TestCase):
-    # 333 columns: one tile, three that fit, seven of which the last one overlaps.
+    # 333 columns: one tile, three that fit, nine that fit where seven would do, four of which the
+    # last one overlaps.
     # A cap of 2 bends most logits, whose deviation is 2.
     @parameterized.product(
         (
@@ -54,7 +55,7 @@ class TargetNllTest(parameterized.TestCase):
             {"vocab_axis": 1, "cap": None},
             {"vocab_axis": 0, "cap": 2.0},
         ),
-        tile=((512, 2048), (64, 111), (7, 50)),
+        tile=((512, 2048), (64, 111), (16, 50), (7, 90)),
     )
     def test_value_and_slope_are_those_of_all_logits(self, vocab_axis, cap, tile):
         inputs = make_inputs(vocab_axis)

@@ -70,8 +70,7 @@ def differentiated(
 
 def sketch_step(workspace: Workspace) -> Callable[..., gradients.Sketches]:
     """Returns the jitted function of (projection, points, held, batch); see `differentiated`."""
-    # Gradients of weights are large: one at a time.
-    micro_tokens = 1 if chosen_weights(workspace) else None
+    config = workspace.sketch_model.decoder.config
 
     def of_rows(
         projection: projections.Projection,
@@ -79,6 +78,9 @@ def sketch_step(workspace: Workspace) -> Callable[..., gradients.Sketches]:
         held: Tree,
         batch: batches.Batch,
     ) -> gradients.Sketches:
+        micro_tokens = gradients.micro_tokens_of(config.hidden_size)
+        if chosen_weights(workspace):  # their gradients are large: one at a time
+            micro_tokens = 1
         return gradients.sketch_gradients(
             _loss(workspace, batch),
             projection,
