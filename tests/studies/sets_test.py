@@ -64,6 +64,16 @@ def test_what_is_said_is_what_was_measured(folder):
     assert f"`{report.choose(results)}` is chosen" in _TEXT
 
 
+@pytest.mark.parametrize("objective", ["ga_gdr"])
+def test_what_is_said_of_other_objectives_was_measured(objective):
+    volumes, differences, _, _, course = report.tables(
+        report.read_results(_FOLDERS[1] / objective), "test", "coverage"
+    )
+    assert volumes in _TEXT
+    assert differences in _TEXT
+    assert course in _TEXT
+
+
 def test_no_prompt_is_in_two_places():
     results = report.read_results(_FOLDERS[1])
     trained_on = {measure.prompt_of(row) for row in measure.read_rows("train")}
@@ -78,6 +88,27 @@ def test_no_prompt_is_in_two_places():
                 assert len(prompts["target"]) == smollm2.MOST[split]
                 assert set(prompts["target"]) <= set(asked[split])
                 assert prompts["normal"] == smollm2.normal_prompts(split)
+
+
+def test_seeds_of_a_behavior_are_drawn_within_it():
+    def path(retain):
+        return {"raslik ga_gdr": {"F": [[0.2] * 3], "R": [[retain] * 2]}}
+
+    seeds = [("style", 0.4), ("style", 0.8), ("style", 0.9), ("refusal", 0.2)]
+    runs = [
+        {"name": name, "seed": seed, "split": "test", "backbone": [0.2] * 3, "paths": path(retain)}
+        for seed, (name, retain) in enumerate(seeds)
+    ]
+    # A behavior counts once, whatever its seeds.
+    assert "| raslik | 0.700 | 0.200 | 0.450 [" in report.volume_table(runs)
+    drawn = report.volumes(runs, resamples=4000)["raslik ga_gdr"]
+    # Of both, of either alone, with means of three seeds drawn from three: [.4, .9].
+    assert set(np.round(drawn[drawn < 0.29], 9)) == {0.2}
+    np.testing.assert_allclose(np.mean(drawn), 0.45, atol=0.01)
+    spread = np.var([0.4, 0.8, 0.9]) / 3  # of a mean of three
+    # A quarter of draws has style twice, a half once.
+    expected = (0.25 * (0.7**2 + spread / 2) + 0.25 * 0.04 + 0.5 * (0.45**2 + spread / 4)) - 0.45**2
+    np.testing.assert_allclose(np.var(drawn), expected, rtol=0.1)
 
 
 def test_a_table_of_behaviors_has_their_own_volumes_and_their_mean():

@@ -28,7 +28,8 @@ from raslik_jax.files import read_json_lines, write_text
 from raslik_jax.settings import Settings, setting
 
 HERE = pathlib.Path(__file__).resolve().parent
-NEW = ("action", "two_stage", "coverage", "mixed", "protect", "trial")
+# What the rule chooses from; the last one on SmolLM2 alone.
+NEW = ("action", "two_stage", "coverage", "mixed", "protect", "trial", "weighted")
 AGAINST = ("raslik", "bm25", "oracle_anywhere")
 SMOLLM2 = "sets_smollm2_"  # before a behavior, the name of a run
 _RESAMPLES = 2000
@@ -117,35 +118,48 @@ def volumes(
 ) -> dict[str, Float[np.ndarray, " D"]]:
     """Returns the mean hypervolume over runs by strategy and objective; bootstrap draws of it.
 
-    Draws are of runs, seeds or behaviors, and of target and normal queries within them, the same
-    for all paths. With none the value itself. `forget` is what is to fall: F, or the share of
-    answers that show the behavior.
+    Draws are of behaviors, or of seeds where runs have no behavior, of seeds of a behavior, and of
+    target and normal queries, which seeds of a behavior share; the same for all paths. With none
+    the value itself. `forget` is what is to fall: F, or the share of answers that show the
+    behavior.
     """
     start = {"F": "backbone", "shown": "backbone_shown"}[forget]
-    generator, count = np.random.default_rng(0), len(runs)
-    picked_DS = np.tile(np.arange(count), (max(resamples, 1), 1))
+    groups = by_behavior(runs)
+    generator, count = np.random.default_rng(0), len(groups)
+    picked_DG = np.tile(np.arange(count), (max(resamples, 1), 1))
     if resamples:
-        picked_DS = generator.integers(count, size=(resamples, count))
+        picked_DG = generator.integers(count, size=(resamples, count))
+
+    def drawn_shares(size: int) -> Float[np.ndarray, "D M"]:
+        if not resamples or size == 1:
+            return np.full((len(picked_DG), size), 1 / size)
+        return generator.multinomial(size, np.full(size, 1 / size), len(picked_DG)) / size
+
     total: dict[str, np.ndarray] = {}
     for place in range(count):
-        for number, run in enumerate(runs):
-            is_picked_D = picked_DS[:, place] == number
-            sizes = len(run[start]), len(next(iter(run["paths"].values()))["R"][0])
-            weights = [
-                generator.multinomial(size, np.full(size, 1 / size), len(picked_DS)) / size
-                if resamples
-                else np.full((1, size), 1 / size)
-                for size in sizes
-            ]
-            floor_D = weights[0] @ np.asarray(run[start])
-            for name, path in run["paths"].items():
-                forget_ED, retain_ED = (
-                    np.asarray(path[kind]) @ weight_DQ.T
-                    for kind, weight_DQ in zip((forget, "R"), weights, strict=True)
-                )
-                own_D = np.where(is_picked_D, hypervolume(forget_ED, retain_ED, floor_D), 0.0)
-                total[name] = total.get(name, 0.0) + own_D / count
+        for number, group in enumerate(groups.values()):
+            is_picked_D = picked_DG[:, place] == number
+            sizes = len(group[0][start]), len(next(iter(group[0]["paths"].values()))["R"][0])
+            weights = [drawn_shares(size) for size in sizes]
+            share_DS = drawn_shares(len(group))
+            for run, share_D in zip(group, share_DS.T, strict=True):
+                floor_D = weights[0] @ np.asarray(run[start])
+                for name, path in run["paths"].items():
+                    forget_ED, retain_ED = (
+                        np.asarray(path[kind]) @ weight_DQ.T
+                        for kind, weight_DQ in zip((forget, "R"), weights, strict=True)
+                    )
+                    own_D = share_D * hypervolume(forget_ED, retain_ED, floor_D)
+                    total[name] = total.get(name, 0.0) + np.where(is_picked_D, own_D, 0.0) / count
     return total
+
+
+def by_behavior(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Returns runs by behavior, one for each seed; by seed where they have no behavior."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault(run.get("name", f"seed {run['seed']}"), []).append(run)
+    return groups
 
 
 def by_strategy(volume: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +174,7 @@ def by_strategy(volume: Mapping[str, Any]) -> dict[str, Any]:
 def choose(runs: Sequence[Mapping[str, Any]]) -> str:
     """Returns the one of the new strategies that the rule of docs/studies/sets.md takes."""
     mean = by_strategy(volumes([run for run in runs if run["split"] == "validation"]))
-    return max(NEW, key=lambda name: float(mean[name][0]))
+    return max((name for name in NEW if name in mean), key=lambda name: float(mean[name][0]))
 
 
 def volume_table(runs: Sequence[Mapping[str, Any]], *, forget: str = "F") -> str:
@@ -175,7 +189,10 @@ def volume_table(runs: Sequence[Mapping[str, Any]], *, forget: str = "F") -> str
         for title in dict.fromkeys(key.split()[1] for key in value)
     }
     if "name" in runs[0]:
-        columns = {run["name"]: by_strategy(volumes([run], forget=forget)) for run in runs}
+        columns = {
+            name: by_strategy(volumes(group, forget=forget))
+            for name, group in by_behavior(runs).items()
+        }
     lines = ["| strategy | " + " | ".join([*columns, "mean"]) + " |"]
     lines.append("|---|" + "--:|" * (len(columns) + 1))
     mean = by_strategy(value)
@@ -252,7 +269,10 @@ def tables(results: Sequence[Mapping[str, Any]], split: str, chosen: str = "") -
     runs = [run for run in results if run["split"] == split]
     if not runs:
         return []
-    compared = NEW if split == "validation" else (chosen or choose(results),)
+    compared = [chosen or choose(results)]
+    if split == "validation":
+        names = {key.split()[0] for key in runs[0]["paths"]}
+        compared = [name for name in NEW if name in names]
     found = [volume_table(runs), difference_table(runs, compared)]
     if "name" in runs[0]:
         found += [volume_table(runs, forget="shown")]
@@ -269,7 +289,7 @@ def main(options: Options) -> None:
         return
     results = read_results(options.results)
     for split in ("validation", "test"):
-        names = [run.get("name", f"seed {run['seed']}") for run in results if run["split"] == split]
+        names = by_behavior([run for run in results if run["split"] == split])
         if names:
             print(
                 "\n\n".join(
