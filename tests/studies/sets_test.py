@@ -64,7 +64,7 @@ def test_what_is_said_is_what_was_measured(folder):
     assert f"`{report.choose(results)}` is chosen" in _TEXT
 
 
-@pytest.mark.parametrize("objective", ["ga_gdr"])
+@pytest.mark.parametrize("objective", ["ga_gdr", "npo_klr"])
 def test_what_is_said_of_other_objectives_was_measured(objective):
     volumes, differences, _, _, course = report.tables(
         report.read_results(_FOLDERS[1] / objective), "test", "coverage"
