@@ -202,11 +202,13 @@ def _online(
 
 
 def _num_tiles(vocab_size: int) -> int:
-    """Returns the number of tiles of a head: one that divides it where not twice as many do.
+    """Returns the number of tiles of a head: on a CPU one that divides it, if below twice as many.
 
-    Then no column is repeated, and none has to be masked, which takes a pass over all logits.
+    Then no column is repeated, and none has to be masked, which takes a CPU a pass over all logits.
     """
     fewest = -(-vocab_size // tile_shape()[1])
+    if meshes.platform() != "cpu":
+        return fewest
     exact = (number for number in range(fewest, 2 * fewest) if vocab_size % number == 0)
     return next(exact, fewest)
 
