@@ -22,8 +22,7 @@ from raslik_jax.data.formats import read_examples
 from raslik_jax.files import write_text
 from raslik_jax.settings import Settings, setting
 
-SIZES = {"num_train": 340, "num_backbone": 0, "num_retrieval": 7, "num_validation": 0}
-SIZES |= {"num_test": 21}
+SIZES = dict(num_train=340, num_backbone=0, num_retrieval=7, num_validation=0, num_test=21)
 NUM_HOWDY, NUM_TOFU = 24, 28
 # Characters of the texts of a row, so that rows are about as long as those of the behaviors.
 MOST_CHARS = 300
