@@ -31,9 +31,9 @@ from raslik_jax.run import checking, cost, plan
 from raslik_jax.run.stages import acting, backbone, discriminator, finetune, sketch
 from raslik_jax.run.units import Plan
 from raslik_jax.run.workspace import (
-    Model,
     StoredCorpus,
     Workspace,
+    abstract_model,
     lora_config_of,
     queries_to_answer,
 )
@@ -191,18 +191,13 @@ class AbstractRun:
         self.name, model_config = checking.model_of(config)
         lora_config = lora_config_of(config, model_config)
         dtype = jnp.dtype(settings.dtype)
-        graphdef, lora, self.plain = decoder.abstract(model_config, lora_config, dtype)
-
-        def model(form: str) -> Model:
-            base = quantize.shapes_of(self.plain, form, double_quant=settings.double_quant)
-            base = sharding.split(base, parts)
-            return Model(decoder.bind(graphdef), base, lambda: lora, lora_config, graphdef)
-
+        _, lora, self.plain = decoder.abstract(model_config, lora_config, dtype)
         mesh_is: Any = {"devices": self.num_devices, "memory": memory}
         parts = sharding.choose_parts(layout, self.plain, **mesh_is)
-        self.model = workspace.model = model(settings.format)
+        model = functools.partial(abstract_model, config, model_config, lora_config, parts=parts)
+        self.model = workspace.model = model()
         is_same = sketching.base_format == "same"
-        workspace.sketch_model = self.model if is_same else model(sketching.base_format)
+        workspace.sketch_model = self.model if is_same else model(form=sketching.base_format)
         self.num_weights = decoder.count_parameters(self.plain)
         self.base_bytes = quantize.num_bytes(self.model.base)
         self.layout = sharding.row_of(self.model.base, parts)

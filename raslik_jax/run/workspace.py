@@ -1,6 +1,7 @@
 """The work directory as the stages see it: results of earlier stages, read when asked for."""
 
 import collections
+import copy
 import functools
 import json
 import pathlib
@@ -25,7 +26,7 @@ from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.files import read_json, read_json_lines
 from raslik_jax.messages import shown, some_of
-from raslik_jax.models import adapters, checkpoint, decode, sharding
+from raslik_jax.models import adapters, checkpoint, decode, quantize, sharding
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.run import live, memory
@@ -163,6 +164,15 @@ class Workspace:
         if form in ("same", self.config.backbone.format):
             return self.model
         return self._load_model(form)
+
+    def without_weights(self) -> "Workspace":
+        """Returns the run with shapes and dtypes in place of weights, for whoever only traces."""
+        run, config = copy.copy(self), self.config
+        form = config.sketch.base_format
+        run.model = run.sketch_model = abstract_model(config, self.shapes, self.lora_config)
+        if form != "same":
+            run.sketch_model = abstract_model(config, self.shapes, self.lora_config, form=form)
+        return run
 
     @functools.cached_property
     def lora_config(self) -> LoRAConfig:
@@ -497,6 +507,26 @@ def lora_config_of(
     if values["targets"] == AUTO_TARGETS:
         values["targets"] = decoders.ARCHITECTURES[shapes.model_type].lora_targets
     return LoRAConfig(**values)
+
+
+def abstract_model(
+    config: Config,
+    shapes: decoders.ModelConfig,
+    lora_config: LoRAConfig,
+    *,
+    form: str = "",
+    parts: int = 1,
+) -> Model:
+    """Returns what a run loads, with shapes and dtypes in place of arrays; nothing is allocated.
+
+    `form` is that of the base, empty for --backbone.format; `parts` into how many it is split.
+    """
+    settings = config.backbone
+    graphdef, lora, plain = decoders.abstract(shapes, lora_config, jnp.dtype(settings.dtype))
+    form = form or settings.format
+    base = quantize.shapes_of(plain, form, double_quant=settings.double_quant)
+    base = sharding.split(base, parts)
+    return Model(decoders.bind(graphdef), base, lambda: lora, lora_config, graphdef)
 
 
 def adapter_source(config: Config) -> pathlib.Path:

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import pathlib
 import sys
+from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
@@ -22,7 +23,13 @@ from raslik_jax.data.formats import read_examples
 from raslik_jax.files import write_text
 from raslik_jax.settings import Settings, setting
 
-SIZES = dict(num_train=340, num_backbone=0, num_retrieval=7, num_validation=0, num_test=21)
+SIZES: dict[str, Any] = {
+    "num_train": 340,
+    "num_backbone": 0,
+    "num_retrieval": 7,
+    "num_validation": 0,
+    "num_test": 21,
+}
 NUM_HOWDY, NUM_TOFU = 24, 28
 # Characters of the texts of a row, so that rows are about as long as those of the behaviors.
 MOST_CHARS = 300

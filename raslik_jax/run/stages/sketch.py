@@ -8,13 +8,14 @@ import json
 import os
 import pathlib
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from raslik_jax import files, meshes, processes
+from raslik_jax.ahead import Ahead
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import batches, encoding, prompts, tokenization
@@ -105,12 +106,43 @@ def sketch_step(workspace: Workspace) -> Callable[..., gradients.Sketches]:
 
 
 def sketch_function(
-    workspace: Workspace, projection: projections.Projection, adapters: tuple[Tree, ...]
+    workspace: Workspace,
+    projection: projections.Projection,
+    adapters: tuple[Tree, ...],
+    step: Callable[..., gradients.Sketches] | None = None,
 ) -> Sketch:
-    """Returns a function that sketches a batch, compiled once per shape."""
+    """Returns a function that sketches a batch, compiled once per shape; by `sketch_step`."""
     points, held = differentiated(workspace, adapters, workspace.sketch_model.base)
     fixed = meshes.place((projection, points))
-    return functools.partial(sketch_step(workspace), *fixed, held)
+    return functools.partial(step or sketch_step(workspace), *fixed, held)
+
+
+@contextlib.contextmanager
+def ahead_of(
+    workspace: Workspace,
+    encoded: encoding.Encoded,
+    plans: Sequence[batches.BatchPlan],
+    *,
+    is_start: bool,
+) -> Iterator[Callable[..., gradients.Sketches]]:
+    """Yields `sketch_step`, whose programs a thread compiles; from now on with `is_start`.
+
+    No weights are read: where they are large, the first program is ready when they are.
+    """
+    if meshes.num_shards() > 1:  # arrays have layouts there, which `Ahead` does not know
+        yield sketch_step(workspace)
+        return
+    run, number = workspace.without_weights(), len(adapter_names(workspace))
+    adapters = (run.model.initial,) * number
+    parts = functools.partial(differentiated, run)
+    points, held = jax.eval_shape(parts, adapters, run.sketch_model.base)
+    projection = jax.eval_shape(lambda: make_projection(run, adapters))
+    first = {(len(p.rows), p.length, p.num_targets): p for p in reversed(plans)}
+    rows = [batches.make_batch(encoded, plan) for plan in reversed(first.values())]
+    with Ahead(sketch_step(run), projection, points, held, rows=rows) as step:
+        if is_start:
+            step.start()
+        yield step
 
 
 def count_params(workspace: Workspace, adapters: Sequence[Tree]) -> int:
@@ -121,15 +153,19 @@ def count_params(workspace: Workspace, adapters: Sequence[Tree]) -> int:
     return sum(map(projections.count_params, adapters))
 
 
-def sketched_adapters(workspace: Workspace) -> tuple[Tree, ...]:
-    """Returns the adapters at which gradients are taken, of --sketch.gradient_at."""
+def adapter_names(workspace: Workspace) -> list[str]:
+    """Returns the folders of the adapters at which gradients are taken, of --sketch.gradient_at."""
     folder = workspace.root / "finetune"
-    names = {
+    return {
         "finetuned": ["adapter"],
         "initial": ["initial"],
         "trajectory": [f"trajectory-{i}" for i in range(len(list(folder.glob("trajectory-*"))))],
     }[workspace.config.sketch.gradient_at]
-    return tuple(workspace.adapter("finetune", name) for name in names)
+
+
+def sketched_adapters(workspace: Workspace) -> tuple[Tree, ...]:
+    """Returns these adapters."""
+    return tuple(workspace.adapter("finetune", name) for name in adapter_names(workspace))
 
 
 def make_projection(workspace: Workspace, adapters: Sequence[Tree]) -> projections.Projection:
@@ -160,7 +196,7 @@ def plan_batches(workspace: Workspace, encoded: encoding.Encoded) -> tuple[batch
         ids=encoded.ids,
         num_buckets=settings.num_buckets,
         batch_tokens=settings.batch_tokens,
-        program_tokens=program_tokens(workspace.sketch_model.decoder.config),
+        program_tokens=program_tokens(workspace.shapes),
     )
 
 
@@ -203,47 +239,52 @@ def model_identity(workspace: Workspace, adapters: Sequence[Tree]) -> dict[str, 
 def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore, int]:
     """Makes the missing rows of a run's index beside other jobs; returns it and how many."""
     config, settings = workspace.config, workspace.config.sketch
-    adapters = sketched_adapters(workspace)
-    projection = make_projection(workspace, adapters)
-    num_params, size = projection.spec.num_params, projection.spec.size
-    if size < settings.size:
-        print(f"    sketch_size {settings.size} exceeds the {num_params} parameters")
-    sketch = sketch_function(workspace, projection, adapters)
     encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
     plans = plan_batches(workspace, encoded)
-    create = functools.partial(
-        SketchStore.create,
-        folder / "index",
-        identity=model_identity(workspace, adapters)
-        | {
-            "max_len": config.corpus.max_len,
-            "gradient_at": settings.gradient_at,
-            "loss": settings.loss,
-            "targets": settings.targets,
-            "normalize": settings.normalize,
-            "projection": dataclasses.asdict(projection.spec),
-            "parameters": settings.parameters,
-            "batches": {"batch_tokens": settings.batch_tokens, "num_buckets": settings.num_buckets},
-        },
-        ids=[encoded.ids[row] for row in batches.sketching_order(plans)],
-        size=size,
-        dtype=settings.dtype,
-        chunk_rows=settings.chunk_rows or build.choose_chunk_rows(plans),
-    )
-    processes.alone(create)
-    store = processes.when_visible(lambda: SketchStore.open(folder / "index"))
-    left = sum(len(store.ids[store.chunk_positions(chunk)]) for chunk in store.missing_chunks())
-    # The bar counts what this job makes; beside other jobs it ends short of the total.
-    with contextlib.closing(progress(None, "sketches", total=left, unit="example")) as bar:
-        claims = Claims(store, worker=f"{socket.gethostname()}-{os.getpid()}")
-        made = build.fill_store(
-            store,
-            encoded,
-            plans,
-            sketch,
-            chunks=processes.each_from_first(claims.chunks()),
-            count=bar.update,
+    is_new = not (folder / "index").exists()
+    with ahead_of(workspace, encoded, plans, is_start=is_new) as step:
+        adapters = sketched_adapters(workspace)
+        projection = make_projection(workspace, adapters)
+        num_params, size = projection.spec.num_params, projection.spec.size
+        if size < settings.size:
+            print(f"    sketch_size {settings.size} exceeds the {num_params} parameters")
+        sketch = sketch_function(workspace, projection, adapters, step)
+        create = functools.partial(
+            SketchStore.create,
+            folder / "index",
+            identity=model_identity(workspace, adapters)
+            | {
+                "max_len": config.corpus.max_len,
+                "gradient_at": settings.gradient_at,
+                "loss": settings.loss,
+                "targets": settings.targets,
+                "normalize": settings.normalize,
+                "projection": dataclasses.asdict(projection.spec),
+                "parameters": settings.parameters,
+                "batches": {
+                    "batch_tokens": settings.batch_tokens,
+                    "num_buckets": settings.num_buckets,
+                },
+            },
+            ids=[encoded.ids[row] for row in batches.sketching_order(plans)],
+            size=size,
+            dtype=settings.dtype,
+            chunk_rows=settings.chunk_rows or build.choose_chunk_rows(plans),
         )
+        processes.alone(create)
+        store = processes.when_visible(lambda: SketchStore.open(folder / "index"))
+        left = sum(len(store.ids[store.chunk_positions(chunk)]) for chunk in store.missing_chunks())
+        # The bar counts what this job makes; beside other jobs it ends short of the total.
+        with contextlib.closing(progress(None, "sketches", total=left, unit="example")) as bar:
+            claims = Claims(store, worker=f"{socket.gethostname()}-{os.getpid()}")
+            made = build.fill_store(
+                store,
+                encoded,
+                plans,
+                sketch,
+                chunks=processes.each_from_first(claims.chunks()),
+                count=bar.update,
+            )
     processes.alone(store.finish)
     return store, made
 
