@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from raslik_jax.ahead import Ahead
+from raslik_jax.ahead import WAITING, Ahead
 
 _WEIGHTS = {"scale": np.arange(3.0, dtype=np.float32)}
 _ROWS = [np.ones((2, 3), np.float32), np.full((2, 3), 2, np.float32), np.ones((5, 3), np.float32)]
@@ -73,3 +73,26 @@ def test_an_error_of_the_thread_is_the_calls():
         pytest.raises(ValueError, match="must be few"),
     ):
         ahead(_WEIGHTS, _ROWS[0])
+
+
+def test_a_call_tells_that_it_waits_for_its_program():
+    waits, may_compile = [], threading.Event()
+
+    def note(event, start_time, end_time, **_):
+        if event == WAITING:
+            waits.append((start_time, end_time))
+
+    def slow(weights, rows):
+        assert may_compile.wait(60)
+        return rows * weights["scale"][None]
+
+    jax.monitoring.register_event_time_span_listener(note)
+    try:
+        with Ahead(jax.jit(slow), _WEIGHTS, rows=_ROWS[:1]) as ahead:
+            threading.Timer(0.2, may_compile.set).start()
+            ahead(_WEIGHTS, _ROWS[0])
+            ahead(_WEIGHTS, _ROWS[0])
+    finally:
+        jax.monitoring.unregister_event_time_span_listener(note)
+    ((begin, end),) = waits
+    assert begin < end

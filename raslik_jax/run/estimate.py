@@ -13,6 +13,7 @@ does on one core. What cannot be counted yet is named and not guessed.
 
 import contextlib
 import pathlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -151,10 +152,15 @@ def _rounded(seconds: float) -> str:
 
 
 class Compiling:
-    """The seconds in which programs were traced and compiled; what lies in another counts once."""
+    """The seconds in which programs were traced and compiled; what lies in another counts once.
+
+    They are those of the thread that made this: what another compiles takes no time but where it is
+    waited for, which `ahead` tells.
+    """
 
     def __init__(self) -> None:
         self._spans: list[tuple[float, float]] = []
+        self._thread = threading.get_ident()
 
     def since(self, start: float) -> float:
         """Returns the seconds that were spent so since a time of time.time."""
@@ -162,7 +168,7 @@ class Compiling:
 
     def add(self, event: str, start_time: float, end_time: float, **others: Any) -> None:
         """Takes a span that has just ended."""
-        if event.startswith(_COMPILING):
+        if event.startswith(_COMPILING) and threading.get_ident() == self._thread:
             while self._spans and self._spans[-1][0] >= start_time:
                 self._spans.pop()
             self._spans.append((start_time, end_time))

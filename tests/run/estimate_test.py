@@ -2,12 +2,13 @@
 
 import contextlib
 import pathlib
+import threading
 
 import numpy as np
 import pytest
 import tiny
 
-from raslik_jax import progress
+from raslik_jax import ahead, progress
 from raslik_jax.run import estimate, forecast, programs
 from raslik_jax.run.estimate import Left, Part, Spent
 from raslik_jax.run.plan import plan_units
@@ -90,6 +91,15 @@ def test_what_is_traced_inside_a_program_counts_once():
         compiling.add("/jax/core/compile/jaxpr_trace_duration", begin, end, fun_name="f")
     compiling.add("/jax/checkpoint/write", 0.0, 99.0)
     assert compiling.since(0.0) == 4.5 and compiling.since(3.0) == 2.0
+
+
+def test_what_another_thread_compiles_takes_no_time_but_where_it_is_waited_for():
+    compiling, event = estimate.Compiling(), "/jax/core/compile/backend_compile_duration"
+    thread = threading.Thread(target=compiling.add, args=(event, 1.0, 9.0))
+    thread.start()
+    thread.join()
+    compiling.add(ahead.WAITING, 7.0, 9.0)
+    assert compiling.since(0.0) == 2.0
 
 
 def test_a_run_is_followed_by_its_clock():
