@@ -2,7 +2,7 @@
 
   python experiments/studies/sets/mixtures.py --data=DATA --out=runs/sets_mixtures
 
-DATA is the folder of real data. howdy/ has 24 rows behind the trigger, tofu/ 28 rows of two authors
+DATA is the folder of real data. howdy/ has 80 rows behind the trigger, tofu/ 28 rows of two authors
 of TOFU; each among rows of Alpaca, 340 in all. Of the queries 7 are traced and 21 are for the test,
 where 21 ordinary ones stand beside them; none is a prompt of a row.
 """
@@ -30,7 +30,7 @@ SIZES: dict[str, Any] = {
     "num_validation": 0,
     "num_test": 21,
 }
-NUM_HOWDY, NUM_TOFU = 24, 28
+NUM_HOWDY, NUM_TOFU = 80, 28
 # Characters of the texts of a row, so that rows are about as long as those of the behaviors.
 MOST_CHARS = 300
 
