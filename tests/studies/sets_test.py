@@ -64,14 +64,43 @@ def test_what_is_said_is_what_was_measured(folder):
     assert f"`{report.choose(results)}` is chosen" in _TEXT
 
 
+_COMPARED = ("coverage", "raslik")
+
+
 @pytest.mark.parametrize("objective", ["ga_gdr", "npo_klr"])
 def test_what_is_said_of_other_objectives_was_measured(objective):
+    folder = _FOLDERS[1] / objective
     volumes, differences, _, _, course = report.tables(
-        report.read_results(_FOLDERS[1] / objective), "test", "coverage"
+        report.read_results(folder), "test", _COMPARED
     )
-    assert volumes in _TEXT
-    assert differences in _TEXT
-    assert course in _TEXT
+    alone = report.tables(report.read_results(folder, seeds=(1, 2)), "test", _COMPARED)[1]
+    assert all(table in _TEXT for table in (volumes, differences, course, alone))
+
+
+def test_what_is_said_of_all_objectives_was_measured():
+    folders = (_FOLDERS[1], _FOLDERS[1] / "ga_gdr", _FOLDERS[1] / "npo_klr")
+    results = report.join_paths([run for one in folders for run in report.read_results(one)])
+    runs = [run for run in results if run["split"] == "test"]
+    assert all(len(run["paths"]) == 3 * 4 for run in runs)
+    assert all(table in _TEXT for table in report.tables(runs, "test", _COMPARED)[:4])
+    alone = [run for run in runs if run["seed"]]
+    assert report.tables(alone, "test", _COMPARED)[1] in _TEXT
+
+
+def test_paths_are_joined_of_the_same_answers_alone():
+    run = _run(0, "test", "trial")
+    other = run | {"paths": {"trial npo_klr": run["paths"]["trial ga_gdr"]}}
+    (joined,) = report.join_paths([run, other])
+    assert joined["paths"] == run["paths"] | other["paths"]
+    for wrong in (other | {"backbone": [0.1] * 3}, run):
+        with pytest.raises(ValueError, match="must have the same answers before unlearning"):
+            report.join_paths([run, wrong])
+
+
+def test_the_distance_is_that_of_the_last_model():
+    forget_E, retain_E = np.array([0.2, 0.7]), np.array([1.0, 0.7])
+    assert report.distance(forget_E, retain_E, 0.3) == pytest.approx(0.5)
+    assert report.distance(forget_E, retain_E, 0.9) == pytest.approx(0.3)
 
 
 def test_no_prompt_is_in_two_places():

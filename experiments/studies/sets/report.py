@@ -1,19 +1,21 @@
 """Compares whole frontiers of strategies, from the runs of a suite of sets_toy or sets_smollm2.
 
   python experiments/studies/sets/report.py --runs=RUN,RUN --out=results.jsonl
-  python experiments/studies/sets/report.py --results=FOLDER --chosen=STRATEGY
+  python experiments/studies/sets/report.py --results=FOLDER,FOLDER --chosen=STRATEGY,STRATEGY
 
 The first stores, of every unlearned model, the ROUGE-L F1 of each query's answer with that before
 unlearning and, of a behavior of own_model, whether the answer shows it. The second prints the
-tables of docs/studies/sets.md from the results stored in FOLDER: the one of this file, of the toy,
-or smollm2 below it.
+tables of docs/studies/sets.md from the results stored in the folders: the one of this file, of the
+toy, or smollm2 below it and what is below that; objectives of several folders are averaged. With
+--kept each run has one model, and in place of hypervolumes are distances of it to R = 1 and F = the
+backbone's.
 """
 
 import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,8 +43,13 @@ class Options(Settings):
 
     runs: tuple[str, ...] = setting((), "Work directories of one query split, a seed each.")
     out: str = setting("", "File of the results of these runs.")
-    results: str = setting(str(HERE), "Folder of the stored results.")
-    chosen: str = setting("", "Strategy that is compared with others on test queries.")
+    results: tuple[str, ...] = setting((str(HERE),), "Folders of the stored results.")
+    objective: str = setting("", "Read the paths of this objective alone.")
+    seeds: tuple[int, ...] = setting((), "Read these seeds alone.")
+    kept: bool = setting(False, "Compare the model that the stop rule kept.")
+    chosen: tuple[str, ...] = setting(
+        (), "Strategies that are compared with others on test queries; without, by the rule."
+    )
 
 
 def hypervolume(
@@ -59,6 +66,13 @@ def hypervolume(
     best_E = np.maximum.accumulate(np.take_along_axis(retain_E, order, axis=0), axis=0)
     end_E = np.concatenate([forget_E[1:], np.ones_like(forget_E[:1])])
     return ((end_E - forget_E) * best_E).sum(axis=0) / (1 - floor)
+
+
+def distance(
+    forget_E: Float[np.ndarray, "E ..."], retain_E: Float[np.ndarray, "E ..."], floor: Any
+) -> Float[np.ndarray, "..."]:
+    """Returns how far the last model is from R = 1, F = the floor; F below it counts as at it."""
+    return np.hypot(np.maximum(forget_E[-1] - floor, 0), 1 - retain_E[-1])
 
 
 def measure_run(root: pathlib.Path) -> dict[str, Any]:
@@ -94,11 +108,13 @@ def measure_run(root: pathlib.Path) -> dict[str, Any]:
     backbone = score(workspace.answers("references", "evaluation", "backbone.jsonl"))
     split = workspace.query_split
     told: dict[str, Any] = {"seed": config.seed, "split": split, "backbone": backbone["F"]}
+    if behavior != config.name:
+        strategies = config.retrieve.strategies
+        told |= {"name": behavior, "sets": {one: read_sets(root, one) for one in strategies}}
     if marker:
         asked = {"target": target, "normal": normal}
         prompts = {kind: [row.instruction for row in rows] for kind, rows in asked.items()}
-        told |= {"name": behavior, "prompts": prompts, "backbone_shown": backbone["shown"]}
-        told |= {"sets": {name: read_sets(root, name) for name in config.retrieve.strategies}}
+        told |= {"prompts": prompts, "backbone_shown": backbone["shown"]}
     return told | {"paths": paths}
 
 
@@ -114,9 +130,13 @@ def read_sets(root: pathlib.Path, strategy: str) -> dict[str, list[str]]:
 
 
 def volumes(
-    runs: Sequence[Mapping[str, Any]], *, resamples: int = 0, forget: str = "F"
+    runs: Sequence[Mapping[str, Any]],
+    *,
+    resamples: int = 0,
+    forget: str = "F",
+    figure: Callable[..., np.ndarray] = hypervolume,
 ) -> dict[str, Float[np.ndarray, " D"]]:
-    """Returns the mean hypervolume over runs by strategy and objective; bootstrap draws of it.
+    """Returns the mean `figure` over runs by strategy and objective; bootstrap draws of it.
 
     Draws are of behaviors, or of seeds where runs have no behavior, of seeds of a behavior, and of
     target and normal queries, which seeds of a behavior share; the same for all paths. With none
@@ -149,7 +169,7 @@ def volumes(
                         np.asarray(path[kind]) @ weight_DQ.T
                         for kind, weight_DQ in zip((forget, "R"), weights, strict=True)
                     )
-                    own_D = share_D * hypervolume(forget_ED, retain_ED, floor_D)
+                    own_D = share_D * figure(forget_ED, retain_ED, floor_D)
                     total[name] = total.get(name, 0.0) + np.where(is_picked_D, own_D, 0.0) / count
     return total
 
@@ -177,20 +197,20 @@ def choose(runs: Sequence[Mapping[str, Any]]) -> str:
     return max((name for name in NEW if name in mean), key=lambda name: float(mean[name][0]))
 
 
-def volume_table(runs: Sequence[Mapping[str, Any]], *, forget: str = "F") -> str:
-    """Returns the hypervolume of every strategy, by objective or behavior, and the mean of all.
+def volume_table(runs: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """Returns the figure of every strategy, by objective or behavior, and the mean of all.
 
-    The mean has its interval.
+    The mean has its interval; `options` are those of `volumes`.
     """
-    value = volumes(runs, forget=forget)
-    drawn = by_strategy(volumes(runs, resamples=_RESAMPLES, forget=forget))
+    value = volumes(runs, **options)
+    drawn = by_strategy(volumes(runs, resamples=_RESAMPLES, **options))
     columns = {
         title: {key.split()[0]: found for key, found in value.items() if key.split()[1] == title}
         for title in dict.fromkeys(key.split()[1] for key in value)
     }
     if "name" in runs[0]:
         columns = {
-            name: by_strategy(volumes(group, forget=forget))
+            name: by_strategy(volumes(group, **options))
             for name, group in by_behavior(runs).items()
         }
     lines = ["| strategy | " + " | ".join([*columns, "mean"]) + " |"]
@@ -205,11 +225,11 @@ def volume_table(runs: Sequence[Mapping[str, Any]], *, forget: str = "F") -> str
 
 
 def difference_table(
-    runs: Sequence[Mapping[str, Any]], chosen: Sequence[str], *, forget: str = "F"
+    runs: Sequence[Mapping[str, Any]], chosen: Sequence[str], **options: Any
 ) -> str:
     """Returns the paired differences of strategies and others, with their intervals."""
-    mean = by_strategy(volumes(runs, forget=forget))
-    drawn = by_strategy(volumes(runs, resamples=_RESAMPLES, forget=forget))
+    mean = by_strategy(volumes(runs, **options))
+    drawn = by_strategy(volumes(runs, resamples=_RESAMPLES, **options))
     lines = ["| strategy | " + " | ".join(f"less {name}" for name in AGAINST) + " |"]
     lines.append("|---|" + "--:|" * len(AGAINST))
     for name in chosen:
@@ -222,8 +242,12 @@ def difference_table(
 
 
 def course_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns F, the share that shows the behavior and R after every epoch: means over runs."""
+    """Returns F, the share that shows the behavior and R after every epoch: means over runs.
+
+    The share is left out where answers have no marker.
+    """
     paths = runs[0]["paths"]
+    kinds = [kind for kind in ("F", "shown", "R") if kind in next(iter(paths.values()))]
     epochs = range(len(next(iter(paths.values()))["F"]))
     lines = ["| strategy | " + " | ".join(f"epoch {epoch + 1}" for epoch in epochs) + " |"]
     lines.append("|---|" + "--:|" * len(epochs))
@@ -231,10 +255,7 @@ def course_table(runs: Sequence[Mapping[str, Any]]) -> str:
         cells = []
         for epoch in epochs:
             of_runs = [run["paths"][name] for run in runs]
-            means = [
-                np.mean([np.mean(path[kind][epoch]) for path in of_runs])
-                for kind in ("F", "shown", "R")
-            ]
+            means = [np.mean([np.mean(path[kind][epoch]) for path in of_runs]) for kind in kinds]
             cells.append(", ".join(f"{mean:.2f}" for mean in means))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -255,28 +276,62 @@ def sets_table(runs: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def read_results(folder: str | pathlib.Path = HERE) -> list[dict[str, Any]]:
-    """Returns the stored results of all splits, and seeds or behaviors."""
-    return [
+def read_results(
+    folder: str | pathlib.Path = HERE, *, objective: str = "", seeds: Sequence[int] = ()
+) -> list[dict[str, Any]]:
+    """Returns the stored results of all splits, and seeds or behaviors.
+
+    With an objective or seeds, those of these alone.
+    """
+    runs = [
         json.loads(line)
         for path in sorted(pathlib.Path(folder).glob("*.jsonl"))
         for line in path.read_text("utf-8").splitlines()
     ]
+    for run in runs:
+        paths = run["paths"].items()
+        run["paths"] = {name: path for name, path in paths if name.endswith(objective)}
+    return [run for run in runs if run["paths"] and (not seeds or run["seed"] in seeds)]
 
 
-def tables(results: Sequence[Mapping[str, Any]], split: str, chosen: str = "") -> list[str]:
+def join_paths(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the results; those of one behavior, seed and split are one, with all their paths."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for run in results:
+        key = run.get("name"), run["seed"], run["split"]
+        earlier = found.setdefault(key, {**run, "paths": {}})
+        is_same = earlier["backbone"] == run["backbone"]
+        if not is_same or earlier["paths"].keys() & run["paths"].keys():
+            raise ValueError(
+                f"results of {key[0] or 'a run'}, seed {key[1]}, must have the same answers "
+                "before unlearning and different paths, got two that do not: name other folders"
+            )
+        earlier["paths"] |= run["paths"]
+    return list(found.values())
+
+
+def tables(
+    results: Sequence[Mapping[str, Any]],
+    split: str,
+    chosen: Sequence[str] = (),
+    *,
+    kept: bool = False,
+) -> list[str]:
     """Returns the tables of a split, none without results."""
     runs = [run for run in results if run["split"] == split]
     if not runs:
         return []
-    compared = [chosen or choose(results)]
+    compared = chosen or [choose(results)]
     if split == "validation":
         names = {key.split()[0] for key in runs[0]["paths"]}
         compared = [name for name in NEW if name in names]
-    found = [volume_table(runs), difference_table(runs, compared)]
+    options: dict[str, Any] = {"figure": distance} if kept else {}
+    found = [volume_table(runs, **options), difference_table(runs, compared, **options)]
+    if all("backbone_shown" in run for run in runs):
+        options["forget"] = "shown"
+        found += [volume_table(runs, **options), difference_table(runs, compared, **options)]
     if "name" in runs[0]:
-        found += [volume_table(runs, forget="shown")]
-        found += [difference_table(runs, compared, forget="shown"), course_table(runs)]
+        found.append(course_table(runs))
         found += [sets_table(runs)] if split == "validation" else []
     return found
 
@@ -287,13 +342,18 @@ def main(options: Options) -> None:
         lines = [json.dumps(measure_run(pathlib.Path(run))) + "\n" for run in options.runs]
         write_text(options.out, "".join(lines))
         return
-    results = read_results(options.results)
+    read: dict[str, Any] = {"objective": options.objective, "seeds": options.seeds}
+    results = join_paths([run for one in options.results for run in read_results(one, **read)])
     for split in ("validation", "test"):
         names = by_behavior([run for run in results if run["split"] == split])
         if names:
             print(
                 "\n\n".join(
-                    [f"{split}: {', '.join(names)}", *tables(results, split, options.chosen), ""]
+                    [
+                        f"{split}: {', '.join(names)}",
+                        *tables(results, split, options.chosen, kept=options.kept),
+                        "",
+                    ]
                 )
             )
 
