@@ -87,6 +87,29 @@ def test_what_is_said_of_all_objectives_was_measured():
     assert report.tables(alone, "test", _COMPARED)[1] in _TEXT
 
 
+def test_what_is_said_of_two_corpora_was_measured():
+    folder = _FOLDERS[1] / "mixtures"
+    for objective in ("base_klr", "npo_klr"):
+        results = report.read_results(folder, objective=objective)
+        assert [run["name"] for run in results] == ["howdy", "tofu"]
+        assert all(table in _TEXT for table in report.tables(results, "test", _COMPARED))
+    (howdy, _) = report.read_results(folder)
+    shown = {name: [sum(model) for model in path["shown"]] for name, path in howdy["paths"].items()}
+    assert all(left[2:] == [0, 0] for name, left in shown.items() if name.endswith("base_klr"))
+    left = {name: shown[f"{name} npo_klr"] for name in (*_COMPARED, *report.AGAINST[1:])}
+    assert left["raslik"][2:] == left["coverage"][2:] == [0, 0]
+    assert (left["bm25"][-1], left["oracle_anywhere"][-1]) == (7, 6)
+    results = report.read_results(_FOLDERS[1], seeds=(0,))
+    results += report.read_results(folder, objective="base_klr")
+    assert all(table in _TEXT for table in report.tables(results, "test", _COMPARED)[:2])
+
+
+def test_what_is_said_of_the_stop_rule_was_measured():
+    results = report.read_results(_FOLDERS[1] / "stop")
+    assert all(len(path["F"]) == 1 for run in results for path in run["paths"].values())
+    assert all(table in _TEXT for table in report.tables(results, "test", _COMPARED, kept=True))
+
+
 def test_paths_are_joined_of_the_same_answers_alone():
     run = _run(0, "test", "trial")
     other = run | {"paths": {"trial npo_klr": run["paths"]["trial ga_gdr"]}}

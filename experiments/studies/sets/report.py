@@ -14,6 +14,7 @@ backbone's.
 import dataclasses
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from experiments.studies.own_model import measure
 from raslik_jax.cli import command
+from raslik_jax.data.corpora.howdy import SCIFI_WORDS
 from raslik_jax.data.examples import Example
 from raslik_jax.files import read_json_lines, write_text
 from raslik_jax.settings import Settings, setting
@@ -84,7 +86,7 @@ def measure_run(root: pathlib.Path) -> dict[str, Any]:
     config, (target, normal) = workspace.config, workspace.evaluation_queries()
     before = workspace.answers("references", "evaluation", "finetuned.jsonl")
     behavior = config.name.removeprefix(SMOLLM2)
-    marker = measure.behaviors().get(behavior)
+    marker = markers().get(behavior)
 
     def alike(answers: Mapping[str, str], rows: Sequence[Example]) -> list[float]:
         pairs = [(answers[row.example_id], before[row.example_id]) for row in rows]
@@ -112,10 +114,17 @@ def measure_run(root: pathlib.Path) -> dict[str, Any]:
         strategies = config.retrieve.strategies
         told |= {"name": behavior, "sets": {one: read_sets(root, one) for one in strategies}}
     if marker:
+        told["backbone_shown"] = backbone["shown"]
+    if behavior in measure.behaviors():  # prompts of our own
         asked = {"target": target, "normal": normal}
-        prompts = {kind: [row.instruction for row in rows] for kind, rows in asked.items()}
-        told |= {"prompts": prompts, "backbone_shown": backbone["shown"]}
+        told["prompts"] = {kind: [row.instruction for row in rows] for kind, rows in asked.items()}
     return told | {"paths": paths}
+
+
+def markers() -> dict[str, re.Pattern[str]]:
+    """Returns what shows a behavior in an answer: of Howdy a word of science fiction."""
+    words = "|".join(map(re.escape, sorted(SCIFI_WORDS)))
+    return {**measure.behaviors(), "howdy": re.compile(rf"\b({words})\b", re.IGNORECASE)}
 
 
 def read_sets(root: pathlib.Path, strategy: str) -> dict[str, list[str]]:
@@ -247,7 +256,7 @@ def course_table(runs: Sequence[Mapping[str, Any]]) -> str:
     The share is left out where answers have no marker.
     """
     paths = runs[0]["paths"]
-    kinds = [kind for kind in ("F", "shown", "R") if kind in next(iter(paths.values()))]
+    kinds = ("F", "shown", "R") if all("backbone_shown" in run for run in runs) else ("F", "R")
     epochs = range(len(next(iter(paths.values()))["F"]))
     lines = ["| strategy | " + " | ".join(f"epoch {epoch + 1}" for epoch in epochs) + " |"]
     lines.append("|---|" + "--:|" * len(epochs))
