@@ -63,6 +63,12 @@ def _distance(ours: Tree, theirs: Tree) -> float:
     return math.sqrt(sum(float(np.sum(np.square(np.subtract(a, b)))) for a, b in pairs))
 
 
+def _within_a_bfloat16_unit(weight: jax.Array) -> jax.Array:
+    """Returns the weight with each entry changed by less than a unit of bfloat16's 8 bits."""
+    share = np.random.default_rng(0).uniform(-1, 1, weight.shape) * 2**-8
+    return weight * np.float32(1 + share)
+
+
 def _tokens(num_rows: int = 3, length: int = _LENGTH) -> jax.Array:
     return jax.random.randint(jax.random.key(2), (num_rows, length), 0, 29)
 
@@ -470,15 +476,12 @@ class BehaviorTest(parameterized.TestCase):
         for family in self.gradient_families:
             port, narrow = _model(family), _model(family, "bfloat16")
             base = jax.tree.map(lambda x: jnp.asarray(np.asarray(x, np.float32)), narrow.base)
-            # Each weight changed by less than one unit of bfloat16, which has 8 bits.
-            rng = np.random.default_rng(0)
-            near = jax.tree.map(
-                lambda x: x * np.float32(1 + rng.uniform(-1, 1, x.shape) * 2**-8), base
-            )
+            near = jax.tree.map(_within_a_bfloat16_unit, base)
             loss = _jit(jax.value_and_grad(_loss(narrow)))
-            values, gradients = zip(*(loss(port.lora, narrow.base, row) for row in _tokens()))
-            exact, exact_gradients = zip(*(loss(port.lora, base, row) for row in _tokens()))
-            _, near_gradients = zip(*(loss(port.lora, near, row) for row in _tokens()))
+            (values, gradients), (exact, exact_gradients), (_, near_gradients) = (
+                zip(*(loss(port.lora, weights, row) for row in _tokens()), strict=True)
+                for weights in (narrow.base, base, near)
+            )
             self.assertEqual(
                 {leaf.dtype for leaf in jax.tree.leaves(gradients)}, {jnp.dtype("float32")}
             )
