@@ -6,7 +6,8 @@ import pytest
 from experiments.studies.own_model import measure
 from experiments.studies.sets import report, smollm2
 
-_TEXT = (report.HERE.parents[2] / "docs" / "studies" / "sets.md").read_text()
+_PAGES = report.HERE.parents[2] / "docs" / "studies"
+_TEXT = (_PAGES / "sets_smollm2.md").read_text()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -53,15 +54,15 @@ def test_the_rule_reads_validation_queries_alone():
     assert "+0.771 [+0.771, +0.771]" in table
 
 
-_FOLDERS = (report.HERE, report.HERE / "smollm2")
+_SMOLLM2 = report.HERE / "smollm2"
 
 
-@pytest.mark.parametrize("folder", _FOLDERS, ids=lambda folder: folder.name)
-def test_what_is_said_is_what_was_measured(folder):
-    results = report.read_results(folder)
+@pytest.mark.parametrize("folder, page", [(report.HERE, "sets.md"), (_SMOLLM2, "sets_smollm2.md")])
+def test_what_is_said_is_what_was_measured(folder, page):
+    results, text = report.read_results(folder), (_PAGES / page).read_text()
     for split in ("validation", "test"):
-        assert all(table in _TEXT for table in report.tables(results, split))
-    assert f"`{report.choose(results)}` is chosen" in _TEXT
+        assert all(table in text for table in report.tables(results, split))
+    assert f"`{report.choose(results)}` is chosen" in text
 
 
 _COMPARED = ("coverage", "raslik")
@@ -69,7 +70,7 @@ _COMPARED = ("coverage", "raslik")
 
 @pytest.mark.parametrize("objective", ["ga_gdr", "npo_klr"])
 def test_what_is_said_of_other_objectives_was_measured(objective):
-    folder = _FOLDERS[1] / objective
+    folder = _SMOLLM2 / objective
     volumes, differences, _, _, course = report.tables(
         report.read_results(folder), "test", _COMPARED
     )
@@ -78,7 +79,7 @@ def test_what_is_said_of_other_objectives_was_measured(objective):
 
 
 def test_what_is_said_of_all_objectives_was_measured():
-    folders = (_FOLDERS[1], _FOLDERS[1] / "ga_gdr", _FOLDERS[1] / "npo_klr")
+    folders = (_SMOLLM2, _SMOLLM2 / "ga_gdr", _SMOLLM2 / "npo_klr")
     results = report.join_paths([run for one in folders for run in report.read_results(one)])
     runs = [run for run in results if run["split"] == "test"]
     assert all(len(run["paths"]) == 3 * 4 for run in runs)
@@ -88,7 +89,7 @@ def test_what_is_said_of_all_objectives_was_measured():
 
 
 def test_what_is_said_of_two_corpora_was_measured():
-    folder = _FOLDERS[1] / "mixtures"
+    folder = _SMOLLM2 / "mixtures"
     for objective in ("base_klr", "npo_klr"):
         results = report.read_results(folder, objective=objective)
         assert [run["name"] for run in results] == ["howdy", "tofu"]
@@ -99,13 +100,13 @@ def test_what_is_said_of_two_corpora_was_measured():
     left = {name: shown[f"{name} npo_klr"] for name in (*_COMPARED, *report.AGAINST[1:])}
     assert left["raslik"][2:] == left["coverage"][2:] == [0, 0]
     assert (left["bm25"][-1], left["oracle_anywhere"][-1]) == (7, 6)
-    results = report.read_results(_FOLDERS[1], seeds=(0,))
+    results = report.read_results(_SMOLLM2, seeds=(0,))
     results += report.read_results(folder, objective="base_klr")
     assert all(table in _TEXT for table in report.tables(results, "test", _COMPARED)[:2])
 
 
 def test_what_is_said_of_the_stop_rule_was_measured():
-    results = report.read_results(_FOLDERS[1] / "stop")
+    results = report.read_results(_SMOLLM2 / "stop")
     assert all(len(path["F"]) == 1 for run in results for path in run["paths"].values())
     assert all(table in _TEXT for table in report.tables(results, "test", _COMPARED, kept=True))
 
@@ -127,7 +128,7 @@ def test_the_distance_is_that_of_the_last_model():
 
 
 def test_no_prompt_is_in_two_places():
-    results = report.read_results(_FOLDERS[1])
+    results = report.read_results(_SMOLLM2)
     trained_on = {measure.prompt_of(row) for row in measure.read_rows("train")}
     for name in measure.behaviors():
         asked = smollm2.candidates(name)

@@ -5,10 +5,9 @@
 
 The first stores, of every unlearned model, the ROUGE-L F1 of each query's answer with that before
 unlearning and, of a behavior of own_model, whether the answer shows it. The second prints the
-tables of docs/studies/sets.md from the results stored in the folders: the one of this file, of the
-toy, or smollm2 below it and what is below that; objectives of several folders are averaged. With
---kept each run has one model, and in place of hypervolumes are distances of it to R = 1 and F = the
-backbone's.
+tables of docs/studies/sets.md from the results stored in the folder of this file, or those of
+sets_smollm2.md from folders below it; objectives of several folders are averaged. With --kept each
+run has one model, and in place of hypervolumes are distances of it to R = 1 and F = the backbone's.
 """
 
 import dataclasses
