@@ -3,7 +3,7 @@
 import concurrent.futures
 import contextvars
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,15 +13,20 @@ from raslik_jax.axes import Tree
 
 # What `jax.monitoring` calls the span in which a call waits for its program.
 WAITING = "/jax/core/compile/waiting"
+# Names of threads that compile begin so.
+THREAD = "raslik-compile"
 
 
 class Ahead:
     """A jitted step of (*fixed, rows) whose next program is compiled while one of them runs.
 
-    Each shape of `rows` has its program. When one is first called, a thread begins with that of the
-    shape behind it in the order given. `start` begins with the first one, when there may be no
-    arrays yet: the thread reads shapes and dtypes alone. On one device; a program is compiled for
-    arrays that have no layout.
+    Each shape of `rows` has its program. After a call a thread begins with that of the shape behind
+    it in the order given, unless it is still busy; `start` begins with the first one, when there
+    may be no arrays yet. What the thread has not begun the step itself compiles when it is called.
+
+    The thread reads shapes and dtypes alone, so arrays must lie on the default device and have no
+    layout. Settings of `jax.config.update` hold for it, those of a context such as
+    `jax.default_matmul_precision` do not.
 
     Example:
       with Ahead(jax.jit(step), weights, rows=batches) as step:
@@ -38,8 +43,9 @@ class Ahead:
         abstract = (jax.tree.map(_abstract, one) for one in rows)
         self._rows = {_shape_of(one): one for one in abstract}
         self._order = [*self._rows]
-        self._programs: dict[Any, concurrent.futures.Future[jax.stages.Compiled]] = {}
-        self._pool = concurrent.futures.ThreadPoolExecutor(1, "compile")
+        self._programs: dict[Any, Callable[..., Any]] = {}
+        self._begun: dict[Any, concurrent.futures.Future[jax.stages.Compiled]] = {}
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, THREAD)
 
     def __enter__(self) -> Self:
         return self
@@ -50,7 +56,7 @@ class Ahead:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False)
 
     def start(self) -> None:
         """Begins with the first program."""
@@ -59,21 +65,20 @@ class Ahead:
     def __call__(self, *arguments: Tree) -> Any:
         """Returns step(*fixed, rows)."""
         shape = _shape_of(arguments[-1])
-        if shape not in self._rows:
-            self._rows[shape] = jax.tree.map(_abstract, arguments[-1])
-            self._order.append(shape)
-        place = self._order.index(shape)
-        self._begin(place)
-        found = _wait_for(self._programs[shape])(*arguments)
-        self._begin(place + 1)
+        if shape in self._begun:
+            self._programs[shape] = _wait_for(self._begun.pop(shape))
+        found = self._programs.setdefault(shape, self._step)(*arguments)
+        if shape in self._rows:
+            self._begin(self._order.index(shape) + 1)
         return found
 
     def _begin(self, place: int) -> None:
-        if place < len(self._order) and self._order[place] not in self._programs:
-            shape = self._order[place]
-            # The settings of the caller's context, such as the platform to trace for.
-            run = contextvars.copy_context().run
-            self._programs[shape] = self._pool.submit(run, self._compile, self._rows[shape])
+        is_busy = any(not program.done() for program in self._begun.values())
+        for shape in self._order[place : place + 1]:
+            if not is_busy and shape not in self._programs and shape not in self._begun:
+                # The project's own settings of the caller, such as the platform to trace for.
+                run = contextvars.copy_context().run
+                self._begun[shape] = self._pool.submit(run, self._compile, self._rows[shape])
 
     def _compile(self, rows: Tree) -> jax.stages.Compiled:
         return self._step.lower(*self._fixed, rows).compile()
@@ -88,7 +93,8 @@ def _wait_for(program: concurrent.futures.Future[jax.stages.Compiled]) -> jax.st
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    is_weak = getattr(leaf, "weak_type", False)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=is_weak)
 
 
 def _shape_of(rows: Tree) -> Any:

@@ -33,7 +33,7 @@ def test_results_are_those_of_the_step_and_each_shape_is_traced_once():
         for rows in (*_ROWS, _ROWS[0]):
             np.testing.assert_array_equal(ahead(_WEIGHTS, rows), rows * _WEIGHTS["scale"])
     assert traces.shapes == [(2, 3), (5, 3)]
-    assert threading.current_thread().name not in traces.threads
+    assert len(traces.threads) == 2  # nobody had begun with the first one
 
 
 def test_start_needs_no_arrays_and_begins_with_the_first_program_alone():
@@ -45,6 +45,7 @@ def test_start_needs_no_arrays_and_begins_with_the_first_program_alone():
         assert traces.is_traced.wait(60)
         assert traces.shapes == [(2, 3)]
         ahead(_WEIGHTS, _ROWS[0])
+        assert threading.current_thread().name not in traces.threads
         np.testing.assert_array_equal(ahead(_WEIGHTS, _ROWS[2]), _ROWS[2] * _WEIGHTS["scale"])
 
 
@@ -56,6 +57,30 @@ def test_the_next_program_is_begun_while_one_runs():
         if len(traces.shapes) < 2:  # no call has asked for the second
             assert traces.is_traced.wait(60)
         assert traces.shapes == [(2, 3), (5, 3)]
+
+
+def test_a_call_does_not_wait_for_a_program_that_it_does_not_need():
+    may_go_on = threading.Event()
+
+    def step(weights, rows):
+        if rows.shape[0] == 2:
+            assert may_go_on.wait(60)
+        return rows * weights["scale"][None]
+
+    with Ahead(jax.jit(step), _WEIGHTS, rows=_ROWS) as ahead:
+        ahead.start()
+        np.testing.assert_array_equal(ahead(_WEIGHTS, _ROWS[2]), _ROWS[2] * _WEIGHTS["scale"])
+        may_go_on.set()
+        np.testing.assert_array_equal(ahead(_WEIGHTS, _ROWS[0]), _ROWS[0] * _WEIGHTS["scale"])
+
+
+def test_a_weak_type_stays_weak():
+    step = jax.jit(lambda share, rows: share * rows)
+    share, rows = jnp.asarray(0.5), np.ones(3, jnp.bfloat16)
+    assert share.weak_type
+    with Ahead(step, share, rows=[rows]) as ahead:
+        ahead.start()
+        assert ahead(share, rows).dtype == jnp.bfloat16
 
 
 def test_a_shape_that_was_not_named_is_compiled_when_it_is_called():
@@ -72,6 +97,7 @@ def test_an_error_of_the_thread_is_the_calls():
         Ahead(jax.jit(refuse), _WEIGHTS, rows=_ROWS) as ahead,
         pytest.raises(ValueError, match="must be few"),
     ):
+        ahead.start()
         ahead(_WEIGHTS, _ROWS[0])
 
 
@@ -89,6 +115,7 @@ def test_a_call_tells_that_it_waits_for_its_program():
     jax.monitoring.register_event_time_span_listener(note)
     try:
         with Ahead(jax.jit(slow), _WEIGHTS, rows=_ROWS[:1]) as ahead:
+            ahead.start()
             threading.Timer(0.2, may_compile.set).start()
             ahead(_WEIGHTS, _ROWS[0])
             ahead(_WEIGHTS, _ROWS[0])

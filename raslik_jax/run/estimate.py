@@ -11,6 +11,7 @@ a dry run, and an operation what a matrix product on the device does; where ther
 does on one core. What cannot be counted yet is named and not guessed.
 """
 
+import collections
 import contextlib
 import pathlib
 import threading
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 from jax import monitoring
 
 from raslik_jax import meshes, processes
+from raslik_jax.ahead import WAITING
 from raslik_jax.config import Config
 from raslik_jax.messages import some_of
 from raslik_jax.progress import telling
@@ -59,12 +61,19 @@ class Part(NamedTuple):
     is_most: bool = False
 
 
+class Compiled(NamedTuple):
+    """Seconds of compiling: those that a run waited, and all that its programs took."""
+
+    waited: float
+    whole: float
+
+
 class Spent(NamedTuple):
-    """What a part took: all seconds, and those of them that compiled."""
+    """What a part took, and its programs."""
 
     part: Part
     seconds: float
-    compiling: float
+    compiled: Compiled
 
 
 class Left(NamedTuple):
@@ -79,7 +88,8 @@ class Left(NamedTuple):
 def compile_seconds(spent: Sequence[Spent]) -> float:
     """Returns the seconds that compiling one program took so far."""
     count = sum(one.part.num_programs for one in spent)
-    return sum(one.compiling for one in spent) / count if count else forecast.COMPILE_SECONDS
+    whole = sum(one.compiled.whole for one in spent)
+    return whole / count if count else forecast.COMPILE_SECONDS
 
 
 def operation_seconds(spent: Sequence[Spent], part: Part, unmeasured: float | None) -> float | None:
@@ -94,7 +104,7 @@ def operation_seconds(spent: Sequence[Spent], part: Part, unmeasured: float | No
     alike = [one for one in counted if one.part.kind == part.kind] or counted
     if not alike:
         return unmeasured
-    computing = sum(max(one.seconds - one.compiling, 0.0) for one in alike)
+    computing = sum(max(one.seconds - one.compiled.waited, 0.0) for one in alike)
     return computing / sum(one.part.operations for one in alike)
 
 
@@ -154,24 +164,29 @@ def _rounded(seconds: float) -> str:
 class Compiling:
     """The seconds in which programs were traced and compiled; what lies in another counts once.
 
-    They are those of the thread that made this: what another compiles takes no time but where it is
-    waited for, which `ahead` tells.
+    A run waits for what the thread compiles that made this. What another thread compiles takes it
+    no time but where it waits for that, which `ahead` tells.
     """
 
     def __init__(self) -> None:
-        self._spans: list[tuple[float, float]] = []
+        self._spans: dict[int | str, list[tuple[float, float]]] = collections.defaultdict(list)
         self._thread = threading.get_ident()
 
-    def since(self, start: float) -> float:
+    def since(self, start: float) -> Compiled:
         """Returns the seconds that were spent so since a time of time.time."""
-        return sum(end - begin for begin, end in self._spans if begin >= start)
+        seconds: dict[int | str, float] = collections.defaultdict(float)
+        for kind, spans in [*self._spans.items()]:
+            seconds[kind] = sum(end - begin for begin, end in spans if begin >= start)
+        waits = seconds.pop(WAITING, 0.0)
+        return Compiled(seconds[self._thread] + waits, sum(seconds.values()))
 
     def add(self, event: str, start_time: float, end_time: float, **others: Any) -> None:
         """Takes a span that has just ended."""
-        if event.startswith(_COMPILING) and threading.get_ident() == self._thread:
-            while self._spans and self._spans[-1][0] >= start_time:
-                self._spans.pop()
-            self._spans.append((start_time, end_time))
+        if event.startswith(_COMPILING):
+            spans = self._spans[WAITING if event == WAITING else threading.get_ident()]
+            while spans and spans[-1][0] >= start_time:
+                spans.pop()
+            spans.append((start_time, end_time))
 
 
 def count_parts(run: programs.AbstractRun, units: Sequence[Unit]) -> tuple[Part, ...]:
@@ -216,7 +231,7 @@ class Watch:
         self,
         count: Callable[[Sequence[Unit]], Sequence[Part]],
         *,
-        compiling: Callable[[float], float],
+        compiling: Callable[[float], Compiled],
         unmeasured: Callable[[], float | None],
         clock: Callable[[], float] = time.time,
         say: Callable[[str], object] = print,
@@ -242,7 +257,7 @@ class Watch:
 
     def beside_bar(self, done: int, total: int, begin: float) -> str:
         """Returns what stands beside the bar of the first unit, "" where its rate is unknown."""
-        seconds = self._clock() - begin - self._compiling(begin)
+        seconds = self._clock() - begin - self._compiling(begin).waited
         if done < 1 or seconds <= 0:
             return ""
         left = self.left((total - done) * seconds / done)

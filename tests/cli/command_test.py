@@ -48,6 +48,25 @@ def test_statuses(body, status, said):
     assert end_of(body) == (status, said)
 
 
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        ("ValueError('a folder wanted')", 1, "error: a folder wanted\n"),
+        ("KeyboardInterrupt", 130, "stopped; go on\n"),
+    ],
+)
+def test_a_command_that_fails_does_not_wait_for_what_a_thread_compiles(error, status, said):
+    body = f"""
+    import jax, threading
+    from raslik_jax.ahead import Ahead
+    with Ahead(jax.jit(lambda rows: threading.Event().wait()), rows=[jax.numpy.ones(2)]) as step:
+        step.start()
+        raise {error}
+"""
+    found = end_of(body)
+    assert found[0] == status and found[1].endswith(said)
+
+
 def test_text_of_data_is_printed_and_not_obeyed(capfd):
     def main():
         print("a\x1b[31mb\u202e\tc\n中")

@@ -10,7 +10,7 @@ import tiny
 
 from raslik_jax import ahead, progress
 from raslik_jax.run import estimate, forecast, programs
-from raslik_jax.run.estimate import Left, Part, Spent
+from raslik_jax.run.estimate import Compiled, Left, Part, Spent
 from raslik_jax.run.plan import plan_units
 from raslik_jax.run.workspace import Workspace
 
@@ -21,13 +21,22 @@ _TRAINING = Part("unlearn/raslik-ga", ("ga",), 1000.0, 1, is_most=True)
 
 def test_programs_are_compiled_once_and_operations_take_what_they_took():
     """40 s for 100 operations and 2 programs, 30 s of it compiling: .1 s each, 15 s a program."""
-    spent = [Spent(_INDEX, 40.0, 30.0)]
+    spent = [Spent(_INDEX, 40.0, Compiled(30.0, 30.0))]
     left = estimate.find_left([_QUERIES, _TRAINING], spent, unmeasured=7.0)
     assert left == Left(15 + 10 * 0.1 + 15 + 1000 * 0.1, 2, (), True)
     # Its own rate, once there is one: 2 s an operation.
-    spent.append(Spent(_TRAINING._replace(operations=400.0, num_programs=0), 800.0, 0.0))
+    spent.append(
+        Spent(_TRAINING._replace(operations=400.0, num_programs=0), 800.0, Compiled(0.0, 0.0))
+    )
     left = estimate.find_left([_QUERIES, _TRAINING], spent, unmeasured=7.0)
     assert left.seconds == 15 + 10 * 0.1 + 15 + 1000 * 2.0
+
+
+def test_a_program_takes_what_it_took_and_not_what_was_waited_for_it():
+    """30 s of compiling, 4 of them waited for: (40 - 4) / 100 s an operation, 15 s a program."""
+    spent = [Spent(_INDEX, 40.0, Compiled(4.0, 30.0))]
+    left = estimate.find_left([_QUERIES], spent, unmeasured=7.0)
+    assert left.seconds == pytest.approx(15 + 10 * 0.36)
 
 
 def test_before_anything_was_measured_rates_are_forecasts():
@@ -36,7 +45,7 @@ def test_before_anything_was_measured_rates_are_forecasts():
 
 
 def test_what_a_short_unit_took_is_not_stretched_to_a_long_one():
-    spent = [Spent(_INDEX._replace(operations=1.0, num_programs=0), 40.0, 0.0)]
+    spent = [Spent(_INDEX._replace(operations=1.0, num_programs=0), 40.0, Compiled(0.0, 0.0))]
     left = estimate.find_left([_INDEX._replace(num_programs=0)], spent, unmeasured=0.5)
     assert left.seconds == 100 * 0.5
 
@@ -57,7 +66,7 @@ def test_what_is_not_known_is_named_and_not_counted():
 
 @pytest.mark.parametrize(("elapsed", "expected"), [(4.0, 6.0), (30.0, 0.0)])
 def test_the_unit_that_goes_on_has_its_time_behind_it(elapsed, expected):
-    spent = [Spent(_INDEX, 40.0, 30.0)]
+    spent = [Spent(_INDEX, 40.0, Compiled(30.0, 30.0))]
     part = _QUERIES._replace(num_programs=0, operations=100.0)
     left = estimate.find_left([part], spent, unmeasured=0.0, elapsed=elapsed)
     assert left.seconds == expected
@@ -90,23 +99,25 @@ def test_what_is_traced_inside_a_program_counts_once():
     for begin, end in ((1.0, 2.0), (0.5, 3.0), (3.0, 5.0)):
         compiling.add("/jax/core/compile/jaxpr_trace_duration", begin, end, fun_name="f")
     compiling.add("/jax/checkpoint/write", 0.0, 99.0)
-    assert compiling.since(0.0) == 4.5 and compiling.since(3.0) == 2.0
+    assert compiling.since(0.0) == (4.5, 4.5) and compiling.since(3.0) == (2.0, 2.0)
 
 
 def test_what_another_thread_compiles_takes_no_time_but_where_it_is_waited_for():
+    """8 s in a thread, the last two of which are waited for, and 3 s in this one."""
     compiling, event = estimate.Compiling(), "/jax/core/compile/backend_compile_duration"
     thread = threading.Thread(target=compiling.add, args=(event, 1.0, 9.0))
     thread.start()
     thread.join()
     compiling.add(ahead.WAITING, 7.0, 9.0)
-    assert compiling.since(0.0) == 2.0
+    compiling.add(event, 10.0, 13.0)
+    assert compiling.since(0.0) == (5.0, 11.0) and compiling.since(9.0) == (3.0, 3.0)
 
 
 def test_a_run_is_followed_by_its_clock():
     now, said, compiled = [100.0], [], [0.0]
     watch = estimate.Watch(
         lambda units: units,
-        compiling=lambda begin: compiled[0],
+        compiling=lambda begin: Compiled(compiled[0], compiled[0]),
         unmeasured=lambda: 1e-12,
         clock=lambda: now[0],
         say=said.append,
@@ -136,7 +147,7 @@ def test_a_short_run_is_estimated_and_the_device_not_measured():
     said = []
     watch = estimate.Watch(
         lambda units: units,
-        compiling=lambda begin: 0.0,
+        compiling=lambda begin: Compiled(0.0, 0.0),
         unmeasured=lambda: pytest.fail("the device was measured"),
         clock=lambda: 0.0,
         say=said.append,

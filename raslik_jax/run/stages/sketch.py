@@ -122,23 +122,25 @@ def ahead_of(
     workspace: Workspace,
     encoded: encoding.Encoded,
     plans: Sequence[batches.BatchPlan],
+    projection: projections.Projection,
     *,
     is_start: bool,
 ) -> Iterator[Callable[..., gradients.Sketches]]:
     """Yields `sketch_step`, whose programs a thread compiles; from now on with `is_start`.
 
-    No weights are read: where they are large, the first program is ready when they are.
+    No weights are read: where they are large, the first program is ready when they are. Only a CPU
+    compiles others while it runs one: a GPU's compiler times kernels on the device that runs it.
     """
     if meshes.num_shards() > 1:  # arrays have layouts there, which `Ahead` does not know
         yield sketch_step(workspace)
         return
-    run, number = workspace.without_weights(), len(adapter_names(workspace))
-    adapters = (run.model.initial,) * number
+    run = workspace.without_weights()
     parts = functools.partial(differentiated, run)
-    points, held = jax.eval_shape(parts, adapters, run.sketch_model.base)
-    projection = jax.eval_shape(lambda: make_projection(run, adapters))
+    points, held = jax.eval_shape(parts, abstract_adapters(run), run.sketch_model.base)
     first = {(len(p.rows), p.length, p.num_targets): p for p in reversed(plans)}
     rows = [batches.make_batch(encoded, plan) for plan in reversed(first.values())]
+    if meshes.platform() != "cpu":
+        rows = rows[:1]
     with Ahead(sketch_step(run), projection, points, held, rows=rows) as step:
         if is_start:
             step.start()
@@ -166,6 +168,11 @@ def adapter_names(workspace: Workspace) -> list[str]:
 def sketched_adapters(workspace: Workspace) -> tuple[Tree, ...]:
     """Returns these adapters."""
     return tuple(workspace.adapter("finetune", name) for name in adapter_names(workspace))
+
+
+def abstract_adapters(run: Workspace) -> tuple[Tree, ...]:
+    """Returns the shapes and dtypes of these adapters, of a run without weights."""
+    return (run.model.initial,) * len(adapter_names(run))
 
 
 def make_projection(workspace: Workspace, adapters: Sequence[Tree]) -> projections.Projection:
@@ -241,11 +248,11 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
     config, settings = workspace.config, workspace.config.sketch
     encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
     plans = plan_batches(workspace, encoded)
-    is_new = not (folder / "index").exists()
-    with ahead_of(workspace, encoded, plans, is_start=is_new) as step:
+    abstract, is_new = workspace.without_weights(), not (folder / "index").exists()
+    projection = make_projection(abstract, abstract_adapters(abstract))
+    num_params, size = projection.spec.num_params, projection.spec.size
+    with ahead_of(workspace, encoded, plans, projection, is_start=is_new) as step:
         adapters = sketched_adapters(workspace)
-        projection = make_projection(workspace, adapters)
-        num_params, size = projection.spec.num_params, projection.spec.size
         if size < settings.size:
             print(f"    sketch_size {settings.size} exceeds the {num_params} parameters")
         sketch = sketch_function(workspace, projection, adapters, step)
