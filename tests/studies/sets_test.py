@@ -68,21 +68,22 @@ def test_what_is_said_is_what_was_measured(folder, page):
 _COMPARED = ("coverage", "raslik")
 
 
-@pytest.mark.parametrize("objective", ["ga_gdr", "npo_klr"])
+@pytest.mark.parametrize("objective", ["ga_gdr", "npo_klr", "ga_klr"])
 def test_what_is_said_of_other_objectives_was_measured(objective):
     folder = _SMOLLM2 / objective
-    volumes, differences, _, _, course = report.tables(
+    volumes, differences, *shown, course = report.tables(
         report.read_results(folder), "test", _COMPARED
     )
     alone = report.tables(report.read_results(folder, seeds=(1, 2)), "test", _COMPARED)[1]
-    assert all(table in _TEXT for table in (volumes, differences, course, alone))
+    beside = shown if objective == "ga_klr" else [alone]
+    assert all(table in _TEXT for table in (volumes, differences, course, *beside))
 
 
 def test_what_is_said_of_all_objectives_was_measured():
-    folders = (_SMOLLM2, _SMOLLM2 / "ga_gdr", _SMOLLM2 / "npo_klr")
+    folders = [_SMOLLM2 / name for name in ("", "ga_gdr", "npo_klr", "ga_klr")]
     results = report.join_paths([run for one in folders for run in report.read_results(one)])
     runs = [run for run in results if run["split"] == "test"]
-    assert all(len(run["paths"]) == 3 * 4 for run in runs)
+    assert all(len(run["paths"]) == 4 * 4 for run in runs)
     assert all(table in _TEXT for table in report.tables(runs, "test", _COMPARED)[:4])
     alone = [run for run in runs if run["seed"]]
     assert report.tables(alone, "test", _COMPARED)[1] in _TEXT
@@ -92,15 +93,15 @@ def test_what_is_said_of_two_corpora_was_measured():
     folder = _SMOLLM2 / "mixtures"
     for objective in ("base_klr", "npo_klr"):
         results = report.read_results(folder, objective=objective)
-        assert [run["name"] for run in results] == ["howdy", "tofu"]
+        assert {*report.by_behavior(results)} == {"howdy", "tofu"}
         assert all(table in _TEXT for table in report.tables(results, "test", _COMPARED))
-    (howdy, _) = report.read_results(folder)
-    shown = {name: [sum(model) for model in path["shown"]] for name, path in howdy["paths"].items()}
-    assert all(left[2:] == [0, 0] for name, left in shown.items() if name.endswith("base_klr"))
-    left = {name: shown[f"{name} npo_klr"] for name in (*_COMPARED, *report.AGAINST[1:])}
-    assert left["raslik"][2:] == left["coverage"][2:] == [0, 0]
-    assert (left["bm25"][-1], left["oracle_anywhere"][-1]) == (7, 6)
-    results = report.read_results(_SMOLLM2, seeds=(0,))
+    results, seeds = report.read_results(folder), (0, 1, 2)
+    (howdy, tofu) = report.by_behavior(results).values()
+    assert [run["seed"] for run in howdy] == [run["seed"] for run in tofu] == [*seeds]
+    for name in howdy[0]["paths"]:
+        left = [f"{sum(run['paths'][name]['shown'][-1]):.0f}" for run in howdy]
+        assert f"| {name} | {' | '.join(left)} |" in _TEXT
+    results = report.read_results(_SMOLLM2, seeds=seeds)
     results += report.read_results(folder, objective="base_klr")
     assert all(table in _TEXT for table in report.tables(results, "test", _COMPARED)[:2])
 
