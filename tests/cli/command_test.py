@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import platform
 import subprocess
 import sys
 
@@ -65,6 +66,21 @@ def test_a_command_that_fails_does_not_wait_for_what_a_thread_compiles(error, st
 """
     found = end_of(body)
     assert found[0] == status and found[1].endswith(said)
+
+
+_HEAP = """
+    import numpy as np
+    large = np.ones(10**8, np.uint8)
+    (heap,) = [line for line in open("/proc/self/maps") if line.endswith("[heap]\\n")]
+    start, end = (int(place, 16) for place in heap.split()[0].split("-"))
+    return int(end - start > 10**8)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")
+def test_large_buffers_come_from_a_heap_that_is_kept_unless_the_user_sets_it():
+    assert end_of(_HEAP)[0] == 1
+    assert end_of(_HEAP, MALLOC_ARENA_MAX="2")[0] == 0
 
 
 def test_text_of_data_is_printed_and_not_obeyed(capfd):
