@@ -95,14 +95,14 @@ def test_what_is_said_of_two_corpora_was_measured():
         results = report.read_results(folder, objective=objective)
         assert {*report.by_behavior(results)} == {"howdy", "tofu"}
         assert all(table in _TEXT for table in report.tables(results, "test", _COMPARED))
-    results, seeds = report.read_results(folder), (0, 1)
-    (howdy, tofu) = report.by_behavior(results).values()
-    assert [run["seed"] for run in howdy] == [run["seed"] for run in tofu] == [*seeds]
+    (howdy, tofu) = report.by_behavior(report.read_results(folder)).values()
+    assert [run["seed"] for run in howdy] == [0, 1, 2]
+    assert (seeds := [run["seed"] for run in tofu]) == [0, 1]  # that all seven have
     for name in howdy[0]["paths"]:
         left = [f"{sum(run['paths'][name]['shown'][-1]):.0f}" for run in howdy]
         assert f"| {name} | {' | '.join(left)} |" in _TEXT
     results = report.read_results(_SMOLLM2, seeds=seeds)
-    results += report.read_results(folder, objective="base_klr")
+    results += report.read_results(folder, objective="base_klr", seeds=seeds)
     assert all(table in _TEXT for table in report.tables(results, "test", _COMPARED)[:2])
 
 
