@@ -42,6 +42,9 @@ _SECONDS_BETWEEN = 15.0
 _COMPILING = "/jax/core/compile/"
 
 
+_Span = tuple[float, float]
+
+
 class Part(NamedTuple):
     """What a unit will do.
 
@@ -169,21 +172,25 @@ class Compiling:
     """
 
     def __init__(self) -> None:
-        self._spans: dict[int | str, list[tuple[float, float]]] = collections.defaultdict(list)
+        self._spans: dict[int, list[_Span]] = collections.defaultdict(list)  # by thread
+        self._waits: list[_Span] = []
         self._thread = threading.get_ident()
 
     def since(self, start: float) -> Compiled:
         """Returns the seconds that were spent so since a time of time.time."""
-        seconds: dict[int | str, float] = collections.defaultdict(float)
-        for kind, spans in [*self._spans.items()]:
-            seconds[kind] = sum(end - begin for begin, end in spans if begin >= start)
-        waits = seconds.pop(WAITING, 0.0)
-        return Compiled(seconds[self._thread] + waits, sum(seconds.values()))
+
+        def seconds(spans: Sequence[_Span]) -> float:
+            return sum(end - begin for begin, end in spans if begin >= start)
+
+        waited = seconds(self._spans[self._thread]) + seconds(self._waits)
+        return Compiled(waited, sum(map(seconds, [*self._spans.values()])))
 
     def add(self, event: str, start_time: float, end_time: float, **others: Any) -> None:
         """Takes a span that has just ended."""
-        if event.startswith(_COMPILING):
-            spans = self._spans[WAITING if event == WAITING else threading.get_ident()]
+        if event == WAITING:
+            self._waits.append((start_time, end_time))
+        elif event.startswith(_COMPILING):
+            spans = self._spans[threading.get_ident()]
             while spans and spans[-1][0] >= start_time:
                 spans.pop()
             spans.append((start_time, end_time))

@@ -165,8 +165,9 @@ class Workspace:
             return self.model
         return self._load_model(form)
 
+    @functools.cached_property
     def without_weights(self) -> "Workspace":
-        """Returns the run with shapes and dtypes in place of weights, for whoever only traces."""
+        """The run with shapes and dtypes in place of weights, for whoever only traces."""
         run, config = copy.copy(self), self.config
         form = config.sketch.base_format
         run.model = run.sketch_model = abstract_model(config, self.shapes, self.lora_config)

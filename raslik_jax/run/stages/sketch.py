@@ -134,7 +134,7 @@ def ahead_of(
     if meshes.num_shards() > 1:  # arrays have layouts there, which `Ahead` does not know
         yield sketch_step(workspace)
         return
-    run = workspace.without_weights()
+    run = workspace.without_weights
     parts = functools.partial(differentiated, run)
     points, held = jax.eval_shape(parts, abstract_adapters(run), run.sketch_model.base)
     first = {(len(p.rows), p.length, p.num_targets): p for p in reversed(plans)}
@@ -248,8 +248,8 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
     config, settings = workspace.config, workspace.config.sketch
     encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
     plans = plan_batches(workspace, encoded)
-    abstract, is_new = workspace.without_weights(), not (folder / "index").exists()
-    projection = make_projection(abstract, abstract_adapters(abstract))
+    run, is_new = workspace.without_weights, not (folder / "index").exists()
+    projection = make_projection(run, abstract_adapters(run))
     num_params, size = projection.spec.num_params, projection.spec.size
     with ahead_of(workspace, encoded, plans, projection, is_start=is_new) as step:
         adapters = sketched_adapters(workspace)
