@@ -12,10 +12,10 @@ sketches, sets, anything whose settings and inputs are the same) through --out/u
 once. Each is a process of its own with a log of its own; one that fails is listed and the others go
 on, and the exit status is then 1. The same command goes on where it stopped.
 
-With --choose the grid is measured on validation queries (without perplexity and TOFU's questions,
-which the rule does not read), one learning rate and epoch is chosen from it for each strategy and
-algorithm by the rule of `raslik choose`, and what was chosen is then measured on the test queries,
-once: nothing is trained again for that.
+With --choose the grid is measured on validation queries (without TOFU's questions, which the rule
+does not read), one learning rate and epoch is chosen from it for each strategy and algorithm by the
+rule of `raslik choose`, and what was chosen is then measured on the test queries, once: nothing is
+trained again for that.
 
 --out holds runs/<cell>, logs/<cell>.log, choice-<flag file>.json, suite.json (state of every cell),
 report.md (a table for every flag file and variation, over its seeds) and report.html (the page).
@@ -45,12 +45,8 @@ WHEN_STOPPED = "stopped; the same command goes on from here"
 # What the suite itself decides of every run.
 _OWN_FLAGS = {"seed": "give --seeds", "update": "give --update", "dry_run": "give --dry_run"}
 _OWN_FLAGS |= dict.fromkeys(("workdir", "shared_units"), "it is a folder of --out")
-# The rule of choice reads F and R alone.
-_VALIDATION = (
-    "--references.query_split=validation",
-    "--evaluate.perplexity_examples=0",
-    "--evaluate.questions=0",
-)
+# The rule of choice reads F, R and signs of damage, none of which are answers to such questions.
+_VALIDATION = ("--references.query_split=validation", "--evaluate.questions=0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,6 +149,7 @@ def plan_cells(options: Options) -> tuple[list[Cell], list[Cell]]:
     first: dict[str, Any] = {}
     for cell, config in zip(grid, _parse_cells([*grid, *tests]), strict=False):
         settings = to_json(config)
+        choice.check_settings(settings, run=cell.name)
         choose.check_alike(first.setdefault(cell.experiment, settings), settings, run=cell.name)
     if not axes:
         raise ValueError("--choose needs --vary of learning rates, got none")

@@ -134,10 +134,30 @@ def _choose_point(strategy: str, algorithm: str, distances: Mapping[_Point, floa
     return Choice(strategy, algorithm, *best, distances[best], tuple(edges), skipped)
 
 
+def check_settings(settings: Mapping[str, Any], *, run: str) -> None:
+    """Refuses a run whose stored settings leave out what the rule reads; `run` names it."""
+    evaluate = settings["evaluate"]
+    if evaluate["reference"] != "finetuned":  # R = 1 and the backbone's F are ends of this alone
+        raise ValueError(
+            "runs to choose from must be compared with the fine-tuned model's answers, "
+            f"{run} has --evaluate.reference={evaluate['reference']}: leave it out"
+        )
+    if not evaluate["perplexity_examples"]:
+        raise ValueError(
+            "runs to choose from must be measured with likelihoods, without which most damage is "
+            f"not seen, {run} has --evaluate.perplexity_examples=0: leave it out"
+        )
+
+
 def candidates_of(metrics: Mapping[str, Any]) -> list[Candidate]:
-    """Returns the candidates of a validation run, from its metrics.json."""
+    """Returns the candidates of a validation run, from its metrics.json.
+
+    A ValueError where it was measured on other queries, without what the rule reads, or at rates
+    that were chosen.
+    """
     split = metrics["corpus"]["query_split"]
     run = f"{shown(metrics['name'])} with seed {metrics['seed']}"
+    check_settings(metrics["settings"], run=run)
     if split != "validation":
         raise ValueError(
             f"runs to choose from must be measured on validation queries, {run} was measured on "
@@ -145,6 +165,12 @@ def candidates_of(metrics: Mapping[str, Any]) -> list[Candidate]:
         )
     if metrics.get("chosen"):  # its rates are those of a choice, and not of its settings
         raise ValueError(f"{run} must be made without --unlearn.choice, to be chosen from")
+    for kind in ("target", "normal"):
+        if not metrics["corpus"][f"{kind}_queries"]:
+            raise ValueError(
+                f"runs to choose from must have target and normal queries, {run} has no {kind} "
+                "queries: add some to its validation queries"
+            )
     return [
         Candidate(
             strategy=entry["strategy"],

@@ -68,6 +68,10 @@ def test_flag_files_must_be_there_and_a_choice_needs_learning_rates(tmp_path):
         suite.plan_cells(_options(tmp_path, choose=True))
     with pytest.raises(ValueError, match="must differ in learning rate and seed alone"):
         suite.plan_cells(_options(tmp_path, choose=True, vary=("finetune.lora_rank=2,4",)))
+    for flag in ("evaluate.perplexity_examples=0", "evaluate.reference=backbone"):
+        vary = ("unlearn.ga_gdr.learning_rate=1e-5,1e-4",)
+        with pytest.raises(ValueError, match=f"runs to choose from .* has --{flag}: leave it out"):
+            suite.plan_cells(_options(tmp_path, choose=True, vary=vary, set=(flag,)))
     with pytest.raises(ValueError, match="--seeds must be a list of numbers, each different"):
         _options(tmp_path, seeds=(1, 1))
 
@@ -97,6 +101,7 @@ def test_a_grid_is_the_product_and_its_choice_is_measured_on_test_queries(tmp_pa
             is_test,
         )
         assert ("--references.query_split=validation" in text) == (not is_test)
+        assert "perplexity_examples" not in text  # by likelihoods damage is judged
     assert list(tmp_path.iterdir()) == []
 
 

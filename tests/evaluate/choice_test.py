@@ -124,8 +124,11 @@ class ChoiceTest(parameterized.TestCase):
         metrics = {
             "name": "tiny",
             "seed": 3,
-            "settings": {"unlearn": {"ga_klr": {"learning_rate": 3e-5}}},
-            "corpus": {"query_split": "validation"},
+            "settings": {
+                "unlearn": {"ga_klr": {"learning_rate": 3e-5}},
+                "evaluate": {"reference": "finetuned", "perplexity_examples": 4},
+            },
+            "corpus": {"query_split": "validation", "target_queries": 9, "normal_queries": 8},
             "backbone": {"forget": {"mean": 0.3}},
             "methods": [{**entry, "strategy": "raslik", "algorithm": "ga_klr", "epoch": 2}],
         }
@@ -137,9 +140,28 @@ class ChoiceTest(parameterized.TestCase):
         self.assertTrue(choice.candidates_of(metrics)[0].is_damaged)
         with self.assertRaisesRegex(ValueError, "without --unlearn.choice"):
             choice.candidates_of(metrics | {"chosen": True})
-        metrics["corpus"]["query_split"] = "test"
+        corpus = metrics["corpus"]
         with self.assertRaisesRegex(ValueError, "measured on test queries"):
-            choice.candidates_of(metrics)
+            choice.candidates_of(metrics | {"corpus": corpus | {"query_split": "test"}})
+        for kind in ("target", "normal"):
+            lacking = metrics | {"corpus": corpus | {f"{kind}_queries": 0}}
+            with self.assertRaisesRegex(ValueError, f"'tiny' with seed 3 has no {kind} queries"):
+                choice.candidates_of(lacking)
+
+    @parameterized.parameters(
+        ({"perplexity_examples": 0}, "damage is not seen, a has .*perplexity_examples=0: leave"),
+        ({"reference": "backbone"}, "fine-tuned model's answers, a has .*reference=backbone: "),
+        ({"reference": "gold"}, "fine-tuned model's answers, a has .*reference=gold: leave it out"),
+    )
+    def test_runs_without_what_the_rule_reads_are_refused(self, change, message):
+        settings = to_json(Config())
+        choice.check_settings(settings, run="a")
+        settings["evaluate"] |= change
+        with self.assertRaisesRegex(ValueError, message):
+            choice.check_settings(settings, run="a")
+        metrics = {"name": "tiny", "seed": 3, "corpus": {"query_split": "validation"}}
+        with self.assertRaisesRegex(ValueError, "runs to choose from must be"):
+            choice.candidates_of(metrics | {"settings": settings})
 
     def test_the_file_comes_back_as_it_went(self):
         found = choice.choose(_candidates(_TABLE))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from support import shared_data
 
-from raslik_jax.cli.choose import read_candidates
 from raslik_jax.config import config_from_json
 from raslik_jax.evaluate import choice
 from raslik_jax.files import read_json
@@ -67,8 +66,26 @@ _DAMAGED_CHOICES = {
 }
 
 
+def _candidates(metrics):
+    """The models of a validation run, which has no likelihoods: `raslik choose` refuses it."""
+    with pytest.raises(ValueError, match="perplexity_examples=0"):
+        choice.candidates_of(metrics)
+    return [
+        choice.Candidate(
+            *(entry["strategy"], entry["algorithm"]),
+            metrics["settings"]["unlearn"][entry["algorithm"]]["learning_rate"],
+            *(entry["epoch"], metrics["seed"]),
+            *(entry["forget"]["mean"], entry["retain"]["mean"]),
+            metrics["backbone"]["forget"]["mean"],
+            is_damaged=entry["judgment"]["verdict"] == "damaged",
+        )
+        for entry in metrics["methods"]
+    ]
+
+
 def test_the_choice_follows_from_the_stored_validation_runs(folder):
-    candidates = read_candidates(sorted(folder.glob("validation-*")))
+    runs = map(read_metrics, sorted(folder.glob("validation-*")))
+    candidates = [candidate for metrics in runs for candidate in _candidates(metrics)]
     made = choice.choose([candidate._replace(is_damaged=False) for candidate in candidates])
     stored = choice.from_json(read_json(folder / "choice.json"), origin="choice.json")
     assert {(found.strategy, found.algorithm): found for found in made} == stored
