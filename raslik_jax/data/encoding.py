@@ -117,15 +117,22 @@ def load_encoded(path: pathlib.Path) -> Encoded:
 
 
 def join(parts: Sequence[Encoded]) -> Encoded:
-    """Returns the examples of one or more parts as one, in their order."""
-    masks = None
+    """Returns the examples of one or more parts as one, in their order.
+
+    Where a part has weights, the rows of those without count 1.
+    """
+    masks = weight_N = None
     if any(part.masks is not None for part in parts):
         masks = tuple(mask for part in parts for mask in part.target_masks())
+    if any(part.weight_N is not None for part in parts):
+        weights = (np.ones(len(part.ids)) if (w := part.weight_N) is None else w for part in parts)
+        weight_N = np.concatenate([*weights])
     return parts[0]._replace(
         ids=tuple(name for part in parts for name in part.ids),
         tokens=tuple(row for part in parts for row in part.tokens),
         start_N=np.concatenate([part.start_N for part in parts]),
         masks=masks,
+        weight_N=weight_N,
     )
 
 

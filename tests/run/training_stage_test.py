@@ -5,6 +5,7 @@ import hashlib
 import json
 import pathlib
 import tempfile
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,14 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from raslik_jax import config as config_lib
+from raslik_jax.data.batches import make_batch, plan_rows
 from raslik_jax.data.encoding import encode
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, write_examples
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokenization import train_bpe
 from raslik_jax.models import checkpoint, decoder, gpt_neox, quantize
 from raslik_jax.models.lora import LoRAConfig
+from raslik_jax.run import probing
 from raslik_jax.run.stages import finetune as finetune_stage
 from raslik_jax.run.stages import unlearn as unlearn_stage
 from raslik_jax.run.workspace import Model, Workspace
@@ -278,6 +281,28 @@ class TrainingStageTest(parameterized.TestCase):
         for line, probe in zip(live, found["probes"], strict=True):
             levels = {name: line[f"probe/{name}"] for name in probe["levels"]}
             self.assertEqual((line["step"], levels), (probe["step"], probe["levels"]))
+
+    def test_weights_of_rows_change_no_probe(self):
+        probe = config_lib.ProbeConfig(steps=2, rows=4, answers=0)
+        workspace = _workspace(self.root, unlearn=dataclasses.replace(_UNLEARN, probe=probe))
+        plain = {"forget": workspace.train_rows.take(np.arange(6))}
+        plain |= {"retain": workspace.train_rows.take(np.arange(6, 17))}
+        weighted = {"forget": plain["forget"]._replace(weight_N=np.arange(6) / 2.5)}
+        found = []
+
+        def token_nats(lora, base, encoded):
+            batch = make_batch(encoded, plan_rows(encoded, np.arange(len(encoded.ids))))
+            return np.where(batch.target_mask_BL, batch.tokens_BL, 0)[:, ::-1] / 100
+
+        workspace.measure = lambda make, decoder: token_nats
+        for sets in (plain, plain | weighted):
+            folder = self.root / f"probed-{len(found)}"
+            folder.mkdir()
+            probing.Prober(
+                workspace, sets, folder, mock.Mock(), save=mock.Mock(), start=workspace.finetuned
+            )
+            found.append(json.loads((folder / "probes.json").read_text()))
+        self.assertEqual(*found)
 
     def test_a_killed_run_keeps_the_step_that_an_undisturbed_one_keeps(self):
         # Nothing ends it: the bound is wide, the goal is far.
