@@ -1,5 +1,6 @@
 """Programs that are compiled ahead: the step's own results, each shape once, the next one begun."""
 
+import concurrent.futures
 import threading
 
 import jax
@@ -101,8 +102,8 @@ def test_an_error_of_the_thread_is_the_calls():
         ahead(_WEIGHTS, _ROWS[0])
 
 
-def test_a_call_tells_that_it_waits_for_its_program():
-    waits, may_compile = [], threading.Event()
+def test_a_call_tells_that_it_waits_for_its_program(monkeypatch):
+    waits, may_compile, wait = [], threading.Event(), concurrent.futures.wait
 
     def note(event, start_time, end_time, **_):
         if event == WAITING:
@@ -112,11 +113,15 @@ def test_a_call_tells_that_it_waits_for_its_program():
         assert may_compile.wait(60)
         return rows * weights["scale"][None]
 
+    def let_compile_and_wait(programs):
+        may_compile.set()
+        return wait(programs)
+
+    monkeypatch.setattr(concurrent.futures, "wait", let_compile_and_wait)
     jax.monitoring.register_event_time_span_listener(note)
     try:
         with Ahead(jax.jit(slow), _WEIGHTS, rows=_ROWS[:1]) as ahead:
             ahead.start()
-            threading.Timer(0.2, may_compile.set).start()
             ahead(_WEIGHTS, _ROWS[0])
             ahead(_WEIGHTS, _ROWS[0])
     finally:
