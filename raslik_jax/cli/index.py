@@ -15,7 +15,7 @@ their signs are taken (--center) or not at all.
 import dataclasses
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from raslik_jax.settings import Settings, setting
@@ -35,6 +35,13 @@ class Options(Settings):
     compact_to: str = setting("", "New folder for a copy of another dtype, or an unfinished one.")
     dtype: Literal["float32", "bfloat16", "int8", "sign"] = setting("int8", "Dtype of the copy.")
     center: bool = setting(False, "sign: take the signs of centered rows.")
+
+    def problems(self) -> Iterator[str]:
+        of_copy = ["dtype"] * (self.dtype != Options.dtype) + ["center"] * self.center
+        if of_copy and not self.compact_to:
+            yield f"--{of_copy[0]} needs --compact_to: it is of the copy"
+        elif self.repair and self.compact_to:
+            yield "--repair and --compact_to must be given apart: a copy needs what --repair drops"
 
 
 def run(options: Options) -> int:

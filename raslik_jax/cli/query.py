@@ -70,11 +70,13 @@ class Options(JobConfig):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
+        beside = [name for name in ("input", "system", "response") if getattr(self, name)]
         if self.coordinator and not (self.instruction or self.queries):
             needs = "needs --instruction or --queries"
             yield f"--coordinator {needs}: questions one by one run in a single process"
-        elif self.system and not self.instruction:
-            yield "--system needs --instruction: it stands before that prompt"
+        elif beside and not self.instruction:
+            whose = "it belongs to that prompt, --queries have their own"
+            yield f"--{beside[0]} needs --instruction: {whose}"
         elif self.serve and self.json:
             yield "--json has no effect with --serve: leave one of the two out"
         elif self.port and not self.serve:
@@ -98,10 +100,9 @@ def run(options: Options) -> None:
     rule = {name: given.pop(name) for name in _OF_RUN if name not in ("center", "aggregate")}
     rule = {name: value for name, value in rule.items() if value is not None}
     if not queries:
-        of_one = ["--response"] * bool(options.response) + ["--input"] * bool(options.input)
-        of_one += [f"--export_{name}" for name in paths] + [f"--{name}" for name in rule]
-        if of_one:
-            raise ValueError(f"{of_one[0]} needs --instruction or --queries: give one of the two")
+        needing = [f"--export_{name}" for name in paths] + [f"--{name}" for name in rule]
+        if needing:
+            raise ValueError(f"{needing[0]} needs --instruction or --queries: give one of the two")
     logging.set_verbosity(logging.WARNING)
     _ask(options, queries, paths, given, rule)
 

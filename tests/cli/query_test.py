@@ -20,7 +20,7 @@ from absl.testing import absltest, parameterized
 from index_cases import tree_bytes
 
 from raslik_jax import trace
-from raslik_jax.cli import asking, report, sketch_job
+from raslik_jax.cli import asking, query, report, sketch_job
 from raslik_jax.config import MeshConfig, config_from_json, to_json
 from raslik_jax.data.formats import read_examples
 from raslik_jax.files import read_json, write_json
@@ -34,8 +34,16 @@ from raslik_jax.run import memory
 from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.units import making_folder
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import replaced
+from raslik_jax.settings import SettingsError, replaced
 from raslik_jax.sketch import projections
+
+
+class OptionsTest(parameterized.TestCase):
+    @parameterized.parameters("input", "response", "system")
+    def test_what_belongs_to_one_prompt_is_refused_without_it(self, name):
+        for given in ({}, {"queries": "x"}, {"serve": True}):
+            with self.assertRaisesRegex(SettingsError, f"^--{name} needs --instruction: "):
+                query.Options(index="x", **{name: "y"}, **given)
 
 
 class QueryTest(parameterized.TestCase):
@@ -448,7 +456,7 @@ class QueryTest(parameterized.TestCase):
                 "--export_retain must name a new file",
             ),
             (["--index=x", "--queries=x", "--instruction=y"], "--instruction or --queries must"),
-            (["--index=x", "--response=y"], "--response needs --instruction or --queries"),
+            (["--index=x", "--response=y"], "--response needs --instruction"),
             (["--index=x", "--num_forget=3"], "--num_forget needs --instruction or --queries"),
             (["--index=x", "--system=y"], "--system needs --instruction"),
             (["--index=x", "--serve", "--instruction=y"], "--instruction has no effect with"),
