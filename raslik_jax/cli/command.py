@@ -100,7 +100,9 @@ def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str])
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+            # In a pipe or a log a line is there when it is said, too.
+            how: Any = {"errors": "backslashreplace", "line_buffering": True}
+            stream.reconfigure(encoding="utf-8", **how)
     try:
         with contextlib.redirect_stdout(_Printable(sys.stdout)):
             return main() or 0

@@ -24,14 +24,19 @@ command.start(main, when_stopped="stopped; go on")
 """
 
 
-def end_of(body: str, *arguments: str, **environment: str) -> tuple[int, str]:
-    """Exit status and stderr of a command of that body."""
-    done = subprocess.run(
+def ended(body: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command of that body, after its end."""
+    return subprocess.run(
         [sys.executable, "-c", _SCRIPT.format(body=body), *arguments],
         env=os.environ | {"PYTHONPATH": str(_EXPERIMENTS.parent)} | environment,
         capture_output=True,
         text=True,
     )
+
+
+def end_of(body: str, *arguments: str, **environment: str) -> tuple[int, str]:
+    """Exit status and stderr of a command of that body."""
+    done = ended(body, *arguments, **environment)
     return done.returncode, done.stderr
 
 
@@ -66,6 +71,11 @@ def test_a_command_that_fails_does_not_wait_for_what_a_thread_compiles(error, st
 """
     found = end_of(body)
     assert found[0] == status and found[1].endswith(said)
+
+
+def test_a_line_is_in_a_pipe_when_it_is_printed():
+    done = ended("import os; print('said'); os._exit(3)", PYTHONUNBUFFERED="")
+    assert (done.returncode, done.stdout) == (3, "said\n")
 
 
 _HEAP = """

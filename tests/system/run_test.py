@@ -251,6 +251,7 @@ class TinyRunTest(absltest.TestCase):
                     if f"] {stage} ..." in line:
                         time.sleep(0.2)
                         process.send_signal(signal.SIGKILL)
+            self.assertEqual(process.returncode, -signal.SIGKILL, f"{stage} did not begin")
         resumed = tiny.run_script(*arguments)
         self.assertEqual(resumed.returncode, 0, resumed.stderr)
         ours, theirs = _files(root), _files(self.root)
