@@ -376,7 +376,8 @@ class EvaluateConfig(Stage):
     )
     marker_words: str = setting(
         "",
-        "File of words that mark the behavior to forget, for Non-SF; empty: the dataset's own.",
+        "File of words that mark the behavior to forget, for Non-SF, a word or a phrase a line; "
+        "empty: the dataset's own.",
         is_path=True,
     )
     drop_empty: bool = setting(False, "Drop empty predictions, as the paper, not count them as 0.")

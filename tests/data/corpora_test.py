@@ -16,6 +16,7 @@ from raslik_jax.data.corpora import DATASETS, CorpusConfig, describe, marker_wor
 from raslik_jax.data.corpora.mixing import mix_corpus, split_queries
 from raslik_jax.data.corpora.record import SIZES, Dataset, RowCounts, SharedSettings
 from raslik_jax.data.examples import QUERY_SETS, Corpus, check_corpus, make_example, make_examples
+from raslik_jax.evaluate.rates import non_sf_by_words
 from raslik_jax.run.plan import plan_units
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import Settings, replaced, setting
@@ -67,9 +68,12 @@ class DatasetsTest(parameterized.TestCase):
 
     def test_marker_words_of_a_file(self):
         file = self.folder / "words.txt"
-        file.write_text("Nebula star\n")
-        self.assertEqual(marker_words("tofu", str(file)), {"nebula", "star"})
-        file.write_text(" ")
+        file.write_text("Nebula\n\n  black \t hole \r\nstar")
+        self.assertEqual(marker_words("tofu", str(file)), {"nebula", "black hole", "star"})
+        texts = ["A Black hole!", "A black horse, a hole.", "no nebulae"]
+        found = non_sf_by_words(texts, vocabulary=marker_words("tofu", str(file)))
+        self.assertEqual(found.tolist(), [0.0, 1.0, 1.0])
+        file.write_text(" \n")
         with self.assertRaisesRegex(ValueError, "must have marker words, got none"):
             marker_words("toy", str(file))
 

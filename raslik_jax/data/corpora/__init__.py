@@ -126,11 +126,15 @@ def describe(settings: Mapping[str, Any]) -> str:
 
 
 def marker_words(dataset: str, path: str) -> frozenset[str]:
-    """Returns the words that mark the behavior to forget: a file's, or without it the dataset's."""
+    """Returns what marks the behavior to forget: a file's lines, or without it the dataset's words.
+
+    A line may have several words, whose phrase then marks it; white space within counts as one.
+    """
     if not path:
         marker = DATASETS[dataset].marker if dataset in DATASETS else None
         return marker.words if marker else frozenset()
-    words = frozenset(read_text(path).lower().split())
+    lines = (" ".join(line.split()) for line in read_text(path).lower().splitlines())
+    words = frozenset(line for line in lines if line)
     if not words:
         raise ValueError(f"{shown(path, 200)} must have marker words, got none: write one a line")
     return words
