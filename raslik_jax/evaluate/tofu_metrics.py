@@ -42,10 +42,11 @@ def truth_ratios(
 ) -> Float[np.ndarray, " Q"]:
     """Returns how likely wrong answers are beside the right one, R_truth of each question.
 
-    R = mean_i P(wrong_i)^(1/|wrong_i|) / P(true)^(1/|true|): below 1 the model knows the answer,
-    about 1 it cannot tell. The paper writes an arithmetic mean over the wrong answers; the code
-    that gave its figures takes the geometric one, as here, and so does every later table. The right
-    answer is a paraphrase where there is one. Beyond e^700, where floats end, e^700.
+    R = (prod_i P(wrong_i)^(1/|wrong_i|))^(1/n) / P(true)^(1/|true|), n wrong answers: below 1 the
+    model knows the answer, about 1 it cannot tell. The paper writes an arithmetic mean over the
+    wrong answers; the code that gave its figures takes the geometric one, as here, and so does
+    every later table. The right answer is a paraphrase where there is one. Beyond e^700, where
+    floats end, e^700.
     """
     if len(true_nll_Q) != len(wrong_nll_Q) or not all(map(len, wrong_nll_Q)):
         got = f"{sum(map(bool, map(len, wrong_nll_Q)))} of {len(true_nll_Q)} with one"
