@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TextIO
 from absl import app, flags
 
 from raslik_jax.cli import setting_flags
-from raslik_jax.messages import bounded, printable, some_of
+from raslik_jax.messages import bounded, printable
 from raslik_jax.processes import JobConfig
 from raslik_jax.run import gpus
 from raslik_jax.settings import Settings
@@ -92,8 +92,7 @@ def _job_of(options: Settings) -> Iterator[None]:
 
 def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str]) -> int:
     if len(argv) > 1:
-        named = some_of(argv[1:])
-        print(f"error: arguments must be flags, got {named}: write --name=value", file=sys.stderr)
+        print(f"error: {setting_flags.no_flags(argv[1:])}", file=sys.stderr)
         return 2
     # Texts of data are read and printed whole on any terminal, whatever the locale.
     if isinstance(sys.stdin, io.TextIOWrapper):

@@ -8,6 +8,7 @@ from absl import flags
 
 from raslik_jax import settings
 from raslik_jax.config import Config
+from raslik_jax.messages import some_of
 
 # They are listed as flags of the command that asks for them.
 flags.disclaim_key_flags()
@@ -72,7 +73,14 @@ def parse_config(arguments: Sequence[str]) -> Config:
     for name in ("stages", "workdir", "shared_units"):
         flags.DEFINE_string(name, "", "", flag_values=flag_values)
     try:
-        flag_values(["raslik run", *arguments])
+        _, *left = flag_values(["raslik run", *arguments])
     except flags.Error as error:
         raise ValueError(str(error)) from None
+    if left:
+        raise ValueError(no_flags(left))
     return read(Config(), flag_values)
+
+
+def no_flags(arguments: Sequence[str]) -> str:
+    """Returns the sentence that refuses arguments that are no flags."""
+    return f"arguments must be flags, got {some_of(arguments)}: write --name=value"

@@ -80,7 +80,9 @@ def _help(workdir: pathlib.Path) -> None:
     from raslik_jax.run.stages import sketch as sketch_stage
     from raslik_jax.run.workspace import Workspace
 
-    config = config_from_json(files.read_json(workdir / "config.json"))
+    makes = "`raslik run` with --stages=corpus,backbone,finetune makes"
+    mend = f"{makes} a work directory that can be helped"
+    config = config_from_json(files.read_json(workdir / "config.json", dict, mend=mend))
     workspace = Workspace(workdir, config)
     plan = units.Plan(workdir, plan_units(config, workspace)).survey()
     if "sketch" not in plan.units:
@@ -89,8 +91,7 @@ def _help(workdir: pathlib.Path) -> None:
     sketch = plan.units["sketch"]
     missing = plan.missing(sketch)
     if missing:
-        mend = "`raslik run` with --stages=corpus,backbone,finetune makes them"
-        raise ValueError(f"{workdir} must hold up-to-date results of {missing}: {mend}")
+        raise ValueError(f"{workdir} must hold up-to-date results of {missing}: {makes} them")
     if sketch.name in plan.done:
         print("the index is up to date")
         return

@@ -59,6 +59,13 @@ def test_a_grid_that_cannot_be_run_is_refused(tmp_path, vary, common, message):
         suite.plan_cells(_options(tmp_path, **options))
 
 
+@pytest.mark.parametrize("line", ['{"instruction": "a row"}', "corpus.num_train=60"])
+def test_a_line_of_a_flag_file_that_is_no_flag_is_refused_before_a_cell_runs(tmp_path, line):
+    (tmp_path / "mine.flags").write_text(f"--seed=1\n{line}\n")
+    with pytest.raises(ValueError, match="^mine-seed=0 cannot run: arguments must be flags, got "):
+        suite.plan_cells(_options(tmp_path, str(tmp_path / "mine.flags")))
+
+
 def test_flag_files_must_be_there_and_a_choice_needs_learning_rates(tmp_path):
     with pytest.raises(ValueError, match="--flagfiles must be a list of files, got none"):
         suite.plan_cells(suite.Options(out=str(tmp_path)))
