@@ -14,7 +14,7 @@ import pathlib
 import socket
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -198,6 +198,21 @@ def replacing(path: AnyPath) -> Iterator[pathlib.Path]:
         sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def restorer(path: AnyPath) -> Callable[[], None]:
+    """Returns a function that makes a small file what it is now; one that is not there goes."""
+    path = pathlib.Path(path)
+    content = read_bytes(path) if path.exists() else None
+
+    def restore() -> None:
+        if content is None:
+            path.unlink(missing_ok=True)
+            return
+        with replacing(path) as partial:
+            partial.write_bytes(content)
+
+    return restore
 
 
 def check_new(path: AnyPath, name: str) -> None:

@@ -94,12 +94,13 @@ def make(
     stages: Sequence[str] = STAGES,
     is_measured: bool = True,
     writers: Sequence[str] = (),
-    prepare: Callable[[], None] = lambda: None,
+    prepare: Callable[[], Callable[[], None]] | None = None,
     **how: Any,
 ) -> None:
     """Runs the stages of the settings that the flags have, and leaves the flags that repeat it.
 
-    `prepare` is called when the work directory is ours; `how` is of `plan.run`.
+    `prepare` is called when the work directory is ours, and what it returns where the run is then
+    refused, to undo it; `how` is of `plan.run`.
     """
     # Evaluation and, without marker words, likelihoods before unlearning take ROUGE.
     if is_measured and {"references", "evaluate"} & set(stages):
@@ -116,9 +117,12 @@ def make(
 
         devices = meshes.make_mesh(mesh.data)
         checking.check_mesh(config, devices.size, stages=stages)
-        processes.alone(prepare)
+        refused = held.enter_context(contextlib.ExitStack())
+        if prepare:
+            processes.alone(lambda: refused.callback(prepare()))
 
         def on_start() -> None:
+            refused.pop_all()
             if record:  # of several processes the first has it, which alone starts
                 record()
             # It repeats this run as it is: `raslik run --flagfile=WORKDIR/run.flags`.

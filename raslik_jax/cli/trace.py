@@ -18,6 +18,7 @@ import importlib.util
 import json
 import pathlib
 import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -151,8 +152,11 @@ def _read_config(options: Options, workdir: pathlib.Path) -> Config:
     return setting_flags.read(Config())
 
 
-def _write_query(options: Options, config: Config) -> None:
-    """Writes the traced answer as a query, under the keys that the user's files have."""
+def _write_query(options: Options, config: Config) -> Callable[[], None]:
+    """Writes the traced answer as a query, under the keys that the user's files have.
+
+    Returns a function that undoes it.
+    """
     own: Any = config.corpus.own
     path, keys = pathlib.Path(own.queries_file), parse_fields(own.fields)
     row = read_examples(own.train_file, fields=keys, format=own.format, most=1)[0]
@@ -161,12 +165,13 @@ def _write_query(options: Options, config: Config) -> None:
     asked = _as_row(row, options.prompt, options.response, options.system)
     query = {keys.get(name, name): value for name, value in asked.items()}
     text = json.dumps(query | {"split": "retrieval"}, ensure_ascii=False) + "\n"
-    is_other = path.is_file() and files.read_text(path) != text
-    if is_other and not options.update and (path.parent / "config.json").is_file():
+    if path.is_file() and files.read_text(path) != text and not options.update:
         place = shown(str(path.parent), 120)
         mend = "choose another --workdir, or pass --update to trace this one in its place"
         raise ValueError(f"{place} holds the trace of another answer: {mend}")
+    restore = files.restorer(path)
     files.write_text(path, text)
+    return restore
 
 
 def _check_system(config: Config, row: Example) -> None:

@@ -16,7 +16,7 @@ import dataclasses
 import importlib.util
 import pathlib
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import flags, logging
@@ -105,7 +105,7 @@ def run(options: Options) -> None:
         mesh=options.mesh,
         update=True,
         stages=measured,
-        prepare=lambda: (root / EXPORTS).unlink(missing_ok=True),
+        prepare=lambda: _drop_exports(root),
     )
     from raslik_jax.run.exporting import export_model  # they take jax with them
     from raslik_jax.run.workspace import Workspace
@@ -141,6 +141,13 @@ def run(options: Options) -> None:
     if options.push_to_hub:
         url = hub.push_folder(folder, options.push_to_hub, is_public=options.public)
         print(f"on the hub: {url}")
+
+
+def _drop_exports(root: pathlib.Path) -> Callable[[], None]:
+    """Forgets what the page says of an earlier model's exports; returns what undoes it."""
+    restore = files.restorer(root / EXPORTS)
+    (root / EXPORTS).unlink(missing_ok=True)
+    return restore
 
 
 def _told(

@@ -4,14 +4,17 @@ import json
 
 import numpy as np
 import pytest
+from absl import flags
 
-from raslik_jax.cli import command, trace, unlearn
+from raslik_jax.cli import command, setting_flags, trace, unlearn
 from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, MeshConfig
 from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.data.rows import FORMATS
+from raslik_jax.files import read_json_lines
 from raslik_jax.report import drawing, figures
 from raslik_jax.retrieve.selectors import NothingStandsOut
+from raslik_jax.run import plan
 from raslik_jax.settings import SettingsError, replaced
 
 
@@ -142,6 +145,71 @@ def _said(row):
         if "conversations" in row
         else {"role": "assistant", "content": "b"}
     )
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A trace of another answer in a work directory: its settings, and what makes it."""
+    (tmp_path / "train.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
+    root = tmp_path / "incident"
+    names = {"train_file": tmp_path / "train.jsonl", "queries_file": root / "queries.jsonl"}
+    own = trace.PRESET | {f"corpus.records.{name}": str(path) for name, path in names.items()}
+    own |= {"backbone.checkpoint": str(tmp_path / "no" / "model"), "backbone.adapter": "x"}
+    config = replaced(Config(), own)
+    options = trace.Options(prompt="Q", response="A", workdir=str(root), update=True)
+    how = {"mesh": MeshConfig(), "update": True, "stages": trace._STAGES, "is_measured": False}
+    how["prepare"] = lambda: trace._write_query(options, config)
+    return config, lambda: run_command.make(config, root, **how)
+
+
+@pytest.mark.parametrize("before", [None, '{"instruction": "old"}\n{"instruction": "more"}\n'])
+def test_a_refused_trace_leaves_the_question_that_was_there(tmp_path, asked, before):
+    query = tmp_path / "incident" / "queries.jsonl"
+    if before:
+        query.parent.mkdir()
+        query.write_text(before)
+    with pytest.raises(ValueError, match="no/model"):
+        asked[1]()
+    assert query.parent.exists() == bool(before)
+    assert not before or query.read_text() == before
+
+
+def test_the_question_of_a_run_that_began_stays_whatever_becomes_of_it(
+    tmp_path, monkeypatch, asked
+):
+    def run(config, workdir, on_start, **how):
+        on_start()
+        raise KeyboardInterrupt
+
+    known = flags.FlagValues()
+    setting_flags.define(Config(), known)
+    known(["trace"])
+    monkeypatch.setattr(run_command.flags, "FLAGS", known)
+    monkeypatch.setattr(plan, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        asked[1]()
+    (query,) = read_json_lines(tmp_path / "incident" / "queries.jsonl")
+    assert (query["instruction"], query["output"]) == ("Q", "A")
+
+
+def test_what_a_page_says_of_exports_comes_back_where_unlearning_is_refused(tmp_path):
+    path = tmp_path / "exports.json"
+    for content in (None, b'{"Adapter": "/a"}'):
+        if content:
+            path.write_bytes(content)
+        restore = unlearn._drop_exports(tmp_path)
+        assert not path.exists()
+        restore()
+        assert (path.read_bytes() if path.exists() else None) == content
+
+
+def test_a_question_of_the_users_own_is_not_written_over(tmp_path, asked):
+    query = tmp_path / "incident" / "queries.jsonl"
+    query.parent.mkdir()
+    query.write_text("mine")
+    with pytest.raises(ValueError, match="holds the trace of another answer: choose another"):
+        trace._write_query(trace.Options(prompt="Q", response="A"), asked[0])
+    assert query.read_text() == "mine"
 
 
 def test_what_is_not_measured_needs_no_packages_that_measure(tmp_path, monkeypatch):
