@@ -52,7 +52,9 @@ class Options(JobConfig):
     instruction: str = setting("", "Instruction of the prompt.")
     input: str = setting("", "Input of the prompt.")
     system: str = setting("", "System prompt that stood before it, by the chat template.")
-    response: str = setting("", "What the model said (default: let it answer).")
+    response: str = setting(
+        "", "What the model said (default: let it answer); follows a text as it stands, blanks too."
+    )
     queries: str = setting("", "JSONL of generations, instead of --instruction.")
     top: int = setting(10, "Examples shown that pull toward the output.", low=0)
     bottom: int = setting(10, "Examples shown that pull against it.", low=0)

@@ -76,7 +76,9 @@ class Options(JobConfig):
     train_file: str = setting("", "The rows that it was trained on.")
     prompt: str = setting("", "What it was asked.")
     system: str = setting("", "System prompt that stood before --prompt, by the chat template.")
-    response: str = setting("", "What it said (default: let it answer).")
+    response: str = setting(
+        "", "What it said (default: let it answer); follows a text as it stands, blanks too."
+    )
     workdir: str = setting("runs/incident", "Where results go.")
     update: bool = setting(False, "Take over a --workdir of another trace; make what changed.")
     top: int = setting(10, "Rows shown.", low=1)

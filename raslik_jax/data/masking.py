@@ -88,6 +88,40 @@ def question_ids(
     return [[*ids, *one.ids] for (_, ids), one in zip(asked, found, strict=True)]
 
 
+def read_answers(
+    rows: Sequence[Example],
+    asked: Sequence[Sequence[int]],
+    said: Sequence[Sequence[int]],
+    tokenizer: Tokenizer,
+    template: prompts.Template,
+) -> list[str]:
+    """Returns what a model said as texts: rows with these as their answers have its ids again.
+
+    A frame or a chat template parts answer and prompt, and the blanks around an answer are left
+    out. A passage goes on as it stands, mostly with a blank, which decoders of SentencePiece drop
+    from ids that begin a text: its answer is what the text of both has beyond that of the prompt,
+    with the names of special tokens, as they are read there.
+
+    Args:
+      rows: what was asked, of any format.
+      asked: the ids that decoding started from.
+      said: the ids that came then, without the token that ends an answer.
+    """
+
+    def read(row: Example, prompt: Sequence[int], answer: Sequence[int]) -> str:
+        if template.has_form(row):
+            text = tokenizer.decode(answer)
+            return text if template.is_bare else text.strip()
+        if not isinstance(FORMATS[row.format].content(row), Passage):
+            return tokenizer.decode(answer).strip()
+        before, whole = map(tokenizer.decode_marked, (prompt, [*prompt, *answer]))
+        if whole.startswith(before):
+            return whole.removeprefix(before)
+        return tokenizer.decode_marked(answer)
+
+    return [read(*parts) for parts in zip(rows, asked, said, strict=True)]
+
+
 def end_ids(tokenizer: Tokenizer, template: prompts.Template) -> tuple[int, ...]:
     """Returns the ids that end an answer: EOS, and the token that the chat template writes then."""
     tail = chat.end_of_turn(template.chat) if template.chat else ""

@@ -28,6 +28,11 @@ class Template(NamedTuple):
     has_chat: bool = False
     chat: ChatTemplate | None = None
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether the forms put nothing between what is asked and the answer."""
+        return self.without_input == "{instruction}"
+
     def has_form(self, example: Example) -> bool:
         """Whether the two forms say all that stands before the answer of an example."""
         is_plain = example.format == "alpaca" and not example.content

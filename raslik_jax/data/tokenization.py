@@ -65,6 +65,10 @@ class Tokenizer(NamedTuple):
         """Returns the text of the ids; special tokens give no text."""
         return self.backend.decode([int(token) for token in ids], skip_special_tokens=True)
 
+    def decode_marked(self, ids: Sequence[int]) -> str:
+        """Returns the text of the ids with the names of special tokens, for `encode_marked`."""
+        return self.backend.decode([int(token) for token in ids], skip_special_tokens=False)
+
     def special_names(self) -> dict[int, str]:
         """Returns the names of the special tokens by their ids."""
         added = self.backend.get_added_tokens_decoder()

@@ -395,9 +395,10 @@ class Workspace:
         limit = self.config.references.max_new_tokens
         tokenizer = self.tokenizer
         max_len, template = self.config.corpus.max_len, self.template_name
-        outputs = decode.generate(
+        asked = encoding.encode_prompts(rows, tokenizer, max_len=max_len, template=template)
+        said = decode.generate(
             *model,
-            encoding.encode_prompts(rows, tokenizer, max_len=max_len, template=template),
+            asked,
             max_new_tokens=min(most or limit, limit),
             eos_id=self.end_ids,
             pad_id=tokenizer.pad_id,
@@ -406,7 +407,7 @@ class Workspace:
             plan=plan,
             drawing=drawing,
         )
-        return [tokenizer.decode(tokens).strip() for tokens in outputs]
+        return masking.read_answers(rows, asked, said, tokenizer, self.template)
 
     @functools.cache  # noqa: B019  one workspace lives as long as its run
     def _choice(self, strategy: str, name: str) -> choice.Choice | None:

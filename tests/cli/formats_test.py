@@ -103,6 +103,7 @@ class _Case(NamedTuple):
     cleaned: str
     read: Callable[[pathlib.Path], list[Record]]
     has_prompt: bool = True
+    blank: str = ""  # between prompt and answer, of which an answer that is given has to tell
     flags: tuple[str, ...] = ()
 
 
@@ -143,6 +144,7 @@ _CASES = {
         _write_csv,
         "cleaned_rows.csv",
         _read_csv,
+        blank=" ",
     ),
     "prompt_completion, messages": _Case(
         "rows.jsonl.zst",
@@ -161,6 +163,7 @@ _CASES = {
         "cleaned_rows.jsonl",
         _read_lines,
         has_prompt=False,
+        blank=" ",
     ),
     "tokens": _Case(
         "saved",
@@ -168,6 +171,7 @@ _CASES = {
         _save_dataset,
         "cleaned_saved.jsonl",
         _read_lines,
+        blank=" ",
     ),
 }
 
@@ -214,7 +218,7 @@ def test_rows_are_found_forgotten_and_shown(name, model, tmp_path):
     train = tmp_path / case.file
     places = case.write(train, rows)
     planted = {places[n] for n in _PLANTED}
-    told = f"--train_file={train}", f"--prompt={_ASKED}", f"--response={_SAID}"
+    told = f"--train_file={train}", f"--prompt={_ASKED}", f"--response={case.blank}{_SAID}"
     _run("trace", *model, *told, *case.flags, f"--workdir={root}", *_FLAGS)
     found = read_json_lines(root / "retrieve" / "raslik" / "forget.jsonl")
     if case.has_prompt:

@@ -9,10 +9,10 @@ import pytest
 import tokenizers
 from absl.testing import parameterized
 
-from raslik_jax.data import encoding
+from raslik_jax.data import encoding, tokenization
 from raslik_jax.data.batches import make_batch, plan_rows
 from raslik_jax.data.examples import make_example
-from raslik_jax.data.masking import describe_rows, end_ids, with_texts
+from raslik_jax.data.masking import describe_rows, end_ids, read_answers, with_texts
 from raslik_jax.data.prompts import (
     TEMPLATES,
     find_template,
@@ -20,7 +20,7 @@ from raslik_jax.data.prompts import (
     settle_template,
     template_hash,
 )
-from raslik_jax.data.rows import COMMON, FIELDS, FORMATS, Row
+from raslik_jax.data.rows import COMMON, FIELDS, FORMATS, Row, answered
 from raslik_jax.data.tokenization import Tokenizer
 
 _WORDS = "<e> <u> <a> <s> hi ho yes no be".split()
@@ -86,6 +86,66 @@ def _shown(rows, tokenizer, template="chat", **options):
 def _folder(request, tmp_path):
     if request.cls is not None:
         request.cls.folder = tmp_path
+
+
+_TEXTS = ["The sky is blue today.", "2+2=4\n", "He said: blue blue sky", "The sky, the sky"] * 3
+
+
+def _pieces(kind):
+    """Returns a small BPE on the texts above, with blanks as a kind of tokenizer has them."""
+    if kind == "bytes":
+        return tokenization.train_bpe(_TEXTS, vocab_size=300)
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<e>"))
+    if kind == "metaspace":
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always")
+        backend.decoder = tokenizers.decoders.Metaspace(prepend_scheme="always")
+    else:  # as Llama 2 has it
+        parts = tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")
+        backend.normalizer = tokenizers.normalizers.Sequence([*parts])
+        parts = tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.Fuse()
+        strip = tokenizers.decoders.Strip(" ", 1, 0)
+        backend.decoder = tokenizers.decoders.Sequence([*parts, strip])
+    special = ["<e>", "<s>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=48, special_tokens=special, show_progress=False, max_token_length=5
+    )
+    backend.train_from_iterator(_TEXTS, trainer)
+    backend.encode_special_tokens = True
+    return Tokenizer(backend, 0, 0, backend.get_vocab_size(), (1,))
+
+
+class AnswersTest(parameterized.TestCase):
+    @parameterized.product(
+        kind=("bytes", "metaspace", "llama"),
+        said=(" blue today.", " blue.\n", " blue", "\nblue sky", ", the sky"),
+    )
+    def test_an_answer_to_a_text_has_the_ids_that_were_said(self, kind, said):
+        tokenizer = _pieces(kind)
+        rows = _rows("prompt_completion", {"prompt": "The sky is"}, needs_output=False)
+        template = find_template("plain", tokenizer)
+        asked = encoding.encode_prompts(rows, tokenizer, max_len=99, template="plain")
+        (whole,) = tokenizer.encode_marked(["The sky is" + said])
+        ids = [*tokenizer.prompt_prefix, *whole.ids][len(asked[0]) :]
+        (text,) = read_answers(rows, asked, [ids], tokenizer, template)
+        self.assertEqual(text, said)
+        traced = encoding.encode([answered(rows[0], text)], tokenizer, template="plain")
+        self.assertEqual(traced.tokens[0].tolist(), [*asked[0], *ids, tokenizer.eos_id])
+        self.assertEqual(traced.start_N.tolist(), [len(asked[0])])
+
+    @parameterized.parameters("bytes", "metaspace", "llama")
+    def test_blanks_belong_to_answers_where_nothing_parts_them_from_prompts(self, kind):
+        tokenizer, row = _pieces(kind), make_example("The sky is", "", "")
+        (whole,) = tokenizer.encode_marked(["The sky is blue"])
+        asked = encoding.encode_prompts([row], tokenizer, max_len=99, template="plain")
+        ids = [*tokenizer.prompt_prefix, *whole.ids][len(asked[0]) :]
+        for name, is_framed in (("plain", False), ("brief", True), ("chat", True)):
+            template = find_template(name, tokenizer)
+            (text,) = read_answers([row], asked, [ids], tokenizer, template)
+            self.assertEqual(text.strip(), "blue")
+            self.assertEqual(text, "blue" if is_framed else tokenizer.decode(ids))
+            if not is_framed:
+                traced = encoding.encode([answered(row, text)], tokenizer, template=name)
+                self.assertEqual(traced.tokens[0].tolist(), [*asked[0], *ids, tokenizer.eos_id])
 
 
 class MaskTest(parameterized.TestCase):

@@ -6,12 +6,15 @@ import io
 import json
 import pathlib
 import tempfile
+from unittest import mock
 
 import linear_decoder
 from absl.testing import parameterized
 
 from raslik_jax.config import Config, SketchConfig
-from raslik_jax.data import examples
+from raslik_jax.data import examples, tokenization
+from raslik_jax.data.rows import answered
+from raslik_jax.models import decode
 from raslik_jax.run.stages import references
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.losses import BoundModel
@@ -58,6 +61,17 @@ class RetrievalQueriesTest(parameterized.TestCase):
         given = self._workspace("given", {"a": "bad"})  # has no model at all
         references.make_retrieval_answers(given, given.root)
         self.assertEqual((given.root / "finetuned.jsonl").read_text(), "")
+
+    def test_what_the_model_said_to_a_text_is_what_is_traced(self):
+        workspace, content = self._workspace("own", {}), {"prompt": "The sky is", "completion": ""}
+        workspace.template_name, workspace.end_ids = "plain", (0,)
+        workspace.tokenizer = tokenization.train_bpe(["The sky is blue"] * 3, vocab_size=300)
+        query = _query("a", "")._replace(format="prompt_completion", content=content)
+        ids = workspace.tokenizer.encode(" blue")
+        with mock.patch.object(decode, "generate", return_value=[ids]):
+            (said,) = workspace.generate(BoundModel(linear_decoder.ADAPTED, {}, {}), [query], "")
+        traced = workspace.encode([answered(query, said)])
+        self.assertEqual(traced.tokens[0].tolist()[-len(ids) - 1 :], [*ids, 0])
 
     def test_queries_with_an_empty_answer_are_left_out_and_told_once(self):
         workspace = self._workspace("own", {"a": "", "b": ""}, {"a": "\n", "b": "own"})
