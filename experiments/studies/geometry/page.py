@@ -196,8 +196,11 @@ def page_tables(paths: Sequence[Path]) -> Mapping[str, str]:
     found["slope, queries"] = predictor_table(low, slope, KINDS[0])
     shown = ("sets, start", "sets, late", "sets, path", "trial", "way, path")
     found["by objective"] = objective_table(low, STEPS[-1], shown)
-    if high := of_rates(paths, 1):
-        found["by objective, higher rates"] = objective_table(high, STEPS[-1], shown)
+    high, drawn = of_rates(paths, 1), [one for one in paths if one.retain == RETAIN[1]]
+    found["correlation, queries, higher rates"] = predictor_table(high, correlation, KINDS[0])
+    found["slope, queries, higher rates"] = predictor_table(high, slope, KINDS[0])
+    found["by objective, higher rates"] = objective_table(high, STEPS[-1], shown)
+    found["random retain sets"] = objective_table(drawn, STEPS[-1], shown)
     return found
 
 
