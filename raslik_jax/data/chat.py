@@ -4,6 +4,7 @@ A template is the checkpoint's text or the user's; the sandbox runs no code of e
 is needed.
 """
 
+import datetime
 import functools
 import os
 import re
@@ -14,9 +15,17 @@ from raslik_jax.data.contents import Conversation, text_of
 from raslik_jax.messages import one_line, shown
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# Templates of Llama 3 write the day on which they are rendered, unless they are told one; this is
-# what they write where they cannot ask for it.
-_FIXED = {"date_string": "26 Jul 2024"}
+# Some templates write the day on which they are rendered: Llama 3's unless it is told one, others
+# whatever they are told. All are told the day that Llama 3's writes where it cannot ask.
+_DAY = datetime.datetime(2024, 7, 26)
+_FIXED = {"date_string": _DAY.strftime("%d %b %Y")}
+_CODES = {f"%{code}": _DAY.strftime(f"%{code}") for code in "aAbBcdfHIjmMpSUwWxXyYZ"}
+_CODES |= {"%-d": "26", "%e": "26", "%-m": "7", "%F": "2024-07-26"}
+# In front of a template, in place of the function of transformers, which lets no other be given. A
+# block takes the line feed behind it away, and no more.
+_CLOCK = "{{% macro strftime_now(format) %}}{{{{ format{} }}}}{{% endmacro %}}\n".format(
+    "".join(f"|replace({code!r}, {text!r})" for code, text in _CODES.items())
+)
 
 
 class Target(NamedTuple):
@@ -142,8 +151,8 @@ Write = Callable[..., tuple[str, Sequence[tuple[int, int]]]]
 def _writer(template: ChatTemplate, options: Mapping[str, Any]) -> Write:
     """Returns the function from messages to text and the marked spans of characters."""
     render_template = _render_function()
-    fixed = _FIXED if "date_string" in template.source else {}
-    given = {**template.special_tokens, **fixed, **options}
+    source = _CLOCK + template.source if "strftime_now" in template.source else template.source
+    given = {**template.special_tokens, **_FIXED, **options}
 
     def write(
         messages: Sequence[Mapping[str, Any]], *, begins_answer: bool = False, marks: bool = False
@@ -153,7 +162,7 @@ def _writer(template: ChatTemplate, options: Mapping[str, Any]) -> Write:
         try:
             texts, spans = render_template(
                 [said],
-                chat_template=template.source,
+                chat_template=source,
                 add_generation_prompt=begins_answer,
                 return_assistant_tokens_mask=marks,
                 **given,

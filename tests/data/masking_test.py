@@ -11,6 +11,8 @@ from absl.testing import parameterized
 
 from raslik_jax.data import encoding, tokenization
 from raslik_jax.data.batches import make_batch, plan_rows
+from raslik_jax.data.chat import ChatTemplate, render
+from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import make_example
 from raslik_jax.data.masking import describe_rows, end_ids, read_answers, with_texts
 from raslik_jax.data.prompts import (
@@ -310,6 +312,23 @@ class MaskTest(parameterized.TestCase):
         template = find_template(name, _tokenizer(source))
         with self.assertRaisesRegex(ValueError, why) if why else contextlib.nullcontext():
             require_system(template, name)
+
+    @parameterized.parameters(
+        ('{{ strftime_now("%d %B %Y, %A") }}', "26 July 2024, Friday"),
+        ("{% set now = strftime_now %}{{ now('%Y-%m-%d').split('-')[2] }}", "26"),
+        ("{% macro day(how) %}{{ strftime_now(how) }}{% endmacro %}{{ day('%-d %b') }}", "26 Jul"),
+        ("{% if strftime_now is defined %}{{ date_string }}{% endif %}", "26 Jul 2024"),
+    )
+    def test_a_template_writes_the_same_day_whenever_it_is_rendered(self, source, day):
+        talk = Conversation(tuple(_messages("hi", "yes")))
+        template = ChatTemplate("\n\n" + source + "." + _MARKED, {})
+        found, plain = render(template, talk), render(ChatTemplate(_MARKED, {}), talk)
+        self.assertEqual(found.text, f"\n\n{day}.{plain.text}")
+        shift = len(found.text) - len(plain.text)
+        (target,) = plain.targets
+        self.assertEqual(
+            found.targets[0], target._replace(start=target.start + shift, end=target.end + shift)
+        )
 
     def test_a_template_of_the_users_own_comes_before_the_tokenizers(self):
         path = str(self.folder / "own.jinja")
