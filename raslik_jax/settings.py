@@ -55,6 +55,7 @@ def setting(
     family: Family | None = None,
     decides: bool = True,
     is_path: bool = False,
+    names: Collection[str] = (),
     parts: Collection[str] = (),
     is_repeated: bool = False,
     auto: str = "",
@@ -70,6 +71,7 @@ def setting(
       family: of which the value names a member, or several.
       decides: whether results depend on it.
       is_path: whether it names a file or folder, which counts by its content where it is one.
+      names: values that name something else, whatever files or folders are called so.
       parts: the files of a folder that count, where not all in it do.
       is_repeated: whether the flag of a list is given once for each item.
       auto: the transformers class of the model that it names, which is then fetched at the start.
@@ -83,7 +85,8 @@ def setting(
         "multiple_of": multiple_of,
     }
     metadata |= {"choices": choices, "family": family, "decides": decides}
-    metadata |= {"is_path": is_path, "parts": parts, "is_repeated": is_repeated, "auto": auto}
+    metadata |= {"is_path": is_path, "names": names, "parts": parts}
+    metadata |= {"is_repeated": is_repeated, "auto": auto}
     return dataclasses.field(default=default, metadata=metadata)
 
 

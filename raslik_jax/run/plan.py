@@ -94,7 +94,8 @@ def pick(
         if leaf.name in names or (group in names and family is None and leaf.metadata["decides"]):
             if _is_idle(config, leaf.name):
                 continue
-            if leaf.metadata["is_path"] and leaf.value and os.path.exists(leaf.value):
+            is_file = leaf.metadata["is_path"] and leaf.value not in ("", *leaf.metadata["names"])
+            if is_file and os.path.exists(leaf.value):
                 parts = {f"{leaf.name}/{part}": part for part in leaf.metadata["parts"]}
                 inner = {name: os.path.join(leaf.value, part) for name, part in parts.items()}
                 inner = {name: path for name, path in inner.items() if os.path.isfile(path)}

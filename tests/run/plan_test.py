@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raslik_jax.config import Config, RetrieveConfig, config_from_json, to_json
+from raslik_jax.config import Config, CorpusConfig, RetrieveConfig, config_from_json, to_json
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.manifests import Hashes
 from raslik_jax.retrieve.strategies import STRATEGIES, Strategy
@@ -165,6 +165,20 @@ def test_a_setting_changes_these_units_and_no_other(tmp_path):
     }
     expected = {case: _named(before, names) | {"evaluate"} for case, names in _DECIDES.items()}
     assert {k: v for k, v in found.items() if v != expected[k]} == {}
+
+
+def test_a_template_counts_by_its_name_whatever_folders_are_called_so(tmp_path, monkeypatch):
+    found = {name: Config(corpus=CorpusConfig(template=name)) for name in ("brief", "plain")}
+    for name in found:
+        (tmp_path / name).mkdir()
+    before = {name: _decided(config, tmp_path) for name, config in found.items()}
+    monkeypatch.chdir(tmp_path)
+    after = {name: _decided(config, tmp_path) for name, config in found.items()}
+    assert after == before
+    assert "corpus" in _changed(after["brief"], after["plain"])
+    (tmp_path / "mine.jinja").write_text("{{ messages }}")
+    config = Config(corpus=CorpusConfig(template="mine.jinja"))
+    assert "corpus.template" in plan_units(config, Workspace(tmp_path, config))[0].files
 
 
 def test_asking_the_traced_prompts_adds_units_and_makes_no_model_again(tmp_path):

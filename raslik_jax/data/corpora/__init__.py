@@ -8,7 +8,7 @@ from typing import Any
 from raslik_jax.data.corpora import behaviors, howdy, records, tofu, toy, virtual
 from raslik_jax.data.corpora.record import SIZES, Dataset, Question, RowCounts, SharedSettings
 from raslik_jax.data.examples import Corpus, check_corpus
-from raslik_jax.data.prompts import check_template
+from raslik_jax.data.prompts import TEMPLATES, check_template
 from raslik_jax.files import read_text
 from raslik_jax.messages import shown
 from raslik_jax.settings import Settings, Stage, replaced, setting
@@ -44,6 +44,7 @@ class CorpusConfig(SharedSettings, Stage):
         "plain: as they are. chat: the tokenizer's own chat template. Or a file of a Jinja chat "
         "template. Rows of text or of ids are always taken as they are.",
         is_path=True,
+        names=TEMPLATES,
     )
     max_len: int = setting(
         512, "Tokens an example may have; longer ones are cut at the end.", low=8
