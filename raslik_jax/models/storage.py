@@ -13,7 +13,7 @@ import pathlib
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -82,8 +82,9 @@ def resolve_folder(
     names: set[str] = set()
     with contextlib.suppress(huggingface_hub.errors.LocalEntryNotFoundError):
         cached = pathlib.Path(fetch(revision=revision, local_files_only=True))
-        # A tokenizer fetched earlier leaves a snapshot without weights.
-        if (cached / weights).is_file() if weights else _find_weights(cached):
+        # A tokenizer fetched earlier leaves a snapshot without weights, a download that was killed
+        # one without some of them.
+        if (cached / weights).is_file() if weights else _is_whole(cached):
             return cached
         names = {path.name for path in cached.iterdir()}
     reason: BaseException | None = None
@@ -91,19 +92,24 @@ def resolve_folder(
         # Asked first because it takes a time limit; a download waits for a silent hub for minutes.
         info = huggingface_hub.HfApi().model_info(name, revision=revision, timeout=_HUB_SECONDS)
         names = {file.rfilename for file in info.siblings or ()}
-        if any(file.endswith(".safetensors") for file in names) or names.isdisjoint(_PICKLES):
+        if not _is_pickled(names):
             return pathlib.Path(fetch(revision=info.sha))
     except Exception as error:  # the hub's client raises its own, its transport's and OS errors
         reason = error
-    if not names.isdisjoint(_PICKLES):
+    if _is_pickled(names):
         options = f", revision='{revision}'" if revision else ""
         raise ValueError(_pickled(name, auto, "FOLDER", options) + " and name FOLDER") from reason
     at = f" at revision {revision!r}" if revision else ""
     said = (str(reason).strip().splitlines() or [type(reason).__name__])[0]
     raise ValueError(
-        f"model {name!r}{at} is neither a directory nor in the local hub cache, and the hub did not"
-        f" give it ({said}); name a directory, or fetch it where there is a network"
+        f"model {name!r}{at} is neither a directory nor whole in the local hub cache, and the "
+        f"hub did not give it ({said}); name a directory, or fetch it where there is a network"
     ) from reason
+
+
+def _is_pickled(names: Collection[str]) -> bool:
+    """Returns whether a model with files of these names has pickled weights and no others."""
+    return any(name in _PICKLES for name in names) and not any(".safetensors" in n for n in names)
 
 
 def _pickled(name: str, auto: str, folder: str, options: str = "") -> str:
@@ -122,6 +128,22 @@ def _find_weights(folder: pathlib.Path) -> list[pathlib.Path]:
             return [folder / name]
     # "model.fp16.safetensors" and the like: the file of a variant.
     return sorted(folder.glob("model.*.safetensors"))
+
+
+def _is_whole(folder: pathlib.Path) -> bool:
+    """Returns whether a folder has weights, of sharded ones every shard."""
+    found = _find_weights(folder)
+    files_of = _shards(found[0]) if found and found[0].name == INDEX else found
+    return bool(files_of) and all(file.is_file() for file in files_of)
+
+
+def _shards(index: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files that the index of sharded weights names."""
+    weight_map = read_json(index, {"weight_map": {str: str}})["weight_map"]
+    shards = sorted({index.parent / name for name in weight_map.values()})
+    if not shards or any(shard.parent != index.parent for shard in shards):
+        raise ValueError(f"{index} names no file, or one outside its folder: fetch it again")
+    return shards
 
 
 def read_json(path: pathlib.Path, shape: files.Shape = dict) -> Any:
@@ -295,13 +317,7 @@ def open_tensors(folder: pathlib.Path, *, auto: str, rename: Callable[[str], str
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
         raise ValueError(f"{folder} must hold {WEIGHTS} or {INDEX}, got {names}: {_MEND}")
-    if found[0].name != INDEX:
-        return Tensors(found, rename)
-    weight_map = read_json(found[0], {"weight_map": {str: str}})["weight_map"]
-    shards = sorted({folder / name for name in weight_map.values()})
-    if not shards or any(shard.parent != folder for shard in shards):
-        raise ValueError(f"{found[0]} names no file, or one outside its folder: fetch it again")
-    return Tensors(shards, rename)
+    return Tensors(_shards(found[0]) if found[0].name == INDEX else found, rename)
 
 
 def write_tensors(

@@ -396,6 +396,31 @@ class BadCheckpointTest(FolderTest):
             with self.assertRaisesRegex(ValueError, "import AutoModel as M"):
                 storage.resolve_folder("a/b", auto="AutoModel")
 
+    def test_a_download_that_was_killed_is_taken_up_again(self):
+        cached, whole = self.folder / "cached", self.folder / "whole"
+        cached.mkdir()
+        index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+        (cached / "model.safetensors.index.json").write_text(json.dumps(index))
+        (cached / "pytorch_model.bin.index.json").write_text("{}")
+        siblings = [mock.Mock(rfilename=name) for name in index["weight_map"].values()]
+
+        def fetch(name, *, allow_patterns, revision, local_files_only=False):
+            return str(cached if local_files_only else whole)
+
+        with (
+            mock.patch("huggingface_hub.snapshot_download", fetch),
+            mock.patch("huggingface_hub.HfApi") as api,
+        ):
+            api.return_value.model_info.return_value = mock.Mock(siblings=siblings, sha="abc")
+            self.assertEqual(storage.resolve_folder("a/b"), whole)
+            (cached / "model-1-of-2.safetensors").write_bytes(b"")
+            self.assertEqual(storage.resolve_folder("a/b"), whole)
+            api.return_value.model_info.side_effect = OSError("no network")
+            with self.assertRaisesRegex(ValueError, "nor whole in the local hub cache.*no network"):
+                storage.resolve_folder("a/b")
+            (cached / "model-2-of-2.safetensors").write_bytes(b"")
+            self.assertEqual(storage.resolve_folder("a/b"), cached)
+
     def test_a_config_of_something_else_is_refused(self):
         folder = write_model(self.folder, "llama", changes={"model_type": "mamba"})
         self.assert_refused(["config.json", "'mamba'"], load, folder)
