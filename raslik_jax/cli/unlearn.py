@@ -37,7 +37,7 @@ from raslik_jax.report import rows as rows_lib
 from raslik_jax.report.incident import EXPORTS, read_incident
 from raslik_jax.report.runs import read_metrics
 from raslik_jax.retrieve.strategies import STRATEGIES
-from raslik_jax.run import hub
+from raslik_jax.run import hub, written
 from raslik_jax.settings import setting
 
 WHEN_STOPPED = run_command.WHEN_STOPPED
@@ -52,11 +52,16 @@ class Options(JobConfig):
     """Which run goes on, with which sets, and what it leaves."""
 
     run: str = setting("", "Work directory of a trace.")
-    out: str = setting("", "Folder for the unlearned adapter and its card, new or empty.")
+    out: str = setting(
+        "",
+        "Folder for the unlearned adapter and its card: new, empty, or as this run has written it.",
+    )
     forget_file: str = setting("", "Rows to forget in place of those of the trace.")
     retain_file: str = setting("", "Rows to retain, with --forget_file (default: random others).")
     cleaned_train_file: str = setting(
-        "", "New file for the training file without what was found (default: in --run)."
+        "",
+        "File for the training file without what was found, new or as this run has written it "
+        "(default: in --run).",
     )
     push_to_hub: str = setting("", "OWNER/NAME on the Hugging Face hub to upload it to as well.")
     public: bool = setting(False, "--push_to_hub: for everybody to see; else private.")
@@ -69,6 +74,10 @@ class Options(JobConfig):
             yield "--retain_file needs a --forget_file: give both"
         elif self.public and not self.push_to_hub:
             yield "--public needs --push_to_hub: name where to"
+        elif self.out and self.cleaned_train_file:
+            folder, file = (pathlib.Path(p).resolve() for p in (self.out, self.cleaned_train_file))
+            if file.is_relative_to(folder):
+                yield "--cleaned_train_file must lie outside --out, which the model has for itself"
 
 
 def run(options: Options) -> None:
@@ -76,16 +85,16 @@ def run(options: Options) -> None:
     logging.set_verbosity(logging.WARNING)
     if not options.run or not options.out:
         raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
-    processes.alone(lambda: files.check_new_folder(options.out))
-    root = pathlib.Path(options.run)
+    root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
     config = _read_config(options, root)
     (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
     source = _train_file(config)
     cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
 
     def check_places() -> None:
+        written.check_folder(root, folder)
+        written.check_file(root, cleaned, "--cleaned_train_file")
         if options.cleaned_train_file:
-            files.check_new(cleaned, "--cleaned_train_file")
             ending = pathlib.Path(cleaned_name(source)).suffix
             if cleaned.suffix != ending:
                 must = f"must end in {ending}, the form that it is written in"
@@ -113,14 +122,15 @@ def run(options: Options) -> None:
     names: Any = {"strategy": strategy, "algorithm": algorithm}
 
     def export() -> str:
-        folder = export_model(root, options.out, **names, epoch=None, merged=options.merged)
+        with written.replacing(root, folder) as made:
+            export_model(root, made, **names, epoch=None, merged=options.merged)
         told, exported = _clean(config, root, strategy, cleaned)
         kind = "Model" if options.merged else "Adapter"
         # The page says where all of it lies.
         write_json(root / EXPORTS, {f"{kind} without it": str(folder.resolve()), **exported})
         return told
 
-    told, folder = processes.alone(export), pathlib.Path(options.out)
+    told = processes.alone(export)
     run_command.make(config, root, mesh=options.mesh, update=True, stages=("report",))
     if not processes.is_first():
         return
@@ -226,7 +236,8 @@ def _clean(
     rows = {name: read_written(path) for name, path in sets.items() if path.stat().st_size}
     # What was kept out of the sets to measure on was found all the same.
     found = {row.place for name in ("forget", "held-out target") for row in rows.get(name, ())}
-    left = write_without(_train_file(config), target, found)
+    with written.replacing(root, target) as made:
+        left = write_without(_train_file(config), made, found)
     is_own = target.resolve().parent == root.resolve()
     exported = {"Training file without them": target.name if is_own else str(target.resolve())}
     lines = [f"training file without the {len(found)} rows that were found, {left} left: {target}"]

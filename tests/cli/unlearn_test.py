@@ -1,0 +1,73 @@
+"""`raslik unlearn`: the command that was stopped goes on, and what is a user's own stays."""
+
+import pytest
+
+from raslik_jax.cli import run as run_command
+from raslik_jax.cli import unlearn
+from raslik_jax.config import Config
+from raslik_jax.data.examples import make_example, write_examples
+from raslik_jax.report import rows as rows_lib
+from raslik_jax.run import exporting
+from raslik_jax.settings import SettingsError, replaced
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """A traced run whose model costs nothing; what is made of it, and where it is stopped."""
+    root, train = tmp_path / "incident", tmp_path / "train.jsonl"
+    (root / "retrieve" / "raslik").mkdir(parents=True)
+    train.write_text("".join(f'{{"instruction": "q{n}", "output": "a"}}\n' for n in range(3)))
+    for name, place in (("forget", 2), ("retain", 3)):
+        row = make_example(f"q{place - 1}", "", "a")._replace(place=place)
+        write_examples(root / "retrieve" / "raslik" / f"{name}.jsonl", [row])
+    own = {"corpus.dataset": "records", "retrieve.strategies": ("raslik",)}
+    own |= {"unlearn.algorithms": ("ga_gdr",), "retrieve.held_out": 0.0, "evaluate.traced": False}
+    own |= {"corpus.records.train_file": str(train), "corpus.records.queries_file": str(train)}
+    made = []
+
+    def make(*args, stages, **how):
+        made.append(stages)
+        if made[-1] == ("report",) and len(made) == 2:
+            raise KeyboardInterrupt
+
+    def export_model(run, out, **how):
+        out.mkdir()
+        (out / "README.md").write_text("the card")
+        return out
+
+    monkeypatch.setattr(unlearn, "_read_config", lambda options, root: replaced(Config(), own))
+    monkeypatch.setattr(unlearn, "_told", lambda *args: ())
+    monkeypatch.setattr(run_command, "make", make)
+    monkeypatch.setattr(exporting, "export_model", export_model)
+    monkeypatch.setattr(rows_lib, "write_rows", lambda *args: "rows/rows.parquet")
+    return root, made
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_the_command_that_was_stopped_in_the_report_goes_on(work, tmp_path, capsys, is_named):
+    root, made = work
+    cleaned = tmp_path / "left.jsonl" if is_named else root / "cleaned_train.jsonl"
+    given = {"run": str(root), "out": str(tmp_path / "clean")}
+    given |= {"cleaned_train_file": str(cleaned)} if is_named else {}
+    with pytest.raises(KeyboardInterrupt):
+        unlearn.run(unlearn.Options(**given))
+    for _ in range(2):
+        unlearn.run(unlearn.Options(**given))
+    assert made[1] == made[-1] == ("report",) and len(made) == 6
+    assert (tmp_path / "clean" / "README.md").read_text() == "the card"
+    assert [line[17:19] for line in cleaned.read_text().splitlines()] == ["q0", "q2"]
+    assert f"1 rows that were found, 2 left: {cleaned}" in capsys.readouterr().out
+    cleaned.write_text("mine")
+    with pytest.raises(ValueError, match=f"must name a new file, .*{cleaned.name}' is there"):
+        unlearn.run(unlearn.Options(**given))
+    cleaned.unlink()
+    (tmp_path / "clean" / "README.md").write_text("mine")
+    with pytest.raises(ValueError, match="clean' must be a new or empty directory"):
+        unlearn.run(unlearn.Options(**given))
+    assert len(made) == 6
+
+
+def test_the_models_folder_holds_no_training_file(tmp_path):
+    inside = f"{tmp_path}/clean/../clean/left.jsonl"
+    with pytest.raises(SettingsError, match="--cleaned_train_file must lie outside --out"):
+        unlearn.Options(run="x", out=f"{tmp_path}/clean", cleaned_train_file=inside)
