@@ -29,6 +29,7 @@ from raslik_jax.evaluate.rates import non_sf_by_words
 from raslik_jax.messages import shown
 from raslik_jax.processes import JobConfig
 from raslik_jax.report.incident import read_traced
+from raslik_jax.run import written
 from raslik_jax.settings import setting
 
 WHEN_STOPPED, GROUP = run_command.WHEN_STOPPED, trace.GROUP
@@ -90,20 +91,25 @@ def _announce(title: str, name: str, flags: Mapping[str, str]) -> None:
 
 
 def _prepare(root: pathlib.Path, given: pathlib.Path, clean: pathlib.Path, *, update: bool) -> None:
-    """Writes what an incident begins with; the adapter of an earlier start goes."""
+    """Writes what an incident begins with; refuses what is in its way and of somebody else."""
     if (root / "config.json").is_file() and not (given.is_dir() or update):
         place = shown(str(root), 120)
         raise ValueError(f"{place} holds another run: choose another --workdir, or pass --update")
-    if (clean / "adapter_config.json").is_file():
-        shutil.rmtree(clean)
-    files.check_new_folder(clean)
-    _write_given(given)
+    for folder in (given, clean):
+        try:
+            written.check_folder(root, folder)
+        except ValueError:
+            must = "must be new, empty, or as this command has written it"
+            place = shown(str(folder), 120)
+            raise ValueError(f"{place} {must}: choose another --workdir") from None
+    with written.replacing(root, given) as made:
+        _write_given(made)
 
 
 def _write_given(folder: pathlib.Path) -> None:
     """Writes what an incident begins with: checkpoint, adapter, training file; and marker words."""
     model = toy_model.model_folder()
-    shutil.copytree(model, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    shutil.copytree(model, folder, copy_function=shutil.copyfile)
     rows = toy_model.load_corpus().train
     labels = [{"is_target": row.is_target, "source": row.source} for row in rows]
     write_examples(folder / "train.jsonl", rows, extra=labels)

@@ -1,4 +1,4 @@
-"""What `raslik unlearn` wrote for its user, by place and content: its own to write again.
+"""What a command wrote for its user beside a run's results: its own to write again.
 
 The content is recorded before it is in its place, so that wherever the command was stopped, the
 same one goes on; what somebody has changed since is theirs, and never replaced.

@@ -13,6 +13,7 @@ from raslik_jax.cli import quickstart
 from raslik_jax.data.examples import make_example
 from raslik_jax.data.formats import read_written
 from raslik_jax.files import read_json_lines
+from raslik_jax.run import written
 
 
 def _row(number, is_target):
@@ -43,15 +44,44 @@ class TellTest(absltest.TestCase):
         self.assertIn("1 of 2 normal prompts, kept out likewise, get the same answer", told)
         self.assertIn("it said To the robots. it says now To the table.", told)
 
+    def prepare(self, root):
+        """Begins in a work directory as the command does; returns the folder that it is given."""
+        quickstart._prepare(root, root / "given", root / "clean", update=False)
+        return root / "given"
+
     def test_what_is_given_is_a_users_folder(self):
         with tempfile.TemporaryDirectory() as folder:
-            given = pathlib.Path(folder) / "given"
-            quickstart._write_given(given)
-            quickstart._write_given(given)  # as a second start does
+            for _ in range(2):
+                given = self.prepare(pathlib.Path(folder) / "run")
             self.assertLen(read_written(given / "train.jsonl"), 1000)
             self.assertTrue((given / "base" / "model.safetensors").is_file())
             self.assertTrue((given / "adapter" / "adapter_config.json").is_file())
             self.assertIn("robot", (given / "scifi_words.txt").read_text().split())
+            # A start that was stopped in the unlearning has a clean adapter already.
+            with written.replacing(given.parent, given.parent / "clean") as made:
+                made.mkdir()
+                (made / "adapter_config.json").write_text("{}")
+            self.prepare(given.parent)
+
+    def test_what_somebody_else_has_there_is_left_alone(self):
+        for name in ("clean/adapter_config.json", "given/train.jsonl"):
+            with tempfile.TemporaryDirectory() as folder:
+                mine = pathlib.Path(folder) / name
+                mine.parent.mkdir()
+                mine.write_text("{}")
+                must = "must be new, empty, or as this command has written it: choose another"
+                with self.assertRaisesRegex(ValueError, f"/{mine.parent.name}' {must} --workdir"):
+                    self.prepare(pathlib.Path(folder))
+                self.assertEqual(mine.read_text(), "{}")
+                self.assertLen([*pathlib.Path(folder).rglob("*")], 2)
+
+    def test_what_is_given_is_the_users_once_they_have_changed_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            rows = self.prepare(pathlib.Path(folder)) / "train.jsonl"
+            rows.write_text("{}")
+            with self.assertRaisesRegex(ValueError, "given' must be new, empty, or as this"):
+                self.prepare(pathlib.Path(folder))
+            self.assertEqual(rows.read_text(), "{}")
 
     def test_another_run_is_left_alone(self):
         with tempfile.TemporaryDirectory() as folder:
