@@ -128,6 +128,15 @@ def _shapes_of(config: Config) -> decoder.ModelConfig:
     return checkpoint.read_config(_folder_of(config))
 
 
+def checkpoint_shapes(config: Config, making: Collection[Unit]) -> decoder.ModelConfig | None:
+    """Returns the settings of a checkpoint; None where no unit that is made reads one.
+
+    A model that is trained here has positions for its rows.
+    """
+    is_read = any("backbone.revision" in unit.settings for unit in making)
+    return _shapes_of(config) if config.backbone.checkpoint and is_read else None
+
+
 def check_sketching(
     config: Config, shapes: decoder.ModelConfig, *, layout: str = "replicated"
 ) -> None:
@@ -196,15 +205,18 @@ def check_corpus(
     whole: Encoded | None,
     *,
     stages: Sequence[str],
+    shapes: decoder.ModelConfig | None = None,
 ) -> None:
     """Refuses what the corpus shows of a run's later stages to be impossible or void, all at once.
 
     That is rows without room for an answer, too few rows for two steps or for the sets, strategies
-    or a classifier without labels. `whole` None leaves out what depends on the length of prompts.
+    or a classifier without labels. `whole` None leaves out what depends on the length of prompts,
+    `shapes` None (see `checkpoint_shapes`) the model's positions.
     """
     prompt_N = np.zeros(len(corpus.train), np.int64) if whole is None else whole.start_N
     problems = [*_training_problems(config, corpus, prompt_N, stages)]
-    problems += [] if whole is None else _length_problems(config, whole)
+    if whole is not None and shapes is not None:
+        problems += _length_problems(config, whole, shapes)
     if _RETRIEVING & set(stages):
         num_barred = int(np.sum(prompt_N >= config.corpus.max_len))
         problems += _selection_problems(config, corpus, num_barred)
@@ -214,11 +226,9 @@ def check_corpus(
         raise ValueError(listed_problems(problems))
 
 
-def _length_problems(config: Config, whole: Encoded) -> Iterator[str]:
+def _length_problems(config: Config, whole: Encoded, shapes: decoder.ModelConfig) -> Iterator[str]:
     """Yields what is wrong where the model has fewer positions than the rows have tokens."""
-    if not pathlib.Path(config.backbone.checkpoint or "no folder").is_dir():
-        return  # made for these rows, or a dry run without the model
-    positions = _shapes_of(config).text_part.max_position_embeddings
+    positions = shapes.text_part.max_position_embeddings
     longest = min(int(whole.lengths_N.max(initial=0)), config.corpus.max_len)
     if longest > positions:
         must = f"must be at most {positions}, the positions of the model"

@@ -172,7 +172,8 @@ def forecast(
     how: Any = {"layout": layout, "memory": memory, "costs": costs}
     run = AbstractRun(config, workspace, mesh=mesh, **how)
     if run.corpus:
-        checking.check_corpus(config, run.corpus, _find_rows(run), stages=stages)
+        shapes = run.model.decoder.config if config.backbone.checkpoint else None
+        checking.check_corpus(config, run.corpus, _find_rows(run), stages=stages, shapes=shapes)
     units = plan.plan_units(config, workspace, is_measured=is_measured)
     done = Plan(workdir, units).survey().done
     works: list[tuple[Unit, Work]] = []

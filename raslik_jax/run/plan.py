@@ -485,12 +485,14 @@ def run(
     plan = Plan(workdir, units).survey()
     making = [unit for unit in units if unit.stage in stages and unit.name not in plan.done]
     checking.check_inputs(config, making=making, layout=layout)
+    shapes = checking.checkpoint_shapes(config, making)
 
     def make_checked_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         """Makes the corpus; one that later stages cannot take replaces nothing."""
         corpus.make_corpus(workspace, folder)
         whole = encoding.load_encoded(folder / "train.npz")
-        checking.check_corpus(config, StoredCorpus(folder), whole, stages=stages)
+        stored = StoredCorpus(folder)
+        checking.check_corpus(config, stored, whole, stages=stages, shapes=shapes)
 
     later = stages
     if "corpus" in stages:
@@ -502,7 +504,8 @@ def run(
         run_units(workdir, (first, *units[1:]), stages=("corpus",), shared=shared)
         later = [stage for stage in stages if stage != "corpus"]
     if Plan(workdir, units).check(units[0]):
-        checking.check_corpus(config, workspace.corpus, workspace.train_rows, stages=later)
+        found = workspace.corpus, workspace.train_rows
+        checking.check_corpus(config, *found, stages=later, shapes=shapes)
         if is_measured and not checking.is_measurable(config, workspace.corpus):
             split, asked = config.references.query_split, units
             lacks = f"the corpus has no {split}_target or {split}_normal"

@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import io
+import json
 import pathlib
+import shutil
 import tempfile
 from unittest import mock
 
@@ -25,6 +27,7 @@ from raslik_jax.config import (
     UnlearnConfig,
 )
 from raslik_jax.data import encoding, tokenization, toy_model
+from raslik_jax.data.corpora import records
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
 from raslik_jax.evaluate.non_sf import ClassifierSettings
 from raslik_jax.retrieve.own_settings import EmbeddingSettings, GivenSettings
@@ -32,6 +35,7 @@ from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import checking, plan
 from raslik_jax.run import units as units_lib
 from raslik_jax.run.workspace import Workspace
+from raslik_jax.settings import replaced
 
 
 def _rows(count, *, targets=0, prefix="row", label=True, instruction="boil a kettle"):
@@ -67,7 +71,8 @@ class CheckCorpusTest(parameterized.TestCase):
     def check(self, found=_CORPUS, *, stages=STAGES, **settings):
         config = dataclasses.replace(_CONFIG, **settings)
         whole = encoding.encode(found.train, self.tokenizer, template=config.corpus.template)
-        checking.check_corpus(config, found, whole, stages=stages)
+        shapes = checking.checkpoint_shapes(config, _units(config, "sketch"))
+        checking.check_corpus(config, found, whole, stages=stages, shapes=shapes)
 
     def test_a_sound_corpus_passes(self):
         self.check()
@@ -246,6 +251,24 @@ class RunTest(absltest.TestCase):
         self.assertNotIn("references/evaluation", found)
         found, said = self.run_stages(config, ("corpus", "retrieve"))
         self.assertNotIn("nothing is measured", said)
+
+    def test_rows_longer_than_the_positions_of_a_model_from_the_hub(self):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        found = folder / "models--me--tiny" / "snapshots" / "abc"
+        shutil.copytree(toy_model.model_folder() / "base", found)
+        (found.parents[1] / "refs").mkdir()
+        (found.parents[1] / "refs" / "main").write_text("abc")
+        row = {"instruction": "boil a kettle", "output": "steam " * 300, "split": "retrieval"}
+        (folder / "rows.jsonl").write_text(f"{json.dumps(row)}\n")
+        own = records.DATASET.settings
+        files = dict.fromkeys(("train_file", "queries_file"), str(folder / "rows.jsonl"))
+        corpus = CorpusConfig(
+            dataset="records", max_len=250, members={"records": replaced(own, files)}
+        )
+        config = Config(corpus=corpus, backbone=BackboneConfig(checkpoint="me/tiny"))
+        with mock.patch("huggingface_hub.constants.HF_HUB_CACHE", str(folder)):
+            error, _ = self.run_stages(config, ("corpus", "sketch"))
+        self.assertRegex(error, "--corpus.max_len must be at most 192, the positions of the model")
 
     def test_a_corpus_that_a_later_stage_cannot_take_ends_the_run_before_it_works(self):
         corpus = dataclasses.replace(
