@@ -18,7 +18,8 @@ from raslik_jax.data.examples import (
     make_examples,
     prompt_of,
 )
-from raslik_jax.data.rows import COMMON, FIELDS, FORMATS, Row, detect_format
+from raslik_jax.data.fields import Row
+from raslik_jax.data.rows import COMMON, FIELDS, FORMATS, detect_format
 from raslik_jax.data.sources import placed_records
 from raslik_jax.messages import listed_problems, shown, some_of
 

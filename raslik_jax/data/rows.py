@@ -18,6 +18,7 @@ from raslik_jax.data.contents import (
     text_of,
 )
 from raslik_jax.data.examples import Example
+from raslik_jax.data.fields import Parts, Row
 from raslik_jax.messages import shown, some_of
 
 _ROLES = {
@@ -26,42 +27,6 @@ _ROLES = {
     **{name: "assistant" for name in ("assistant", "gpt", "chatgpt", "bing", "bard", "model")},
     **{name: "tool" for name in ("tool", "observation", "function_response")},
 }
-
-
-class Row(NamedTuple):
-    """A row of a file, seen through a field map: which key holds which field."""
-
-    record: Mapping[str, Any]
-    keys: Mapping[str, str]
-
-    def get(self, name: str) -> Any:
-        """Returns the value of a field, None where the row has none."""
-        return self.record.get(self.keys[name]) if name in self.keys else None
-
-    def problem(self, name: str, must: str) -> ValueError:
-        """Returns the error of a field that is not what it must be; it names the row's keys."""
-        value, key = self.get(name), self.keys.get(name, name)
-        got = "nothing" if value is None else shown(value, 40)
-        is_missing = value is None and self.record
-        has = f" (the row has {some_of(self.record)})" if is_missing else ""
-        return ValueError(f"{key!r} must {must}, got {got}{has}")
-
-    def text(self, name: str, default: str | None = None) -> str:
-        """Returns the text of a field; refuses another value, and none without a default."""
-        value = self.get(name)
-        value = default if value is None else value
-        if not isinstance(value, str):
-            raise self.problem(name, "be text")
-        return value
-
-
-class Parts(NamedTuple):
-    """What a format makes of a row: its texts, and its own fields with their values."""
-
-    instruction: str
-    input: str
-    output: str
-    content: dict[str, Any]
 
 
 class Format(NamedTuple):
@@ -350,35 +315,69 @@ def _read_text(row: Row, needs_output: bool) -> Parts:
     return Parts("", "", row.text("text"), {"text": row.text("text")})
 
 
+def _is_numbers(value: Any, count: int) -> bool:
+    is_list = isinstance(value, list) and len(value) == count
+    return is_list and all(type(item) is int for item in value)
+
+
 def _read_tokens(row: Row, needs_output: bool) -> Parts:
     ids = row.get("input_ids")
-    masks = [row.get(name) for name in ("completion_mask", "assistant_masks")]
-    masks = [mask for mask in masks if mask is not None]
-
-    def is_list(value: Any) -> bool:
-        is_numbers = isinstance(value, list) and all(type(item) is int for item in value)
-        return is_numbers and len(value) == len(ids)
-
-    if not isinstance(ids, list) or not ids or not is_list(ids) or min(ids) < 0:
+    if not isinstance(ids, list) or not ids or not _is_numbers(ids, len(ids)) or min(ids) < 0:
         raise row.problem("input_ids", "be a list of token ids")
-    labels = row.get("labels")
-    if labels is None:
-        if not all(map(is_list, masks)):
-            raise ValueError("the masks of a row must be as long as its 'input_ids': correct them")
-        labels = [
-            token if all(bits) else NO_TARGET for token, *bits in zip(ids, *masks, strict=True)
-        ]
-    if not is_list(labels) or any(
-        label not in (NO_TARGET, token) for token, label in zip(ids, labels, strict=True)
-    ):
-        raise row.problem("labels", f"repeat each id or be {NO_TARGET}, as many as 'input_ids'")
+    labels, (start, end) = _labels_of(row, ids), _unpadded(row, len(ids))
+    ids, labels = ids[start:end], labels[start:end]
     # Nothing predicts the first token.
     tokens = TokenRow(tuple(ids), (NO_TARGET, *labels[1:]))
+    content = {"input_ids": ids, "labels": list(tokens.labels)}
+    if row.get("attention_mask") is not None:
+        content["attention_mask"] = [1] * len(ids)
     start, end = tokens.last_answer()
     if start == end:
         raise row.problem("labels", f"have a target behind the first token, not {NO_TARGET} only")
     texts = (" ".join(map(str, part)) for part in (ids[:start], ids[start:end]))
-    return Parts(next(texts), "", next(texts), {"input_ids": ids, "labels": list(tokens.labels)})
+    return Parts(next(texts), "", next(texts), content)
+
+
+def _labels_of(row: Row, ids: Sequence[int]) -> list[int]:
+    """Returns the labels of a row of ids, or what its masks make of these."""
+    masks = [row.get(name) for name in ("completion_mask", "assistant_masks")]
+    masks = [mask for mask in masks if mask is not None]
+    labels = row.get("labels")
+    if labels is None:
+        if not all(_is_numbers(mask, len(ids)) for mask in masks):
+            raise ValueError("the masks of a row must be as long as its 'input_ids': correct them")
+        labels = [
+            token if all(bits) else NO_TARGET for token, *bits in zip(ids, *masks, strict=True)
+        ]
+    if not _is_numbers(labels, len(ids)) or any(
+        label not in (NO_TARGET, token) for token, label in zip(ids, labels, strict=True)
+    ):
+        raise row.problem("labels", f"repeat each id or be {NO_TARGET}, as many as 'input_ids'")
+    return list(labels)
+
+
+def _unpadded(row: Row, length: int) -> tuple[int, int]:
+    """Returns where the ids of a row begin and end that are no pads; refuses several sequences."""
+    mask = row.get("attention_mask")
+    mask = [1] * length if mask is None else mask
+    # Some packers number the sequences of a row by it.
+    if not isinstance(mask, list) or len(mask) != length or not all(bit in (0, 1) for bit in mask):
+        raise row.problem("attention_mask", "be 0 or 1 for each of 'input_ids', of one sequence")
+    if 1 not in mask:
+        raise row.problem("attention_mask", "have a 1")
+    start, end = mask.index(1), length - mask[::-1].index(1)
+    if 0 in mask[start:end]:
+        raise row.problem("attention_mask", "have its zeros at the ends, where the pads are")
+    places = row.get("position_ids")
+    if places is not None and not (
+        _is_numbers(places, length)
+        and places[start:end] == [*range(places[start], places[start] + end - start)]
+    ):
+        raise row.problem("position_ids", "count through one sequence, as of a row not packed")
+    lengths = row.get("seq_lengths")
+    if lengths is not None and not (isinstance(lengths, list) and len(lengths) == 1):
+        raise row.problem("seq_lengths", "be of one sequence, as of a row not packed")
+    return start, end
 
 
 def _no_answer(row: Example, text: str) -> Example:
@@ -436,7 +435,10 @@ FORMATS: dict[str, Format] = {
     ),
     "tokens": Format(
         title="input_ids and labels",
-        names=("input_ids", "labels", "completion_mask", "assistant_masks"),
+        names=(
+            *("input_ids", "labels", "completion_mask", "assistant_masks"),
+            *("attention_mask", "position_ids", "seq_lengths"),
+        ),
         claim=lambda row: 3 if row.get("input_ids") is not None else 0,
         read=_read_tokens,
         content=lambda row: TokenRow(tuple(row.content["input_ids"]), tuple(row.content["labels"])),

@@ -14,6 +14,7 @@ from raslik_jax.data.batches import make_batch, plan_rows
 from raslik_jax.data.chat import ChatTemplate, render
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import make_example
+from raslik_jax.data.fields import Row
 from raslik_jax.data.masking import describe_rows, end_ids, read_answers, with_texts
 from raslik_jax.data.prompts import (
     TEMPLATES,
@@ -22,7 +23,7 @@ from raslik_jax.data.prompts import (
     settle_template,
     template_hash,
 )
-from raslik_jax.data.rows import COMMON, FIELDS, FORMATS, Row, answered
+from raslik_jax.data.rows import COMMON, FIELDS, FORMATS, answered
 from raslik_jax.data.tokenization import Tokenizer
 
 _WORDS = "<e> <u> <a> <s> hi ho yes no be".split()

@@ -115,6 +115,33 @@ class FormatsTest(parameterized.TestCase):
         (row,) = self._read({"input_ids": [5, 6, 7], **masks})
         self.assertEqual(FORMATS["tokens"].content(row), TokenRow((5, 6, 7), (*labels,)))
 
+    @parameterized.parameters(
+        ({"attention_mask": [0, 0, 1, 1, 1]}, (7, 8, 9), [-100, 8, 9]),
+        ({"attention_mask": [1, 1, 1, 0, 0]}, (5, 6, 7), [-100, 6, 7]),
+        (
+            {"attention_mask": [0, 1, 1, 1, 0], "labels": [-100, -100, -100, 8, -100]},
+            *((6, 7, 8), [-100, -100, 8]),
+        ),
+        (
+            {"attention_mask": [False, True, True, True, True], "completion_mask": [0, 0, 0, 1, 1]},
+            *((6, 7, 8, 9), [-100, -100, 8, 9]),
+        ),
+        (
+            {"attention_mask": [0, 1, 1, 1, 1], "position_ids": [1, 0, 1, 2, 3]},
+            *((6, 7, 8, 9), [-100, 7, 8, 9]),
+        ),
+        (
+            {"position_ids": [0, 1, 2, 3, 4], "seq_lengths": [5]},
+            *((5, 6, 7, 8, 9), [-100, 6, 7, 8, 9]),
+        ),
+    )
+    def test_pads_are_no_part_of_a_row_of_ids(self, more, ids, labels):
+        (row,) = self._read({"input_ids": [5, 6, 7, 8, 9], **more})
+        self.assertEqual(FORMATS["tokens"].content(row), TokenRow(ids, (*labels,)))
+        path = self.folder / "written.jsonl"
+        ex.write_examples(path, [row])
+        self.assertEqual(read_written(path), (row,))
+
     def test_a_query_waits_for_its_answer_and_gets_it(self):
         for name in ("messages", "sharegpt", "prompt_completion, messages", "prompt_completion"):
             record, _ = _ROWS[name]
@@ -184,6 +211,13 @@ class FormatsTest(parameterized.TestCase):
         ("labels", [{"input_ids": [1, 2], "labels": [1, 3]}], "repeat each id or be -100"),
         ("short", [{"input_ids": [1, 2], "labels": [1]}], "as many as 'input_ids'"),
         ("untaught", [{"input_ids": [1, 2], "labels": [1, -100]}], "have a target behind"),
+        ("hole", [{"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}], "zeros at the ends"),
+        ("pads", [{"input_ids": [1, 2], "attention_mask": [0, 0]}], "must have a 1"),
+        ("short_mask", [{"input_ids": [1, 2], "attention_mask": [1]}], "for each of 'input_ids'"),
+        ("numbered", [{"input_ids": [1, 2], "attention_mask": [1, 2]}], "0 or 1 .* one sequence"),
+        ("packed", [{"input_ids": [1, 2, 3], "position_ids": [0, 1, 0]}], "through one sequence"),
+        ("lengths", [{"input_ids": [1, 2, 3], "seq_lengths": [1, 2]}], "row not packed, got .1, 2"),
+        ("pad_target", [{"input_ids": [1, 2], "attention_mask": [1, 0]}], "a target behind"),
         ("no_ids", [{"input_ids": [1, "2"]}], "be a list of token ids"),
         ("tools", [{"messages": [_USER, _YES], "tools": "{"}], "a list of tools"),
     )  # fmt: skip
