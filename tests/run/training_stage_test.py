@@ -223,6 +223,33 @@ class TrainingStageTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "must be above 0, all 2 are 0: correct it"):
             unlearn_stage.read_set(workspace, "weighted", "forget")
 
+    @parameterized.parameters(("raslik", 0), ("raslik", 48), ("weighted", 48))
+    def test_a_retain_set_that_loses_all_its_answers_is_refused_in_one_sentence(self, name, own):
+        # The prompts to retain are longer than the rows to forget.
+        unlearn = dataclasses.replace(_UNLEARN, max_len=own)
+        workspace = _workspace(self.root, unlearn=unlearn)
+        long = tuple(
+            row._replace(instruction=row.instruction * 9, example_id=f"long {row.example_id}")
+            for row in _ROWS[6:9]
+        )
+        rows = encode((*_ROWS[:6], *long), workspace.tokenizer, template="brief")
+        length = own or workspace.config.corpus.max_len
+        self.assertGreaterEqual(rows.start_N[6:].min(), length)
+        self.assertLess(rows.lengths_N[:6].max(), length)
+        workspace.train_rows = rows
+        folder = self.root / "retrieve" / name
+        folder.mkdir(exist_ok=True)
+        for kind, part in (("forget", _ROWS[:6]), ("retain", long)):
+            write_examples(folder / f"{kind}.jsonl", part, extra=[{"weight": 1.0}] * len(part))
+        flag = "unlearn" if own else "corpus"
+        with self.assertRaisesRegex(
+            ValueError,
+            f"^examples to retain .* in {length} tokens, none .*: raise --{flag}.max_len$",
+        ):
+            unlearn_stage.unlearn(workspace, name, "ga_gdr", self.root)
+        sets = [unlearn_stage.read_set(workspace, name, kind) for kind in ("forget", "retain")]
+        unlearn_stage.require_rows(workspace, "ga", sets)  # has no retain term
+
     def probed(self, **probe):
         """Returns a function that unlearns with probes after every second step and epoch."""
         probe = config_lib.ProbeConfig(**{"steps": 2, "rows": 4, "answers": 0} | probe)

@@ -32,8 +32,9 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
     With --unlearn.probe.stop only that of the step that its probes choose, as the last epoch. A run
     that was killed goes on after its last finished epoch, with the same result.
     """
-    settings, model = workspace.config.unlearn, workspace.model
     sets = {kind: read_set(workspace, strategy, kind) for kind in ("forget", "retain")}
+    require_rows(workspace, name, [*sets.values()])
+    settings, model = workspace.config.unlearn, workspace.model
     per_epoch = max(
         batches.num_steps_of(len(rows.ids), batch_size=settings.batch_size)
         for rows in sets.values()
@@ -90,7 +91,7 @@ def read_set(workspace: Workspace, strategy: str, kind: str) -> encoding.Encoded
     path = workspace.root / "retrieve" / strategy / f"{kind}.jsonl"
     rows = read_written(path)
     encoded = cut_rows(workspace, [row.example_id for row in rows], kind)
-    if not STRATEGIES[strategy].is_weighted:
+    if not STRATEGIES[strategy].is_weighted or not encoded.ids:
         return encoded
     weights: dict[str, Any] = {row.example_id: row.extra.get("weight") for row in rows}
     file, todo = f"retrieve/{strategy}/{kind}.jsonl", "correct it, or retrieve again"
@@ -115,6 +116,20 @@ def cut_rows(workspace: Workspace, ids: Sequence[str], kind: str) -> encoding.En
         # What cannot be forgotten at this length is an error; a retain example less is told.
         encoding.require_answers(encoded, "forget examples", max_len=max_len)
     return encoded.with_answers()
+
+
+def require_rows(workspace: Workspace, name: str, sets: Sequence[encoding.Encoded]) -> None:
+    """Raises a ValueError where no answer is left of a set, to forget or to retain, that is needed.
+
+    An objective without a retain term needs none to retain.
+    """
+    needed = ("forget", "retain") if OBJECTIVES[name].retain else ("forget",)
+    own, whole = workspace.config.unlearn.max_len, workspace.config.corpus.max_len
+    flag = "--unlearn.max_len" if own else "--corpus.max_len"
+    for kind, rows in zip(needed, sets, strict=False):
+        if not rows.ids:
+            must = f"examples to {kind} must have room for their answers in {own or whole} tokens"
+            raise ValueError(f"{must}, none has and {name} needs some: raise {flag}")
 
 
 def draw_pairs(
