@@ -30,6 +30,7 @@ from raslik_jax.models import adapters, checkpoint, decode, quantize, sharding
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.run import live, memory
+from raslik_jax.settings import replaced
 from raslik_jax.train import loop, steps
 from raslik_jax.train.losses import BoundModel
 from raslik_jax.train.objectives import OBJECTIVES
@@ -126,6 +127,20 @@ class Workspace:
         self._layout = layout
         self._settings, self._writers = to_json(config), writers
         self._told: set[str] = set()
+        # Runs of other settings share it, see `with_settings`: no weights are loaded twice.
+        self._load_model = functools.cache(self._read_model)
+
+    def with_settings(self, changes: Mapping[str, Any]) -> "Workspace":
+        """Returns the run under other settings of sketches or unlearning, by their dotted names.
+
+        What is loaded is shared with it and split over the devices alike, so that the changes must
+        not be of what decides that.
+        """
+        run = copy.copy(self)
+        run.config = replaced(self.config, changes)
+        for name in ("sketch_model", "without_weights", "_whole"):  # follow from such settings
+            vars(run).pop(name, None)
+        return run
 
     def live(self, unit: str) -> live.Live:
         """Returns where the numbers of a training go while it runs; see `run.live`."""
@@ -198,7 +213,7 @@ class Workspace:
         self.tell(sharding.describe(held, parts) if parts > 1 else "")
         return parts
 
-    def _load_model(self, base_format: str) -> Model:
+    def _read_model(self, base_format: str) -> Model:
         settings = self.config.backbone
         loaded = checkpoint.load_model(
             settings.checkpoint or self.root / "backbone" / "model",

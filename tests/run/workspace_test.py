@@ -11,10 +11,12 @@ from unittest import mock
 import linear_decoder
 from absl.testing import parameterized
 
+from raslik_jax import meshes
 from raslik_jax.config import Config, SketchConfig
 from raslik_jax.data import examples, tokenization
 from raslik_jax.data.rows import answered
 from raslik_jax.models import decode
+from raslik_jax.run import memory
 from raslik_jax.run.stages import references
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.losses import BoundModel
@@ -94,3 +96,21 @@ class RetrievalQueriesTest(parameterized.TestCase):
     def test_the_default_is_the_given_output(self):
         fields = {field.name: field.default for field in dataclasses.fields(SketchConfig)}
         self.assertEqual(fields["query_output"], "given")
+
+
+def test_a_run_under_other_settings_shares_what_is_loaded(tmp_path, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(Workspace, "_read_model", lambda run, form: loaded.append(form) or [form])
+    workspace = Workspace(tmp_path, Config(), layout="sharded")
+    same = workspace.with_settings({"sketch.loss": "next_token", "unlearn.remat": True})
+    assert (same.config.unlearn.remat, workspace.config.unlearn.remat) == (True, False)
+    assert same.model is workspace.model is same.sketch_model is workspace.sketch_model
+    other = same.with_settings({"sketch.base_format": "int8"})
+    assert other.model is workspace.model
+    assert other.sketch_model == ["int8"] and workspace.sketch_model == ["plain"]
+    assert loaded == ["plain", "int8"]
+    layouts = []
+    monkeypatch.setattr(meshes, "num_shards", lambda: 2)
+    monkeypatch.setattr(Workspace, "shapes", None)
+    monkeypatch.setattr(memory, "lay_out", lambda *given: layouts.append(given[-1]) or (1, {}))
+    assert (other.parts, layouts) == (1, ["sharded"])

@@ -2,15 +2,13 @@
 
 import functools
 import pathlib
-from collections.abc import Sequence
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
 from raslik_jax import files, meshes
-from raslik_jax.data import batches
-from raslik_jax.data.examples import Example
+from raslik_jax.data import batches, encoding
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.index import search
 from raslik_jax.index.combine import opposite
@@ -21,7 +19,6 @@ from raslik_jax.run import memory
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.stages import unlearn
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import replaced
 from raslik_jax.train import loop, steps
 
 # Rows of the lower half of the scores that stand for the normal ones.
@@ -82,8 +79,7 @@ def make_step_effects(workspace: Workspace, folder: pathlib.Path) -> None:
     the run's size, whose inner products are unbiased.
     """
     acting, sketch = _acting(workspace)
-    parts = acting.retrieval_queries(), _normal_rows(workspace)
-    mean_MK = np.stack([_mean_gradient(acting, sketch, part) for part in parts])
+    mean_MK = np.stack([_mean_gradient(acting, sketch, part) for part in _others(acting)])
     _write_effects(acting, sketch, mean_MK, folder)
 
 
@@ -94,8 +90,7 @@ def make_row_effects(workspace: Workspace, folder: pathlib.Path) -> None:
     The gradients are those of `make_step_effects`.
     """
     acting, sketch = _acting(workspace)
-    rows = [*acting.retrieval_queries(), *_normal_rows(workspace)]
-    encoded = acting.encode(rows, "rows")
+    encoded = encoding.join(_others(acting))
     plans = sketch_lib.plan_batches(acting, encoded)
     found = batches.map_rows(sketch, encoded, plans)
     _write_effects(acting, sketch, found.norm_B[:, None] * found.unit_BK, folder)
@@ -103,7 +98,7 @@ def make_row_effects(workspace: Workspace, folder: pathlib.Path) -> None:
 
 def _acting(workspace: Workspace) -> tuple[Workspace, sketch_lib.Sketch]:
     """Returns the run with the gradient that a step of unlearning takes, and its sketches."""
-    acting = Workspace(workspace.root, replaced(workspace.config, _ACTING))
+    acting = workspace.with_settings(_ACTING)
     adapters = sketch_lib.sketched_adapters(acting)
     projection = sketch_lib.make_projection(acting, adapters)
     return acting, sketch_lib.sketch_function(acting, projection, adapters)
@@ -128,22 +123,25 @@ def _write_effects(
     write_scores(acting, folder, np.where(norm_N[:, None] > 0, act_NM, -np.inf))
 
 
-def _normal_rows(workspace: Workspace) -> Sequence[Example]:
-    """Returns some rows of the lower half of the scores, drawn by the seed."""
-    train, seed = workspace.corpus.train, workspace.config.seed
+def _others(workspace: Workspace) -> tuple[encoding.Encoded, encoding.Encoded]:
+    """Returns the queries, and some rows of the lower half of the scores, drawn by the seed.
+
+    Of a query the answer that is traced counts, of a row all that a step trains.
+    """
+    queries = workspace.encode(workspace.retrieval_queries(), "queries")
     normal = np.flatnonzero(lower_half(read_scores(workspace, "influence")))
-    drawn = shuffled(normal.tolist(), seed=seed, label="normal rows")[:NORMAL_ROWS]
-    return [train[row] for row in drawn]
+    drawn = shuffled(normal.tolist(), seed=workspace.config.seed, label="normal rows")
+    rows = workspace.train_rows.take(np.array(drawn[:NORMAL_ROWS], np.int64))
+    return queries, workspace.cut(rows, "normal rows")
 
 
 def _mean_gradient(
-    workspace: Workspace, sketch: sketch_lib.Sketch, rows: Sequence[Example]
+    workspace: Workspace, sketch: sketch_lib.Sketch, encoded: encoding.Encoded
 ) -> Float[np.ndarray, " K"]:
-    encoded = workspace.encode(rows, "rows")
     plans = sketch_lib.plan_batches(workspace, encoded)
     parts = batches.each_batch(sketch, encoded, plans)
     total_K = sum((found.norm_B[:, None] * found.unit_BK).sum(axis=0) for _, found in parts)
-    return np.asarray(total_K / len(rows), np.float32)
+    return np.asarray(total_K / len(encoded.ids), np.float32)
 
 
 @memory.explained("the trial run", "--unlearn.micro_batch_size or --sketch.batch_tokens")
@@ -158,8 +156,9 @@ def make_damage(workspace: Workspace, folder: pathlib.Path) -> None:
     ids = [row.example_id for row in rows]
     chosen = select_by_count(score_N, opposite(score_N), ids, num_forget=count, num_retain=count)
     sets = [unlearn.cut_rows(workspace, [ids[row] for row in part], "trial") for part in chosen]
+    unlearn.require_rows(workspace, TRIAL, sets)
     model = workspace.model
-    trying = Workspace(workspace.root, replaced(workspace.config, {"unlearn.parameters": "lora"}))
+    trying = workspace.with_settings({"unlearn.parameters": "lora"})
     fitted = loop.fit(
         trying.unlearning(TRIAL, settings.learning_rate),
         workspace.finetuned,

@@ -64,7 +64,8 @@ def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pa
     """Writes how likely every model finds the sets, and the backbone its answers.
 
     Text that says nothing is unlikely under any language model, whatever its words: the backbone is
-    the judge, as it was neither fine-tuned nor unlearned.
+    the judge, as it was neither fine-tuned nor unlearned. Of a training example that is a
+    conversation the last answer counts alone, as of a query.
     """
     config = workspace.config
     target, normal = workspace.evaluation_queries()
