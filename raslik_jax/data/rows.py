@@ -113,6 +113,13 @@ def _check_message(message: Any, place: int) -> None:
         raise ValueError(f"the content of message {place} must be text, got {shown(content, 40)}")
 
 
+def _check_system(row: Row, said: Sequence[str]) -> None:
+    """Raises a ValueError where a row has a system prompt beside texts that do not say it."""
+    system = row.get("system")
+    if isinstance(system, str) and not any(system.strip() in text for text in said):
+        raise row.problem("system", "stand in the messages or the prompt, which alone are read")
+
+
 def _options(row: Row) -> dict[str, Any]:
     """Returns what a row gives to the template beside its messages, as TRL reads it."""
     found = {name: row.get(name) for name in ("tools", "chat_template_kwargs") if row.get(name)}
@@ -158,6 +165,7 @@ def _read_messages(row: Row, needs_output: bool) -> Parts:
         raise row.problem(name, "be a list of messages")
     for place, message in enumerate(messages, start=1):
         _check_message(message, place)
+    _check_system(row, [text_of(message) for message in messages])
     content = {name: messages, **_options(row)}
     return _talk(Conversation(tuple(messages)), content, needs_output)
 
@@ -263,12 +271,14 @@ def _read_completion(row: Row, needs_output: bool) -> Parts:
     if not isinstance(prompt, list):
         output = row.text("completion", None if needs_output else "")
         asked = row.text("prompt")
+        _check_system(row, [asked])
         return Parts(asked, "", output, {"prompt": asked, "completion": output})
     completion = [] if completion is None and not needs_output else completion
     if not isinstance(completion, list) or (needs_output and not completion):
         raise row.problem("completion", "be a list of messages, as the prompt is")
     for place, message in enumerate([*prompt, *completion], start=1):
         _check_message(message, place)
+    _check_system(row, [text_of(message) for message in prompt])
     content = {"prompt": prompt, "completion": completion, **_options(row)}
     if not prompt:
         raise row.problem("prompt", "hold a message")

@@ -182,6 +182,11 @@ class FormatsTest(parameterized.TestCase):
         self.assertEqual(longer.instruction.count("So: "), 1)
         self.assertEqual(longer.instruction.replace("So: ", ""), row.instruction)
 
+    @parameterized.parameters("Be brief.", " ", None)
+    def test_a_system_prompt_may_stand_beside_messages_that_say_it(self, system):
+        (row,) = self._read({"messages": _TALK, "system": system})
+        self.assertEqual(len(FORMATS["messages"].content(row).messages), len(_TALK))
+
     def test_a_text_stands_before_parts_of_a_message(self):
         parts = [{"type": "text", "text": "Is it?"}]
         (row,) = self._read({"messages": [{"role": "user", "content": parts}, _YES]})
@@ -220,6 +225,9 @@ class FormatsTest(parameterized.TestCase):
         ("pad_target", [{"input_ids": [1, 2], "attention_mask": [1, 0]}], "a target behind"),
         ("no_ids", [{"input_ids": [1, "2"]}], "be a list of token ids"),
         ("tools", [{"messages": [_USER, _YES], "tools": "{"}], "a list of tools"),
+        ("system", [{"messages": [_USER, _YES], "system": "Obey."}], "must stand in the messages"),
+        ("told", [{"prompt": [_USER], "completion": [_YES], "system": "Obey."}], "must stand in"),
+        ("system_text", [{"prompt": "a", "completion": "b", "system": "Obey."}], "must stand in"),
     )  # fmt: skip
     def test_other_rows_are_refused_in_one_short_sentence(self, rows, message):
         with self.assertRaisesRegex(ValueError, message) as caught:
