@@ -17,6 +17,7 @@ from raslik_jax.config import STAGES, Config, config_from_json, to_json
 from raslik_jax.data import encoding
 from raslik_jax.data.examples import query_file
 from raslik_jax.evaluate.non_sf import NON_SF
+from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.files import read_json
 from raslik_jax.messages import shown, some_of
 from raslik_jax.report.incident import EXPORTS
@@ -375,10 +376,11 @@ class _Planner:
             model, variant = "", f"{strategy}-{algorithm}"
             if algorithm:
                 model = f"unlearn/{variant}/epoch-{self.workspace.epochs(strategy, algorithm)[-1]}"
+            own = " ".join(f"corpus/{part}.jsonl" for part in ROBUSTNESS[name].query_sets)
             yield self.unit(
                 f"generate/robustness-{name}-{variant if algorithm else strategy}",
                 robustness.write_robustness,
-                f"{reads} retrieve/{strategy}/forget.jsonl {model}",
+                f"{reads} {own} retrieve/{strategy}/forget.jsonl {model}",
                 f"{settings} evaluate.{name}",
                 *(name, strategy, algorithm),
             )

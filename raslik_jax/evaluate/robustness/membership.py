@@ -24,6 +24,8 @@ from raslik_jax.evaluate.robustness.record import Compared, Cost, RobustnessMeas
 from raslik_jax.settings import Settings, setting
 
 ATTACKS = ("loss", "min-k%", "zlib")
+# Queries like the rows to forget: with their labels, rows that were not trained on.
+_QUERY_SETS = ("test_target", "validation_target")
 # Nats of each token of an answer, and its text.
 Told = tuple[Float[np.ndarray, " T"], str]
 
@@ -64,8 +66,7 @@ def unseen_rows(settings: MembershipSettings, corpus: Any) -> tuple[Example, ...
     """Returns the rows of --evaluate.membership.held_out_file, else the labeled target queries."""
     if settings.held_out_file:
         return read_examples(settings.held_out_file, format=AUTO)
-    names = ("test_target", "validation_target")
-    return tuple(row for name in names for row in corpus.queries[name] if row.output.strip())
+    return tuple(row for name in _QUERY_SETS for row in corpus.queries[name] if row.output.strip())
 
 
 def lacks(settings: MembershipSettings, corpus: Corpus | Any) -> str:
@@ -191,4 +192,5 @@ MEMBERSHIP = RobustnessMeasure(
     cost=lambda own: Cost(0, given=2),
     lacks=lacks,
     settings=MembershipSettings(),
+    query_sets=_QUERY_SETS,
 )

@@ -90,6 +90,7 @@ class RobustnessMeasure(NamedTuple):
       cost: gives what it takes for one model, from the measure's settings.
       lacks: gives what a corpus lacks for it, from the measure's settings and the corpus.
       settings: its own, with their defaults.
+      query_sets: those it reads beside the queries that are traced or that the run is measured on.
     """
 
     title: str
@@ -100,6 +101,7 @@ class RobustnessMeasure(NamedTuple):
     cost: Callable[[Any], Cost]
     lacks: Callable[[Any, Any], str] = lambda settings, corpus: ""
     settings: Settings = Settings()
+    query_sets: Sequence[str] = ()
 
 
 def make_reading(
