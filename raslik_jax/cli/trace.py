@@ -18,7 +18,7 @@ import importlib.util
 import json
 import pathlib
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -163,7 +163,8 @@ def _write_query(options: Options, config: Config) -> Callable[[], None]:
     path, keys = pathlib.Path(own.queries_file), parse_fields(own.fields)
     row = read_examples(own.train_file, fields=keys, format=own.format, most=1)[0]
     if options.system.strip():
-        _check_system(config, row)
+        rows = read_examples(own.train_file, fields=keys, format=own.format)
+        _check_system(config, rows)
     asked = _as_row(row, options.prompt, options.response, options.system)
     query = {keys.get(name, name): value for name, value in asked.items()}
     text = json.dumps(query | {"split": "retrieval"}, ensure_ascii=False) + "\n"
@@ -176,14 +177,14 @@ def _write_query(options: Options, config: Config) -> Callable[[], None]:
     return restore
 
 
-def _check_system(config: Config, row: Example) -> None:
-    """Refuses a system prompt where rows like this one are rendered without any."""
+def _check_system(config: Config, rows: Sequence[Example]) -> None:
+    """Refuses a system prompt where the training rows are rendered without any."""
     from raslik_jax.data import prompts, tokenization
     from raslik_jax.models import checkpoint  # it takes jax with it
 
     settings = config.backbone
     folder = checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
-    name = prompts.settle_template(config.corpus.template, lambda: row)
+    name = prompts.settle_template(config.corpus.template, lambda: rows)
     template = prompts.find_template(name, tokenization.load_tokenizer(folder))
     prompts.require_system(template, name)
 

@@ -146,24 +146,24 @@ def with_texts(rows: Sequence[Example], tokenizer: Tokenizer) -> tuple[Example, 
 
 
 def describe_rows(rows: Sequence[Example], template: str) -> str:
-    """Returns a line that names the formats of rows of a file and what renders them, if any."""
-    found = collections.Counter(row.format for row in rows if row.place)
-    if not found:
-        return ""
+    """Returns a line that counts the rows of a file by format and what renders them, if any."""
     chosen = prompts.TEMPLATES.get(template, prompts.Template(has_chat=True))
 
-    def how(name: str) -> str:
-        row = next(row for row in rows if row.format == name)
+    def how(row: Example) -> str:
         if chosen.has_form(row):
             return f"the template {template}"
-        is_chat = isinstance(FORMATS[name].content(row), Conversation)
+        is_chat = isinstance(FORMATS[row.format].content(row), Conversation)
         source = "chat template" if template in prompts.TEMPLATES else f"template {template}"
         return f"the {source}" if is_chat else "no template"
 
-    parts = [
-        f"{count:,} rows in the format {name} ({FORMATS[name].title}), by {how(name)}"
-        for name, count in found.items()
-    ]
+    found = collections.Counter((row.format, how(row)) for row in rows if row.place)
+    more = sum(row.format == "alpaca" and bool(row.content) for row in rows)
+    parts = []
+    for (name, by), count in found.items():
+        title = FORMATS[name].title
+        if name == "alpaca" and more:
+            title += f", {more:,} with a system prompt or a history"
+        parts.append(f"{count:,} rows in the format {name} ({title}), by {by}")
     return "; ".join(parts)
 
 

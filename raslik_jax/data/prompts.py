@@ -3,7 +3,7 @@
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from raslik_jax.data import chat
@@ -32,6 +32,11 @@ class Template(NamedTuple):
     def is_bare(self) -> bool:
         """Whether the forms put nothing between what is asked and the answer."""
         return self.without_input == "{instruction}"
+
+    @property
+    def frames_or_chats(self) -> bool:
+        """Whether it stands for a frame or a chat template, as the training rows need it."""
+        return self.has_chat and bool(self.without_input)
 
     def has_form(self, example: Example) -> bool:
         """Whether the two forms say all that stands before the answer of an example."""
@@ -73,20 +78,21 @@ def check_template(name: str) -> str:
     return f"one of {', '.join(TEMPLATES)}, or a file of a Jinja template, got {shown(name, 120)}"
 
 
-def settle_template(name: str, trained: Callable[[], Example]) -> str:
-    """Returns the template of all rows and queries of a corpus, by a row that is trained on.
+def settle_template(name: str, trained: Callable[[], Sequence[Example]]) -> str:
+    """Returns the template of all rows and queries of a corpus, by the rows that are trained on.
 
-    It is the name itself, but for one that both frames instructions and renders conversations: an
-    instruction is asked as the model was trained, which a frame is not that no training row has.
-    The row is asked for only then.
+    It is the name itself, but for one that both frames instructions and renders conversations: all
+    are asked as the model was trained. Where a frame does not say all of each instruction, as a
+    system prompt, the chat template renders every one. The rows are asked for only then.
     """
     template = TEMPLATES.get(name, Template())
-    if not (template.has_chat and template.without_input):
+    if not template.frames_or_chats:
         return name
-    row = trained()
-    if row.format == "alpaca":
-        return name
-    return "chat" if isinstance(FORMATS[row.format].content(row), Conversation) else "plain"
+    rows = trained()
+    if rows[0].format == "alpaca":
+        return name if all(map(template.has_form, rows)) else "chat"
+    is_chat = isinstance(FORMATS[rows[0].format].content(rows[0]), Conversation)
+    return "chat" if is_chat else "plain"
 
 
 def find_template(name: str, tokenizer: Tokenizer) -> Template:
@@ -100,6 +106,12 @@ def find_template(name: str, tokenizer: Tokenizer) -> Template:
 
 def require_chat(template: Template, name: str) -> ChatTemplate:
     """Returns the chat template of a template, which is called `name`; refuses one without."""
+    if template.frames_or_chats:
+        raise ValueError(
+            f"--corpus.template={name} frames the training rows, which are instructions without "
+            "system prompts and histories: ask without them, or give --corpus.template=chat if "
+            "the model was trained so"
+        )
     if template.chat is not None:
         return template.chat
     if template.has_chat:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from raslik_jax.config import STAGES, Config
-from raslik_jax.data import encoding, tokenization
+from raslik_jax.data import encoding, prompts, tokenization
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.report.tables import Column, Table
 from raslik_jax.run import checking, cost, plan, programs
@@ -233,7 +233,9 @@ def _find_rows(run: AbstractRun) -> encoding.Encoded | None:
     if not folders or not run.corpus:
         return None
     tokenizer = tokenization.load_tokenizer(folders[0])
-    return encoding.encode(run.corpus.train, tokenizer, template=run.config.corpus.template)
+    rows = run.corpus.train
+    template = prompts.settle_template(run.config.corpus.template, lambda: rows)
+    return encoding.encode(rows, tokenizer, template=template)
 
 
 def _notes(run: AbstractRun, is_compiled: bool) -> tuple[str, ...]:

@@ -165,7 +165,7 @@ class Workspace:
     @functools.cached_property
     def template_name(self) -> str:
         """The name of the template, or its file, by --corpus.template and the training rows."""
-        return prompts.settle_template(self.config.corpus.template, lambda: self.corpus.train[0])
+        return prompts.settle_template(self.config.corpus.template, lambda: self.corpus.train)
 
     @functools.cached_property
     def model(self) -> Model:

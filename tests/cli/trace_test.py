@@ -9,6 +9,7 @@ from absl import flags
 from raslik_jax.cli import command, setting_flags, trace, unlearn
 from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, MeshConfig
+from raslik_jax.data import toy_model
 from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.data.rows import FORMATS
 from raslik_jax.files import read_json_lines
@@ -128,6 +129,17 @@ def test_a_system_prompt_stands_before_the_traced_prompt(row, asked):
     name = next(name for name in FORMATS if row.keys() & _OWN[name])
     like = make_example("a", "", "b")._replace(format=name, content=row)
     assert trace._as_row(like, "Q", "A", "S") == asked
+
+
+def test_rows_that_are_framed_have_no_system_prompt(tmp_path):
+    train, base = tmp_path / "train.jsonl", str(toy_model.model_folder() / "base")
+    own = {"corpus.dataset": "records", "corpus.records.train_file": str(train)}
+    own |= {"corpus.records.queries_file": str(tmp_path / "q.jsonl"), "backbone.checkpoint": base}
+    rows = [{"instruction": "a", "output": "b"}, {"instruction": "c", "output": "d"}]
+    train.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match="=auto frames the training rows, which are instructions"):
+        options = trace.Options(prompt="Q", response="A", system="S")
+        trace._write_query(options, replaced(Config(), own))
 
 
 @pytest.mark.parametrize("row", [{"prompt": "a", "completion": "b"}, {"text": "a b"}])

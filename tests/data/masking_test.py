@@ -1,6 +1,7 @@
 """Token ids and targets of conversations, passages and rows of ids, counted by hand."""
 
 import contextlib
+import functools
 import json
 import pathlib
 
@@ -227,19 +228,32 @@ class MaskTest(parameterized.TestCase):
                 _rows("text", {"text": "hi"}), tokenizer, max_len=99, template="chat"
             )
 
-    def test_a_frame_and_a_chat_template_stand_side_by_side(self):
-        rows = [
-            make_example("hi", "", "yes"),
-            *_rows("messages", {"messages": _messages("hi", "no")}),
-        ]
-        shown = _shown(rows, _tokenizer(_PLAIN), "auto")
-        self.assertEndsWith(shown[0], "be YES <E>")  # its frame has no words of this vocabulary
-        self.assertEqual(shown[1], "<u> hi <e> <a> NO <E>")
+    def test_one_rendering_is_of_all_instructions(self):
+        records = [{"instruction": "hi", "output": "yes"}, {"instruction": "ho", "output": "no"}]
+        more = {"instruction": "hi", "output": "no", "system": "be"}
+        framed, mixed = _rows("alpaca", *records), _rows("alpaca", *records, more)
+        self.assertEqual(settle_template("auto", lambda: framed), "auto")
+        self.assertEqual(settle_template("auto", lambda: mixed), "chat")
+        tokenizer = _tokenizer(_PLAIN)
         self.assertEqual(
-            describe_rows([row._replace(place=1) for row in rows], "auto"),
-            "1 rows in the format alpaca (instruction, input, output), by the template auto; "
-            "1 rows in the format messages (messages with role and content), by the chat template",
+            _shown(mixed, tokenizer, "chat"),
+            ["<u> hi <e> <a> YES <E>", "<u> ho <e> <a> NO <E>", "<s> be <e> <u> hi <e> <a> NO <E>"],
         )
+        title = "instruction, input, output"
+        self.assertEqual(
+            describe_rows(mixed, "chat"),
+            f"3 rows in the format alpaca ({title}, 1 with a system prompt or a history), by the "
+            "chat template",
+        )
+        self.assertEqual(
+            describe_rows(framed, "auto"),
+            f"2 rows in the format alpaca ({title}), by the template auto",
+        )
+        # A query that a frame does not say would be asked in a rendering that no row has.
+        for query in (mixed[2], *_rows("messages", {"messages": _messages("hi", "no")})):
+            for encode in (encoding.encode, functools.partial(encoding.encode_prompts, max_len=99)):
+                with self.assertRaisesRegex(ValueError, "frames the training rows.*=chat"):
+                    encode([*framed, query], tokenizer, template="auto")
 
     @parameterized.parameters(
         ("alpaca", _PLAIN, (0,)), ("chat", _PLAIN.replace("<e>", "<s>"), (0, 3)),
@@ -258,7 +272,7 @@ class MaskTest(parameterized.TestCase):
     )
     def test_queries_are_asked_as_the_rows_were_trained(self, name, row_format, record, expected):
         (row,) = _rows(row_format, record)
-        self.assertEqual(settle_template(name, lambda: row), expected)
+        self.assertEqual(settle_template(name, lambda: [row]), expected)
 
     def test_rows_with_holes_survive_cuts_files_and_choices(self):
         talk = {"messages": _messages("hi", "yes", "ho", "no")}
@@ -306,7 +320,8 @@ class MaskTest(parameterized.TestCase):
         (_PLAIN, "chat", ""),
         (_RAISES + _PLAIN, "chat", "the chat template refuses a system prompt: leave out"),
         (_PLAIN.replace("messages %}<", "messages[1:] %}<"), "chat", "writes no system prompt"),
-        ("", "auto", "needs a tokenizer with a chat template"),
+        ("", "chat", "needs a tokenizer with a chat template"),
+        (_PLAIN, "auto", "auto frames the training rows"),
         (_PLAIN, "brief", "brief has no place for conv.*, system prompts"),
     )
     def test_a_system_prompt_is_asked_only_of_a_template_that_writes_it(self, source, name, why):

@@ -40,7 +40,8 @@ class CorpusConfig(SharedSettings, Stage):
     template: str = setting(
         "auto",
         "How rows become prompts. auto, by the training rows: alpaca for instructions, chat for "
-        "conversations, plain for texts and ids. alpaca, brief: instruction and input in a frame. "
+        "conversations and where an instruction has a system prompt or a history, plain for texts "
+        "and ids. alpaca, brief: instruction and input in a frame. "
         "plain: as they are. chat: the tokenizer's own chat template. Or a file of a Jinja chat "
         "template. Rows of text or of ids are always taken as they are.",
         is_path=True,

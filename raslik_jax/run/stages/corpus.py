@@ -13,7 +13,7 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the training examples, the queries, the tokenizer and the examples as token ids."""
     config = workspace.config
     settings, corpus = config.corpus, config.corpus.load(seed=config.seed)
-    template = prompts.settle_template(settings.template, lambda: corpus.train[0])
+    template = prompts.settle_template(settings.template, lambda: corpus.train)
     queries_to_answer(corpus.queries["retrieval"], config.sketch.query_output)  # refuses early
     if config.backbone.checkpoint:
         revision = config.backbone.revision or None
