@@ -190,7 +190,8 @@ def block_scores(
     products_CM = _dot(stored_CW, jnp.asarray(columns.columns)).astype(jnp.float32)
     products_CM = products_CM * jnp.asarray(columns.column_scale_M)[None]
     terms = _TERMS[stored_CW.dtype.name]
-    products_CM = products_CM.reshape(len(stored_CW), terms, -1).sum(axis=1)
+    of_term = products_CM.shape[1] // terms  # in place of -1, which no rows leave undecided
+    products_CM = products_CM.reshape(len(stored_CW), terms, of_term).sum(axis=1)
     products_CM = products_CM * jnp.asarray(scale_C)[:, None]
     groups = columns.offset_G.shape[0]
     square_C = jnp.square(length_C)
@@ -354,11 +355,11 @@ def search_store(
     ends: list = []
     for pole_N, count, sign in ((score_N, k_forget, 1), (opposite(score_N), k_retain, -1)):
         chosen = count
-        if finer is not None:
+        if finer is not None and count:
             chosen = min(int(np.sum(pole_N > -np.inf)), candidates * count)
         best = best_positions(pole_N, store.ids, chosen)
         ids, score_M = [store.ids[i] for i in best], pole_N[best]
-        if finer is not None:
+        if finer is not None and count:
             rows_MK, mean_K = _finer_rows(store, finer, ids), finer.mean_K if center else None
             score_M = np.asarray(sign * centered_cosine(rows_MK, query_QK, mean_K))
             best = best_positions(score_M, ids, count)

@@ -225,6 +225,24 @@ class ScoreTest(IndexCase):
         with self.assertRaisesRegex(ValueError, "must be what .* was made from"):
             search.search_store(coarse, query_QK, finer=other, **options)
 
+    def test_an_end_of_no_rows_is_empty(self):
+        fine = self.make(correlated_rows(70, 64, seed=0))
+        coarse = requantize(fine, f"{self.root}/coarse", dtype="int8")
+        query_QK = correlated_rows(2, 64, seed=1)
+        both = search.search_store(
+            coarse, query_QK, center=True, k_forget=3, k_retain=2, finer=fine
+        )
+        for counts, expected in (((3, 0), both[:2]), ((0, 2), both[2:])):
+            sizes = dict(zip(("k_forget", "k_retain"), counts, strict=True))
+            tails = search.search_store(coarse, query_QK, center=True, finer=fine, **sizes)
+            full, empty = (tails[:2], tails[2:]) if counts[0] else (tails[2:], tails[:2])
+            self.assertEqual(full[0], expected[0])
+            np.testing.assert_array_equal(full[1], expected[1])
+            self.assertEqual((empty[0], empty[1].shape), ((), (0,)))
+        self.assertEqual(
+            search.centered_cosine(np.zeros((0, 64), np.float32), query_QK).shape, (0,)
+        )
+
     @parameterized.parameters("int8", "sign", "bfloat16")
     def test_requantizing_equals_writing_at_once(self, dtype):
         rows = correlated_rows(100, 64, seed=0)
