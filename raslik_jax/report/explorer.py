@@ -63,13 +63,14 @@ class Explorer(NamedTuple):
 class Packed(NamedTuple):
     """Rows as they stand on a page: compressed JSON in base64, and how many of how many.
 
-    `queries` are those whose single scores are there, of `num_queries` that were traced; `groups`
-    are these by behavior, as positions.
+    `num_unscored` of those that are left out have no score. `queries` are those whose single scores
+    are there, of `num_queries` that were traced; `groups` are these by behavior, as positions.
     """
 
     text: str
     num_shown: int
     num_rows: int
+    num_unscored: int
     num_cut: int
     has_labels: bool
     sets: tuple[str, ...]
@@ -81,7 +82,7 @@ class Packed(NamedTuple):
     @property
     def left_out(self) -> int:
         """How many rows of the middle of the ranking are not on the page."""
-        return self.num_rows - self.num_shown
+        return self.num_rows - self.num_shown - self.num_unscored
 
 
 def read_explorer(root: pathlib.Path, metrics: Metrics) -> Explorer | None:
@@ -188,6 +189,7 @@ def pack(found: Explorer, most_bytes: int = MOST_BYTES) -> Packed:
         text=text,
         num_shown=len(chosen),
         num_rows=number,
+        num_unscored=int(np.isneginf(np.delete(found.score_N, chosen)).sum()),
         num_cut=sum(len(part) > _MOST_TEXT for part in texts),
         has_labels=any(label is not None for label in found.columns["label"]),
         sets=tuple(sorted({name for name in found.columns["set"] if name})),
@@ -199,10 +201,15 @@ def pack(found: Explorer, most_bytes: int = MOST_BYTES) -> Packed:
 
 
 def tails(score_N: Float[np.ndarray, " N"], size: int) -> Int[np.ndarray, " M"]:
-    """Returns the positions of both ends of a ranking, best first; all where there is room."""
-    order = np.argsort(-score_N, kind="stable")
-    lowest = int(_LOWEST * size) if size < len(order) else 0
-    return np.concatenate([order[: size - lowest], order[len(order) - lowest :]])
+    """Returns the positions of both ends of a ranking, best first; all where there is room.
+
+    Rows of minus infinity, which are in no ranking, come last, and only where all others have room.
+    """
+    order, num_scored = np.argsort(-score_N, kind="stable"), int((score_N > -np.inf).sum())
+    if size >= num_scored:
+        return order[:size]
+    lowest = int(_LOWEST * size)
+    return order[np.r_[: size - lowest, num_scored - lowest : num_scored]]
 
 
 def _num_queries(found: Explorer, num_rows: int) -> int:
@@ -245,7 +252,7 @@ def _content(found: Explorer, chosen: Int[np.ndarray, " M"]) -> dict[str, Any]:
     return {
         "columns": columns,
         "step": _STEP,
-        "left_out": len(score_N) - len(places),
+        "left_out": len(kept_N) - int((score_N[chosen] > -np.inf).sum()),
         "has_lines": found.has_lines,
         "queries": [
             [tables.visible(text[:_MOST_TEXT]) for text in query]

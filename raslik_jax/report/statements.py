@@ -82,11 +82,16 @@ def damage_sentence(damaged: Sequence[str]) -> str:
 
 def rows_sentence(shown: Packed) -> str:
     """Returns which rows the page has, whose sets are told, and how many texts are cut."""
+    unscored = shown.num_unscored
     text = f"All {shown.num_rows:,} training examples with their scores."
     if shown.left_out:
         text = f"The {shown.num_shown:,} rows at both ends of the ranking, two thirds of them the "
         text += f"highest; {shown.left_out:,} of {shown.num_rows:,} between them are left out, and "
         text += "counted in the picture."
+        text += f" {unscored:,} without a score are left out too." if unscored else ""
+    elif unscored:
+        text = f"{shown.num_shown:,} of {shown.num_rows:,} training examples with their scores; "
+        text += f"the other {unscored:,}, which have none, are left out."
     text += f" Sets are those of {strategy_name(shown.strategy)}."
     return text + (f" {shown.num_cut:,} very long texts are cut." if shown.num_cut else "")
 

@@ -95,6 +95,29 @@ def test_a_row_without_a_gradient_has_no_score_and_comes_last(root):
     assert columns["each"][0] is not None
 
 
+@pytest.mark.parametrize(
+    ("size", "highest", "lowest", "unscored"),
+    [(6, 4, 2, 0), (8, 6, 2, 0), (9, 9, 0, 0), (11, 9, 0, 2), (12, 9, 0, 3), (20, 9, 0, 3)],
+)
+def test_rows_without_a_score_take_no_room_of_others(size, highest, lowest, unscored):
+    score_N = np.r_[np.full(3, -np.inf), np.linspace(1, -1, 9)]
+    expected = [*range(3, 3 + highest), *range(12 - lowest, 12), *range(unscored)]
+    assert explorer.tails(score_N, size).tolist() == expected
+
+
+def test_left_out_rows_without_a_score_are_counted_apart(root):
+    found = runs.read_run(root).explorer
+    assert found is not None
+    score_N = np.where(np.arange(60) % 3 == 0, -np.inf, found.score_N)
+    noise = np.random.default_rng(0).integers(33, 127, (60, 3000), np.uint8)
+    said = [row.tobytes().decode() for row in noise]
+    cut = found._replace(score_N=score_N, columns={**found.columns, "said": said})
+    packed = explorer.pack(cut, 60_000)
+    assert packed.num_unscored == 20 and packed.left_out == 40 - packed.num_shown > 0
+    told = _unpacked(packed)
+    assert told["left_out"] == packed.left_out and None not in told["columns"]["score"]
+
+
 def test_queries_are_listed_by_behavior(root):
     assert explorer.pack(runs.read_run(root).explorer).groups == ((0, 1),)
     groups = {"groups": [["q1"], ["q0"]], "between": -0.1}

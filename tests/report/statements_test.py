@@ -79,7 +79,7 @@ def test_damage_names_the_sets():
 
 
 def test_rows_that_are_left_out_and_texts_that_are_cut_are_counted():
-    shown = explorer.Packed("", 1000, 1000, 0, True, (), (), 1, (), "raslik")
+    shown = explorer.Packed("", 1000, 1000, 0, 0, True, (), (), 1, (), "raslik")
     assert statements.rows_sentence(shown) == (
         "All 1,000 training examples with their scores. Sets are those of RASLIK."
     )
@@ -88,6 +88,15 @@ def test_rows_that_are_left_out_and_texts_that_are_cut_are_counted():
         "The 43,000 rows at both ends of the ranking, two thirds of them the highest; 8,000 of "
         "51,000 between them are left out, and counted in the picture. Sets are those of RASLIK. 7 "
         "very long texts are cut."
+    )
+    fewer = some._replace(num_unscored=2_000)
+    assert (
+        "6,000 of 51,000 between them are left out, and counted in the picture. 2,000 without "
+        "a score are left out too. Sets" in statements.rows_sentence(fewer)
+    )
+    assert statements.rows_sentence(fewer._replace(num_unscored=8_000)).startswith(
+        "43,000 of 51,000 training examples with their scores; the other 8,000, which have none, "
+        "are left out. Sets"
     )
 
 
