@@ -8,8 +8,8 @@
 
 --verify reads everything, checks every checksum, and ends with status 1 where something is damaged.
 --repair drops what is damaged, so that `raslik run` or `raslik sketch_job` makes those chunks again
-and no other. int8 takes a quarter of float32, sign a thirty-second; sign rows are centered before
-their signs are taken (--center) or not at all.
+and no other. A copy is of a coarser dtype: int8 takes a quarter of float32, sign a thirty-second;
+sign rows are centered before their signs are taken (--center) or not at all.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Options(Settings):
     index: str = setting("", "The index: WORKDIR/sketch/index of a run.")
     verify: bool = setting(False, "Read everything and name what is damaged.")
     repair: bool = setting(False, "Verify, and drop the damaged chunks.")
-    compact_to: str = setting("", "New folder for a copy of another dtype, or an unfinished one.")
+    compact_to: str = setting("", "New folder for a copy of a coarser dtype, or an unfinished one.")
     dtype: Literal["float32", "bfloat16", "int8", "sign"] = setting("int8", "Dtype of the copy.")
     center: bool = setting(False, "sign: take the signs of centered rows.")
 

@@ -34,8 +34,9 @@ from raslik_jax.messages import shown
 from raslik_jax.settings import flat
 
 INDEX_FORMAT = 3
-# How rows are stored, each with the NumPy dtype of its array. "int8" has a scale per row, "sign" is
-# one bit a coordinate, eight of them a byte; both after the rotation of `quantize.rotate`.
+# How rows are stored, finest first, each with the NumPy dtype of its array. "int8" has a scale per
+# row, "sign" is one bit a coordinate, eight of them a byte; both after the rotation of
+# `quantize.rotate`.
 DTYPES: Mapping[str, np.dtype] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -220,6 +221,11 @@ def check_settings(manifest: Manifest, ids: Sequence[str], center_K: np.ndarray 
     ):
         if not is_right:
             raise ValueError(f"an index cannot be made: {message}")
+
+
+def coarser_dtypes(dtype: str) -> list[str]:
+    """Returns the dtypes that keep less of a row than this one, finest first."""
+    return list(DTYPES)[list(DTYPES).index(dtype) + 1 :]
 
 
 def refuse_differences(path: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:

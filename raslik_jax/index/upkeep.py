@@ -7,7 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raslik_jax.index.format import MANIFEST, checksum, make_segment, record_file
+from raslik_jax.index.format import (
+    MANIFEST,
+    checksum,
+    coarser_dtypes,
+    make_segment,
+    record_file,
+)
 from raslik_jax.index.store import SketchStore
 from raslik_jax.messages import some_of
 
@@ -126,8 +132,14 @@ def requantize(
     """Returns a coarser copy of a finished index; interrupted, it goes on where it stopped.
 
     Rows deleted from `source` are left out. `is_centered`, for `sign`, takes the signs of row minus
-    `source.mean_K`; `chunk_rows` is that of `source` unless given.
+    `source.mean_K`; `chunk_rows` is that of `source` unless given. Refused is a dtype that is not
+    coarser: rows are no better than those they are made from, and signs stand for nothing else.
     """
+    if dtype not in (coarser := coarser_dtypes(source.dtype)):
+        raise ValueError(
+            f"a copy must be of a coarser dtype than the {source.dtype} of {source.path} "
+            f"({', '.join(coarser) or 'none is'}), got {dtype}: make it from a finer index"
+        )
     positions = np.flatnonzero(source.is_live_N)
     store = SketchStore.create(
         path,

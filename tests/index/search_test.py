@@ -256,6 +256,22 @@ class ScoreTest(IndexCase):
         np.testing.assert_array_equal(coarse.column("norms"), at_once.column("norms"))
         self.assertEqual(verify(coarse), ())
 
+    @parameterized.parameters(
+        ("sign", "sign", "none is"),
+        ("sign", "float32", "none is"),
+        ("int8", "bfloat16", "sign"),
+        ("int8", "int8", "sign"),
+        ("float32", "float32", "bfloat16, int8, sign"),
+    )
+    def test_a_copy_that_is_not_coarser_is_refused(self, dtype, wanted, coarser):
+        """It would claim a precision, or of centered signs a meaning, that its rows lack."""
+        source = self.make(correlated_rows(10, 64, seed=0), dtype=dtype, center=True)
+        with self.assertRaisesRegex(
+            ValueError, rf"{dtype} of .* \({coarser}\), got {wanted}: make"
+        ):
+            requantize(source, f"{self.root}/copy", dtype=wanted)
+        self.assertFalse(pathlib.Path(self.root, "copy").exists())
+
     def test_refuses_what_cannot_be_scored(self):
         store = self.make(correlated_rows(70, 64, seed=0))
         query_QK = correlated_rows(2, 64, seed=1)
