@@ -232,7 +232,7 @@ def seeds_table(runs: Sequence[Metrics]) -> Table:
     """Returns the last epoch of several seeds of one experiment, as mean [smallest, largest].
 
     "Below Random" counts the seeds whose whole interval of F minus F of Random lies below zero, and
-    "closer" those with a smaller Euclidean distance than Random.
+    "closer" those with a smaller Euclidean distance than Random, where all seeds have both.
 
     Raises:
       ValueError: no run, or runs of different methods.
@@ -241,8 +241,10 @@ def seeds_table(runs: Sequence[Metrics]) -> Table:
     random = {m.algorithm: m.values.get("euclidean", ()) for m in models if m.strategy == BASELINE}
     for model in models:
         if model.strategy != BASELINE and model.algorithm in random:
-            pairs = zip(model.values.get("euclidean", ()), random[model.algorithm], strict=True)
-            model.values[_CLOSER] = [own < other for own, other in pairs]
+            own, others = model.values.get("euclidean", ()), random[model.algorithm]
+            # A seed without a distance has no place in these lists: what is left makes no pairs.
+            if len(own) == len(others) == len(runs):
+                model.values[_CLOSER] = [a < b for a, b in zip(own, others, strict=True)]
     fields = (*fields_of("seeds", is_spread=True), *_SEEDS)
     notes = write_notes("seeds", runs=runs, methods=_methods(models))
     return _table(models, fields, notes, is_marked=False)

@@ -273,6 +273,18 @@ class OtherTablesTest(parameterized.TestCase):
         )
         self.assertEqual(_cells(table, "Precision")[-1], "0.965 [0.965, 0.965]")
 
+    @parameterized.parameters(({0: "random"},), ({0: "raslik"},), ({0: "random", 1: "raslik"},))
+    def test_a_seed_without_a_distance_leaves_no_pairs(self, lacking):
+        runs = [sample_metrics.sample_metrics(seed=seed) for seed in (0, 1, 2)]
+        for place, strategy in lacking.items():
+            for entry in runs[place]["methods"]:
+                entry["euclidean"] = None if entry["strategy"] == strategy else entry["euclidean"]
+        table = results.seeds_table(runs)
+        if "random" in lacking.values():
+            self.assertNotIn("Closer", [column.title for column in table.columns])
+        else:
+            self.assertEqual(_cells(table, "Closer")[-3:], ["3 of 3", "3 of 3", "-"])
+
     def test_seeds_of_what_stands_behind_the_rates(self):
         runs = [sample_metrics.sample_metrics(seed=seed) for seed in (0, 1, 2)]
         for run, mean in zip(runs, (2.0, 8.0, 4.0), strict=True):
