@@ -1,5 +1,6 @@
 """What a work directory holds, read for reports; nothing is computed by a model again."""
 
+import itertools
 import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -310,20 +311,22 @@ def group_runs(runs: Sequence[StoredRun]) -> tuple[Experiment, ...]:
 
 
 def _variation(run: StoredRun, firsts: Sequence[StoredRun]) -> str:
-    """Returns the settings of a run that others of its name have at other values."""
+    """Returns the settings of a run that others of its name lack or have at other values."""
     named = [dict(_flatten(r.config)) for r in firsts if r.metrics["name"] == run.metrics["name"]]
+    own = dict(_flatten(run.config))
     telling = [
         f"{name}={value}"
-        for name, value in _flatten(run.config)
-        if name != "seed" and any(other.get(name, value) != value for other in named)
+        for name, value in own.items()
+        if name != "seed" and any(name not in other or other[name] != value for other in named)
     ]
+    telling += [f"no {name}" for name in dict.fromkeys(itertools.chain(*named)) if name not in own]
     return ", ".join([*telling[:4], *(["..."] if len(telling) > 4 else [])])
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the settings of all sections under the names of their flags."""
     for name, value in config.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

@@ -180,7 +180,9 @@ class GroupTest(absltest.TestCase):
 
     def test_runs_are_averaged_only_where_every_setting_is_known_and_equal(self):
         found = runs.group_runs([self._run(seed=0), self._run(seed=1, corpus__later=3)])
-        self.assertLen(found, 2)
+        self.assertEqual(
+            [e.name for e in found], ["sample (no corpus.later)", "sample (corpus.later=3)"]
+        )
 
     def test_refuses_one_seed_twice(self):
         with self.assertRaisesRegex(ValueError, "different seeds, got .0, 0."):
