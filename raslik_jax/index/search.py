@@ -33,8 +33,10 @@ from raslik_jax.index.combine import (
     opposite,
     query_weights,
 )
+from raslik_jax.index.format import coarser_dtypes
 from raslik_jax.index.quantize import INT8_LEVELS, pack_signs, rotate
 from raslik_jax.index.store import SketchStore
+from raslik_jax.messages import some_of
 
 # Where |x - mu|^2 is below this share of |x|^2 + |mu|^2 it is rounding: the row is the mean.
 _RELATIVE_ZERO = 1e-6
@@ -344,12 +346,15 @@ def search_store(
     Args:
       store, query_QK, center, aggregate: see `score_store`.
       k_forget, k_retain: rows with the highest scores, and with the lowest.
-      finer: an index of the same rows in a finer dtype, from which the candidates are scored again.
+      finer: an index of the same rows in a finer dtype, from which the candidates are scored again;
+        refused where its dtype is not finer, or where other rows are left in it.
       candidates: as many for each row that is asked for.
       score_N: of `score_store` for the same arguments, where the caller has them already.
     """
-    if finer is not None and aggregate != "mean":
-        raise ValueError(f"aggregate must be mean with a finer index, got {aggregate}")
+    if finer is not None:
+        _check_finer(store, finer)
+        if aggregate != "mean":
+            raise ValueError(f"aggregate must be mean with a finer index, got {aggregate}")
     if score_N is None:
         score_N = score_store(store, query_QK, center=center, aggregate=aggregate)
     ends: list = []
@@ -360,7 +365,7 @@ def search_store(
         best = best_positions(pole_N, store.ids, chosen)
         ids, score_M = [store.ids[i] for i in best], pole_N[best]
         if finer is not None and count:
-            rows_MK, mean_K = _finer_rows(store, finer, ids), finer.mean_K if center else None
+            rows_MK, mean_K = finer.rows(finer.positions_of(ids)), finer.mean_K if center else None
             score_M = np.asarray(sign * centered_cosine(rows_MK, query_QK, mean_K))
             best = best_positions(score_M, ids, count)
             ids, score_M = [ids[i] for i in best], score_M[best]
@@ -368,12 +373,23 @@ def search_store(
     return Tails(*ends)
 
 
-def _finer_rows(store: SketchStore, finer: SketchStore, ids: list[str]) -> np.ndarray:
-    """Returns the rows of these ids in a finer index of the same rows."""
-    place = {example_id: row for row, example_id in enumerate(finer.ids)}
-    if store.identity != finer.identity or store.size != finer.size or not place.keys() >= {*ids}:
+def _check_finer(store: SketchStore, finer: SketchStore) -> None:
+    """Raises a ValueError unless `finer` has the rows of an index, in a finer dtype."""
+    if store.identity != finer.identity or store.size != finer.size:
         raise ValueError(
             f"the finer index {finer.path} must be what {store.path} was made from, its rows are "
             "others: name that index, or make the coarser one again"
         )
-    return finer.rows([place[example_id] for example_id in ids])
+    if store.dtype not in coarser_dtypes(finer.dtype):
+        raise ValueError(
+            f"the finer index {finer.path} must be of a finer dtype than the {store.dtype} of "
+            f"{store.path}, got {finer.dtype}: name the index that this one was made from"
+        )
+    # Rows deleted from one of the two would come back, or take the place of others.
+    left, left_in_finer = ({*s.ids} - {*s.manifest.deleted} for s in (store, finer))
+    if other := sorted(left ^ left_in_finer):
+        raise ValueError(
+            f"the finer index {finer.path} must have the rows of {store.path}, {len(other)} are in "
+            f"one of the two and not, or deleted, in the other ({some_of(other, 3)}): make the "
+            "coarser one again"
+        )

@@ -225,6 +225,33 @@ class ScoreTest(IndexCase):
         with self.assertRaisesRegex(ValueError, "must be what .* was made from"):
             search.search_store(coarse, query_QK, finer=other, **options)
 
+    def test_a_finer_index_has_the_same_rows_in_a_finer_dtype(self):
+        rows, query_QK = correlated_rows(20, 64, seed=0), correlated_rows(1, 64, seed=1)
+        fine = self.make(rows)
+        coarse = requantize(fine, f"{self.root}/coarse", dtype="int8")
+        signs = requantize(fine, f"{self.root}/signs", dtype="sign")
+
+        def found(store, finer):
+            how = {"center": False, "k_forget": 19, "k_retain": 0}
+            tails = search.search_store(store, query_QK, finer=finer, **how)
+            return {*tails.forget_ids}
+
+        for store, finer in ((coarse, signs), (coarse, coarse), (fine, coarse)):
+            message = f"finer dtype than the {store.dtype} of .*, got {finer.dtype}: name"
+            with self.assertRaisesRegex(ValueError, message):
+                found(store, finer)
+        # Rows deleted after the copy was made must not come back, nor may new ones be passed over.
+        gone = fine.ids[3]
+        fine = delete(fine, [gone])
+        with self.assertRaisesRegex(ValueError, rf"1 are in one .* \('{gone}'\): make the coarser"):
+            found(coarse, fine)
+        coarse = delete(coarse, [gone])
+        self.assertEqual(found(coarse, fine), {*fine.ids} - {gone})
+        coarse = requantize(fine, f"{self.root}/again", dtype="int8")
+        self.assertEqual(found(coarse, fine), {*coarse.ids})
+        with self.assertRaisesRegex(ValueError, r"1 are in one .* \('new'\): make the coarser"):
+            found(coarse, append(fine, ["new"]))
+
     def test_an_end_of_no_rows_is_empty(self):
         fine = self.make(correlated_rows(70, 64, seed=0))
         coarse = requantize(fine, f"{self.root}/coarse", dtype="int8")
