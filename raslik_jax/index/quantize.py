@@ -128,12 +128,16 @@ def int8_error(scale_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
     return scale_N / np.sqrt(12)
 
 
-def sign_error(score_N: Float[np.ndarray, " N"], *, width: int) -> Float[np.ndarray, " N"]:
-    """Returns the standard error of a cosine that was estimated from `width` sign bits.
+def sign_error(score_N: Float[np.ndarray, " N"], *, size: int) -> Float[np.ndarray, " N"]:
+    """Returns the standard error of a cosine that was estimated from signs of K coordinates.
 
-    pi sin(theta) sqrt(p (1 - p) / W), p = theta / pi: for Gaussian coordinates two bits differ
+    pi sin(theta) sqrt(p (1 - p) / K), p = theta / pi: for Gaussian coordinates two bits differ
     with probability p (Goemans and Williamson 1995, Lemma 3.2; Charikar 2002), so the estimate is
-    cos(pi h / W). 0.0061 at right angles and W = 65,536.
+    cos(pi h / W). 0.0061 at right angles and K = 65,536.
+
+    It is an upper bound where K is no power of two: W bits of K coordinates depend on each other.
+    At K = W / 2 + 1 they are hardly more than K bits twice, above that the error is lower than
+    stated.
 
     That is the error against the cosine of the gradients, the sketch's own of 1 / sqrt(K) included.
     Against the cosine of the sketches it is less: sqrt(1 - 4 / pi^2) = 0.77 of it at right angles.
@@ -141,4 +145,4 @@ def sign_error(score_N: Float[np.ndarray, " N"], *, width: int) -> Float[np.ndar
     """
     angle_N = np.arccos(np.clip(np.asarray(score_N, np.float64), -1, 1))
     share_N = angle_N / np.pi
-    return np.pi * np.sin(angle_N) * np.sqrt(share_N * (1 - share_N) / width)
+    return np.pi * np.sin(angle_N) * np.sqrt(share_N * (1 - share_N) / size)

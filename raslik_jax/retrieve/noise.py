@@ -50,7 +50,7 @@ def row_sigma(
 ) -> Float[np.ndarray, " M"]:
     """Returns the standard deviation of rows' mean scores: of the sketch and of the dtype."""
     if store.dtype == "sign":  # an upper bound that has the sketch's share in it
-        return quantize.sign_error(score_M, width=quantize.rotated_size(store.size))
+        return quantize.sign_error(score_M, size=store.size)
     spec = projections.ProjectionSpec(**store.identity["projection"])
     p = PROJECTIONS[spec.family].collision(spec.num_params, spec.size)
     rho_MQ = directions(store.rows(positions), queries.mean_K) @ queries.direction_QK.T

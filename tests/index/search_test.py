@@ -103,7 +103,7 @@ class ScoreTest(IndexCase):
             "float32": np.full(count, 1e-7),
             "bfloat16": np.full(count, 1.6e-3 / np.sqrt(size)),
             "int8": quantize.int8_error(store.column("scales")) if dtype == "int8" else 0,
-            "sign": np.sqrt(1 - 4 / np.pi**2) * quantize.sign_error(fine, width=size),
+            "sign": np.sqrt(1 - 4 / np.pi**2) * quantize.sign_error(fine, size=size),
         }[dtype]
         ratio = np.sqrt(np.mean(((coarse - fine) / stated) ** 2))
         bound = 5 / np.sqrt(2 * count)  # of a root mean square, relative
