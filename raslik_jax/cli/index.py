@@ -8,8 +8,11 @@
 
 --verify reads everything, checks every checksum, and ends with status 1 where something is damaged.
 --repair drops what is damaged, so that `raslik run` or `raslik sketch_job` makes those chunks again
-and no other. A copy is of a coarser dtype: int8 takes a quarter of float32, sign a thirty-second;
-sign rows are centered before their signs are taken (--center) or not at all.
+and no other; what a copy lacks, the same --compact_to makes again. Where the mean that signs were
+centered on is damaged, only that mends it, and the status is 1.
+
+A copy is of a coarser dtype: int8 takes a quarter of float32, sign a thirty-second; sign rows are
+centered before their signs are taken (--center) or not at all.
 """
 
 import dataclasses
@@ -61,7 +64,8 @@ def run(options: Options) -> int:
         if not damages:
             print("verified  nothing is damaged")
         elif options.repair:
-            print(_repair(store, damages))
+            line, status = _repair(store, damages)
+            print(line)
         else:
             status = 1
     if to := options.compact_to:
@@ -81,24 +85,28 @@ def _describe(store: "SketchStore") -> None:
     print(f"made from {json.dumps(store.identity, sort_keys=True)}")
 
 
-def _repair(store: "SketchStore", damages: "Sequence[Damage]") -> str:
-    """Drops the damaged chunks; a line that says what to do next."""
+def _repair(store: "SketchStore", damages: "Sequence[Damage]") -> tuple[str, int]:
+    """Drops the damaged chunks; a line that says what to do next, and the exit status."""
     from raslik_jax.index.upkeep import discard
     from raslik_jax.manifests import read_manifest
     from raslik_jax.run.units import reopen_unit
 
     chunks = sorted({damage.chunk for damage in damages if damage.chunk is not None})
-    # zarr.json is derived from the manifest: it is written again with the next chunk, or now.
-    if not chunks:
-        store.finish()
-        return "mended"
     discard(store, chunks)
     index, folder = pathlib.Path(store.path), pathlib.Path(store.path).parent
     dropped, manifest = f"{len(chunks)} chunks dropped", read_manifest(folder)
+    if any(damage.file == "center" for damage in damages):
+        return f"{dropped}, center not mended: make this copy again by the same --compact_to", 1
+    # zarr.json is derived from the manifest: it is written again with the next chunk, or now.
+    if not chunks:
+        store.finish()
+        return "mended", 0
     # The run goes on with what is whole, and does not make all of it again. A copy beside the index
     # is none of its results.
     if manifest is not None and f"{index.name}/manifest.json" in manifest["outputs"]:
         folder = reopen_unit(folder.parent, folder.name)
     elif not (folder / "started.json").is_file():
-        return f"{dropped}: make them again as the index was made, a copy by the same --compact_to"
-    return f"{dropped}, the others wait in {folder}: `raslik run` makes them again and puts it back"
+        how = "as the index was made, a copy by the same --compact_to"
+        return f"{dropped}: make them again {how}", 0
+    how = "`raslik run` makes them again and puts it back"
+    return f"{dropped}, the others wait in {folder}: {how}", 0

@@ -70,8 +70,8 @@ class SketchStore:
     ) -> "SketchStore":
         """Returns the index at `path`, made if it is not there, opened if it is the same one.
 
-        Resuming is calling this again with the same arguments. Safe to call from many processes
-        at once.
+        Resuming is calling this again with the same arguments, which also mends a damaged center.
+        Safe to call from many processes at once.
 
         Args:
           path: a local folder, or a prefix that TensorStore knows (`gs://...`, `s3://...`).
@@ -117,6 +117,9 @@ class SketchStore:
         store = cls.open(path)
         stored = store.manifest.settings() | {"ids": make_segment(store.ids)[0]._asdict()}
         refuse_differences(place.path, stored, manifest.settings() | {"ids": segment._asdict()})
+        # It may be damaged, and nothing else would write it again.
+        if center_K is not None and place.read("center") != files["center"]:
+            place.write("center", files["center"])
         return store
 
     @classmethod
