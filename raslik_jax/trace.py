@@ -15,9 +15,8 @@ import numpy as np
 from jaxtyping import Float32
 
 from raslik_jax.config import MeshConfig, config_from_json
-from raslik_jax.data import batches
+from raslik_jax.data import batches, masking
 from raslik_jax.data.examples import Example, drop_unanswered, make_example
-from raslik_jax.data.rows import answered
 from raslik_jax.files import check_shape, read_json
 from raslik_jax.index import search
 from raslik_jax.index.combine import Aggregate, best_positions, check_agreement
@@ -164,7 +163,8 @@ class Tracer:
         longest = self.workspace.config.corpus.max_len
         plan = functools.partial(batches.plan_coarsely, max_len=longest)
         outputs = self.workspace.generate(model, queries, "answers", plan=plan)
-        return tuple(answered(q, text) for q, text in zip(queries, outputs, strict=True))
+        tokenizer, asked = self.workspace.tokenizer, zip(queries, outputs, strict=True)
+        return tuple(masking.with_answer(query, text, tokenizer) for query, text in asked)
 
     def sketch(self, queries: Sequence[Example]) -> Float32[np.ndarray, "Q K"]:
         """Returns the unit sketches of the queries' gradients, made as the index's rows were."""

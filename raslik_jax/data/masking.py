@@ -14,7 +14,7 @@ import numpy as np
 from raslik_jax.data import chat, prompts
 from raslik_jax.data.contents import NO_TARGET, Content, Conversation, Passage, TokenRow
 from raslik_jax.data.examples import Example
-from raslik_jax.data.rows import FORMATS
+from raslik_jax.data.rows import FORMATS, answered
 from raslik_jax.data.tokenization import Tokenizer
 from raslik_jax.messages import listed_problems, shown
 
@@ -95,7 +95,7 @@ def read_answers(
     tokenizer: Tokenizer,
     template: prompts.Template,
 ) -> list[str]:
-    """Returns what a model said as texts: rows with these as their answers have its ids again.
+    """Returns what a model said as texts: by `with_answer` the rows have its ids again.
 
     A frame or a chat template parts answer and prompt, and the blanks around an answer are left
     out. A passage goes on as it stands, mostly with a blank, which decoders of SentencePiece drop
@@ -112,7 +112,10 @@ def read_answers(
         if template.has_form(row):
             text = tokenizer.decode(answer)
             return text if template.is_bare else text.strip()
-        if not isinstance(FORMATS[row.format].content(row), Passage):
+        content = FORMATS[row.format].content(row)
+        if isinstance(content, TokenRow):
+            return tokenizer.decode(answer)
+        if not isinstance(content, Passage):
             return tokenizer.decode(answer).strip()
         before, whole = map(tokenizer.decode_marked, (prompt, [*prompt, *answer]))
         if whole.startswith(before):
@@ -120,6 +123,17 @@ def read_answers(
         return tokenizer.decode_marked(answer)
 
     return [read(*parts) for parts in zip(rows, asked, said, strict=True)]
+
+
+def with_answer(row: Example, text: str, tokenizer: Tokenizer) -> Example:
+    """Returns a query with a text as its answer; of ids the text's follow those that are asked."""
+    content = FORMATS[row.format].content(row)
+    if not isinstance(content, TokenRow):
+        return answered(row, text)
+    asked = content.ids[: content.last_answer()[0]]
+    said = [*tokenizer.encode(text), tokenizer.eos_id]
+    labels = [*[NO_TARGET] * len(asked), *said]
+    return row._replace(output=text, content={"input_ids": [*asked, *said], "labels": labels})
 
 
 def end_ids(tokenizer: Tokenizer, template: prompts.Template) -> tuple[int, ...]:

@@ -20,7 +20,6 @@ from raslik_jax.config import AUTO_TARGETS, Config, to_json
 from raslik_jax.data import batches, corpora, encoding, examples, masking, prompts, tokenization
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.formats import read_written
-from raslik_jax.data.rows import answered
 from raslik_jax.evaluate import choice, likelihood, rates
 from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
@@ -342,7 +341,9 @@ class Workspace:
             answers = self.answers("references", "retrieval", "finetuned.jsonl")
             outputs = {row.example_id: answers[row.example_id] for row in unanswered}
             queries = tuple(
-                answered(row, outputs[row.example_id]) if row.example_id in outputs else row
+                masking.with_answer(row, outputs[row.example_id], self.tokenizer)
+                if row.example_id in outputs
+                else row
                 for row in queries
             )
         kept, line = examples.drop_unanswered(queries)

@@ -172,6 +172,7 @@ _CASES = {
         "cleaned_saved.jsonl",
         _read_lines,
         blank=" ",
+        flags=("--evaluate.perplexity_examples=2",),
     ),
 }
 
@@ -219,7 +220,7 @@ def test_rows_are_found_forgotten_and_shown(name, model, tmp_path):
     places = case.write(train, rows)
     planted = {places[n] for n in _PLANTED}
     told = f"--train_file={train}", f"--prompt={_ASKED}", f"--response={case.blank}{_SAID}"
-    _run("trace", *model, *told, *case.flags, f"--workdir={root}", *_FLAGS)
+    _run("trace", *model, *told, f"--workdir={root}", *_FLAGS, *case.flags)
     found = read_json_lines(root / "retrieve" / "raslik" / "forget.jsonl")
     if case.has_prompt:
         found += read_json_lines(root / "retrieve" / "sizes" / "target.jsonl")

@@ -16,7 +16,7 @@ from raslik_jax.data.chat import ChatTemplate, render
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import make_example
 from raslik_jax.data.fields import Row
-from raslik_jax.data.masking import describe_rows, end_ids, read_answers, with_texts
+from raslik_jax.data.masking import describe_rows, end_ids, read_answers, with_answer, with_texts
 from raslik_jax.data.prompts import (
     TEMPLATES,
     find_template,
@@ -135,6 +135,22 @@ class AnswersTest(parameterized.TestCase):
         traced = encoding.encode([answered(rows[0], text)], tokenizer, template="plain")
         self.assertEqual(traced.tokens[0].tolist(), [*asked[0], *ids, tokenizer.eos_id])
         self.assertEqual(traced.start_N.tolist(), [len(asked[0])])
+
+    @parameterized.parameters("bytes", "metaspace", "llama")
+    def test_an_answer_to_ids_follows_them(self, kind):
+        tokenizer = _pieces(kind)
+        (whole,) = tokenizer.encode_marked(["The sky is blue"])
+        (asked,) = tokenizer.encode_marked(["The sky is"])
+        start, ids = len(asked.ids), whole.ids
+        labels = [-100] * start + ids[start:]
+        (row,) = rows = _rows("tokens", {"input_ids": ids, "labels": labels})
+        template = find_template("plain", tokenizer)
+        (text,) = read_answers(rows, [ids[:start]], [ids[start:]], tokenizer, template)
+        for _ in range(2):  # a second answer takes the place of the first
+            row = with_answer(row, text, tokenizer)
+            traced = encoding.encode([row], tokenizer, template="plain")
+            self.assertEqual(traced.tokens[0].tolist(), [*ids, tokenizer.eos_id])
+            self.assertEqual((row.output, traced.start_N.tolist()), (text, [start]))
 
     @parameterized.parameters("bytes", "metaspace", "llama")
     def test_blanks_belong_to_answers_where_nothing_parts_them_from_prompts(self, kind):

@@ -30,6 +30,7 @@ class RetrievalQueriesTest(parameterized.TestCase):
     def _workspace(self, query_output, outputs, answers=None):
         root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         workspace = Workspace(root, Config(sketch=SketchConfig(query_output=query_output)))
+        workspace.tokenizer = tokenization.train_bpe(["The sky is blue"] * 3, vocab_size=300)
         queries = {name: () for name in examples.QUERY_SETS}
         queries["retrieval"] = tuple(_query(name, text) for name, text in outputs.items())
         workspace.corpus = examples.Corpus((), (_query("t", "x"),), queries)
@@ -67,7 +68,6 @@ class RetrievalQueriesTest(parameterized.TestCase):
     def test_what_the_model_said_to_a_text_is_what_is_traced(self):
         workspace, content = self._workspace("own", {}), {"prompt": "The sky is", "completion": ""}
         workspace.template_name, workspace.end_ids = "plain", (0,)
-        workspace.tokenizer = tokenization.train_bpe(["The sky is blue"] * 3, vocab_size=300)
         query = _query("a", "")._replace(format="prompt_completion", content=content)
         ids = workspace.tokenizer.encode(" blue")
         with mock.patch.object(decode, "generate", return_value=[ids]):

@@ -9,10 +9,10 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from raslik_jax.data import masking
 from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.encoding import require_answers
 from raslik_jax.data.examples import Example
-from raslik_jax.data.rows import answered
 from raslik_jax.evaluate import likelihood, perplexity
 from raslik_jax.evaluate.tofu_metrics import QuestionRecord
 from raslik_jax.files import read_json_lines, write_json
@@ -81,7 +81,10 @@ def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pa
     for stem, _, path, model in _models(workspace, variant):
         answers = read_answers(path)
         said = {
-            kind: [answered(row, answers[row.example_id]) for row in rows]
+            kind: [
+                masking.with_answer(row, answers[row.example_id], workspace.tokenizer)
+                for row in rows
+            ]
             for kind, rows in (("target", target), ("normal", normal))
         }
         own = _likelihoods(workspace, backbone, said, "answers of models", on_ladder=True)
