@@ -73,8 +73,9 @@ class Strategy(NamedTuple):
 
     `needs` names the entries of `Request.scores` that it reads; each is made by a unit of the run
     that is left out where no strategy needs it. `ranks_all` says whether the forget score orders
-    all examples and can be measured as a ranking, `brings_sets` whether all that is not barred is
-    in a set, whatever the sizes of others. An empty color or marker is the next one that no
+    all examples and can be measured as a ranking. `named` gives the examples that files name, by
+    the flag of each, of a strategy whose sets are those: all of them that is not barred is in a
+    set, whatever the sizes of others. An empty color or marker is the next one that no
     strategy has; `is_subject` marks the one that reports speak of where it was run. `is_weighted`
     says that its scores are what its rows count in a step; its sets may be smaller than asked for.
     """
@@ -83,12 +84,17 @@ class Strategy(NamedTuple):
     score: Callable[[Request], Scores]
     needs: tuple[str, ...] = ()
     ranks_all: bool = False
-    brings_sets: bool = False
+    named: Callable[[Request], Mapping[str, Sequence[int]]] | None = None
     settings: Settings = Settings()
     color: str = ""
     marker: str = ""
     is_subject: bool = False
     is_weighted: bool = False
+
+    @property
+    def brings_sets(self) -> bool:
+        """Whether its sets are those of files."""
+        return self.named is not None
 
     @property
     def is_by_gradients(self) -> bool:
@@ -192,11 +198,22 @@ def bm25(request: Request) -> Scores:
 
 
 def given(request: Request) -> Scores:
-    """Returns the sets of files in their order; without one to retain, random others, as many."""
-    forget = _positions(request, "forget_file")
+    """Returns the sets of files in their order; without one to retain, random others, as many.
+
+    Rows that are not eligible are left out; a ValueError where a file names no other.
+    """
+    named = named_rows(request)
+    for flag, positions in named.items():
+        if not request.is_eligible_N[positions].any():
+            ids = some_of(request.examples[place].example_id for place in positions)
+            raise ValueError(
+                f"{flag} must name a row that can be in a set, it names {ids}, and rows that are "
+                "held out or have no token of an answer are in none: name others"
+            )
+    flags = [f"--retrieve.given.{kind}_file" for kind in Selection._fields]
+    forget, retain = (named.get(flag, []) for flag in flags)
     if not forget:
         raise ValueError("--retrieve.given.forget_file must name the rows to forget: give it")
-    retain = _positions(request, "retain_file")
     known = {*retain}
     if both := [request.examples[place].example_id for place in forget if place in known]:
         raise ValueError(
@@ -210,7 +227,7 @@ def given(request: Request) -> Scores:
         if not most:
             raise ValueError(
                 f"--retrieve.given.forget_file must leave rows to retain, it names all "
-                f"{len(request.examples):,} that can be chosen: forget fewer"
+                f"{int(request.is_eligible_N.sum()):,} that can be chosen: forget fewer"
             )
         retain = np.argsort(-draw_N, kind="stable")[:most].tolist()
     scores = []
@@ -221,16 +238,23 @@ def given(request: Request) -> Scores:
     return Scores(*scores)
 
 
-def _positions(request: Request, name: str) -> list[int]:
+def named_rows(request: Request) -> dict[str, list[int]]:
+    """Returns the training examples that each given file names, by its flag; eligible or not."""
+    paths = dataclasses.asdict(request.settings)
+    return {
+        f"--retrieve.given.{name}": _positions(request, f"--retrieve.given.{name}", path)
+        for name, path in paths.items()
+        if path
+    }
+
+
+def _positions(request: Request, flag: str, path: str) -> list[int]:
     """Returns the training examples that a file names: by id, else by place, else by text.
 
     A row with an id is none of another id, wherever it stands; one that says something else than
     the row at its place has a key of that name for a purpose of its own. A text names all that
     read so.
     """
-    path, flag = getattr(request.settings, name), f"--retrieve.given.{name}"
-    if not path:
-        return []
     ids, places, texts = (collections.defaultdict[Any, list[int]](list) for _ in range(3))
     for position, row in enumerate(request.examples):
         for known, key in ((ids, row.example_id), (places, row.place), (texts, says(row))):
@@ -464,7 +488,7 @@ STRATEGIES: dict[str, Strategy] = {
     "trial": Strategy("Trial", trial, needs=("influence", "damage"), settings=TrialSettings()),
     # What somebody chose, by hand or with another tool.
     "given": Strategy(
-        "Given", given, brings_sets=True, settings=GivenSettings(), color="#000000", marker="h"
+        "Given", given, named=named_rows, settings=GivenSettings(), color="#000000", marker="h"
     ),
     # On whole gradients, what RASLIK's sketch estimates.
     "exact": by_score("Exact kernel", "exact_kernel", color="#0072B2", marker="X"),

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool
 
 from raslik_jax.config import Config
 from raslik_jax.data import corpora, formats
@@ -218,8 +219,7 @@ def check_corpus(
     if whole is not None and shapes is not None:
         problems += _length_problems(config, whole, shapes)
     if _RETRIEVING & set(stages):
-        num_barred = int(np.sum(prompt_N >= config.corpus.max_len))
-        problems += _selection_problems(config, corpus, num_barred)
+        problems += _selection_problems(config, corpus, prompt_N < config.corpus.max_len)
     for name in config.evaluate.robustness if "generate" in stages else ():
         problems += filter(None, [ROBUSTNESS[name].lacks(config.evaluate[name], corpus)])
     if problems:
@@ -269,14 +269,15 @@ def _training_problems(
 
 
 def _selection_problems(
-    config: Config, corpus: Corpus | StoredCorpus, num_barred: int
+    config: Config, corpus: Corpus | StoredCorpus, has_answer_N: Bool[np.ndarray, " N"]
 ) -> list[str]:
     """Returns why strategies cannot choose sets, found by choosing with made-up scores.
 
     Rows without an answer are barred: they have no gradient and are in no set.
     """
     settings, rows = config.retrieve, corpus.train
-    eligible = len(rows) - num_barred
+    eligible = int(has_answer_N.sum())
+    num_barred = len(rows) - eligible
     is_target_N = np.array([bool(row.is_target) for row in rows])
     sizes: tuple[int, int] | None = (0, 0)
     if not all(STRATEGIES[name].brings_sets for name in settings.strategies):
@@ -314,7 +315,8 @@ def _selection_problems(
         try:
             own = request._replace(settings=settings[name], scores=scores)
             # Files name their rows by what they say.
-            choose(record, own._replace(examples=rows) if record.brings_sets else own)
+            named = own._replace(examples=rows, is_eligible_N=has_answer_N)
+            choose(record, named if record.brings_sets else own)
         except ValueError as error:
             names_of.setdefault(str(error), []).append(name)
     return [f"--retrieve.strategies={','.join(names)}: {text}" for text, names in names_of.items()]

@@ -260,6 +260,21 @@ class StrategiesTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "must leave rows to retain, it names all 20"):
             self._chosen(**_given("forget", *most, *more))
 
+    def test_rows_that_are_not_eligible_leave_the_files_sets(self):
+        is_eligible_N = ~np.isin(np.arange(20), [1, 2, 3])
+        one, two, three, four = ({"id": f"id{i:02d}"} for i in range(1, 5))
+        request, nine = _request(is_eligible_N=is_eligible_N), {"id": "id09"}
+        found = _score("given", request, **_given("forget", one, four))
+        self.assertEqual(np.flatnonzero(found.forget_N > -np.inf).tolist(), [4])
+        for forget, retain in (((one, two), (nine,)), ((nine,), (three, one))):
+            files = _given("forget", *forget) | _given("retain", *retain)
+            must = "_file must name a row that can be in a set, it names 'id0[13]', 'id0[12]'"
+            with self.assertRaisesRegex(ValueError, must):
+                _score("given", request, **files)
+        left = [{"id": row.example_id} for row in (request.examples[0], *request.examples[4:])]
+        with self.assertRaisesRegex(ValueError, "it names all 17 that can be chosen"):
+            _score("given", request, **_given("forget", one, *left))
+
     def test_files_that_give_no_sets_are_refused(self):
         one, other = {"id": "id01"}, {"id": "id02"}
         for forget, retain, message in (

@@ -143,6 +143,11 @@ class CheckCorpusTest(parameterized.TestCase):
             path.write_text('{"instruction": "boil a kettle", "output": "water"}')
             with self.assertRaisesRegex(ValueError, "by id, place or text, line 1 of"):
                 self.check(corpus, retrieve=own)
+            # A prompt that fills max_len leaves no answer to forget.
+            long = _rows(1, prefix="long", instruction="q" * 80)
+            path.write_text('{"id": "long0"}')
+            with self.assertRaisesRegex(ValueError, "must name a row that can be in a set.*long0"):
+                self.check(corpus._replace(train=corpus.train + long), retrieve=own)
 
     def test_shares_are_of_the_rows_that_can_be_chosen(self):
         # Two prompts fill max_len: the shares of the other 38 are 19 and 19.

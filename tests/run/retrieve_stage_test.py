@@ -11,6 +11,7 @@ from support import shared_data
 from raslik_jax.config import Config, RetrieveConfig, SketchConfig
 from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Corpus, Example
+from raslik_jax.retrieve.own_settings import GivenSettings
 from raslik_jax.run.stages import generate, retrieve
 from raslik_jax.run.workspace import Workspace
 
@@ -39,12 +40,12 @@ def _sets(workdir, strategy):
     return found
 
 
-def _made_sets(folder, influence_N, rows, **settings):
-    """The summary and sets of raslik for made-up scores, without a run."""
+def _made_sets(folder, influence_N, rows, strategy="raslik", **settings):
+    """The summary and sets of a strategy for made-up scores, without a run."""
     config = Config(retrieve=RetrieveConfig(**settings), sketch=SketchConfig(query_output="gold"))
     workspace = Workspace(folder, config)
     workspace.corpus = Corpus(backbone=(), train=tuple(rows), queries={"retrieval": (rows[0],)})
-    for name in ("influence", "sizes", "raslik"):
+    for name in ("influence", "sizes", strategy):
         (folder / "retrieve" / name).mkdir(parents=True)
     np.save(folder / "retrieve" / "influence" / "influence.npy", influence_N)
     # Words are tokens, and those of a prompt do not count.
@@ -53,9 +54,9 @@ def _made_sets(folder, influence_N, rows, **settings):
         num_targets_N=np.array([len(row.output.split()) for row in rows])
     )
     retrieve.make_sizes(workspace, folder / "retrieve" / "sizes")
-    retrieve.make_sets(workspace, "raslik", folder / "retrieve" / "raslik")
-    summary = json.loads((folder / "retrieve" / "raslik" / "summary.json").read_text())
-    return summary, _sets(folder, "raslik")
+    retrieve.make_sets(workspace, strategy, folder / "retrieve" / strategy)
+    summary = json.loads((folder / "retrieve" / strategy / "summary.json").read_text())
+    return summary, _sets(folder, strategy)
 
 
 @pytest.mark.parametrize("select", ["count", "quantile", "threshold"])
@@ -87,6 +88,21 @@ def test_rows_that_are_held_out_leave_their_places_in_the_retain_set(tmp_path):
         tmp_path, np.linspace(1, -1, 30), rows, num_forget=10, num_retain=10, held_out=0.2
     )
     assert list(map(len, sets)) == [8, 10]
+
+
+def test_rows_of_files_that_are_in_no_set_are_told(tmp_path, capsys):
+    rows = [Example(f"id{i:02d}", f"q{i}", "", "" if i == 3 else str(i)) for i in range(30)]
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(f'{{"id": "id{i:02d}"}}\n' for i in range(10)))
+    given = {"given": GivenSettings(forget_file=str(path))}
+    own = {"strategies": ("given",), "members": given, "held_out": 0.2}
+    _, sets = _made_sets(tmp_path, np.linspace(1, -1, 30), rows, "given", **own)
+    left = [f"id{i:02d}" for i in range(10) if f"id{i:02d}" not in {row["id"] for row in sets[0]}]
+    assert len(left) == 2 and "id03" in left  # one of nine is held out
+    assert (
+        "2 of 10 rows of --retrieve.given.forget_file are in no set, as they are held out or have "
+        f"no token of an answer: {left[0]!r}, {left[1]!r}\n"
+    ) in capsys.readouterr().out
 
 
 def test_a_row_that_stands_out_alone_has_another_to_retain(tmp_path):

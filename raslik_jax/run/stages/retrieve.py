@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from raslik_jax.files import write_json
 from raslik_jax.index import search
 from raslik_jax.index.combine import check_agreement
 from raslik_jax.index.format import INDEX_FORMAT
-from raslik_jax.messages import shown
+from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.progress import progress
 from raslik_jax.report.incident import read_traced
@@ -378,6 +378,8 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
     counts = sizes["num_forget"], sizes["num_retain"]
     request = _request(workspace, strategy, is_eligible_N, counts)
     is_eligible_N = request.is_eligible_N
+    if record.named:
+        _tell_left_out(record.named(request), request)
     scores, selection = strategies_lib.choose(record, request)
     for name, chosen, score_N in zip(Selection._fields, selection, scores, strict=True):
         extra = [
@@ -415,3 +417,15 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
             f"{entry['targets_in_retain']} targets in the retain set"
         )
     write_json(folder / "summary.json", entry)
+
+
+def _tell_left_out(named: Mapping[str, Sequence[int]], request: Request) -> None:
+    """Says which rows that files name are in no set."""
+    for flag, positions in named.items():
+        left = [place for place in positions if not request.is_eligible_N[place]]
+        if left:
+            print(
+                f"    {len(left):,} of {len(positions):,} rows of {flag} are in no set, as they "
+                "are held out or have no token of an answer: "
+                + some_of(request.examples[place].example_id for place in left)
+            )
