@@ -5,7 +5,6 @@ from a set. STRATEGIES holds them all, each with what reports and the plan of a 
 about it. Nothing here loads jax.
 """
 
-import collections
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +14,10 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from raslik_jax.data.examples import Example
-from raslik_jax.data.formats import says, what_it_says
-from raslik_jax.files import read_json_lines
 from raslik_jax.index.combine import Aggregate, aggregate_scores, best_positions, opposite
-from raslik_jax.messages import shown, some_of
+from raslik_jax.messages import some_of
 from raslik_jax.retrieve import acting
+from raslik_jax.retrieve.named import find_rows
 from raslik_jax.retrieve.own_settings import (
     Bm25Settings,
     CoverageSettings,
@@ -74,8 +72,8 @@ class Strategy(NamedTuple):
     `needs` names the entries of `Request.scores` that it reads; each is made by a unit of the run
     that is left out where no strategy needs it. `ranks_all` says whether the forget score orders
     all examples and can be measured as a ranking. `named` gives the examples that files name, by
-    the flag of each, of a strategy whose sets are those: all of them that is not barred is in a
-    set, whatever the sizes of others. An empty color or marker is the next one that no
+    the flag of each, of a strategy whose sets are those: all that are not barred are in a set,
+    whatever the sizes of others. An empty color or marker is the next one that no
     strategy has; `is_subject` marks the one that reports speak of where it was run. `is_weighted`
     says that its scores are what its rows count in a step; its sets may be smaller than asked for.
     """
@@ -240,48 +238,12 @@ def given(request: Request) -> Scores:
 
 def named_rows(request: Request) -> dict[str, list[int]]:
     """Returns the training examples that each given file names, by its flag; eligible or not."""
-    paths = dataclasses.asdict(request.settings)
+    paths = dataclasses.asdict(request.settings).items()
+    files = {f"--retrieve.given.{name}": path for name, path in paths if path}
     return {
-        f"--retrieve.given.{name}": _positions(request, f"--retrieve.given.{name}", path)
-        for name, path in paths.items()
-        if path
+        flag: find_rows(request.examples, path, flag=flag, fields=request.fields)
+        for flag, path in files.items()
     }
-
-
-def _positions(request: Request, flag: str, path: str) -> list[int]:
-    """Returns the training examples that a file names: by id, else by place, else by text.
-
-    A row with an id is none of another id, wherever it stands; one that says something else than
-    the row at its place has a key of that name for a purpose of its own. A text names all that
-    read so.
-    """
-    ids, places, texts = (collections.defaultdict[Any, list[int]](list) for _ in range(3))
-    for position, row in enumerate(request.examples):
-        for known, key in ((ids, row.example_id), (places, row.place), (texts, says(row))):
-            known[key].append(position)
-    found: list[int] = []
-    unknown: list[str] = []
-    for number, row in enumerate(read_json_lines(path, dict), start=1):
-        # A file of ours has the key "id", whatever the user's own is called.
-        named = row.get(request.fields.get("id", "id"), row.get("id"))
-        place = row.get("place")
-        said = [text for keys in (request.fields, {}) if (text := what_it_says(row, keys))]
-        if named is not None:
-            positions = ids.get(str(named), [])
-        else:
-            at_place = places.get(place, []) if type(place) is int and place > 0 else []
-            positions = [p for p in at_place if not said or says(request.examples[p]) in said]
-        positions = positions or next((texts[text] for text in said if text in texts), [])
-        found += positions
-        unknown += [] if positions else [str(number)]
-    if unknown:
-        raise ValueError(
-            f"rows of {flag} must be of the training examples, by id, place or text, line "
-            f"{some_of(unknown, quoted=False)} of {shown(path, 80)} is not: correct or remove it"
-        )
-    if not found:
-        raise ValueError(f"{flag} must name a row, {shown(path, 160)} is empty: add one")
-    return [*dict.fromkeys(found)]
 
 
 def mixture(request: Request) -> Scores:

@@ -1,0 +1,53 @@
+"""Training examples that a file of the user's names."""
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raslik_jax.data.examples import Example
+from raslik_jax.data.formats import says, what_it_says
+from raslik_jax.files import read_json_lines
+from raslik_jax.messages import shown, some_of
+
+
+def find_rows(
+    examples: Sequence[Example], path: str, *, flag: str, fields: Mapping[str, str]
+) -> list[int]:
+    """Returns the positions of the examples that a file names: by id, else by place, else by text.
+
+    A row with an id is none of another id, wherever it stands; one that says something else than
+    the row at its place has a key of that name for a purpose of its own. A text names all that
+    read so. A ValueError where a row names no example, or there is none.
+
+    Args:
+      path: of JSONL.
+      flag: which a message names.
+      fields: the field map of the user's own rows.
+    """
+    ids, places, texts = (collections.defaultdict[Any, list[int]](list) for _ in range(3))
+    for position, row in enumerate(examples):
+        for known, key in ((ids, row.example_id), (places, row.place), (texts, says(row))):
+            known[key].append(position)
+    found: list[int] = []
+    unknown: list[str] = []
+    for number, line in enumerate(read_json_lines(path, dict), start=1):
+        # A file of ours has the key "id", whatever the user's own is called.
+        named = line.get(fields.get("id", "id"), line.get("id"))
+        place = line.get("place")
+        said = [text for keys in (fields, {}) if (text := what_it_says(line, keys))]
+        if named is not None:
+            positions = ids.get(str(named), [])
+        else:
+            at_place = places.get(place, []) if type(place) is int and place > 0 else []
+            positions = [p for p in at_place if not said or says(examples[p]) in said]
+        positions = positions or next((texts[text] for text in said if text in texts), [])
+        found += positions
+        unknown += [] if positions else [str(number)]
+    if unknown:
+        raise ValueError(
+            f"rows of {flag} must be of the training examples, by id, place or text, line "
+            f"{some_of(unknown, quoted=False)} of {shown(path, 80)} is not: correct or remove it"
+        )
+    if not found:
+        raise ValueError(f"{flag} must name a row, {shown(path, 160)} is empty: add one")
+    return [*dict.fromkeys(found)]
