@@ -270,8 +270,9 @@ class RetrieveConfig(Stage):
     )
     retain_within: float = setting(
         0.0,
-        "Share of the examples, those of the lowest scores, that a retain set of the opposite "
-        "scores is drawn from at random; 0: the lowest are the set, as in the paper.",
+        "Share of the examples, those of the lowest scores, from which the rows to retain are "
+        "drawn at random, or the candidates for them where a strategy goes on choosing; 0: the "
+        "lowest, as in the paper. Retain sets that are random anyway stay as they are.",
         low=0,
         high=1,
     )

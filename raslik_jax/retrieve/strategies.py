@@ -71,17 +71,20 @@ class Strategy(NamedTuple):
 
     `needs` names the entries of `Request.scores` that it reads; each is made by a unit of the run
     that is left out where no strategy needs it. `ranks_all` says whether the forget score orders
-    all examples and can be measured as a ranking. `named` gives the examples that files name, by
-    the flag of each, of a strategy whose sets are those: all that are not barred are in a set,
-    whatever the sizes of others. An empty color or marker is the next one that no
-    strategy has; `is_subject` marks the one that reports speak of where it was run. `is_weighted`
-    says that its scores are what its rows count in a step; its sets may be smaller than asked for.
+    all examples and can be measured as a ranking, `retains_opposite` whether the retain score is
+    the other pole, of whose best the set is drawn with `retain_within`. `named` gives the examples
+    that files name, by the flag of each, of a strategy whose sets are those: all that are not
+    barred are in a set, whatever the sizes of others. An empty color or marker is the next one that
+    no strategy has; `is_subject` marks the one that reports speak of where it was run.
+    `is_weighted` says that its scores are what its rows count in a step; its sets may be smaller
+    than asked for.
     """
 
     title: str
     score: Callable[[Request], Scores]
     needs: tuple[str, ...] = ()
     ranks_all: bool = False
+    retains_opposite: bool = False
     named: Callable[[Request], Mapping[str, Sequence[int]]] | None = None
     settings: Settings = Settings()
     color: str = ""
@@ -114,14 +117,18 @@ def choose(record: Strategy, request: Request) -> tuple[Scores, Selection]:
     if record.is_weighted:
         counts = [int((score_N > -np.inf).sum()) for score_N in scores]
         sizes = min(sizes[0], counts[0]), min(sizes[1], counts[1])
-    ids = [row.example_id for row in request.examples]
-    forget_N, retain_N = scores
-    if record.ranks_all and request.retain_within:
-        share, seed = request.retain_within, request.seed
-        retain_N = spread_retain(retain_N, ids, share=share, seed=seed)
-    return scores, select_by_count(
-        forget_N, retain_N, ids, num_forget=sizes[0], num_retain=sizes[1]
-    )
+    ranked = _drawn(request, scores) if record.retains_opposite else scores
+    ids = _ids(request)
+    return scores, select_by_count(*ranked, ids, num_forget=sizes[0], num_retain=sizes[1])
+
+
+def _drawn(request: Request, poles: Scores) -> Scores:
+    """Returns poles whose retain scores go by a random draw, with `retain_within`."""
+    if not request.retain_within:
+        return poles
+    share, seed = request.retain_within, request.seed
+    retain_N = spread_retain(poles.retain_N, _ids(request), share=share, seed=seed)
+    return poles._replace(retain_N=retain_N)
 
 
 def _uniform(request: Request, stream: int) -> Float[np.ndarray, " N"]:
@@ -279,9 +286,10 @@ def two_stage(request: Request) -> Scores:
 
     The score is <g_x, g_q> - collateral <g_x, g_n>, with g the gradients of the trained loss, not
     normalized, q the mean over queries and n over normal rows; its negative is the retain set's.
-    Each set is chosen from `candidates` times its size, those nearest to its pole.
+    Each set is chosen from `candidates` times its size, those nearest to its pole or, of rows to
+    retain, drawn with `retain_within`.
     """
-    found = _poles(request, request.scores["influence"])
+    found = _drawn(request, _poles(request, request.scores["influence"]))
     action_NM = _columns(request, "step_effects")
     act_N = action_NM[:, 0] - request.settings.collateral * action_NM[:, -1]
     times, parts = request.settings.candidates, []
@@ -295,13 +303,12 @@ def two_stage(request: Request) -> Scores:
 def weighted(request: Request) -> Scores:
     """Returns the weights of `acting.weigh_sets`, of the rows nearest to RASLIK's poles.
 
-    There are `candidates` times the size of each set; those of the largest weights are weighed
-    again without the others. Rows of weight 0 are barred; a ValueError where a set has no other.
+    There are `candidates` times the size of each set, those to retain drawn with `retain_within`;
+    those of the largest weights are weighed again without the others. Rows of weight 0 are barred;
+    a ValueError where a set has no other.
     """
-    found, effect_NM = (
-        _poles(request, request.scores["influence"]),
-        _columns(request, "row_effects"),
-    )
+    found = _drawn(request, _poles(request, request.scores["influence"]))
+    effect_NM = _columns(request, "row_effects")
     settings, sizes = request.settings, (request.num_forget, request.num_retain)
     parts = []
     for pole_N, size in zip(found, sizes, strict=True):
@@ -370,8 +377,11 @@ def _columns(request: Request, need: str) -> Float[np.ndarray, "N M"]:
 
 
 def _protecting(request: Request, damage_N: Float[np.ndarray, " N"]) -> Scores:
-    """Returns both poles, a share of the retain set being the normal rows of the most damage."""
-    found = _poles(request, request.scores["influence"])
+    """Returns both poles, a share of the retain set being the normal rows of the most damage.
+
+    The others are the best of their pole, or drawn from it with `retain_within`.
+    """
+    found = _drawn(request, _poles(request, request.scores["influence"]))
     normal_N = np.where(acting.lower_half(found.forget_N), damage_N, -np.inf)
     count = round(request.settings.protect_share * request.num_retain)
     return found._replace(
@@ -398,6 +408,7 @@ def by_score(title: str, need: str, **more: Any) -> Strategy:
         lambda request: _poles(request, request.scores[need]),
         needs=(need,),
         ranks_all=True,
+        retains_opposite=True,
         **more,
     )
 
@@ -421,7 +432,13 @@ STRATEGIES: dict[str, Strategy] = {
         "Embedding", "embeddings", settings=EmbeddingSettings(), color="#CC79A7", marker="P"
     ),
     "bm25": Strategy(
-        "BM25", bm25, ranks_all=True, settings=Bm25Settings(), color="#E69F00", marker="v"
+        "BM25",
+        bm25,
+        ranks_all=True,
+        retains_opposite=True,
+        settings=Bm25Settings(),
+        color="#E69F00",
+        marker="v",
     ),
     "oracle": _ORACLE,
     "cr": _MIXTURE,
@@ -443,7 +460,11 @@ STRATEGIES: dict[str, Strategy] = {
     ),
     "action": variant(_TWO_STAGE, "Action", candidates=0.0, collateral=0.0),
     "coverage": Strategy(
-        "Coverage", coverage, needs=("influence", "each_query"), settings=CoverageSettings()
+        "Coverage",
+        coverage,
+        needs=("influence", "each_query"),
+        retains_opposite=True,
+        settings=CoverageSettings(),
     ),
     "mixed": _MIXED,
     "protect": variant(_MIXED, "Protect", protect_share=1.0),

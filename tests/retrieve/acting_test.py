@@ -123,6 +123,32 @@ def test_a_share_of_the_retain_set_protects_the_normal_rows_of_most_damage(name,
         assert _sets("protect", request) == [forget, retain]
 
 
+def _retained(name, request, **own):
+    record = STRATEGIES[name]
+    settings = dataclasses.replace(record.settings, **own)
+    return choose(record, request._replace(settings=settings))[1].retain.tolist()
+
+
+def test_every_strategy_draws_the_rows_that_oppose_alike():
+    drawn = [_request()._replace(retain_within=0.5, seed=seed) for seed in (0, 1)]
+    lowest = _best(range(_N), -_request().scores["influence"], _N // 2)
+    found = [_retained("raslik", request) for request in drawn]
+    assert {*found[0]} < {*lowest} and {*found[0]} != {*lowest[:_RETAIN]} != {*found[1]}
+    for request, expected in zip(drawn, found, strict=True):
+        # The nearest to the other pole are what is chosen from, where as many are asked for.
+        assert _retained("coverage", request, candidates=1.0) == expected
+        assert {*_retained("two_stage", request, candidates=1.0)} == {*expected}
+        assert {*_retained("weighted", request, candidates=1.0)} <= {*expected}
+        for name in ("mixed", "trial"):
+            assert _retained(name, request, protect_share=0.0) == expected
+            half = _retained(name, request, protect_share=0.5)
+            left = [row for row in expected if row not in half[:3]]
+            assert half[3:] == left[:3]
+    # Random retain sets stay as they are.
+    for name in ("random", "raslik_f"):
+        assert _retained(name, drawn[0]) == _retained(name, _request())
+
+
 def test_more_rows_to_protect_than_are_normal_are_refused_in_one_sentence():
     record = STRATEGIES["protect"]
     with pytest.raises(ValueError, match="protect normal ones must be 0 to the 15 .* got 16"):

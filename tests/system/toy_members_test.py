@@ -118,7 +118,10 @@ MEMBERS = (
         ),
     ),
     (DATASETS, Dataset("Counting", load_counting, settings=Counting())),
-    (STRATEGIES, Strategy("Shortest", shortest, ranks_all=True, settings=Length())),
+    (
+        STRATEGIES,
+        Strategy("Shortest", shortest, ranks_all=True, retains_opposite=True, settings=Length()),
+    ),
     (
         PROJECTIONS,
         ProjectionFamily(
