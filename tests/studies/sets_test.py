@@ -79,6 +79,18 @@ def test_what_is_said_of_other_objectives_was_measured(objective):
     assert all(table in _TEXT for table in (volumes, differences, course, *beside))
 
 
+@pytest.mark.parametrize("objective", ["npo_klr"])
+def test_what_is_said_of_all_strategies_with_other_objectives_was_measured(objective):
+    results = report.read_results(_SMOLLM2 / objective)
+    volumes, differences, shown, _, course, _ = report.tables(results, "validation")
+    assert all(table in _TEXT for table in (volumes, differences, shown, course))
+    sets = [
+        {run["name"]: run["sets"] for run in found if run["split"] == "validation"}
+        for found in (results, report.read_results(_SMOLLM2))
+    ]
+    assert sets[0] == sets[1]  # an objective changes none
+
+
 def test_what_is_said_of_all_objectives_was_measured():
     folders = [_SMOLLM2 / name for name in ("", "ga_gdr", "npo_klr", "ga_klr")]
     results = report.join_paths([run for one in folders for run in report.read_results(one)])
