@@ -171,7 +171,7 @@ class _Planner:
             "corpus",
             corpus.make_corpus,
             settings=f"seed corpus corpus.dataset corpus.{config.corpus.dataset}",
-            values=values,
+            values=values | corpus.FORMATS,
             files=config.corpus.source_files() | tokenizer,
             is_alone=True,
         )
@@ -190,6 +190,7 @@ class _Planner:
             references.make_retrieval_answers,
             "corpus/retrieval.jsonl {finetuned}",
             "{decoding} sketch.query_output",
+            values=references.ANSWERS_FORMAT,
         )
 
     def references(self) -> Iterator[Unit]:

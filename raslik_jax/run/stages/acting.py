@@ -33,6 +33,8 @@ _ACTING = {
     "sketch.parameters": "lora",
     "sketch.normalize": "vector",
 }
+# 2: of every answer of a row that is a conversation.
+FORMATS = {"formats": {"effects": 2}}
 
 
 def read_scores(workspace: Workspace, need: str) -> Float[np.ndarray, "N ..."]:

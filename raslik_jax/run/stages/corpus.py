@@ -8,6 +8,9 @@ from raslik_jax.data import encoding, examples, masking, prompts, tokenization
 from raslik_jax.models import checkpoint
 from raslik_jax.run.workspace import Workspace, queries_to_answer
 
+# 2: one rendering for all rows, one day in templates that ask for it, no pads in rows of ids.
+FORMATS = {"formats": {"rows": 2}}
+
 
 def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the training examples, the queries, the tokenizer and the examples as token ids."""

@@ -16,6 +16,9 @@ from raslik_jax.run.workspace import (
     write_rows,
 )
 
+# 2: answers to texts as they were said, with their blanks.
+ANSWERS_FORMAT = {"formats": {"answers": 2}}
+
 
 @memory.decoding
 def make_retrieval_answers(workspace: Workspace, folder: pathlib.Path) -> None:

@@ -219,6 +219,7 @@ SCORES: dict[str, tuple[dict[str, Any], ...]] = {
             "reads": "{rows} {queries} {finetuned} retrieve/influence",
             "settings": "{likelihood} sketch.base_format sketch.num_buckets sketch.projection "
             "sketch.size sketch.query_output",
+            "values": acting.FORMATS,
         },
     ),
     "row_effects": (
@@ -228,6 +229,7 @@ SCORES: dict[str, tuple[dict[str, Any], ...]] = {
             "reads": "{rows} {queries} {finetuned} retrieve/influence",
             "settings": "{likelihood} sketch.base_format sketch.num_buckets sketch.projection "
             "sketch.size sketch.query_output",
+            "values": acting.FORMATS,
         },
     ),
     "damage": (
