@@ -146,8 +146,7 @@ class Tracer:
         adapters = sketch_stage.sketched_adapters(self.workspace)
         today = made_with | sketch_stage.model_identity(self.workspace, adapters)
         refuse_differences(self.store.path, made_with, today)
-        spec = projections.ProjectionSpec(**made_with["projection"])
-        projection = projections.init_projection(spec.seed, spec.family, spec.num_params, spec.size)
+        projection = projections.init_projection(**made_with["projection"])
         self._sketch = sketch_stage.sketch_function(self.workspace, projection, adapters)
         self.examples = {row.example_id: row for row in self.workspace.corpus.train}
         unknown = {*self.store.ids} - self.examples.keys()

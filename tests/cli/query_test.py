@@ -174,6 +174,17 @@ class QueryTest(parameterized.TestCase):
         self.assertAlmostEqual(again.toward[0].score, expected.toward[0].score, places=5)
         self.assertGreater(found.against[0].sigma, expected.against[0].sigma * 0.999)
 
+    def test_queries_are_sketched_as_the_manifest_says(self):
+        made_with = {"family": "dense_rademacher", "seed": 3, "operand": "bfloat16"}
+        made_with = self.tracer.store.identity["projection"] | made_with
+        identity = self.tracer.store.identity | {"projection": made_with}
+        ids = self.tracer.store.ids
+        other = SketchStore.create(self.root / "dense", identity=identity, ids=ids, size=64)
+        with mock.patch.object(sketch_stage, "sketch_function") as function:
+            trace.Tracer(other.path, run=self.run_folder)
+        projection = function.call_args.args[1]
+        self.assertEqual(dataclasses.asdict(projection.spec), made_with)
+
     def test_script_prints_both_poles(self):
         text = self.script(
             "query.py", f"--index={self.index}", "--instruction=What is a\x1b[31m kettle?",
