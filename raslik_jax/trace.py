@@ -57,7 +57,9 @@ class Influence(NamedTuple):
     The score is the mean (centered) cosine with the queries, s_F: positive pulls toward the
     generation. Sigma is its standard deviation over random sketches; None where it is no mean.
     `chance` is how the score lies among those of unrelated prompts, by the names of
-    `retrieve.chance`; None where the run of the index stored none.
+    `retrieve.chance`; None where the run of the index stored none. Scored again from a finer index,
+    all three are of the finer score; only the q of `chance` also depends on the scores of rows that
+    are not shown, which stay the coarser ones.
     """
 
     example: Example
@@ -234,20 +236,25 @@ class Tracer:
         finer: SketchStore | None,
     ) -> tuple[np.ndarray, tuple[Influence, ...], tuple[Influence, ...]]:
         """Returns the scores of all rows with these queries, and both ends of their ranking."""
-        asked = search.queries_of_store(self.store, query_QK, center=center)
         how: Any = {"center": center, "aggregate": aggregate}
         score_N = search.score_store(self.store, query_QK, **how)
-        chances = chance_stage.of_trace(self.workspace, self.store, score_N, asked, **how)
         sizes: Any = {"k_forget": top, "k_retain": bottom}
         tails = search.search_store(
             self.store, query_QK, **how, **sizes, finer=finer, score_N=score_N
         )
+        scored = finer or self.store
+        asked = search.queries_of_store(scored, query_QK, center=center)
+        shown_N = score_N.copy()
+        shown_N[self.store.positions_of(tails.forget_ids)] = tails.forget_scores
+        shown_N[self.store.positions_of(tails.retain_ids)] = -tails.retain_scores
+        chances = chance_stage.of_trace(self.workspace, self.store, shown_N, asked, **how)
 
         def influences(ids: Sequence[str], score_M: np.ndarray) -> tuple[Influence, ...]:
             positions = self.store.positions_of(ids)
             sigmas: Sequence[float | None] = [None] * len(ids)
             if ids and aggregate == "mean":
-                sigmas = noise.row_sigma(self.store, positions, score_M, asked).tolist()
+                places = scored.positions_of(ids)
+                sigmas = noise.row_sigma(scored, places, score_M, asked).tolist()
             told: Sequence[Mapping[str, float] | None] = [None] * len(ids)
             if chances and not np.isnan(chances.p_N[positions]).any():
                 parts = np.stack(chances, axis=1)[positions].tolist()

@@ -98,14 +98,18 @@ class QueryTest(parameterized.TestCase):
         # So that every prompt is unrelated, whatever it says.
         none = mock.Mock(return_value=np.zeros(20, bool))
         self.enterContext(mock.patch.object(chance, "related_prompts", none))
-        row = rows[7]
-        found = self.tracer.trace(row.instruction, row.output, input=row.input, top=3)
-        for one in found.toward:
-            null_M = null_NM[[r.example_id for r in rows].index(one.example.example_id)]
-            higher = int((null_M >= one.score).sum())
-            self.assertEqual((one.chance["higher"], one.chance["prompts"]), (higher, 20))
-            self.assertAlmostEqual(one.chance["p"], (1 + higher) / 21)
-        said = f"{higher} of 20 unrelated prompts score it as high; p "
+        row, fine = rows[7], self.tracer.store
+        signs = requantize(fine, folder / "signs", dtype="sign", is_centered=True)
+        for store, finer in ((signs, fine), (fine, None)):
+            with mock.patch.object(self.tracer, "store", store):
+                found = self.tracer.trace_queries([row], top=3, finer=finer)
+            for one in (*found.toward, *found.against):
+                null_M = null_NM[[r.example_id for r in rows].index(one.example.example_id)]
+                higher = int((null_M >= one.score).sum())
+                self.assertEqual((one.chance["higher"], one.chance["prompts"]), (higher, 20))
+                self.assertAlmostEqual(one.chance["p"], (1 + higher) / 21)
+        one = found.toward[2]
+        said = f"{one.chance['higher']:.0f} of 20 unrelated prompts score it as high; p "
         self.assertIn(said, asking.as_text(found, 80))
         self.assertEqual(asking.as_json(found)["toward"][2]["chance"], one.chance)
         # Of scores that are centered otherwise the run knows no chance, nor of ranks.
@@ -138,6 +142,12 @@ class QueryTest(parameterized.TestCase):
         self.assertEqual([one.queries for one in found.behaviors], [(0, 2), (1,)])
         self.assertEqual(found.behaviors[0].toward[0].example, rows[0])
         self.assertEqual(found.behaviors[1].toward[0].example, rows[other])
+        fine = self.tracer.store
+        coarse = requantize(fine, self.root / "two-behaviors", dtype="int8")
+        with mock.patch.object(self.tracer, "store", coarse):
+            again = self.tracer.trace_queries(queries, top=2, bottom=1, finer=fine)
+        for one, same in zip(again.behaviors, found.behaviors, strict=True):
+            self.assertEqual([i.example for i in one.toward], [i.example for i in same.toward])
         alone = self.tracer.trace_queries([rows[other]], top=2, bottom=0)
         for one, other in zip(found.behaviors[1].toward, alone.toward, strict=True):
             self.assertEqual(one.example, other.example)
@@ -169,10 +179,15 @@ class QueryTest(parameterized.TestCase):
         found = tracer.trace_queries(query, top=1, bottom=2)
         self.assertEqual(found.toward[0].example, row)
         again = tracer.trace_queries(query, top=2, bottom=2, finer=self.tracer.store)
-        expected = self.tracer.trace_queries(query, top=2, bottom=2)
         self.assertEqual(again.toward[0].example, row)
-        self.assertAlmostEqual(again.toward[0].score, expected.toward[0].score, places=5)
-        self.assertGreater(found.against[0].sigma, expected.against[0].sigma * 0.999)
+        # Score and noise are those that the finer index itself gives the rows.
+        expected = self.tracer.trace_queries(query, top=120, bottom=0)
+        own = {one.example.example_id: one for one in expected.toward}
+        for one in (*again.toward, *again.against):
+            same = own[one.example.example_id]
+            np.testing.assert_allclose((one.score, one.sigma), (same.score, same.sigma), atol=1e-5)
+        lowest = found.against[0]
+        self.assertGreater(lowest.sigma, own[lowest.example.example_id].sigma * 0.999)
 
     def test_queries_are_sketched_as_the_manifest_says(self):
         made_with = {"family": "dense_rademacher", "seed": 3, "operand": "bfloat16"}
