@@ -264,6 +264,7 @@ class _Planner:
                 "seed sketch.query_output retrieve.aggregate retrieve.retain_from retrieve.select "
                 f"retrieve.retain_within retrieve.{strategy}",
                 strategy,
+                values=retrieve.SETS_FORMAT,
                 is_alone=True,
             )
             if self.config.retrieve.step_rows:

@@ -48,6 +48,8 @@ RULES_ON_SCORES = {
     "gap": ("retrieve/influence sketch/index retrieve/queries {queries}", "retrieve.center"),
 }
 FORMATS = {"formats": {"index": INDEX_FORMAT, "projection": SKETCH_FORMAT}}
+# 2: retain sets within a share of the lowest scores are drawn alike for all strategies.
+SETS_FORMAT = {"formats": {"sets": 2}}
 # Where the rule cuts, beside the sizes that follow from it.
 CUT = "cut.json"
 
