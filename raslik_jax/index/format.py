@@ -4,7 +4,7 @@ Layout of an index, local folder or `gs://`, `s3://` prefix alike:
 
     manifest.json      what the index is, what it was made from, and which ids are marked deleted;
                        written last at creation
-    ids/<s>.json       ids of segment s (one per creation or append), in sketching order
+    ids/0.json         ids in sketching order; those of each append in ids/<hash>.json
     rows/ norms/ lengths/ scales/ sums/    zarr3 arrays, one file per chunk of whole rows
     center             what 1-bit rows had subtracted before their signs were taken
     commits/<i>.json   the commit record of chunk i, written after everything else of the chunk:
@@ -248,6 +248,14 @@ def make_segment(ids: Sequence[str]) -> tuple[Segment, bytes]:
     """Returns a segment of these ids, and the content of their file."""
     value = json_bytes(list(ids))
     return Segment(len(ids), sha256(value)), value
+
+
+def ids_file(number: int, segment: Segment) -> str:
+    """Returns the name of the file of a segment's ids; that of an append tells what is in it.
+
+    So of two appends at once neither writes over the other's ids: the manifest names one of them.
+    """
+    return f"ids/{segment.ids_sha256[:16] if number else 0}.json"
 
 
 def sha256(value: bytes) -> str:

@@ -20,6 +20,7 @@ from raslik_jax.index.format import (
     Manifest,
     check_settings,
     checksum,
+    ids_file,
     make_segment,
     read_manifest,
     record_file,
@@ -86,7 +87,7 @@ class SketchStore:
         """
         place = Place(path)
         segment, ids_bytes = make_segment(ids)
-        files = {"ids/0.json": ids_bytes}
+        files = {ids_file(0, segment): ids_bytes}
         if center_K is not None:
             files["center"] = center_K.astype("<f8").tobytes()
         manifest = Manifest(
@@ -137,7 +138,8 @@ class SketchStore:
         manifest = read_manifest(value, place.path)
         ids: list[str] = []
         for number, segment in enumerate(manifest.segments):
-            ids += json.loads(_read_hashed(place, f"ids/{number}.json", segment.ids_sha256))
+            name = ids_file(number, segment)
+            ids += json.loads(_read_hashed(place, name, segment.ids_sha256))
         return cls(place, manifest, tuple(ids))
 
     @functools.cached_property

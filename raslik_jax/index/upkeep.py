@@ -11,6 +11,7 @@ from raslik_jax.index.format import (
     MANIFEST,
     checksum,
     coarser_dtypes,
+    ids_file,
     make_segment,
     record_file,
 )
@@ -84,7 +85,8 @@ def append(store: SketchStore, ids: Sequence[str]) -> SketchStore:
         )
     segment, value = make_segment(ids)
     segments = store.manifest.segments
-    return _changed(store, {f"ids/{len(segments)}.json": value}, segments=(*segments, segment))
+    files = {ids_file(len(segments), segment): value}
+    return _changed(store, files, segments=(*segments, segment))
 
 
 def delete(store: SketchStore, ids: Iterable[str]) -> SketchStore:
@@ -112,11 +114,16 @@ def _changed(store: SketchStore, files: Mapping[str, bytes], **changes: Any) -> 
             f"{store.path} must not be changed in place, its bits are of centered rows and the "
             "mean would move: change the finer index and make this one from it again"
         )
-    if store.place.read(MANIFEST) != store.manifest.seal():
-        raise ValueError(f"the index {store.path} was changed since it was opened: open it again")
-    manifest = dataclasses.replace(store.manifest, **changes)
-    for file, value in (*files.items(), (MANIFEST, manifest.seal())):
+    refusal = f"the index {store.path} was changed since it was opened: open it again"
+    found = store.place.look(MANIFEST)
+    if found.value != store.manifest.seal():
+        raise ValueError(refusal)
+    for file, value in files.items():
         store.place.write(file, value)
+    manifest = dataclasses.replace(store.manifest, **changes)
+    # Of two changes at once the later finds another generation here.
+    if not store.place.write(MANIFEST, manifest.seal(), if_equal=found.generation):
+        raise ValueError(refusal)
     return SketchStore.open(store.path)
 
 

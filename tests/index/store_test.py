@@ -294,6 +294,47 @@ class StoreTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, r"1 are in the index already \('new-3'\)"):
             store = append(store, ["new-3", "new-77"])
 
+    @parameterized.product(
+        scheme=["", "file://"],
+        first=[lambda store: append(store, ["a", "b"]), lambda store: delete(store, ["id-07"])],
+    )
+    def test_of_two_changes_at_once_the_later_is_refused(self, scheme, first):
+        store = self.make(scheme + self.path)
+        write, expected = Place.write, []
+
+        def write_late(place, name, value, **how):
+            if not expected:  # this change has looked at the manifest, the other overtakes it
+                expected.append(None)
+                expected[0] = first(SketchStore.open(store.path)).manifest
+            return write(place, name, value, **how)
+
+        with (
+            mock.patch.object(Place, "write", write_late),
+            self.assertRaisesRegex(ValueError, "was changed since it was opened: open it again"),
+        ):
+            append(store, ["c"])
+        found = SketchStore.open(store.path)
+        self.assertEqual(found.manifest, expected[0])
+        self.assertEqual(append(found, ["c"]).ids, (*found.ids, "c"))
+
+    def test_a_killed_append_leaves_the_index_as_it_was(self):
+        store = self.make()
+        write = Place.write
+
+        def write_ids_alone(place, name, value, **how):
+            if name == "manifest.json":
+                raise KeyboardInterrupt
+            return write(place, name, value, **how)
+
+        with (
+            mock.patch.object(Place, "write", write_ids_alone),
+            self.assertRaises(KeyboardInterrupt),
+        ):
+            append(store, ["a", "b"])
+        store = SketchStore.open(self.path)
+        self.assertEqual((store.ids, verify(store)), (tuple(self.ids), ()))
+        self.assertEqual(append(store, ["c"]).ids, (*self.ids, "c"))
+
     @parameterized.parameters("float32", "bfloat16", "int8")
     def test_mean_follows_appends_and_deletions_exactly(self, dtype):
         rows, norms = unit_rows(40, 24, seed=2)
