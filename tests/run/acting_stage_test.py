@@ -126,8 +126,9 @@ def _counts(tokens, is_target):
     return np.bincount(tokens[is_target], minlength=400).astype(np.float32)
 
 
-def test_mean_effects_are_of_all_that_a_step_trains(tmp_path, monkeypatch):
-    workspace = _workspace(tmp_path)
+@pytest.mark.parametrize("max_len", [0, 24])
+def test_mean_effects_are_of_all_that_a_step_trains(tmp_path, monkeypatch, max_len):
+    workspace = _workspace(tmp_path, f"--unlearn.max_len={max_len}")
 
     def sketch(batch):
         parts = np.asarray(batch.tokens_BL), np.asarray(batch.target_mask_BL)
@@ -139,12 +140,15 @@ def test_mean_effects_are_of_all_that_a_step_trains(tmp_path, monkeypatch):
     monkeypatch.setattr(acting, "_acting", lambda run: (run, sketch))
     effect_N2 = _make(workspace, "step_effects", acting.make_step_effects)
     queries, rows = workspace.encode(workspace.retrieval_queries()), workspace.train_rows
-    query_QV, row_NV = (
-        np.stack([*map(_counts, part.tokens, part.target_masks())]) for part in (queries, rows)
+    trained = rows.cut(max_len or 96)
+    assert (trained.lengths_N < rows.lengths_N).any() == bool(max_len)
+    query_QV, row_NV, trained_NV = (
+        np.stack([*map(_counts, part.tokens, part.target_masks())])
+        for part in (queries, rows, trained)
     )
     influence_N = acting.read_scores(workspace, "influence")
     normal_V = row_NV[influence_N <= np.median(influence_N)].mean(0)
-    expected_N2 = row_NV @ np.stack([query_QV.mean(0), normal_V], axis=1)
+    expected_N2 = trained_NV @ np.stack([query_QV.mean(0), normal_V], axis=1)
     np.testing.assert_allclose(effect_N2, expected_N2, rtol=1e-5)
 
 

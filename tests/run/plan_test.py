@@ -276,6 +276,14 @@ def test_what_the_chosen_strategies_need_is_computed_and_no_more(strategies, sel
         assert all(read.startswith(tuple(units)) for read in unit.reads)
 
 
+def test_effects_of_rows_are_made_again_where_steps_cut_rows_elsewhere(tmp_path):
+    config = replaced(_config(tmp_path), {"retrieve.strategies": ["mixed", "weighted", "trial"]})
+    before = _decided(config, tmp_path)
+    after = _decided(replaced(config, {"unlearn.max_len": 64}), tmp_path)
+    effects = {f"retrieve/{need}" for need in ("step_effects", "row_effects", "damage")}
+    assert _changed(before, after) == {*effects, *_named(before, "unlearn/"), "evaluate"}
+
+
 def test_a_strategy_is_not_called_as_scores_are_whose_folder_its_sets_would_replace():
     assert not {*SCORES} & {*STRATEGIES}
 

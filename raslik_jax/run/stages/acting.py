@@ -77,8 +77,9 @@ def make_step_effects(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes <g_x, mean g> with the queries and with normal rows, [N, 2], in nats.
 
     g is the gradient of the loss that unlearning trains, at the fine-tuned adapter, not normalized:
-    a step eta g_x raises the loss of the others by eta times this, to first order. By sketches of
-    the run's size, whose inner products are unbiased.
+    a step eta g_x raises the loss of the others by eta times this, to first order. Row x is cut at
+    --unlearn.max_len, as in a step; the others are whole. By sketches of the run's size, whose
+    inner products are unbiased.
     """
     acting, sketch = _acting(workspace)
     mean_MK = np.stack([_mean_gradient(acting, sketch, part) for part in _others(acting)])
@@ -114,7 +115,8 @@ def _write_effects(
 ) -> None:
     """Writes the inner products of every training example's gradient with others, [N, M]."""
     placed_MK = meshes.place(other_MK)
-    encoded = acting.cut(acting.train_rows, "training examples")
+    max_len = acting.config.unlearn.max_len
+    encoded = acting.cut(acting.train_rows, "training examples", max_len=max_len)
 
     def act(batch: batches.Batch) -> tuple[jax.Array, jax.Array]:
         found = sketch(batch)
@@ -128,7 +130,7 @@ def _write_effects(
 def _others(workspace: Workspace) -> tuple[encoding.Encoded, encoding.Encoded]:
     """Returns the queries, and some rows of the lower half of the scores, drawn by the seed.
 
-    Of a query the answer that is traced counts, of a row all that a step trains.
+    Of a query the answer that is traced counts, of a row every answer.
     """
     queries = workspace.encode(workspace.retrieval_queries(), "queries")
     normal = np.flatnonzero(lower_half(read_scores(workspace, "influence")))

@@ -220,7 +220,7 @@ SCORES: dict[str, tuple[dict[str, Any], ...]] = {
             "make": acting.make_step_effects,
             "reads": "{rows} {queries} {finetuned} retrieve/influence",
             "settings": "{likelihood} sketch.base_format sketch.num_buckets sketch.projection "
-            "sketch.size sketch.query_output",
+            "sketch.size sketch.query_output unlearn.max_len",
             "values": acting.FORMATS,
         },
     ),
@@ -230,7 +230,7 @@ SCORES: dict[str, tuple[dict[str, Any], ...]] = {
             "make": acting.make_row_effects,
             "reads": "{rows} {queries} {finetuned} retrieve/influence",
             "settings": "{likelihood} sketch.base_format sketch.num_buckets sketch.projection "
-            "sketch.size sketch.query_output",
+            "sketch.size sketch.query_output unlearn.max_len",
             "values": acting.FORMATS,
         },
     ),
