@@ -1,7 +1,8 @@
 """Where an index lies: a local folder, or a `gs://` or `s3://` prefix, by the same few calls.
 
 Every write goes to a name of its own, is fsynced and renamed: a file is there whole or not at all.
-No lock is held meanwhile, so a process that is stopped in the middle holds up no other.
+No lock is held meanwhile, so a process that is stopped in the middle holds up no other; only
+`replace` holds one.
 """
 
 import contextlib
@@ -15,8 +16,9 @@ import numpy as np
 import tensorstore as ts
 
 # With locks, one stopped process would block all that write the same file, for ever. Without, two
-# conditional writes of the same moment may both succeed.
+# conditional writes of the same moment may both succeed, which `replace` must not.
 _CONTEXT = ts.Context({"file_io_locking": {"mode": "none"}})
+_LOCKING = ts.Context({"file_io_locking": {"mode": "os"}})
 _UNFINISHED = ".__lock"  # how TensorStore's names of unfinished writes end
 
 
@@ -36,6 +38,7 @@ class Place:
         self.path = text.rstrip("/") if is_remote else os.path.abspath(text)
         self.local = None if is_remote else Path(self.path)
         spec: Any = f"{self.path}/" if is_remote else {"driver": "file", "path": f"{self.path}/"}
+        self._spec = spec
         self._kv = ts.KvStore.open(spec, context=_CONTEXT).result()
 
     def look(self, name: str) -> Read:
@@ -76,6 +79,15 @@ class Place:
         """Writes a file, or deletes it for None; its generation, empty where not `if_equal`."""
         with self._explained(name):
             return self._kv.write(name, value, if_equal=if_equal).result().generation
+
+    def replace(self, name: str, value: bytes, *, if_equal: bytes) -> bool:
+        """Writes a file that is still as `look` found it; of several at once one does.
+
+        For that moment a lock is held, of which a process that dies lets go.
+        """
+        with self._explained(name):
+            kv = ts.KvStore.open(self._spec, context=_LOCKING).result()
+            return bool(kv.write(name, value, if_equal=if_equal).result().generation)
 
     def create(self, name: str, value: bytes, *, if_equal: bytes) -> bytes:
         """Writes a file that was not there for `look`; as `write`, but one of many has it."""

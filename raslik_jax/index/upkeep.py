@@ -122,7 +122,7 @@ def _changed(store: SketchStore, files: Mapping[str, bytes], **changes: Any) -> 
         store.place.write(file, value)
     manifest = dataclasses.replace(store.manifest, **changes)
     # Of two changes at once the later finds another generation here.
-    if not store.place.write(MANIFEST, manifest.seal(), if_equal=found.generation):
+    if not store.place.replace(MANIFEST, manifest.seal(), if_equal=found.generation):
         raise ValueError(refusal)
     return SketchStore.open(store.path)
 

@@ -1,11 +1,14 @@
 """The index on disk: what is written is read, nothing is lost, what is foreign is refused."""
 
+import concurrent.futures
+import contextlib
 import errno
 import json
 import os
 import pathlib
 import shutil
 import tempfile
+import threading
 from unittest import mock
 
 import numpy as np
@@ -317,17 +320,36 @@ class StoreTest(parameterized.TestCase):
         self.assertEqual(found.manifest, expected[0])
         self.assertEqual(append(found, ["c"]).ids, (*found.ids, "c"))
 
-    def test_a_killed_append_leaves_the_index_as_it_was(self):
-        store = self.make()
-        write = Place.write
+    @parameterized.parameters("", "file://")
+    def test_what_changes_of_the_same_moment_report_is_in_the_index(self, scheme):
+        store = self.make(scheme + self.path)
+        both_looked = threading.Barrier(2)
+        replace = Place.replace
 
-        def write_ids_alone(place, name, value, **how):
-            if name == "manifest.json":
-                raise KeyboardInterrupt
-            return write(place, name, value, **how)
+        def replace_together(place, name, value, **how):
+            both_looked.wait()
+            return replace(place, name, value, **how)
+
+        def change(opened, name):
+            with contextlib.suppress(ValueError):
+                return append(opened, [name])
 
         with (
-            mock.patch.object(Place, "write", write_ids_alone),
+            mock.patch.object(Place, "replace", replace_together),
+            concurrent.futures.ThreadPoolExecutor(2) as pool,
+        ):
+            for turn in range(20):
+                opened = [SketchStore.open(store.path) for _ in range(2)]
+                names = [f"a{turn}", f"b{turn}"]
+                done = [found is not None for found in pool.map(change, opened, names)]
+                ids = SketchStore.open(store.path).ids
+                self.assertEqual(done, [name in ids for name in names])
+                self.assertEqual(sum(done), 1)
+
+    def test_a_killed_append_leaves_the_index_as_it_was(self):
+        store = self.make()
+        with (
+            mock.patch.object(Place, "replace", mock.Mock(side_effect=KeyboardInterrupt)),
             self.assertRaises(KeyboardInterrupt),
         ):
             append(store, ["a", "b"])
