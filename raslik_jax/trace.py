@@ -203,6 +203,8 @@ class Tracer:
         """
         if not queries:
             raise ValueError("queries must be at least one, got none")
+        row, template = next(iter(self.examples.values())), self.workspace.template
+        queries = [masking.as_trained(query, row, template) for query in queries]
         retrieve = self.workspace.config.retrieve
         center = retrieve.center if center is None else center
         aggregate = aggregate or retrieve.aggregate

@@ -136,6 +136,18 @@ def with_answer(row: Example, text: str, tokenizer: Tokenizer) -> Example:
     return row._replace(output=text, content={"input_ids": [*asked, *said], "labels": labels})
 
 
+def as_trained(query: Example, row: Example, template: prompts.Template) -> Example:
+    """Returns a query as a training row is: where that is a text, as a prompt and what follows it.
+
+    Apart from its prompt, an answer with a blank would have other ids than the model says: some
+    tokenizers put a blank in front of every text.
+    """
+    if template.has_form(row) or not (template.is_bare and template.has_form(query)):
+        return query
+    content = {"prompt": prompts.fill_form(query, template), "completion": query.output}
+    return query._replace(format="prompt_completion", content=content)
+
+
 def end_ids(tokenizer: Tokenizer, template: prompts.Template) -> tuple[int, ...]:
     """Returns the ids that end an answer: EOS, and the token that the chat template writes then."""
     tail = chat.end_of_turn(template.chat) if template.chat else ""

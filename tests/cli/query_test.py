@@ -22,6 +22,7 @@ from index_cases import tree_bytes
 from raslik_jax import trace
 from raslik_jax.cli import asking, query, report, sketch_job
 from raslik_jax.config import MeshConfig, config_from_json, to_json
+from raslik_jax.data import prompts
 from raslik_jax.data.formats import read_examples
 from raslik_jax.files import read_json, write_json
 from raslik_jax.index import search
@@ -199,6 +200,23 @@ class QueryTest(parameterized.TestCase):
             trace.Tracer(other.path, run=self.run_folder)
         projection = function.call_args.args[1]
         self.assertEqual(dataclasses.asdict(projection.spec), made_with)
+
+    def test_a_question_to_an_index_of_texts_is_a_text(self):
+        path = self.root / "texts.jsonl"
+        path.write_text('{"text": "The sky is blue."}\n')
+        (row,) = read_examples(path, format="text")
+        workspace = self.tracer.workspace
+        template = prompts.find_template("plain", workspace.tokenizer)
+        with (
+            mock.patch.object(self.tracer, "examples", {row.example_id: row}),
+            mock.patch.object(workspace, "template", template),
+            mock.patch.object(self.tracer, "sketch", side_effect=KeyboardInterrupt) as sketch,
+            self.assertRaises(KeyboardInterrupt),
+        ):
+            self.tracer.trace("The sea is", " blue")
+        ((query,),) = sketch.call_args.args
+        self.assertEqual(query.content, {"prompt": "The sea is", "completion": " blue"})
+        self.assertEqual(query[1:4], ("The sea is", "", " blue"))
 
     def test_script_prints_both_poles(self):
         text = self.script(

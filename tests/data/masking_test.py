@@ -16,7 +16,14 @@ from raslik_jax.data.chat import ChatTemplate, render
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import make_example
 from raslik_jax.data.fields import Row
-from raslik_jax.data.masking import describe_rows, end_ids, read_answers, with_answer, with_texts
+from raslik_jax.data.masking import (
+    as_trained,
+    describe_rows,
+    end_ids,
+    read_answers,
+    with_answer,
+    with_texts,
+)
 from raslik_jax.data.prompts import (
     TEMPLATES,
     find_template,
@@ -135,6 +142,26 @@ class AnswersTest(parameterized.TestCase):
         traced = encoding.encode([answered(rows[0], text)], tokenizer, template="plain")
         self.assertEqual(traced.tokens[0].tolist(), [*asked[0], *ids, tokenizer.eos_id])
         self.assertEqual(traced.start_N.tolist(), [len(asked[0])])
+
+    @parameterized.product(kind=("bytes", "metaspace", "llama"), input=("", "blue"))
+    def test_a_question_to_texts_is_a_text(self, kind, input):
+        tokenizer, (row,) = _pieces(kind), _rows("text", {"text": "The sky is blue"})
+        template = find_template("plain", tokenizer)
+        asked = f"The sky is\n{input}" if input else "The sky is"
+        (whole,) = tokenizer.encode_marked([asked + " blue"])
+        for said in (" blue", ""):
+            query = as_trained(make_example("The sky is", input, said), row, template)
+            query = query if said else answered(query, " blue")
+            self.assertEqual(query[1:4], ("The sky is", input, " blue"))
+            traced = encoding.encode([query], tokenizer, template="plain")
+            expected = [*tokenizer.prompt_prefix, *whole.ids, tokenizer.eos_id]
+            self.assertEqual(traced.tokens[0].tolist(), expected)
+        # Other queries are what they are, and so are all where rows are instructions.
+        talk = _rows("messages", {"messages": _messages("hi", "no")})[0]
+        self.assertEqual(as_trained(talk, row, template), talk)
+        one = make_example("The sky is", input, " blue")
+        for like, name in ((one, "plain"), (one, "brief"), (talk, "chat")):
+            self.assertEqual(as_trained(one, like, find_template(name, tokenizer)), one)
 
     @parameterized.parameters("bytes", "metaspace", "llama")
     def test_an_answer_to_ids_follows_them(self, kind):
