@@ -10,6 +10,10 @@ The floor is the backbone's own F: what is below it counts as at it, because a m
 learned the behavior says no less. A pair at which a model was judged damaged is skipped. Ties go to
 the smaller rate, then to the earlier epoch. Every strategy must have been tried at the same pairs.
 
+Refused are runs without the likelihoods that damage is judged by
+(--evaluate.perplexity_examples=0), runs with another --evaluate.reference than the fine-tuned
+model, and runs without target or normal queries.
+
 --per=algorithm averages over strategies too, so that all share one pair; --floor=zero takes the
 paper's ideal point. `raslik suite --choose` does all of this for a grid.
 """
