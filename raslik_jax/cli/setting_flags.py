@@ -66,10 +66,14 @@ def read(defaults: _S, flag_values: flags.FlagValues = flags.FLAGS) -> _S:
     return settings.replaced(defaults, values)
 
 
-def parse_config(arguments: Sequence[str]) -> Config:
-    """Returns the config of a run with these arguments; flags that are no settings play no part."""
+def parse_config(arguments: Sequence[str], own: Iterable[settings.Leaf] = ()) -> Config:
+    """Returns the config of a run with these arguments; flags that are no settings play no part.
+
+    Those are --stages, --workdir, --shared_units and the command's `own` that may be given.
+    """
     flag_values = flags.FlagValues()
     define(Config(), flag_values)
+    define_leaves(own, flag_values)
     for name in ("stages", "workdir", "shared_units"):
         flags.DEFINE_string(name, "", "", flag_values=flag_values)
     try:

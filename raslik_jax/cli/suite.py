@@ -7,10 +7,11 @@ Every flag file is run with every seed, and with every value of each --vary:
   --vary=sketch.size=1024,4096                                    two runs instead of one
   --vary=unlearn.ga_gdr.learning_rate,unlearn.ga_klr.learning_rate=1e-5,1e-4    move together
 
---set=name=value adds a flag to all runs. Runs share what they have in common (fine-tuning,
-sketches, sets, anything whose settings and inputs are the same) through --out/units and make it
-once. Each is a process of its own with a log of its own; one that fails is listed and the others go
-on, and the exit status is then 1. The same command goes on where it stopped.
+--set=name=value adds a flag to all runs: a setting, or --stages, --measure, --log_to and --mesh.*
+of `raslik run`. Runs share what they have in common (fine-tuning, sketches, sets, anything whose
+settings and inputs are the same) through --out/units and make it once. Each is a process of its own
+with a log of its own; one that fails is listed and the others go on, and the exit status is then 1.
+The same command goes on where it stopped.
 
 With --choose the grid is measured on validation queries (without TOFU's questions, which the rule
 does not read), one learning rate and epoch is chosen from it for each strategy and algorithm by the
@@ -32,7 +33,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from raslik_jax import settings as settings_lib
 from raslik_jax.cli import choose, setting_flags
+from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, to_json
 from raslik_jax.evaluate import choice
 from raslik_jax.files import write_json, write_text
@@ -45,6 +48,12 @@ WHEN_STOPPED = "stopped; the same command goes on from here"
 # What the suite itself decides of every run.
 _OWN_FLAGS = {"seed": "give --seeds", "update": "give --update", "dry_run": "give --dry_run"}
 _OWN_FLAGS |= dict.fromkeys(("workdir", "shared_units"), "it is a folder of --out")
+# What a run may be told beside its settings and --stages.
+_RUN_FLAGS = [
+    leaf
+    for leaf in settings_lib.leaves(run_command.Options())
+    if leaf.name.startswith(("measure", "log_to", "mesh."))
+]
 # The rule of choice reads F, R and signs of damage, none of which are answers to such questions.
 _VALIDATION = ("--references.query_split=validation", "--evaluate.questions=0")
 
@@ -107,7 +116,7 @@ def _parse_cells(cells: Sequence[Cell]) -> list[Config]:
     configs = []
     for cell in cells:
         try:
-            configs.append(setting_flags.parse_config(cell.arguments))
+            configs.append(setting_flags.parse_config(cell.arguments, _RUN_FLAGS))
         except ValueError as error:
             raise ValueError(f"{cell.name} cannot run: {error}") from None
         for key in (cell.name, (cell.experiment, str(to_json(configs[-1])))):

@@ -49,6 +49,9 @@ def _options(out, *flagfiles, **options):
         ("seed=1,2", "", "must not name seed: give --seeds"),
         ("", "seed=1", "must not name seed: give --seeds"),
         ("workdir=a,b", "", "must not name workdir"),
+        ("", "mesh.base=split", "should be one of <replicated\\|sharded\\|auto>"),
+        ("mesh.data=1,2", "", "must differ in folder and settings"),
+        ("", "gpu=h100", "Unknown command line flag 'gpu'"),
         ("finetune.lora_rank=2,4", "finetune.lora_rank=8", "got finetune.lora_rank twice"),
         ("", "oracle", "--set must be name=value"),
     ],
@@ -64,6 +67,18 @@ def test_a_line_of_a_flag_file_that_is_no_flag_is_refused_before_a_cell_runs(tmp
     (tmp_path / "mine.flags").write_text(f"--seed=1\n{line}\n")
     with pytest.raises(ValueError, match="^mine-seed=0 cannot run: arguments must be flags, got "):
         suite.plan_cells(_options(tmp_path, str(tmp_path / "mine.flags")))
+
+
+def test_what_a_run_is_told_beside_its_settings_is_left_to_it(tmp_path):
+    told = (
+        "mesh.data=1",
+        "mesh.base=sharded",
+        "log_to=tensorboard",
+        "measure=false",
+        "stages=corpus",
+    )
+    (cell,), _ = suite.plan_cells(_options(tmp_path, set=told))
+    assert {f"--{flag}" for flag in told} < {*cell.arguments}
 
 
 def test_flag_files_must_be_there_and_a_choice_needs_learning_rates(tmp_path):
