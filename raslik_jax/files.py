@@ -225,10 +225,23 @@ def check_new(path: AnyPath, name: str) -> None:
 
 
 def check_new_folder(folder: AnyPath) -> None:
-    """Raises a ValueError where a folder holds something, or the path is a link or a file."""
+    """Raises a ValueError where a folder holds something, or the path is a link or a file.
+
+    Or where it is the current directory: another takes its place, and relative paths end.
+    """
     folder = pathlib.Path(folder)
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise ValueError(f"{_quoted(folder)} must be a new or empty directory: choose another")
+    if folder.exists() and os.path.samefile(folder, os.curdir):
+        must = "must not be the directory that the command is started in"
+        raise ValueError(f"{_quoted(folder)} {must}: choose another")
+
+
+def unwritten(path: AnyPath, error: OSError) -> OSError:
+    """Returns the error of a place that cannot be written, which says why and what to do."""
+    reason = error.strerror or str(error)
+    mend = "free space, or choose another place"
+    return OSError(f"{_quoted(path)} cannot be written ({reason}): {mend}")
 
 
 def write_text(path: AnyPath, text: str) -> None:

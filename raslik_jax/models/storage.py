@@ -376,10 +376,6 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         os.replace(partial, folder)
         files.sync(folder.parent)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise OSError(
-            f"{shown(str(folder), 160)} cannot be written ({reason}): free space, or choose "
-            "another place"
-        ) from error
+        raise files.unwritten(folder, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

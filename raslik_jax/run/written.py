@@ -35,20 +35,30 @@ def replacing(root: pathlib.Path, place: pathlib.Path) -> Iterator[pathlib.Path]
     Args:
       root: the work directory, which records it.
       place: checked before, by `check_folder` or `check_file`.
+
+    Raises:
+      OSError: the place cannot be written, such as a disk that is mounted there.
     """
     place = pathlib.Path(os.path.abspath(place))
-    place.parent.mkdir(parents=True, exist_ok=True)
-    # On the same disk as the place, so that a rename takes it there.
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as scratch:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # On the same disk as the place, so that a rename takes it there.
+        held = tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.")
+    except OSError as error:
+        raise files.unwritten(place, error) from error
+    with held as scratch:
         made = pathlib.Path(scratch) / place.name
         yield made
         recorded, name = _read(root), _name(root, place)
         contents = dict.fromkeys([*recorded.get(name, ()), _content(made)])
         files.write_json(root / _RECORD, recorded | {name: [*contents]})
-        if place.is_dir():
-            os.replace(place, pathlib.Path(scratch) / "replaced")
-        os.replace(made, place)
-        files.sync(place.parent)
+        try:
+            if place.is_dir():
+                os.replace(place, pathlib.Path(scratch) / "replaced")
+            os.replace(made, place)
+            files.sync(place.parent)
+        except OSError as error:
+            raise files.unwritten(place, error) from error
 
 
 def _is_own(root: pathlib.Path, place: pathlib.Path) -> bool:

@@ -1,5 +1,7 @@
 """What a run wrote for its user: written again while it is as it was, and left alone otherwise."""
 
+import errno
+import pathlib
 import shutil
 
 import pytest
@@ -89,3 +91,27 @@ def test_wherever_it_is_stopped_the_place_is_the_runs_own(
     written.check_folder(root, place)
     assert (place / "weights").read_text() == left
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clean", "run"]
+
+
+def test_a_place_that_cannot_be_written_is_named(root, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="/file/clean' cannot be written .File exists.: free"):
+        _write(root, tmp_path / "file" / "clean", "x")
+
+    def mounted(*args):
+        raise OSError(errno.EBUSY, "Device or resource busy", *args)
+
+    (tmp_path / "clean").mkdir()
+    monkeypatch.setattr(written.os, "replace", mounted)
+    monkeypatch.setattr(written.files, "write_json", lambda *args: None)
+    with pytest.raises(OSError, match="^'.*/clean' cannot be written .Device or resource busy."):
+        _write(root, tmp_path / "clean", "x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clean", "file", "run"]
+
+
+def test_the_directory_that_one_is_in_is_refused(root, tmp_path, monkeypatch):
+    (tmp_path / "clean").mkdir()
+    monkeypatch.chdir(tmp_path / "clean")
+    for name in (".", "../clean"):
+        with pytest.raises(ValueError, match="must not be the directory that the command is start"):
+            written.check_folder(root, pathlib.Path(name))
