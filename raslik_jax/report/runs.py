@@ -1,6 +1,5 @@
 """What a work directory holds, read for reports; nothing is computed by a model again."""
 
-import itertools
 import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -311,16 +310,27 @@ def group_runs(runs: Sequence[StoredRun]) -> tuple[Experiment, ...]:
 
 
 def _variation(run: StoredRun, firsts: Sequence[StoredRun]) -> str:
-    """Returns the settings of a run that others of its name lack or have at other values."""
-    named = [dict(_flatten(r.config)) for r in firsts if r.metrics["name"] == run.metrics["name"]]
+    """Returns the settings of a run that others of its name have at other values.
+
+    One that only some have, as those of a chosen strategy, stands there where no other setting
+    tells two runs apart.
+    """
+    same = [r for r in firsts if r is not run and r.metrics["name"] == run.metrics["name"]]
+    others = [dict(_flatten(other.config)) for other in same]
     own = dict(_flatten(run.config))
     telling = [
-        f"{name}={value}"
+        name
         for name, value in own.items()
-        if name != "seed" and any(name not in other or other[name] != value for other in named)
+        if name != "seed" and any(other.get(name, value) != value for other in others)
     ]
-    telling += [f"no {name}" for name in dict.fromkeys(itertools.chain(*named)) if name not in own]
-    return ", ".join([*telling[:4], *(["..."] if len(telling) > 4 else [])])
+    told = telling[:4]
+    for other in others:
+        names = [name for name in {**own, **other} if name != "seed"]
+        different = [n for n in names if n not in own or n not in other or own[n] != other[n]]
+        if not {*told} & {*different}:
+            told.append(different[0])
+    words = [f"{name}={own[name]}" if name in own else f"no {name}" for name in told]
+    return ", ".join([*words, *(["..."] if len(telling) > 4 else [])])
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

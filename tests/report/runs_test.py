@@ -184,6 +184,20 @@ class GroupTest(absltest.TestCase):
             [e.name for e in found], ["sample (no corpus.later)", "sample (corpus.later=3)"]
         )
 
+    def test_settings_that_only_some_have_hide_none_that_tells_runs_apart(self):
+        mine = {f"corpus__{name}": 0 for name in "abcde"}
+        last = [{"unlearn__epochs": 2}, {"unlearn__epochs": 2, **mine}]
+        last += [{"unlearn__epochs": 3, **mine}]
+        found = runs.group_runs([self._run(**changes) for changes in last])
+        self.assertEqual(
+            [e.name for e in found],
+            [
+                "sample (unlearn.epochs=2, no corpus.a)",
+                "sample (unlearn.epochs=2, corpus.a=0)",
+                "sample (unlearn.epochs=3)",
+            ],
+        )
+
     def test_refuses_one_seed_twice(self):
         with self.assertRaisesRegex(ValueError, "different seeds, got .0, 0."):
             runs.group_runs([self._run(), self._run()])
