@@ -36,7 +36,7 @@ class Options(Settings):
     verify: bool = setting(False, "Read everything and name what is damaged.")
     repair: bool = setting(False, "Verify, and drop the damaged chunks.")
     compact_to: str = setting("", "New folder for a copy of a coarser dtype, or an unfinished one.")
-    dtype: Literal["float32", "bfloat16", "int8", "sign"] = setting("int8", "Dtype of the copy.")
+    dtype: Literal["bfloat16", "int8", "sign"] = setting("int8", "Dtype of the copy.")
     center: bool = setting(False, "sign: take the signs of centered rows.")
 
     def problems(self) -> Iterator[str]:
