@@ -53,12 +53,16 @@ class TokenRow(NamedTuple):
     labels: tuple[int, ...]
 
     def last_answer(self) -> tuple[int, int]:
-        """Returns where the last run of targets begins and ends."""
+        """Returns where the last run of targets begins and ends.
+
+        0 for where it begins, if that is behind the first token, of which nothing is learned in any
+        row: it is no prompt.
+        """
         end = max((i + 1 for i, label in enumerate(self.labels) if label != NO_TARGET), default=0)
         start = end
         while start and self.labels[start - 1] != NO_TARGET:
             start -= 1
-        return start, end
+        return start if start > 1 else 0, end
 
 
 Content = Conversation | Passage | TokenRow

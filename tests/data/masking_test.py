@@ -317,6 +317,16 @@ class MaskTest(parameterized.TestCase):
         (row,) = _rows(row_format, record)
         self.assertEqual(settle_template(name, lambda: [row]), expected)
 
+    @parameterized.parameters({}, {"labels": [5, 6, 7]}, {"completion_mask": [0, 1, 1]})
+    def test_ids_that_are_all_learned_have_no_prompt(self, **more):
+        tokenizer = _tokenizer(_PLAIN)
+        (row,) = _rows("tokens", {"input_ids": [5, 6, 7], **more})
+        self.assertEqual(row[1:4], ("", "", "5 6 7"))
+        self.assertEqual(with_texts([row], tokenizer)[0][1:4], ("", "", "ho yes no"))
+        self.assertEqual(_shown([row], tokenizer, "plain"), ["ho YES NO"])
+        with self.assertRaisesRegex(ValueError, "has no prompt to answer"):
+            encoding.encode_prompts([row], tokenizer, max_len=99, template="plain")
+
     def test_rows_with_holes_survive_cuts_files_and_choices(self):
         talk = {"messages": _messages("hi", "yes", "ho", "no")}
         rows = [*_rows("messages", talk), make_example("hi", "", "yes")]
