@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from raslik_jax.data.contents import TokenRow
 from raslik_jax.data.examples import (
     TEXTS,
     WRITTEN_KEYS,
@@ -152,11 +153,14 @@ def what_it_says(record: Mapping[str, Any], fields: Mapping[str, str] = {}) -> t
         asked, more, said = map(str, record.get("row_texts") or parts[:3])
     except (KeyError, ValueError):
         return ()
-    return says(Example("", asked, more, said, content=parts.content))
+    return says(Example("", asked, more, said, format=str(format), content=parts.content))
 
 
 def says(row: Example) -> tuple[str, ...]:
-    """Returns prompt and answer of an example, to compare."""
+    """Returns prompt and answer of an example, to compare; of ids these and their labels."""
+    content = FORMATS[row.format].content(row)
+    if isinstance(content, TokenRow):  # whose texts may be decoded, or not yet
+        return tuple(map(str, content))
     return (*prompt_of(row), row.output)
 
 

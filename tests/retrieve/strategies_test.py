@@ -220,6 +220,20 @@ class StrategiesTest(parameterized.TestCase):
             scores = _score("given", request, **_given("forget", row))
             self.assertEqual(np.flatnonzero(scores.forget_N > -np.inf).tolist(), found)
 
+    def test_a_row_of_ids_is_named_by_these_though_its_texts_were_decoded(self):
+        labels = [[-100, -100, 7], [-100, -100, 8], [-100, 6, 7]]
+        rows = [
+            Example(f"r{n}", "The sky", "", " is", format="tokens", content=content)
+            for n, end in enumerate(labels)
+            for content in ({"input_ids": [5, 6, end[2]], "labels": end},)
+        ]
+        request = _request(is_eligible_N=np.ones(3, bool))._replace(examples=rows)
+        padded = {"input_ids": [0, 5, 6, 7], "attention_mask": [0, 1, 1, 1]}
+        for number, ends in enumerate(labels):
+            row = padded | {"input_ids": [0, 5, 6, ends[2]], "labels": [-100, *ends]}
+            scores = _score("given", request, **_given("forget", row))
+            self.assertEqual(np.flatnonzero(scores.forget_N > -np.inf).tolist(), [number])
+
     def test_a_row_of_an_unknown_id_is_no_row_of_its_place(self):
         for row in ({"id": "other", "place": 5}, {"place": [5]}, {"place": 0}, {"place": True}):
             with self.assertRaisesRegex(ValueError, "line 1 of .* is not: correct or remove it"):
