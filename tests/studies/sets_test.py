@@ -79,7 +79,7 @@ def test_what_is_said_of_other_objectives_was_measured(objective):
     assert all(table in _TEXT for table in (volumes, differences, course, *beside))
 
 
-@pytest.mark.parametrize("objective", ["npo_klr"])
+@pytest.mark.parametrize("objective", ["npo_klr", "ga_gdr"])
 def test_what_is_said_of_all_strategies_with_other_objectives_was_measured(objective):
     results = report.read_results(_SMOLLM2 / objective)
     volumes, differences, shown, _, course, _ = report.tables(results, "validation")

@@ -34,6 +34,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 # What the rule chooses from; the last one on SmolLM2 alone.
 NEW = ("action", "two_stage", "coverage", "mixed", "protect", "trial", "weighted")
 AGAINST = ("raslik", "bm25", "oracle_anywhere")
+RANDOM_RETAIN = "raslik_f_anywhere"  # RASLIK's rows to forget, with a random retain set
 SMOLLM2 = "sets_smollm2_"  # before a behavior, the name of a run
 _RESAMPLES = 2000
 
@@ -332,7 +333,7 @@ def tables(
     compared = chosen or [choose(results)]
     if split == "validation":
         names = {key.split()[0] for key in runs[0]["paths"]}
-        compared = [name for name in NEW if name in names]
+        compared = [name for name in (*NEW, RANDOM_RETAIN) if name in names]
     options: dict[str, Any] = {"figure": distance} if kept else {}
     found = [volume_table(runs, **options), difference_table(runs, compared, **options)]
     if all("backbone_shown" in run for run in runs):
