@@ -81,13 +81,14 @@ def split_words(text: str) -> list[str]:
 def word_pattern(vocabulary: frozenset[str]) -> re.Pattern[str]:
     """Returns a pattern that finds the words of a vocabulary, whole and without case.
 
-    Longer ones are found first. In scripts without spaces a word has no edges to look for.
+    Longer ones are found first. In scripts without spaces a word has no edges to look for. The
+    words of a phrase have any white space between them, as a line feed.
     """
 
     def entry(word: str) -> str:
         before = "" if _SPACELESS.match(word[0]) else r"(?<!\w)"
         after = "" if _SPACELESS.match(word[-1]) else r"(?!\w)"
-        return before + re.escape(word) + after
+        return before + r"\s+".join(map(re.escape, word.split())) + after
 
     words = {word.strip() for word in vocabulary}
     ordered = sorted(words, key=lambda word: (-len(word), word))

@@ -70,9 +70,9 @@ class DatasetsTest(parameterized.TestCase):
         file = self.folder / "words.txt"
         file.write_text("Nebula\n\n  black \t hole \r\nstar")
         self.assertEqual(marker_words("tofu", str(file)), {"nebula", "black hole", "star"})
-        texts = ["A Black hole!", "A black horse, a hole.", "no nebulae"]
+        texts = ["A Black hole!", "A black horse, a hole.", "no nebulae", "black\n  hole"]
         found = non_sf_by_words(texts, vocabulary=marker_words("tofu", str(file)))
-        self.assertEqual(found.tolist(), [0.0, 1.0, 1.0])
+        self.assertEqual(found.tolist(), [0.0, 1.0, 1.0, 0.0])
         file.write_text(" \n")
         with self.assertRaisesRegex(ValueError, "must have marker words, got none"):
             marker_words("toy", str(file))
