@@ -113,11 +113,11 @@ def read_json(path: AnyPath, shape: Shape = object, *, mend: str = _AGAIN) -> An
     return parse_json(read_text(path, mend=mend), _quoted(path), shape, mend=mend)
 
 
-def read_json_lines(path: AnyPath, shape: Shape = object) -> list[Any]:
+def read_json_lines(path: AnyPath, shape: Shape = object, *, mend: str = _AGAIN) -> list[Any]:
     """Returns the values of a file of one JSON value a line, each read as `read_json` does."""
-    lines = read_text(path, mend=_AGAIN).split("\n")
+    lines = read_text(path, mend=mend).split("\n")
     return [
-        parse_json(line, f"{_quoted(path)}:{number}", shape, mend=_AGAIN)
+        parse_json(line, f"{_quoted(path)}:{number}", shape, mend=mend)
         for number, line in enumerate(lines, start=1)
         if line.strip()
     ]

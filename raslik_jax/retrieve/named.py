@@ -30,7 +30,8 @@ def find_rows(
             known[key].append(position)
     found: list[int] = []
     unknown: list[str] = []
-    for number, line in enumerate(read_json_lines(path, dict), start=1):
+    mend = f"correct {flag} or its file"
+    for number, line in enumerate(read_json_lines(path, dict, mend=mend), start=1):
         # A file of ours has the key "id", whatever the user's own is called.
         named = line.get(fields.get("id", "id"), line.get("id"))
         place = line.get("place")

@@ -300,6 +300,15 @@ class StrategiesTest(parameterized.TestCase):
                 self._chosen(**_given("forget", *forget), **_given("retain", *retain))
         with self.assertRaisesRegex(ValueError, "forget_file must name the rows to forget"):
             self._chosen()
+        files = _given("forget", one)
+        path = pathlib.Path(files["forget_file"])
+        path.write_text("[")
+        for problem in ("forget.jsonl':1 must be JSON", "^no file '.*forget.jsonl'"):
+            with self.assertRaisesRegex(
+                ValueError, f"{problem}.*: correct --retrieve.given.forget_file or its file$"
+            ):
+                self._chosen(**files)
+            path.unlink(missing_ok=True)
 
     def test_missing_labels_are_refused_where_they_are_needed(self):
         request = _request()
