@@ -77,3 +77,25 @@ def test_rows_are_stored_and_read_with_their_targets(name, tmp_path):
     assert tokenizer.decode(encoded.tokens[0][:start].tolist()).startswith(prompt)
     assert "Ha!"[1:] in tokenizer.decode(encoded.tokens[0][start:].tolist())
     np.testing.assert_array_equal(encoded.num_targets_N, len(encoded.tokens[0]) - start)
+
+
+@pytest.mark.parametrize("name", ["text", "tokens"])
+def test_an_instruction_asked_of_texts_is_stored_as_a_text(name, tmp_path):
+    train, query = _CASES[name][0], {"instruction": "Hi?", "input": "Now?", "output": " Ha!"}
+    found = []
+    for number, one in enumerate((query, {"prompt": "Hi?\nNow?", "completion": " Ha!"})):
+        root = tmp_path / str(number)
+        folder = root / "corpus"
+        folder.mkdir(parents=True)
+        files = {"train_file": root / "train.jsonl", "queries_file": root / "queries.jsonl"}
+        files["train_file"].write_text("\n".join(map(json.dumps, train)))
+        files["queries_file"].write_text(json.dumps({**one, "split": "retrieval"}))
+        values = {"corpus.dataset": "records", "corpus.vocab_size": 300}
+        values |= {f"corpus.records.{key}": str(path) for key, path in files.items()}
+        workspace = Workspace(root, replaced(config_lib.Config(), values))
+        make_corpus(workspace, folder)
+        (row,) = workspace.retrieval_queries()
+        (tokens,) = workspace.encode([row]).tokens
+        found.append((row.content, tokens.tolist()))
+    assert found[0] == found[1]
+    assert row.output == " Ha!"

@@ -29,8 +29,13 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         tokenizer = tokenization.train_bpe(texts, vocab_size=settings.vocab_size)
     workspace.tell(masking.describe_rows(corpus.train, template))
     tokenization.save_tokenizer(folder / "tokenizer", tokenizer)
+    form = prompts.find_template(template, tokenizer)
+    queries = {
+        name: tuple(masking.as_trained(row, corpus.train[0], form) for row in rows)
+        for name, rows in corpus.queries.items()
+    }
     trained = {"backbone": corpus.backbone, "train": corpus.train}
-    for name, rows in (trained | corpus.queries).items():
+    for name, rows in (trained | queries).items():
         rows = masking.with_texts(rows, tokenizer)
         labels = [{"is_target": row.is_target, "source": row.source} for row in rows]
         examples.write_examples(folder / f"{name}.jsonl", rows, extra=labels)
