@@ -217,7 +217,7 @@ def check_corpus(
     prompt_N = np.zeros(len(corpus.train), np.int64) if whole is None else whole.start_N
     problems = [*_training_problems(config, corpus, prompt_N, stages)]
     if whole is not None and shapes is not None:
-        problems += _length_problems(config, whole, shapes)
+        problems += _length_problems(config, whole, shapes, stages)
     if _RETRIEVING & set(stages):
         problems += _selection_problems(config, corpus, prompt_N < config.corpus.max_len)
     for name in config.evaluate.robustness if "generate" in stages else ():
@@ -226,13 +226,19 @@ def check_corpus(
         raise ValueError(listed_problems(problems))
 
 
-def _length_problems(config: Config, whole: Encoded, shapes: decoder.ModelConfig) -> Iterator[str]:
+def _length_problems(
+    config: Config, whole: Encoded, shapes: decoder.ModelConfig, stages: Sequence[str]
+) -> Iterator[str]:
     """Yields what is wrong where the model has fewer positions than the rows have tokens."""
     positions = shapes.text_part.max_position_embeddings
-    longest = min(int(whole.lengths_N.max(initial=0)), config.corpus.max_len)
-    if longest > positions:
-        must = f"must be at most {positions}, the positions of the model"
-        yield f"--corpus.max_len {must}, got {config.corpus.max_len} and rows of {longest} tokens"
+    limits = {"corpus": config.corpus.max_len}
+    limits |= {"finetune": config.finetune.max_len} if config.finetunes else {}
+    limits |= {"unlearn": config.unlearn.max_len}
+    for stage, max_len in limits.items():
+        longest = min(int(whole.lengths_N.max(initial=0)), max_len)
+        if longest > positions and stage in ("corpus", *stages):
+            must = f"must be at most {positions}, the positions of the model"
+            yield f"--{stage}.max_len {must}, got {max_len} and rows of {longest} tokens"
 
 
 def _training_problems(

@@ -94,6 +94,18 @@ class CheckCorpusTest(parameterized.TestCase):
         self.check(found, corpus=CorpusConfig(template="brief", max_len=192), **settings)
         self.check(_CORPUS, corpus=CorpusConfig(template="brief", max_len=250), **settings)
 
+    def test_stages_that_train_on_more_tokens_than_the_models_positions(self):
+        base = str(toy_model.model_folder() / "base")  # of 192 positions
+        settings = {"backbone": BackboneConfig(checkpoint=base)}
+        long = _CORPUS.train[0]._replace(output="steam " * 300, example_id="long")
+        found = _CORPUS._replace(train=(*_CORPUS.train, long))
+        for stage, own in (("finetune", FinetuneConfig), ("unlearn", UnlearnConfig)):
+            settings[stage] = own(max_len=250)
+            with self.assertRaisesRegex(ValueError, f"--{stage}.max_len must be .* 192, .*got 250"):
+                self.check(found, stages=(stage,), **settings)
+            self.check(found, stages=("sketch",), **settings)
+            self.check(_CORPUS, stages=(stage,), **settings)
+
     def test_strategies_that_need_labels_are_named_together(self):
         unlabeled = _CORPUS._replace(train=_rows(40, label=False))
         with self.assertRaisesRegex(
