@@ -200,6 +200,7 @@ class _Planner:
             references.make_references,
             "{measured} {finetuned}",
             "{decoding} references.query_split references.base evaluate.marker_words",
+            values=references.ANSWERS_FORMAT,
         )
         if NON_SF[self.config.evaluate.non_sf].is_trained:
             marker = self.config.corpus.record.marker
@@ -335,8 +336,8 @@ class _Planner:
 
     def answers(self) -> Iterator[Unit]:
         """Yields the answers of every unlearned model, and how likely it finds given ones."""
-        settings = "{decoding} references.query_split"
-        yield from self._of_variants("", generate.write_answers, "{measured}", settings)
+        settings, values = "{decoding} references.query_split", references.ANSWERS_FORMAT
+        yield from self._of_variants("", generate.write_answers, "{measured}", settings, values)
         # They stand beside the answers: asking for another measure makes neither again.
         if self.config.evaluate.perplexity_examples:
             make, reads = generate.write_perplexities, "{drawn} generate/VARIANT"

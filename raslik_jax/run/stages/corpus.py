@@ -9,7 +9,8 @@ from raslik_jax.models import checkpoint
 from raslik_jax.run.workspace import Workspace, queries_to_answer
 
 # 2: one rendering for all rows, one day in templates that ask for it, no pads in rows of ids.
-FORMATS = {"formats": {"rows": 2}}
+# 3: queries to texts are texts, and ids that are all learned have no prompt.
+FORMATS = {"formats": {"rows": 3}}
 
 
 def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
