@@ -79,7 +79,7 @@ def test_what_is_said_of_other_objectives_was_measured(objective):
     assert all(table in _TEXT for table in (volumes, differences, course, *beside))
 
 
-@pytest.mark.parametrize("objective", ["npo_klr", "ga_gdr"])
+@pytest.mark.parametrize("objective", ["npo_klr", "ga_gdr", "ga_klr"])
 def test_what_is_said_of_all_strategies_with_other_objectives_was_measured(objective):
     results = report.read_results(_SMOLLM2 / objective)
     volumes, differences, shown, _, course, _ = report.tables(results, "validation")
@@ -89,6 +89,15 @@ def test_what_is_said_of_all_strategies_with_other_objectives_was_measured(objec
         for found in (results, report.read_results(_SMOLLM2))
     ]
     assert sets[0] == sets[1]  # an objective changes none
+
+
+def test_what_is_said_of_all_strategies_under_ascent_was_measured():
+    folders = [_SMOLLM2 / name for name in ("npo_klr", "ga_gdr", "ga_klr")]
+    results = report.join_paths(
+        [run for one in folders for run in report.read_results(one) if run["split"] == "validation"]
+    )
+    assert all(len(run["paths"]) == 3 * 13 for run in results)
+    assert all(table in _TEXT for table in report.tables(results, "validation")[:4])
 
 
 def test_what_is_said_of_all_objectives_was_measured():
