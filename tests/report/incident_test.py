@@ -111,7 +111,8 @@ def test_unlearning_that_ended_too_early_is_told_as_not_forgotten(end, why):
     levels = [{"forget": nats, "kept": 2.0} for nats in (0.5, 0.9, 1.7)]
     probes = [{"step": 5 * n, "levels": level, "answers": {}} for n, level in enumerate(levels)]
     one = {"strategy": "raslik", "algorithm": "ga_gdr", "probes": probes}
-    one |= {"goals": {"forget": {"start": 0.5, "end": 2.5}}, "rows": {}, "backbone": levels[0]}
+    one |= {"goals": {"forget": {"start": 0.5, "end": 2.5}}, "rows": {}}
+    one |= {"backbone": {"forget": 2.5, "kept": 2.0}}
     metrics["probes"] = [one if end is None else one | {"kept": 5, "end": end}]
     found = incident.ending_sentence(metrics, "raslik", "ga_gdr")
     if why is None:
@@ -121,6 +122,22 @@ def test_unlearning_that_ended_too_early_is_told_as_not_forgotten(end, why):
         assert why in found
         assert "step 5 is kept, 20% of the way to the base where 40% is enough" in found
     assert incident.ending_sentence(metrics, "raslik", "ga_klr") == ""
+
+
+@pytest.mark.parametrize(
+    ("backbone", "told"),
+    [
+        (2.5, "39% of the way to the base where 40% is enough"),  # and not 40%
+        (0.5, "0.79 nats a token less likely where 0.80 are enough"),
+    ],
+)
+def test_how_far_is_told_by_what_the_goals_are(backbone, told):
+    metrics = sample_metrics.sample_metrics()
+    probes = [{"step": 5, "levels": {"forget": 1.292}, "answers": {}}]
+    one = {"strategy": "raslik", "algorithm": "ga_gdr", "probes": probes, "kept": 5, "end": ""}
+    one |= {"goals": {"forget": {"start": 0.5, "end": 2.5}}, "rows": {}}
+    metrics["probes"] = [one | {"backbone": {"forget": backbone}}]
+    assert told in incident.ending_sentence(metrics, "raslik", "ga_gdr")
 
 
 def test_the_cost_is_that_of_the_method_that_is_shown():
