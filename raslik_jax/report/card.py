@@ -11,6 +11,7 @@ from raslik_jax.data.corpora import describe
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
 from raslik_jax.report import names, notes, results, robustness, tables
 from raslik_jax.report.records import make_model
+from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.train.objectives import OBJECTIVES
 
 _RULES = {
@@ -75,7 +76,7 @@ def render_card(facts: CardFacts) -> str:
             text if isinstance(text, Markup) else tables.escape_markdown(str(text))
         )
     )
-    config, algorithm = facts.config, facts.variant.algorithm
+    config, (strategy, algorithm, _) = facts.config, facts.variant
     unlearn = config["unlearn"] | config["unlearn"].get(algorithm, {})
     options = {
         name: value
@@ -84,6 +85,7 @@ def render_card(facts: CardFacts) -> str:
     }
     return environment.get_template("card.md.jinja").render(
         **facts._asdict(),
+        is_given=strategy in STRATEGIES and STRATEGIES[strategy].brings_sets,
         uses_retain=algorithm not in OBJECTIVES or OBJECTIVES[algorithm].retain is not None,
         dataset=describe(config["corpus"]),
         rule=_RULES[config["retrieve"]["select"]],

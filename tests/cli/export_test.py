@@ -254,6 +254,22 @@ class ExportTest(parameterized.TestCase):
         forget = entry["forget"]
         self.assertIn(f"{forget['mean']:.3f} \\[{forget['low']:.2f}, {forget['high']:.2f}\\]", body)
 
+    def test_the_card_of_given_rows_and_of_one_set_says_no_more_than_was_done(self):
+        with mock.patch.object(exporting, "render_card", wraps=exporting.render_card) as render:
+            card = (self._export() / "README.md").read_text()
+        self.assertIn("looked for among its training examples", card)
+        self.assertIn("made to forget them while training on others.", card)
+        (facts,) = render.call_args.args
+        facts = facts._replace(variant=facts.variant._replace(strategy="given", algorithm="ga"))
+        settings = facts.config["retrieve"] | {"given": {"retain_file": ""}}
+        facts = facts._replace(config=facts.config | {"retrieve": settings})
+        card = card_lib.render_card(facts)
+        self.assertIn("behavior were named among its training examples", card)
+        self.assertIn("made to forget them. Written", card)
+        self.assertIn("those of the retain set are random others", card)
+        self.assertNotIn("the best of each ranking", card)
+        self.assertNotIn("examples of the behavior.", card)
+
     @parameterized.parameters(
         (
             {},
