@@ -103,6 +103,11 @@ def share_forgotten(levels: Levels, goals: Mapping[str, Goal]) -> float:
     return min(goal.share(levels[name]) for name, goal in goals.items())
 
 
+def percent(share: float) -> str:
+    """Returns a share in whole percent, rounded down: less than `ENOUGH` never reads as enough."""
+    return f"{math.floor(100 * share + 1e-9)}%"
+
+
 def rise_of(levels: Levels, start: Levels) -> float:
     """Returns the nats a token that the rows to keep lost; retained ones where there are none."""
     name = "kept" if "kept" in start else "retain"

@@ -349,11 +349,6 @@ def _way_to_base(traced: Sequence[Traced]) -> float:
     return stopping.Goal(level("before"), level("base")).share(level("now"))
 
 
-def _floored(share: float) -> str:
-    """Returns a share in whole percent: what is below a limit does not read as if it met it."""
-    return f"{math.floor(100 * share + 1e-9)}%"
-
-
 def forgotten_sentence(traced: Sequence[Traced]) -> str:
     """Returns how likely the traced answers were and are, in the mean, and what the rule says.
 
@@ -378,7 +373,7 @@ def forgotten_sentence(traced: Sequence[Traced]) -> str:
     if way < math.log(LEAST_LEARNED):
         return f"{text}; the base finds {'them' if many else 'it'} about as likely ({base:.2f})."
     share, they = _way_to_base(traced), "they" if many else "it"
-    went = f"{they} went {_floored(share)} of the way to the base ({base:.2f})"
+    went = f"{they} went {stopping.percent(share)} of the way to the base ({base:.2f})"
     if share >= stopping.ENOUGH:
         return f"{text}: {went}, and {stopping.ENOUGH:.0%} counts as forgotten."
     return f"{text}: {went}, which is not forgotten, as that takes {stopping.ENOUGH:.0%}."
@@ -398,7 +393,8 @@ def ending_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
         share = stopping.share_forgotten(kept["levels"], goals)
         if share >= stopping.ENOUGH:  # and no second probe in a row
             continue
-        went = f"{_floored(share)} of the way to the base where {stopping.ENOUGH:.0%} is enough"
+        went = f"{stopping.percent(share)} of the way to the base where {stopping.ENOUGH:.0%} is "
+        went += "enough"
         if any(goal.end != one["backbone"][name] for name, goal in goals.items()):
             # The base says nothing of where to end: each set has to lose as much.
             way = max(goal.end - goal.start for goal in goals.values())

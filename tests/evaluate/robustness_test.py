@@ -145,7 +145,26 @@ def test_quantization_says_in_which_formats_the_answers_return():
     assert stays.endswith("They stay gone (40% of the way to the base, rounded alike).")
     never = _rounded(1.1, 3.2, int8=0.0, nf4=0.4)
     assert never.endswith("Unquantized they went 30% of the way to the base: they were not gone.")
+    nearly = _rounded(0.2 + 0.399 * 3.0, 3.2, int8=0.0, nf4=0.4)
+    assert nearly.endswith("they went 39% of the way to the base: they were not gone.")
     assert _rounded(1.1, None, int8=0.0, nf4=0.4).endswith("(1.10 unquantized).")
+
+
+def test_what_was_not_there_under_a_condition_is_not_said_to_stay_gone():
+    def part(plain, *others):
+        names = ("as it is", "German", "Latin")
+        return [
+            {"condition": n, **_reading(x)} for n, x in zip(names, (plain, *others), strict=False)
+        ]
+
+    unknown = "there they were no likelier before unlearning than in the base."
+    found = {"now": part(2.7, 2.0), "finetuned": part(0.2, 3.0), "backbone": part(3.2, 3.0)}
+    told = prompts.tell(found)
+    assert told.endswith(f"by German 2.00. Nothing can return with German: {unknown}")
+    assert "stay gone" not in told
+    found = {"now": part(2.7, 2.0, 2.7), "finetuned": part(0.2, 3.0, 0.2)}
+    told = prompts.tell(found | {"backbone": part(3.2, 3.0, 3.2)})
+    assert "They stay gone (40% of the way to the base, asked alike). Nothing can" in told
 
 
 def test_attacks_by_hand():

@@ -10,7 +10,7 @@ from raslik_jax.data.examples import Example
 from raslik_jax.evaluate import rates
 from raslik_jax.evaluate.judgment import LEAST_LEARNED
 from raslik_jax.evaluate.metrics import Column, IntervalEntry, NonSf
-from raslik_jax.evaluate.stopping import ENOUGH
+from raslik_jax.evaluate.stopping import ENOUGH, percent
 from raslik_jax.settings import Settings
 
 # What a measure found of a model: an entry for each condition, with its name as "condition" and a
@@ -151,7 +151,8 @@ def tell_return(compared: Compared, *, plainly: str, alike: str, by: str) -> str
     """Returns under which conditions but the first target answers return; "" where none is known.
 
     They are gone where they went so far on the way to the base as ends unlearning, and return under
-    a condition under which they are gone no more; all three models meet the same.
+    a condition under which they are gone no more; all three models meet the same. Under one where
+    they were no likelier before unlearning than in the base there is nothing to return.
 
     Args:
       compared: entries with nats of the same conditions.
@@ -169,17 +170,23 @@ def tell_return(compared: Compared, *, plainly: str, alike: str, by: str) -> str
         return ""
     if first < ENOUGH:
         return (
-            f" {plainly.capitalize()} they went {first:.0%} of the way to the base: they were not "
-            "gone."
+            f" {plainly.capitalize()} they went {percent(first)} of the way to the base: they were "
+            "not gone."
         )
-    back = [name for name, share in shares.items() if share is not None and share < ENOUGH]
-    if not back:
-        return f" They stay gone ({ENOUGH:.0%} of the way to the base, {alike})."
-    went = ", ".join(f"{shares[name]:.0%} {by} {name}" for name in back)
-    return (
-        f" They return: of the way to the base, {alike}, they went {went}; "
-        f"{first:.0%} {plainly}, {ENOUGH:.0%} would be gone."
-    )
+    back = {n: share for n, share in shares.items() if share is not None and share < ENOUGH}
+    void = [name for name, share in shares.items() if share is None]
+    if back:
+        went = ", ".join(f"{percent(share)} {by} {name}" for name, share in back.items())
+        text = f" They return: of the way to the base, {alike}, they went {went}; "
+        text += f"{percent(first)} {plainly}, {ENOUGH:.0%} would be gone."
+    elif len(void) + 1 < len(shares):
+        text = f" They stay gone ({ENOUGH:.0%} of the way to the base, {alike})."
+    else:
+        text = ""
+    if void:
+        text += f" Nothing can return {by} {', '.join(void)}: there they were no likelier before "
+        text += "unlearning than in the base."
+    return text
 
 
 def rate_change(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
