@@ -11,7 +11,7 @@ from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report import drawing
 from raslik_jax.report.drawing import INK, SOFT, Frame, make_axes, note, styled
 from raslik_jax.report.names import algorithm_name, strategy_name, strategy_styles
-from raslik_jax.report.records import Model, collect_models, is_probed
+from raslik_jax.report.records import Model, collect_models, has_steps, is_probed
 from raslik_jax.report.tables import format_interval
 
 # Marker, size and color of what every strategy is held against.
@@ -67,7 +67,10 @@ def draw_frontier(
         axes.set_ylim(-0.03, high + 0.03)
     all_axes[0].set_ylabel("F, forget rate (lower is better)")
     if not frame:
-        _frontier_legend(figure, styles, references, len(all_axes))
+        title = "Small markers: epochs. Large: the last one, filled if Pareto-optimal,"
+        if not has_steps(metrics):
+            title = "Markers: the models after unlearning, filled if Pareto-optimal,"
+        _frontier_legend(figure, styles, references, len(all_axes), title)
     return figure
 
 
@@ -82,7 +85,7 @@ def lowest_retain(metrics: Metrics) -> float:
 
 
 def _frontier_legend(
-    figure: Any, styles: Mapping[str, Any], references: Sequence[Model], num: int
+    figure: Any, styles: Mapping[str, Any], references: Sequence[Model], num: int, title: str
 ) -> None:
     from matplotlib.lines import Line2D
 
@@ -95,8 +98,7 @@ def _frontier_legend(
         look: Any = {"ls": "", "c": color, "marker": marker, "ms": 0.65 * size, "mew": 0.7}
         edge = INK if color == drawing.GOLD else "white"
         handles.append(Line2D([], [], label=strategy_name(name), mec=edge, **look))
-    title = (
-        "Small markers: epochs. Large: the last one, filled if Pareto-optimal,"
+    title += (
         f"{chr(10) if num == 1 else ' '}with 95 % intervals. Arcs: equal distance to the ideal."
     )
     place, columns = "outside lower center", 4 if num == 1 else 7

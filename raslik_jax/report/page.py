@@ -300,7 +300,7 @@ def _frontier(experiment: Experiment) -> dict[str, Any]:
     for (i, seed), algorithm in panels[:_MAX_PANELS]:
         figure = figures.draw_frontier(seed, [algorithm], retain_from=low, frame=drawing.Frame(380))
         where = names.algorithm_name(algorithm) + experiment.of_seed(i)
-        title = f"Frontier of {experiment.name}, {where}: F against R over the epochs"
+        title = f"Frontier of {experiment.name}, {where}: F against R"
         found.append(_figure(figure, title, where))
     return {"figures": found, "left_out": len(panels) - len(found)}
 

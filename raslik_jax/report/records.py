@@ -95,6 +95,11 @@ def last_epochs(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
     return [e for e in methods if e["epoch"] == last[e["algorithm"], e["strategy"]]]
 
 
+def has_steps(metrics: Metrics) -> bool:
+    """Returns whether some method was measured after several epochs: chosen steps stand alone."""
+    return len(last_epochs(metrics["methods"])) < len(metrics["methods"])
+
+
 def collect_models(runs: Sequence[Metrics], *, is_last: bool = True) -> list[Model]:
     """Returns the models of one run, or of several seeds joined, in the order of the first run.
 

@@ -13,7 +13,7 @@ from raslik_jax.data.examples import query_file
 from raslik_jax.evaluate.metrics import METRICS
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.files import read_array, read_json
-from raslik_jax.manifests import check_finished, check_whole, read_manifest
+from raslik_jax.manifests import check_finished, check_whole, current_file, read_manifest
 from raslik_jax.report import explorer, incident
 from raslik_jax.report.explorer import Explorer
 from raslik_jax.report.incident import Incident
@@ -208,8 +208,8 @@ def _read_sets(folder: pathlib.Path, num_rows: int) -> dict[str, ItemSet]:
 
 def _read_scores(root: pathlib.Path, strategy: str) -> ScoreSample | None:
     """Returns the scores that a strategy's sets are of; "" where no strategy is of these scores."""
-    path = root / "retrieve" / "influence" / "influence.npy"
-    if not path.is_file():
+    path = current_file(root, "retrieve/influence/influence.npy")
+    if path is None:
         return None
     score_N = read_array(path).astype(np.float64)
     is_scored_N = score_N > -np.inf  # an example without a gradient is in no set

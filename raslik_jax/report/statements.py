@@ -12,7 +12,7 @@ from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.explorer import Packed
 from raslik_jax.report.incident import Card
 from raslik_jax.report.names import highlighted, strategy_name
-from raslik_jax.report.records import Model, is_probed
+from raslik_jax.report.records import Model, has_steps, is_probed
 from raslik_jax.report.runs import FORGET_PANEL, ScoreSample, StoredRun
 from raslik_jax.report.tables import Table, format_interval
 
@@ -113,8 +113,16 @@ def frontier_sentence(shown: Sequence[Metrics]) -> str:
     That an F below the backbone's forgets nothing more is so where F is taken against the model
     before unlearning.
     """
-    text = "Each path runs from the fine-tuned model over the epochs. Small markers are epochs; "
-    text += "the large one is the last, filled if Pareto-optimal, with its 95 % intervals as bars. "
+    if any(has_steps(one) for one in shown):
+        text = (
+            "Each path runs from the fine-tuned model over the epochs. Small markers are epochs; "
+        )
+        text += "the large one is the last"
+    else:
+        text = (
+            "Each line runs from the fine-tuned model to the one after unlearning, a large marker"
+        )
+    text += ", filled if Pareto-optimal, with its 95 % intervals as bars. "
     text += "Best is the star at the bottom right; arcs join points at equal distance from it."
     based = [one for one in shown if "backbone" in one]
     if not based:

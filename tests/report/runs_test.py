@@ -115,6 +115,15 @@ class ReadMetricsTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "retrieve/raslik of .* has changed since evaluate"):
             runs.read_run(self.root)
 
+    def test_scores_of_another_corpus_are_not_shown(self):
+        write_manifest(self.root, "corpus")
+        write_manifest(self.root, "retrieve/influence", ("corpus",))
+        self.assertIsNotNone(runs.read_run(self.root).scores)
+        rows = (self.root / "corpus" / "train.jsonl").read_text()
+        (self.root / "corpus" / "train.jsonl").write_text(rows.replace("answer 7", "answer x"))
+        write_manifest(self.root, "corpus")  # a later run that asks for no such scores
+        self.assertIsNone(runs.read_run(self.root).scores)
+
     def test_damage_that_keeps_the_size_is_named(self):
         for name in ("evaluate/metrics.json", "references/evaluation/backbone.jsonl"):
             path = self.root / name

@@ -128,7 +128,17 @@ def test_noise_is_told_where_a_row_has_it_and_chance_where_it_stands_below():
     ],
 )
 def test_the_dotted_line_is_told_where_there_is_one(shown, expected):
+    shown = [{"methods": [], **one} for one in shown]
     assert statements.frontier_sentence(shown).endswith(expected)
+
+
+def test_only_what_was_measured_over_epochs_is_told_so():
+    of_epoch = [{"strategy": "raslik", "algorithm": "ga_gdr", "epoch": epoch} for epoch in (1, 2)]
+    several, one = ({"methods": methods} for methods in (of_epoch, of_epoch[1:]))
+    assert "Small markers are epochs" in statements.frontier_sentence([one, several])
+    alone = statements.frontier_sentence([one])
+    assert alone.startswith("Each line runs from the fine-tuned model to the one after unlearning")
+    assert "epoch" not in alone
 
 
 def test_looks_of_tables_are_told_by_their_columns():
