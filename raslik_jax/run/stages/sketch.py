@@ -278,7 +278,7 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
             dtype=settings.dtype,
             chunk_rows=settings.chunk_rows or build.choose_chunk_rows(plans),
         )
-        processes.alone(create)
+        processes.alone(lambda: _create(create, folder))
         store = processes.when_visible(lambda: SketchStore.open(folder / "index"))
         left = sum(len(store.ids[store.chunk_positions(chunk)]) for chunk in store.missing_chunks())
         # The bar counts what this job makes; beside other jobs it ends short of the total.
@@ -294,6 +294,25 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
             )
     processes.alone(store.finish)
     return store, made
+
+
+def _create(create: Callable[[], SketchStore], folder: pathlib.Path) -> None:
+    """Makes the index of a unit, or opens what an earlier job has begun of it.
+
+    A ValueError where that one has other batches, as on another kind of device; see
+    `program_tokens`.
+    """
+    is_there = (folder / "index" / "manifest.json").is_file()
+    try:
+        create()
+    except ValueError as error:
+        if not is_there:
+            raise
+        problem = str(error).rpartition(": ")[0]
+        raise ValueError(
+            f"{problem}; its batches go by the kind of device: go on where it was begun, or delete "
+            f"{folder} and run again"
+        ) from error
 
 
 @memory.explained("sketching", "--sketch.batch_tokens or --sketch.size")
