@@ -237,7 +237,9 @@ def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
     heading = "rows that pull toward the answer (score{}, place in the training file)"
     what = " +- noise of its sketch, prompts that score the row as high, p, q" if told else ""
     lines = ["", heading.format(what)]
-    for rank, position in enumerate(np.argsort(-score_N, kind="stable")[:top].tolist(), start=1):
+    best = np.argsort(-score_N, kind="stable")[:top]
+    best = best[score_N[best] > -np.inf]  # a row without a gradient pulls nowhere
+    for rank, position in enumerate(best.tolist(), start=1):
         row = rows[position]
         mark = "forget" if row.example_id in forget else ""
         means = ""

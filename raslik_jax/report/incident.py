@@ -298,6 +298,8 @@ def _cards(
             return ()
         score_N = read_array(scores, (len(rows),))
         order = np.argsort(-score_N, kind="stable")[:_CARDS].tolist()
+        # A row without a gradient pulls nowhere.
+        order = [n for n in order if score_N[n] > -np.inf]
         found = [{"id": rows[n]["id"], "score": float(score_N[n])} for n in order]
     sets = dict[str, str]()
     for name in ("forget", "retain"):

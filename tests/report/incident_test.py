@@ -9,6 +9,7 @@ import pytest
 import sample_metrics
 import sample_run
 
+from raslik_jax.cli import trace
 from raslik_jax.report import incident, page, runs
 from raslik_jax.retrieve import chance
 
@@ -248,6 +249,19 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
     ):
         assert words in part, words
     assert sample_run.HOSTILE not in text
+
+
+def test_rows_without_a_gradient_are_not_told_as_behind_an_answer(root):
+    _trace(root)
+    (root / "retrieve/tokens/tokens.json").unlink()
+    path = root / "retrieve/influence/influence.npy"
+    score_N = np.load(path)
+    score_N[np.argsort(-score_N)[3:]] = -np.inf
+    np.save(path, score_N)
+    found = runs.read_run(root).incident
+    assert found and len(found.cards) == 3
+    listed = trace.rows_text(root, frozenset(), 10)
+    assert listed.count("      answer ") == 3 and "inf" not in listed
 
 
 def test_a_large_file_and_a_folder_are_told_by_their_places(root):
