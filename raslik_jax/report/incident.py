@@ -20,6 +20,7 @@ from raslik_jax.files import check_shape, read_array, read_json, read_json_lines
 from raslik_jax.manifests import current_file
 from raslik_jax.messages import shown
 from raslik_jax.report.names import highlighted
+from raslik_jax.report.notes import answers_taken_against
 from raslik_jax.report.records import Model, collect_models, last_epochs
 from raslik_jax.report.removal import read_removal, removal_sentence
 from raslik_jax.retrieve import behaviors, chance
@@ -419,8 +420,13 @@ def cost_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
     after, before = models[strategy, algorithm], models["finetuned", ""]
     parts = []
     if "retain" in after.values:
-        wording = 100 * after.joined("retain")["mean"]
-        parts.append(f"answers to other prompts keep {wording:.1f} % of their wording")
+        wording = f"{100 * after.joined('retain')['mean']:.1f} %"
+        if metrics.get("reference", "finetuned") == "finetuned":
+            parts.append(f"answers to other prompts keep {wording} of their wording")
+        else:
+            was = f"{100 * before.joined('retain')['mean']:.1f} %"
+            text = f"answers to other prompts share {wording} of the wording of "
+            parts.append(f"{text}{answers_taken_against(metrics)} (before unlearning {was})")
     if rise := _rise(before, after):
         parts.append(rise)
     text = f"What it cost: {' and '.join(parts)}." if parts else ""
