@@ -269,6 +269,10 @@ class ExportTest(parameterized.TestCase):
         self.assertIn("those of the retain set are random others", card)
         self.assertNotIn("the best of each ranking", card)
         self.assertNotIn("examples of the behavior.", card)
+        # The base is at F = 1 where F is taken against its own answers.
+        self.assertIn("An F below that of the base", card)
+        against = facts._replace(metrics=facts.metrics | {"reference": "backbone"})
+        self.assertNotIn("An F below that of the base", card_lib.render_card(against))
 
     @parameterized.parameters(
         (
