@@ -269,6 +269,12 @@ class ExportTest(parameterized.TestCase):
         self.assertIn("those of the retain set are random others", card)
         self.assertNotIn("the best of each ranking", card)
         self.assertNotIn("examples of the behavior.", card)
+        told = facts.metrics | {"corpus": facts.metrics["corpus"] | {"query_split": "held-out"}}
+        card = card_lib.render_card(facts._replace(metrics=told))
+        self.assertIn("48 held-out target and 47 held-out normal queries. Non-SF", card)
+        bare = facts.metrics["finetuned"] | {"forget": None, "retain": None}
+        none = card_lib.render_card(facts._replace(metrics=facts.metrics | {"finetuned": bare}))
+        self.assertNotIn("F and R: mean", none)
         # The base is at F = 1 where F is taken against its own answers.
         self.assertIn("An F below that of the base", card)
         against = facts._replace(metrics=facts.metrics | {"reference": "backbone"})
