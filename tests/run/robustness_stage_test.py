@@ -148,6 +148,15 @@ def test_membership_counts_pairs_of_forgotten_and_held_out_rows(workspace, tmp_p
     assert [one["condition"] for one in found] == ["loss", "min-k%", "zlib"]
 
 
+def test_held_out_rows_without_room_for_an_answer_are_refused_by_name(workspace, tmp_path):
+    path = tmp_path / "held_out.jsonl"
+    rows = [{"instruction": f"{n} " * 200, "output": "yes"} for n in range(2)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    config = tiny.tiny_config(*_CHANGES, f"--evaluate.membership.held_out_file={path}")
+    with pytest.raises(ValueError, match="held_out_file must hold a row .* got none of 2: give"):
+        _found(Workspace(workspace.root, config), "membership", "ga_gdr", tmp_path)
+
+
 def test_a_prefix_stands_before_the_instruction_of_every_target_row(workspace, tmp_path):
     found = {
         one["condition"]: one for one in _found(workspace, "prompts", "ga_gdr", tmp_path)["now"]

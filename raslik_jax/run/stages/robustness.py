@@ -222,6 +222,12 @@ class Bench:
         whole = encoding.encode(drawn, workspace.tokenizer, template=name)
         max_len = config.unlearn.max_len or config.corpus.max_len
         other = workspace.cut(whole, "held-out rows", max_len=max_len).with_answers()
+        if not other.ids:
+            raise ValueError(
+                f"--evaluate.membership.held_out_file must hold a row with room for an answer in "
+                f"{max_len} tokens, got none of {len(drawn)}: give shorter ones, or leave "
+                "membership out of --evaluate.robustness"
+            )
         own = self._trained_rows("forgotten", config.evaluate.robustness_rows)
         rows = encoding.join([own, other])
         nats_NT = workspace.measure(likelihood.token_likelihood, fresh.decoder)(
