@@ -110,6 +110,23 @@ def test_what_is_said_of_all_objectives_was_measured():
     assert report.tables(alone, "test", _COMPARED)[1] in _TEXT
 
 
+@pytest.mark.parametrize("objectives", ["ga_gdr npo_klr ga_klr", "base_klr ga_gdr npo_klr ga_klr"])
+def test_what_is_said_of_weighted_was_measured(objectives):
+    results = report.join_paths(
+        [
+            run
+            for name in objectives.split()
+            for folder in (_SMOLLM2 / name.replace("base_klr", ""), _SMOLLM2 / "weighted")
+            for run in report.read_results(folder, objective=name)
+            if run["split"] == "test"
+        ]
+    )
+    assert all(len(run["paths"]) == 5 * len(objectives.split()) for run in results)
+    assert all(table in _TEXT for table in report.tables(results, "test", ("weighted",))[:4])
+    alone = [run for run in results if run["seed"]]
+    assert report.tables(alone, "test", ("weighted",))[1] in _TEXT
+
+
 def test_what_is_said_of_two_corpora_was_measured():
     folder = _SMOLLM2 / "mixtures"
     for objective in ("base_klr", "npo_klr"):

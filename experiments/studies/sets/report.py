@@ -45,6 +45,7 @@ class Options(Settings):
 
     runs: tuple[str, ...] = setting((), "Work directories of one query split, a seed each.")
     out: str = setting("", "File of the results of these runs.")
+    strategies: tuple[str, ...] = setting((), "Store these strategies of the runs alone.")
     results: tuple[str, ...] = setting((str(HERE),), "Folders of the stored results.")
     objective: str = setting("", "Read the paths of this objective alone.")
     seeds: tuple[int, ...] = setting((), "Read these seeds alone.")
@@ -77,8 +78,11 @@ def distance(
     return np.hypot(np.maximum(forget_E[-1] - floor, 0), 1 - retain_E[-1])
 
 
-def measure_run(root: pathlib.Path) -> dict[str, Any]:
-    """Returns the scores of every query, [epochs, queries] by strategy and objective, of a run."""
+def measure_run(root: pathlib.Path, strategies: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the scores of every query, [epochs, queries] by strategy and objective, of a run.
+
+    With strategies, those of these alone.
+    """
     from raslik_jax.evaluate import rates
     from raslik_jax.run.plan import open_run
 
@@ -87,6 +91,7 @@ def measure_run(root: pathlib.Path) -> dict[str, Any]:
     before = workspace.answers("references", "evaluation", "finetuned.jsonl")
     behavior = config.name.removeprefix(SMOLLM2)
     marker = markers().get(behavior)
+    strategies = strategies or config.retrieve.strategies
 
     def alike(answers: Mapping[str, str], rows: Sequence[Example]) -> list[float]:
         pairs = [(answers[row.example_id], before[row.example_id]) for row in rows]
@@ -99,7 +104,7 @@ def measure_run(root: pathlib.Path) -> dict[str, Any]:
         return found
 
     paths = {}
-    for strategy in config.retrieve.strategies:
+    for strategy in strategies:
         for name in config.unlearn.algorithms:
             parts = "generate", f"{strategy}-{name}"
             found = [
@@ -111,7 +116,6 @@ def measure_run(root: pathlib.Path) -> dict[str, Any]:
     split = workspace.query_split
     told: dict[str, Any] = {"seed": config.seed, "split": split, "backbone": backbone["F"]}
     if behavior != config.name:
-        strategies = config.retrieve.strategies
         told |= {"name": behavior, "sets": {one: read_sets(root, one) for one in strategies}}
     if marker:
         told["backbone_shown"] = backbone["shown"]
@@ -348,8 +352,8 @@ def tables(
 def main(options: Options) -> None:
     """Stores results of runs, or prints the tables of the stored ones."""
     if options.runs:
-        lines = [json.dumps(measure_run(pathlib.Path(run))) + "\n" for run in options.runs]
-        write_text(options.out, "".join(lines))
+        found = [measure_run(pathlib.Path(run), options.strategies) for run in options.runs]
+        write_text(options.out, "".join(json.dumps(one) + "\n" for one in found))
         return
     read: dict[str, Any] = {"objective": options.objective, "seeds": options.seeds}
     results = join_paths([run for one in options.results for run in read_results(one, **read)])
