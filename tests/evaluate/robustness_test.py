@@ -412,10 +412,12 @@ def test_what_else_changed_is_told_beside_the_models_before():
         "normal prompts",
     ]
     assert side_effects.tell(found) == (
-        "Perplexity: a story 7.39 (before unlearning 2.72, in the base 4.48), an explanation 7.39 "
-        "(before unlearning 2.72, in the base 4.48), a notice 7.39 (before unlearning 2.72, in the "
-        "base 4.48). Of 40 questions with four answers, a share of 0.97 is answered right (before "
-        "unlearning 0.97, in the base 0.97); 0.25 is a guess. Of 3 answers to normal prompts 1 "
-        "differ from those before unlearning in some character (before unlearning 1, in the base "
-        "1)."
+        "Perplexity: a story 7.389 (before unlearning 2.718, in the base 4.482), an explanation "
+        "7.389 (before unlearning 2.718, in the base 4.482), a notice 7.389 (before unlearning "
+        "2.718, in the base 4.482). Of 40 questions with four answers, a share of 0.97 is answered "
+        "right (before unlearning 0.97, in the base 0.97); 0.25 is a guess. Of 3 answers to normal "
+        "prompts 1 differ from those before unlearning in some character (before unlearning 1, in "
+        "the base 1)."
     )
+    found["now"][0]["perplexity"] = {"mean": 1e30, "low": 1e29, "high": 1e31}
+    assert "a story 1e+30 (before unlearning 2.718" in side_effects.tell(found)

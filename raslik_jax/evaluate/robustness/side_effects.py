@@ -123,7 +123,7 @@ def tell(compared: Compared) -> str:
         return " (" + ", ".join(f"{title} {mean:{spec}}" for title, mean in means.items()) + ")"
 
     parts = [
-        f"{name} {entry['perplexity']['mean']:.2f}{beside(name, 'perplexity', '.2f')}"
+        f"{name} {entry['perplexity']['mean']:.4g}{beside(name, 'perplexity', '.4g')}"
         for name, entry in now.items()
         if entry["perplexity"]
     ]
