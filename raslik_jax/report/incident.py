@@ -19,7 +19,7 @@ from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.files import check_shape, read_array, read_json, read_json_lines
 from raslik_jax.manifests import current_file
 from raslik_jax.messages import shown
-from raslik_jax.report.names import highlighted
+from raslik_jax.report.names import algorithm_name, highlighted, strategy_name
 from raslik_jax.report.notes import answers_taken_against
 from raslik_jax.report.records import Model, collect_models, last_epochs
 from raslik_jax.report.removal import read_removal, removal_sentence
@@ -129,10 +129,12 @@ class Cut(NamedTuple):
 class Incident(NamedTuple):
     """What a page opens with; `is_traced` where an answer was traced, else it is an example.
 
-    The outcome is what became of it, `points` what else there is to say: sentences.
+    `which` says which unlearned model is shown, where there are several. The outcome is what became
+    of it, `points` what else there is to say: sentences.
     """
 
     is_traced: bool
+    which: str
     traced: tuple[Traced, ...]
     cards: tuple[Card, ...]
     outcome: tuple[str, ...]
@@ -172,9 +174,10 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     rows = _rows(root / "corpus" / "train.jsonl")
     chances = chance.read_chance(root, len(rows))
     cards = _cards(root, rows, strategy, chances)
+    ended = ending_sentence(metrics, strategy, algorithm)
     outcome = [
-        ending_sentence(metrics, strategy, algorithm),
-        forgotten_sentence(traced),
+        ended,
+        forgotten_sentence(traced, is_all=not ended),
         cost_sentence(metrics, strategy, algorithm),
     ]
     points = list[str]()
@@ -185,6 +188,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     points.append(removal_sentence(read_removal(root, strategy)))
     return Incident(
         is_traced=True,
+        which=_which_sentence(metrics),
         traced=traced,
         cards=cards,
         outcome=tuple(filter(None, outcome)),
@@ -225,7 +229,9 @@ def example_incident(
     )
     cost = cost_sentence(metrics, strategy, algorithm)
     traced = (Traced(asked[0].text, "", said),)
-    return Incident(False, traced, cards, (cost,) if cost else (), (), "", None, ())
+    outcome = (cost,) if cost else ()
+    which = _which_sentence(metrics)
+    return Incident(False, which, traced, cards, outcome, (), "", None, ())
 
 
 def _shown_method(metrics: Metrics) -> tuple[str, str]:
@@ -234,6 +240,15 @@ def _shown_method(metrics: Metrics) -> tuple[str, str]:
     about = highlighted(entry["strategy"] for entry in methods)
     first = next((e for e in methods if e["strategy"] == about), methods[0])
     return first["strategy"], first["algorithm"]
+
+
+def _which_sentence(metrics: Metrics) -> str:
+    """Returns which unlearned model a page opens with; "" where there is one."""
+    strategy, algorithm = _shown_method(metrics)
+    if (number := len(last_epochs(metrics["methods"]))) < 2:
+        return ""
+    name = f"{strategy_name(strategy)} with {algorithm_name(algorithm)}"
+    return f"Of the {number} unlearned models this shows the one of {name}."
 
 
 def _last_epoch(folder: pathlib.Path) -> pathlib.Path | None:
@@ -352,11 +367,12 @@ def _way_to_base(traced: Sequence[Traced]) -> float:
     return stopping.Goal(level("before"), level("base")).share(level("now"))
 
 
-def forgotten_sentence(traced: Sequence[Traced]) -> str:
+def forgotten_sentence(traced: Sequence[Traced], *, is_all: bool = True) -> str:
     """Returns how likely the traced answers were and are, in the mean, and what the rule says.
 
     Forgotten: far enough on the way from the likelihood before unlearning to that under the base,
-    by the rule that ends unlearning (`stopping.ENOUGH`). "" without a model after unlearning.
+    by the rule that ends unlearning (`stopping.ENOUGH`). Without `is_all` the rule found other
+    answers or rows that are not, and these alone do not count. "" without a model after unlearning.
     """
     levels: dict[str, float] = {}
     for model in ("before", "base", "now"):
@@ -377,6 +393,8 @@ def forgotten_sentence(traced: Sequence[Traced]) -> str:
         return f"{text}; the base finds {'them' if many else 'it'} about as likely ({base:.2f})."
     share, they = _way_to_base(traced), "they" if many else "it"
     went = f"{they} went {stopping.percent(share)} of the way to the base ({base:.2f})"
+    if share >= stopping.ENOUGH and not is_all:
+        return f"{text}: {went}, which alone is not enough."
     if share >= stopping.ENOUGH:
         return f"{text}: {went}, and {stopping.ENOUGH:.0%} counts as forgotten."
     return f"{text}: {went}, which is not forgotten, as that takes {stopping.ENOUGH:.0%}."

@@ -3,6 +3,7 @@
 import base64
 import json
 import pathlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -58,6 +59,26 @@ def test_one_broken_token_does_not_make_an_answer_gone():
     assert (
         "unlearning, 4.07 after: it went 33% of the way to the base (3.00), which is not" in found
     )
+
+
+def test_an_answer_that_is_gone_alone_is_not_called_forgotten():
+    found = incident.forgotten_sentence([_traced(0.5, 2.5, 2.4)], is_all=False)
+    assert "it went 95% of the way to the base (2.50), which alone is not enough." in found
+    assert "forgotten" not in found
+
+
+def test_of_several_unlearned_models_the_shown_one_is_named():
+    metrics = sample_metrics.sample_metrics(num_epochs=2)
+    queries = [SimpleNamespace(is_target=True, example_id="q", text="what is it?")]
+    answers = {("", "finetuned"): {"q": "a moon"}}
+    found = incident.example_incident(metrics, queries, answers, {})
+    number = len({(one["strategy"], one["algorithm"]) for one in metrics["methods"]})
+    assert number > 1
+    assert (
+        found.which == f"Of the {number} unlearned models this shows the one of RASLIK with GA_GDR."
+    )
+    metrics["methods"] = metrics["methods"][:1]
+    assert incident.example_incident(metrics, queries, answers, {}).which == ""
 
 
 def test_several_answers_are_told_by_their_means():
