@@ -118,6 +118,7 @@ def _ask(
 ) -> None:
     """Traces the generations, or what is asked for one by one."""
     from raslik_jax.data import prompts
+    from raslik_jax.index import search
     from raslik_jax.index.store import SketchStore
 
     tracer, trace = asking.open_index(options.index, options.run, options.mesh)
@@ -126,6 +127,8 @@ def _ask(
     how: dict[str, Any] = {**given, "top": options.top, "bottom": options.bottom}
     how["step_rows"] = options.step_rows
     how["finer"] = SketchStore.open(options.finer) if options.finer else None
+    if options.finer:
+        search.check_finer(tracer.store, how["finer"])  # and not at the first question
 
     def ask(question: Example) -> "Trace":
         return trace((question,), **how)

@@ -352,7 +352,7 @@ def search_store(
       score_N: of `score_store` for the same arguments, where the caller has them already.
     """
     if finer is not None:
-        _check_finer(store, finer)
+        check_finer(store, finer)
         if aggregate != "mean":
             raise ValueError(f"aggregate must be mean with a finer index, got {aggregate}")
     if score_N is None:
@@ -373,7 +373,7 @@ def search_store(
     return Tails(*ends)
 
 
-def _check_finer(store: SketchStore, finer: SketchStore) -> None:
+def check_finer(store: SketchStore, finer: SketchStore) -> None:
     """Raises a ValueError unless `finer` has the rows of an index, in a finer dtype."""
     if store.identity != finer.identity or store.size != finer.size:
         raise ValueError(

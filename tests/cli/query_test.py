@@ -506,6 +506,8 @@ class QueryTest(parameterized.TestCase):
             (["--index=x", "--num_forget=3"], "--num_forget needs --instruction or --queries"),
             (["--index=x", "--system=y"], "--system needs --instruction"),
             (["--index=x", "--serve", "--instruction=y"], "--instruction has no effect with"),
+            # Before a question is asked.
+            ([f"--index={self.index}", f"--finer={self.index}"], "the finer index "),
         ):
             self.assertIn(f"error: {message}", self.script("query.py", *flags, fails=True))
 
