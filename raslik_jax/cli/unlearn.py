@@ -34,7 +34,7 @@ from raslik_jax.manifests import current_file
 from raslik_jax.messages import one_line, shown
 from raslik_jax.processes import JobConfig
 from raslik_jax.report import rows as rows_lib
-from raslik_jax.report.incident import EXPORTS, read_incident
+from raslik_jax.report.incident import EXPORTS, read_incident, read_outcome
 from raslik_jax.report.runs import read_metrics
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import hub, written
@@ -176,12 +176,15 @@ def _told(
             yield f"asked   {one_line(f'{row.instruction} {row.input}', 160)}"
             yield f"said    {one_line(before[row.example_id], 160)}"
             yield f"says    {one_line(after[row.example_id], 160)}"
-    is_measured = current_file(root, "evaluate/metrics.json") is not None
-    if is_measured and (incident := read_incident(root, read_metrics(root))):
-        yield ""
-        for sentence in incident.outcome:
-            how: Any = {"subsequent_indent": " " * 8, "break_on_hyphens": False}
-            yield textwrap.fill(sentence, 96, **how)
+    if current_file(root, "evaluate/metrics.json") is None:
+        outcome = read_outcome(root, *variant)
+    else:
+        incident = read_incident(root, read_metrics(root))
+        outcome = incident.outcome if incident else ()
+    yield from ("",) if outcome else ()
+    for sentence in outcome:
+        how: Any = {"subsequent_indent": " " * 8, "break_on_hyphens": False}
+        yield textwrap.fill(sentence, 96, **how)
 
 
 def _read_config(options: Options, root: pathlib.Path) -> Config:

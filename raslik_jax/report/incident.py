@@ -41,6 +41,7 @@ _WHY = {
     "diverged": "the training diverged",
     "": "its epochs were over",
 }
+_TRACED_FILE = "retrieve/traced/finetuned.jsonl"
 _TRACED = {"id": str, "traced": str, "nll": float, "nats": [float], "output": str}
 _TRACED |= {"expected?": float, "spread?": float}
 _PIECES = [list]
@@ -146,15 +147,60 @@ class Incident(NamedTuple):
 
 def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     """Returns the traced answers of a run and the rows behind them; None where none was traced."""
-    path = current_file(root, "retrieve/traced/finetuned.jsonl")
-    if path is None or not metrics["methods"]:
+    if not metrics["methods"]:
         return None
     strategy, algorithm = _shown_method(metrics)
+    if not (traced := _read_traced_answers(root, strategy, algorithm)):
+        return None
+    rows = _rows(root / "corpus" / "train.jsonl")
+    chances = chance.read_chance(root, len(rows))
+    cards = _cards(root, rows, strategy, chances)
+    ended = ending_sentence(metrics.get("probes", ()), strategy, algorithm)
+    outcome = [
+        ended,
+        forgotten_sentence(traced, is_all=not ended),
+        cost_sentence(metrics, strategy, algorithm),
+    ]
+    points = list[str]()
+    if chances and (told_chance := chance.sentence(chances)):
+        points.append(f"{told_chance[:1].upper()}{told_chance[1:]}.")
+    asked = [row["id"] for row in read_traced(root / _TRACED_FILE)]
+    apart = behaviors.read_behaviors(root, asked)
+    points.append(behaviors.sentence(apart) if apart else "")
+    points.append(removal_sentence(read_removal(root, strategy)))
+    return Incident(
+        is_traced=True,
+        which=_which_sentence(metrics),
+        traced=traced,
+        cards=cards,
+        outcome=tuple(filter(None, outcome)),
+        points=tuple(filter(None, points)),
+        warning=doubt_sentence(traced),
+        cut=read_cut(root, len(rows)),
+        downloads=_downloads(root, strategy),
+    )
+
+
+def read_outcome(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[str, ...]:
+    """Returns what became of the traced answers of a run that measured nothing, in sentences."""
+    traced = _read_traced_answers(root, strategy, algorithm)
+    path = root / "unlearn" / f"{strategy}-{algorithm}" / "probes.json"
+    names = {"strategy": strategy, "algorithm": algorithm}
+    probes = [names | read_json(path, dict)] if path.is_file() else []
+    ended = ending_sentence(probes, strategy, algorithm)
+    return tuple(filter(None, (ended, forgotten_sentence(traced, is_all=not ended))))
+
+
+def _read_traced_answers(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[Traced, ...]:
+    """Returns the traced answers with what the models make of them; none where none was traced."""
+    path = current_file(root, _TRACED_FILE)
+    if path is None:
+        return ()
     after = _last_epoch(root / "generate" / f"traced-{strategy}-{algorithm}")
     paths = {"before": path, "base": path.parent / "backbone.jsonl", "now": after}
     told = {name: read_traced(p) for name, p in paths.items() if p and p.is_file()}
     prompts = _prompts(root)
-    traced = tuple(
+    return tuple(
         Traced(
             prompts.get(first["id"], ""),
             first["traced"],
@@ -170,32 +216,6 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
             ),
         )
         for n, first in enumerate(told["before"])
-    )
-    rows = _rows(root / "corpus" / "train.jsonl")
-    chances = chance.read_chance(root, len(rows))
-    cards = _cards(root, rows, strategy, chances)
-    ended = ending_sentence(metrics, strategy, algorithm)
-    outcome = [
-        ended,
-        forgotten_sentence(traced, is_all=not ended),
-        cost_sentence(metrics, strategy, algorithm),
-    ]
-    points = list[str]()
-    if chances and (told_chance := chance.sentence(chances)):
-        points.append(f"{told_chance[:1].upper()}{told_chance[1:]}.")
-    apart = behaviors.read_behaviors(root, [row["id"] for row in told["before"]])
-    points.append(behaviors.sentence(apart) if apart else "")
-    points.append(removal_sentence(read_removal(root, strategy)))
-    return Incident(
-        is_traced=True,
-        which=_which_sentence(metrics),
-        traced=traced,
-        cards=cards,
-        outcome=tuple(filter(None, outcome)),
-        points=tuple(filter(None, points)),
-        warning=doubt_sentence(traced),
-        cut=read_cut(root, len(rows)),
-        downloads=_downloads(root, strategy),
     )
 
 
@@ -400,12 +420,13 @@ def forgotten_sentence(traced: Sequence[Traced], *, is_all: bool = True) -> str:
     return f"{text}: {went}, which is not forgotten, as that takes {stopping.ENOUGH:.0%}."
 
 
-def ending_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
+def ending_sentence(probes: Sequence[Mapping[str, Any]], strategy: str, algorithm: str) -> str:
     """Returns that unlearning ended before all was forgotten, and why; "" where it did not.
 
-    Also where no probe ended it: without --unlearn.probe.stop nothing was to end it in time.
+    Also where no probe ended it: without --unlearn.probe.stop nothing was to end it in time. The
+    probes are those of `Metrics`.
     """
-    for one in metrics.get("probes", ()):
+    for one in probes:
         is_it = (one["strategy"], one["algorithm"]) == (strategy, algorithm)
         if not is_it or one.get("end", stopping.DONE) == stopping.DONE:
             continue

@@ -129,21 +129,20 @@ def test_the_doubted_answer_of_several_is_named():
     ],
 )
 def test_unlearning_that_ended_too_early_is_told_as_not_forgotten(end, why):
-    metrics = sample_metrics.sample_metrics()
     levels = [{"forget": nats, "kept": 2.0} for nats in (0.5, 0.9, 1.7)]
     probes = [{"step": 5 * n, "levels": level, "answers": {}} for n, level in enumerate(levels)]
     one = {"strategy": "raslik", "algorithm": "ga_gdr", "probes": probes}
     one |= {"goals": {"forget": {"start": 0.5, "end": 2.5}}, "rows": {}}
     one |= {"backbone": {"forget": 2.5, "kept": 2.0}}
-    metrics["probes"] = [one if end is None else one | {"kept": 5, "end": end}]
-    found = incident.ending_sentence(metrics, "raslik", "ga_gdr")
+    probes = [one if end is None else one | {"kept": 5, "end": end}]
+    found = incident.ending_sentence(probes, "raslik", "ga_gdr")
     if why is None:
         assert found == ""
     else:
         assert found.startswith("Not forgotten: unlearning")
         assert why in found
         assert "step 5 is kept, 20% of the way to the base where 40% is enough" in found
-    assert incident.ending_sentence(metrics, "raslik", "ga_klr") == ""
+    assert incident.ending_sentence(probes, "raslik", "ga_klr") == ""
 
 
 @pytest.mark.parametrize(
@@ -154,12 +153,32 @@ def test_unlearning_that_ended_too_early_is_told_as_not_forgotten(end, why):
     ],
 )
 def test_how_far_is_told_by_what_the_goals_are(backbone, told):
-    metrics = sample_metrics.sample_metrics()
     probes = [{"step": 5, "levels": {"forget": 1.292}, "answers": {}}]
     one = {"strategy": "raslik", "algorithm": "ga_gdr", "probes": probes, "kept": 5, "end": ""}
     one |= {"goals": {"forget": {"start": 0.5, "end": 2.5}}, "rows": {}}
-    metrics["probes"] = [one | {"backbone": {"forget": backbone}}]
-    assert told in incident.ending_sentence(metrics, "raslik", "ga_gdr")
+    found = incident.ending_sentence([one | {"backbone": {"forget": backbone}}], "raslik", "ga_gdr")
+    assert told in found
+
+
+def test_a_run_that_measured_nothing_tells_what_became_of_the_answer(tmp_path):
+    said = {"id": "q", "traced": "a moon", "nats": [0.5], "nll": 0.5, "output": "a moon"}
+    after = said | {"nats": [0.7], "nll": 0.7}
+    base = said | {"nats": [2.5], "nll": 2.5}
+    for name, row in (
+        ("retrieve/traced/finetuned", said),
+        ("retrieve/traced/backbone", base),
+        ("generate/traced-raslik-ga/epoch-1", after),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    probes = [{"step": 5, "levels": {"behavior": 0.7}, "answers": {}}]
+    goals = {"behavior": {"start": 0.5, "end": 2.5}}
+    found = {"probes": probes, "kept": 5, "end": "", "goals": goals, "backbone": {"behavior": 2.5}}
+    (tmp_path / "unlearn" / "raslik-ga").mkdir(parents=True)
+    (tmp_path / "unlearn" / "raslik-ga" / "probes.json").write_text(json.dumps(found))
+    ended, went = incident.read_outcome(tmp_path, "raslik", "ga")
+    assert ended.startswith("Not forgotten: unlearning ended because its epochs were over")
+    assert "0.50 nats a token before unlearning, 0.70 after: it went 10% of the way" in went
 
 
 def test_the_cost_is_that_of_the_method_that_is_shown():
