@@ -88,7 +88,7 @@ def render_card(facts: CardFacts) -> str:
         is_given=strategy in STRATEGIES and STRATEGIES[strategy].brings_sets,
         uses_retain=algorithm not in OBJECTIVES or OBJECTIVES[algorithm].retain is not None,
         dataset=describe(config["corpus"]),
-        rule=_RULES[config["retrieve"]["select"]],
+        rule=_rule(config["retrieve"]),
         options=", ".join(f"{name}={value}" for name, value in options.items()),
         against=notes.answers_taken_against(facts.metrics) if facts.metrics else "",
         measured=_measured(facts),
@@ -99,6 +99,14 @@ def render_card(facts: CardFacts) -> str:
         quoted_base=Markup(json.dumps(facts.base_model)),
         quoted_prompt=Markup(repr(facts.prompt)),
     )
+
+
+def _rule(retrieve: Mapping[str, Any]) -> str:
+    """Returns how the sets were chosen; of the gap only where no number was given in its place."""
+    name = retrieve["select"]
+    if name == "gap" and retrieve["num_forget"]:
+        return f"{_RULES['count']} (--retrieve.num_forget={retrieve['num_forget']})"
+    return f"{_RULES[name]} (--retrieve.select={name})"
 
 
 def _robustness(facts: CardFacts) -> list[tuple[str, str]]:

@@ -136,7 +136,8 @@ def read_metrics(root: pathlib.Path) -> Metrics:
     # Of a run that keeps its metrics alone there is nothing that could have changed.
     if read_manifest(path.parent) is not None:
         check_finished(root, "evaluate")
-    return read_json(path, _METRICS, mend="run the stages up to evaluate")
+    mend = "run the stages up to evaluate; a run that said 'nothing is measured' has no report"
+    return read_json(path, _METRICS, mend=mend)
 
 
 def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:

@@ -260,6 +260,13 @@ class ExportTest(parameterized.TestCase):
         self.assertIn("looked for among its training examples", card)
         self.assertIn("made to forget them while training on others.", card)
         (facts,) = render.call_args.args
+        gap = facts.config["retrieve"] | {"select": "gap"}
+        for number, rule in (
+            (0, "down to the gap below them (--retrieve.select=gap), from"),
+            (7, "as many as asked for (--retrieve.num_forget=7), from"),
+        ):
+            asked = facts.config | {"retrieve": gap | {"num_forget": number}}
+            self.assertIn(rule, _plain(card_lib.render_card(facts._replace(config=asked))))
         facts = facts._replace(variant=facts.variant._replace(strategy="given", algorithm="ga"))
         settings = facts.config["retrieve"] | {"given": {"retain_file": ""}}
         facts = facts._replace(config=facts.config | {"retrieve": settings})
@@ -405,7 +412,7 @@ class ExportTest(parameterized.TestCase):
             with self.assertRaisesRegex(ValueError, "--epoch must be one of .1, 2. or last, got 7"):
                 export_model(run.root, self.folder / "more", **(options | {"epoch": 7}))
         card = _plain((out / "README.md").read_text())
-        self.assertIn("Nothing: the run was exported before it was evaluated.", card)
+        self.assertIn("Nothing: the run had no prompts to measure on, or it was exp", card)
         self.assertIn("5 training examples, 2 of them labeled", card)
         self.assertIn("after epoch 2 of 2", card)
         self.assertNotIn("F, forget rate", card)
