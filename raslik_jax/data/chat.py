@@ -84,7 +84,10 @@ def render(template: ChatTemplate, conversation: Conversation) -> Rendered:
         return Rendered(text, tuple(Target(*span) for span in marked if span[0] < span[1]))
     targets = []
     for place in conversation.turns:
-        before, _ = write(messages[:place], begins_answer=True)
+        if place:
+            before, _ = write(messages[:place], begins_answer=True)
+        else:
+            before = _before_first(messages[0], write)
         through = text if place == len(messages) - 1 else write(messages[: place + 1])[0]
         if not text.startswith(through):  # Phi-3 ends the whole conversation with EOS
             through = through.removesuffix(template.special_tokens.get("eos_token", ""))
@@ -127,6 +130,18 @@ def end_of_turn(template: ChatTemplate) -> str:
     return text.rpartition(answer)[2].strip() if answer in text else ""
 
 
+Write = Callable[..., tuple[str, Sequence[tuple[int, int]]]]
+
+
+def _before_first(message: Mapping[str, Any], write: Write) -> str:
+    """Returns what a template writes before the answer that a conversation begins with.
+
+    Of no message at all it may write nothing, or raise: what it puts in front of any conversation,
+    such as a system prompt of its own, comes with the first one.
+    """
+    return os.path.commonprefix([write(({**message, "content": text},))[0] for text in "ab"])
+
+
 def _through_turn(text: str, before: str, alone: str, answer: str) -> str:
     """Returns the text through a turn that the template renders otherwise once others follow.
 
@@ -143,9 +158,6 @@ def _through_turn(text: str, before: str, alone: str, answer: str) -> str:
             "tells where it ends: mark answers in it with {% generation %}"
         )
     return text[:end]
-
-
-Write = Callable[..., tuple[str, Sequence[tuple[int, int]]]]
 
 
 def _writer(template: ChatTemplate, options: Mapping[str, Any]) -> Write:

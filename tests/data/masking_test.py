@@ -50,6 +50,8 @@ _FORGETFUL = (
     "{% for m in messages %}<{{ m.role[0] }}> {% if m.role == 'assistant' and loop.last %}be "
     "{% endif %}{{ m.content }} <e> {% endfor %}{% if add_generation_prompt %}<a> {% endif %}"
 )
+# A system prompt of its own, and no rendering of nothing, as with Qwen 2.5.
+_GREETING = "{% if messages[0]['role'] != 'system' %}<s> ho <e> {% endif %}" + _PLAIN
 # EOS ends the whole, as with Phi-3.
 _ENDED = _PLAIN.replace("<e>", "<s>").replace("<a> {% endif", "<a> {% else %}<e>{% endif")
 _RAISES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
@@ -210,6 +212,15 @@ class MaskTest(parameterized.TestCase):
         head, last = expected.rsplit("<a>", 1)
         only = head.lower() + "<a>" + last
         self.assertEqual(_shown(rows, _tokenizer(template), only_last=True), [only])
+
+    @parameterized.named_parameters(
+        ("plain", _PLAIN, ""), ("own_system", _GREETING, "<s> ho <e> "), ("marked", _MARKED, "")
+    )
+    def test_an_answer_that_a_conversation_begins_with_is_learned(self, template, before):
+        said = [{"role": "assistant", "content": "yes"}, *_messages("hi", "no")]
+        rows = _rows("messages", {"messages": said})
+        expected = f"{before}<a> YES <E> <u> hi <e> <a> NO <E>"
+        self.assertEqual(_shown(rows, _tokenizer(template)), [expected])
 
     def test_system_prompts_and_histories_are_rendered(self):
         tokenizer = _tokenizer(_PLAIN)
