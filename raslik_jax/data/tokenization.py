@@ -184,7 +184,10 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
 
 
 def read_backend(path: str | os.PathLike[str]) -> tuple[pathlib.Path, Any]:
-    """Returns a tokenizer.json and its `tokenizers.Tokenizer`, with settings of its own."""
+    """Returns a tokenizer.json and its `tokenizers.Tokenizer`, with settings of its own.
+
+    Without the place of an image where the model beside it has no row for that.
+    """
     import tokenizers
 
     file = pathlib.Path(path)
@@ -192,9 +195,19 @@ def read_backend(path: str | os.PathLike[str]) -> tuple[pathlib.Path, Any]:
     if not file.is_file():
         raise ValueError(f"no tokenizer at {file}: give a tokenizer.json or the folder of one")
     try:
-        return file, tokenizers.Tokenizer.from_file(str(file))
+        backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception, and nothing else
         raise ValueError(f"{file} must be a tokenizer.json, got {error}: fetch it again") from error
+    # The text models of Gemma 3 come with the tokenizer of those that read images, whose place of
+    # an image is one beyond the text models' embedding. Without it its name is ordinary text.
+    num_rows = _read_beside(file.parent, "config.json").get("vocab_size")
+    name = _special_tokens(file.parent).get("image_token", "")
+    token = backend.token_to_id(name)
+    if token is None or not isinstance(num_rows, int) or token < num_rows:
+        return file, backend
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = [one for one in state["added_tokens"] if one["content"] != name]
+    return file, tokenizers.Tokenizer.from_str(json.dumps(state))
 
 
 def _wrap(backend: Any, eos_token: str, pad_token: str, where: str) -> Tokenizer:

@@ -106,6 +106,22 @@ class FilesTest(parameterized.TestCase):
         self.assertEqual(prompt[0] == bos, has_bos)
         self.assertEqual(encoded.start_N.tolist(), [len(prompt)])
 
+    @parameterized.parameters((0, True), (1, False))
+    def test_a_place_of_an_image_that_the_model_has_no_row_for_is_ordinary_text(self, more, is_out):
+        backend = tokenizers.Tokenizer.from_str(_TOKENIZER.backend.to_str())
+        backend.add_special_tokens(["<image>"])
+        size = _TOKENIZER.vocab_size
+        tk.save_tokenizer(self.folder, _TOKENIZER._replace(backend=backend))
+        path = self.folder / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"image_token": "<image>"}))
+        (self.folder / "config.json").write_text(json.dumps({"vocab_size": size + more}))
+        read = tk.load_tokenizer(self.folder)
+        self.assertEqual(read.vocab_size, size + more)
+        (marked,) = read.encode_marked(["the <image><|endoftext|>"])
+        self.assertEqual(marked.ids[-1], read.eos_id)
+        self.assertEqual(max(marked.ids) < size, is_out)
+        self.assertEqual(read.decode_marked(marked.ids), "the <image><|endoftext|>")
+
     def test_missing_and_foreign_files_are_refused(self):
         with self.assertRaisesRegex(ValueError, "no tokenizer at .*tokenizer.json"):
             tk.load_tokenizer(self.folder)
