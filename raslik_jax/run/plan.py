@@ -406,7 +406,7 @@ class _Planner:
             " ".join([reads, *probes]),
             "evaluate.marker_words",
             # metrics.json carries the settings that it was measured with: all of them.
-            values=to_json(config),
+            values=to_json(config) | evaluate.METRICS_FORMAT,
             files=retain,
             is_shared=False,
             is_alone=not NON_SF[config.evaluate.non_sf].is_trained,

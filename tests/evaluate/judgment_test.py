@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 
 from raslik_jax.evaluate import judgment, rates
@@ -112,6 +113,38 @@ def test_without_queries_the_likelihood_of_the_bad_outputs_decides():
         assert found["verdict"] == verdict
         assert found["inputs"][-1] == "likelihood of the bad outputs"
     assert _judge(_entry(None, behavior=9e9, held_out=9.0), before, floor)["verdict"] == "damaged"
+
+
+def _forgetting(queries, seed):
+    """Returns the entries of a model that forgot all, and of those before, over so many queries."""
+    generator = np.random.default_rng(seed)
+    usual_Q = generator.beta(2, 6, queries)
+    entries = []
+    for nats, scores_Q in (
+        (3.9, usual_Q + generator.normal(0, 0.06, queries)),
+        (1.0, np.ones(queries)),
+        (4.0, usual_Q + generator.normal(0, 0.06, queries)),
+    ):
+        found = rates.bootstrap(np.clip(scores_Q, 0, 1), seed=0, resamples=200)
+        entry = _entry(0.35, behavior=float(np.exp(nats)))
+        entry["diversity"]["target"] |= {"answers": queries}
+        entries.append(entry | {"forget": found._asdict()})
+    return entries
+
+
+@pytest.mark.parametrize("queries", [1, 2, 3, 5])
+def test_a_model_that_forgot_is_hardly_called_anything_else_whatever_few_queries_say(queries):
+    verdicts = [judgment.judge(*_forgetting(queries, seed))["verdict"] for seed in range(100)]
+    assert verdicts.count("forgotten") >= 95
+    assert verdicts.count("damaged") <= 3
+
+
+def test_few_queries_leave_other_damage_to_be_seen():
+    entries = _forgetting(1, 0)
+    entries[0]["perplexity"]["held-out"] = _interval(9.0)
+    found = judgment.judge(*entries)
+    assert (found["verdict"], found["reasons"]) == ("damaged", ["held-out perplexity 9, was 2"])
+    assert "F against the backbone's" not in found["inputs"]
 
 
 def test_where_nothing_tells_the_models_apart_it_says_so():

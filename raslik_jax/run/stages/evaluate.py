@@ -16,6 +16,9 @@ from raslik_jax.run.stages.references import rouge_to_labels
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import replaced
 
+# 2: rates over fewer than three target queries judge no model.
+METRICS_FORMAT = {"formats": {"metrics": 2}}
+
 
 def retain_answers(config: Config) -> pathlib.Path:
     """Returns the answers to the dataset's questions in the run of --evaluate.retain_run."""
