@@ -101,6 +101,9 @@ class ResultsTableTest(parameterized.TestCase):
         notes = results.results_table(metrics).notes
         self.assertIn("Empty answers, each counted as ROUGE 0: Random GA_GDR epoch 5: 7.", notes)
         self.assertIn("Empty references: 2; their pairs score 0.", notes)
+        metrics["settings"] = metrics["settings"] | {"evaluate": {"drop_empty": True}}
+        notes = results.results_table(metrics).notes
+        self.assertIn("Empty answers, left out of F and R: Random GA_GDR epoch 5: 7.", notes)
 
     def test_a_distance_names_its_pool_and_its_warning(self):
         metrics = sample_metrics.sample_metrics()
