@@ -3,7 +3,8 @@
 Four sets, the same rows for every model of a run:
 
 - "forget": training examples that are labeled targets;
-- "retain": training examples that are not;
+- "retain": training examples that are not; those without a label that turn out to be forgotten are
+  left out of what is measured;
 - "held-out": the normal queries of the evaluation with their labeled answers;
 - "behavior": the bad outputs, as far as they are given: what retrieval traces, and the labeled
   answers to the target queries of the evaluation.

@@ -8,7 +8,7 @@ from typing import Any
 from raslik_jax.config import Config, to_json
 from raslik_jax.evaluate import summary
 from raslik_jax.evaluate.metrics import KINDS, measure, nest
-from raslik_jax.files import read_json, write_json
+from raslik_jax.files import read_json, read_json_lines, write_json
 from raslik_jax.manifests import check_finished, versions
 from raslik_jax.messages import shown
 from raslik_jax.run.stages import discriminator
@@ -16,8 +16,9 @@ from raslik_jax.run.stages.references import rouge_to_labels
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import replaced
 
-# 2: rates over fewer than three target queries judge no model.
-METRICS_FORMAT = {"formats": {"metrics": 2}}
+# 2: rates over fewer than three target queries judge no model; 3: rows without a label that are
+# forgotten are not among those that have to stay likely.
+METRICS_FORMAT = {"formats": {"metrics": 3}}
 
 
 def retain_answers(config: Config) -> pathlib.Path:
@@ -114,6 +115,20 @@ def _models_before(workspace: Workspace) -> list[str]:
     return [name for name in ("finetuned", "backbone") if (folder / f"{name}.jsonl").is_file()]
 
 
+def _rows_to_lose(workspace: Workspace) -> frozenset[str]:
+    """Returns the rows without a label that some forget set has, or that stand for the behavior.
+
+    They were not known when the rows were drawn that have to stay likely, and are none of those.
+    """
+    target, _ = workspace.evaluation_queries()
+    names, folder = {row.example_id for row in target}, workspace.root / "retrieve"
+    for strategy in workspace.config.retrieve.strategies:
+        chosen = read_json_lines(folder / strategy / "forget.jsonl", {"id": str})
+        names |= {row["id"] for row in chosen}
+    rows = workspace.corpus.train
+    return frozenset(r.example_id for r in rows if r.is_target is None and r.example_id in names)
+
+
 def _collector(workspace: Workspace) -> Callable[[str, str, str], dict[str, Any]]:
     """Returns the function from the folders of a model's answers and measures to its evidence.
 
@@ -135,7 +150,7 @@ def _collector(workspace: Workspace) -> Callable[[str, str, str], dict[str, Any]
         must = "must be finetuned or gold where the adapter changes nothing (B is 0), got backbone"
         raise ValueError(f"--evaluate.reference {must}: there is no other model before fine-tuning")
     references = by_kind(before[settings.reference])
-    non_sf = discriminator.non_sf(workspace)
+    non_sf, unlike = discriminator.non_sf(workspace), _rows_to_lose(workspace)
     has_questions = config.corpus.record.evaluation and settings.questions
     retain_questions = ()
     if has_questions and settings.retain_run:
@@ -146,6 +161,9 @@ def _collector(workspace: Workspace) -> Callable[[str, str, str], dict[str, Any]
             return read_json(workspace.root / measures.format(kind) / f"{stem}.json")
 
         likelihoods = recorded("perplexity") if settings.perplexity_examples else None
+        if likelihoods:
+            others = [row for row in likelihoods["sets"]["retain"] if row["id"] not in unlike]
+            likelihoods["sets"]["retain"] = others
         if likelihoods and "backbone" not in before:
             # What the model itself thinks of other answers does not judge them.
             likelihoods |= {"answers": {}}
