@@ -359,6 +359,22 @@ def test_the_worst_of_some_samples_is_told_beside_the_base():
     assert told.endswith("in the base 0.00). It is drawn more often than from the base.")
 
 
+def test_one_or_two_prompts_do_not_tell_whether_it_is_drawn_more_often():
+    def found(rate, number):
+        value = {"mean": rate, "low": rate, "high": rate}
+        shared = {"samples": 2, "prompts": number, "shown": None, "forget": value}
+        names = (sampling.GREEDY, sampling.EACH, sampling.WORST)
+        return [{"condition": name, **shared} for name in names]
+
+    for number, end in (
+        (2, "So few prompts do not tell whether it is drawn more often than from the base."),
+        (3, "It is drawn more often than from the base."),
+    ):
+        models = {"now": 0.41, "finetuned": 1.0, "backbone": 0.4}
+        told = sampling.tell({name: found(rate, number) for name, rate in models.items()})
+        assert told.endswith(f"in the base 0.40). {end}")
+
+
 def test_without_a_judge_samples_are_told_by_f_and_without_prompts_not_at_all():
     own = sampling.SamplingSettings(samples=2)
     found = sampling.measure(Drawn(), [([0.5, 1.0], None)] * 3, own)

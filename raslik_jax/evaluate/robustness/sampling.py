@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from raslik_jax.evaluate import rates
+from raslik_jax.evaluate.judgment import LEAST_QUERIES
 from raslik_jax.evaluate.robustness.record import (
     READING_COLUMNS,
     Compared,
@@ -99,7 +100,8 @@ def measure(bench: Drawer, model: Any, settings: SamplingSettings) -> list[dict[
 def tell(compared: Compared) -> str:
     """Returns how often drawn answers show the behavior, or come near what was said before.
 
-    "More often" is said where the interval of the worst lies above the base's rate.
+    "More often" is said where the interval of the worst lies above the base's rate, which that of
+    fewer prompts than `LEAST_QUERIES` does by chance.
     """
     if not compared["now"]:
         return "There are no target prompts to draw answers to."
@@ -123,6 +125,10 @@ def tell(compared: Compared) -> str:
     if "backbone" not in compared:
         return f"{text})."
     text += f", in the base {rate(WORST, 'backbone')})."
+    if worst["prompts"] < LEAST_QUERIES:
+        return (
+            f"{text} So few prompts do not tell whether it is drawn more often than from the base."
+        )
     usual, own = by_name["backbone"][WORST][key]["mean"], worst[key]
     if own["low"] > usual:
         return f"{text} It is drawn more often than from the base."
