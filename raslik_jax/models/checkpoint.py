@@ -266,9 +266,13 @@ def load_encoder(
 def _read_pooling(folder: pathlib.Path, fields: Mapping[str, Any], asked: str | None) -> str | None:
     path, own = folder / _POOLING, None
     if path.is_file():
-        on = [name for name, is_on in storage.read_json(path).items() if is_on is True]
-        modes = [name for name in on if name.startswith("pooling_mode_")]
-        own = _POOLINGS.get(modes[0].removeprefix("pooling_mode_")) if len(modes) == 1 else None
+        said = storage.read_json(path, {"pooling_mode?": (str, [str], None)})
+        on = [name for name, is_on in said.items() if is_on is True]
+        # Newer releases of sentence-transformers have it in one field.
+        named = said.get("pooling_mode") or [n for n in on if n.startswith("pooling_mode_")]
+        modes = [named] if isinstance(named, str) else named
+        known = {**_POOLINGS, **{one: one for one in encoders.POOLINGS}}
+        own = known.get(modes[0].removeprefix("pooling_mode_")) if len(modes) == 1 else None
         if own is None:
             must = f"must set one pooling mode of {sorted(_POOLINGS)}"
             raise ValueError(f"{path} {must}, got {sorted(modes)}: use another encoder")

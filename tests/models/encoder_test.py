@@ -172,6 +172,13 @@ class CheckpointTest(parameterized.TestCase):
         self.assertEqual(checkpoint.load_encoder(folder, dtype=jnp.float32).config.pooling, own)
         with self.assertRaisesRegex(ValueError, f"{own!r}, got {other!r}"):
             checkpoint.load_encoder(folder, dtype=jnp.float32, pooling=other)
+        later = {"embedding_dimension": 16, "include_prompt": True}
+        file.write_text(json.dumps(later | {"pooling_mode": own}))
+        self.assertEqual(checkpoint.load_encoder(folder, dtype=jnp.float32).config.pooling, own)
+        for mode in ("lasttoken", ["cls", "mean"]):
+            file.write_text(json.dumps(later | {"pooling_mode": mode}))
+            with self.assertRaisesRegex(ValueError, "must set one pooling mode"):
+                checkpoint.load_encoder(folder, dtype=jnp.float32)
         file.write_text(json.dumps(modes | {"pooling_mode_max_tokens": True}))
         with self.assertRaisesRegex(ValueError, "pooling_mode_max_tokens"):
             checkpoint.load_encoder(folder, dtype=jnp.float32)
