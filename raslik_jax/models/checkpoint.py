@@ -23,7 +23,7 @@ import numpy as np
 from raslik_jax import files, meshes, processes
 from raslik_jax.axes import Tree
 from raslik_jax.data import tokenization
-from raslik_jax.messages import shown
+from raslik_jax.messages import shown, some_of
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import encoder as encoders
 from raslik_jax.models import key_map, layers, quantize, storage
@@ -34,6 +34,8 @@ from raslik_jax.models.storage import resolve_folder
 # How an encoder pools, in the layout of sentence-transformers.
 _POOLING = pathlib.Path("1_Pooling", "config.json")
 _POOLINGS = {"cls_token": "cls", "mean_tokens": "mean"}
+# The parts of a sentence encoder that are computed here, of those that its modules.json may name.
+_PARTS = ("Transformer", "Pooling", "Normalize")
 
 
 class LoadedModel(NamedTuple):
@@ -243,6 +245,8 @@ def load_encoder(
         pooling=_read_pooling(folder, fields, pooling),
         num_labels=config.num_labels if num_labels is None else num_labels,
     )
+    if not config.num_labels:
+        _check_parts(folder / "modules.json")
     _check_own_tokenizer(folder, config)
     shapes = encoders.abstract_encoder(config, dtype=dtype)
     fresh: Tree = {}
@@ -261,6 +265,16 @@ def load_encoder(
     key_map.check_fit(slots, tensors, what, architecture.buffers)
     weights = key_map.fill(shapes, slots, tensors)
     return LoadedEncoder(config, {**weights, **fresh})
+
+
+def _check_parts(path: pathlib.Path) -> None:
+    """Refuses a sentence encoder with parts behind its pooling, such as a dense layer."""
+    parts = storage.read_json(path, [{"type": str}]) if path.is_file() else []
+    names = [part["type"].rpartition(".")[2] for part in parts]
+    others = [name for name in names if name not in _PARTS]
+    if others:
+        got = f"got {some_of(others, 3)}: use another encoder"
+        raise ValueError(f"{path} must name no parts but {', '.join(_PARTS)}, {got}")
 
 
 def _read_pooling(folder: pathlib.Path, fields: Mapping[str, Any], asked: str | None) -> str | None:

@@ -183,6 +183,18 @@ class CheckpointTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "pooling_mode_max_tokens"):
             checkpoint.load_encoder(folder, dtype=jnp.float32)
 
+    def test_a_part_behind_the_pooling_is_refused(self):
+        folder = encoder_cases.write(self.folder / "e", "bert_plain")
+        names = ["base.Transformer", "models.Pooling", "base.dense.Dense", "models.Normalize"]
+        for kept in (names[:2] + names[3:], names):
+            parts = [{"idx": n, "type": f"sentence_transformers.{p}"} for n, p in enumerate(kept)]
+            (folder / "modules.json").write_text(json.dumps(parts))
+            if len(kept) == 3:
+                checkpoint.load_encoder(folder, dtype=jnp.float32)
+        with self.assertRaisesRegex(ValueError, "modules.json must name no parts but .*Dense"):
+            checkpoint.load_encoder(folder, dtype=jnp.float32)
+        checkpoint.load_encoder(folder, dtype=jnp.float32, num_labels=2, key=jax.random.key(0))
+
     def test_bge_pools_its_first_token(self):
         folder = encoder_cases.write(
             self.folder / "b", "bert_plain", _name_or_path="BAAI/bge-base-en-v1.5"
