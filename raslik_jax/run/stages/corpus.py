@@ -10,7 +10,8 @@ from raslik_jax.run.workspace import Workspace, queries_to_answer
 
 # 2: one rendering for all rows, one day in templates that ask for it, no pads in rows of ids.
 # 3: queries to texts are texts, and ids that are all learned have no prompt.
-FORMATS = {"formats": {"rows": 3}}
+# 4: of an answer that a conversation begins with, what the template writes before it is no target.
+FORMATS = {"formats": {"rows": 4}}
 
 
 def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
