@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from raslik_jax.data.contents import Conversation, text_of
+from raslik_jax.data.contents import Conversation, text_of, without_nulls
 from raslik_jax.messages import one_line, shown
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -169,8 +169,8 @@ def _writer(template: ChatTemplate, options: Mapping[str, Any]) -> Write:
     def write(
         messages: Sequence[Mapping[str, Any]], *, begins_answer: bool = False, marks: bool = False
     ) -> tuple[str, Sequence[tuple[int, int]]]:
-        # As `apply_chat_template` does it: templates write None where a key is there.
-        said = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        # Templates write None where a key is there.
+        said = without_nulls([*messages])
         try:
             texts, spans = render_template(
                 [said],

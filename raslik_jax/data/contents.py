@@ -68,6 +68,16 @@ class TokenRow(NamedTuple):
 Content = Conversation | Passage | TokenRow
 
 
+def without_nulls(value: Any) -> Any:
+    """Returns a value of JSON without the keys that hold null, at any depth.
+
+    Parquet and saved datasets give each object the keys of all others; TRL leaves these out.
+    """
+    if isinstance(value, Mapping):
+        return {key: without_nulls(part) for key, part in value.items() if part is not None}
+    return [without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
 def text_of(message: Mapping[str, Any]) -> str:
     """Returns what a message says: its text, or its text parts one after the other."""
     content = message.get("content")

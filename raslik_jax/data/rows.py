@@ -16,6 +16,7 @@ from raslik_jax.data.contents import (
     TokenRow,
     as_lines,
     text_of,
+    without_nulls,
 )
 from raslik_jax.data.examples import Example
 from raslik_jax.data.fields import Parts, Row
@@ -138,8 +139,9 @@ def _options(row: Row) -> dict[str, Any]:
 
 def _given_options(content: Mapping[str, Any]) -> dict[str, Any]:
     tools = content.get("tools")
-    given = {"tools": json.loads(tools) if isinstance(tools, str) else tools} if tools else {}
-    return given | dict(content.get("chat_template_kwargs", {}))
+    tools = json.loads(tools) if isinstance(tools, str) else without_nulls(tools)
+    given = {"tools": tools} if tools else {}
+    return given | without_nulls(content.get("chat_template_kwargs", {}))
 
 
 def _talk(conversation: Conversation, content: dict[str, Any], needs_output: bool) -> Parts:

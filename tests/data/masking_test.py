@@ -430,3 +430,14 @@ class ToolsTest(parameterized.TestCase):
         record["tools"] = json.dumps([{"name": "ho"}])
         rows = _rows("messages", record)
         self.assertEqual(_shown(rows, _tokenizer(source)), ["ho be <u> hi <e> <a> NO <E>"])
+
+    def test_keys_that_hold_null_are_none_however_deep(self):
+        source = "{{ tools|tojson }}{{ messages[0].tool_calls|tojson }} " + _PLAIN
+        call = {"name": "f", "arguments": {"a": 1, "b": None}}
+        record = {"messages": _messages("hi", "no"), "tools": [{"name": "f", "x": {"b": None}}]}
+        record["messages"][0]["tool_calls"] = [call]
+        (row,) = _rows("messages", record)
+        text = render(ChatTemplate(source, {}), FORMATS["messages"].content(row)).text
+        calls = '[{"name": "f", "arguments": {"a": 1}}]'
+        self.assertTrue(text.startswith(f'[{{"name": "f", "x": {{}}}}]{calls} <u> hi'), text)
+        self.assertIsNone(row.content["tools"][0]["x"]["b"])  # it is written again as it was

@@ -10,7 +10,8 @@ from raslik_jax.run.workspace import Workspace, queries_to_answer
 
 # 2: one rendering for all rows, one day in templates that ask for it, no pads in rows of ids.
 # 3: queries to texts are texts, and ids that are all learned have no prompt.
-# 4: of an answer that a conversation begins with, what the template writes before it is no target.
+# 4: of an answer that a conversation begins with, what the template writes before it is no target;
+#    templates are given no key that holds null.
 FORMATS = {"formats": {"rows": 4}}
 
 
