@@ -170,12 +170,14 @@ def _base_of(config: Config, manifest: Manifest) -> _Base:
     if Hashes().of_content(folder) != manifest["files"]["backbone.checkpoint"]:
         must = "must be the one that the run was made with, it has changed: restore it"
         raise ValueError(f"the checkpoint {shown(name, 120)} {must}")
-    # A path says nothing on another machine; the name that the checkpoint gives itself may.
+    # A path says nothing on another machine, and the name in config.json is not the folder's: it is
+    # what the weights were loaded from before they were trained.
     fields = storage.read_json(folder / "config.json", {"_name_or_path?": (str, None)})
     own = fields.get("_name_or_path") or ""
     own = own if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", own) else ""
-    says = f"calls itself {own}" if own else "does not say where it came from"
-    return _Base(folder, own, f"the local folder {folder.resolve().name}, which {says}")
+    loaded = f"was loaded from {own} and may have been trained since"
+    says = loaded if own else "does not say where it came from"
+    return _Base(folder, "", f"the local folder {folder.resolve().name}, which {says}")
 
 
 def _adapter_origin(config: Config) -> str:

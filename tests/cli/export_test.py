@@ -137,7 +137,7 @@ class ExportTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (True, "", "the local folder base, which does not say where it came from"),
-        (False, "owner/tiny", "the local folder base, which calls itself owner/tiny"),
+        (False, "owner/tiny", "which was loaded from owner/tiny and may have been trained since"),
     )
     def test_files_of_the_checkpoint_are_carried_through(self, merged, name, origin):
         """How a model is prompted and stopped is no less part of it than its weights."""
@@ -164,12 +164,13 @@ class ExportTest(parameterized.TestCase):
         if not merged:
             del texts["generation_config.json"]  # the base has it
             fields = json.loads((out / "adapter_config.json").read_text())
-            self.assertEqual(fields["base_model_name_or_path"], name or None)
+            # Whoever loads it by itself would get what the folder was before it was trained.
+            self.assertIsNone(fields["base_model_name_or_path"])
         for file in ("tokenizer.json", *texts):
             self.assertEqual((out / file).read_bytes(), (base / file).read_bytes(), file)
         card = _plain((out / "README.md").read_text())
         self.assertIn(origin, card)
-        self.assertEqual(f'base_model: "{name}"' in card, bool(name))
+        self.assertNotIn("base_model:", card)
         for path in out.iterdir():
             self.assertNotIn(str(self.folder).encode(), path.read_bytes(), path.name)
         # Decoding stops where the checkpoint's own does.
