@@ -312,6 +312,7 @@ def save_adapter(
     *,
     base: str = "",
     base_model: str = "",
+    base_revision: str = "",
 ) -> None:
     """Writes an adapter in PEFT's format, as `peft.PeftModel.from_pretrained` reads it.
 
@@ -322,6 +323,7 @@ def save_adapter(
       config: The settings of the decoder they belong to.
       base: Identity of the base that it was trained on, which `load_adapter` checks.
       base_model: Hub name of the base, noted for PEFT's AutoPeftModel.
+      base_revision: Its branch, tag or commit, "" for the newest.
     """
     _, shapes, _ = decoders.abstract(config, lora_config)
     key_map.check_tree(lora, shapes, f"an adapter of {lora_config} on this {config.model_type}")
@@ -336,6 +338,7 @@ def save_adapter(
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": lora_config.rank,
+        "revision": base_revision or None,
         "target_modules": list(lora_config.targets),
         "task_type": "CAUSAL_LM",
         "use_dora": False,

@@ -38,6 +38,7 @@ class CardFacts(NamedTuple):
       retrieved: summary.json of its strategy's sets.
       set_hashes: first 16 hex digits of the SHA-256 of the files of both sets.
       base_model: hub name of the base, "" for none; `base_origin` is what it is, for people.
+      base_revision: its branch, tag or commit, "" for the newest.
       base_format: how the base was quantized in the run, "" for not at all.
       lora: rank, alpha and layers of the adapter, in words.
       adapter_origin: where it came from, "" where it was fine-tuned in the run.
@@ -57,6 +58,7 @@ class CardFacts(NamedTuple):
     retrieved: Mapping[str, Any]
     set_hashes: Mapping[str, str]
     base_model: str
+    base_revision: str
     base_origin: str
     base_format: str
     lora: str
@@ -94,6 +96,7 @@ def render_card(facts: CardFacts) -> str:
         measured=_measured(facts),
         robustness=_robustness(facts),
         shell_base=Markup(shlex.quote(facts.base_model or "BASE")),
+        shell_revision=Markup(shlex.quote(facts.base_revision)),
         vllm_rank=next((rank for rank in _VLLM_RANKS if rank >= facts.max_rank), 0),
         vllm_default=_VLLM_RANKS[0],
         quoted_base=Markup(json.dumps(facts.base_model)),

@@ -85,6 +85,7 @@ def export_model(
         retrieved=read_json(sets / "summary.json"),
         set_hashes={kind: hash_file(sets / f"{kind}.jsonl")[:16] for kind in kinds},
         base_model=base.hub_name,
+        base_revision=base.revision,
         base_origin=f"{base.origin}, weights in {jnp.dtype(backbone.dtype).name}, "
         f"identity {model.identity}",
         base_format="" if config.backbone.format == "plain" else config.backbone.format,
@@ -102,7 +103,8 @@ def export_model(
             _write_generation(partial, base, workspace)
         else:
             lora, shapes = workspace.unlearned(*variant).lora, model.decoder.config
-            names = {"base": model.identity, "base_model": base.hub_name}
+            names = {"base_model": base.hub_name, "base_revision": base.revision}
+            names["base"] = model.identity
             adapters.save_adapter(partial, lora, model.lora_config, shapes, **names)
         _write_tokenizer(partial, base, workspace)
         files.write_text(partial / "README.md", render_card(facts))
@@ -150,11 +152,15 @@ def _find_variant(
 
 
 class _Base(NamedTuple):
-    """The base of a run: its files where it has any, its name on the hub or "", and what it is."""
+    """The base of a run: its files where it has any, its name on the hub or "", and what it is.
+
+    `revision` is the branch, tag or commit of the hub's model, "" where none was asked for.
+    """
 
     folder: pathlib.Path | None
     hub_name: str
     origin: str
+    revision: str = ""
 
 
 def _base_of(config: Config, manifest: Manifest) -> _Base:
@@ -166,7 +172,7 @@ def _base_of(config: Config, manifest: Manifest) -> _Base:
         return _Base(None, "", f"a GPT-NeoX of {size}, {how}")
     folder = checkpoint.resolve_folder(name, revision=revision or None)
     if not pathlib.Path(name).is_dir():
-        return _Base(folder, name, name + (f" at {revision}" if revision else ""))
+        return _Base(folder, name, name + (f" at {revision}" if revision else ""), revision)
     if Hashes().of_content(folder) != manifest["files"]["backbone.checkpoint"]:
         must = "must be the one that the run was made with, it has changed: restore it"
         raise ValueError(f"the checkpoint {shown(name, 120)} {must}")

@@ -50,6 +50,7 @@ def _programs():
     vllm = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     vllm.add_argument("command", choices=["serve"])
     vllm.add_argument("model_tag")
+    vllm.add_argument("--revision")
     vllm.add_argument("--tokenizer")
     vllm.add_argument("--enable-lora", action="store_true")
     vllm.add_argument("--max-lora-rank", type=int, choices=[1, 8, 16, 32, 64, 128, 256, 320, 512])
@@ -59,7 +60,7 @@ def _programs():
 
     def arguments(text):  # of HFLM, after a split at commas
         names = [pair(part) for part in text.split(",")]
-        if not {"pretrained"} <= {*names} <= {"pretrained", "peft", "tokenizer"}:
+        if not {"pretrained"} <= {*names} <= {"pretrained", "revision", "peft", "tokenizer"}:
             raise argparse.ArgumentTypeError(text)
         return names
 
@@ -183,6 +184,24 @@ class ExportTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "base' must be the one that the run was made with"):
             export_model(run.root, self.folder / "other", **settings)
 
+    def test_an_adapter_on_a_revision_of_a_hub_model_names_the_revision(self):
+        """Otherwise peft loads it on the newest weights, which are others."""
+        base = self.folder / "base"
+        run = stored_run.write_stored_run(self.folder / "run", base=base)
+        path = run.root / "evaluate" / "metrics.json"
+        metrics = json.loads(path.read_text())
+        metrics["settings"]["backbone"] |= {"checkpoint": "owner/tiny", "revision": "step3"}
+        path.write_text(json.dumps(metrics))
+        stored_run.finish(run.root, base=base)
+        settings = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None, "merged": False}
+        with mock.patch.object(checkpoint, "resolve_folder", return_value=base):
+            out = export_model(run.root, self.folder / "out", **settings)
+        fields = json.loads((out / "adapter_config.json").read_text())
+        self.assertEqual(fields["base_model_name_or_path"], "owner/tiny")
+        self.assertEqual(fields["revision"], "step3")
+        card = (out / "README.md").read_text()
+        self.assertIn("pretrained=owner/tiny,revision=step3,peft=.", card)
+
     def test_text_from_settings_is_no_markup_in_the_card(self):
         run = stored_run.write_stored_run(self.folder / "run")
         path = run.root / "evaluate" / "metrics.json"
@@ -304,6 +323,13 @@ class ExportTest(parameterized.TestCase):
             "vllm serve BASE --tokenizer . --enable-lora --max-lora-rank 64 --lora-modules "
             "unlearned=.\nlm_eval --model hf --model_args pretrained=BASE,peft=.,tokenizer=. "
             "--tasks hellaswag",
+        ),
+        (
+            {"is_served": True, "base_model": "o/n", "base_revision": "step 3", "prompt": ""},
+            "vllm serve o/n --revision 'step 3' --tokenizer . --enable-lora "
+            "--lora-modules unlearned=.\nlm_eval --model hf --model_args "
+            "pretrained=o/n,revision='step 3',peft=.,tokenizer=. "
+            "--tasks hellaswag --apply_chat_template",
         ),
         (
             {"is_served": True, "max_rank": 513},
