@@ -298,7 +298,12 @@ class ExportTest(parameterized.TestCase):
         self.assertNotIn("examples of the behavior.", card)
         told = facts.metrics | {"corpus": facts.metrics["corpus"] | {"query_split": "held-out"}}
         card = card_lib.render_card(facts._replace(metrics=told))
-        self.assertIn("48 held-out target and 47 held-out normal queries. Non-SF", card)
+        self.assertIn("48 held-out target and 47 held-out normal queries. Non-SF: share of", card)
+        told |= {"non_sf": {"by": "classifier"}}
+        card = card_lib.render_card(facts._replace(metrics=told))
+        self.assertIn("queries. Non-SF: mean probability that an answer does not show", card)
+        unmarked = facts.entry | {"non_sf_target": None, "non_sf_normal": None}
+        self.assertNotIn("Non-SF: ", card_lib.render_card(facts._replace(entry=unmarked)))
         bare = facts.metrics["finetuned"] | {"forget": None, "retain": None}
         none = card_lib.render_card(facts._replace(metrics=facts.metrics | {"finetuned": bare}))
         self.assertNotIn("F and R: mean", none)
