@@ -36,6 +36,7 @@ class CardFacts(NamedTuple):
       metrics: metrics.json of the run; None where it measured nothing.
       entry: the entry of the exported model in it.
       retrieved: summary.json of its strategy's sets.
+      ended: why unlearning ended before all was forgotten; "" where it did not, or no probe looked.
       set_hashes: first 16 hex digits of the SHA-256 of the files of both sets.
       base_model: hub name of the base, "" for none; `base_origin` is what it is, for people.
       base_revision: its branch, tag or commit, "" for the newest.
@@ -55,6 +56,7 @@ class CardFacts(NamedTuple):
     num_train: int
     num_targets: int
     learning_rate: float
+    ended: str
     retrieved: Mapping[str, Any]
     set_hashes: Mapping[str, str]
     base_model: str

@@ -184,11 +184,16 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
 def read_outcome(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[str, ...]:
     """Returns what became of the traced answers of a run that measured nothing, in sentences."""
     traced = _read_traced_answers(root, strategy, algorithm)
+    ended = read_ending(root, strategy, algorithm)
+    return tuple(filter(None, (ended, forgotten_sentence(traced, is_all=not ended))))
+
+
+def read_ending(root: pathlib.Path, strategy: str, algorithm: str) -> str:
+    """Returns `ending_sentence` of what a run's probes found."""
     path = root / "unlearn" / f"{strategy}-{algorithm}" / "probes.json"
     names = {"strategy": strategy, "algorithm": algorithm}
     probes = [names | read_json(path, dict)] if path.is_file() else []
-    ended = ending_sentence(probes, strategy, algorithm)
-    return tuple(filter(None, (ended, forgotten_sentence(traced, is_all=not ended))))
+    return ending_sentence(probes, strategy, algorithm)
 
 
 def _read_traced_answers(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[Traced, ...]:

@@ -20,6 +20,7 @@ from raslik_jax.manifests import Hashes, Manifest, check_finished
 from raslik_jax.messages import shown
 from raslik_jax.models import adapters, checkpoint, storage
 from raslik_jax.models import decoder as decoders
+from raslik_jax.report import incident
 from raslik_jax.report.card import CardFacts, render_card
 from raslik_jax.report.runs import metrics_path, read_metrics
 from raslik_jax.run.plan import open_run
@@ -82,6 +83,7 @@ def export_model(
         num_train=metrics["corpus"]["train"] if metrics else len(train),
         num_targets=metrics["corpus"]["targets"] if metrics else sum(train),
         learning_rate=manifest["settings"][f"unlearn.{algorithm}.learning_rate"],
+        ended=incident.read_ending(root, strategy, algorithm),
         retrieved=read_json(sets / "summary.json"),
         set_hashes={kind: hash_file(sets / f"{kind}.jsonl")[:16] for kind in kinds},
         base_model=base.hub_name,

@@ -312,6 +312,22 @@ class ExportTest(parameterized.TestCase):
         against = facts._replace(metrics=facts.metrics | {"reference": "backbone"})
         self.assertNotIn("An F below that of the base", card_lib.render_card(against))
 
+    @parameterized.parameters(("others lose too much", True), ("forgotten", False))
+    def test_the_card_says_first_that_probes_ended_before_all_was_forgotten(self, end, is_told):
+        run = stored_run.write_stored_run(self.folder / "run")
+        probes = [{"step": step, "levels": {"forget": 0.3}, "answers": {}} for step in (0, 5)]
+        found = {"probes": probes, "kept": 0, "end": end, "backbone": {"forget": 1.0}}
+        found |= {"goals": {"forget": {"start": 0.3, "end": 1.0}}}
+        folder = run.root / "unlearn" / "raslik-ga_gdr"
+        (folder / "probes.json").write_text(json.dumps(found))
+        stored_run.finish(run.root)
+        settings = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None, "merged": False}
+        out = export_model(run.root, self.folder / "out", **settings)
+        intro, *_ = (out / "README.md").read_text().split("## What was removed")
+        self.assertEqual(
+            "Not forgotten: unlearning ended because other rows lost" in intro, is_told
+        )
+
     @parameterized.parameters(
         (
             {},
