@@ -165,6 +165,7 @@ def ends_sentence(scores: ScoreSample) -> str:
 def answers_sentence(run: StoredRun) -> str:
     """Returns which models' answers stand side by side, and whether words are marked."""
     when = "the step that its probes chose" if is_probed(run.config) else "its last epoch"
+    when = "the epoch that was chosen for it" if run.metrics.get("chosen") else when
     text = f"The answers of all models to the same query, each method at {when}."
     return text + (" Words that mark the behavior are highlighted." if run.marker_words else "")
 

@@ -65,6 +65,9 @@ class ResultsTableTest(parameterized.TestCase):
         table = results.results_table(metrics)
         self.assertIn("GA_GDR, at the chosen learning rates", table.rows)
         self.assertEqual(_cells(table, "Epoch"), ["-", "-", *["5", "2", "5", "5"] * 2])
+        told = " ".join(results.distances_table(metrics).notes)
+        self.assertIn("over the methods of one algorithm, so it depends", told)
+        self.assertIn("takes 5 methods of one algorithm whose rates differ", told)
 
     def test_columns_without_any_value_are_left_out(self):
         metrics = sample_metrics.sample_metrics()

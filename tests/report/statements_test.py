@@ -176,6 +176,10 @@ def test_answers_are_of_the_last_epoch_or_of_the_kept_step():
     assert statements.answers_sentence(run) == (
         "The answers of all models to the same query, each method at its last epoch."
     )
+    assert statements.answers_sentence(run._replace(metrics=run.metrics | {"chosen": True})) == (
+        "The answers of all models to the same query, each method at the epoch that was chosen for "
+        "it."
+    )
     probed = {"settings": {"unlearn": {"probe": {"stop": "forgotten"}}}}
     assert statements.answers_sentence(
         run._replace(metrics=probed, marker_words=frozenset({"star"}))
