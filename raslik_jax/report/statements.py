@@ -7,6 +7,7 @@ judgments in `notes`, below tables in notes.jinja.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from raslik_jax.evaluate.judgment import LEAST_QUERIES
 from raslik_jax.evaluate.metrics import IntervalEntry
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.explorer import Packed
@@ -29,11 +30,11 @@ def summary_points(after: Model, seeds: Model, against: str) -> list[tuple[str, 
     forget, retain = after.joined("forget"), after.joined("retain")
     left = share.format(100 * forget["mean"], 0, "F", format_interval(forget))
     kept = share.format(100 * retain["mean"], 1, "R", format_interval(retain))
-    differences = {
-        letter: seeds.intervals(f"{name}_minus_random")
-        for letter, name in (("F", "forget"), ("R", "retain"))
-    }
-    compared = [versus_random(letter, found) for letter, found in differences.items() if found]
+    compared = []
+    for letter, name, kind in (("F", "forget", "target"), ("R", "retain", "normal")):
+        if found := seeds.intervals(f"{name}_minus_random"):
+            numbers = seeds.values.get(f"diversity/{kind}/answers", [LEAST_QUERIES])
+            compared.append(versus_random(letter, found, is_few=min(numbers) < LEAST_QUERIES))
     points = {
         "What is left.": f"Answers to target queries {left}",
         "Judgment.": judged_sentence(seeds),
@@ -53,11 +54,16 @@ def judged_sentence(seeds: Model) -> str:
     return f"Of {len(verdicts)} seeds: {seeds.judged()}."
 
 
-def versus_random(letter: str, differences: Sequence[IntervalEntry]) -> str:
+def versus_random(
+    letter: str, differences: Sequence[IntervalEntry], *, is_few: bool = False
+) -> str:
     """Returns how a rate compares with that of Random, by the intervals of its differences.
 
-    One of each seed. "Clearly" is said where the whole 95 % interval is on one side of zero.
+    One of each seed. "Clearly" is said where the whole 95 % interval is on one side of zero, which
+    that of one or two queries, `is_few`, is by chance.
     """
+    if is_few:
+        return f"{letter} cannot be told apart by so few queries."
     below = sum(one["high"] < 0 for one in differences)
     above = sum(one["low"] > 0 for one in differences)
     if len(differences) > 1:

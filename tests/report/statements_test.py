@@ -36,6 +36,17 @@ def test_a_rate_is_clearly_another_where_its_whole_interval_is_on_one_side(inter
     assert statements.versus_random("F", found) == expected
 
 
+@pytest.mark.parametrize(("queries", "told"), [(2, False), (3, True)])
+def test_one_or_two_queries_tell_no_rate_apart(queries, told):
+    seeds = _model(
+        forget_minus_random=[_interval(-0.2, -0.2, -0.2)], diversity__target__answers=[queries]
+    )
+    points = dict(statements.summary_points(_model(), seeds, "the gold answers"))
+    expected = "F is clearly lower: -0.200 [-0.200, -0.200]."
+    few = "F cannot be told apart by so few queries."
+    assert points["Against a random set."] == (expected if told else few)
+
+
 def test_the_summary_says_what_is_left_what_it_cost_and_how_it_was_judged():
     seeds = _model(
         judgment__verdict=["partly"],
