@@ -53,9 +53,10 @@ class JudgmentEntry(TypedDict):
 class BehaviorEntry(TypedDict):
     """How far the behavior to forget was there before unlearning, and whether far enough to trace.
 
-    `by` words, a judge or a classifier: the shares of answers to target queries that show it. By
-    likelihood: the perplexities of the bad outputs. `rouge`: the mean ROUGE-L F1 of both models'
-    answers to target queries against the labeled ones; it decides nothing.
+    `by` words or a judge: the shares of answers to target queries that show it; by a classifier:
+    its mean probabilities. By likelihood: the perplexities of the bad outputs. `rouge`: the mean
+    ROUGE-L F1 of both models' answers to target queries against the labeled ones; it decides
+    nothing.
     """
 
     by: By
@@ -248,6 +249,12 @@ def describe_behavior(entry: BehaviorEntry) -> str:
         if "rouge" in entry:
             own, other = entry["rouge"]
             text += f" (ROUGE-L of their answers to the labeled ones: {own:.3f} and {other:.3f})"
+    elif entry["by"] == "classifier":
+        text = (
+            f"the mean probability that an answer to a target query shows the behavior is "
+            f"{entry['finetuned']:.2f} of the fine-tuned model and {entry['backbone']:.2f} of the "
+            "backbone"
+        )
     else:
         text = (
             f"the fine-tuned model shows the behavior on {entry['finetuned']:.0%} of target "

@@ -197,6 +197,8 @@ def test_what_was_measured_decides_whether_there_is_anything_to_trace(
     text = judgment.describe_behavior(found)
     assert ("too little to trace" in text) != is_shown
     assert ("shows the behavior" in text) == (by != "likelihood")
+    # A classifier's mean probability is no share of the queries.
+    assert ("of target queries" in text) == (by == "words")
 
 
 def test_the_answers_are_held_against_the_labeled_ones_too():
