@@ -60,7 +60,8 @@ def open_workdir(
     """Claims a work directory for one run, which is left as it was until something is recorded.
 
     Yields a function that records config and versions, to be called when the first unit runs. A
-    directory of another configuration is refused without `update`.
+    directory of another configuration is refused without `update`, one with a config.json of
+    something else, such as a checkpoint, with it too.
     """
 
     def record() -> None:
@@ -70,11 +71,16 @@ def open_workdir(
     recorded = root / "config.json"
     with locked(root, "--workdir"):
         differing: list[str] = []
+        mend = "choose another --workdir"
+        old: dict[str, Any] = read_json(recorded, dict, mend=mend) if recorded.is_file() else {}
+        if old and "corpus" not in old:
+            place = shown(str(recorded), 160)
+            raise ValueError(f"{place} must be of a run, got one of something else: {mend}")
         if not update and recorded.is_file() and finished_units(root):
-            differing = differing_fields(read_json(recorded, dict), to_json(config))
+            differing = differing_fields(old, to_json(config))
         if differing:
             more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
             place, got = shown(str(root), 100), "; ".join(differing[:5]) + more
-            mend = "choose another --workdir, or pass --update to make again what changed"
+            mend += ", or pass --update to make again what changed"
             raise ValueError(f"{place} holds a run of another configuration ({got}): {mend}")
         yield record

@@ -419,6 +419,14 @@ class WorkdirTest(absltest.TestCase):
             self.open()
         self.assertEqual(self.root.read_text(), "mine")
 
+    def test_a_checkpoint_is_no_directory_of_a_run(self):
+        self.root.mkdir(parents=True)
+        (self.root / "config.json").write_text('{"model_type": "llama"}')
+        for update in (False, True):
+            with self.assertRaisesRegex(ValueError, "config.json' must be of a run"):
+                self.open(update=update)
+        self.assertEqual(self.config(), {"model_type": "llama"})
+
     def test_the_cores_used_are_recorded(self):
         self.assertRegex(manifests.versions()["cpus"], r"^\d+ of \d+$")
         self.open()
