@@ -187,7 +187,8 @@ def bm25(request: Request) -> Scores:
     """Returns both ends of the mean BM25 score over queries (Section 4.2).
 
     A document is an example's whole text, and tokens are what whitespace separates, as users of
-    rank_bm25 have them. BM25 has no cosines between queries, so `common` is the mean.
+    rank_bm25 have them. BM25 has no cosines between queries, so `common` is the mean. A ValueError
+    where queries and rows have no token in common: the order of the rows would choose.
     """
     from raslik_jax.retrieve import bm25 as bm25_lib  # with SciPy, which takes long to load
 
@@ -199,6 +200,11 @@ def bm25(request: Request) -> Scores:
     score_QN = bm25_lib.score_queries(
         index, [query_text(row, request.settings.query_text).split() for row in request.queries]
     )
+    if not score_QN.any():
+        raise ValueError(
+            "BM25 must find a word of the queries in the rows, got none in common, as where no "
+            "blanks part words: leave out bm25"
+        )
     return _poles(request, aggregate_scores(score_QN, request.aggregate))
 
 

@@ -166,6 +166,7 @@ class StrategiesTest(parameterized.TestCase):
     def test_what_is_missing_is_said(self):
         for name, changes, own, message in (
             ("bm25", {"queries": ()}, {}, "must have queries"),
+            ("bm25", {"queries": [Example("q", "空は何色？", "", "")]}, {}, "must find a word"),
             ("cr", {"num_forget": 7}, {"oracle_share": 1.0}, "at most the 6 targets .* got 7"),
         ):
             with self.assertRaisesRegex(ValueError, message):
