@@ -127,6 +127,38 @@ def test_what_is_said_of_weighted_was_measured(objectives):
     assert report.tables(alone, "test", ("weighted",))[1] in _TEXT
 
 
+@pytest.mark.parametrize("objectives", ["ga_gdr npo_klr ga_klr", "base_klr ga_gdr npo_klr ga_klr"])
+def test_what_is_said_of_the_retain_set_was_measured(objectives):
+    added = {"weighted": ("weighted",), "retain": (report.RANDOM_RETAIN,)}
+    results = report.join_paths(
+        [
+            run
+            for name in objectives.split()
+            for folder in (name.replace("base_klr", ""), *added)
+            for run in report.read_results(_SMOLLM2 / folder, objective=name)
+            if run["split"] == "test"
+        ]
+    )
+    assert all(len(run["paths"]) == 6 * len(objectives.split()) for run in results)
+    assert all(
+        table in _TEXT for table in report.tables(results, "test", (report.RANDOM_RETAIN,))[:4]
+    )
+    if "base_klr" not in objectives:
+        return
+    ends = []
+    for figure in (lambda forget_E, retain_E, _: retain_E[-1], lambda forget_E, *_: forget_E[-1]):
+        drawn = report.by_strategy(report.volumes(results, figure=figure, resamples=2000))
+        less = drawn[report.RANDOM_RETAIN] - drawn["raslik"]
+        mean = report.by_strategy(report.volumes(results, figure=figure))
+        own = (mean[report.RANDOM_RETAIN] - mean["raslik"])[0]
+        numbers = [
+            f"{value:.3f}".replace("0.", ".") for value in (own, *np.quantile(less, [0.025, 0.975]))
+        ]
+        ends.append("{} [{}, {}]".format(*numbers))
+    assert ends == [".022 [.001, .057]", ".008 [-.003, .022]"]
+    assert all(end in _TEXT for end in ends)
+
+
 def test_what_is_said_of_two_corpora_was_measured():
     folder = _SMOLLM2 / "mixtures"
     for objective in ("base_klr", "npo_klr"):
