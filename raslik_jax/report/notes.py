@@ -4,11 +4,13 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from raslik_jax.evaluate import judgment, pareto
+from raslik_jax.evaluate import judgment, pareto, rates, stopping
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, kernel_note, make_environment, strategy_name
 from raslik_jax.report.records import Model, is_probed
 
+# Queries from which on more than nine in ten of their intervals hold the true mean.
+_MANY = 12
 # Whose answers the rates are taken against.
 _ANSWERS = {
     "finetuned": "the answers of the fine-tuned model before unlearning",
@@ -29,6 +31,7 @@ def _macros() -> Any:
     environment.globals.update(
         answers_taken_against=answers_taken_against,
         behavior_sentence=behavior_sentence,
+        brackets_sentence=brackets_sentence,
         describe_classifier=judgment.describe_classifier,
         distance_pools=_distance_pools,
         having=_having,
@@ -56,6 +59,19 @@ def answers_taken_against(metrics: Metrics) -> str:
     """Returns in words whose answers F and R are taken against."""
     reference = metrics.get("reference", "finetuned")
     return _ANSWERS.get(reference, reference)
+
+
+def brackets_sentence(metrics: Metrics) -> str:
+    """Returns what brackets hold, and how far that is true of as few queries as were asked."""
+    text = "Brackets: 95 % bootstrap interval over queries."
+    kinds = ("target_queries", "normal_queries")
+    number = min(filter(None, (metrics["corpus"].get(kind) for kind in kinds)), default=_MANY)
+    if number == 1:
+        return f"{text} That over a single query has no width."
+    if number >= _MANY:
+        return text
+    share = stopping.percent(rates.coverage(number))
+    return f"{text} Those over {number} queries are too narrow: about {share} hold the true mean."
 
 
 def judgment_sentence(models: Sequence[Model]) -> str:

@@ -150,6 +150,16 @@ class BootstrapTest(parameterized.TestCase):
         bound = 5 * np.sqrt(2) * 2.67 * sd / np.sqrt(20_000)
         np.testing.assert_allclose(found[1:], [scipys.low, scipys.high], rtol=0, atol=bound)
 
+    @parameterized.parameters(3, 5, 12)
+    def test_of_few_values_an_interval_covers_as_seldom_as_is_said(self, size):
+        values, trials = np.random.default_rng(size).normal(size=(600, size)), 600
+        found = [_bootstrap(row, seed=n, resamples=500) for n, row in enumerate(values)]
+        covered = sum(one.low <= 0 <= one.high for one in found)
+        expected = rates.coverage(size)
+        self.assertAlmostEqual(expected, {3: 0.75, 5: 0.845, 12: 0.913}[size], delta=0.002)
+        bound = 5 * np.sqrt(expected * (1 - expected) / trials)
+        self.assertLess(abs(covered / trials - expected), bound)
+
     @parameterized.parameters(30, 120)
     def test_interval_covers_the_true_mean_about_as_often_as_it_says(self, size):
         generator, trials = np.random.default_rng(size), 600

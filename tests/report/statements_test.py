@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from raslik_jax.report import explorer, incident, runs, statements, tables
+from raslik_jax.report import explorer, incident, notes, runs, statements, tables
 from raslik_jax.report.records import Model
 
 
@@ -209,3 +209,20 @@ def test_losses_that_are_meant_to_rise_are_told_where_there_are_some():
     assert statements.training_sentence({"GA_GDR, forget set": {}}) == (
         f"{both} In unlearning the loss of the forget set is meant to rise."
     )
+
+
+@pytest.mark.parametrize(
+    ("target", "normal", "expected"),
+    [
+        (12, 40, ""),
+        (4, 40, " Those over 4 queries are too narrow: about 81% hold the true mean."),
+        (40, 11, " Those over 11 queries are too narrow: about 90% hold the true mean."),
+        (1, 4, " That over a single query has no width."),
+        (0, 40, ""),
+        (0, 0, ""),
+    ],
+)
+def test_intervals_over_few_queries_are_told_as_too_narrow(target, normal, expected):
+    metrics = {"corpus": {"target_queries": target, "normal_queries": normal}}
+    found = notes.brackets_sentence(metrics)
+    assert found == f"Brackets: 95 % bootstrap interval over queries.{expected}"
