@@ -175,6 +175,35 @@ def test_what_is_said_of_two_corpora_was_measured():
     assert all(table in _TEXT for table in report.tables(results, "test", _COMPARED)[:2])
 
 
+def test_students_intervals_over_behaviors_are_those_that_are_told():
+    folders = [_SMOLLM2 / name for name in ("", "ga_gdr", "npo_klr", "ga_klr")]
+    results = [run for one in folders for run in report.read_results(one)]
+    runs = report.join_paths([run for run in results if run["split"] == "test"])
+    found = report.behavior_differences(runs, "raslik", "oracle_anywhere")
+    assert found == "+0.079 [-0.011, +0.169], 5 of 5 above"
+    found = report.behavior_differences(runs, "raslik", "bm25")
+    assert found == "+0.039 [-0.003, +0.081], 5 of 5 above"
+    assert "less the Oracle +.079 [-.011, .169], less BM25 +.039\n  [-.003, .081]" in _TEXT
+    retain = report.join_paths([*runs, *report.read_results(_SMOLLM2 / "retain")])
+    found = report.behavior_differences(retain, report.RANDOM_RETAIN, "raslik")
+    assert found == "-0.004 [-0.009, +0.002], 1 of 5 above"
+    assert "less RASLIK -.004 [-.009, .002]" in _TEXT
+
+
+def test_students_interval_over_behaviors_by_hand():
+    def run(name, retains):
+        paths = {
+            f"{one} ga_gdr": {"F": [[0.2] * 3], "R": [[retain] * 2]}
+            for one, retain in zip(("raslik", "bm25"), retains, strict=True)
+        }
+        return {"name": name, "seed": 0, "split": "test", "backbone": [0.2] * 3, "paths": paths}
+
+    runs = [run("a", (0.5, 0.4)), run("b", (0.7, 0.5)), run("c", (0.2, 0.2))]
+    # .1, .2 and 0: spread .1, 4.303 of Student's with two degrees of freedom.
+    found = report.behavior_differences(runs, "raslik", "bm25")
+    assert found == "+0.100 [-0.148, +0.348], 2 of 3 above"
+
+
 def test_what_is_said_of_the_stop_rule_was_measured():
     results = report.read_results(_SMOLLM2 / "stop")
     assert all(len(path["F"]) == 1 for run in results for path in run["paths"].values())
