@@ -76,6 +76,9 @@ class Plan:
         self.units = {unit.name: unit for unit in units}  # each after those it reads
         self.done: dict[str, Manifest] = {}  # what was found up to date so far
         self._hashes = Hashes(root / _MAKING / "hashes.json")
+        # Of files outside, from when a unit was first made of them: what was read of them stays in
+        # memory, whatever becomes of the files meanwhile.
+        self._held: dict[str, str] = {}
 
     def owner(self, path: str) -> str:
         """Returns the unit that a path below the work directory belongs to."""
@@ -97,9 +100,12 @@ class Plan:
             reads[path] = manifests.content_below(path, owner, self.done[owner])
             if not reads[path]:
                 raise ValueError(f"{unit.name} reads {path}, which {owner} has not left")
-        files = {what: self._hashes.of_content(path) for what, path in unit.files.items()}
+        files = {what: self._content_of(path) for what, path in unit.files.items()}
         parts = {"settings": dict(unit.settings), "reads": reads, "files": files}
         return Key(content_hash({"name": unit.name, **parts}), reads, files)
+
+    def _content_of(self, path: str | os.PathLike[str]) -> str:
+        return self._held.get(os.fspath(path)) or self._hashes.of_content(path)
 
     def check(self, unit: Unit) -> bool:
         """Returns whether a unit is up to date, whole, and made from what is there now."""
@@ -128,7 +134,9 @@ class Plan:
 
         def begin() -> str:
             """Returns the folder in which the unit is to run; "" where that is over."""
-            folder = _start(self.root, unit, self.key(unit).value)
+            key = self.key(unit)
+            self._held |= {os.fspath(path): key.files[what] for what, path in unit.files.items()}
+            folder = _start(self.root, unit, key.value)
             started = _read_started(folder) if (folder / STARTED).is_file() else {"seconds": 0.0}
             return "" if "seconds" in started else str(folder)
 

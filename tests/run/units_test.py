@@ -103,6 +103,29 @@ class UnitsTest(UnitsCase):
         with self.assertRaisesRegex(ValueError, "no file .*train.txt"):
             self.run_units()
 
+    def test_a_file_that_changes_while_it_is_read_is_another_for_the_next_run(self):
+        corpus, sketch, *_ = self.units()
+        sketch = sketch._replace(files={"train_file": self.source})
+        read = []  # once, as weights are
+
+        def make(name):
+            def run(folder):
+                self.ran.append(name)
+                read.extend([] if read else [self.source.read_text()])
+                self.source.write_text("swor")
+                for output in ("train", "queries", "result"):
+                    (folder / f"{output}.txt").write_text(read[0])
+
+            return run
+
+        units = [unit._replace(run=make(unit.name)) for unit in (corpus, sketch)]
+        for expected in (["corpus", "sketch"], ["corpus", "sketch"], []):
+            self.ran.clear()
+            read.clear()
+            units_lib.run_units(self.root, units, log=lambda line: None)
+            self.assertEqual(self.ran, expected)
+        self.assertEqual(self.result("sketch"), "swor")
+
     @parameterized.parameters("", "sketch 7", None)
     def test_a_lost_shortened_or_damaged_output_is_made_again(self, text):
         self.run_units()
