@@ -34,9 +34,10 @@ def replacing(root: pathlib.Path, place: pathlib.Path) -> Iterator[pathlib.Path]
 
     Args:
       root: the work directory, which records it.
-      place: checked before, by `check_folder` or `check_file`.
+      place: checked before, by `check_folder` or `check_file`, and here again at the end.
 
     Raises:
+      ValueError: something else has come to lie there meanwhile.
       OSError: the place cannot be written, such as a disk that is mounted there.
     """
     place = pathlib.Path(os.path.abspath(place))
@@ -49,6 +50,11 @@ def replacing(root: pathlib.Path, place: pathlib.Path) -> Iterator[pathlib.Path]
     with held as scratch:
         made = pathlib.Path(scratch) / place.name
         yield made
+        # Hours may have passed.
+        if made.is_dir():
+            check_folder(root, place)
+        else:
+            check_file(root, place, "the command")
         recorded, name = _read(root), _name(root, place)
         contents = dict.fromkeys([*recorded.get(name, ()), _content(made)])
         files.write_json(root / _RECORD, recorded | {name: [*contents]})

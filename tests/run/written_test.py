@@ -115,3 +115,19 @@ def test_the_directory_that_one_is_in_is_refused(root, tmp_path, monkeypatch):
     for name in (".", "../clean"):
         with pytest.raises(ValueError, match="must not be the directory that the command is start"):
             written.check_folder(root, pathlib.Path(name))
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_what_comes_to_lie_there_while_it_is_made_is_kept(root, tmp_path, is_folder):
+    place = tmp_path / "clean"
+    written.check_folder(root, place)
+    must = "must be a new or empty directory" if is_folder else "must name a new file"
+    with pytest.raises(ValueError, match=must), written.replacing(root, place) as made:
+        if is_folder:
+            _write(tmp_path, place, "of another run")
+            made.mkdir()
+        else:
+            place.write_text("mine")
+            made.write_text("")
+    left = place / "weights" if is_folder else place
+    assert left.read_text() == ("of another run" if is_folder else "mine")
