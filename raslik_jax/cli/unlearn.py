@@ -30,7 +30,7 @@ from raslik_jax.data.cleaning import cleaned_name, write_without
 from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.data.formats import read_written
 from raslik_jax.files import read_json, write_json
-from raslik_jax.manifests import current_file
+from raslik_jax.manifests import Hashes, check_whole, current_file
 from raslik_jax.messages import one_line, shown
 from raslik_jax.processes import JobConfig
 from raslik_jax.report import rows as rows_lib
@@ -225,6 +225,14 @@ def _train_file(config: Config) -> str:
     return str(config.corpus.own.train_file)
 
 
+def _check_traced(config: Config, root: pathlib.Path) -> None:
+    """Refuses a training file that is another than the trace read: its rows have other places."""
+    source, traced = _train_file(config), check_whole(root, "corpus")["files"]
+    if "train_file" in traced and Hashes().of_content(source) != traced["train_file"]:
+        must = "must be as the trace read it, it has changed meanwhile"
+        raise ValueError(f"{shown(source, 120)} {must}: restore it, or run again")
+
+
 def _clean(
     config: Config, root: pathlib.Path, strategy: str, target: pathlib.Path
 ) -> tuple[str, dict[str, str]]:
@@ -241,6 +249,7 @@ def _clean(
     found = {row.place for name in ("forget", "held-out target") for row in rows.get(name, ())}
     with written.replacing(root, target) as made:
         left = write_without(_train_file(config), made, found)
+        _check_traced(config, root)
     is_own = target.resolve().parent == root.resolve()
     exported = {"Training file without them": target.name if is_own else str(target.resolve())}
     lines = [f"training file without the {len(found)} rows that were found, {left} left: {target}"]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from raslik_jax import files, manifests
 from raslik_jax.cli import run as run_command
 from raslik_jax.cli import unlearn
 from raslik_jax.config import Config
@@ -20,6 +21,10 @@ def work(tmp_path, monkeypatch):
     for name, place in (("forget", 2), ("retain", 3)):
         row = make_example(f"q{place - 1}", "", "a")._replace(place=place)
         write_examples(root / "retrieve" / "raslik" / f"{name}.jsonl", [row])
+    (root / "corpus").mkdir()
+    manifest = {"format": manifests.FORMAT, "key": "", "settings": {}, "reads": {}, "seconds": 0}
+    manifest |= {"files": {"train_file": files.hash_file(train)}, "outputs": {}}
+    files.write_json(root / "corpus" / "manifest.json", manifest)
     own = {"corpus.dataset": "records", "retrieve.strategies": ("raslik",)}
     own |= {"unlearn.algorithms": ("ga_gdr",), "retrieve.held_out": 0.0, "evaluate.traced": False}
     own |= {"corpus.records.train_file": str(train), "corpus.records.queries_file": str(train)}
@@ -65,6 +70,14 @@ def test_the_command_that_was_stopped_in_the_report_goes_on(work, tmp_path, caps
     with pytest.raises(ValueError, match="clean' must be a new or empty directory"):
         unlearn.run(unlearn.Options(**given))
     assert len(made) == 6
+
+
+def test_a_training_file_that_changed_while_it_unlearned_loses_no_wrong_rows(work, tmp_path):
+    train = tmp_path / "train.jsonl"
+    train.write_text('{"instruction": "new", "output": "a"}\n' + train.read_text())
+    with pytest.raises(ValueError, match="train.jsonl' must be as the trace read it, it has chang"):
+        unlearn.run(unlearn.Options(run=str(work[0]), out=str(tmp_path / "clean")))
+    assert not (work[0] / "cleaned_train.jsonl").exists()
 
 
 def test_the_models_folder_holds_no_training_file(tmp_path):
