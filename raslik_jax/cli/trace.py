@@ -41,6 +41,8 @@ from raslik_jax.retrieve.selectors import NothingStandsOut, noise_band
 from raslik_jax.settings import setting
 
 WHEN_STOPPED = run_command.WHEN_STOPPED
+# The traced answer, in the work directory.
+QUERIES = "queries.jsonl"
 # Of somebody's own model: see docs/notes/run.md.
 PRESET: dict[str, Any] = {
     "corpus.dataset": "records",
@@ -132,7 +134,7 @@ def _read_config(options: Options, workdir: pathlib.Path) -> Config:
         "backbone.checkpoint": options.checkpoint,
         "backbone.adapter": options.adapter,
         "corpus.records.train_file": options.train_file,
-        "corpus.records.queries_file": str(workdir / "queries.jsonl"),
+        "corpus.records.queries_file": str(workdir / QUERIES),
         "name": workdir.name,
     }
     given = {name: value for name, value in given.items() if value}

@@ -12,8 +12,10 @@ text. They stay the run's until --retrieve.strategies names another.
 Every setting of `raslik run` can be given too: --helpfull lists them.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
+import os
 import pathlib
 import textwrap
 from collections.abc import Callable, Iterator
@@ -24,13 +26,13 @@ from absl import flags, logging
 from raslik_jax import files, processes, settings
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.cli import run as run_command
-from raslik_jax.cli.trace import answers_text
+from raslik_jax.cli.trace import QUERIES, answers_text
 from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json, to_json
 from raslik_jax.data.cleaning import cleaned_name, write_without
 from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.data.formats import read_written
-from raslik_jax.files import read_json, write_json
-from raslik_jax.manifests import Hashes, check_whole, current_file
+from raslik_jax.files import hash_file, read_json, write_json
+from raslik_jax.manifests import Hashes, check_whole, current_file, read_manifest
 from raslik_jax.messages import one_line, shown
 from raslik_jax.processes import JobConfig
 from raslik_jax.report import rows as rows_lib
@@ -190,7 +192,7 @@ def _told(
 def _read_config(options: Options, root: pathlib.Path) -> Config:
     """Returns the settings of the run, less those that flags change."""
     recorded = read_json(root / "config.json", dict, mend="give the folder of a trace")
-    leaves = [*settings.leaves(config_from_json(recorded))]
+    leaves = [*settings.leaves(config_from_json(_with_own_query(recorded, root)))]
     kept = {leaf.name: leaf.value for leaf in leaves if flags.FLAGS[leaf.name].value is None}
     setting_flags.assign(kept)
     if options.forget_file:
@@ -205,6 +207,22 @@ def _read_config(options: Options, root: pathlib.Path) -> Config:
         if len(chosen) > 1:
             raise ValueError(f"--{name} must be one, the run has {', '.join(chosen)}: choose one")
     return config
+
+
+def _with_own_query(recorded: dict[str, Any], root: pathlib.Path) -> dict[str, Any]:
+    """Returns a run's settings with the traced answer that lies in it.
+
+    One that was copied or moved would read what is traced at the old place now, if anything.
+    """
+    made_of = (read_manifest(root / "corpus") or {"files": {}})["files"].get("queries_file")
+    own, corpus = root / QUERIES, recorded["corpus"]
+    if not (made_of and own.is_file() and hash_file(own) == made_of):
+        return recorded
+    with contextlib.suppress(OSError):  # it is gone
+        if os.path.samefile(own, corpus["records"]["queries_file"]):
+            return recorded
+    records = {**corpus["records"], "queries_file": str(own)}
+    return {**recorded, "corpus": {**corpus, "records": records}}
 
 
 def _describe_sets(config: Config, strategy: str) -> str:

@@ -80,6 +80,28 @@ def test_a_training_file_that_changed_while_it_unlearned_loses_no_wrong_rows(wor
     assert not (work[0] / "cleaned_train.jsonl").exists()
 
 
+def test_a_run_that_was_copied_or_moved_asks_what_it_has_traced(work):
+    first, query = work[0].with_name("first") / "queries.jsonl", work[0] / "queries.jsonl"
+    first.parent.mkdir()
+    manifest = work[0] / "corpus" / "manifest.json"
+    query.write_text("of both")
+    made_of = files.read_json(manifest)
+    made_of["files"]["queries_file"] = files.hash_file(query)
+    files.write_json(manifest, made_of)
+
+    def queries_file(of):
+        recorded = {"corpus": {"dataset": "records", "records": {"queries_file": str(of)}}}
+        return unlearn._with_own_query(recorded, work[0])["corpus"]["records"]["queries_file"]
+
+    assert queries_file(first) == str(query)  # it was moved
+    first.write_text("of another answer, by now")
+    assert queries_file(first) == str(query)
+    same = work[0] / ".." / work[0].name / query.name
+    assert queries_file(same) == str(same)
+    query.write_text("not what the corpus was made of")
+    assert queries_file(first) == str(first)
+
+
 def test_the_models_folder_holds_no_training_file(tmp_path):
     inside = f"{tmp_path}/clean/../clean/left.jsonl"
     with pytest.raises(SettingsError, match="--cleaned_train_file must lie outside --out"):
