@@ -12,6 +12,9 @@ from raslik_jax.files import read_json, write_json
 from raslik_jax.manifests import finished_units, versions
 from raslik_jax.messages import shown
 
+# What a command writes there under its own name once config.json is there, beside its units.
+_OWN = ("run.flags", "versions.json", "scores.png", "scores.svg")
+
 
 def differing_fields(old: Any, new: Any, prefix: str = "") -> list[str]:
     """Returns one `field: old -> new` line per value that two nested configs do not share."""
@@ -61,7 +64,8 @@ def open_workdir(
 
     Yields a function that records config and versions, to be called when the first unit runs. A
     directory of another configuration is refused without `update`, one with a config.json of
-    something else, such as a checkpoint, with it too.
+    something else, such as a checkpoint, or without any and with a file that a run would replace,
+    with it too.
     """
 
     def record() -> None:
@@ -76,6 +80,10 @@ def open_workdir(
         if old and "corpus" not in old:
             place = shown(str(recorded), 160)
             raise ValueError(f"{place} must be of a run, got one of something else: {mend}")
+        foreign = [] if recorded.is_file() else [n for n in _OWN if os.path.lexists(root / n)]
+        if foreign:
+            place = shown(str(root / foreign[0]), 160)
+            raise ValueError(f"{place} must be of a run, whose config.json is not there: {mend}")
         if not update and recorded.is_file() and finished_units(root):
             differing = differing_fields(old, to_json(config))
         if differing:

@@ -450,6 +450,13 @@ class WorkdirTest(absltest.TestCase):
                 self.open(update=update)
         self.assertEqual(self.config(), {"model_type": "llama"})
 
+    def test_a_file_that_a_run_would_replace_is_kept(self):
+        self.root.mkdir(parents=True)
+        (self.root / "run.flags").write_text("mine")
+        with self.assertRaisesRegex(ValueError, "run.flags' must be of a run, whose config.json"):
+            self.open(update=True)
+        self.assertEqual((self.root / "run.flags").read_text(), "mine")
+
     def test_the_cores_used_are_recorded(self):
         self.assertRegex(manifests.versions()["cpus"], r"^\d+ of \d+$")
         self.open()
