@@ -154,6 +154,13 @@ class OursTest(parameterized.TestCase):
         self.assertEqual((found["low"], found["high"]), (min(means), max(means)))
         self.assertIn("seeds 0, 1, 2", _terminal(block))
 
+    def test_a_distance_of_several_seeds_says_that_it_is_of_the_mean_rates(self):
+        block = blocks.make_blocks(_experiment(0, 1), ())[0]
+        told = " ".join(_terminal(block).split())
+        self.assertRegex(told, "(Distance|D_mah) and Pareto: by the means over seeds")
+        alone = _terminal(blocks.make_blocks(_experiment(0), ())[0])
+        self.assertNotIn("means over seeds", alone)
+
     def test_a_pareto_optimal_method_is_one_that_none_beats(self):
         block = blocks.make_blocks(_experiment(0), ())[0]
         points = _points(block)
