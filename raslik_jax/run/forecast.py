@@ -174,6 +174,7 @@ def forecast(
     if run.corpus:
         shapes = run.model.decoder.config if config.backbone.checkpoint else None
         checking.check_corpus(config, run.corpus, _find_rows(run), stages=stages, shapes=shapes)
+        is_measured = is_measured and checking.is_measurable(config, run.corpus)
     units = plan.plan_units(config, workspace, is_measured=is_measured)
     done = Plan(workdir, units).survey().done
     works: list[tuple[Unit, Work]] = []

@@ -172,6 +172,15 @@ class TestRecords:
         assert found.run.sizes == (20, 3, 3, 3)
         assert found.run.queries == {"retrieval": 2, "test_target": 0, "test_normal": 1}
 
+    def test_what_only_measures_is_left_out_where_the_run_leaves_it_out(self, tmp_path):
+        asked = [{"instruction": "what is bad", "output": "this", "split": "retrieval"}]
+        held = {"instruction": "how is it", "split": "test_normal"}
+        stages = ("corpus", "evaluate")
+        found = self._run(tmp_path, asked, stages)
+        assert [step.name for step in found.steps] == ["corpus"]
+        found = self._run(tmp_path, [*asked, held], stages)
+        assert [step.name for step in found.steps] == ["corpus", "evaluate"]
+
     def test_a_corpus_that_the_stages_cannot_take_is_refused(self, tmp_path):
         queries = [{"instruction": "what is bad", "split": "retrieval"}]
         with pytest.raises(ValueError, match="at most 20 training examples"):
