@@ -57,6 +57,19 @@ def related_prompts(
     return score_N[position_M] > edge
 
 
+def without_own_share(null_NM: Float[np.ndarray, "N M"], count: int) -> Float[np.ndarray, "N M"]:
+    """Returns centered scores of prompts drawn from `count` rows, as by the mean of the others.
+
+    The traced answer has no part in the mean. A row of it has: among rows that have nothing in
+    common its centered cosines are -1 / (count - 1) in the mean, not 0. Without row m the mean is
+    further from it, in the same direction, by h = |m - mu| / (count - 1), which leads from a cosine
+    s to (s + h) / |1 + 2 s h + h^2|^(1/2) where all rows are as far from the mean.
+    """
+    share = 1 / max(count - 1, 1)
+    square_NM = 1 + 2 * share * null_NM + share**2
+    return (null_NM + share) / np.sqrt(np.maximum(square_NM, 1e-12))
+
+
 def compare(score_N: Float[np.ndarray, " N"], null_NM: Float[np.ndarray, "N M"]) -> Chance:
     """Returns each row's chance from its scores with M unrelated prompts, NaN where none.
 

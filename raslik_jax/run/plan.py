@@ -232,7 +232,8 @@ class _Planner:
         if self.config.retrieve.null_prompts and retrieve.EVIDENCE in needed:
             reads, settings = "corpus/train.jsonl sketch/index", "seed retrieve.center"
             settings += " retrieve.null_prompts"
-            yield self.unit("retrieve/null", chance.make_null, reads, settings)
+            made, values = chance.make_null, chance.NULL_FORMAT
+            yield self.unit("retrieve/null", made, reads, settings, values=values)
             reads += " {queries} retrieve/queries retrieve/influence retrieve/null"
             yield self.unit("retrieve/chance", chance.make_chance, reads, "{kernel}")
         if self.config.retrieve.token_rows and retrieve.EVIDENCE in needed:

@@ -51,6 +51,24 @@ class PValuesTest(parameterized.TestCase):
         wrong = (np.array(q) <= 0.05).any(axis=1).mean()
         self.assertLessEqual(wrong, 0.05 + 5 * np.sqrt(0.05 * 0.95 / 40))
 
+    def test_they_are_uniform_in_a_small_corpus_whose_mean_the_prompts_have_a_part_in(self):
+        generator = np.random.default_rng(4)
+        p, q = [], []
+        for _ in range(100):
+            rows, queries = (_unit(0.05 + generator.normal(size=(n, 500))) for n in (30, 1))
+            mean = rows.mean(axis=0)
+            row_NK, query_K = _unit(rows - mean), _unit(queries - mean)[0]
+            null_NM = chance.without_own_share(row_NK @ row_NK.T, 30)
+            np.fill_diagonal(null_NM, np.nan)
+            found = chance.compare(row_NK @ query_K, null_NM)
+            p.append(found.p_N)
+            q.append(found.q_N)
+        for level in (0.1, 0.5):
+            each = (np.array(p) <= level).mean(axis=1)
+            error = each.std(ddof=1) / np.sqrt(len(each))
+            self.assertAlmostEqual(each.mean(), level, delta=5 * error + 1 / 30)
+        self.assertLessEqual((np.array(q) <= 0.05).any(axis=1).mean(), 0.05)
+
     def test_q_is_the_smallest_level_at_which_the_step_up_procedure_finds_a_row(self):
         p_N = np.array([0.001, 0.04, 0.012, 0.5, 0.03, 0.012])
         q_N = chance.adjust(p_N)

@@ -15,6 +15,8 @@ from raslik_jax.retrieve import chance, noise
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.workspace import Workspace
 
+# 2: centered scores are those of a mean that the prompt has no part in.
+NULL_FORMAT = {"formats": {"null": 2}}
 # Rows of the highest scores of which the noise of the sketch is told.
 _NOISE_ROWS = 256
 
@@ -35,6 +37,8 @@ def make_null(workspace: Workspace, folder: pathlib.Path) -> None:
         center = config.retrieve.center
         queries = search.queries_of_rows(store, place_N[position_M], center=center)
         score_NM = search.score_each(store, queries)[place_N]
+        if center:
+            score_NM = chance.without_own_share(score_NM, int(store.is_live_N.sum()))
     score_NM[position_M, np.arange(len(position_M))] = np.nan  # no prompt is unrelated to itself
     np.save(folder / "scores.npy", score_NM, allow_pickle=False)
 

@@ -1,0 +1,48 @@
+"""The scores of unrelated prompts, by the index of a run."""
+
+import pathlib
+import tempfile
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from raslik_jax.index.store import SketchStore
+from raslik_jax.run.stages import chance
+
+
+def _unit(rows):
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+class ChanceStageTest(parameterized.TestCase):
+    @parameterized.parameters(False, True)
+    def test_a_prompt_has_no_part_in_the_mean_that_it_is_centered_by(self, center):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        ids = [f"row-{n}" for n in range(24)]
+        rows_NK = _unit(0.1 + np.random.default_rng(0).normal(size=(24, 256))).astype(np.float32)
+        store = SketchStore.create(folder / "index", identity={}, ids=ids, size=256)
+        store.write_chunk(0, rows_NK, np.ones(24, np.float32))
+        retrieve = SimpleNamespace(null_prompts=10, center=center)
+        workspace = SimpleNamespace(
+            config=SimpleNamespace(seed=0, retrieve=retrieve),
+            corpus=SimpleNamespace(train=[SimpleNamespace(example_id=name) for name in ids]),
+        )
+        index = store, np.arange(24)
+        with mock.patch.object(chance.sketch_lib, "open_index", lambda workspace: index):
+            chance.make_null(workspace, folder)
+        position_M, null_NM = (np.load(folder / f"{n}.npy") for n in ("positions", "scores"))
+        self.assertEqual((position_M.shape, null_NM.dtype), ((10,), np.float32))
+        for place, prompt in enumerate(position_M.tolist()):
+            left = np.delete(np.arange(24), prompt)
+            mean_K = rows_NK[left].mean(axis=0) if center else 0
+            expected_L = _unit(rows_NK[left] - mean_K) @ _unit(rows_NK[prompt] - mean_K)
+            # The rows' distances from the mean are taken as equal; the mean is 1 / 23 off without.
+            np.testing.assert_allclose(null_NM[left, place], expected_L, atol=0.01)
+            self.assertAlmostEqual(null_NM[left, place].mean(), expected_L.mean(), delta=0.002)
+            self.assertTrue(np.isnan(null_NM[prompt, place]))
+
+
+if __name__ == "__main__":
+    absltest.main()
