@@ -34,8 +34,9 @@ from raslik_jax.data.formats import parse_fields, read_examples, read_written
 from raslik_jax.data.rows import FORMATS
 from raslik_jax.messages import one_line, shown
 from raslik_jax.processes import JobConfig
-from raslik_jax.report.incident import doubt, drawn_of, read_cut, read_traced
+from raslik_jax.report.incident import drawn_of, read_cut, read_traced
 from raslik_jax.report.removal import read_removal, removal_sentence
+from raslik_jax.report.traced import doubt
 from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.selectors import NothingStandsOut, noise_band
 from raslik_jax.settings import setting

@@ -1,7 +1,7 @@
 """What the page says of a run's numbers in its summary, above rows and pictures: a function each.
 
-What the incident says is in `incident`, `removal`, `retrieve.chance` and `retrieve.behaviors`, of
-judgments in `notes`, below tables in notes.jinja.
+What the incident says is in `incident`, `traced`, `removal`, `retrieve.chance` and
+`retrieve.behaviors`, of judgments in `notes`, below tables in notes.jinja.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -104,10 +104,7 @@ def export_model(
             _write_merged(partial, workspace, variant, shard_bytes=shard_bytes)
             _write_generation(partial, base, workspace)
         else:
-            lora, shapes = workspace.unlearned(*variant).lora, model.decoder.config
-            names = {"base_model": base.hub_name, "base_revision": base.revision}
-            names["base"] = model.identity
-            adapters.save_adapter(partial, lora, model.lora_config, shapes, **names)
+            _write_adapter(partial, base, workspace, variant)
         _write_tokenizer(partial, base, workspace)
         files.write_text(partial / "README.md", render_card(facts))
     return out
@@ -201,6 +198,15 @@ def _adapter_origin(config: Config) -> str:
     at = f" at {revision}" if revision else ""
     kind = f"the local folder {pathlib.Path(name).name}" if is_folder else name + at
     return f"an adapter that was trained elsewhere, {kind}"
+
+
+def _write_adapter(
+    folder: pathlib.Path, base: _Base, workspace: Workspace, variant: Variant
+) -> None:
+    """Writes an adapter that names its base."""
+    lora, model = workspace.unlearned(*variant).lora, workspace.model
+    names = {"base_model": base.hub_name, "base_revision": base.revision, "base": model.identity}
+    adapters.save_adapter(folder, lora, model.lora_config, model.decoder.config, **names)
 
 
 def _write_tokenizer(out: pathlib.Path, base: _Base, workspace: Workspace) -> None:
