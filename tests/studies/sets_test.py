@@ -129,7 +129,8 @@ def test_what_is_said_of_weighted_was_measured(objectives):
 
 @pytest.mark.parametrize("objectives", ["ga_gdr npo_klr ga_klr", "base_klr ga_gdr npo_klr ga_klr"])
 def test_what_is_said_of_the_retain_set_was_measured(objectives):
-    added = {"weighted": ("weighted",), "retain": (report.RANDOM_RETAIN,)}
+    added = ("weighted", "retain", "baselines")
+    told = (report.RANDOM_RETAIN, "embedding", "random_anywhere")
     results = report.join_paths(
         [
             run
@@ -139,10 +140,8 @@ def test_what_is_said_of_the_retain_set_was_measured(objectives):
             if run["split"] == "test"
         ]
     )
-    assert all(len(run["paths"]) == 6 * len(objectives.split()) for run in results)
-    assert all(
-        table in _TEXT for table in report.tables(results, "test", (report.RANDOM_RETAIN,))[:4]
-    )
+    assert all(len(run["paths"]) == 8 * len(objectives.split()) for run in results)
+    assert all(table in _TEXT for table in report.tables(results, "test", told)[:4])
     if "base_klr" not in objectives:
         return
     ends = []
@@ -188,6 +187,13 @@ def test_students_intervals_over_behaviors_are_those_that_are_told():
     found = report.behavior_differences(retain, report.RANDOM_RETAIN, "raslik")
     assert found == "-0.004 [-0.009, +0.002], 1 of 5 above"
     assert "less RASLIK -.004 [-.009, .002]" in _TEXT
+    baselines = report.join_paths([*runs, *report.read_results(_SMOLLM2 / "baselines")])
+    found = report.behavior_differences(baselines, "raslik", "random_anywhere")
+    assert found == "+0.539 [+0.346, +0.732], 5 of 5 above"
+    found = report.behavior_differences(baselines, "raslik", "embedding")
+    assert found == "+0.047 [-0.046, +0.140], 4 of 5 above"
+    assert "(Student's interval [.346, .732], all five behaviors)" in _TEXT
+    assert "(Student's [-.046, .140], four of five)" in _TEXT
 
 
 def test_students_interval_over_behaviors_by_hand():
