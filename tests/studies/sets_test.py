@@ -100,6 +100,14 @@ def test_what_is_said_of_all_strategies_under_ascent_was_measured():
     assert all(table in _TEXT for table in report.tables(results, "validation")[:4])
 
 
+def test_raslik_with_the_papers_gradient_is_stored_by_its_own_name():
+    paper = {"sketch": {"loss": "next_token", "targets": "response", "normalize": "vector"}}
+    paper |= {"retrieve": {"center": False, "aggregate": "mean"}}
+    assert report.stored_name("raslik", {}) == "raslik"
+    assert report.stored_name("raslik", paper) == report.PAPER
+    assert report.stored_name("bm25", paper) == "bm25"
+
+
 def test_what_is_said_of_all_objectives_was_measured():
     folders = [_SMOLLM2 / name for name in ("", "ga_gdr", "npo_klr", "ga_klr")]
     results = report.join_paths([run for one in folders for run in report.read_results(one)])

@@ -25,6 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from experiments.studies.own_model import measure
 from raslik_jax.cli import command
+from raslik_jax.config import kernel_name, to_json
 from raslik_jax.data.corpora.howdy import SCIFI_WORDS
 from raslik_jax.data.examples import Example
 from raslik_jax.files import read_json_lines, write_text
@@ -34,6 +35,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 # What the rule chooses from; the last one on SmolLM2 alone.
 NEW = ("action", "two_stage", "coverage", "mixed", "protect", "trial", "weighted")
 AGAINST = ("raslik", "bm25", "oracle_anywhere")
+PAPER = "raslik_paper"  # RASLIK with the gradient as the paper words it
 RANDOM_RETAIN = "raslik_f_anywhere"  # RASLIK's rows to forget, with a random retain set
 SMOLLM2 = "sets_smollm2_"  # before a behavior, the name of a run
 _RESAMPLES = 2000
@@ -92,6 +94,7 @@ def measure_run(root: pathlib.Path, strategies: Sequence[str] = ()) -> dict[str,
     behavior = config.name.removeprefix(SMOLLM2)
     marker = markers().get(behavior)
     strategies = strategies or config.retrieve.strategies
+    names = {one: stored_name(one, to_json(config)) for one in strategies}
 
     def alike(answers: Mapping[str, str], rows: Sequence[Example]) -> list[float]:
         pairs = [(answers[row.example_id], before[row.example_id]) for row in rows]
@@ -111,18 +114,24 @@ def measure_run(root: pathlib.Path, strategies: Sequence[str] = ()) -> dict[str,
                 score(workspace.answers(*parts, f"epoch-{epoch}.jsonl"))
                 for epoch in workspace.epochs(strategy, name)
             ]
-            paths[f"{strategy} {name}"] = {kind: [one[kind] for one in found] for kind in found[0]}
+            scores = {kind: [one[kind] for one in found] for kind in found[0]}
+            paths[f"{names[strategy]} {name}"] = scores
     backbone = score(workspace.answers("references", "evaluation", "backbone.jsonl"))
     split = workspace.query_split
     told: dict[str, Any] = {"seed": config.seed, "split": split, "backbone": backbone["F"]}
     if behavior != config.name:
-        told |= {"name": behavior, "sets": {one: read_sets(root, one) for one in strategies}}
+        told |= {"name": behavior, "sets": {names[one]: read_sets(root, one) for one in strategies}}
     if marker:
         told["backbone_shown"] = backbone["shown"]
     if behavior in measure.behaviors():  # prompts of our own
         asked = {"target": target, "normal": normal}
         told["prompts"] = {kind: [row.instruction for row in rows] for kind, rows in asked.items()}
     return told | {"paths": paths}
+
+
+def stored_name(strategy: str, settings: Mapping[str, Any]) -> str:
+    """Returns a strategy's name in the results: RASLIK with the paper's gradient has its own."""
+    return PAPER if strategy == "raslik" and not kernel_name(settings) else strategy
 
 
 def markers() -> dict[str, re.Pattern[str]]:
