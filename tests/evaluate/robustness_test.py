@@ -240,6 +240,9 @@ def test_held_out_rows_are_asked_for_where_the_corpus_has_none(tmp_path):
     texts = [{"instruction": row.instruction, "output": row.output} for row in rows[3:]]
     path.write_text("".join(json.dumps(text) + "\n" for text in texts))
     given = membership.MembershipSettings(held_out_file=str(path))
+    path.with_name("one.jsonl").write_text(f"{json.dumps(texts[0])}\n")
+    one = membership.MembershipSettings(held_out_file=str(path.with_name("one.jsonl")))
+    assert membership.lacks(one, corpus).endswith("got 1 in that file: add more")
     assert "got 2 training rows: remove" in membership.lacks(given, bare)
     assert membership.lacks(given, bare._replace(train=())) == ""
 

@@ -74,10 +74,9 @@ def lacks(settings: MembershipSettings, corpus: Corpus | Any) -> str:
     name = "--evaluate.membership.held_out_file"
     rows = unseen_rows(settings, corpus)
     if len(rows) < 2:
-        return (
-            f"{name} must hold 2 rows or more that were not trained on, got {len(rows)} labeled "
-            "target queries: give such a file"
-        )
+        is_given = bool(settings.held_out_file)
+        got = "in that file: add more" if is_given else "labeled target queries: give such a file"
+        return f"{name} must hold 2 rows or more that were not trained on, got {len(rows)} {got}"
     trained = {row[1:4] for row in corpus.train}
     if seen := sum(row[1:4] in trained for row in rows):
         must = f"{name} must hold rows that were not trained on"
