@@ -210,7 +210,7 @@ def test_membership_is_told_beside_the_base():
         "(before unlearning 1.00, in the base 0.50), 0.45 [0.30, 0.60] by min-k% (before "
         "unlearning 1.00, in the base 0.50), 0.20 [0.10, 0.30] by zlib (before unlearning 1.00, in "
         "the base 0.50); 0.50 is a guess. They still look trained on by loss. They look unlearned "
-        "by zlib: less likely than rows that were never trained on."
+        "by zlib: beside held-out rows less likely than in the base."
     )
     trained = _areas(*[(0.9, 0.8, 1.0)] * 3)
     alike = membership.tell({"now": usual, "finetuned": trained, "backbone": usual})
@@ -221,6 +221,18 @@ def test_membership_is_told_beside_the_base():
     also = "; by min-k% also that before unlearning: so few rows do not tell."
     assert few.endswith(f"{said}{also}")
     assert membership.tell({"now": now, "finetuned": now}).endswith("0.50 is a guess.")
+
+
+def test_what_was_so_before_unlearning_is_no_look_of_unlearning():
+    # In the base the forgotten rows were the likelier ones, and less so once all were learned.
+    base, low = _areas(*[(0.95, 0.9, 1.0)] * 3), _areas(*[(0.65, 0.5, 0.8)] * 3)
+    for before, end in (
+        (0.7, "look less trained on than in the base by {}, but did so before unlearning."),
+        (0.9, "look unlearned by {}: beside held-out rows less likely than in the base."),
+    ):
+        models = {"now": low, "finetuned": _areas(*[(before, 0, 1)] * 3), "backbone": base}
+        names = " and ".join(membership.ATTACKS)
+        assert membership.tell(models).endswith(f"0.50 is a guess. They {end.format(names)}")
 
 
 def test_held_out_rows_are_asked_for_where_the_corpus_has_none(tmp_path):

@@ -139,12 +139,13 @@ def measure(bench: Teller, model: Any, settings: MembershipSettings) -> list[dic
 def tell(compared: Compared) -> str:
     """Returns the AUC of each attack, and whether its interval holds that in the base.
 
-    Above it forgotten rows still look trained on, below they look unlearned, which gives them away
-    as well. An interval that holds the AUC before unlearning too decides nothing.
+    Above it forgotten rows still look trained on. Below they look unlearned, which gives them away
+    as well, unless the AUC was as low before unlearning. An interval that holds the AUC before
+    unlearning too decides nothing.
     """
     now, base = compared["now"], compared.get("backbone")
     first, parts = now[0], []
-    places: dict[str, list[str]] = {"above": [], "below": [], "either": []}
+    places: dict[str, list[str]] = {"above": [], "below": [], "before": [], "either": []}
     for number, entry in enumerate(now):
         area, before = entry["auc"], compared["finetuned"][number]["auc"]["mean"]
         text = f"{area['mean']:.2f} [{area['low']:.2f}, {area['high']:.2f}] by {entry['condition']}"
@@ -152,9 +153,10 @@ def tell(compared: Compared) -> str:
         if base:
             usual = base[number]["auc"]["mean"]
             text += f", in the base {usual:.2f}"
-            if not area["low"] <= usual <= area["high"]:
-                place = "above" if usual < area["low"] else "below"
-                places[place].append(entry["condition"])
+            if usual < area["low"]:
+                places["above"].append(entry["condition"])
+            elif usual > area["high"]:
+                places["below" if before > area["high"] else "before"].append(entry["condition"])
             elif area["low"] <= before <= area["high"]:
                 places["either"].append(entry["condition"])
         parts.append(f"{text})")
@@ -165,9 +167,12 @@ def tell(compared: Compared) -> str:
     if places["above"]:
         text += f" They still look trained on by {' and '.join(places['above'])}."
     if places["below"]:
-        text += f" They look unlearned by {' and '.join(places['below'])}: less likely than rows "
-        text += "that were never trained on."
-    if not (places["above"] or places["below"]):
+        text += f" They look unlearned by {' and '.join(places['below'])}: beside held-out rows "
+        text += "less likely than in the base."
+    if places["before"]:
+        text += f" They look less trained on than in the base by {' and '.join(places['before'])}, "
+        text += "but did so before unlearning."
+    if not (places["above"] or places["below"] or places["before"]):
         text += " Each interval holds the base's AUC, as if they had never been trained on"
         either = " and ".join(places["either"])
         text += (
