@@ -235,6 +235,18 @@ def test_what_was_so_before_unlearning_is_no_look_of_unlearning():
         assert membership.tell(models).endswith(f"0.50 is a guess. They {end.format(names)}")
 
 
+@pytest.mark.parametrize("kind", ["forgotten", "held_out"])
+def test_one_or_two_rows_do_not_tell_whether_they_look_trained_on(kind):
+    usual, now = _areas(*[(0.5, 0.4, 0.6)] * 3), _areas(*[(0.9, 0.8, 1.0)] * 3)
+    for number, end in (
+        (2, "So few rows do not tell whether they look trained on."),
+        (3, "They still look trained on by loss and min-k% and zlib."),
+    ):
+        few = [entry | {kind: number} for entry in now]
+        told = membership.tell({"now": few, "finetuned": now, "backbone": usual})
+        assert told.endswith(f"0.50 is a guess. {end}")
+
+
 def test_held_out_rows_are_asked_for_where_the_corpus_has_none(tmp_path):
     rows = [make_example(f"What is {n}?", "", f"It is {n}.") for n in range(6)]
     queries = {"test_target": rows[:2], "validation_target": rows[2:3]}

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.formats import AUTO, read_examples
 from raslik_jax.evaluate import ranking, rates
+from raslik_jax.evaluate.judgment import LEAST_QUERIES
 from raslik_jax.evaluate.metrics import Column
 from raslik_jax.evaluate.robustness.record import Compared, Cost, RobustnessMeasure, as_entry
 from raslik_jax.settings import Settings, setting
@@ -141,7 +142,7 @@ def tell(compared: Compared) -> str:
 
     Above it forgotten rows still look trained on. Below they look unlearned, which gives them away
     as well, unless the AUC was as low before unlearning. An interval that holds the AUC before
-    unlearning too decides nothing.
+    unlearning too decides nothing, nor do fewer than `LEAST_QUERIES` rows of a kind.
     """
     now, base = compared["now"], compared.get("backbone")
     first, parts = now[0], []
@@ -164,6 +165,8 @@ def tell(compared: Compared) -> str:
     text += f"with an AUC of {', '.join(parts)}; 0.50 is a guess."
     if not base:
         return text
+    if min(first["forgotten"], first["held_out"]) < LEAST_QUERIES:
+        return f"{text} So few rows do not tell whether they look trained on."
     if places["above"]:
         text += f" They still look trained on by {' and '.join(places['above'])}."
     if places["below"]:
