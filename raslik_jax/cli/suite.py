@@ -270,11 +270,9 @@ class Suite:
                 continue
             split = found[0]["corpus"]["query_split"]
             parts.append(f"{len(found)} of {len(members)} runs; {split} queries.")
-            # Of one run the intervals over queries, of several the spread over seeds.
-            made = [results.seeds_table(found)]
-            if len(found) == 1:
-                made = [results.retrieval_table(found[0]), results.results_table(found[0])]
-            parts += map(tables.render_markdown, made)
+            # Of one run the intervals over queries, of several the spread over seeds; either says
+            # which models were judged damaged.
+            parts += map(tables.render_markdown, results.tables_of(found)[:2])
         failed = {n: cell["state"] for n, cell in self.states.items() if cell["state"] != "done"}
         if failed:
             lines = [f"- {tables.escape_markdown(name)}: {why}" for name, why in failed.items()]

@@ -12,11 +12,14 @@ import tempfile
 import threading
 
 import pytest
+import sample_run
 import tiny
 from absl.testing import absltest
 from waiting import wait_until
 
 from raslik_jax.cli import suite
+from raslik_jax.files import read_json, write_json
+from raslik_jax.report import runs
 
 _DEMO = "experiments/flags/demo.flags"
 _TINY = "\n".join(
@@ -125,6 +128,26 @@ def test_a_grid_is_the_product_and_its_choice_is_measured_on_test_queries(tmp_pa
         assert ("--references.query_split=validation" in text) == (not is_test)
         assert "perplexity_examples" not in text  # by likelihoods damage is judged
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1, 2)])
+def test_the_report_says_what_was_judged_damaged(tmp_path, seeds):
+    grid, _ = suite.plan_cells(_options(tmp_path, seeds=seeds))
+    found = suite.Suite(_options(tmp_path))
+    for cell, seed in zip(grid, seeds, strict=True):
+        root = found.workdir(cell)
+        sample_run.write_run(root, seed=seed)
+        metrics = read_json(runs.metrics_path(root))
+        metrics["methods"][-1]["judgment"]["verdict"] = "damaged"
+        write_json(runs.metrics_path(root), metrics)
+        found.record(cell, "done")
+    text = found.report(grid)
+    if len(seeds) == 1:
+        assert re.search(r"damaged: \w+ GA\\_KLR", text)
+        assert "| Model | F, forget rate (lower is better)" in text
+    else:
+        assert f"Mean over the {len(seeds)} seeds" in text
+        assert "| 3 damaged |" in text
 
 
 def test_what_stops_the_suite_stops_its_run_first(tmp_path, monkeypatch):
