@@ -110,6 +110,12 @@ def choose(
         shared = {
             point: statistics.fmean(mean[point] for mean in means.values()) for point in points
         }
+        if per == "algorithm" and math.isinf(min(shared.values())):
+            raise ValueError(
+                f"strategies with {algorithm} must share a point where none is damaged, got damage "
+                f"of one or more at all {len(points)} points of the grid: try lower learning rates,"
+                " or choose --per=strategy"
+            )
         choices += [
             _choose_point(strategy, algorithm, mean if per == "strategy" else shared)
             for strategy, mean in means.items()

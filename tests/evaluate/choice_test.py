@@ -118,6 +118,12 @@ class ChoiceTest(parameterized.TestCase):
         everywhere = [c._replace(is_damaged=c.strategy == "raslik") for c in candidates]
         with self.assertRaisesRegex(ValueError, "raslik with ga_gdr .* at all 4 points"):
             choice.choose(everywhere)
+        # One choice for all: no strategy is said to be damaged everywhere where each is whole once.
+        whole = {"random": 1e-5, "raslik": 1e-4}
+        apart = [c._replace(is_damaged=c.learning_rate != whole[c.strategy]) for c in candidates]
+        self.assertLen(choice.choose(apart), 2)
+        with self.assertRaisesRegex(ValueError, "^strategies with ga_gdr .* one or more at all 4"):
+            choice.choose(apart, per="algorithm")
 
     def test_reads_validation_runs_only(self):
         entry = {"forget": {"mean": 0.4}, "retain": {"mean": 0.9}}
