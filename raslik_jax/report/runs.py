@@ -319,10 +319,12 @@ def _variation(run: StoredRun, firsts: Sequence[StoredRun]) -> str:
     same = [r for r in firsts if r is not run and r.metrics["name"] == run.metrics["name"]]
     others = [dict(_flatten(other.config)) for other in same]
     own = dict(_flatten(run.config))
+    # Models of a choice were not trained at the rates of the settings.
+    unused = {n for n in own if _is_rate_of_unlearning(n)} if own.get("unlearn.choice") else set()
     telling = [
         name
         for name, value in own.items()
-        if name != "seed" and any(other.get(name, value) != value for other in others)
+        if name not in ("seed", *unused) and any(o.get(name, value) != value for o in others)
     ]
     told = telling[:4]
     for other in others:
@@ -332,6 +334,10 @@ def _variation(run: StoredRun, firsts: Sequence[StoredRun]) -> str:
             told.append(different[0])
     words = [f"{name}={own[name]}" if name in own else f"no {name}" for name in told]
     return ", ".join([*words, *(["..."] if len(telling) > 4 else [])])
+
+
+def _is_rate_of_unlearning(name: str) -> bool:
+    return name.startswith("unlearn.") and name.endswith(".learning_rate")
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -207,6 +207,25 @@ class GroupTest(absltest.TestCase):
             ],
         )
 
+    def test_a_choice_is_not_named_after_a_rate_that_it_was_not_trained_at(self):
+        tested = {"unlearn__choice": "c.json", "unlearn__ga_gdr": {"learning_rate": 1e-5}}
+        tried = {"unlearn__choice": "", "unlearn__ga_gdr": {"learning_rate": 3e-3}}
+        found = runs.group_runs([self._run(**changes) for changes in (tested, tried)])
+        self.assertEqual(
+            [e.name for e in found],
+            [
+                "sample (unlearn.choice=c.json)",
+                "sample (unlearn.choice=, unlearn.ga_gdr.learning_rate=0.003)",
+            ],
+        )
+        # Where nothing else tells two of them apart, it does.
+        other = tested | {"unlearn__ga_gdr": {"learning_rate": 1e-4}}
+        found = runs.group_runs([self._run(**changes) for changes in (tested, other)])
+        self.assertEqual(
+            [e.name for e in found],
+            [f"sample (unlearn.ga_gdr.learning_rate={rate})" for rate in ("1e-05", "0.0001")],
+        )
+
     def test_refuses_one_seed_twice(self):
         with self.assertRaisesRegex(ValueError, "different seeds, got .0, 0."):
             runs.group_runs([self._run(), self._run()])
