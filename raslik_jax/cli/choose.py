@@ -12,7 +12,8 @@ the smaller rate, then to the earlier epoch. Every strategy must have been tried
 
 Refused are runs without the likelihoods that damage is judged by
 (--evaluate.perplexity_examples=0), runs with another --evaluate.reference than the fine-tuned
-model, and runs without target or normal queries.
+model, runs that make their queries of training rows (--retrieve.held_out), and runs without target
+or normal queries.
 
 --per=algorithm averages over strategies too, so that all share one pair; --floor=zero takes the
 paper's ideal point. `raslik suite --choose` does all of this for a grid.

@@ -153,6 +153,11 @@ def check_settings(settings: Mapping[str, Any], *, run: str) -> None:
             "runs to choose from must be measured with likelihoods, without which most damage is "
             f"not seen, {run} has --evaluate.perplexity_examples=0: leave it out"
         )
+    if share := settings["retrieve"].get("held_out"):
+        raise ValueError(
+            "runs to choose from must be measured on validation queries, "
+            f"{run} is measured on training rows by --retrieve.held_out={share}: leave it out"
+        )
 
 
 def candidates_of(metrics: Mapping[str, Any]) -> list[Candidate]:

@@ -133,6 +133,7 @@ class ChoiceTest(parameterized.TestCase):
             "settings": {
                 "unlearn": {"ga_klr": {"learning_rate": 3e-5}},
                 "evaluate": {"reference": "finetuned", "perplexity_examples": 4},
+                "retrieve": {"held_out": 0.0},
             },
             "corpus": {"query_split": "validation", "target_queries": 9, "normal_queries": 8},
             "backbone": {"forget": {"mean": 0.3}},
@@ -155,6 +156,7 @@ class ChoiceTest(parameterized.TestCase):
                 choice.candidates_of(lacking)
 
     @parameterized.parameters(
+        ({"held_out": 0.2}, "a is measured on training rows by --retrieve.held_out=0.2: leave it"),
         ({"perplexity_examples": 0}, "damage is not seen, a has .*perplexity_examples=0: leave"),
         ({"reference": "backbone"}, "fine-tuned model's answers, a has .*reference=backbone: "),
         ({"reference": "gold"}, "fine-tuned model's answers, a has .*reference=gold: leave it out"),
@@ -162,7 +164,7 @@ class ChoiceTest(parameterized.TestCase):
     def test_runs_without_what_the_rule_reads_are_refused(self, change, message):
         settings = to_json(Config())
         choice.check_settings(settings, run="a")
-        settings["evaluate"] |= change
+        settings["retrieve" if "held_out" in change else "evaluate"] |= change
         with self.assertRaisesRegex(ValueError, message):
             choice.check_settings(settings, run="a")
         metrics = {"name": "tiny", "seed": 3, "corpus": {"query_split": "validation"}}
