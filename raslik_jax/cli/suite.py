@@ -295,7 +295,9 @@ class Suite:
                     self.run(cell, labels[cell.name])
         text = self.report(cells)
         write_text(self.out / "report.md", text)
-        experiments = runs.group_runs([*map(runs.read_run, self.measured(tests or grid))])
+        # Where nothing was chosen, the page shows what the choice was to be made from.
+        roots = self.measured(tests) or self.measured(grid)
+        experiments = runs.group_runs([*map(runs.read_run, roots)])
         html = page.render(experiments, paper=published.read_blocks(), title=self.out.name)
         write_text(self.out / "report.html", html)
         print(f"\n{text}\nreport: {self.out / 'report.html'} (and report.md beside it)")

@@ -151,6 +151,18 @@ def test_the_report_says_what_was_judged_damaged(tmp_path, seeds):
         assert "| 3 damaged |" in text
 
 
+def test_the_page_shows_validation_runs_where_nothing_could_be_chosen(tmp_path, monkeypatch):
+    def run(self, cell, label):
+        sample_run.write_run(self.workdir(cell))
+        self.record(cell, "done")
+
+    monkeypatch.setattr(suite.Suite, "run", run)
+    monkeypatch.setattr(suite.Suite, "choose", lambda self, cells, experiment: "not run, why")
+    options = _options(tmp_path, choose=True, vary=("unlearn.ga_gdr.learning_rate=1e-4",))
+    assert not suite.Suite(options).run_all(*suite.plan_cells(options))
+    assert "<figure>" in (tmp_path / "report.html").read_text()
+
+
 def test_what_stops_the_suite_stops_its_run_first(tmp_path, monkeypatch):
     log, waits = tmp_path / "log", threading.Event()
 
