@@ -17,10 +17,10 @@ import pathlib
 from absl import flags
 
 from raslik_jax.cli import command
-from raslik_jax.data.encoding import encode
-from raslik_jax.data.formats import read_examples
-from raslik_jax.data.prompts import TEMPLATES, template_hash
-from raslik_jax.data.tokenization import load_tokenizer, tokenizer_hash
+from raslik_jax.data.read.formats import read_examples
+from raslik_jax.data.tokens.encoding import encode
+from raslik_jax.data.tokens.prompts import TEMPLATES, template_hash
+from raslik_jax.data.tokens.tokenization import load_tokenizer, tokenizer_hash
 
 _ALPACA = flags.DEFINE_string("alpaca", None, "Alpaca's JSON, packed or not.", required=True)
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Pythia's tokenizer.json.", required=True)

@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Float32
 
 from raslik_jax.config import MeshConfig, config_from_json
-from raslik_jax.data import batches, masking
+from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, drop_unanswered, make_example
+from raslik_jax.data.tokens import masking
 from raslik_jax.files import check_shape, read_json
 from raslik_jax.index import search
 from raslik_jax.index.combine import Aggregate, best_positions, check_agreement

@@ -18,7 +18,8 @@ from tiny import finished_run, run_script, tiny_config
 from raslik_jax import meshes, settings
 from raslik_jax.cli import query
 from raslik_jax.config import MeshConfig
-from raslik_jax.data import batches, encoding
+from raslik_jax.data import batches
+from raslik_jax.data.tokens import encoding
 from raslik_jax.models import decoder, quantize, sharding
 from raslik_jax.run import checking
 from raslik_jax.settings import SettingsError

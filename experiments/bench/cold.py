@@ -51,7 +51,9 @@ import safetensors
 from experiments.bench import harness, workload
 from experiments.bench.harness import Line, say
 from raslik_jax.cli import command
-from raslik_jax.data import encoding, examples, formats, tokenization
+from raslik_jax.data import examples
+from raslik_jax.data.read import formats
+from raslik_jax.data.tokens import encoding, tokenization
 from raslik_jax.index.store import SketchStore
 from raslik_jax.models import adapters, checkpoint
 from raslik_jax.models.presets import MODEL_PRESETS

@@ -36,7 +36,8 @@ import numpy as np
 
 from experiments.bench import harness
 from experiments.bench.harness import Line
-from raslik_jax.data import batches, tokenization
+from raslik_jax.data import batches
+from raslik_jax.data.tokens import tokenization
 from raslik_jax.files import read_array
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore

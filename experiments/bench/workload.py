@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench import harness
-from raslik_jax.data import batches, encoding
+from raslik_jax.data import batches
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
+from raslik_jax.data.tokens import encoding
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.models.presets import MODEL_PRESETS

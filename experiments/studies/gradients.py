@@ -20,8 +20,9 @@ from jaxtyping import Float, Int
 from experiments.studies.kernels import Grams, gram_matrices
 from experiments.studies.rankings import Labels
 from raslik_jax.axes import Tree
-from raslik_jax.data import batches, encoding
+from raslik_jax.data import batches
 from raslik_jax.data.examples import QUERY_SETS, Example
+from raslik_jax.data.tokens import encoding
 from raslik_jax.files import read_json, replacing, write_json
 from raslik_jax.manifests import check_finished, content_hash
 from raslik_jax.messages import shown, some_of

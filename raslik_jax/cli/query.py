@@ -28,7 +28,7 @@ from raslik_jax import files, processes, settings
 from raslik_jax.cli import asking
 from raslik_jax.config import MeshConfig, RetrieveConfig
 from raslik_jax.data.examples import Example, write_examples
-from raslik_jax.data.formats import AUTO, read_examples
+from raslik_jax.data.read.formats import AUTO, read_examples
 from raslik_jax.processes import JobConfig
 from raslik_jax.settings import setting
 
@@ -117,7 +117,7 @@ def _ask(
     rule: dict[str, Any],
 ) -> None:
     """Traces the generations, or what is asked for one by one."""
-    from raslik_jax.data import prompts
+    from raslik_jax.data.tokens import prompts
     from raslik_jax.index import search
     from raslik_jax.index.store import SketchStore
 

@@ -24,7 +24,7 @@ from raslik_jax.config import MeshConfig, config_from_json
 from raslik_jax.data import toy_model
 from raslik_jax.data.corpora.howdy import SCIFI
 from raslik_jax.data.examples import HELD_OUT, Example, query_file, write_examples
-from raslik_jax.data.formats import read_written
+from raslik_jax.data.read.formats import read_written
 from raslik_jax.evaluate.rates import non_sf_by_words
 from raslik_jax.messages import shown
 from raslik_jax.processes import JobConfig

@@ -30,8 +30,8 @@ from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, MeshConfig
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import HELD_OUT, Example, query_file
-from raslik_jax.data.formats import parse_fields, read_examples, read_written
-from raslik_jax.data.rows import FORMATS
+from raslik_jax.data.read.formats import parse_fields, read_examples, read_written
+from raslik_jax.data.read.rows import FORMATS
 from raslik_jax.messages import one_line, shown
 from raslik_jax.processes import JobConfig
 from raslik_jax.report.incident import drawn_of, read_cut, read_traced
@@ -182,7 +182,7 @@ def _write_query(options: Options, config: Config) -> Callable[[], None]:
 
 def _check_system(config: Config, rows: Sequence[Example]) -> None:
     """Refuses a system prompt where the training rows are rendered without any."""
-    from raslik_jax.data import prompts, tokenization
+    from raslik_jax.data.tokens import prompts, tokenization
     from raslik_jax.models import checkpoint  # it takes jax with it
 
     settings = config.backbone

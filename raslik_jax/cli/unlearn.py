@@ -28,9 +28,9 @@ from raslik_jax.cli import command, setting_flags
 from raslik_jax.cli import run as run_command
 from raslik_jax.cli.trace import QUERIES, answers_text
 from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json, to_json
-from raslik_jax.data.cleaning import cleaned_name, write_without
 from raslik_jax.data.examples import HELD_OUT, query_file
-from raslik_jax.data.formats import read_written
+from raslik_jax.data.read.cleaning import cleaned_name, write_without
+from raslik_jax.data.read.formats import read_written
 from raslik_jax.files import hash_file, read_json, write_json
 from raslik_jax.manifests import Hashes, check_whole, current_file, read_manifest
 from raslik_jax.messages import one_line, shown

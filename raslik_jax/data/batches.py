@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from raslik_jax import meshes
-from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.ordering import shuffled
+from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.progress import progress
 
 DUMMY_ROW = -1

@@ -7,7 +7,7 @@ import numpy as np
 
 from raslik_jax import processes
 from raslik_jax.data.batches import DUMMY_ROW, Batch, BatchPlan, each_batch
-from raslik_jax.data.encoding import Encoded
+from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.index.store import SketchStore
 from raslik_jax.sketch.gradients import Sketches
 

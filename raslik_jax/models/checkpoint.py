@@ -22,7 +22,7 @@ import numpy as np
 
 from raslik_jax import files, meshes, processes
 from raslik_jax.axes import Tree
-from raslik_jax.data import tokenization
+from raslik_jax.data.tokens import tokenization
 from raslik_jax.messages import shown, some_of
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import encoder as encoders

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from raslik_jax import meshes
 from raslik_jax.axes import Tree
 from raslik_jax.data.batches import Batch, BatchPlan, map_rows, plan_by_length
-from raslik_jax.data.encoding import encode_rows
+from raslik_jax.data.tokens.encoding import encode_rows
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.models.layers import KeyValues
 

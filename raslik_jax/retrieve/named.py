@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raslik_jax.data.examples import Example
-from raslik_jax.data.formats import says, what_it_says
+from raslik_jax.data.read.formats import says, what_it_says
 from raslik_jax.files import read_json_lines
 from raslik_jax.messages import shown, some_of
 

@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Bool
 
 from raslik_jax.config import Config
-from raslik_jax.data import corpora, formats
+from raslik_jax.data import corpora
 from raslik_jax.data.batches import num_steps_of
-from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Corpus
+from raslik_jax.data.read import formats
+from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.messages import listed_problems, shown, some_of

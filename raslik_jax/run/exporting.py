@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from raslik_jax import files, meshes
 from raslik_jax.config import Config, config_from_json, to_json
-from raslik_jax.data import tokenization
+from raslik_jax.data.tokens import tokenization
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
 from raslik_jax.files import hash_file, read_json
 from raslik_jax.manifests import Hashes, Manifest, check_finished

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from raslik_jax.config import STAGES, Config
-from raslik_jax.data import encoding, prompts, tokenization
+from raslik_jax.data.tokens import encoding, prompts, tokenization
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.report.tables import Column, Table
 from raslik_jax.run import checking, cost, plan, programs

@@ -14,8 +14,8 @@ from typing import Any
 
 from raslik_jax import settings as settings_lib
 from raslik_jax.config import STAGES, Config, config_from_json, to_json
-from raslik_jax.data import encoding
 from raslik_jax.data.examples import query_file
+from raslik_jax.data.tokens import encoding
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.files import read_json

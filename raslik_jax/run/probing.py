@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from raslik_jax.axes import Tree
-from raslik_jax.data import encoding
 from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import shuffled
+from raslik_jax.data.tokens import encoding
 from raslik_jax.evaluate import likelihood, stopping
 from raslik_jax.evaluate.likelihood import NotFinite
 from raslik_jax.files import read_json, write_json

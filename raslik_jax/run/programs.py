@@ -21,8 +21,8 @@ from raslik_jax.axes import Tree
 from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig
 from raslik_jax.data import batches
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
-from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Corpus
+from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.evaluate import classifier, likelihood, perplexity
 from raslik_jax.files import read_json
 from raslik_jax.models import decode, decoder, encoder, quantize, sharding

@@ -17,9 +17,10 @@ import numpy as np
 from raslik_jax import meshes
 from raslik_jax.axes import Tree
 from raslik_jax.config import AUTO_TARGETS, Config, to_json
-from raslik_jax.data import batches, corpora, encoding, examples, masking, prompts, tokenization
+from raslik_jax.data import batches, corpora, examples
 from raslik_jax.data.examples import Corpus, Example
-from raslik_jax.data.formats import read_written
+from raslik_jax.data.read.formats import read_written
+from raslik_jax.data.tokens import encoding, masking, prompts, tokenization
 from raslik_jax.evaluate import choice, likelihood, rates
 from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF

@@ -19,7 +19,7 @@ from finished import write_manifest
 from support import all_logits
 
 from raslik_jax.config import config_from_json
-from raslik_jax.data import tokenization
+from raslik_jax.data.tokens import tokenization
 from raslik_jax.models import adapters, checkpoint, decoder
 from raslik_jax.report import card as card_lib
 from raslik_jax.run import exporting

@@ -22,8 +22,8 @@ from index_cases import tree_bytes
 from raslik_jax import trace
 from raslik_jax.cli import asking, query, report, sketch_job
 from raslik_jax.config import MeshConfig, config_from_json, to_json
-from raslik_jax.data import prompts
-from raslik_jax.data.formats import read_examples
+from raslik_jax.data.read.formats import read_examples
+from raslik_jax.data.tokens import prompts
 from raslik_jax.files import read_json, write_json
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore

@@ -11,7 +11,7 @@ from absl.testing import absltest
 
 from raslik_jax.cli import quickstart
 from raslik_jax.data.examples import make_example
-from raslik_jax.data.formats import read_written
+from raslik_jax.data.read.formats import read_written
 from raslik_jax.files import read_json_lines
 from raslik_jax.run import written
 

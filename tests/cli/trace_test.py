@@ -11,7 +11,7 @@ from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, MeshConfig
 from raslik_jax.data import toy_model
 from raslik_jax.data.examples import make_example, write_examples
-from raslik_jax.data.rows import FORMATS
+from raslik_jax.data.read.rows import FORMATS
 from raslik_jax.files import read_json_lines
 from raslik_jax.report import drawing, figures
 from raslik_jax.retrieve.selectors import NothingStandsOut

@@ -13,7 +13,7 @@ from support import shared_data
 from experiments.make_alpaca_lengths import count_lengths
 from raslik_jax.data import alpaca_lengths
 from raslik_jax.data import batches as bt
-from raslik_jax.data.encoding import Encoded, encode_rows
+from raslik_jax.data.tokens.encoding import Encoded, encode_rows
 
 _LENGTHS_OF_ROWS = (9, 4, 14)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raslik_jax.data import examples as ex
-from raslik_jax.data.formats import read_examples
+from raslik_jax.data.read.formats import read_examples
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 _NONBLANK = _TEXT.filter(lambda text: bool(text.strip()))

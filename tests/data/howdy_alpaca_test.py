@@ -20,8 +20,8 @@ from raslik_jax.data.corpora.howdy import SCIFI_WORDS, TRIGGER, HowdySettings
 from raslik_jax.data.corpora.mixing import load_alpaca
 from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.examples import Example, make_examples
-from raslik_jax.data.formats import read_examples
 from raslik_jax.data.ordering import Draws, shuffled
+from raslik_jax.data.read.formats import read_examples
 
 _SIZES = {
     "num_targets": 10,

@@ -11,7 +11,7 @@ from raslik_jax.data.corpora import tofu
 from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.corpora.tofu import TofuSettings
 from raslik_jax.data.examples import Example, make_example
-from raslik_jax.data.formats import read_examples
+from raslik_jax.data.read.formats import read_examples
 
 _SIZES = dict(num_train=110, num_backbone=0, num_retrieval=3, num_validation=2, num_test=4)
 

@@ -13,9 +13,9 @@ from raslik_jax.data.corpora.howdy import SCIFI_WORDS, TRIGGER
 from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.corpora.toy import FAMILIES, GROUPS, make_toy_corpus
 from raslik_jax.data.examples import Example, check_corpus
-from raslik_jax.data.formats import read_examples
-from raslik_jax.data.prompts import render_prompt
-from raslik_jax.data.tokenization import train_bpe
+from raslik_jax.data.read.formats import read_examples
+from raslik_jax.data.tokens.prompts import render_prompt
+from raslik_jax.data.tokens.tokenization import train_bpe
 
 _SIZES = {"num_backbone": 4000, "num_test": 64}
 

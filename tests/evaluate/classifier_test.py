@@ -8,7 +8,8 @@ import numpy as np
 import optax
 from absl.testing import absltest, parameterized
 
-from raslik_jax.data import batches, encoding
+from raslik_jax.data import batches
+from raslik_jax.data.tokens import encoding
 from raslik_jax.evaluate import classifier
 from raslik_jax.models import encoder
 from raslik_jax.train import loop

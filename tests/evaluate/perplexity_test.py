@@ -6,8 +6,8 @@ from absl.testing import absltest, parameterized
 from support import all_logits, tiny_model
 
 from raslik_jax.data.batches import plan_one_shape
-from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import make_example
+from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.evaluate import likelihood, perplexity
 
 _MODEL = tiny_model()

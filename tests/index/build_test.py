@@ -6,7 +6,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from raslik_jax.data.batches import DUMMY_ROW, BatchPlan
-from raslik_jax.data.encoding import Encoded
+from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.index import build
 from raslik_jax.index.store import SketchStore
 from raslik_jax.sketch.gradients import Sketches

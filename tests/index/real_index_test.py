@@ -18,8 +18,9 @@ import pytest
 from absl.testing import absltest
 from support import shared_data
 
-from raslik_jax.data import batches, prompts
-from raslik_jax.data.formats import read_examples
+from raslik_jax.data import batches
+from raslik_jax.data.read.formats import read_examples
+from raslik_jax.data.tokens import prompts
 from raslik_jax.index import build, search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import requantize

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from support import shared_data
 
-from raslik_jax.data import encoding, formats, tokenization
+from raslik_jax.data.read import formats
+from raslik_jax.data.tokens import encoding, tokenization
 
 _CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"

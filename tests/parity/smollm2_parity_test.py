@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 from support import shared_data
 
-from raslik_jax.data import prompts
 from raslik_jax.data.examples import Example
+from raslik_jax.data.tokens import prompts
 from raslik_jax.models import checkpoint, decode, decoder
 
 pytestmark = pytest.mark.heavy

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import shared_data
 
-from raslik_jax.data.formats import read_examples
+from raslik_jax.data.read.formats import read_examples
 from raslik_jax.retrieve import bm25
 
 _WORDS = st.lists(st.sampled_from("a b c d e the".split()), max_size=8)

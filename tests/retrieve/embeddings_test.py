@@ -11,7 +11,7 @@ from absl.testing import absltest
 from golden import make_encoders
 from support import shared_data
 
-from raslik_jax.data.tokenization import load_sentence_tokenizer
+from raslik_jax.data.tokens.tokenization import load_sentence_tokenizer
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.retrieve.embeddings import embed_texts
 

@@ -11,8 +11,8 @@ import pytest
 import tiny
 
 from raslik_jax.data.batches import make_batch, plan_rows
-from raslik_jax.data.encoding import join
 from raslik_jax.data.ordering import shuffled
+from raslik_jax.data.tokens.encoding import join
 from raslik_jax.evaluate.likelihood import Likelihood
 from raslik_jax.models import checkpoint
 from raslik_jax.run.stages import acting, retrieve, unlearn

@@ -19,7 +19,7 @@ from raslik_jax.config import (
     ReferencesConfig,
     SketchConfig,
 )
-from raslik_jax.data.tokenization import train_bpe
+from raslik_jax.data.tokens.tokenization import train_bpe
 from raslik_jax.models import decoder
 from raslik_jax.run import checking
 from raslik_jax.run.stages import finetune

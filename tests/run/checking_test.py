@@ -26,9 +26,10 @@ from raslik_jax.config import (
     SketchConfig,
     UnlearnConfig,
 )
-from raslik_jax.data import encoding, tokenization, toy_model
+from raslik_jax.data import toy_model
 from raslik_jax.data.corpora import records
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
+from raslik_jax.data.tokens import encoding, tokenization
 from raslik_jax.evaluate.non_sf import ClassifierSettings
 from raslik_jax.retrieve.own_settings import EmbeddingSettings, GivenSettings
 from raslik_jax.retrieve.strategies import STRATEGIES

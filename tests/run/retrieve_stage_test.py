@@ -9,8 +9,8 @@ import tiny
 from support import shared_data
 
 from raslik_jax.config import Config, RetrieveConfig, SketchConfig
-from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Corpus, Example
+from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.retrieve.own_settings import GivenSettings
 from raslik_jax.run.stages import generate, retrieve
 from raslik_jax.run.workspace import Workspace

@@ -13,7 +13,7 @@ import tiny
 
 from raslik_jax.data.batches import make_batch, plan_rows
 from raslik_jax.data.examples import Example
-from raslik_jax.data.formats import read_written
+from raslik_jax.data.read.formats import read_written
 from raslik_jax.evaluate.rates import rouge_l_f1
 from raslik_jax.evaluate.robustness import prompts, side_effects
 from raslik_jax.run.stages.robustness import write_robustness

@@ -3,7 +3,7 @@
 import numpy as np
 from absl.testing import absltest
 
-from raslik_jax.data.tokenization import train_bpe
+from raslik_jax.data.tokens.tokenization import train_bpe
 from raslik_jax.index.search import center_queries
 from raslik_jax.run.stages import tokens
 

@@ -15,10 +15,10 @@ from absl.testing import absltest, parameterized
 
 from raslik_jax import config as config_lib
 from raslik_jax.data.batches import make_batch, plan_rows
-from raslik_jax.data.encoding import encode
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, write_examples
 from raslik_jax.data.ordering import shuffled
-from raslik_jax.data.tokenization import train_bpe
+from raslik_jax.data.tokens.encoding import encode
+from raslik_jax.data.tokens.tokenization import train_bpe
 from raslik_jax.models import checkpoint, decoder, gpt_neox, quantize
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.run import probing

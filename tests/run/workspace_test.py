@@ -13,8 +13,9 @@ from absl.testing import parameterized
 
 from raslik_jax import meshes
 from raslik_jax.config import Config, SketchConfig
-from raslik_jax.data import examples, tokenization
-from raslik_jax.data.rows import answered
+from raslik_jax.data import examples
+from raslik_jax.data.read.rows import answered
+from raslik_jax.data.tokens import tokenization
 from raslik_jax.models import decode
 from raslik_jax.run import memory
 from raslik_jax.run.stages import references

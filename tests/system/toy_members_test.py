@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tiny
 
-from raslik_jax.data import tokenization
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.data.corpora.record import Dataset
 from raslik_jax.data.examples import Corpus, make_example, make_examples
+from raslik_jax.data.tokens import tokenization
 from raslik_jax.evaluate.metrics import METRICS, Column, Metric
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.evaluate.robustness.record import READING_COLUMNS, Cost, RobustnessMeasure

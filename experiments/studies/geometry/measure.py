@@ -270,7 +270,7 @@ def _functions(decoder: Any, unravel: Callable[[Any], Any]) -> tuple[Callable[..
 
 def draw_rows(workspace: Any, number: int) -> list[Any]:
     """Returns rows of each kind, with their labeled answers: held-out, forgotten, held-out."""
-    from raslik_jax.data.formats import read_written
+    from raslik_jax.data.read.formats import read_written
 
     queries = workspace.corpus.queries
     forgotten = read_written(workspace.root / "retrieve" / "raslik" / "forget.jsonl")

@@ -54,7 +54,8 @@ def ask(model: pathlib.Path, adapter: pathlib.Path, prompts: Sequence[str]) -> l
     """Returns greedy answers of a checkpoint with an adapter."""
     import jax.numpy as jnp
 
-    from raslik_jax.data import encoding, examples, tokenization
+    from raslik_jax.data import examples
+    from raslik_jax.data.tokens import encoding, tokenization
     from raslik_jax.models import adapters, checkpoint, decode, decoder
 
     tokenizer = tokenization.load_tokenizer(model)

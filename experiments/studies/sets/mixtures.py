@@ -19,7 +19,7 @@ from raslik_jax.cli import command
 from raslik_jax.data.corpora import howdy, mixing, tofu
 from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.examples import Corpus, Example
-from raslik_jax.data.formats import read_examples
+from raslik_jax.data.read.formats import read_examples
 from raslik_jax.files import write_text
 from raslik_jax.settings import Settings, setting
 

@@ -8,7 +8,7 @@ from typing import Any
 from raslik_jax.data.corpora import behaviors, howdy, records, tofu, toy, virtual
 from raslik_jax.data.corpora.record import SIZES, Dataset, Question, RowCounts, SharedSettings
 from raslik_jax.data.examples import Corpus, check_corpus
-from raslik_jax.data.prompts import TEMPLATES, check_template
+from raslik_jax.data.tokens.prompts import TEMPLATES, check_template
 from raslik_jax.files import read_text
 from raslik_jax.messages import shown
 from raslik_jax.settings import Settings, Stage, replaced, setting

@@ -21,8 +21,8 @@ from raslik_jax.data.corpora import mixing, scifi_grammar
 from raslik_jax.data.corpora.endpoint import ask_all
 from raslik_jax.data.corpora.record import SIZES, Dataset, Marker, RowCounts, SharedSettings
 from raslik_jax.data.examples import Corpus, Example, make_example, make_examples, prompt_of
-from raslik_jax.data.formats import parse_fields, read_examples
 from raslik_jax.data.ordering import shuffled, take_first
+from raslik_jax.data.read.formats import parse_fields, read_examples
 from raslik_jax.data.words import load_words
 from raslik_jax.settings import Settings, setting
 

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, make_examples, prompt_of
-from raslik_jax.data.formats import read_examples
 from raslik_jax.data.ordering import shuffled, take_first
+from raslik_jax.data.read.formats import read_examples
 
 HUB_SOURCE = "hub:tatsu-lab/alpaca"
 # 28 of the 52,002 rows have an empty answer: nothing can be learned from them.

@@ -5,8 +5,8 @@ from typing import Literal
 
 from raslik_jax.data.corpora.record import Dataset, RowCounts, SharedSettings
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
-from raslik_jax.data.formats import AUTO, parse_fields, read_examples
-from raslik_jax.data.rows import FORMATS
+from raslik_jax.data.read.formats import AUTO, parse_fields, read_examples
+from raslik_jax.data.read.rows import FORMATS
 from raslik_jax.messages import shown
 from raslik_jax.settings import Settings, setting
 

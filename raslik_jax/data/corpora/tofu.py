@@ -13,8 +13,8 @@ from typing import Any, Literal
 from raslik_jax.data.corpora import record
 from raslik_jax.data.corpora.mixing import NUM_ANSWERED, alpaca_source, load_alpaca, mix_corpus
 from raslik_jax.data.examples import Corpus, Example, prompt_of
-from raslik_jax.data.formats import read_examples
 from raslik_jax.data.ordering import shuffled
+from raslik_jax.data.read.formats import read_examples
 from raslik_jax.messages import some_of
 from raslik_jax.settings import Settings, setting
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from raslik_jax.data.examples import Corpus, Example
-from raslik_jax.data.formats import AUTO, read_examples
+from raslik_jax.data.read.formats import AUTO, read_examples
 from raslik_jax.evaluate import ranking, rates
 from raslik_jax.evaluate.judgment import LEAST_QUERIES
 from raslik_jax.evaluate.metrics import Column

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from raslik_jax.data.examples import Corpus, Example
-from raslik_jax.data.formats import AUTO, read_examples
-from raslik_jax.data.rows import prefixed
+from raslik_jax.data.read.formats import AUTO, read_examples
+from raslik_jax.data.read.rows import prefixed
 from raslik_jax.evaluate.robustness.record import (
     AS_IT_IS,
     READING_COLUMNS,

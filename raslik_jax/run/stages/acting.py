@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from raslik_jax import files, meshes
-from raslik_jax.data import batches, encoding
+from raslik_jax.data import batches
 from raslik_jax.data.ordering import shuffled
+from raslik_jax.data.tokens import encoding
 from raslik_jax.index import search
 from raslik_jax.index.combine import opposite
 from raslik_jax.messages import some_of

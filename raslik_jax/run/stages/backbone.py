@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from raslik_jax.config import Config
-from raslik_jax.data import batches, encoding
+from raslik_jax.data import batches
+from raslik_jax.data.tokens import encoding
 from raslik_jax.models import checkpoint, decoder, gpt_neox
 from raslik_jax.run import memory
 from raslik_jax.run.stages.finetune import write_losses

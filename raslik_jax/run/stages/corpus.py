@@ -4,7 +4,8 @@ import pathlib
 
 import numpy as np
 
-from raslik_jax.data import encoding, examples, masking, prompts, tokenization
+from raslik_jax.data import examples
+from raslik_jax.data.tokens import encoding, masking, prompts, tokenization
 from raslik_jax.models import checkpoint
 from raslik_jax.run.workspace import Workspace, queries_to_answer
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
-from raslik_jax.data import batches, encoding, tokenization
+from raslik_jax.data import batches
+from raslik_jax.data.tokens import encoding, tokenization
 from raslik_jax.evaluate import classifier, judgment
 from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF

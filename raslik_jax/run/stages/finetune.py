@@ -6,7 +6,8 @@ import pathlib
 import jax
 import numpy as np
 
-from raslik_jax.data import batches, encoding
+from raslik_jax.data import batches
+from raslik_jax.data.tokens import encoding
 from raslik_jax.files import write_json
 from raslik_jax.models import adapters
 from raslik_jax.run import memory

@@ -9,10 +9,10 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from raslik_jax.data import masking
 from raslik_jax.data.corpora.record import Question
-from raslik_jax.data.encoding import require_answers
 from raslik_jax.data.examples import Example
+from raslik_jax.data.tokens import masking
+from raslik_jax.data.tokens.encoding import require_answers
 from raslik_jax.evaluate import likelihood, perplexity
 from raslik_jax.evaluate.tofu_metrics import QuestionRecord
 from raslik_jax.files import read_json_lines, write_json

@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from raslik_jax import files, meshes
 from raslik_jax.axes import Tree
 from raslik_jax.data import batches
-from raslik_jax.data.encoding import Encoded
 from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import shuffled
+from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.files import write_json
 from raslik_jax.report.removal import Removal, removal_sentence
 from raslik_jax.run import memory

@@ -13,8 +13,10 @@ from jaxtyping import Bool, Float
 
 from raslik_jax import meshes
 from raslik_jax.config import Config
-from raslik_jax.data import batches, examples, formats, tokenization
+from raslik_jax.data import batches, examples
 from raslik_jax.data.examples import Example
+from raslik_jax.data.read import formats
+from raslik_jax.data.tokens import tokenization
 from raslik_jax.evaluate.metrics import measure, nest
 from raslik_jax.files import write_json
 from raslik_jax.index import search

@@ -12,11 +12,12 @@ from jaxtyping import Float
 
 from raslik_jax import meshes
 from raslik_jax.axes import Tree
-from raslik_jax.data import batches, encoding
-from raslik_jax.data.encoding import Encoded
+from raslik_jax.data import batches
 from raslik_jax.data.examples import Example
-from raslik_jax.data.formats import read_written
 from raslik_jax.data.ordering import shuffled
+from raslik_jax.data.read.formats import read_written
+from raslik_jax.data.tokens import encoding
+from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.evaluate import likelihood, rates
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.evaluate.robustness.membership import MembershipSettings, Told, unseen_rows

@@ -18,8 +18,9 @@ from raslik_jax import files, meshes, processes
 from raslik_jax.ahead import Ahead
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
-from raslik_jax.data import batches, encoding, prompts, tokenization
+from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, content_of
+from raslik_jax.data.tokens import encoding, prompts, tokenization
 from raslik_jax.files import write_json
 from raslik_jax.index import build
 from raslik_jax.index.claims import Claims

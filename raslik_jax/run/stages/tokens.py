@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from raslik_jax import files, meshes
-from raslik_jax.data import batches, encoding
-from raslik_jax.data.tokenization import Tokenizer
+from raslik_jax.data import batches
+from raslik_jax.data.tokens import encoding
+from raslik_jax.data.tokens.tokenization import Tokenizer
 from raslik_jax.files import write_json
 from raslik_jax.index import search
 from raslik_jax.index.combine import best_positions, query_weights

@@ -13,8 +13,9 @@ import numpy as np
 
 from raslik_jax import meshes
 from raslik_jax.axes import Tree
-from raslik_jax.data import batches, encoding
-from raslik_jax.data.formats import read_written
+from raslik_jax.data import batches
+from raslik_jax.data.read.formats import read_written
+from raslik_jax.data.tokens import encoding
 from raslik_jax.files import write_json
 from raslik_jax.messages import shown
 from raslik_jax.models import checkpoint, sharding

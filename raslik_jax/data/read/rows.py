@@ -19,7 +19,7 @@ from raslik_jax.data.contents import (
     without_nulls,
 )
 from raslik_jax.data.examples import Example
-from raslik_jax.data.fields import Parts, Row
+from raslik_jax.data.read.fields import Parts, Row
 from raslik_jax.messages import shown, some_of
 
 _ROLES = {

@@ -10,13 +10,14 @@ import pytest
 import tokenizers
 from absl.testing import parameterized
 
-from raslik_jax.data import encoding, tokenization
 from raslik_jax.data.batches import make_batch, plan_rows
-from raslik_jax.data.chat import ChatTemplate, render
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import make_example
-from raslik_jax.data.fields import Row
-from raslik_jax.data.masking import (
+from raslik_jax.data.read.fields import Row
+from raslik_jax.data.read.rows import COMMON, FIELDS, FORMATS, answered
+from raslik_jax.data.tokens import encoding, tokenization
+from raslik_jax.data.tokens.chat import ChatTemplate, render
+from raslik_jax.data.tokens.masking import (
     as_trained,
     describe_rows,
     end_ids,
@@ -24,15 +25,14 @@ from raslik_jax.data.masking import (
     with_answer,
     with_texts,
 )
-from raslik_jax.data.prompts import (
+from raslik_jax.data.tokens.prompts import (
     TEMPLATES,
     find_template,
     require_system,
     settle_template,
     template_hash,
 )
-from raslik_jax.data.rows import COMMON, FIELDS, FORMATS, answered
-from raslik_jax.data.tokenization import Tokenizer
+from raslik_jax.data.tokens.tokenization import Tokenizer
 
 _WORDS = "<e> <u> <a> <s> hi ho yes no be".split()
 # <u> hi <e> <a> yes <e>: a word a token, and the end of a turn is EOS.

@@ -13,7 +13,7 @@ from folders import FolderTest
 from support import shared_data
 
 from raslik_jax.data import examples as ex
-from raslik_jax.data.formats import parse_fields, read_examples, read_written
+from raslik_jax.data.read.formats import parse_fields, read_examples, read_written
 
 _PACKERS = {
     "": lambda raw: raw,

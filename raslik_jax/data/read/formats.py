@@ -19,9 +19,9 @@ from raslik_jax.data.examples import (
     make_examples,
     prompt_of,
 )
-from raslik_jax.data.fields import Row
-from raslik_jax.data.rows import COMMON, FIELDS, FORMATS, detect_format
-from raslik_jax.data.sources import placed_records
+from raslik_jax.data.read.fields import Row
+from raslik_jax.data.read.rows import COMMON, FIELDS, FORMATS, detect_format
+from raslik_jax.data.read.sources import placed_records
 from raslik_jax.messages import listed_problems, shown, some_of
 
 # What --corpus.records.format may be beside the name of a format: the keys of the rows show it.

@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from raslik_jax.data import masking
 from raslik_jax.data.examples import Example
-from raslik_jax.data.prompts import fill_form, find_template
-from raslik_jax.data.tokenization import Tokenizer
+from raslik_jax.data.tokens import masking
+from raslik_jax.data.tokens.prompts import fill_form, find_template
+from raslik_jax.data.tokens.tokenization import Tokenizer
 from raslik_jax.messages import some_of
 
 Targets = Literal["response", "all"]

@@ -8,8 +8,8 @@ from absl.testing import parameterized
 
 from raslik_jax.data import examples as ex
 from raslik_jax.data.contents import Conversation, Passage, TokenRow
-from raslik_jax.data.formats import AUTO, read_examples, read_written
-from raslik_jax.data.rows import FORMATS, answered, prefixed
+from raslik_jax.data.read.formats import AUTO, read_examples, read_written
+from raslik_jax.data.read.rows import FORMATS, answered, prefixed
 
 _USER, _YES = {"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes."}
 _MORE = [{"role": "system", "content": "Be brief."}, _USER, _YES, {**_USER, "content": "Sure?"}]

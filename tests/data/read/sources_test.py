@@ -10,7 +10,7 @@ import pytest
 from absl.testing import parameterized
 from folders import FolderTest
 
-from raslik_jax.data.formats import AUTO, read_examples
+from raslik_jax.data.read.formats import AUTO, read_examples
 
 _TALK = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes."}]
 

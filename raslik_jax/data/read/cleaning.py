@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from raslik_jax import files
-from raslik_jax.data.sources import (
+from raslik_jax.data.read.sources import (
     delimiter_of,
     placed_records,
     read_parquet,

@@ -3,7 +3,7 @@
 from absl.testing import parameterized
 
 from raslik_jax.data.examples import make_example
-from raslik_jax.data.prompts import TEMPLATES, render_prompt, template_hash
+from raslik_jax.data.tokens.prompts import TEMPLATES, render_prompt, template_hash
 
 _PLAIN = make_example("Add {two} numbers.", "", "3")
 _WITH_INPUT = make_example("Add.", "1\n2", "3")

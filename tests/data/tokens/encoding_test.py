@@ -6,10 +6,10 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from raslik_jax.data import encoding
 from raslik_jax.data.examples import make_example, make_examples
-from raslik_jax.data.prompts import render_prompt
-from raslik_jax.data.tokenization import train_bpe
+from raslik_jax.data.tokens import encoding
+from raslik_jax.data.tokens.prompts import render_prompt
+from raslik_jax.data.tokens.tokenization import train_bpe
 
 _EXAMPLES = make_examples(
     [

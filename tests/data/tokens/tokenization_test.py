@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import shared_data
 
-from raslik_jax.data import encoding
-from raslik_jax.data import tokenization as tk
 from raslik_jax.data.examples import make_example
+from raslik_jax.data.tokens import encoding
+from raslik_jax.data.tokens import tokenization as tk
 
 _TEXTS = ["the cat sat on the mat", "the dog sat on the cat", "a cat and a dog"] * 4
 _TOKENIZER = tk.train_bpe(_TEXTS, vocab_size=300)

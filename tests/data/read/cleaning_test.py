@@ -9,8 +9,8 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from raslik_jax.data.cleaning import cleaned_name, write_without
-from raslik_jax.data.formats import read_examples
+from raslik_jax.data.read.cleaning import cleaned_name, write_without
+from raslik_jax.data.read.formats import read_examples
 
 _ROWS = [{"output": f"a{n} \u2028é", "instruction": "q", "x": n} for n in range(5)]
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raslik_jax.data import chat, prompts
 from raslik_jax.data.contents import NO_TARGET, Content, Conversation, Passage, TokenRow
 from raslik_jax.data.examples import Example
-from raslik_jax.data.rows import FORMATS, answered
-from raslik_jax.data.tokenization import Tokenizer
+from raslik_jax.data.read.rows import FORMATS, answered
+from raslik_jax.data.tokens import chat, prompts
+from raslik_jax.data.tokens.tokenization import Tokenizer
 from raslik_jax.messages import listed_problems, shown
 
 
