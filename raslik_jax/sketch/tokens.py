@@ -1,5 +1,6 @@
 """What each target token of an example contributes to its score: the score is linear in them."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -48,8 +49,10 @@ def token_shares(
     that gradients are divided by are those of the whole example.
 
     No gradient of a single token is taken: the gradient of the weighted loss is linear in the
-    weights, and its transpose maps h^T v to the products of all tokens at once.
+    weights, and its transpose maps h^T v to the products of all tokens at once. The loss is thus
+    differentiated twice, which kernels of attention are not made for: XLA's own products are.
     """
+    decoder = decoder._replace(hidden=functools.partial(decoder.hidden, kind="xla"))
 
     def weighted(lora: Tree, weight_T: Array) -> Array:
         targets = find_targets(

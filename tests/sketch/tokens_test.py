@@ -17,12 +17,13 @@ from raslik_jax.sketch.loss import example_loss
 _MODEL = tiny_model()
 _ADAPTERS = (_MODEL.lora, jax.tree.map(lambda leaf: leaf * 0.5, _MODEL.lora))
 _ROWS = token_rows(0, [(4, 5), (6, 3)])
+_SIZE = projections.count_params(_MODEL.lora)
 
 
 class _Check(parameterized.TestCase):
     def check(self, loss, normalize, num_adapters, family):
         adapters, kind = _ADAPTERS[:num_adapters], {"loss": loss, "num_targets": 8}
-        num_params = num_adapters * projections.count_params(_MODEL.lora)
+        num_params = num_adapters * _SIZE
         projection = projections.init_projection(7, family, num_params, 64)
         generator = np.random.default_rng(0)
         query_K, mean_K = generator.normal(size=64), 0.05 * generator.normal(size=64)
@@ -56,6 +57,24 @@ class _Check(parameterized.TestCase):
 
 
 class TokenSharesTest(_Check):
+    def test_on_a_base_of_16_bits_they_sum_to_the_score(self):
+        base = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), _MODEL.base)
+        projection = projections.init_projection(7, "binned", 2 * _SIZE, 64)
+        row = jnp.asarray(_ROWS.tokens_BL[0]), jnp.asarray(_ROWS.target_mask_BL[0])
+        how = {"num_targets": 8, "loss": "unshifted"}
+        toward_K = jax.random.normal(jax.random.key(0), (64,)) / 8
+        found = tokens.token_shares(
+            *(_MODEL.decoder, projection, _ADAPTERS, base, *row, toward_K, jnp.zeros(64)),
+            **how,
+            normalize="vector",
+        )
+        whole = functools.partial(example_loss, _MODEL.decoder, **how)
+        batch = [x[None] for x in row]
+        sketches = gradients.sketch_gradients(whole, projection, _ADAPTERS, base, *batch)
+        # The score's own gradient is of products in 16 bits, of a relative error of 2**-8 each.
+        error = abs(float(found.score) - float(sketches.unit_BK[0] @ toward_K))
+        self.assertLess(error, 5 * 2**-8 * float(jnp.linalg.norm(toward_K)))
+
     def test_they_sum_to_the_score_and_are_those_of_each_token(self):
         self.check("unshifted", "vector", 1, "binned")
 
