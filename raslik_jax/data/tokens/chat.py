@@ -5,12 +5,13 @@ is needed.
 """
 
 import datetime
-import functools
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from raslik_jax import bounded
 from raslik_jax.data.contents import Conversation, text_of, without_nulls
 from raslik_jax.messages import one_line, shown
 
@@ -26,6 +27,9 @@ _CODES |= {"%-d": "26", "%e": "26", "%-m": "7", "%F": "2024-07-26"}
 _CLOCK = "{{% macro strftime_now(format) %}}{{{{ format{} }}}}{{% endmacro %}}\n".format(
     "".join(f"|replace({code!r}, {text!r})" for code, text in _CODES.items())
 )
+
+# How many characters a template may write beyond so many times those of the messages.
+_MOST_ADDED, _MOST_TIMES = 100_000, 20
 
 
 class Target(NamedTuple):
@@ -162,7 +166,9 @@ def _through_turn(text: str, before: str, alone: str, answer: str) -> str:
 
 def _writer(template: ChatTemplate, options: Mapping[str, Any]) -> Write:
     """Returns the function from messages to text and the marked spans of characters."""
-    render_template = _render_function()
+    if importlib.util.find_spec("transformers") is None:
+        need = "a chat template needs the package transformers: install raslik-jax[data]"
+        raise ValueError(need)
     source = _CLOCK + template.source if "strftime_now" in template.source else template.source
     given = {**template.special_tokens, **_FIXED, **options}
 
@@ -172,30 +178,39 @@ def _writer(template: ChatTemplate, options: Mapping[str, Any]) -> Write:
         # Templates write None where a key is there.
         said = without_nulls([*messages])
         try:
-            texts, spans = render_template(
-                [said],
-                chat_template=source,
-                add_generation_prompt=begins_answer,
-                return_assistant_tokens_mask=marks,
-                **given,
+            return bounded.call(
+                _render, source, said, begins_answer, marks, given, what="the chat template"
             )
-        except Exception as error:  # a template may raise anything
-            reason = one_line(str(error), 120) or type(error).__name__
+        except bounded.OverLimit:
+            raise
+        except ValueError as error:
             raise ValueError(
-                f"the chat template refuses the conversation ({reason}): correct the row, or give "
-                "another template"
+                f"the chat template refuses the conversation ({one_line(str(error), 120)}): "
+                "correct the row, or give another template"
             ) from error
-        return texts[0], spans[0] if marks else ()
 
     return write
 
 
-@functools.cache
-def _render_function() -> Callable[..., Any]:
-    try:
-        from transformers.utils.chat_template_utils import render_jinja_template
-    except ImportError as error:
-        raise ValueError(
-            "a chat template needs the package transformers: install raslik-jax[data]"
-        ) from error
-    return render_jinja_template
+def _render(
+    source: str,
+    messages: Sequence[Mapping[str, Any]],
+    begins_answer: bool,
+    marks: bool,
+    given: Mapping[str, Any],
+) -> tuple[str, Sequence[tuple[int, int]]]:
+    """Returns what `Write` returns, in the child process of `bounded`."""
+    from transformers.utils import chat_template_utils
+
+    render_template: Callable[..., Any] = chat_template_utils.render_jinja_template
+    texts, spans = render_template(
+        [messages],
+        chat_template=source,
+        add_generation_prompt=begins_answer,
+        return_assistant_tokens_mask=marks,
+        **given,
+    )
+    most = _MOST_ADDED + _MOST_TIMES * (len(str(messages)) + len(str(given)))
+    if len(texts[0]) > most:
+        raise ValueError(f"it writes {len(texts[0]):,} characters, more than {most:,}")
+    return texts[0], spans[0] if marks else ()

@@ -5,12 +5,13 @@ import itertools
 import json
 import os
 import pathlib
+import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from raslik_jax import files
-from raslik_jax.messages import shown
+from raslik_jax import bounded, files
+from raslik_jax.messages import one_line, shown
 
 END_OF_TEXT = "<|endoftext|>"
 _PAD_CANDIDATES = ("<|pad|>", "<|padding|>")
@@ -39,12 +40,11 @@ class Tokenizer(NamedTuple):
 
         The name of a special token in the text is ordinary text: no row can forge an EOS.
         """
-        return self.backend.encode(text, add_special_tokens=False).ids
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns `encode` of every text, on all cores."""
-        encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        return [encoding.ids for encoding in _encode_all(self.backend, texts)]
 
     def encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
         """Returns the ids that a model reads of each prompt, `prompt_prefix` first."""
@@ -57,7 +57,7 @@ class Tokenizer(NamedTuple):
         """
         self.backend.encode_special_tokens = False
         try:
-            return self.backend.encode_batch(list(texts), add_special_tokens=False)
+            return _encode_all(self.backend, texts)
         finally:
             self.backend.encode_special_tokens = True
 
@@ -73,6 +73,35 @@ class Tokenizer(NamedTuple):
         """Returns the names of the special tokens by their ids."""
         added = self.backend.get_added_tokens_decoder()
         return {token: one.content for token, one in added.items() if one.special}
+
+
+def _encode_all(backend: Any, texts: Iterable[str]) -> list[Any]:
+    """Returns the encodings of texts, without special tokens around them."""
+    try:
+        found: list[Any] = backend.encode_batch([*texts], add_special_tokens=False)
+    except Exception:
+        raise
+    except BaseException as error:  # a panic of Rust: a pattern needs too many steps
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        reason = one_line(str(error), 80)
+        raise ValueError(
+            f"the tokenizer fails on a text ({reason}): leave out long runs of one character, or "
+            "fetch tokenizer.json again"
+        ) from error
+    return found
+
+
+def _check_patterns(normalizer: Any, pre_tokenizer: Any) -> None:
+    """Splits runs of each character, in the child process of `bounded`."""
+    import tokenizers
+
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    if pre_tokenizer is not None:
+        backend.pre_tokenizer = pre_tokenizer
+    backend.encode_batch([f"{sign * 500}\0 {sign}" for sign in string.printable])
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
@@ -198,6 +227,14 @@ def read_backend(path: str | os.PathLike[str]) -> tuple[pathlib.Path, Any]:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception, and nothing else
         raise ValueError(f"{file} must be a tokenizer.json, got {error}: fetch it again") from error
+    name, parts = shown(str(file), 120), (backend.normalizer, backend.pre_tokenizer)
+    try:
+        bounded.call(_check_patterns, *parts, what=f"the tokenizer {name}")
+    except bounded.OverLimit:
+        raise
+    except ValueError as error:
+        reason = one_line(str(error), 80)
+        raise ValueError(f"{name} must split any text, got {reason}: fetch it again") from error
     # The text models of Gemma 3 come with the tokenizer of those that read images, whose place of
     # an image is one beyond the text models' embedding. Without it its name is ordinary text.
     num_rows = _read_beside(file.parent, "config.json").get("vocab_size")
