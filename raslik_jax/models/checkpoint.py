@@ -26,7 +26,7 @@ from raslik_jax.data.tokens import tokenization
 from raslik_jax.messages import shown, some_of
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import encoder as encoders
-from raslik_jax.models import key_map, layers, quantize, storage
+from raslik_jax.models import key_map, layers, quantize, quantized, storage
 from raslik_jax.models.architecture import Architecture, ModelConfig
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.models.storage import resolve_folder
@@ -75,8 +75,9 @@ def _read_config(
     if fields["model_type"] not in known:
         must = f"must be one of the {kind} {sorted(known)}, got {shown(fields['model_type'])}"
         raise ValueError(f"model_type in {path} {must}: point to another checkpoint")
+    plain = quantized.plain_fields(path, fields)
     with _naming(path):
-        return known[fields["model_type"]].config.from_hf(fields), fields
+        return known[fields["model_type"]].config.from_hf(plain), fields
 
 
 @contextlib.contextmanager
@@ -122,6 +123,35 @@ def read_end_ids(folder: str | os.PathLike[str]) -> tuple[int, ...]:
     return ()
 
 
+def check_weights(folder: pathlib.Path) -> None:
+    """Refuses a decoder's checkpoint as `load_model` does, by the headers of its files."""
+    config = read_config(folder)
+    _check_own_tokenizer(folder, config)
+    _open_fitting(folder, config, decoders.abstract(config, None)[2])
+
+
+def _open_fitting(
+    folder: pathlib.Path, config: decoders.ModelConfig, shapes: Tree
+) -> tuple[dict[str, key_map.Slot], storage.Tensors]:
+    """Returns the slots of a decoder's base and the tensors that fill each of them."""
+    architecture = decoders.ARCHITECTURES[config.model_type]
+    slots = key_map.plan(architecture.key_map, shapes)
+    tensors = storage.open_tensors(folder, auto="AutoModelForCausalLM", rename=config.full_key)
+    quantized.check_tensors(tensors)
+    inert = architecture.buffers
+    if config.tie_word_embeddings:
+        # A tied checkpoint may repeat its embedding as the head, but not contradict it.
+        head, embedding = (f"{architecture.key_map[part]}.weight" for part in ("head", "embed"))
+        inert += "|" + re.escape(head)
+        if {head, embedding} <= set(tensors.files) and not tensors.is_same(head, embedding):
+            raise ValueError(
+                f"{tensors.files[head]}: {head} differs from {embedding} although"
+                " config.json ties them; correct tie_word_embeddings"
+            )
+    key_map.check_fit(slots, tensors, f"the {config.model_type} of {folder / 'config.json'}", inert)
+    return slots, tensors
+
+
 def load_model(
     name: str | os.PathLike[str],
     *,
@@ -152,23 +182,9 @@ def load_model(
     config = read_config(folder)
     _check_own_tokenizer(folder, config)
     graphdef, lora, shapes = decoders.abstract(config, lora_config, dtype)
-    architecture = decoders.ARCHITECTURES[config.model_type]
-    slots = key_map.plan(architecture.key_map, shapes)
     options: dict[str, Any] = {"format": base_format, "double_quant": double_quant}
     pack = functools.partial(quantize.quantize_kernel, **options) if base_format else None
-    tensors = storage.open_tensors(folder, auto="AutoModelForCausalLM", rename=config.full_key)
-    inert = architecture.buffers
-    if config.tie_word_embeddings:
-        # A tied checkpoint may repeat its embedding as the head, but not contradict it.
-        head, embedding = (f"{architecture.key_map[part]}.weight" for part in ("head", "embed"))
-        inert += "|" + re.escape(head)
-        if {head, embedding} <= set(tensors.files) and not tensors.is_same(head, embedding):
-            raise ValueError(
-                f"{tensors.files[head]}: {head} differs from {embedding} although"
-                " config.json ties them; correct tie_word_embeddings"
-            )
-    what = f"the {config.model_type} of {folder / 'config.json'}"
-    key_map.check_fit(slots, tensors, what, inert)
+    slots, tensors = _open_fitting(folder, config, shapes)
     if processes.count() > 1:
         tensors.check_shared()
     base = key_map.fill(shapes, slots, tensors, pack and jax.jit(pack), num_parts=parts)

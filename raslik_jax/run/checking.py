@@ -105,6 +105,8 @@ def _batch_sizes(config: Config) -> dict[str, int]:
 def check_model(config: Config) -> None:
     """Refuses an architecture that is not supported, and adapters on layers that it lacks."""
     model_config = _shapes_of(config)
+    if config.backbone.checkpoint:
+        checkpoint.check_weights(_folder_of(config))
     if config.backbone.adapter:
         # Adapters are small: one that does not fit is found before the model is loaded.
         source = adapter_source(config)

@@ -270,7 +270,7 @@ class BadCheckpointTest(FolderTest):
                 "gpt_neox.layers.1.mlp.dense_h_to_4h.bias": None,
                 "gpt_neox.final_layer_norm.weight": np.ones(31, np.float32),
                 "gpt_neox.layers.2.attention.dense.weight": np.ones((32, 32), np.float32),
-                "gpt_neox.embed_in.weight": np.ones((48, 32), np.int8),
+                "gpt_neox.embed_in.weight": np.ones((48, 32), np.int64),
             },
         )
         self.assert_refused(
@@ -279,7 +279,7 @@ class BadCheckpointTest(FolderTest):
                 "missing gpt_neox.layers.1.mlp.dense_h_to_4h.bias",
                 "unexpected gpt_neox.layers.2.attention.dense.weight in model.safetensors",
                 r"final_layer_norm.weight in model.safetensors is \[31\], not \[32\]",
-                "embed_in.weight in model.safetensors is I8",
+                "embed_in.weight in model.safetensors is I64",
             ],
             load,
             folder,

@@ -258,6 +258,25 @@ class SpellingTest(parameterized.TestCase):
             Phi3Config.from_hf({**_PHI3, "rope_scaling": {**_LONG, "long_factor": [1.0]}})
 
 
+class HarmlessTest(parameterized.TestCase):
+    @parameterized.parameters(
+        {"max_length": 4096, "temperature": 0.9, "top_p": 0.6, "do_sample": True},
+        {"num_beams": 4, "no_repeat_ngram_size": 3, "bad_words_ids": [[1]], "stop_strings": ["x"]},
+        {"_name_or_path": "a/b", "_model_name_or_path": "/tmp/x", "tokenizer_class": "T"},
+        {"attn_implementation": "sdpa", "_attn_implementation": "flash_attention_2"},
+        {"torch_dtype": "float16", "dtype": "float16", "transformers_version": "4.33.0"},
+        {"pruned_heads": {}, "use_flash_attn": True, "model_max_length": 4096, "prefix": "x"},
+        {"mod": None, "quantization_config": None, "pretraining_tp": None, "clip_qkv": None},
+    )
+    def test_fields_that_change_no_arithmetic_are_left_out(self, **fields):
+        self.assertEqual(LlamaConfig.from_hf({**_LLAMA, **fields}), LlamaConfig.from_hf(_LLAMA))
+
+    def test_no_field_that_an_architecture_reads_is_in_the_list(self):
+        for record in decoder.ARCHITECTURES.values():
+            read = {field.name for field in dataclasses.fields(record.config)}
+            self.assertEmpty((read | set(record.config.spellings)) & hf_config.IGNORED)
+
+
 class RefusalTest(parameterized.TestCase):
     @parameterized.named_parameters(
         ("unknown", {"sliding_window": 4096}, r"unknown fields .*sliding_window=4096"),

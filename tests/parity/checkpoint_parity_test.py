@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from golden import make_checkpoints
 
-from raslik_jax.models import adapters, checkpoint, decoder
+from raslik_jax.models import adapters, checkpoint, decoder, hf_config
 
 pytestmark = pytest.mark.heavy
 
@@ -48,6 +48,14 @@ def _theirs(model):
 def _assert_same_logits(ours, theirs):
     np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=1e-4)
     assert np.abs(ours).max() > 0.5  # or the comparison says little
+
+
+def test_every_field_of_transformers_generation_is_known_to_be_harmless():
+    import transformers
+
+    fields = set(transformers.GenerationConfig().to_dict())
+    ids = {"bos_token_id", "eos_token_id", "pad_token_id"}  # which every architecture reads
+    assert fields - ids <= hf_config.IGNORED
 
 
 def test_the_golden_file_is_what_transformers_and_peft_write_today():
