@@ -47,7 +47,7 @@ def open_regular(path: AnyPath, *, mend: str = "correct the path") -> Iterator[i
         raise ValueError(f"no file {_quoted(path)}: {mend}") from None
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ValueError(f"{_quoted(path)} cannot be read ({reason})") from None
+        raise ValueError(f"{_quoted(path)} cannot be read ({reason}): make it readable") from None
 
 
 def read_bytes(path: AnyPath) -> bytes:

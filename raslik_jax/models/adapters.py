@@ -5,14 +5,14 @@ What an adapter computes is read whole or refused by name. Rank and alpha may di
 factors of a target are stacked at its largest rank, with zeros beyond a layer's own
 (`LoRAConfig.layers`), and are written back as they were.
 
-Source: peft 0.21, `tuners/lora/model.py` (rank, alpha and scale of a module), `tuners_utils.py`
-(`check_target_module_exists`, all-linear) and `utils/other.py` (`get_pattern_key`).
+Source: peft 0.21, `tuners/lora/model.py` (rank, alpha and scale of a module) and
+`utils/save_and_load.py` (keys).
 """
 
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,14 +20,19 @@ import numpy as np
 from raslik_jax import files
 from raslik_jax.axes import Tree
 from raslik_jax.messages import shown, some_of
+from raslik_jax.models import adapter_targets, key_map, mistaken, storage
 from raslik_jax.models import decoder as decoders
-from raslik_jax.models import key_map, storage
+from raslik_jax.models.adapter_targets import MERGE
 from raslik_jax.models.lora import LoRAConfig
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+WEIGHTS, CONFIG = storage.ADAPTER_WEIGHTS, storage.ADAPTER_CONFIG
 # In the header of an adapter of ours: the identity of its base.
 _BASE = "base identity"
 _PREFIX = "base_model.model."
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_FACTORS = frozenset(
+    "lora_A lora_B lora_embedding_A lora_embedding_B lora_magnitude_vector".split()
+)
 # Fields of adapter_config.json that do not change what a finished adapter computes. The fan-in
 # order is that of another kind of layer; where and how deep adapters are, the tensors show.
 _INERT = frozenset(
@@ -43,6 +48,11 @@ _READ = frozenset(
 )
 # Starts that keep the base as it was; the others subtract the adapter's start from it.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+# Kinds that have no weights to merge.
+_PROMPTS = frozenset(
+    """ADAPTION_PROMPT CARTRIDGE CPT MULTITASK_PROMPT_TUNING POLY PREFIX_TUNING PROMPT_TUNING
+    P_TUNING XLORA""".split()
+)
 _NAMES = (str, [str], None)
 _SHAPE = {
     "peft_type": str,
@@ -70,15 +80,7 @@ def find_adapter(name: str | os.PathLike[str], *, revision: str | None = None) -
     if lacking == [WEIGHTS] and (folder / "adapter_model.bin").is_file():
         got = "got pickled weights only, which can run code: load it with peft and save it again"
         raise ValueError(f"the adapter {origin} must have safetensors, {got}")
-    must = f"must hold {CONFIG} and {WEIGHTS}, as peft saves them"
-    raise ValueError(f"the adapter {origin} {must}, it lacks {' and '.join(lacking)}: name another")
-
-
-def base_name(folder: str | os.PathLike[str]) -> str:
-    """Returns what an adapter calls the model that it was trained on, "" where it does not say."""
-    path = pathlib.Path(folder) / CONFIG
-    named = storage.read_json(path, {"base_model_name_or_path?": (str, None)})
-    return named.get("base_model_name_or_path") or ""
+    raise mistaken.no_adapter(folder, lacking)
 
 
 def read_adapter_config(folder: str | os.PathLike[str], config: decoders.ModelConfig) -> LoRAConfig:
@@ -88,12 +90,13 @@ def read_adapter_config(folder: str | os.PathLike[str], config: decoders.ModelCo
     biases, modules saved whole, targets outside of the layers, ...
     """
     path = pathlib.Path(folder) / CONFIG
-    fields = storage.read_json(path, _SHAPE)
-    kind = fields["peft_type"]
+    kind = storage.read_json(path, {"peft_type": str})["peft_type"]
     if kind != "LORA":
-        raise ValueError(f"peft_type in {path} must be 'LORA', got {shown(kind)}: take another")
+        mend = "train a LoRA in its place" if kind in _PROMPTS else MERGE
+        raise ValueError(f"peft_type in {path} must be 'LORA', got {shown(kind)}: {mend}")
+    fields = storage.read_json(path, _SHAPE)
     _refuse_others(path, fields)
-    sizes = _sizes(path, fields, config)
+    sizes = adapter_targets.find_sizes(path, fields, config)
     targets = tuple(name for name, layers in sizes.items() if any(rank for rank, _ in layers))
     own = {size for name in targets for size in sizes[name]}
     is_even = len(own) == 1
@@ -122,106 +125,13 @@ def _refuse_others(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
         active["init_lora_weights"] = fields["init_lora_weights"]
     if active:
         settings = [f"{name}={shown(value, 40)}" for name, value in sorted(active.items())]
-        raise ValueError(
-            f"{path} must be a plain LoRA, {some_of(settings, 3, quoted=False)} is not supported: "
-            "merge this adapter with peft and take the merged model as the checkpoint"
-        )
+        got = some_of(settings, 3, quoted=False)
+        raise ValueError(f"{path} must be a plain LoRA, {got} is not supported: {MERGE}")
     ranks = {"r": fields["r"], **(fields.get("rank_pattern") or {})}
     for name, rank in ranks.items():
         if rank < 1:
             where = "r" if name == "r" else "rank_pattern"
             raise ValueError(f"{where} in {path} must be at least 1, got {rank}: take another")
-    for name in ("target_modules", "exclude_modules"):
-        if isinstance(fields.get(name), str):
-            _compiled(path, name, fields[name])
-    patterns = fields.get("layers_pattern") or []
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        _compiled(path, "layers_pattern", pattern)
-
-
-def _sizes(
-    path: pathlib.Path, fields: Mapping[str, Any], config: decoders.ModelConfig
-) -> dict[str, tuple[tuple[int, float], ...]]:
-    """Returns rank and alpha of every layer of every linear layer, (0, 0.0) without an adapter."""
-    architecture = decoders.ARCHITECTURES[config.model_type]
-    outside = [architecture.key_map[part] for part in ("embed", "head")]
-    modules = _modules(config)
-    targeted = [name for name in outside if _is_targeted(fields, name)]
-    if str(fields["target_modules"]).lower() == "all-linear":
-        targeted = []  # peft leaves out the head
-    if targeted:
-        must = "must have adapters on the linear layers of its blocks alone"
-        raise ValueError(f"{path} {must}, got one on {some_of(targeted)}: take another")
-    ranks = _by_pattern(path, fields, "rank_pattern")
-    alphas = _by_pattern(path, fields, "alpha_pattern")
-
-    def size(name: str) -> tuple[int, float]:
-        if not _is_targeted(fields, name):
-            return 0, 0.0
-        rank = next((value for key, value in ranks if key.match(name)), fields["r"])
-        alpha = next((value for key, value in alphas if key.match(name)), fields["lora_alpha"])
-        return rank, float(alpha)
-
-    sizes = {target: tuple(map(size, names)) for target, names in modules.items()}
-    if not any(rank for layers in sizes.values() for rank, _ in layers):
-        must = f"must be of {config.model_type}, {some_of(sorted(modules), 7, quoted=False)}"
-        got = shown(fields["target_modules"], 120)
-        raise ValueError(f"target_modules in {path} {must}, got {got}: take another adapter")
-    return sizes
-
-
-def _modules(config: decoders.ModelConfig) -> dict[str, list[str]]:
-    """Returns the full names of every linear layer of a decoder's blocks, by its last part."""
-    names = decoders.ARCHITECTURES[config.model_type].key_map
-    _, _, base = decoders.abstract(config, None)
-    linears = [name for name, leaves in base["layers"].items() if "kernel" in leaves]
-    depth = range(config.num_hidden_layers)
-    stem = names["layers"]
-    return {
-        name: [f"{stem}.{names[f'layers/{name}']}".format(layer=layer) for layer in depth]
-        for name in linears
-    }
-
-
-def _by_pattern(
-    path: pathlib.Path, fields: Mapping[str, Any], name: str
-) -> list[tuple[re.Pattern[str], Any]]:
-    return [
-        (_compiled(path, name, rf"(.*\.)?({key})$"), value)
-        for key, value in (fields.get(name) or {}).items()
-    ]
-
-
-def _compiled(path: pathlib.Path, name: str, pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        got = f"got {shown(pattern)}: correct it"
-        raise ValueError(f"{name} in {path} must be a regular expression, {got}") from error
-
-
-def _is_targeted(fields: Mapping[str, Any], name: str) -> bool:
-    """Returns whether peft gives a module an adapter."""
-    targets, excluded = fields["target_modules"], fields.get("exclude_modules") or ()
-    if _is_named(excluded, name):
-        return False
-    if isinstance(targets, str):
-        return targets.lower() == "all-linear" or _is_named(targets, name)
-    chosen = fields.get("layers_to_transform")
-    if chosen is None or chosen == [] or not _is_named(targets, name):
-        return _is_named(targets, name)
-    patterns = fields.get("layers_pattern") or [r"[^.]*"]
-    patterns = [patterns] if isinstance(patterns, str) else patterns
-    found = (re.match(rf"(?:^|.*?\.){pattern}\.(\d+)\.", name) for pattern in patterns)
-    layer = next((int(match[1]) for match in found if match), None)
-    return layer in ([chosen] if isinstance(chosen, int) else chosen)
-
-
-def _is_named(names: str | Iterable[str], name: str) -> bool:
-    """Returns whether a pattern is of a module's whole name, or a list has it or its last parts."""
-    if isinstance(names, str):
-        return re.fullmatch(names, name) is not None
-    return any(name == one or name.endswith(f".{one}") for one in names)
 
 
 class _PaddedTensors(storage.Tensors):
@@ -258,12 +168,66 @@ def _own_slots(
     return {key: slot for key, slot in trimmed.items() if 0 not in slot.shape}
 
 
+def _bare_key(key: str) -> str:
+    """Returns the key of a tensor in the base's own names, without what trainers put around it.
+
+    PEFT's prefix, the wrappers of torch.compile, FSDP and data parallel training, and the adapter's
+    name are left out.
+    """
+    parts = [part for part in key.split(".") if part not in _WRAPPERS]
+    while parts[:1] == ["module"] or parts[:2] == ["base_model", "model"]:
+        del parts[: 1 if parts[0] == "module" else 2]
+    if len(parts) > 3 and parts[-3] in _FACTORS and parts[-1] == "weight":
+        del parts[-2]
+    return ".".join(part for part in parts if part != "base_layer")
+
+
+def _check_file(path: pathlib.Path) -> None:
+    """Refuses tensors without values, and factors of several adapters in one file."""
+    tensors, origin = storage.Tensors([path]), shown(str(path), 120)
+    empty = [key for key in tensors.files if 0 in tensors.header(key)[0]]
+    if empty:
+        got = f"got {len(empty)} empty ones, such as {empty[0]}, as DeepSpeed ZeRO-3 leaves them"
+        mend = "save the adapter again with the weights gathered"
+        raise ValueError(f"the tensors of {origin} must have values, {got}: {mend}")
+    split = [key.split(".") for key in tensors.files]
+    found = {(one[-2] if one[-3] in _FACTORS else "") for one in split if {*one[-3:-1]} & _FACTORS}
+    if len(found) > 1:
+        got = f"got {some_of(sorted(found))}"
+        mend = "save one alone with peft's save_pretrained(selected_adapters=[NAME])"
+        raise ValueError(f"{origin} must hold one adapter, {got}: {mend}")
+
+
+def _unchanged_weights(
+    tensors: storage.Tensors, config: decoders.ModelConfig, base_folder: pathlib.Path
+) -> list[str]:
+    """Returns the keys of the base's own weights in an adapter's file, or refuses changed ones."""
+    keys = [key for key in tensors.files if not any(f".{one}" in key for one in _FACTORS)]
+    if not keys:
+        return []
+    names = decoders.ARCHITECTURES[config.model_type].key_map
+    embed, head = (f"{names[part]}.weight" for part in ("embed", "head"))
+    base = storage.open_tensors(base_folder, auto="AutoModelForCausalLM", rename=config.full_key)
+    for key in keys:
+        own = key.removeprefix(_PREFIX)
+        own = embed if own == head and own not in base.files else own
+        if own not in base.files:
+            continue  # named with all others that do not fit
+        shapes = tensors.header(key)[0], base.header(own)[0]
+        if not tensors.is_same(key, own, other=base):
+            got = "the values differ" if shapes[0] == shapes[1] else f"{shapes[0]}, not {shapes[1]}"
+            must = f"must be the base's or left out, {got}"
+            raise ValueError(f"{tensors.label(key)} {must}: {MERGE}")
+    return [key for key in keys if key.removeprefix(_PREFIX) in {*base.files, head}]
+
+
 def load_adapter(
     folder: str | os.PathLike[str],
     config: decoders.ModelConfig,
     *,
     lora_config: LoRAConfig | None = None,
     base: str = "",
+    base_folder: pathlib.Path | None = None,
 ) -> Tree:
     """Returns the factors of a PEFT adapter for a decoder, float32, or names what does not fit.
 
@@ -274,6 +238,8 @@ def load_adapter(
         Dropout is the trainer's business and may differ.
       base: Identity of the base that it will stand on. An adapter that `save_adapter` wrote for
         another base is refused; one from elsewhere does not say what it was trained on.
+      base_folder: The checkpoint of that base. Weights of the base in the adapter's file, such as
+        its embedding, have to be equal to it; without a folder they are refused.
     """
     folder = pathlib.Path(folder)
     path = folder / CONFIG
@@ -290,18 +256,38 @@ def load_adapter(
     _, shapes, _ = decoders.abstract(config, own)
     names = decoders.ARCHITECTURES[config.model_type].key_map
     slots = key_map.plan(names, shapes, prefix=_PREFIX)
+    _check_file(folder / WEIGHTS)
     tensors = _PaddedTensors(
-        [folder / WEIGHTS],
-        lambda key: _PREFIX + config.full_key(key.removeprefix(_PREFIX)),
+        [folder / WEIGHTS], lambda key: _PREFIX + config.full_key(_bare_key(key))
     )
     tensors.slots = slots
+    own_slots = _own_slots(slots, own)
+    inert = ""
+    if base_folder is not None:
+        kept = _unchanged_weights(tensors, config, base_folder)
+        inert = "|".join(map(re.escape, kept))
     what = f"the adapter of {path} on this {config.model_type}"
-    key_map.check_fit(_own_slots(slots, own), tensors, what, "")
+    mend = "give the model that it was trained on as --checkpoint, or save the adapter again"
+    key_map.check_fit(own_slots, tensors, what, inert, mend=mend)
     trained_on = tensors.metadata.get(_BASE, base)
     if base and trained_on != base:
         differ = f"the base {shown(trained_on)}, got {shown(base)}"
         raise ValueError(f"{shown(str(folder), 160)} was trained on {differ}: train it again")
     return key_map.fill(shapes, slots, tensors)
+
+
+def check_effect(lora: Tree, folder: str | os.PathLike[str]) -> None:
+    """Refuses an adapter that changes nothing, since A or B of every layer is zero."""
+    for factors in lora["layers"].values():
+        pairs = zip(np.asarray(factors["a"]), np.asarray(factors["b"]), strict=True)
+        if any(a.any() and b.any() for a, b in pairs):
+            return
+    name = "B" if any(np.any(factors["a"]) for factors in lora["layers"].values()) else "A"
+    origin = shown(str(pathlib.Path(folder) / WEIGHTS), 120)
+    raise ValueError(
+        f"the adapter must change the model, all factors {name} in {origin} are zero: give the one"
+        " that was saved after training, or leave --adapter out"
+    )
 
 
 def save_adapter(
@@ -365,7 +351,7 @@ def _patterns(lora_config: LoRAConfig, config: decoders.ModelConfig) -> dict[str
     Modules have their whole names there, so that no pattern is of another one too; nor are targets
     in a model with parts besides the text's.
     """
-    modules, has_others = _modules(config), config.text_part is not config
+    modules, has_others = adapter_targets.module_names(config), config.text_part is not config
     size = lora_config.rank, lora_config.alpha
     even = tuple((target, (size,) * config.num_hidden_layers) for target in lora_config.targets)
     if not (lora_config.layers or has_others):

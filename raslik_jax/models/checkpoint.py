@@ -26,7 +26,7 @@ from raslik_jax.data.tokens import tokenization
 from raslik_jax.messages import shown, some_of
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import encoder as encoders
-from raslik_jax.models import key_map, layers, quantize, quantized, storage
+from raslik_jax.models import key_map, layers, mistaken, quantize, quantized, storage
 from raslik_jax.models.architecture import Architecture, ModelConfig
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.models.storage import resolve_folder
@@ -71,6 +71,8 @@ def _read_config(
 ) -> tuple[Any, dict[str, Any]]:
     """Returns the settings in the config.json of a known architecture, and its fields."""
     path = pathlib.Path(folder) / "config.json"
+    if not path.exists():
+        raise mistaken.no_checkpoint(path.parent, path.name)
     fields = storage.read_json(path, {"model_type": str})
     if fields["model_type"] not in known:
         must = f"must be one of the {kind} {sorted(known)}, got {shown(fields['model_type'])}"
@@ -136,6 +138,8 @@ def _open_fitting(
     """Returns the slots of a decoder's base and the tensors that fill each of them."""
     architecture = decoders.ARCHITECTURES[config.model_type]
     slots = key_map.plan(architecture.key_map, shapes)
+    if not storage.has_weights(folder):
+        raise mistaken.no_checkpoint(folder, storage.WEIGHTS)
     tensors = storage.open_tensors(folder, auto="AutoModelForCausalLM", rename=config.full_key)
     quantized.check_tensors(tensors)
     inert = architecture.buffers

@@ -63,8 +63,18 @@ def plan(key_map: Mapping[str, str], shapes: Tree, *, prefix: str = "") -> dict[
     return slots
 
 
-def check_fit(slots: Mapping[str, Slot], tensors: storage.Tensors, what: str, inert: str) -> None:
-    """Raises one ValueError that names every tensor that is missing, unexpected or ill-shaped."""
+def check_fit(
+    slots: Mapping[str, Slot],
+    tensors: storage.Tensors,
+    what: str,
+    inert: str,
+    *,
+    mend: str = "correct config.json, or fetch the checkpoint again",
+) -> None:
+    """Raises one ValueError that names every tensor that is missing, unexpected or ill-shaped.
+
+    Tensors are left out whose keys the pattern `inert` matches.
+    """
     headers = {
         key: tensors.header(key)
         for key in tensors.files
@@ -78,7 +88,7 @@ def check_fit(slots: Mapping[str, Slot], tensors: storage.Tensors, what: str, in
     expected = {key: slot.shape for key, slot in slots.items()}
     given = {key: shape for key, (shape, _) in headers.items()}
     more = {"no floating point weights": integers}
-    _refuse_misfit(what, expected, given, tensors.label, more)
+    _refuse_misfit(what, expected, given, tensors.label, more, mend)
 
 
 def check_tree(tree: Tree, shapes: Tree, what: str) -> None:
@@ -87,7 +97,7 @@ def check_tree(tree: Tree, shapes: Tree, what: str) -> None:
     packed = [name for name, leaf in leaves.items() if quantize.is_quantized(leaf)]
     given = {name: quantize.kernel_shape(leaf) for name, leaf in leaves.items()}
     expected = {"/".join(path): leaf.shape for path, leaf in flatten(shapes).items()}
-    _refuse_misfit(what, expected, given, str, {"quantized": packed})
+    _refuse_misfit(what, expected, given, str, {"quantized": packed}, "match the two")
 
 
 def _refuse_misfit(
@@ -96,6 +106,7 @@ def _refuse_misfit(
     given: Mapping[str, tuple[int, ...]],
     label: Callable[[str], str],
     problems: Mapping[str, Sequence[str]],
+    mend: str,
 ) -> None:
     """Raises a ValueError that names what differs in name or shape, and further problems."""
     problems = {
@@ -115,7 +126,7 @@ def _refuse_misfit(
             for title, names in problems.items()
             if names
         ]
-        return f"the weights do not fit {what}: {'; '.join(found)}; match the two"
+        return f"the weights do not fit {what}: {'; '.join(found)}: {mend}"
 
     if any(problems.values()):  # names are long: as many of each kind as there is room for
         texts = [sentence(3), sentence(2), sentence(1)]

@@ -33,6 +33,8 @@ TOKENIZER_FILES = tuple(
 # It counts before what the other files say.
 CHAT_TEMPLATE = "chat_template.jinja"
 GENERATION = "generation_config.json"
+# Files of a PEFT adapter.
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # The dtypes of weights, as a safetensors header spells them.
 FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _NAMES = {header: name for name, header in FLOATS.items()}
@@ -130,6 +132,11 @@ def _find_weights(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(folder.glob("model.*.safetensors"))
 
 
+def has_weights(folder: pathlib.Path) -> bool:
+    """Returns whether a folder has weights of a model, pickled ones included."""
+    return bool(_find_weights(folder)) or any((folder / name).is_file() for name in _PICKLES)
+
+
 def _is_whole(folder: pathlib.Path) -> bool:
     """Returns whether a folder has weights, of sharded ones every shard."""
     found = _find_weights(folder)
@@ -204,12 +211,17 @@ class Tensors:
             part: np.ndarray = handle.get_slice(self._stored[key])[index]
             return part
 
-    def is_same(self, one: str, other: str) -> bool:
-        """Says whether two tensors are equal; reads them in blocks of rows."""
-        if self._headers[one] != self._headers[other]:
+    def is_same(self, one: str, another: str, *, other: "Tensors | None" = None) -> bool:
+        """Says whether a tensor equals another, rounded to its dtype; reads blocks of rows.
+
+        `other` are the tensors that have `another`, None for these.
+        """
+        other = other or self
+        if self._headers[one][0] != other._headers[another][0]:
             return False
-        pairs = zip(self._blocks(one), self._blocks(other), strict=True)
-        return all(np.array_equal(*pair) for pair in pairs)
+        pairs = zip(self._blocks(one), other._blocks(another), strict=True)
+        with np.errstate(over="ignore"):
+            return all(np.array_equal(mine, its.astype(mine.dtype)) for mine, its in pairs)
 
     def check_shared(self) -> None:
         """Raises a ValueError unless all processes read the same files, by headers and samples."""
@@ -281,6 +293,8 @@ class Tensors:
 
 def _open(path: pathlib.Path) -> Any:
     """Opens a safetensors file, or says what is wrong with it."""
+    with files.open_regular(path, mend=_MEND):
+        pass  # the library calls a file that may not be read a missing one
     try:
         return safetensors.safe_open(path, framework="numpy")
     except (OSError, safetensors.SafetensorError) as error:

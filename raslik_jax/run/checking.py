@@ -20,13 +20,13 @@ from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.messages import listed_problems, shown, some_of
-from raslik_jax.models import adapters, checkpoint, decoder, presets, storage
+from raslik_jax.models import checkpoint, decoder, mistaken, presets, storage
 from raslik_jax.retrieve import sets
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
 from raslik_jax.run import memory
 from raslik_jax.run.stages import backbone
 from raslik_jax.run.units import Unit
-from raslik_jax.run.workspace import StoredCorpus, adapter_source, lora_config_of
+from raslik_jax.run.workspace import StoredCorpus, adapter_source, load_adopted, lora_config_of
 from raslik_jax.settings import leaves
 from raslik_jax.sketch import weights
 
@@ -110,7 +110,7 @@ def check_model(config: Config) -> None:
     if config.backbone.adapter:
         # Adapters are small: one that does not fit is found before the model is loaded.
         source = adapter_source(config)
-        adapters.load_adapter(source, model_config)
+        load_adopted(config, source, model_config)
         if line := _doubt_base(config, source, _folder_of(config)):
             print(f"    {line}", file=sys.stderr)
     else:
@@ -182,7 +182,7 @@ def _doubt_base(config: Config, adapter: pathlib.Path, checkpoint_folder: pathli
     Names are compared by their last part. They prove nothing, a folder or a mirror may be called
     anything, so that a difference is told and not refused.
     """
-    named = adapters.base_name(adapter)
+    named = mistaken.base_name(adapter)
     shape = {"_name_or_path?": (str, None)}
     own = storage.read_json(checkpoint_folder / "config.json", shape).get("_name_or_path")
     name = config.backbone.checkpoint

@@ -554,6 +554,24 @@ def adapter_source(config: Config) -> pathlib.Path:
     return adapters.find_adapter(settings.adapter, revision=settings.adapter_revision or None)
 
 
+def load_adopted(
+    config: Config, source: pathlib.Path, shapes: decoders.ModelConfig, *, base: str = ""
+) -> Tree:
+    """Returns the factors of --backbone.adapter, or refuses one that does not change its base.
+
+    Args:
+      config: The run's settings.
+      source: From `adapter_source`.
+      shapes: The settings of the model.
+      base: Its identity, where it is loaded.
+    """
+    settings = config.backbone
+    folder = checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
+    lora = adapters.load_adapter(source, shapes, base=base, base_folder=folder)
+    adapters.check_effect(lora, source)
+    return lora
+
+
 def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     path.write_text("".join(lines), encoding="utf-8", newline="\n")

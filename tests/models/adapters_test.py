@@ -68,12 +68,12 @@ class PlainAdapterTest(FolderTest):
         {"target_modules": ["q_proj"]},
         {"target_modules": ["dense", "embed_in"]},
         {"target_modules": "(dense"},
-        {"layers_pattern": ["layers", "(h"]},
+        {"layers_pattern": ["layers", "(h"], "layers_to_transform": 1},
     )
     def test_an_adapter_that_computes_something_else_is_refused_by_name(self, **changes):
         config = checkpoint.read_config(write_model(self.folder / "model", "gpt_neox"))
         folder = write_adapter(self.folder / "in", "gpt_neox", changes=changes)
-        (name,) = changes
+        name = next(iter(changes))
         named = {"target_modules": "linear layers|target_modules", "alpha_pattern": "alpha"}
         self.assert_refused(
             ["adapter_config.json", named.get(name, name)],

@@ -371,7 +371,7 @@ class BadCheckpointTest(FolderTest):
     def test_pickles_are_refused_with_the_command_that_converts_them(self):
         folder = write_model(self.folder, "llama")
         (folder / "model.safetensors").unlink()
-        self.assert_refused(r"got none", load, folder)
+        self.assert_refused("lacks model.safetensors", load, folder)
         (folder / "pytorch_model.bin").write_bytes(b"\x80\x04.")
         self.assert_refused(
             ["pickled", r'python -c "from transformers import AutoModelForCausalLM'], load, folder
@@ -432,7 +432,7 @@ class BadCheckpointTest(FolderTest):
         config.write_text("{")
         self.assert_refused(["config.json", "must be JSON"], load, folder)
         config.unlink()
-        self.assert_refused(["no file .*config.json", "whole checkpoint"], load, folder)
+        self.assert_refused("lacks config.json", load, folder)
         self.assert_refused("must be a directory", load, self.folder / "absent" / "deeper")
 
     @parameterized.parameters(
@@ -462,7 +462,10 @@ class BadCheckpointTest(FolderTest):
 
     def test_a_pipe_is_refused_and_not_waited_for(self):
         folder = write_model(self.folder, "llama")
-        for name, named in (("model.safetensors", "got none"), ("config.json", "regular file")):
+        for name, named in (
+            ("model.safetensors", "lacks model.safetensors"),
+            ("config.json", "regular file"),
+        ):
             (folder / name).unlink()
             os.mkfifo(folder / name)
             self.assert_refused(named, load, folder)

@@ -27,6 +27,21 @@ _CASES = {
         "target_modules": r"model\.layers\.(0\.self_attn\.[qk]|1\.mlp\.up)_proj"
     },
     "some layers": {"target_modules": ["q_proj", "o_proj"], "layers_to_transform": [1]},
+    "a pattern of layers": {
+        "target_modules": ["q_proj", "o_proj"],
+        "layers_to_transform": [0],
+        "layers_pattern": "(layers|h)",
+    },
+    "patterns with groups": {
+        "target_modules": ["q_proj", "v_proj", "up_proj"],
+        "rank_pattern": {r"(layers\.0\.)?self_attn\.(q|v)_proj": 2, "^model.*up_proj": 5},
+        "alpha_pattern": {"[qv]_proj": 9, "up_.*": 4},
+    },
+    "an orthogonal start": {
+        "target_modules": ["q_proj"],
+        "init_lora_weights": "orthogonal",
+        "r": 4,
+    },
     "exclusions": {"target_modules": "all-linear", "exclude_modules": ["up_proj"]},
     "an old switch": {"target_modules": ["q_proj"], "fan_in_fan_out": True},
 }
@@ -42,7 +57,7 @@ def _theirs(folder, fields):
     small = {key: 0.4 * value for key, value in tensors.items()}
     checkpoint_cases.write_model(folder / "base", "llama", tensors=small)
     base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")
-    settings = peft.LoraConfig(r=3, lora_alpha=6, task_type="CAUSAL_LM", **fields)
+    settings = peft.LoraConfig(**{"r": 3, "lora_alpha": 6, "task_type": "CAUSAL_LM", **fields})
     model = peft.get_peft_model(base, settings)
     torch.manual_seed(0)
     for name, weight in model.named_parameters():
@@ -104,6 +119,29 @@ def test_pefts_logits_and_gradients_and_the_way_back(name, tmp_path):
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     again = _logits_of(peft.PeftModel.from_pretrained(base, tmp_path / "back").eval())
     np.testing.assert_allclose(again.detach().numpy(), expected.detach().numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["embedding", "state", "compiled"])
+def test_files_with_more_than_factors_give_pefts_logits(how, tmp_path):
+    import safetensors.torch
+    import torch
+
+    theirs = _theirs(tmp_path, {"target_modules": ["q_proj", "up_proj"]})
+    folder = tmp_path / "theirs"
+    if how == "embedding":
+        theirs.save_pretrained(folder, save_embedding_layers=True)
+    else:  # as trainers write the state of a whole model, adapter's names and base included
+        whole = torch.compile(theirs) if how == "compiled" else theirs
+        state = {key: value.contiguous().clone() for key, value in whole.state_dict().items()}
+        safetensors.torch.save_file(state, folder / "adapter_model.safetensors")
+    config = checkpoint_cases.load(tmp_path / "base").graphdef.config
+    settings = adapters.read_adapter_config(folder, config)
+    model = checkpoint_cases.load(tmp_path / "base", lora_config=settings)
+    lora = adapters.load_adapter(folder, config, base_folder=tmp_path / "base")
+    bound = decoder.bind(model.graphdef)
+    found = bound.logits(lora, model.base, bound.hidden(lora, model.base, jnp.array(_TOKENS)))
+    expected = _logits_of(theirs).detach().numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("changes", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}])

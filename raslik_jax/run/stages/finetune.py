@@ -9,9 +9,8 @@ import numpy as np
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
 from raslik_jax.files import write_json
-from raslik_jax.models import adapters
 from raslik_jax.run import memory
-from raslik_jax.run.workspace import Workspace, adapter_source, lora_config_of
+from raslik_jax.run.workspace import Workspace, adapter_source, load_adopted, lora_config_of
 from raslik_jax.train import loop, steps
 
 
@@ -89,7 +88,7 @@ def adopt_model(workspace: Workspace, folder: pathlib.Path) -> None:
         # The copy of an earlier adapter may still lie where this one goes.
         workspace.lora_config = lora_config_of(config, workspace.shapes, source)
         model = workspace.model
-        lora = adapters.load_adapter(source, model.decoder.config, base=model.identity)
+        lora = load_adopted(config, source, model.decoder.config, base=model.identity)
     else:
         model = workspace.model
         lora = model.initial

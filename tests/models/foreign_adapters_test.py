@@ -1,0 +1,268 @@
+"""Adapters as trainers save them: key shapes, saved base weights, mistaken folders, patterns."""
+
+import builtins
+import json
+import re
+import time
+
+import jax
+import ml_dtypes
+import numpy as np
+import safetensors.numpy
+from absl.testing import parameterized
+from checkpoint_cases import GOLDEN, tensors_of, write_adapter, write_model
+from folders import FolderTest
+
+from raslik_jax import bounded
+from raslik_jax.models import adapters, checkpoint
+
+_PREFIX = "base_model.model."
+_EMBED, _HEAD = "gpt_neox.embed_in.weight", "embed_out.weight"
+_BASE = tensors_of(GOLDEN["gpt_neox"]["tensors"])
+
+
+def _named(key, name):
+    return re.sub(r"(lora_[AB])\.", rf"\1.{name}.", key)
+
+
+_KEYS = {
+    "compiled": lambda key: key.replace(_PREFIX, _PREFIX + "_orig_mod."),
+    "compiled around": lambda key: "_orig_mod." + key,
+    "layers compiled": lambda key: re.sub(r"(layers\.\d+)\.", r"\1._orig_mod.", key),
+    "data parallel": lambda key: "module." + key,
+    "data parallel inside": lambda key: key.replace(_PREFIX, _PREFIX + "module."),
+    "no prefix": lambda key: key.removeprefix(_PREFIX),
+    "prefix twice": lambda key: _PREFIX + key,
+    "the adapter's name": lambda key: _named(key, "default"),
+    "another name": lambda key: _named(key, "my_adapter"),
+    "fsdp": lambda key: "_fsdp_wrapped_module." + key,
+    "checkpointed": lambda key: re.sub(r"(layers\.\d+)\.", r"\1._checkpoint_wrapped_module.", key),
+    "all": lambda key: "module._orig_mod." + _named(key, "default"),
+}
+
+
+class _Test(FolderTest):
+    def setUp(self):
+        super().setUp()
+        self.base = write_model(self.folder / "base", "gpt_neox")
+        self.config = checkpoint.read_config(self.base)
+
+    def write(self, tensors=None, changes=None):
+        return write_adapter(self.folder / "in", "gpt_neox", changes=changes, tensors=tensors)
+
+    def load(self, folder):
+        return adapters.load_adapter(folder, self.config, base_folder=self.base)
+
+    def assert_same(self, folder, expected):
+        for one, other in zip(
+            jax.tree.leaves(self.load(folder)), jax.tree.leaves(expected), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+
+
+class KeyTest(_Test):
+    @parameterized.parameters(*_KEYS)
+    def test_the_keys_of_every_trainer_give_the_same_factors(self, name):
+        folder = self.write()
+        expected = self.load(folder)
+        path = folder / "adapter_model.safetensors"
+        tensors = {_KEYS[name](k): v for k, v in safetensors.numpy.load_file(path).items()}
+        safetensors.numpy.save_file(tensors, path)
+        self.assert_same(folder, expected)
+
+    def test_two_adapters_in_one_file_are_refused_by_name(self):
+        folder = self.write()
+        path = folder / "adapter_model.safetensors"
+        plain = safetensors.numpy.load_file(path)
+        for names in (("default", "other"), ("", "other")):
+            both = {_named(k, n) if n else k: v for k, v in plain.items() for n in names}
+            safetensors.numpy.save_file(both, path)
+            self.assert_refused(["one adapter", "other", "selected_adapters"], self.load, folder)
+
+    @parameterized.parameters(1, 99)
+    def test_tensors_without_values_are_refused(self, most):
+        names = list(GOLDEN["gpt_neox"]["adapter_tensors"])[:most]
+        folder = self.write(dict.fromkeys(names, np.zeros((0,), np.float32)))
+        self.assert_refused(
+            ["adapter_model.safetensors", f"{len(names)} empty", "ZeRO-3"], self.load, folder
+        )
+
+
+class SavedBaseTest(_Test):
+    @parameterized.parameters(
+        ({_EMBED: np.float32, _HEAD: np.float32},),
+        ({_EMBED: ml_dtypes.bfloat16},),
+        ({"gpt_neox.layers.0.attention.dense.base_layer.weight": np.float16},),
+    )
+    def test_unchanged_weights_of_the_base_change_nothing(self, saved):
+        expected = self.load(self.write())
+        tensors = {
+            _PREFIX + key: _BASE[key.replace(".base_layer", "")].astype(dtype)
+            for key, dtype in saved.items()
+        }
+        self.assert_same(self.write(tensors), expected)
+
+    def test_a_tied_head_is_compared_with_the_embedding(self):
+        changes = {"tie_word_embeddings": True}
+        self.base = write_model(
+            self.folder / "tied", "gpt_neox", changes=changes, tensors={_HEAD: None}
+        )
+        self.config = checkpoint.read_config(self.base)
+        expected = self.load(self.write())
+        self.assert_same(self.write({_PREFIX + _HEAD: _BASE[_EMBED]}), expected)
+        folder = self.write({_PREFIX + _HEAD: _BASE[_EMBED] + 1})
+        self.assert_refused(["embed_out.weight", "merge_and_unload"], self.load, folder)
+
+    def test_trained_or_resized_ones_are_refused_with_the_way_out(self):
+        taught = _BASE[_EMBED].copy()
+        taught[-1, -1] += 0.5
+        longer = np.concatenate([_BASE[_EMBED], _BASE[_EMBED][:3]])
+        for tensor in (taught, longer):
+            folder = self.write({_PREFIX + _EMBED: tensor})
+            self.assert_refused(
+                ["embed_in.weight in adapter_model", "merge_and_unload", "--checkpoint"],
+                self.load,
+                folder,
+            )
+
+    def test_a_tensor_that_neither_has_is_named(self):
+        folder = self.write({_PREFIX + "gpt_neox.other.weight": np.ones(3, np.float32)})
+        self.assert_refused("unexpected .*gpt_neox.other.weight", self.load, folder)
+
+
+class EffectTest(_Test):
+    @parameterized.parameters("lora_A", "lora_B", "lora_A both")
+    def test_an_adapter_that_changes_nothing_is_refused(self, name):
+        shapes = GOLDEN["gpt_neox"]["adapter_tensors"]
+        side, *both = name.split()
+        zeros = {k: np.zeros(shape, np.float32) for k, shape in shapes.items() if both or side in k}
+        folder = self.write(zeros)
+        self.assert_refused(
+            ["adapter_model.safetensors", "all factors [AB]", "zero"],
+            adapters.check_effect,
+            self.load(folder),
+            folder,
+        )
+
+    def test_a_single_layer_is_enough(self):
+        shapes = GOLDEN["gpt_neox"]["adapter_tensors"]
+        zeros = {k: np.zeros(shape, np.float32) for k, shape in shapes.items() if "lora_B" in k}
+        zeros.pop(next(k for k in zeros if "layers.1" in k))
+        folder = self.write(zeros)
+        adapters.check_effect(self.load(folder), folder)
+
+
+class FolderNameTest(_Test):
+    def test_an_adapter_given_as_the_checkpoint_is_named_with_its_base(self):
+        folder = self.write(changes={"base_model_name_or_path": "owner/llama"})
+        for work in (checkpoint.read_config, checkpoint.check_weights):
+            self.assert_refused(["--adapter", "owner/llama", "--checkpoint"], work, folder)
+        (folder / "config.json").write_text((self.base / "config.json").read_text())
+        self.assert_refused(["--adapter", "owner/llama"], checkpoint.check_weights, folder)
+
+    def test_a_checkpoint_given_as_the_adapter_is_said(self):
+        self.assert_refused(["whole model", "--checkpoint"], adapters.find_adapter, self.base)
+
+    def test_folders_above_name_those_below_the_newest_first(self):
+        run = self.folder / "run"
+        for step in (50, 1000, 200):
+            write_adapter(run / f"checkpoint-{step}", "gpt_neox")
+            write_model(self.folder / "whole" / f"checkpoint-{step}", "gpt_neox")
+        self.assert_refused(
+            [f"--adapter={run}/checkpoint-1000, the newest", "checkpoint-200"],
+            adapters.find_adapter,
+            run,
+        )
+        self.assert_refused(
+            "--checkpoint=.*whole/checkpoint-1000, the newest",
+            checkpoint.read_config,
+            self.folder / "whole",
+        )
+        write_adapter(self.folder / "deep" / "a" / "sft", "gpt_neox")
+        self.assert_refused("--adapter=.*deep/a/sft$", adapters.find_adapter, self.folder / "deep")
+        (self.folder / "none").mkdir()
+        self.assert_refused("another folder", adapters.find_adapter, self.folder / "none")
+
+    def test_gguf_is_named(self):
+        (self.folder / "gguf").mkdir()
+        (self.folder / "gguf" / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
+        self.assert_refused("GGUF", checkpoint.read_config, self.folder / "gguf")
+
+    def test_a_file_that_may_not_be_read_is_not_called_corrupt(self):
+        folder, own = self.write(), builtins.open
+
+        def refuse(path, *arguments, **options):
+            if str(path).endswith("adapter_model.safetensors"):
+                raise PermissionError(13, "Permission denied")
+            return own(path, *arguments, **options)
+
+        self.monkeypatch.setattr(builtins, "open", refuse)
+        message = self.assert_refused(
+            ["adapter_model.safetensors", "Permission denied"], self.load, folder
+        )
+        self.assertNotIn("corrupt", message)
+
+
+class KindTest(_Test):
+    @parameterized.parameters(
+        ("IA3", {"feedforward_modules": ["x"]}, "merge_and_unload"),
+        ("LOHA", {"alpha": 8}, "merge_and_unload"),
+        ("PREFIX_TUNING", {"num_virtual_tokens": 8}, "train a LoRA"),
+        ("PROMPT_TUNING", {}, "train a LoRA"),
+    )
+    def test_other_kinds_are_refused_with_what_can_be_done(self, kind, fields, mend):
+        folder = self.write()
+        (folder / "adapter_config.json").write_text(json.dumps({"peft_type": kind, **fields}))
+        self.assert_refused(
+            ["peft_type", kind, mend], adapters.read_adapter_config, folder, self.config
+        )
+
+    @parameterized.parameters(
+        {"use_dora": True},
+        {"modules_to_save": ["embed_out"]},
+        {"target_modules": ["dense", "embed_out"]},
+        {"target_modules": ["dense", "embed_in"]},
+        {"target_modules": ".*(dense|embed_out)"},
+        {"trainable_token_indices": [1]},
+        {"init_lora_weights": "pissa_niter_4"},
+        {"init_lora_weights": "olora"},
+        {"init_lora_weights": "loftq"},
+    )
+    def test_what_merging_settles_says_how(self, **changes):
+        folder = self.write(changes=changes)
+        self.assert_refused("merge_and_unload", adapters.read_adapter_config, folder, self.config)
+
+    @parameterized.parameters(True, False, None, "gaussian", "eva", "orthogonal")
+    def test_starts_that_leave_the_base_as_it_was_are_read(self, start):
+        folder = self.write(changes={"init_lora_weights": start})
+        self.assertEqual(adapters.read_adapter_config(folder, self.config).rank, 3)
+
+
+# A pattern whose time doubles with each character that it fails on.
+_SLOW = r"(([a-z_.0-9])*)*x"
+
+
+class PatternTest(_Test):
+    @parameterized.parameters(
+        {"target_modules": _SLOW},
+        {"exclude_modules": _SLOW},
+        {"rank_pattern": {_SLOW: 2}},
+        {"alpha_pattern": {_SLOW: 2}},
+        {"layers_pattern": _SLOW, "layers_to_transform": [1]},
+    )
+    def test_a_pattern_without_an_end_is_refused_in_time(self, **changes):
+        self.monkeypatch.setitem(bounded.call.__kwdefaults__, "seconds", 0.5)
+        folder, start = self.write(changes=changes), time.monotonic()
+        self.assert_refused(
+            [next(iter(changes)), "adapter_config.json", " s: "],
+            adapters.read_adapter_config,
+            folder,
+            self.config,
+        )
+        self.assertLess(time.monotonic() - start, 60)
+
+    def test_groups_of_a_layer_pattern_are_not_taken_for_the_layer(self):
+        changes = {"layers_pattern": "(layers|(h))", "layers_to_transform": [1]}
+        folder = self.write(changes=changes)
+        found = adapters.read_adapter_config(folder, self.config)
+        self.assertEqual(found.ranks()["dense"], (0, 3))
