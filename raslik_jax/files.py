@@ -7,10 +7,13 @@ that a damaged or foreign file is one sentence that names the file and the field
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
 import pathlib
+import re
+import shutil
 import socket
 import stat
 import sys
@@ -177,9 +180,77 @@ def _name(shape: Shape) -> str:
 # writing -----------------------------------------------------------------------------------------
 
 
+# On a shared disk two machines may have a process of the same id.
+_HOST = socket.gethostname()
+_OF_HERE = re.compile(rf"\..+\.{re.escape(_HOST)}\.(\d+)-\d+\.partial")
+_OF_ANY = re.compile(r"\..+\.\d+-\d+\.partial")
+_numbers = itertools.count()
+_in_use: set[str] = set()
+
+
+def is_temporary(path: AnyPath) -> bool:
+    """Returns whether a path is, or is below, a name that `beside` yields: never a result."""
+    return any(map(_OF_ANY.fullmatch, pathlib.PurePath(path).parts))
+
+
+@contextlib.contextmanager
+def beside(path: AnyPath) -> Iterator[pathlib.Path]:
+    """Yields a hidden name next to a path; what is there at the end is removed.
+
+    At the start it removes what killed processes of this machine have left next to the path.
+    """
+    path = pathlib.Path(path)
+    clear_left(path.parent, path.name)
+    name = f".{path.name}.{_HOST}.{os.getpid()}-{next(_numbers)}.partial"
+    temporary = path.with_name(name)
+    _in_use.add(name)
+    try:
+        remove(temporary)
+        yield temporary
+    finally:
+        remove(temporary)
+        _in_use.discard(name)
+
+
+def clear_left(folder: pathlib.Path, name: str = "", *, is_deep: bool = False) -> None:
+    """Removes what dead processes of this machine have left of `beside` in a folder.
+
+    Of one name or of all, and with `is_deep` also below the folder.
+    """
+    # Not glob, which fails where another process removes a folder meanwhile.
+    for parent, folders, names in os.walk(folder):
+        for left in (*folders, *names):
+            found = _OF_HERE.fullmatch(left)
+            is_named = found and left.startswith(f".{name}") and left not in _in_use
+            if found and is_named and _is_dead(int(found[1])):
+                remove(os.path.join(parent, left))
+        if not is_deep:
+            break
+
+
+def _is_dead(process_id: int) -> bool:
+    if process_id == os.getpid():  # one before it had the same number
+        return True
+    try:
+        os.kill(process_id, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:  # of another user
+        return False
+    return False
+
+
+def remove(path: AnyPath) -> None:
+    """Removes a file, a link or a folder, if it is there."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        pathlib.Path(path).unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def replacing(path: AnyPath) -> Iterator[pathlib.Path]:
-    """Yields a path beside the target; what is written there replaces the target, or nothing does.
+    """Yields a path next to the target; the file there replaces the target, or nothing does.
 
     A crash leaves the old file or the new one; links, devices and FIFOs are never replaced.
     """
@@ -188,16 +259,11 @@ def replacing(path: AnyPath) -> Iterator[pathlib.Path]:
         raise ValueError(f"no folder {_quoted(path.parent)}: make it first")
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
         raise ValueError(f"{_quoted(path)} is no regular file: give another path")
-    # On a shared disk two machines may have a process of the same id.
-    own = f"{socket.gethostname()}.{os.getpid()}"
-    temporary = path.with_name(f".{path.name}.{own}.partial")
-    try:
+    with beside(path) as temporary:
         yield temporary
         sync(temporary)
         os.replace(temporary, path)
         sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def restorer(path: AnyPath) -> Callable[[], None]:
@@ -244,19 +310,28 @@ def unwritten(path: AnyPath, error: OSError) -> OSError:
     return OSError(f"{_quoted(path)} cannot be written ({reason}): {mend}")
 
 
+def write_bytes(path: AnyPath, content: bytes) -> None:
+    """Writes a file whole or not at all; refuses as `replacing` does."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
 def write_text(path: AnyPath, text: str) -> None:
     """Writes a UTF-8 file whole or not at all; refuses as `replacing` does."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+    write_bytes(path, text.encode())
 
 
 def write_json(path: AnyPath, value: Any) -> None:
     """Writes a JSON file whole or not at all; a NaN or infinity is a ValueError."""
+    write_text(path, json_text(path, value))
+
+
+def json_text(path: AnyPath, value: Any) -> str:
+    """Returns the text of a JSON file; a NaN or infinity is a ValueError that names the path."""
     try:
-        text = json.dumps(value, indent=2, allow_nan=False)
+        return json.dumps(value, indent=2, allow_nan=False) + "\n"
     except ValueError as error:
         raise ValueError(f"{_quoted(path)} must hold finite numbers: {error}") from error
-    write_text(path, text + "\n")
 
 
 def sync(*paths: AnyPath) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raslik_jax import processes
-from raslik_jax.files import check_shape, hash_file, read_json, write_json
+from raslik_jax.files import check_shape, hash_file, is_temporary, read_json, write_json
 from raslik_jax.messages import shown, some_of
 
 FORMAT = 3
@@ -87,7 +87,8 @@ def files_of(folder: pathlib.Path) -> list[str]:
     """Returns the files below a folder, by their paths in it; a unit's notes are none of them."""
     names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
     notes = (MANIFEST, STARTED)
-    return sorted(n for n in names if n not in notes and not n.startswith(f"{RESUME}/"))
+    kept = (n for n in names if n not in notes and not n.startswith(f"{RESUME}/"))
+    return sorted(name for name in kept if not is_temporary(name))
 
 
 def read_manifest(folder: pathlib.Path, *, any_version: bool = False) -> Manifest | None:

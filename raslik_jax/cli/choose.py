@@ -29,6 +29,7 @@ from raslik_jax.evaluate import choice
 from raslik_jax.files import read_json, write_json
 from raslik_jax.messages import one_line, shown
 from raslik_jax.report.runs import read_metrics
+from raslik_jax.run import written
 from raslik_jax.run.workdir import differing_fields
 from raslik_jax.settings import Settings, setting
 from raslik_jax.train.objectives import OBJECTIVES
@@ -73,6 +74,7 @@ def read_candidates(runs: Sequence[pathlib.Path]) -> list[choice.Candidate]:
 
 def check_output(output: pathlib.Path) -> None:
     """Raises a ValueError where a choice would replace a file that is no choice."""
+    written.check_outside(output, "--output")
     if not os.path.lexists(output):
         return
     try:

@@ -9,10 +9,13 @@ it as well, as a private model.
 """
 
 import dataclasses
+import pathlib
+from typing import Any
 
 from absl import logging
 
-from raslik_jax.run import hub
+from raslik_jax import files
+from raslik_jax.run import hub, written
 from raslik_jax.settings import Settings, setting
 
 
@@ -47,20 +50,19 @@ def run(options: Options) -> None:
     if not options.run or not options.out:
         raise ValueError("--run and --out must be named: give --run=WORKDIR and --out=DIR")
     logging.set_verbosity(logging.WARNING)
+    root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
+    written.check_outside(folder, "--out", root)
+    files.check_new_folder(folder)
     if options.push_to_hub:
         hub.check_hub(options.push_to_hub, is_public=options.public)
     from raslik_jax.run.exporting import export_model  # it takes jax with it, and --help should not
 
     epoch = None if options.epoch == "last" else int(options.epoch)
-    names = {"strategy": options.strategy, "algorithm": options.algorithm}
-    folder = export_model(
-        options.run,
-        options.out,
-        **names,
-        epoch=epoch,
-        merged=options.merged,
-        shard_bytes=int(options.max_shard_gb * 1e9),
-    )
+    names: Any = {"strategy": options.strategy, "algorithm": options.algorithm}
+    shard_bytes = int(options.max_shard_gb * 1e9)
+    how: Any = {"epoch": epoch, "merged": options.merged, "shard_bytes": shard_bytes}
+    with written.replacing(root, folder) as made:
+        export_model(root, made, **names, **how)
     print(f"{'model' if options.merged else 'adapter'} and its card: {folder}")
     if options.push_to_hub:
         url = hub.push_folder(folder, options.push_to_hub, is_public=options.public)

@@ -21,6 +21,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from raslik_jax.run import written
 from raslik_jax.settings import Settings, setting
 
 if TYPE_CHECKING:  # it takes jax with it, and --help should not
@@ -54,6 +55,8 @@ def run(options: Options) -> int:
 
     if not options.index:
         raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
+    if (to := options.compact_to) and "://" not in to:
+        written.check_outside(to, "--compact_to")
     store = SketchStore.open(options.index)
     _describe(store)
     status = 0
@@ -68,7 +71,7 @@ def run(options: Options) -> int:
             print(line)
         else:
             status = 1
-    if to := options.compact_to:
+    if to:
         _describe(requantize(store, to, dtype=options.dtype, is_centered=options.center))
     return status
 

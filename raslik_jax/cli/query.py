@@ -30,6 +30,7 @@ from raslik_jax.config import MeshConfig, RetrieveConfig
 from raslik_jax.data.examples import Example, write_examples
 from raslik_jax.data.read.formats import AUTO, read_examples
 from raslik_jax.processes import JobConfig
+from raslik_jax.run import written
 from raslik_jax.settings import setting
 
 if TYPE_CHECKING:  # it takes jax with it, and --help should not
@@ -94,6 +95,7 @@ def run(options: Options) -> None:
     exports = {"forget": options.export_forget, "retain": options.export_retain}
     paths = {name: pathlib.Path(path) for name, path in exports.items() if path}
     for name, path in paths.items():
+        processes.alone(functools.partial(written.check_outside, path, f"--export_{name}"))
         processes.alone(functools.partial(files.check_new, path, f"--export_{name}"))
     if len({path.resolve() for path in paths.values()}) < len(paths):
         raise ValueError("--export_forget and --export_retain must be two files, they are one")
@@ -172,6 +174,7 @@ def _export(
         positions, sign = getattr(chosen, name), 1 if name == "forget" else -1
         rows = [tracer.examples[tracer.store.ids[position]] for position in positions]
         extra = [{"score": sign * float(trace.score_N[position])} for position in positions]
-        write_examples(path, rows, extra=extra)
+        with written.replacing(tracer.workspace.root, path) as made:
+            write_examples(made, rows, extra=extra)
         lines.append(f"{len(rows)} examples to {name} written to {path}")
     return lines

@@ -27,6 +27,7 @@ from raslik_jax.cli import asking
 from raslik_jax.config import MeshConfig
 from raslik_jax.messages import shown
 from raslik_jax.report import blocks, page, published, results, runs, tables
+from raslik_jax.run import written
 from raslik_jax.settings import Settings, setting
 
 Form = Literal["terminal", "markdown", "csv", "latex"]
@@ -80,7 +81,8 @@ def run(options: Options) -> None:
         html = page.render(experiments, **how)
         texts = {"report.html": html}
         texts |= {name: _render(form, experiments, found) + "\n" for name, form in _FILES.items()}
-        _write(pathlib.Path(options.out), texts)
+        root = pathlib.Path(named[0]) if len(named) == 1 else None
+        _write(pathlib.Path(options.out), texts, root)
     print(_render(options.format, experiments, found))
 
 
@@ -110,8 +112,12 @@ def _render(
     return "\n\n".join([*parts, *map(render, laid_out)])
 
 
-def _write(folder: pathlib.Path, texts: dict[str, str]) -> None:
-    """Writes the page and the tables; of what is there only an earlier report is replaced."""
+def _write(folder: pathlib.Path, texts: dict[str, str], root: pathlib.Path | None) -> None:
+    """Writes the page and the tables; of what is there only an earlier report is replaced.
+
+    The work directory of a single run records them.
+    """
+    written.check_outside(folder, "--out", root)
     own = folder / "report.html"
     is_own = own.is_file() and page.is_page(own.read_bytes()[:4096])
     foreign = [name for name in texts if os.path.lexists(folder / name)]
@@ -120,4 +126,7 @@ def _write(folder: pathlib.Path, texts: dict[str, str]) -> None:
         raise ValueError(f"--out must {must}, got {shown(str(folder), 160)}")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        files.write_text(folder / name, text)
+        if root:
+            written.write_bytes(root, folder / name, text.encode())
+        else:
+            files.write_text(folder / name, text)

@@ -18,11 +18,11 @@ from typing import Any
 
 from absl import flags, logging
 
-from raslik_jax import files, manifests, processes, settings
+from raslik_jax import manifests, processes, settings
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import STAGES, Config, MeshConfig
 from raslik_jax.processes import JobConfig
-from raslik_jax.run import gpus
+from raslik_jax.run import gpus, written
 from raslik_jax.run.live import WRITERS
 from raslik_jax.run.workdir import open_workdir
 from raslik_jax.settings import setting
@@ -72,12 +72,14 @@ def run(options: Options) -> int:
     workdir = pathlib.Path(options.workdir or f"runs/{config.name}")
     logging.set_verbosity(logging.WARNING)
     if options.verify:
-        found = manifests.verify(workdir)
+        found = [*manifests.verify(workdir), *written.verify(workdir)]
         print("\n".join(found) or f"{workdir}: all results are as they were made")
         return int(bool(found))
     if options.dry_run:
         _print_plan(config, workdir, options)
         return 0
+    if options.shared_units:
+        written.check_outside(options.shared_units, "--shared_units")
     shared = pathlib.Path(options.shared_units) if options.shared_units else None
     how: Any = {"stages": options.stages, "shared": shared, "writers": options.log_to}
     how |= {"mesh": options.mesh, "update": options.update}
@@ -128,7 +130,8 @@ def make(
             # It repeats this run as it is: `raslik run --flagfile=WORKDIR/run.flags`.
             lines = [flags.FLAGS[leaf.name].serialize() for leaf in settings.leaves(Config())]
             lines = sorted([*filter(None, lines), f"--workdir={workdir}"])
-            files.write_text(workdir / "run.flags", "\n".join(lines) + "\n")
+            text = "\n".join(lines) + "\n"
+            written.write_bytes(workdir, workdir / "run.flags", text.encode())
 
         how |= {"stages": stages, "is_measured": is_measured, "writers": writers}
         with meshes.use(devices), estimate.watching(config, workdir) as around:

@@ -14,6 +14,7 @@ Every setting of `raslik run` can be given too: --helpfull lists them.
 """
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import pathlib
@@ -39,6 +40,7 @@ from raslik_jax.report.removal import read_removal, removal_sentence
 from raslik_jax.report.traced import doubt
 from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.selectors import NothingStandsOut, noise_band
+from raslik_jax.run import written
 from raslik_jax.settings import setting
 
 WHEN_STOPPED = run_command.WHEN_STOPPED
@@ -175,8 +177,8 @@ def _write_query(options: Options, config: Config) -> Callable[[], None]:
         place = shown(str(path.parent), 120)
         mend = "choose another --workdir, or pass --update to trace this one in its place"
         raise ValueError(f"{place} holds the trace of another answer: {mend}")
-    restore = files.restorer(path)
-    files.write_text(path, text)
+    restore = written.restorer(path.parent, path)
+    written.write_bytes(path.parent, path, text.encode())
     return restore
 
 
@@ -280,4 +282,5 @@ def draw(workdir: pathlib.Path, band: tuple[float, float] | None, num_forget: in
     except ValueError:  # too few rows to tell noise
         return f"picture: none, {len(score_N)} rows are too few"
     figure = figures.draw_cut(score_N, num_forget=num_forget, middle=middle, edge=edge)
-    return f"picture: {drawing.save_figure(figure, workdir / 'scores')[0]}"
+    write = functools.partial(written.write_bytes, workdir)
+    return f"picture: {drawing.save_figure(figure, workdir / 'scores', write=write)[0]}"

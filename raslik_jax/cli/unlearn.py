@@ -23,7 +23,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from raslik_jax import files, processes, settings
+from raslik_jax import processes, settings
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.cli import run as run_command
 from raslik_jax.cli.trace import QUERIES, answers_text
@@ -31,7 +31,7 @@ from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json, to_j
 from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.data.read.cleaning import cleaned_name, write_without
 from raslik_jax.data.read.formats import read_written
-from raslik_jax.files import hash_file, read_json, write_json
+from raslik_jax.files import hash_file, read_json
 from raslik_jax.manifests import Hashes, check_whole, current_file, read_manifest
 from raslik_jax.messages import one_line, shown
 from raslik_jax.processes import JobConfig
@@ -94,8 +94,12 @@ def run(options: Options) -> None:
     cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
 
     def check_places() -> None:
+        for place, name in ((folder, "--out"), (cleaned, "--cleaned_train_file")):
+            written.check_outside(place, name, root)
         written.check_folder(root, folder)
         written.check_file(root, cleaned, "--cleaned_train_file")
+        if importlib.util.find_spec("pyarrow"):
+            written.check_folder(root, (root / rows_lib.PLACE).parent)
         if options.cleaned_train_file:
             ending = pathlib.Path(cleaned_name(source)).suffix
             if cleaned.suffix != ending:
@@ -129,7 +133,8 @@ def run(options: Options) -> None:
         told, exported = _clean(config, root, strategy, cleaned)
         kind = "Model" if options.merged else "Adapter"
         # The page says where all of it lies.
-        write_json(root / EXPORTS, {f"{kind} without it": str(folder.resolve()), **exported})
+        places = {f"{kind} without it": str(folder.resolve()), **exported}
+        written.write_json(root, root / EXPORTS, places)
         return told
 
     told = processes.alone(export)
@@ -157,8 +162,8 @@ def run(options: Options) -> None:
 
 def _drop_exports(root: pathlib.Path) -> Callable[[], None]:
     """Forgets what the page says of an earlier model's exports; returns what undoes it."""
-    restore = files.restorer(root / EXPORTS)
-    (root / EXPORTS).unlink(missing_ok=True)
+    restore = written.restorer(root, root / EXPORTS)
+    written.forget(root, root / EXPORTS)
     return restore
 
 
@@ -273,7 +278,8 @@ def _clean(
     lines = [f"training file without the {len(found)} rows that were found, {left} left: {target}"]
     if importlib.util.find_spec("pyarrow"):
         set_of = {row.example_id: name for name, part in rows.items() for row in part}
-        place = rows_lib.write_rows(root, to_json(config), set_of)
-        lines.append(f"all rows with their scores: {root / place}")
-        exported["All rows with their scores"] = place
+        with written.replacing(root, (root / rows_lib.PLACE).parent) as made:
+            rows_lib.write_rows(made, root, to_json(config), set_of)
+        lines.append(f"all rows with their scores: {root / rows_lib.PLACE}")
+        exported["All rows with their scores"] = rows_lib.PLACE
     return "\n".join(lines), exported

@@ -15,10 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
+from raslik_jax.messages import shown
+
 # With locks, one stopped process would block all that write the same file, for ever. Without, two
 # conditional writes of the same moment may both succeed, which `replace` must not.
 _CONTEXT = ts.Context({"file_io_locking": {"mode": "none"}})
 _LOCKING = ts.Context({"file_io_locking": {"mode": "os"}})
+# Others have no writes; a server that does not answer is waited for.
+_SCHEMES = ("", "gs", "s3", "file", "memory")
 _UNFINISHED = ".__lock"  # how TensorStore's names of unfinished writes end
 
 
@@ -34,7 +38,11 @@ class Place:
 
     def __init__(self, path: str | os.PathLike):
         text = os.fspath(path)
-        is_remote = "://" in text
+        scheme = text.partition("://")[0] if "://" in text else ""
+        if scheme not in _SCHEMES:
+            must = f"must be a folder or begin with {' or '.join(f'{s}://' for s in _SCHEMES[1:3])}"
+            raise ValueError(f"an index {must}, got {shown(text, 120)}: correct the path")
+        is_remote = bool(scheme)
         self.path = text.rstrip("/") if is_remote else os.path.abspath(text)
         self.local = None if is_remote else Path(self.path)
         spec: Any = f"{self.path}/" if is_remote else {"driver": "file", "path": f"{self.path}/"}

@@ -11,7 +11,6 @@ import math
 import os
 import pathlib
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -380,16 +379,13 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Gives a working directory that takes the folder's name, durably, when all went well."""
     files.check_new_folder(folder)
     folder = pathlib.Path(os.path.abspath(folder))
-    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        yield partial
-        files.sync(*(path for path in partial.rglob("*") if path.is_file()))
-        os.replace(partial, folder)
-        files.sync(folder.parent)
+        with files.beside(folder) as partial:
+            partial.mkdir()
+            yield partial
+            files.sync(*(path for path in partial.rglob("*") if path.is_file()))
+            os.replace(partial, folder)
+            files.sync(folder.parent)
     except OSError as error:
         raise files.unwritten(folder, error) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

@@ -114,7 +114,12 @@ def note(axes: Any, text: str, at: Any, offset: Any, *coordinates: str, **option
 # forms ------------------------------------------------------------------------------------------
 
 
-def save_figure(figure: Any, stem: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+def save_figure(
+    figure: Any,
+    stem: pathlib.Path,
+    *,
+    write: Callable[[pathlib.Path, bytes], None] = files.write_bytes,
+) -> tuple[pathlib.Path, pathlib.Path]:
     """Writes a figure as `<stem>.png` and `<stem>.svg` and returns both paths.
 
     The files hold no date and no version, and each appears whole or not at all.
@@ -122,8 +127,7 @@ def save_figure(figure: Any, stem: pathlib.Path) -> tuple[pathlib.Path, pathlib.
     paths = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
     with _style(_STYLE):
         for path in paths:
-            with files.replacing(path) as partial:
-                partial.write_bytes(_saved(figure, path.suffix[1:]))
+            write(path, _saved(figure, path.suffix[1:]))
     return paths
 
 

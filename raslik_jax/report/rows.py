@@ -27,31 +27,27 @@ class Column(NamedTuple):
     meaning: str
 
 
-def write_rows(root: pathlib.Path, config: Mapping[str, Any], set_of: Mapping[str, str]) -> str:
+def write_rows(
+    folder: pathlib.Path, root: pathlib.Path, config: Mapping[str, Any], set_of: Mapping[str, str]
+) -> None:
     """Writes every training row of a work directory with its score and set, and the card.
 
     Needs pyarrow. The card counts and describes what is in the file, and nothing else.
 
     Args:
+      folder: new, for both files.
       root: the work directory.
       config: the settings of the run, as config.json has them.
       set_of: names of sets by row id.
-
-    Returns:
-      Where the rows are, below the work directory.
     """
     import pyarrow
     from pyarrow import parquet
 
     columns = read_columns(root, set_of)
-    (root / PLACE).parent.mkdir(exist_ok=True)
-    with files.replacing(root / PLACE) as partial:
-        values = {name: column.values for name, column in columns.items()}
-        parquet.write_table(pyarrow.table(values), partial)
-    files.write_text(
-        root / PLACE.replace("rows.parquet", "README.md"), _card(root, config, columns)
-    )
-    return PLACE
+    values = {name: column.values for name, column in columns.items()}
+    folder.mkdir()
+    parquet.write_table(pyarrow.table(values), folder / pathlib.Path(PLACE).name)
+    files.write_text(folder / "README.md", _card(root, config, columns))
 
 
 def read_columns(root: pathlib.Path, set_of: Mapping[str, str]) -> dict[str, Column]:

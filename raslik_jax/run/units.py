@@ -11,14 +11,13 @@ import functools
 import os
 import pathlib
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raslik_jax import manifests, processes
 from raslik_jax.config import STAGES
-from raslik_jax.files import read_json, sync, write_json
+from raslik_jax.files import beside, clear_left, read_json, sync, write_json
 from raslik_jax.manifests import MANIFEST, RESUME, STARTED, Hashes, Manifest, content_hash
 from raslik_jax.messages import shown, some_of
 
@@ -179,7 +178,8 @@ class Plan:
         shutil.rmtree(old, ignore_errors=True)
 
     def restore(self) -> None:
-        """Puts back the results that an interrupted run had taken from their place."""
+        """Puts back the results that a killed run had taken from their place; clears its files."""
+        clear_left(self.root, is_deep=True)
         for unit in self.units.values():
             final, old = self.root / unit.name, making_folder(self.root, f".replaced/{unit.name}")
             if old.is_dir() and not final.exists():
@@ -210,17 +210,15 @@ class Plan:
         place = shared / key
         if _is_whole(place, key):
             return
-        partial = shared / f".{key}.{socket.gethostname()}.{os.getpid()}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        # A rename never replaces a folder that holds something: a damaged one goes first.
-        if _copy_whole(self.root / unit.name, partial, key):
-            with contextlib.suppress(OSError):
-                os.rename(partial, place)
-        if partial.exists() and not _is_whole(place, key):
-            shutil.rmtree(place, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                os.rename(partial, place)
-        shutil.rmtree(partial, ignore_errors=True)
+        with beside(place) as partial:
+            # A rename never replaces a folder that holds something: a damaged one goes first.
+            if _copy_whole(self.root / unit.name, partial, key):
+                with contextlib.suppress(OSError):
+                    os.rename(partial, place)
+            if partial.exists() and not _is_whole(place, key):
+                shutil.rmtree(place, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    os.rename(partial, place)
 
     def finish(self) -> None:
         """Keeps the hashes of large files, and removes the folders that nothing is left in."""

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from raslik_jax.config import Config, to_json
-from raslik_jax.files import read_json, write_json
+from raslik_jax.files import read_json
 from raslik_jax.manifests import finished_units, versions
 from raslik_jax.messages import shown
+from raslik_jax.run import written
 
 # What a command writes there under its own name once config.json is there, beside its units.
 _OWN = ("run.flags", "versions.json", "scores.png", "scores.svg")
@@ -33,6 +34,7 @@ def locked(folder: pathlib.Path, flag: str) -> Iterator[None]:
 
     One that was missing is made, and goes again where it stays empty.
     """
+    written.check_outside(folder, flag)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{flag} must be a folder, {shown(str(folder), 200)} is a file")
     made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -69,8 +71,8 @@ def open_workdir(
     """
 
     def record() -> None:
-        write_json(root / "config.json", to_json(config))
-        write_json(root / "versions.json", versions())
+        written.write_json(root, root / "config.json", to_json(config))
+        written.write_json(root, root / "versions.json", versions())
 
     recorded = root / "config.json"
     with locked(root, "--workdir"):

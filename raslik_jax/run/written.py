@@ -1,31 +1,77 @@
-"""What a command wrote for its user beside a run's results: its own to write again.
+"""What a command wrote for its user next to a run's results: its own to write again.
 
 The content is recorded before it is in its place, so that wherever the command was stopped, the
 same one goes on; what somebody has changed since is theirs, and never replaced.
 """
 
 import contextlib
+import fcntl
+import hashlib
 import os
 import pathlib
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from raslik_jax import files
-from raslik_jax.manifests import content_hash
+from raslik_jax.config import STAGES
+from raslik_jax.manifests import MANIFEST
+from raslik_jax.messages import shown
 
-_RECORD = "written.json"
+RECORD = "written.json"
+# Folders of a work directory that commands write themselves.
+_RESERVED = (*STAGES, "rows", "given")
+# Of each file its hash, of each folder below "": all that a place has. A file is the one named "".
+Content = Mapping[str, str]
 
 
 def check_folder(root: pathlib.Path, folder: pathlib.Path) -> None:
     """Refuses a folder that holds something else than what a run has written there."""
+    files.clear_left(folder.absolute().parent, folder.name)
     if not (folder.is_dir() and _is_own(root, folder)):
         files.check_new_folder(folder)
 
 
 def check_file(root: pathlib.Path, path: pathlib.Path, name: str) -> None:
     """Refuses, by the flag's name, a file that is there and is not as a run has written it."""
+    files.clear_left(path.absolute().parent, path.name)
     if not (path.is_file() and _is_own(root, path)):
         files.check_new(path, name)
+
+
+def check_outside(
+    place: str | os.PathLike[str], name: str, root: pathlib.Path | None = None
+) -> None:
+    """Refuses, by the flag's name, a place among the results of a run, or a URL.
+
+    A result that holds something else cannot be made again. `root` is a work directory that may
+    have written a folder elsewhere.
+    """
+    if "://" in os.fspath(place):
+        got = shown(os.fspath(place), 120)
+        raise ValueError(f"{name} must be a path of this machine, got {got}: give a local path")
+    path = pathlib.Path(place).resolve()
+    held = [root / one for one in _read(root)] if root else []
+    for folder in path.parents:
+        inner = path.relative_to(folder).parts[0]
+        is_result = folder in held or _is_result(folder)
+        if is_result or (_is_run(folder) and (inner in _RESERVED or inner[0] == ".")):
+            must = f"must be outside of what a run has made, got {shown(str(path), 140)}"
+            raise ValueError(f"{name} {must}: choose a place outside of {shown(str(folder), 140)}")
+
+
+def _is_result(folder: pathlib.Path) -> bool:
+    """Returns whether a folder is a unit of a run or an index."""
+    with contextlib.suppress(ValueError):
+        found = files.read_json(folder / MANIFEST, dict).keys()
+        return "index_format" in found or found >= {"key", "outputs"}
+    return False
+
+
+def _is_run(folder: pathlib.Path) -> bool:
+    """Returns whether a folder is the work directory of a run."""
+    with contextlib.suppress(ValueError):
+        return "corpus" in files.read_json(folder / "config.json", dict)
+    return False
 
 
 @contextlib.contextmanager
@@ -37,56 +83,141 @@ def replacing(root: pathlib.Path, place: pathlib.Path) -> Iterator[pathlib.Path]
       place: checked before, by `check_folder` or `check_file`, and here again at the end.
 
     Raises:
-      ValueError: something else has come to lie there meanwhile.
+      ValueError: something else is there meanwhile.
       OSError: the place cannot be written, such as a disk that is mounted there.
     """
     place = pathlib.Path(os.path.abspath(place))
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        # On the same disk as the place, so that a rename takes it there.
-        held = tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.")
-    except OSError as error:
-        raise files.unwritten(place, error) from error
-    with held as scratch:
-        made = pathlib.Path(scratch) / place.name
+    with contextlib.ExitStack() as held:
+        with _explained(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            # On the same disk as the place, so that a rename takes it there.
+            scratch = held.enter_context(files.beside(place))
+            scratch.mkdir()
+        made = scratch / place.name
         yield made
         # Hours may have passed.
         if made.is_dir():
             check_folder(root, place)
         else:
             check_file(root, place, "the command")
-        recorded, name = _read(root), _name(root, place)
-        contents = dict.fromkeys([*recorded.get(name, ()), _content(made)])
-        files.write_json(root / _RECORD, recorded | {name: [*contents]})
-        try:
+        note(root, place, content_of(made))
+        with _explained(place):
+            parts = [made, *(made.rglob("*") if made.is_dir() else ())]
+            files.sync(*(part for part in parts if part.is_file()))
             if place.is_dir():
-                os.replace(place, pathlib.Path(scratch) / "replaced")
+                os.replace(place, scratch / "replaced")
             os.replace(made, place)
             files.sync(place.parent)
-        except OSError as error:
-            raise files.unwritten(place, error) from error
+
+
+@contextlib.contextmanager
+def _explained(place: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise files.unwritten(place, error) from error
+
+
+def write_bytes(root: pathlib.Path, path: pathlib.Path, content: bytes) -> None:
+    """Writes a file of the work directory, whatever is there, and records it."""
+    note(root, path, {"": hashlib.sha256(content).hexdigest()})
+    files.write_bytes(path, content)
+
+
+def write_json(root: pathlib.Path, path: pathlib.Path, value: Any) -> None:
+    """Writes a JSON file of the work directory, whatever is there, and records it."""
+    write_bytes(root, path, files.json_text(path, value).encode())
+
+
+def note(root: pathlib.Path, place: pathlib.Path, content: Content) -> None:
+    """Records what is about to be in a place.
+
+    The content that is there and was recorded counts still, until the new one is in its place. A
+    work directory that cannot be written records nothing.
+    """
+    if not os.access(root, os.W_OK):
+        return
+    with _locked(root):
+        recorded, name = _read(root), _name(root, place)
+        versions = recorded.get(name, [])
+        there = content_of(place) if versions and os.path.lexists(place) else None
+        kept = [one for one in versions if one == there and one != content]
+        files.write_json(root / RECORD, recorded | {name: [*kept, content]})
+
+
+def forget(root: pathlib.Path, path: pathlib.Path) -> None:
+    """Removes a file of the work directory, and its record."""
+    with _locked(root):
+        recorded = _read(root)
+        if recorded.pop(_name(root, path), None):
+            files.write_json(root / RECORD, recorded)
+        path.unlink(missing_ok=True)
+
+
+def restorer(root: pathlib.Path, path: pathlib.Path) -> Callable[[], None]:
+    """Returns a function that makes a small file, and what is recorded, what they are now."""
+    restore_file, restore_record = files.restorer(path), files.restorer(root / RECORD)
+
+    def restore() -> None:
+        restore_file()
+        restore_record()
+
+    return restore
+
+
+def verify(root: pathlib.Path) -> list[str]:
+    """Returns what is wrong with the places that were written, a line each; reads every byte."""
+    found = []
+    for name, versions in _read(root).items():
+        place = root / name
+        if not os.path.lexists(place):
+            found.append(f"{name}: missing")
+        elif (there := content_of(place)) not in versions:
+            # Those of an earlier version that is there were not replaced.
+            differing = min((_differing(there, one) for one in versions), key=len)
+            found += [f"{f'{name}/{file}'.rstrip('/')}: {why}" for file, why in differing.items()]
+    return found
+
+
+def _differing(there: Content, recorded: Content) -> dict[str, str]:
+    """Returns the files that are not as they were recorded, and how."""
+    why = {file: "missing or damaged" for file in recorded if there.get(file) != recorded[file]}
+    return why | dict.fromkeys(there.keys() - recorded.keys(), "not written by the run")
+
+
+def content_of(place: pathlib.Path) -> dict[str, str]:
+    """Returns the content of a file, or of all that a folder has, hidden files too."""
+    if place.is_symlink():
+        return {"": "a link"}
+    if not place.is_dir():
+        return {"": files.hash_file(place)}
+    parts = {str(part.relative_to(place)): part for part in sorted(place.rglob("*"))}
+    return {n: files.hash_file(p) if p.is_file() else "" for n, p in parts.items()}
 
 
 def _is_own(root: pathlib.Path, place: pathlib.Path) -> bool:
-    contents = _read(root).get(_name(root, place), ())
-    return bool(contents) and not place.is_symlink() and _content(place) in contents
+    return content_of(place) in _read(root).get(_name(root, place), ())
 
 
-def _read(root: pathlib.Path) -> dict[str, list[str]]:
+@contextlib.contextmanager
+def _locked(root: pathlib.Path) -> Iterator[None]:
+    """Holds the record against other commands on the same work directory."""
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a disk of the network may have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read(root: pathlib.Path) -> dict[str, list[dict[str, str]]]:
     """Returns what was written to each place, by content."""
-    path, mend = root / _RECORD, "delete it: what it lists then counts as yours"
-    return files.read_json(path, {str: [str]}, mend=mend) if path.exists() else {}
+    path, mend = root / RECORD, "move it away: what it lists then counts as yours"
+    return files.read_json(path, {str: [{str: str}]}, mend=mend) if path.exists() else {}
 
 
 def _name(root: pathlib.Path, place: pathlib.Path) -> str:
-    """Returns a place, from the work directory where it lies below it: a run may be moved."""
+    """Returns a place, from the work directory where it is below that: a run may be moved."""
     root, place = root.resolve(), place.resolve()
     return str(place.relative_to(root) if place.is_relative_to(root) else place)
-
-
-def _content(place: pathlib.Path) -> str:
-    """Returns the hash of a file, or of all that a folder has, hidden files too."""
-    if not place.is_dir():
-        return files.hash_file(place)
-    parts = {str(part.relative_to(place)): part for part in place.rglob("*")}
-    return content_hash({n: files.hash_file(p) if p.is_file() else "" for n, p in parts.items()})

@@ -10,7 +10,9 @@ import numpy as np
 import tiny
 from absl.testing import absltest, parameterized
 
+from raslik_jax import manifests
 from raslik_jax.files import read_json_lines
+from raslik_jax.run import written
 
 # What the tiny model needs, and no user: its template, and a sketch as small as it is.
 _TINY = (
@@ -162,6 +164,24 @@ class ThreeCommandsTest(parameterized.TestCase):
         said = f"One small step away from {own['rows']} of the rows to forget makes the traced"
         self.assertIn(said, " ".join(self.traced.stdout.rpartition("to forget: ")[2].split()))
         self.assertIn(said, (self.run_dir / "report" / "report.html").read_text())
+
+    def test_verify_covers_every_file_that_was_written(self):
+        def verify():
+            return {*manifests.verify(self.run_dir), *written.verify(self.run_dir)}
+
+        self.assertEmpty(verify())
+        made = [path for path in (*self.run_dir.rglob("*"), *self.clean.rglob("*"))]
+        notes = {"written.json", "manifest.json", ".lock"}
+        for path in made:
+            is_log = {".making", "live"} & {*path.parts}
+            if not path.is_file() or path.name in notes or is_log:
+                continue
+            content = path.read_bytes()
+            path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if content else b"x")
+            with self.subTest(path=str(path)):
+                self.assertTrue(any(path.name in line for line in verify()), path)
+            path.write_bytes(content)
+        self.assertEmpty(verify())
 
     def test_the_adapter_is_written_with_its_card(self):
         names = {path.name for path in self.clean.iterdir()}

@@ -499,7 +499,7 @@ class QueryTest(parameterized.TestCase):
             ),
             (
                 ["--index=x", f"--export_retain={self.run_folder}/corpus/train.jsonl"],
-                "--export_retain must name a new file",
+                "--export_retain must be outside of what a run has made",
             ),
             (["--index=x", "--queries=x", "--instruction=y"], "--instruction or --queries must"),
             (["--index=x", "--response=y"], "--response needs --instruction"),

@@ -34,7 +34,7 @@ def drawn(monkeypatch):
     """What is drawn, in place of pictures."""
     found = []
     monkeypatch.setattr(figures, "draw_cut", lambda score_N, **what: found.append(what))
-    monkeypatch.setattr(drawing, "save_figure", lambda figure, path: (f"{path}.png", None))
+    monkeypatch.setattr(drawing, "save_figure", lambda figure, path, **how: (f"{path}.png", None))
     return found
 
 

@@ -44,7 +44,7 @@ def work(tmp_path, monkeypatch):
     monkeypatch.setattr(unlearn, "_told", lambda *args: ())
     monkeypatch.setattr(run_command, "make", make)
     monkeypatch.setattr(exporting, "export_model", export_model)
-    monkeypatch.setattr(rows_lib, "write_rows", lambda *args: "rows/rows.parquet")
+    monkeypatch.setattr(rows_lib, "write_rows", lambda folder, *args: folder.mkdir())
     return root, made
 
 

@@ -19,8 +19,13 @@ def _root(tmp_path):
     return root
 
 
+def _write(root, config, set_of):
+    rows.write_rows((root / rows.PLACE).parent, root, config, set_of)
+    return rows.PLACE
+
+
 def test_the_table_has_every_row_with_what_was_found_of_it(root):
-    place = rows.write_rows(root, sample_run.config(), {"row3": "forget", "row4": "held-out"})
+    place = _write(root, sample_run.config(), {"row3": "forget", "row4": "held-out"})
     found = parquet.read_table(root / place).to_pylist()
     train = [json.loads(line) for line in (root / "corpus/train.jsonl").read_text().splitlines()]
     assert [row["output"] for row in found] == [row["output"] for row in train]
@@ -34,7 +39,7 @@ def test_the_table_has_every_row_with_what_was_found_of_it(root):
 
 
 def test_the_card_says_what_is_in_the_table(root):
-    place = rows.write_rows(root, sample_run.config(), {"row3": "forget", "row4": "forget"})
+    place = _write(root, sample_run.config(), {"row3": "forget", "row4": "forget"})
     card = (root / place).with_name("README.md").read_text()
     head, _, text = card.removeprefix("---\n").partition("---\n")
     assert "data_files: rows.parquet" in head
@@ -51,7 +56,7 @@ def test_what_was_not_computed_is_neither_in_the_table_nor_in_the_card(root):
     for folder in ("influence", "chance"):
         for path in (root / "retrieve" / folder).iterdir():
             path.unlink()
-    place = rows.write_rows(root, sample_run.config(), {})
+    place = _write(root, sample_run.config(), {})
     names = parquet.read_table(root / place).column_names
     assert not {"score", "sigma", "p", "q"} & {*names}
     card = (root / place).with_name("README.md").read_text()
@@ -63,6 +68,6 @@ def test_texts_of_rows_are_no_markup_in_the_card(root):
     path = root / "corpus" / "retrieval.jsonl"
     path.write_text(json.dumps({"id": "q", "instruction": hostile, "output": "so"}) + "\n")
     config = sample_run.config(name='a"b\n---\n<i>')
-    card = (root / rows.write_rows(root, config, {})).with_name("README.md").read_text()
+    card = (root / _write(root, config, {})).with_name("README.md").read_text()
     assert "<script>" not in card and "[x](http" not in card and "\n# head" not in card
     assert card.count("\n---\n") == 1 and "<i>" not in card.partition("\n---\n")[2]

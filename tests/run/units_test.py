@@ -69,6 +69,11 @@ class UnitsCase(parameterized.TestCase):
         units_lib.run_units(self.root, units, stages=stages, shared=shared, log=self.lines.append)
         return list(self.ran)
 
+    def manifest(self, name):
+        """What decides the key of a unit, and of those behind it."""
+        found = files.read_json(self.root / name / "manifest.json")
+        return {part: found[part] for part in ("key", "outputs", "reads")}
+
     def result(self, name):
         return (self.root / name / "result.txt").read_text()
 
@@ -210,6 +215,27 @@ class UnitsTest(UnitsCase):
             sorted(path.name for path in (self.root / "sketch").iterdir()),
             ["manifest.json", "result.txt"],
         )
+
+    def test_what_a_kill_left_of_a_temporary_file_is_no_output(self):
+        self.run_units()
+        keys = {name: self.manifest(name) for name in ("corpus", "sketch", "retrieve/a")}
+        shutil.rmtree(self.root / "sketch")
+        real = os.replace
+
+        def dying(source, target):
+            if pathlib.Path(target).name == "manifest.json":
+                shutil.copy(source, left)  # which a process that is killed does not remove
+                raise Killed
+            return real(source, target)
+
+        name = f".manifest.json.elsewhere.{os.getpid()}-0.partial"
+        left = self.root / ".making" / "sketch" / name
+        with mock.patch.object(os, "replace", dying), self.assertRaises(Killed):
+            self.run_units()
+        self.assertTrue(left.is_file())
+        self.assertEmpty(self.run_units())
+        self.assertEqual({name: self.manifest(name) for name in keys}, keys)
+        self.assertEmpty(manifests.verify(self.root))
 
     def test_a_stale_result_stays_until_its_successor_is_finished(self):
         self.run_units()

@@ -1,11 +1,17 @@
 """What a run wrote for its user: written again while it is as it was, and left alone otherwise."""
 
+import contextlib
 import errno
+import os
 import pathlib
 import shutil
+import socket
+import subprocess
+import sys
 
 import pytest
 
+from raslik_jax import files
 from raslik_jax.run import written
 
 
@@ -131,3 +137,106 @@ def test_what_comes_to_lie_there_while_it_is_made_is_kept(root, tmp_path, is_fol
             made.write_text("")
     left = place / "weights" if is_folder else place
     assert left.read_text() == ("of another run" if is_folder else "mine")
+
+
+def _files_of(folder):
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_what_dead_processes_left_is_cleared_and_nothing_else(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    host = socket.gethostname()
+    kept = [
+        f".clean.{host}.{os.getppid()}-0.partial",
+        f".clean.{host}x.{dead.pid}-0.partial",
+        f".other.{host}.{dead.pid}-0.partial",
+        f"clean.{host}.{dead.pid}-0.partial",
+        ".clean.partial",
+    ]
+    for name in (*kept, f".clean.{host}.{dead.pid}-0.partial"):
+        (tmp_path / name).write_text("half")
+    (tmp_path / f".clean.{host}.{dead.pid}-1.partial" / "clean").mkdir(parents=True)
+    written.check_folder(tmp_path, tmp_path / "clean")
+    assert sorted(_files_of(tmp_path)) == sorted(kept)
+    files.write_text(tmp_path / "other", "whole")
+    kept[2] = "other"
+    assert sorted(_files_of(tmp_path)) == sorted(kept)
+
+
+def test_verify_names_every_file_that_is_not_as_it_was_written(root, tmp_path):
+    places = [tmp_path / "elsewhere" / "clean", root / "cleaned.jsonl", root / "config.json"]
+    _write(root, places[0], "weights")
+    with written.replacing(root, places[1]) as made:
+        made.write_text("rows")
+    written.write_json(root, places[2], {"seed": 0})
+    assert written.verify(root) == []
+    (places[0] / "weights").write_text("weight5")
+    places[2].write_text('{"seed": 1}')
+    (places[0] / "mine").write_text("")
+    found = written.verify(root)
+    assert [line.partition(":")[0] for line in found] == [
+        *(f"{places[0]}/{name}" for name in ("weights", "mine")),
+        "config.json",
+    ]
+    shutil.rmtree(places[0])
+    places[1].unlink()
+    found = written.verify(root)
+    assert [line.partition(":")[0] for line in found] == [
+        str(places[0]),
+        "cleaned.jsonl",
+        "config.json",
+    ]
+    written.write_json(root, places[2], {"seed": 0})
+    _write(root, places[0], "weights")
+    written.forget(root, places[1])
+    assert written.verify(root) == []
+
+
+@pytest.mark.parametrize("stops_at", ["files.write_json", "files.write_bytes", "os.replace"])
+def test_wherever_it_is_stopped_verify_finds_no_damage(root, tmp_path, monkeypatch, stops_at):
+    module, name = stops_at.split(".")
+    stopped = getattr(written, module)
+    unharmed = getattr(stopped, name)
+
+    def stop(*args):
+        if args[0] == root / "written.json" and name == "write_json":
+            raise KeyboardInterrupt
+        if args[0] in (root / "config.json", tmp_path / "clean"):
+            raise KeyboardInterrupt
+        return unharmed(*args)
+
+    for second in (False, True):
+        with monkeypatch.context() as patch:
+            if second:
+                patch.setattr(stopped, name, stop)
+            for write in (
+                lambda: _write(root, tmp_path / "clean", f"weights {second}"),  # noqa: B023
+                lambda: written.write_json(root, root / "config.json", second),  # noqa: B023
+            ):
+                with contextlib.suppress(KeyboardInterrupt):
+                    write()
+        assert written.verify(root) == []
+
+
+def test_a_place_among_results_of_a_run_is_refused(root, tmp_path):
+    files.write_json(root / "config.json", {"corpus": {}})
+    for name, manifest in (
+        ("shared/12ab", {"key": "", "outputs": {}}),
+        ("index", {"index_format": 1}),
+    ):
+        (tmp_path / name).mkdir(parents=True)
+        files.write_json(tmp_path / name / "manifest.json", manifest)
+    files.write_json(tmp_path / "manifest.json", {"name": "an extension of a browser"})
+    _write(root, tmp_path / "clean", "weights")
+    (tmp_path / "link").symlink_to(root / "retrieve")
+    for place in (
+        *("run/sketch", "run/sketch/int8", "run/report/new", "run/.making/x", "run/rows/x"),
+        *("shared/12ab/x", "index/copy", "clean/x", "link/x", "run/../run/unlearn/a/b"),
+    ):
+        with pytest.raises(ValueError, match="--out"):
+            written.check_outside(tmp_path / place, "--out", root)
+    with pytest.raises(ValueError, match="--out"):
+        written.check_outside("http://127.0.0.1/x", "--out", root)
+    for place in ("clean", "run/clean", "run", "other/sketch", "shared/x", "run/left.jsonl"):
+        written.check_outside(tmp_path / place, "--out", root)
