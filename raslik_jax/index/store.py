@@ -337,10 +337,10 @@ class SketchStore:
 
     @functools.cached_property
     def mean_K(self) -> Float64[np.ndarray, " K"]:
-        """Mean of the live rows as stored, rounded once.
+        """Mean of the eligible rows as stored, rounded once; 0 where there is none.
 
-        Appends and deletions lead to the very bits that an index made of the remaining rows would
-        give.
+        A row without a gradient has no direction and does not count. Appends and deletions lead to
+        the very bits that an index made of the remaining rows would give.
         """
         if self.dtype == "sign":
             raise ValueError(
@@ -357,7 +357,7 @@ class SketchStore:
             return sum_W
 
         sums = map(live_sum, range(self.num_chunks))
-        mean_W = rows_lib.mean_of_sums(sums, int(self.is_live_N.sum()))
+        mean_W = rows_lib.mean_of_sums(sums, max(1, int(self.is_eligible_N.sum())))
         return rows_lib.unrotated(self.manifest, mean_W[None])[0]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from raslik_jax import files
+from raslik_jax.index.combine import Aggregate, query_weights
 from raslik_jax.manifests import current_file
 from raslik_jax.retrieve.selectors import noise_band
 
@@ -20,6 +21,10 @@ FEWEST_PROMPTS = 10
 # Rows with a q of at most this are counted as found.
 LEVEL = 0.05
 _BLOCK_ROWS = 4096
+# A group has at most this share of the prompts: larger ones are too much alike.
+_LARGEST_GROUP = 0.25
+# Each step of the search for alike prompts looks at so many times fewer neighbors.
+_NARROWER = 1.5
 
 
 class Chance(NamedTuple):
@@ -68,6 +73,85 @@ def without_own_share(null_NM: Float[np.ndarray, "N M"], count: int) -> Float[np
     share = 1 / max(count - 1, 1)
     square_NM = 1 + 2 * share * null_NM + share**2
     return (null_NM + share) / np.sqrt(np.maximum(square_NM, 1e-12))
+
+
+def group_prompts(
+    null_NM: Float[np.ndarray, "N M"],
+    position_M: Int[np.ndarray, " M"],
+    gram_QQ: Float[np.ndarray, "Q Q"],
+    aggregate: Aggregate,
+    *,
+    seed: int,
+) -> Float[np.ndarray, "N G"]:
+    """Returns the scores of every row with groups of Q prompts: cosines with a group's direction.
+
+    A score of Q queries is a (weighted) mean, so it compares with means of as many prompts. A
+    direction that all prompts share, as where scores are not centered, is averaged up in both. Each
+    prompt begins one group. The others are drawn from its nearest neighbors, as few of these as it
+    takes to make the group as alike as the queries are: queries of one length or language compare
+    with prompts of one length or language. Groups of one prompt are the prompts.
+
+    M prompts stand for all that could be asked. Their groups overlap, and the mean of all is off by
+    chance, so means of Q vary by (M + Q) (M - 1) / ((M + 1) (M - Q)) too little in square: the
+    scores are spread about each row's mean by the root of it.
+
+    Args:
+      null_NM: scores of single prompts, NaN for a prompt with its own row.
+      position_M: the rows that stand for prompts.
+      gram_QQ: cosines between the queries.
+
+    Returns:
+      One column for each prompt; none where Q is above a quarter of M. A row counts in no group.
+    """
+    count, total = len(gram_QQ), len(position_M)
+    if count == 1:
+        return null_NM
+    if count > _LARGEST_GROUP * total:
+        return null_NM[:, :0]
+    known_NM = np.nan_to_num(null_NM.astype(np.float64), nan=0.0)
+    gram_MM = known_NM[position_M]
+    gram_MM = (gram_MM + gram_MM.T) / 2
+    np.fill_diagonal(gram_MM, 1.0)
+    weight_MG = _draw_groups(gram_MM, gram_QQ, aggregate, seed)
+    product_MG = gram_MM @ weight_MG
+    square_G = (weight_MG * product_MG).sum(axis=0)
+    score_NG = known_NM @ (weight_MG / np.sqrt(np.maximum(square_G, 1e-12))).astype(np.float64)
+    # A row that stands for a prompt is left out of its groups, which are shorter without it.
+    left_MG = square_G - 2 * weight_MG * product_MG + weight_MG**2
+    score_NG[position_M] *= np.sqrt(square_G / np.maximum(left_MG, 1e-12))
+    spread = (total + count) * (total - 1) / ((total + 1) * (total - count))
+    mean_N1 = score_NG.mean(axis=1, keepdims=True)
+    return mean_N1 + np.sqrt(spread) * (score_NG - mean_N1)
+
+
+def _draw_groups(
+    gram_MM: Float[np.ndarray, "M M"],
+    gram_QQ: Float[np.ndarray, "Q Q"],
+    aggregate: Aggregate,
+    seed: int,
+) -> Float[np.ndarray, "M M"]:
+    """Returns the weights of the prompts in every group, a column for each."""
+    generator = np.random.Generator(np.random.Philox(key=[seed, 3]))
+    total, count = len(gram_MM), len(gram_QQ)
+    weight_MG, enough = np.zeros((total, total)), direction_length(gram_QQ, aggregate)
+    for first in range(total):
+        near_M = np.argsort(-gram_MM[first], kind="stable")
+        near_M, number = near_M[near_M != first], total - 1
+        while True:
+            others = generator.permutation(near_M[:number])[: count - 1]
+            group = np.append(others, first)
+            part_QQ = gram_MM[np.ix_(group, group)]
+            if number == count - 1 or direction_length(part_QQ, aggregate) >= enough:
+                break
+            number = max(count - 1, int(number / _NARROWER))
+        weight_MG[group, first] = query_weights(part_QQ, aggregate).mean(axis=0)
+    return weight_MG
+
+
+def direction_length(gram_QQ: Float[np.ndarray, "Q Q"], aggregate: Aggregate) -> float:
+    """Returns |sum_q w_q u_q|: a score over it is the cosine with one direction."""
+    weight_Q = query_weights(gram_QQ, aggregate).mean(axis=0)
+    return float(np.sqrt(max(weight_Q @ gram_QQ @ weight_Q, 1e-12)))
 
 
 def compare(score_N: Float[np.ndarray, " N"], null_NM: Float[np.ndarray, "N M"]) -> Chance:

@@ -235,11 +235,13 @@ class _Planner:
             made, values = chance.make_null, chance.NULL_FORMAT
             yield self.unit("retrieve/null", made, reads, settings, values=values)
             reads += " {queries} retrieve/queries retrieve/influence retrieve/null"
-            yield self.unit("retrieve/chance", chance.make_chance, reads, "{kernel}")
+            made, values = chance.make_chance, chance.CHANCE_FORMAT
+            yield self.unit("retrieve/chance", made, reads, "seed {kernel}", values=values)
         if self.config.retrieve.token_rows and retrieve.EVIDENCE in needed:
             reads = "{rows} {queries} {sketched} sketch/index retrieve/queries retrieve/influence"
             settings = "{sketch} {kernel} retrieve.token_rows"
-            yield self.unit("retrieve/tokens", tokens.make_tokens, reads, settings)
+            values = retrieve.SCORES_FORMAT
+            yield self.unit("retrieve/tokens", tokens.make_tokens, reads, settings, values=values)
         if self.config.sketch.diagnose:
             yield self.unit(
                 "retrieve/diagnosis",

@@ -267,6 +267,8 @@ class StoreTest(parameterized.TestCase):
         self.rows[4], self.norms[4] = 0, 0
         store = self.make()
         self.assertEqual((store.column("lengths")[4], store.column("norms")[4]), (0, 0))
+        others = np.delete(self.rows.astype("f8"), 4, axis=0)
+        np.testing.assert_allclose(store.mean_K, others.mean(0), atol=1e-7)
 
     def test_a_chunk_of_zero_rows_is_stored(self):
         store = self.make(rows=np.zeros_like(self.rows), norms=np.zeros_like(self.norms))

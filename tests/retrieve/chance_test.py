@@ -3,11 +3,26 @@
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from raslik_jax.index.combine import directions, query_weights
 from raslik_jax.retrieve import chance
 
 
 def _unit(rows):
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+def _null(row_NK, drawn, center):
+    """Returns the scores of rows with the rows that stand for prompts, as a run stores them."""
+    null_NM = row_NK @ row_NK[drawn].T
+    null_NM = chance.without_own_share(null_NM, len(row_NK)) if center else null_NM
+    null_NM[drawn, np.arange(len(drawn))] = np.nan
+    return null_NM
+
+
+def _shares(p, level):
+    """Returns the share of rows with a p of at most a level, and its standard error."""
+    each = (np.array(p) <= level).mean(axis=1)
+    return each.mean(), each.std(ddof=1) / np.sqrt(len(each))
 
 
 class PValuesTest(parameterized.TestCase):
@@ -108,6 +123,80 @@ class PValuesTest(parameterized.TestCase):
         self.addCleanup(setattr, chance, "_BLOCK_ROWS", rows)
         for one, other in zip(whole, chance.compare(score_N, null_NM), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+class GroupsTest(parameterized.TestCase):
+    """Several queries compare with groups of as many prompts."""
+
+    def _p(self, seed, size, num, center, aggregate, *, length):
+        """Returns p and q of rows that share a mean, with queries of one length."""
+        generator, (number, width) = np.random.default_rng(seed), size
+        mean_K, long_K = _unit(generator.normal(size=(2, width))) * ((0.8,), (length,))
+        lengths = np.append(generator.normal(size=number), np.ones(num))
+        noise = generator.normal(size=(number + num, width)) / np.sqrt(width)
+        every = _unit(noise + mean_K + lengths[:, None] * long_K)
+        center_K = every[:number].mean(axis=0) if center else None
+        row_NK, query_QK = (directions(part, center_K) for part in (every[:number], every[number:]))
+        gram_QQ, drawn = query_QK @ query_QK.T, np.arange(0, number, 2)
+        score_N = row_NK @ (query_weights(gram_QQ, aggregate)[0] @ query_QK)
+        null_NG = chance.group_prompts(
+            _null(row_NK, drawn, center), drawn, gram_QQ, aggregate, seed=seed
+        )
+        found = chance.compare(score_N / chance.direction_length(gram_QQ, aggregate), null_NG)
+        return found.p_N, found.q_N
+
+    @parameterized.product(
+        size=((240, 128), (400, 256)),
+        asked=((1, "mean"), (4, "mean"), (8, "common"), (24, "mean")),
+        center=(True, False),
+    )
+    def test_p_is_uniform_and_q_is_safe_with_a_direction_that_all_share(self, size, asked, center):
+        num, aggregate = asked
+        found = [self._p(n, size, num, center, aggregate, length=0.0) for n in range(10)]
+        p, q = zip(*found, strict=True)
+        for level in (0.05, 0.2, 0.5):
+            share, error = _shares(p, level)
+            # Some of the rows are off together: at most so many in a half.
+            self.assertAlmostEqual(share, level, delta=5 * error + 2 / (size[0] / 2 + 1))
+        wrong = (np.array(q) <= 0.05).any(axis=1).mean()
+        self.assertLessEqual(wrong, 0.05 + 5 * np.sqrt(0.05 * 0.95 / len(q)))
+
+    @parameterized.product(size=((240, 128), (400, 256)), num=(4, 24), center=(True, False))
+    def test_queries_of_one_length_compare_with_prompts_of_one_length(self, size, num, center):
+        found = [self._p(n, size, num, center, "mean", length=0.25) for n in range(10)]
+        p, q = zip(*found, strict=True)
+        for level in (0.01, 0.05):
+            share, error = _shares(p, level)
+            self.assertLessEqual(share, level + 5 * error + 2 / (size[0] / 2 + 1))
+        self.assertGreater(share, level / 4)
+        wrong = (np.array(q) <= 0.05).any(axis=1).mean()
+        self.assertLessEqual(wrong, 0.05 + 5 * np.sqrt(0.05 * 0.95 / len(q)))
+
+    def test_a_group_is_the_direction_of_its_prompts_without_the_row_itself(self):
+        generator = np.random.default_rng(5)
+        row_NK, drawn = _unit(generator.normal(size=(30, 16)) + 1), np.arange(0, 30, 2)
+        gram_QQ = np.ones((3, 3))  # no group is as alike: each has the nearest two
+        score_NG = chance.group_prompts(_null(row_NK, drawn, False), drawn, gram_QQ, "mean", seed=0)
+        spread = np.sqrt((15 + 3) * 14 / (16 * 12))
+        expected_NG = np.empty((30, 15))
+        for group, first in enumerate(drawn):
+            near = drawn[np.argsort(-row_NK[drawn] @ row_NK[first])[:3]]
+            for row in range(30):
+                expected_NG[row, group] = row_NK[row] @ _unit(row_NK[near[near != row]].sum(axis=0))
+        mean_N1 = expected_NG.mean(axis=1, keepdims=True)
+        np.testing.assert_allclose(score_NG, mean_N1 + spread * (expected_NG - mean_N1), atol=1e-12)
+
+    def test_one_query_compares_with_the_prompts_and_too_many_with_nothing(self):
+        drawn, row_NK = np.arange(40), _unit(np.random.default_rng(6).normal(size=(40, 8)))
+        null_NM = _null(row_NK, drawn, False)
+        how = {"aggregate": "mean", "seed": 0}
+        np.testing.assert_array_equal(
+            chance.group_prompts(null_NM, drawn, np.ones((1, 1)), **how), null_NM
+        )
+        self.assertEqual(chance.group_prompts(null_NM, drawn, np.eye(10), **how).shape, (40, 40))
+        none = chance.group_prompts(null_NM, drawn, np.eye(11), **how)
+        self.assertEqual(none.shape, (40, 0))
+        self.assertTrue(np.isnan(chance.compare(np.zeros(40), none).q_N).all())
 
 
 class TellingTest(parameterized.TestCase):

@@ -9,14 +9,16 @@ from raslik_jax import files, manifests
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.files import write_json
 from raslik_jax.index import search
-from raslik_jax.index.combine import Aggregate, query_weights
+from raslik_jax.index.combine import Aggregate
 from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import chance, noise
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.workspace import Workspace
 
-# 2: centered scores are those of a mean that the prompt has no part in.
-NULL_FORMAT = {"formats": {"null": 2}}
+# 3: rows without a gradient have no part in the mean that centers.
+NULL_FORMAT = {"formats": {"null": 3}}
+# 2: several queries compare with groups of as many prompts.
+CHANCE_FORMAT = {"formats": {"chance": 2}}
 # Rows of the highest scores of which the noise of the sketch is told.
 _NOISE_ROWS = 256
 
@@ -38,7 +40,7 @@ def make_null(workspace: Workspace, folder: pathlib.Path) -> None:
         queries = search.queries_of_rows(store, place_N[position_M], center=center)
         score_NM = search.score_each(store, queries)[place_N]
         if center:
-            score_NM = chance.without_own_share(score_NM, int(store.is_live_N.sum()))
+            score_NM = chance.without_own_share(score_NM, int(store.is_eligible_N.sum()))
     score_NM[position_M, np.arange(len(position_M))] = np.nan  # no prompt is unrelated to itself
     np.save(folder / "scores.npy", score_NM, allow_pickle=False)
 
@@ -52,26 +54,25 @@ def read_null(
     return position_M, files.read_array(folder / "scores.npy", (number, len(position_M)))
 
 
-def direction_length(queries: search.Queries, aggregate: Aggregate) -> float:
-    """Returns |sum_q w_q u_q|: divided by it, a score is the cosine with one direction.
-
-    So the scores of several queries compare with those of single prompts.
-    """
-    gram_QQ = queries.gram_QQ
-    weight_Q = query_weights(gram_QQ, aggregate).mean(axis=0)
-    return float(np.sqrt(max(weight_Q @ gram_QQ @ weight_Q, 1e-12)))
-
-
 def _compare(
+    workspace: Workspace,
     score_N: Float[np.ndarray, " N"],
-    position_M: Int[np.ndarray, " M"],
-    null_NM: Float[np.ndarray, "N M"],
-    length: float,
-) -> tuple[chance.Chance, int]:
-    """Returns the chances of scores against unrelated prompts, and how many were related."""
-    is_related_M = chance.related_prompts(score_N, position_M)
-    found = chance.compare(score_N / length, null_NM[:, ~is_related_M])
-    return found, int(is_related_M.sum())
+    gram_QQ: Float[np.ndarray, "Q Q"],
+    aggregate: Aggregate,
+) -> tuple[chance.Chance, dict[str, float]]:
+    """Returns the chances of scores against unrelated prompts, and how they were compared."""
+    position_M, null_NM = read_null(workspace.root, len(score_N))
+    is_unrelated_M = ~chance.related_prompts(score_N, position_M)
+    null_NG = chance.group_prompts(
+        null_NM[:, is_unrelated_M],
+        position_M[is_unrelated_M],
+        gram_QQ,
+        aggregate,
+        seed=workspace.config.seed,
+    )
+    length = chance.direction_length(gram_QQ, aggregate)
+    facts = {"prompts": len(position_M), "related": int((~is_unrelated_M).sum()), "length": length}
+    return chance.compare(score_N / length, null_NG), facts
 
 
 def of_trace(
@@ -96,8 +97,7 @@ def of_trace(
     if {row.example_id for row in rows} != {*store.ids}:
         return None
     place_N = store.positions_of(row.example_id for row in rows)
-    null = read_null(workspace.root, len(rows))
-    found, _ = _compare(score_N[place_N], *null, direction_length(queries, aggregate))
+    found, _ = _compare(workspace, score_N[place_N], queries.gram_QQ, aggregate)
     order_N = np.argsort(place_N)
     return chance.Chance(*(part[order_N] for part in found))
 
@@ -125,16 +125,14 @@ def make_chance(workspace: Workspace, folder: pathlib.Path) -> None:
     store, _ = sketch_lib.open_index(workspace)
     query_QK = sketch_lib.read_queries(workspace, store)
     queries = search.queries_of_store(store, query_QK, center=settings.center)
-    position_M, null_NM = read_null(workspace.root, number)
-    length = direction_length(queries, settings.aggregate)
-    found, related = _compare(score_N, position_M, null_NM, length)
+    found, facts = _compare(workspace, score_N, queries.gram_QQ, settings.aggregate)
     chance.write_chance(folder, found)
     sigma_N = _noise_of_best(workspace, store, score_N, queries)
     np.save(folder / "sigma.npy", sigma_N, allow_pickle=False)
-    finds = chance.count_finds(found)
-    facts = {"prompts": len(position_M), "related": related, "length": length, **finds._asdict()}
-    write_json(folder / "summary.json", facts)
+    write_json(folder / "summary.json", {**facts, **chance.count_finds(found)._asdict()})
+    unrelated = facts["prompts"] - facts["related"]
     told = chance.sentence(found) or (
-        f"nothing is said of chance: {len(position_M) - related} unrelated prompts are too few"
+        f"the chance is unknown, {unrelated:.0f} unrelated prompts are too few for "
+        f"{len(queries.gram_QQ)} queries: raise --retrieve.null_prompts"
     )
     print(f"    {told}")

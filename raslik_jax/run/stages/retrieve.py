@@ -50,6 +50,8 @@ RULES_ON_SCORES = {
     "gap": ("retrieve/influence sketch/index retrieve/queries {queries}", "retrieve.center"),
 }
 FORMATS = {"formats": {"index": INDEX_FORMAT, "projection": SKETCH_FORMAT}}
+# 2: rows without a gradient have no part in the mean that centers.
+SCORES_FORMAT = {"formats": {"scores": 2}}
 # 2: retain sets within a share of the lowest scores are drawn alike for all strategies.
 SETS_FORMAT = {"formats": {"sets": 2}}
 # Where the rule cuts, beside the sizes that follow from it.
@@ -160,10 +162,11 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     plans = sketch_lib.plan_batches(workspace, encoded)
     mean_K = None
     if settings.center:
-        total_K = np.zeros(size)
+        total_K, count = np.zeros(size), 0
         for _, found in batches.each_batch(sketch, encoded, progress(plans, "mean gradient")):
             total_K += found.unit_BK.sum(axis=0, dtype=np.float64)
-        mean_K = total_K / len(workspace.corpus.train)
+            count += int((found.norm_B > 0).sum())
+        mean_K = total_K / max(1, count)
     ids = [row.example_id for row in retrieval]
     queries = search.center_queries(query_QK, mean_K)
     check_agreement(queries.gram_QQ, ids)
@@ -206,6 +209,7 @@ SCORES: dict[str, tuple[dict[str, Any], ...]] = {
             "make": make_scores,
             "reads": "corpus/train.jsonl {queries} sketch/index retrieve/queries",
             "settings": "{kernel}",
+            "values": SCORES_FORMAT,
         },
     ),
     "each_query": (
@@ -214,6 +218,7 @@ SCORES: dict[str, tuple[dict[str, Any], ...]] = {
             "make": acting.make_each_query,
             "reads": "corpus/train.jsonl {queries} sketch/index retrieve/queries",
             "settings": "{kernel}",
+            "values": SCORES_FORMAT,
         },
     ),
     "step_effects": (
@@ -258,6 +263,7 @@ SCORES: dict[str, tuple[dict[str, Any], ...]] = {
             "make": make_exact_scores,
             "reads": "{rows} {queries} {sketched}",
             "settings": "{gradient} {kernel}",
+            "values": SCORES_FORMAT,
         },
     ),
 }
