@@ -40,7 +40,10 @@ class BackboneConfig(Stage):
     """The model before fine-tuning: a checkpoint, or a small GPT-NeoX trained from scratch."""
 
     checkpoint: str = setting(
-        "", "Hugging Face directory or hub name; empty: train from scratch.", is_path=True
+        "",
+        "Hugging Face directory or hub name; empty: train from scratch.",
+        is_path=True,
+        is_hub=True,
     )
     revision: str = setting("", "Hub revision of the checkpoint.")
     adapter: str = setting(
@@ -48,6 +51,7 @@ class BackboneConfig(Stage):
         "LoRA adapter of the checkpoint in PEFT's format, directory or hub name: it is traced and "
         "unlearned as it is, and nothing is fine-tuned.",
         is_path=True,
+        is_hub=True,
         parts=("adapter_config.json", "adapter_model.safetensors"),
     )
     adapter_revision: str = setting("", "Hub revision of the adapter.")
@@ -133,6 +137,7 @@ class ReferencesConfig(Stage):
         "With --finetune.epochs=0: checkpoint of the model before it was fine-tuned elsewhere, "
         "directory or hub name; empty: nothing is compared with it.",
         is_path=True,
+        is_hub=True,
     )
 
 
@@ -351,6 +356,7 @@ class UnlearnConfig(Stage):
         "",
         "File of `raslik choose`: learning rates, and the one epoch that is measured; empty: all.",
         decides=False,
+        is_path=True,
     )
     forget_weight: float = setting(1.0, "Weight of the forget term.", above=0)
     retain_weight: float = setting(1.0, "Weight of the retain term.", low=0)
@@ -397,6 +403,7 @@ class EvaluateConfig(Stage):
     retain_run: str = setting(
         "",
         "Work directory of the same run with --corpus.tofu.train=retain, for forget quality.",
+        is_path=True,
     )
     non_sf: str = setting(
         "words",

@@ -8,6 +8,7 @@ settings of the members lie below the stage: `config.unlearn["npo"].beta` is `--
 import dataclasses
 import math
 import operator
+import os
 import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -28,6 +29,8 @@ class Member(Protocol):
 
 
 Family = Mapping[str, Member]
+# What the Hugging Face hub may call a model: NAME or OWNER/NAME.
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 _HOLDS: dict[str, Callable[[float, float], bool]] = {
     "at least": operator.ge,
@@ -55,6 +58,7 @@ def setting(
     family: Family | None = None,
     decides: bool = True,
     is_path: bool = False,
+    is_hub: bool = False,
     names: Collection[str] = (),
     parts: Collection[str] = (),
     is_repeated: bool = False,
@@ -71,6 +75,7 @@ def setting(
       family: of which the value names a member, or several.
       decides: whether results depend on it.
       is_path: whether it names a file or folder, which counts by its content where it is one.
+      is_hub: whether a path may also be a name on the Hugging Face hub.
       names: values that name something else, whatever files or folders are called so.
       parts: the files of a folder that count, where not all in it do.
       is_repeated: whether the flag of a list is given once for each item.
@@ -85,7 +90,7 @@ def setting(
         "multiple_of": multiple_of,
     }
     metadata |= {"choices": choices, "family": family, "decides": decides}
-    metadata |= {"is_path": is_path, "names": names, "parts": parts}
+    metadata |= {"is_path": is_path, "is_hub": is_hub, "names": names, "parts": parts}
     metadata |= {"is_repeated": is_repeated, "auto": auto}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -286,6 +291,23 @@ def replaced(settings: _S, values: Mapping[str, Any]) -> _S:
     if problems:
         raise SettingsError(problems)
     return result
+
+
+def absolute(leaf: Leaf) -> Any:
+    """Returns a setting's value, as an absolute path where it names a file or folder.
+
+    A later command may then run in another directory. A name of the hub stays, unless a folder of
+    that name is here.
+    """
+    value, metadata = leaf.value, leaf.metadata
+    is_path = value and metadata["is_path"] and value not in metadata["names"]
+    if not is_path or value.startswith("hub:"):
+        return value
+    path = os.path.expanduser(value)
+    if metadata["is_hub"] and HUB_NAME.fullmatch(value) and not os.path.exists(path):
+        return value
+    parts = [path] if os.path.exists(path) else path.split(",")
+    return ",".join(map(os.path.abspath, parts))
 
 
 def as_json(settings: Settings) -> dict[str, Any]:

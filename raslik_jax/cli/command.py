@@ -1,6 +1,7 @@
 """How every command begins and ends."""
 
 import contextlib
+import contextvars
 import ctypes
 import functools
 import gc
@@ -44,8 +45,8 @@ def start(
 
     The status is what main returns, 0 for None; 1 for a ValueError or OSError, which is said in one
     sentence on stderr (or raised where RASLIK_TRACEBACK is set); 2 for an argument that is no flag;
-    130 at Ctrl-C, when `when_stopped` is said. What it prints is UTF-8, with control characters
-    escaped.
+    130 at Ctrl-C, when `when_stopped` is said. Help is status 0. What it prints is UTF-8, with
+    control characters escaped.
 
     Each of the options becomes a flag; without any, main reads its own flags.
     """
@@ -63,7 +64,24 @@ def start(
         with _job_of(options):
             return main(setting_flags.read(options))
 
-    app.run(functools.partial(_run, run, when_stopped))
+    app.run(functools.partial(_run, run, when_stopped), flags_parser=_parse)
+
+
+# What asks for the help of a command, or of the program.
+HELP = ("--help", "-h", "-help", "--helpshort")
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+    """Returns the arguments that are no flags; ends here for help and at what is no flag."""
+    try:
+        arguments, asked = setting_flags.expand(argv[1:], flags.FLAGS)
+        if asked:
+            app.usage(shorthelp=asked in HELP, writeto_stdout=True)
+            sys.exit(0)
+        return flags.FLAGS([argv[0], *arguments])
+    except (flags.Error, ValueError, OSError) as error:
+        print(f"error: {bounded(str(error))}", file=sys.stderr)
+        sys.exit(2)
 
 
 @contextlib.contextmanager
@@ -209,11 +227,13 @@ class _Printable(io.TextIOBase):
         return self._stream.isatty()
 
 
+# How the program was called, with {} for the name of a command.
+PROGRAM = contextvars.ContextVar("program", default="raslik {}")
+
+
 def line(name: str, *arguments: str) -> str:
-    """Returns the line that starts a command in this directory, a checkout or not, to be shown."""
-    script = pathlib.Path("experiments", f"{name}.py")
-    program = f"python {script}" if script.is_file() else f"raslik {name}"
-    return f"{program} {shlex.join(arguments)}"
+    """Returns the line that starts a command as this one was started, to be shown."""
+    return f"{PROGRAM.get().replace('{}', name)} {shlex.join(arguments)}"
 
 
 # What installs a module that not every command needs, if not its own name.

@@ -1,18 +1,24 @@
 """raslik: one program for all commands.
 
 raslik COMMAND --flag=value ...
-raslik COMMAND --help
+raslik help COMMAND
+raslik version
 """
 
+import difflib
 import importlib
+import pathlib
 import pkgutil
+import shutil
 import sys
 from typing import NoReturn
 
 from absl import flags
 
+import raslik_jax
 from raslik_jax import cli
 from raslik_jax.cli import command, setting_flags
+from raslik_jax.messages import shown
 
 if __name__ != "__main__":
     flags.disclaim_key_flags()  # --help lists those of the command
@@ -22,19 +28,46 @@ _COMMANDS = [name for _, name, _ in pkgutil.iter_modules(cli.__path__) if name n
 
 
 def main() -> int:
-    """Runs the command that the first argument names; returns 2 where it names none."""
-    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    """Runs the command that the first argument names; returns 2 if it names none."""
+    program, name, *rest = [*sys.argv, ""] if len(sys.argv) < 2 else sys.argv
+    if name in ("version", "--version"):
+        print(f"raslik {raslik_jax.__version__}")
+        return 0
+    is_help = name in ("help", *command.HELP)
+    if is_help and rest:
+        name, rest = rest[0], ["--help"]
+    elif is_help:
+        print(f"{__doc__}\ncommands: {', '.join(_COMMANDS)}")
+        return 0
+    name = name.replace("-", "_") if name.replace("-", "_") in _COMMANDS else name
     if name not in _COMMANDS:
-        print(f"{__doc__}\ncommands: {', '.join(_COMMANDS)}", file=sys.stderr)
+        print(f"error: {_no_command(name)}", file=sys.stderr)
         return 2
-    sys.argv[:2] = [f"raslik {name}"]
+    command.PROGRAM.set(_program(program))
+    sys.argv[:] = [f"raslik {name}", *rest]
     start(name)
+
+
+def _no_command(name: str) -> str:
+    near = difflib.get_close_matches(name, _COMMANDS, n=3, cutoff=0.5)
+    got = f"got {shown(name)}, do you mean {' or '.join(near)}?" if near else f"got {shown(name)}"
+    return f"a command must be one of {', '.join(_COMMANDS)}, {got if name else 'got none'}"
+
+
+def _program(called: str) -> str:
+    """Returns how this program is called, with {} for the name of a command."""
+    path = pathlib.Path(called)
+    if path.suffix == ".py" and path.stem in _COMMANDS:
+        return f"python {path.with_name('{}.py')}"
+    found = shutil.which(path.name)
+    is_far = path.stem == "raslik" and not (found and path.samefile(found))
+    return f"{called} {{}}" if is_far else "raslik {}"
 
 
 def start(name: str) -> NoReturn:
     """Runs a command with the arguments of this process."""
     module = importlib.import_module(f"raslik_jax.cli.{name}")
-    # What --help shows.
+    # The text of --help.
     sys.modules["__main__"].__doc__ = module.__doc__
     group = getattr(module, "GROUP", "")
     setting_flags.define_leaves(getattr(module, "FLAGS", ()), group=group)

@@ -129,7 +129,7 @@ def make(
                 record()
             # It repeats this run as it is: `raslik run --flagfile=WORKDIR/run.flags`.
             lines = [flags.FLAGS[leaf.name].serialize() for leaf in settings.leaves(Config())]
-            lines = sorted([*filter(None, lines), f"--workdir={workdir}"])
+            lines = sorted([*filter(None, lines), f"--workdir={workdir.absolute()}"])
             text = "\n".join(lines) + "\n"
             written.write_bytes(workdir, workdir / "run.flags", text.encode())
 

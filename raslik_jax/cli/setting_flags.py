@@ -1,7 +1,8 @@
 """Settings as flags: one for each, with its dotted name, default and help."""
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_origin
 
 from absl import flags
@@ -14,8 +15,29 @@ from raslik_jax.messages import some_of
 flags.disclaim_key_flags()
 
 _S = TypeVar("_S", bound=settings.Settings)
-_SCALARS: dict[Any, Any] = {int: flags.DEFINE_integer, float: flags.DEFINE_float}
-_SCALARS[bool] = flags.DEFINE_boolean
+
+
+class _Number(flags.ArgumentParser):
+    """Reads a number, and says what it must be."""
+
+    def __init__(self, kind: Callable[[str], Any], must: str):
+        self._kind, self.syntactic_help = kind, must
+
+    def parse(self, argument: Any) -> Any:
+        try:
+            return self._kind(argument)
+        except (ValueError, OverflowError):
+            raise ValueError(f"it must be {self.syntactic_help}") from None
+
+
+def _define_number(kind: Callable[[str], Any], must: str) -> Callable[..., Any]:
+    serializer: Any = flags.ArgumentSerializer()
+    return functools.partial(flags.DEFINE, _Number(kind, must), serializer=serializer)
+
+
+_SCALARS: dict[Any, Any] = {bool: flags.DEFINE_boolean}
+_SCALARS[int] = _define_number(int, "an integer")
+_SCALARS[float] = _define_number(float, "a number")
 
 
 def define(defaults: settings.Settings, flag_values: flags.FlagValues = flags.FLAGS) -> None:
@@ -55,15 +77,58 @@ def assign(values: Mapping[str, Any], flag_values: flags.FlagValues = flags.FLAG
 
 
 def read(defaults: _S, flag_values: flags.FlagValues = flags.FLAGS) -> _S:
-    """Returns the settings that the flags describe; refuses as they do."""
+    """Returns the settings that the flags describe; refuses as they do.
+
+    Paths become absolute, in the flags too.
+    """
     values = {}
     for leaf in settings.leaves(defaults):
         value: Any = flag_values[leaf.name].value
         item = get_args(leaf.hint)[0] if get_origin(leaf.hint) is tuple else str
         with contextlib.suppress(ValueError):  # refused as it stands, by the settings
             value = [item(text) for text in value] if item in (int, float) else value
+        if leaf.metadata["is_path"]:
+            value = flag_values[leaf.name].value = settings.absolute(leaf._replace(value=value))
         values[leaf.name] = value
     return settings.replaced(defaults, values)
+
+
+def expand(
+    arguments: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS
+) -> tuple[list[str], str]:
+    """Returns arguments with those of flag files in their place, and the one that asks for help.
+
+    Names of flags may have hyphens: --train-file is --train_file, --no-dry-run is --nodry_run.
+    """
+    found, asked, is_value, is_open = list[str](), "", False, True
+    try:
+        whole = flag_values.read_flags_from_files([*arguments], force_gnu=False)
+    except (flags.CantOpenFlagFileError, UnicodeDecodeError) as error:
+        named = some_of([text for text in arguments if "flagfile" in text])
+        reason = str(error).rpartition("flagfile: ")[2]
+        raise ValueError(
+            f"{named} must name UTF-8 text files that can be read ({reason})"
+        ) from None
+    for text in whole:
+        is_open = is_open and text != "--"
+        if is_value or not is_open or not text.startswith("-"):
+            is_value = False
+            found.append(text)
+            continue
+        name, equals, value = text.lstrip("-").partition("=")
+        asked = asked or (text if name in ("help", "h", "helpshort", "helpfull") else "")
+        name = _flag_name(name, flag_values)
+        is_value = name in flag_values and not equals and not flag_values[name].boolean
+        found.append(f"--{name}{equals}{value}")
+    return found, asked
+
+
+def _flag_name(name: str, flag_values: flags.FlagValues) -> str:
+    plain = name.replace("-", "_")
+    if plain.startswith("no_") and plain.removeprefix("no_") in flag_values:
+        return plain.replace("no_", "no", 1)
+    is_known = plain in flag_values or plain.removeprefix("no") in flag_values
+    return plain if is_known else name
 
 
 def parse_config(arguments: Sequence[str], own: Iterable[settings.Leaf] = ()) -> Config:
@@ -77,7 +142,7 @@ def parse_config(arguments: Sequence[str], own: Iterable[settings.Leaf] = ()) ->
     for name in ("stages", "workdir", "shared_units"):
         flags.DEFINE_string(name, "", "", flag_values=flag_values)
     try:
-        _, *left = flag_values(["raslik run", *arguments])
+        _, *left = flag_values(["raslik run", *expand(arguments, flag_values)[0]])
     except flags.Error as error:
         raise ValueError(str(error)) from None
     if left:

@@ -102,7 +102,7 @@ def _check_names(options: Options) -> None:
         if not text.partition("=")[0] or "=" not in text:
             raise ValueError(f"--set must be name=value, got {shown(text)}")
     texts = (*options.vary, *options.set)
-    names = [name for text in texts for name in text.partition("=")[0].split(",")]
+    names = [name.replace("-", "_") for text in texts for name in text.partition("=")[0].split(",")]
     for name in names:
         if name in _OWN_FLAGS:
             raise ValueError(f"--vary and --set must not name {name}: {_OWN_FLAGS[name]}")

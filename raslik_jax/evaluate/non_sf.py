@@ -15,6 +15,7 @@ class ClassifierSettings(Settings):
         "RoBERTa or BERT to start from, a directory or hub name; empty: a small BERT from scratch, "
         "which takes a learning rate near 1e-3.",
         is_path=True,
+        is_hub=True,
         auto="AutoModel",
     )
     epochs: int = setting(3, "Passes over the answers.", low=1)

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import pathlib
-import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ import safetensors
 
 from raslik_jax import files, meshes, processes
 from raslik_jax.messages import one_line, printable, shown, some_of
+from raslik_jax.settings import HUB_NAME
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 2_000_000_000
@@ -69,9 +69,12 @@ def resolve_folder(
         if revision is not None:
             raise ValueError(f"{folder} is a directory without revisions, got {revision=}: omit it")
         return folder
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+    if not HUB_NAME.fullmatch(name):
         what = "an adapter" if weights else "a checkpoint"
-        raise ValueError(f"{what} must be a directory, {folder} is none: correct the path")
+        is_there = "is a file" if folder.exists() else "is not there"
+        raise ValueError(
+            f"{what} must be a folder, {shown(name, 160)} {is_there}: correct the path"
+        )
     import huggingface_hub
     import huggingface_hub.errors
 

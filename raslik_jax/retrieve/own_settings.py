@@ -25,6 +25,7 @@ class EmbeddingSettings(Bm25Settings):
         "BAAI/bge-base-en-v1.5",
         "BERT or RoBERTa encoder, a directory or hub name.",
         is_path=True,
+        is_hub=True,
         auto="AutoModel",
     )
     pooling: Literal["", "cls", "mean"] = setting("", "Pooling, where the checkpoint does not say.")
