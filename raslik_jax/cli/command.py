@@ -3,7 +3,6 @@
 import contextlib
 import contextvars
 import ctypes
-import functools
 import gc
 import hashlib
 import importlib.util
@@ -12,6 +11,7 @@ import os
 import pathlib
 import platform
 import shlex
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -45,8 +45,8 @@ def start(
 
     The status is what main returns, 0 for None; 1 for a ValueError or OSError, which is said in one
     sentence on stderr (or raised where RASLIK_TRACEBACK is set); 2 for an argument that is no flag;
-    130 at Ctrl-C, when `when_stopped` is said. Help is status 0. What it prints is UTF-8, with
-    control characters escaped.
+    130 at Ctrl-C or SIGTERM, when `when_stopped` is said. A second one ends the process at once.
+    Help is status 0. What is printed is UTF-8, with control characters escaped.
 
     Each of the options becomes a flag; without any, main reads its own flags.
     """
@@ -64,7 +64,11 @@ def start(
         with _job_of(options):
             return main(setting_flags.read(options))
 
-    app.run(functools.partial(_run, run, when_stopped), flags_parser=_parse)
+    def run_whole(argv: Sequence[str]) -> int:
+        _watch_signals(when_stopped)
+        return _leave(_run(run, when_stopped, argv))
+
+    app.run(run_whole, flags_parser=_parse)
 
 
 # What asks for the help of a command, or of the program.
@@ -127,23 +131,57 @@ def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str])
         if os.environ.get("RASLIK_TRACEBACK"):
             raise
         print(f"error: {bounded(str(error))}", file=sys.stderr)
-        return _leave(1)
+        return 1
     except KeyboardInterrupt:
         print(when_stopped, file=sys.stderr)
-        return _leave(130)
+        return STOPPED
 
 
 def _leave(status: int) -> int:
-    """Returns the status, or exits here where a thread compiles what nobody needs any more.
+    """Returns the status 0, and ends the process here with any other.
 
-    Python would wait for the thread at exit, and abort at a second Ctrl-C.
+    A thread of XLA's may compile still. Python waits for its own threads, and XLA's end in a
+    segmentation fault when the objects that they use are destroyed.
     """
-    ahead = sys.modules.get("raslik_jax.ahead")
-    if ahead and any(thread.name.startswith(ahead.THREAD) for thread in threading.enumerate()):
+    if status:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with contextlib.suppress(OSError):  # a pipe that is closed
+                stream.flush()
         os._exit(status)
     return status
+
+
+# The status of a command that Ctrl-C or SIGTERM stopped.
+STOPPED = 130
+
+
+def _watch_signals(when_stopped: str) -> None:
+    """Makes Ctrl-C and SIGTERM a KeyboardInterrupt; a second one ends the process at once.
+
+    Python's own handlers wait until XLA has compiled. A thread does not: results appear whole or
+    not at all, so that any moment will do.
+    """
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+    source, target = os.pipe()
+    os.set_blocking(target, False)
+    is_first = [True]
+
+    def interrupt(number: int, frame: object) -> None:
+        if is_first:
+            is_first.clear()
+            raise KeyboardInterrupt
+
+    def end_at_second() -> None:
+        for _ in range(2):
+            while os.read(source, 1)[0] not in numbers:
+                pass
+        os.write(2, f"{when_stopped}\n".encode())
+        os._exit(STOPPED)
+
+    for number in numbers:
+        signal.signal(number, interrupt)
+    signal.set_wakeup_fd(target, warn_on_full_buffer=False)
+    threading.Thread(target=end_at_second, daemon=True).start()
 
 
 # What takes less time to compile takes about as long to read. JAX drops what was used longest ago.
@@ -228,12 +266,12 @@ class _Printable(io.TextIOBase):
 
 
 # How the program was called, with {} for the name of a command.
-PROGRAM = contextvars.ContextVar("program", default="raslik {}")
+PROGRAM = contextvars.ContextVar("program", default=("raslik", "{}"))
 
 
 def line(name: str, *arguments: str) -> str:
     """Returns the line that starts a command as this one was started, to be shown."""
-    return f"{PROGRAM.get().replace('{}', name)} {shlex.join(arguments)}"
+    return shlex.join([*(part.replace("{}", name) for part in PROGRAM.get()), *arguments])
 
 
 # What installs a module that not every command needs, if not its own name.

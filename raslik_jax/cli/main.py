@@ -45,7 +45,11 @@ def main() -> int:
         return 2
     command.PROGRAM.set(_program(program))
     sys.argv[:] = [f"raslik {name}", *rest]
-    start(name)
+    try:
+        start(name)
+    except KeyboardInterrupt:  # before the command has begun
+        print("stopped", file=sys.stderr)
+        return command.STOPPED
 
 
 def _no_command(name: str) -> str:
@@ -54,14 +58,14 @@ def _no_command(name: str) -> str:
     return f"a command must be one of {', '.join(_COMMANDS)}, {got if name else 'got none'}"
 
 
-def _program(called: str) -> str:
+def _program(called: str) -> tuple[str, str]:
     """Returns how this program is called, with {} for the name of a command."""
     path = pathlib.Path(called)
     if path.suffix == ".py" and path.stem in _COMMANDS:
-        return f"python {path.with_name('{}.py')}"
+        return "python", str(path.with_name("{}.py"))
     found = shutil.which(path.name)
     is_far = path.stem == "raslik" and not (found and path.samefile(found))
-    return f"{called} {{}}" if is_far else "raslik {}"
+    return called if is_far else "raslik", "{}"
 
 
 def start(name: str) -> NoReturn:

@@ -86,7 +86,7 @@ def run(options: Options) -> None:
 
 def _announce(title: str, name: str, flags: Mapping[str, str]) -> None:
     words = [f"--{flag}={shlex.quote(value)}" for flag, value in flags.items()]
-    line = " \\\n    ".join([command.line(name).rstrip(), *words])
+    line = " \\\n    ".join([command.line(name), *words])
     print(f"\n{title} (with settings for a model this small)\n  {line}\n", flush=True)
 
 

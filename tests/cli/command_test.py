@@ -4,8 +4,10 @@ import dataclasses
 import os
 import pathlib
 import platform
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from absl import flags
@@ -71,6 +73,31 @@ def test_a_command_that_fails_does_not_wait_for_what_a_thread_compiles(error, st
 """
     found = end_of(body)
     assert found[0] == status and found[1].endswith(said)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("work", "count"),
+    [
+        ("import time; time.sleep(60)", 1),
+        # As XLA compiles: Python's handlers do not run until it returns.
+        ("import hashlib; hashlib.pbkdf2_hmac('sha256', b'a', b'b', 10**9)", 2),
+    ],
+)
+def test_a_signal_stops_a_command_and_a_second_one_at_any_moment(number, work, count):
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT.format(body=f"print('ready', flush=True); {work}")],
+        env=os.environ | {"PYTHONPATH": str(_EXPERIMENTS.parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(count):
+        process.send_signal(number)
+        time.sleep(0.2)  # two signals at once are one
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "stopped; go on\n")
 
 
 def test_a_line_is_in_a_pipe_when_it_is_printed():

@@ -198,7 +198,7 @@ class ThreeCommandsTest(parameterized.TestCase):
         self.assertEqual((self.run_dir / "cleaned_train.jsonl").read_text(), "".join(left))
 
     def test_the_flags_that_are_printed_repeat_it_without_work(self):
-        self.assertRegex(self.unlearned.stdout, r"repeat: python experiments/run.py --flagfile=\S+")
+        self.assertRegex(self.unlearned.stdout, r"repeat: python \S+/run.py --flagfile=\S+")
         again = _script("run", f"--flagfile={self.run_dir / 'run.flags'}")
         self.assertEqual(again.returncode, 0, again.stderr)
         self.assertNotIn("done in", again.stdout)
