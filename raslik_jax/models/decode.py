@@ -150,20 +150,23 @@ def _gumbel(
     return jax.vmap(of_row)(row_B)
 
 
-def _check(prompts: Sequence[Sequence[int]], config: Any, max_new_tokens: int) -> None:
+def room(config: Any, size: int) -> int:
+    """Returns how many tokens a model can add to a prompt of this size.
+
+    They end with its last position, or where its positions change: keys would turn otherwise. The
+    last new token is never read.
+    """
+    left, border = config.max_position_embeddings - size, config.rotation_border
+    return left if border is None or size > border else min(left, border - size + 1)
+
+
+def _check(prompts: Sequence[Sequence[int]], config: Any) -> None:
     rows, most = config.vocab_size, config.max_position_embeddings
-    border = config.rotation_border
     for index, prompt in enumerate(prompts):
         size = len(prompt)
-        # The last new token is never read. Beyond the border all keys would turn otherwise.
-        if border is not None and size <= border < size + max_new_tokens - 1:
-            must = f"must have at most {border - max_new_tokens + 1} tokens, or above {border}"
-            raise ValueError(
-                f"prompt {index} {must}, got {size}: there this model's positions change"
-            )
-        if not 0 < size <= most - max_new_tokens:
-            room = f"must have 1 to {most - max_new_tokens} tokens beside the new ones, got {size}"
-            raise ValueError(f"prompt {index} {room}: the model has {most} positions")
+        if not 0 < size < most:
+            must = f"must have 1 to {most - 1} tokens, got {size}"
+            raise ValueError(f"prompt {index} {must}: the model has {most} positions")
         if min(prompt) < 0 or max(prompt) >= rows:
             got = f"{min(prompt)} to {max(prompt)} in prompt {index}"
             raise ValueError(
@@ -189,13 +192,13 @@ def generate(
 
     Each token is the most likely one, of several the smallest id. A continuation does not depend on
     the other prompts of its batch: padding contributes exactly 0. It has the new tokens only; an
-    end token is cut off, so it may be empty.
+    end token is cut off, so it may be empty. See `room` for where it ends.
 
     Args:
       decoder: The model's functions.
       lora: The adapter, {} for none.
       base: The frozen weights.
-      prompts: Token ids, at least one each, that with the new ones fit the model's positions.
+      prompts: Token ids, at least one each, fewer than the model's positions.
       max_new_tokens: The most tokens to generate for a prompt.
       eos_id: The token, or tokens, that end a continuation; None to generate all tokens always.
       pad_id: Fills the padding; any id of the vocabulary, its embedding is never seen.
@@ -209,7 +212,7 @@ def generate(
     if max_new_tokens < 1 or batch_size < 1:
         got = f"{max_new_tokens} and {batch_size}"
         raise ValueError(f"max_new_tokens and batch_size must be at least 1, got {got}: raise them")
-    _check(prompts, decoder.config, max_new_tokens)
+    _check(prompts, decoder.config)
     if not prompts:
         return []
     ends = [] if eos_id is None else [eos_id] if isinstance(eos_id, int) else list(eos_id)
@@ -225,4 +228,7 @@ def generate(
 
     plans = plan(encoded, batch_size=num_rows)
     rows = map_rows(new_tokens, encoded, plans, left=True, bar=bar).tolist()
+    rows = [
+        new[: room(decoder.config, len(prompt))] for new, prompt in zip(rows, prompts, strict=True)
+    ]
     return [new[: next((i for i, t in enumerate(new) if t in ends), len(new))] for new in rows]

@@ -413,6 +413,7 @@ class Workspace:
         tokenizer = self.tokenizer
         max_len, template = self.config.corpus.max_len, self.template_name
         asked = encoding.encode_prompts(rows, tokenizer, max_len=max_len, template=template)
+        self._check_room(model.decoder.config, rows, asked)
         said = decode.generate(
             *model,
             asked,
@@ -425,6 +426,24 @@ class Workspace:
             drawing=drawing,
         )
         return masking.read_answers(rows, asked, said, tokenizer, self.template)
+
+    def _check_room(
+        self, config: decoders.ModelConfig, rows: Sequence[Example], asked: Sequence[Sequence[int]]
+    ) -> None:
+        """Refuses prompts that fill the model's positions; says where answers are shorter."""
+        most, limit = config.max_position_embeddings, self.config.references.max_new_tokens
+        rooms = [decode.room(config, len(prompt)) for prompt in asked]
+        least = min(rooms, default=limit)
+        if least < 1:
+            row, size = rows[rooms.index(least)].example_id, most - least
+            must = f"must have at most {most - 1:,} tokens, as the model has {most:,} positions"
+            mend = "shorten it, in --prompt or the file of queries"
+            raise ValueError(f"the prompt of {shown(row)} {must}, got {size:,}: {mend}")
+        if short := sum(room < limit for room in rooms):
+            self.tell(
+                f"answers to {short:,} of {len(rows):,} prompts end where the model's positions "
+                f"do: {least:,} tokens are left of --references.max_new_tokens={limit:,}"
+            )
 
     @functools.cache  # noqa: B019  one workspace lives as long as its run
     def _choice(self, strategy: str, name: str) -> choice.Choice | None:

@@ -167,17 +167,19 @@ class DrawingTest(parameterized.TestCase):
 
 
 class EdgeTest(parameterized.TestCase):
+    @parameterized.parameters(("llama", 61, 3), ("llama", 63, 1), ("longrope", 62, 3))
+    def test_an_answer_ends_with_the_positions(self, family: str, size: int, left: int):
+        # Positions of the llama end at 64, those of longrope change behind 64.
+        prompts = [[1] * size, [2] * 5]
+        found = _generate(family, prompts)
+        self.assertEqual([*map(len, found)], [left, _NEW])
+        self.assertEqual(found[:1], _generate(family, prompts[:1], max_new_tokens=left))
+
     @parameterized.named_parameters(
         ("empty_prompt", {"prompts": [[1], []]}, "prompt 1 must have 1 to .* got 0"),
         ("foreign_token", {"prompts": [[29]]}, r"tokens must lie in \[0, 29\), got 29 to 29"),
         ("negative_token", {"prompts": [[-1, 2]]}, "got -1 to 2"),
-        ("too_long", {"prompts": [[1] * 60]}, "prompt 0 must have .* got 60"),
-        # Of its 64 first positions.
-        (
-            "across_longrope",
-            {"family": "longrope", "prompts": [[1] * 60]},
-            "prompt 0 must have at most 59 tokens, or above 64, got 60",
-        ),
+        ("too_long", {"prompts": [[1] * 64]}, "prompt 0 must have .* got 64"),
         ("no_tokens", {"max_new_tokens": 0}, "must be at least 1"),
         ("no_rows", {"batch_size": 0}, "must be at least 1"),
     )

@@ -9,7 +9,9 @@ import tempfile
 from unittest import mock
 
 import linear_decoder
+import pytest
 from absl.testing import parameterized
+from support import tiny_model_config
 
 from raslik_jax import meshes
 from raslik_jax.config import Config, SketchConfig
@@ -97,6 +99,18 @@ class RetrievalQueriesTest(parameterized.TestCase):
     def test_the_default_is_the_given_output(self):
         fields = {field.name: field.default for field in dataclasses.fields(SketchConfig)}
         self.assertEqual(fields["query_output"], "given")
+
+
+def test_answers_are_as_long_as_the_positions_allow_and_prompts_leave_room_for_one(
+    tmp_path, capsys
+):
+    workspace, config = Workspace(tmp_path, Config()), tiny_model_config()  # 64 positions
+    rows = [_query(name, "") for name in "abc"]
+    workspace._check_room(config, rows, [[1] * 60, [1] * 63, [1] * 5])
+    line = capsys.readouterr().err
+    assert "3 of 3" in line and "1 tokens" in line and "max_new_tokens=128" in line
+    with pytest.raises(ValueError, match="'b' must have at most 63 tokens.* got 64: .*--prompt"):
+        workspace._check_room(config, rows, [[1] * 60, [1] * 64, [1] * 5])
 
 
 def test_a_run_under_other_settings_shares_what_is_loaded(tmp_path, monkeypatch):
