@@ -30,7 +30,7 @@ from raslik_jax.messages import shown, some_of
 Shape = Any
 AnyPath = str | os.PathLike[str]
 
-_AGAIN = "restore the file, or delete it and run the stage that makes it again"
+_AGAIN = "restore the file, or move it away and run the stage that makes it again"
 
 
 def _quoted(path: AnyPath) -> str:

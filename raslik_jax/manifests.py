@@ -12,7 +12,7 @@ import json
 import os
 import pathlib
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from raslik_jax import processes
@@ -21,6 +21,8 @@ from raslik_jax.messages import shown, some_of
 
 FORMAT = 3
 MANIFEST, STARTED = "manifest.json", "started.json"
+# The folder of an index in that of its unit; an index has a manifest of its own.
+INDEX = "index"
 _PACKAGES = ("raslik-jax", "jax", "flax", "optax", "numpy", "tensorstore", "tokenizers")
 # What an interrupted training goes on from: no part of the result.
 RESUME = "resume"
@@ -99,12 +101,20 @@ def read_manifest(folder: pathlib.Path, *, any_version: bool = False) -> Manifes
     path = folder / MANIFEST
     if not path.is_file():
         return None
-    mend = f"move or delete the folder {shown(folder.name)}, then run again"
+    mend = f"restore it, or move the folder {shown(folder.name)} away, then run again"
+    if has_index(folder):
+        mend = f"restore it, or move it alone out of the folder {shown(folder.name)}: the next run "
+        mend += "checks the index there and keeps it"
     manifest = read_json(path, {"key": str, "outputs": dict}, mend=mend)
     if manifest.get("format") == FORMAT:
         check_shape(manifest, _SHAPE, shown(str(path), 160), mend=mend)
         return manifest
     return manifest if any_version else None
+
+
+def has_index(folder: pathlib.Path) -> bool:
+    """Returns whether a unit's folder holds an index, which has checksums of its own."""
+    return (folder / INDEX / MANIFEST).is_file()
 
 
 def damaged_outputs(folder: pathlib.Path, manifest: Manifest, hashes: Hashes) -> list[str]:
@@ -133,26 +143,42 @@ def finished_units(root: pathlib.Path) -> list[str]:
     """Returns the names of the units that a work directory holds, whatever their settings."""
     found = (*root.glob(f"*/{MANIFEST}"), *root.glob(f"*/*/{MANIFEST}"))
     names = sorted(str(path.parent.relative_to(root)) for path in found)
-    # An index has a manifest of its own within its unit.
     own = [name for name in names if name.rpartition("/")[0] not in names]
-    return [name for name in own if name[0] != "."]
+    return [name for name in own if name[0] != "." and not name.endswith(f"/{INDEX}")]
+
+
+def lost_units(root: pathlib.Path, stages: Collection[str]) -> list[str]:
+    """Returns the folders of stages that hold files but no manifest of a unit."""
+    units, found = finished_units(root), dict[str, None]()
+    for stage in stages:
+        for name in files_of(root / stage):
+            path, parts = f"{stage}/{name}", pathlib.PurePath(name).parts
+            if not any(path.startswith(f"{unit}/") for unit in units):
+                is_deep = len(parts) > 1 and any(one.startswith(f"{stage}/") for one in units)
+                found[f"{stage}/{parts[0]}" if is_deep else stage] = None
+    return [*found]
 
 
 def verify(root: pathlib.Path) -> list[str]:
     """Returns what is wrong with the results of a work directory, a line each; reads every byte."""
-    names, hashes, found = finished_units(root), Hashes(), []
-    if not names:
-        raise ValueError(f"{shown(str(root), 200)} must hold results of a run: correct --workdir")
-    for name in names:
-        manifest = read_manifest(root / name)
+    hashes, found = Hashes(), list[str]()
+    for name in finished_units(root):
+        try:
+            manifest = read_manifest(root / name)
+            changed = _changed_reads(root, manifest) if manifest else []
+        except ValueError as error:  # a manifest is damaged, this one or one behind it
+            found.append(str(error))
+            continue
         if manifest is None:
             found.append(f"{name}: made by an older version")
             continue
+        parts = {part: manifest[part] for part in ("settings", "reads", "files")}
+        if content_hash({"name": name, **parts}) != manifest["key"]:
+            found.append(f"{name}/{MANIFEST}: damaged")
         damaged = damaged_outputs(root / name, manifest, hashes)
         found += [f"{name}/{file}: missing or damaged" for file in damaged]
-        changed = _changed_reads(root, manifest)
         found += [f"{name}: made from another {path} than is there" for path in changed]
-    return found
+    return [*dict.fromkeys(found)]
 
 
 def _changed_reads(root: pathlib.Path, manifest: Manifest) -> list[str]:
@@ -169,7 +195,9 @@ def _changed_reads(root: pathlib.Path, manifest: Manifest) -> list[str]:
 def owner_on_disk(root: pathlib.Path, path: str) -> str:
     """Returns the unit that a path of a work directory belongs to, "" where there is none."""
     names = itertools.accumulate(path.split("/"), "{}/{}".format)
-    return next((name for name in names if (root / name / MANIFEST).is_file()), "")
+    return next(
+        (n for n in names if (root / n / MANIFEST).is_file() and not n.endswith(f"/{INDEX}")), ""
+    )
 
 
 def check_whole(root: pathlib.Path, name: str) -> Manifest:

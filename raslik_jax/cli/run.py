@@ -18,11 +18,11 @@ from typing import Any
 
 from absl import flags, logging
 
-from raslik_jax import manifests, processes, settings
+from raslik_jax import processes, settings
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import STAGES, Config, MeshConfig
 from raslik_jax.processes import JobConfig
-from raslik_jax.run import gpus, written
+from raslik_jax.run import gpus, verifying, written
 from raslik_jax.run.live import WRITERS
 from raslik_jax.run.workdir import open_workdir
 from raslik_jax.settings import setting
@@ -72,7 +72,7 @@ def run(options: Options) -> int:
     workdir = pathlib.Path(options.workdir or f"runs/{config.name}")
     logging.set_verbosity(logging.WARNING)
     if options.verify:
-        found = [*manifests.verify(workdir), *written.verify(workdir)]
+        found = verifying.verify(workdir)
         print("\n".join(found) or f"{workdir}: all results are as they were made")
         return int(bool(found))
     if options.dry_run:

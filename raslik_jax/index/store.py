@@ -109,7 +109,7 @@ class SketchStore:
             if foreign and MANIFEST not in names:  # with one, another process was faster
                 raise ValueError(
                     f"an index must have a new or empty folder, {place.path} has no manifest.json "
-                    f"and holds {some_of(foreign, 3)}: give another path, or delete what is there"
+                    f"and holds {some_of(foreign, 3)}: give another path, or move that away"
                 )
             for file, value in files.items():
                 place.write(file, value)

@@ -146,6 +146,7 @@ class _Planner:
         *arguments: Any,
         values: Mapping[str, Any] = {},
         files: Mapping[str, str | os.PathLike[str]] = {},
+        adopt: Callable[..., None] | None = None,
         **options: bool,
     ) -> Unit:
         """Returns the unit that makes its result from the workspace, the arguments and a folder.
@@ -155,7 +156,8 @@ class _Planner:
         decided, named = pick(self.config, settings.format(**_SETTINGS).split())
         paths = tuple(dict.fromkeys(reads.format(**self.paths).split()))
         run = functools.partial(make, self.workspace, *arguments)
-        return Unit(name, paths, {**decided, **values}, run, files={**named, **files}, **options)
+        own: Any = {"adopt": adopt and functools.partial(adopt, self.workspace), **options}
+        return Unit(name, paths, {**decided, **values}, run, files={**named, **files}, **own)
 
     def training(self) -> Iterator[Unit]:
         """Yields corpus, backbone, fine-tuning, and answers to queries that have none."""

@@ -227,8 +227,8 @@ class Prober:
             say(f"    the model after step {step:,} is kept")
         elif not last.is_dir():  # where it is, a process was killed after the line above
             raise ValueError(
-                f"the model of step {step} must lie in {kept.name}, got none: delete "
-                f"{self._folder} and run again"
+                f"the model of step {step} must be in {kept.name}, got none: move "
+                f"{self._folder} away and run again"
             )
         self._remove_but("")
 

@@ -71,7 +71,7 @@ class _Answers(dict[str, str]):
 
     def __missing__(self, example_id: str) -> str:
         place, name = shown(str(self.path), 160), shown(example_id)
-        raise ValueError(f"{place} has no answer to {name}: delete its folder and run again")
+        raise ValueError(f"{place} has no answer to {name}: move its folder away and run again")
 
 
 class StoredCorpus:

@@ -198,7 +198,7 @@ class TinyRunTest(absltest.TestCase):
         self.assertEqual(remade, {f"unlearn/{name}-ga_klr" for name in tiny.STRATEGIES})
         changed_files = set(before.items()) ^ set(_files(root).items())
         units = {"/".join(name.split("/")[:2]) for name, _ in changed_files}
-        self.assertEqual(units - {"config.json", "run.flags"}, remade)
+        self.assertEqual(units - {"config.json", "run.flags", "written.json"}, remade)
 
     def test_a_damaged_result_is_never_read(self):
         copy = self.copy()
@@ -210,6 +210,49 @@ class TinyRunTest(absltest.TestCase):
         result = _run("--verify", f"--workdir={copy}")
         self.assertEqual(result.returncode, 1)
         self.assertEqual(result.stdout, "backbone/model/config.json: missing or damaged\n")
+
+    def test_an_index_whose_units_manifest_is_lost_is_checked_and_kept(self):
+        root = self.copy()
+        index, flags = root / "sketch" / "index", (*tiny.FLAGS, f"--workdir={root}")
+        number = len(list((index / "commits").iterdir()))
+        for num_damaged, text in enumerate((None, "{")):
+            made = {path: path.stat().st_ino for path in index.rglob("*") if path.is_file()}
+            manifest = root / "sketch" / "manifest.json"
+            manifest.unlink()
+            damaged = sorted((index / "rows" / "c").glob("*/0"))[:num_damaged]
+            for path in damaged:
+                content = path.read_bytes()
+                path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+            verified = _run("--verify", f"--workdir={root}")
+            self.assertEqual(verified.returncode, 1)
+            self.assertStartsWith(verified.stdout, "sketch/manifest.json: missing")
+            self.assertIn(f" {number - num_damaged} of {number} chunks", verified.stdout)
+            if text:
+                manifest.write_text(text)
+                refused = _run(*flags, "--stages=sketch")
+                self.assertEqual(refused.returncode, 1)
+                self.assertTrue(index.is_dir())
+                manifest.unlink()
+            again = _run(*flags)
+            self.assertEqual(again.returncode, 0, again.stderr)
+            self.assertEqual(re.findall(r"\] (\S+): done", again.stdout), ["sketch"])
+            new = {path for path, inode in made.items() if path.stat().st_ino != inode}
+            self.assertLessEqual({*damaged}, new)
+            self.assertEqual(bool(new), bool(num_damaged))
+            self.assertEqual(_run("--verify", f"--workdir={root}").returncode, 0)
+
+    def test_an_index_of_other_settings_is_not_lost_with_its_manifest(self):
+        root = self.copy()
+        (root / "sketch" / "manifest.json").unlink()
+        before = _files(root)
+        changed = (*tiny.FLAGS, f"--workdir={root}", "--update", "--stages=sketch")
+        refused = _run(*changed, "--sketch.num_buckets=2")
+        self.assertEqual(refused.returncode, 1)
+        after = _files(root)
+        self.assertEqual(
+            {n: v for n, v in after.items() if n.startswith("sketch/")},
+            {n: v for n, v in before.items() if n.startswith("sketch/")},
+        )
 
     @pytest.mark.heavy
     def test_non_sf_by_a_classifier(self):

@@ -265,7 +265,7 @@ def _wrap(backend: Any, eos_token: str, pad_token: str, where: str) -> Tokenizer
 
 def _configured_tokens(path: pathlib.Path) -> dict[str, Any]:
     """Returns what a tokenizer_config.json says of EOS, pad and whether BOS is added."""
-    mend = "fetch the file again, or remove it"
+    mend = "fetch the file again, or move it away"
     config = files.read_json(path, dict, mend=mend) if path.is_file() else {}
     kinds = {"eos_token": str, "pad_token": str, "add_bos_token": bool}
     found = {name: config.get(name) for name in kinds}
@@ -274,7 +274,7 @@ def _configured_tokens(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _read_beside(folder: pathlib.Path, name: str) -> dict[str, Any]:
-    mend = "fetch the file again, or remove it"
+    mend = "fetch the file again, or move it away"
     return files.read_json(folder / name, dict, mend=mend) if (folder / name).is_file() else {}
 
 

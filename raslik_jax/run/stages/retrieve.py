@@ -196,6 +196,7 @@ SCORES: dict[str, tuple[dict[str, Any], ...]] = {
             "settings": "{sketch} sketch.dtype sketch.chunk_rows",
             "values": FORMATS,
             "is_resumable": True,
+            "adopt": sketch_lib.adopt_index,
         },
         {
             "name": "retrieve/queries",

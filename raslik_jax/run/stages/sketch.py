@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, content_of
 from raslik_jax.data.tokens import encoding, prompts, tokenization
 from raslik_jax.files import write_json
-from raslik_jax.index import build
+from raslik_jax.index import build, upkeep
 from raslik_jax.index.claims import Claims
 from raslik_jax.index.store import SketchStore
 from raslik_jax.models import checkpoint, decoder
@@ -246,7 +246,7 @@ def model_identity(workspace: Workspace, adapters: Sequence[Tree]) -> dict[str, 
 
 def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore, int]:
     """Makes the missing rows of a run's index beside other jobs; returns it and how many."""
-    config, settings = workspace.config, workspace.config.sketch
+    settings = workspace.config.sketch
     encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
     plans = plan_batches(workspace, encoded)
     run, is_new = workspace.without_weights, not (folder / "index").exists()
@@ -257,29 +257,8 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
         if size < settings.size:
             print(f"    sketch_size {settings.size} exceeds the {num_params} parameters")
         sketch = sketch_function(workspace, projection, adapters, step)
-        create = functools.partial(
-            SketchStore.create,
-            folder / "index",
-            identity=model_identity(workspace, adapters)
-            | {
-                "max_len": config.corpus.max_len,
-                "gradient_at": settings.gradient_at,
-                "loss": settings.loss,
-                "targets": settings.targets,
-                "normalize": settings.normalize,
-                "projection": dataclasses.asdict(projection.spec),
-                "parameters": settings.parameters,
-                "batches": {
-                    "batch_tokens": settings.batch_tokens,
-                    "num_buckets": settings.num_buckets,
-                },
-            },
-            ids=[encoded.ids[row] for row in batches.sketching_order(plans)],
-            size=size,
-            dtype=settings.dtype,
-            chunk_rows=settings.chunk_rows or build.choose_chunk_rows(plans),
-        )
-        processes.alone(lambda: _create(create, folder))
+        described = _describe_index(workspace, adapters, projection, encoded, plans)
+        processes.alone(lambda: _create(folder, described))
         store = processes.when_visible(lambda: SketchStore.open(folder / "index"))
         left = sum(len(store.ids[store.chunk_positions(chunk)]) for chunk in store.missing_chunks())
         # The bar counts what this job makes; beside other jobs it ends short of the total.
@@ -297,7 +276,50 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
     return store, made
 
 
-def _create(create: Callable[[], SketchStore], folder: pathlib.Path) -> None:
+def _describe_index(
+    workspace: Workspace,
+    adapters: Sequence[Tree],
+    projection: projections.Projection,
+    encoded: encoding.Encoded,
+    plans: Sequence[batches.BatchPlan],
+) -> dict[str, Any]:
+    """Returns what `SketchStore.create` takes: of what the index is made, and how."""
+    settings, spec = workspace.config.sketch, projection.spec
+    names = ("gradient_at", "loss", "targets", "normalize", "parameters")
+    return {
+        "identity": {
+            **model_identity(workspace, adapters),
+            "max_len": workspace.config.corpus.max_len,
+            **{name: getattr(settings, name) for name in names},
+            "projection": dataclasses.asdict(spec),
+            "batches": {name: getattr(settings, name) for name in ("batch_tokens", "num_buckets")},
+        },
+        "ids": [encoded.ids[row] for row in batches.sketching_order(plans)],
+        "size": spec.size,
+        "dtype": settings.dtype,
+        "chunk_rows": settings.chunk_rows or build.choose_chunk_rows(plans),
+    }
+
+
+def adopt_index(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Checks an index whose unit has lost its manifest, and drops its damaged chunks.
+
+    A ValueError where the index is of another model, other rows or other settings.
+    """
+    targets = workspace.config.sketch.targets
+    encoded = workspace.cut(workspace.train_rows, "training examples", targets=targets)
+    run = workspace.without_weights
+    projection = make_projection(run, abstract_adapters(run))
+    plans, adapters = plan_batches(workspace, encoded), sketched_adapters(workspace)
+    _create(folder, _describe_index(workspace, adapters, projection, encoded, plans))
+    store = SketchStore.open(folder / "index")
+    chunks = {damage.chunk for damage in upkeep.verify(store) if damage.chunk is not None}
+    upkeep.discard(store, chunks)
+    whole = store.num_chunks - len(store.missing_chunks())
+    print(f"    the index is kept: {whole} of {store.num_chunks} chunks are whole")
+
+
+def _create(folder: pathlib.Path, described: Mapping[str, Any]) -> None:
     """Makes the index of a unit, or opens what an earlier job has begun of it.
 
     A ValueError where that one has other batches, as on another kind of device; see
@@ -305,14 +327,14 @@ def _create(create: Callable[[], SketchStore], folder: pathlib.Path) -> None:
     """
     is_there = (folder / "index" / "manifest.json").is_file()
     try:
-        create()
+        SketchStore.create(folder / "index", **described)
     except ValueError as error:
         if not is_there:
             raise
         problem = str(error).rpartition(": ")[0]
         raise ValueError(
-            f"{problem}; its batches go by the kind of device: go on where it was begun, or delete "
-            f"{folder} and run again"
+            f"{problem}; its batches go by the kind of device: go on where it was begun, or move "
+            f"{folder} away and run again"
         ) from error
 
 
