@@ -184,13 +184,11 @@ def _write_query(options: Options, config: Config) -> Callable[[], None]:
 
 def _check_system(config: Config, rows: Sequence[Example]) -> None:
     """Refuses a system prompt where the training rows are rendered without any."""
-    from raslik_jax.data.tokens import prompts, tokenization
-    from raslik_jax.models import checkpoint  # it takes jax with it
+    from raslik_jax.data.tokens import prompts
+    from raslik_jax.run import workspace  # it takes jax with it
 
-    settings = config.backbone
-    folder = checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
     name = prompts.settle_template(config.corpus.template, lambda: rows)
-    template = prompts.find_template(name, tokenization.load_tokenizer(folder))
+    template = prompts.find_template(name, workspace.read_tokenizer(config))
     prompts.require_system(template, name)
 
 

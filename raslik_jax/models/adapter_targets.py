@@ -14,8 +14,8 @@ from raslik_jax.messages import shown, some_of
 from raslik_jax.models import decoder as decoders
 
 MERGE = (
-    "merge it with peft (AutoPeftModelForCausalLM.from_pretrained(ADAPTER).merge_and_unload()"
-    ".save_pretrained(OUT)) and give OUT as --checkpoint, without --adapter"
+    "merge it with peft (AutoPeftModelForCausalLM, merge_and_unload, save_pretrained) and give the"
+    " result as --checkpoint, without --adapter"
 )
 # Without a group, an alternative or a repetition a pattern takes no time.
 _IS_SIMPLE = re.compile(r"[\w.\\^$-]*")

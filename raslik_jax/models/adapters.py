@@ -267,7 +267,7 @@ def load_adapter(
         kept = _unchanged_weights(tensors, config, base_folder)
         inert = "|".join(map(re.escape, kept))
     what = f"the adapter of {path} on this {config.model_type}"
-    mend = "give the model that it was trained on as --checkpoint, or save the adapter again"
+    mend = "give the base that it was trained on"
     key_map.check_fit(own_slots, tensors, what, inert, mend=mend)
     trained_on = tensors.metadata.get(_BASE, base)
     if base and trained_on != base:

@@ -91,7 +91,13 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def check_vocabulary(config: ModelConfig, num_tokens: int, *, origin: str) -> None:
+def check_vocabulary(
+    config: ModelConfig,
+    num_tokens: int,
+    *,
+    origin: str,
+    mend: str = "use the model's own tokenizer",
+) -> None:
     """Raises a ValueError where a tokenizer has ids that the model has no embedding for.
 
     More rows than tokens are usual: Pythia pads 50,277 entries to 50,304 rows. `num_tokens` is the
@@ -100,7 +106,7 @@ def check_vocabulary(config: ModelConfig, num_tokens: int, *, origin: str) -> No
     if num_tokens > config.vocab_size:
         raise ValueError(
             f"the tokenizer must have at most {config.vocab_size} entries, the rows of the model's"
-            f" embedding, got {shown(num_tokens)} in {origin}: use the model's own tokenizer"
+            f" embedding, got {shown(num_tokens)} in {origin}: {mend}"
         )
 
 

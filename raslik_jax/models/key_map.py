@@ -69,7 +69,7 @@ def check_fit(
     what: str,
     inert: str,
     *,
-    mend: str = "correct config.json, or fetch the checkpoint again",
+    mend: str = "fetch it again",
 ) -> None:
     """Raises one ValueError that names every tensor that is missing, unexpected or ill-shaped.
 

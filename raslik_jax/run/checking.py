@@ -16,17 +16,25 @@ from raslik_jax.data import corpora
 from raslik_jax.data.batches import num_steps_of
 from raslik_jax.data.examples import Corpus
 from raslik_jax.data.read import formats
+from raslik_jax.data.tokens import tokenization
 from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.messages import listed_problems, shown, some_of
 from raslik_jax.models import checkpoint, decoder, mistaken, presets, storage
+from raslik_jax.models.adapter_targets import MERGE
 from raslik_jax.retrieve import sets
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
 from raslik_jax.run import memory
 from raslik_jax.run.stages import backbone
 from raslik_jax.run.units import Unit
-from raslik_jax.run.workspace import StoredCorpus, adapter_source, load_adopted, lora_config_of
+from raslik_jax.run.workspace import (
+    StoredCorpus,
+    adapter_source,
+    load_adopted,
+    lora_config_of,
+    tokenizer_folders,
+)
 from raslik_jax.settings import leaves
 from raslik_jax.sketch import weights
 
@@ -105,18 +113,33 @@ def _batch_sizes(config: Config) -> dict[str, int]:
 def check_model(config: Config) -> None:
     """Refuses an architecture that is not supported, and adapters on layers that it lacks."""
     model_config = _shapes_of(config)
-    if config.backbone.checkpoint:
-        checkpoint.check_weights(_folder_of(config))
     if config.backbone.adapter:
         # Adapters are small: one that does not fit is found before the model is loaded.
         source = adapter_source(config)
         load_adopted(config, source, model_config)
-        if line := _doubt_base(config, source, _folder_of(config)):
+        own = _check_own_tokenizer(config, model_config)
+        for line in filter(None, (_doubt_base(config, source, _folder_of(config)), own)):
             print(f"    {line}", file=sys.stderr)
     else:
         decoder.abstract(model_config, lora_config_of(config, model_config))
         if config.references.base:
             _check_references_base(config, model_config)
+    if config.backbone.checkpoint:
+        checkpoint.check_weights(_folder_of(config))
+
+
+def _check_own_tokenizer(config: Config, shapes: decoder.ModelConfig) -> str:
+    """Returns how an adapter's own tokenizer differs from the checkpoint's, or refuses it."""
+    folders = tokenizer_folders(config)
+    if len(folders) == 1:
+        return ""
+    own, base = (tokenization.load_tokenizer(*folders[place:]) for place in (0, 1))
+    where = shown(str(folders[0]), 120)
+    mend = f"its embedding was resized in training; {MERGE}"
+    checkpoint.check_vocabulary(shapes, own.vocab_size, origin=where, mend=mend)
+    differs = tokenization.describe_difference(own, base)
+    decides = f"the tokenizer files next to the adapter {where} decide"
+    return f"{decides}; they differ from the checkpoint's in {differs}" if differs else ""
 
 
 def _folder_of(config: Config) -> pathlib.Path:

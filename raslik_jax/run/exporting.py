@@ -24,7 +24,7 @@ from raslik_jax.report import incident
 from raslik_jax.report.card import CardFacts, render_card
 from raslik_jax.report.runs import metrics_path, read_metrics
 from raslik_jax.run.plan import open_run
-from raslik_jax.run.workspace import Workspace
+from raslik_jax.run.workspace import Workspace, tokenizer_folders
 
 
 @meshes.on_host()
@@ -105,7 +105,7 @@ def export_model(
             _write_generation(partial, base, workspace)
         else:
             _write_adapter(partial, base, workspace, variant)
-        _write_tokenizer(partial, base, workspace)
+        _write_tokenizer(partial, workspace)
         files.write_text(partial / "README.md", render_card(facts))
     return out
 
@@ -209,36 +209,54 @@ def _write_adapter(
     adapters.save_adapter(folder, lora, model.lora_config, model.decoder.config, **names)
 
 
-def _write_tokenizer(out: pathlib.Path, base: _Base, workspace: Workspace) -> None:
-    """Copies the tokenizer of the checkpoint, or writes the one that the run trained.
+def _write_tokenizer(out: pathlib.Path, workspace: Workspace) -> None:
+    """Copies the files of the run's tokenizer, or writes the one that the run trained.
 
-    A chat template of the user's own, by which the model was trained, takes the place of its own.
+    A chat template of the user's own, by which the model was trained, takes the place of theirs.
     """
-    tokenizer = workspace.tokenizer
-    _copy_tokenizer(out, base, tokenizer)
-    template = workspace.template.chat
-    if template is not None and template.source != tokenizer.chat_template:
-        files.write_text(out / storage.CHAT_TEMPLATE, template.source)
-
-
-def _copy_tokenizer(out: pathlib.Path, base: _Base, tokenizer: tokenization.Tokenizer) -> None:
-    if base.folder is None:
+    tokenizer, config = workspace.tokenizer, workspace.config
+    if not (config.backbone.checkpoint and _copy_tokenizer(out, tokenizer, config)):
         tokenization.save_tokenizer(out, tokenizer)
-        return
-    own = tokenization.load_tokenizer(base.folder)
-    if tokenization.tokenizer_hash(own) != tokenization.tokenizer_hash(tokenizer):
+    template = workspace.template.chat
+    source = tokenizer.chat_template if template is None else template.source
+    if source and tokenization.load_tokenizer(out).chat_template != source:
+        files.write_text(out / storage.CHAT_TEMPLATE, source)
+
+
+def _copy_tokenizer(out: pathlib.Path, tokenizer: tokenization.Tokenizer, config: Config) -> bool:
+    """Copies tokenizer files byte for byte; returns whether they give the run's tokenizer."""
+    try:
+        folders = tokenizer_folders(config)
+    except ValueError:
+        return False  # the adapter is gone: the run has copies of it and of its tokenizer
+    own, kept = tokenization.load_tokenizer(*folders), tokenization.tokenizer_hash(tokenizer)
+    if tokenization.tokenizer_hash(own) != kept or own.chat_template != tokenizer.chat_template:
         must = "must be the one that the run used, it has changed: restore it, or run again"
-        raise ValueError(f"the tokenizer in {shown(str(base.folder), 160)} {must}")
-    for name in storage.TOKENIZER_FILES:
-        if (base.folder / name).is_file():
-            shutil.copyfile(base.folder / name, out / name)
+        raise ValueError(f"the tokenizer in {shown(str(folders[0]), 160)} {must}")
+    for folder in reversed(folders):
+        if folder != folders[-1] and (folder / "tokenizer.json").is_file():
+            for path in out.iterdir():  # a whole tokenizer takes no part of the base's
+                path.unlink() if path.name in storage.TOKENIZER_FILES else None
+        for one in storage.TOKENIZER_FILES:
+            if (folder / one).is_file():
+                shutil.copyfile(folder / one, out / one)
+    written = tokenization.load_tokenizer(out)
+    return tokenization.tokenizer_hash(written) == kept
 
 
 def _write_generation(out: pathlib.Path, base: _Base, workspace: Workspace) -> None:
-    """Copies the checkpoint's generation_config.json, or writes what ends an answer."""
+    """Copies the checkpoint's generation_config.json, or writes what ends an answer.
+
+    It is written too where the checkpoint does not know the EOS of an adapter's own tokenizer.
+    """
+    fields: dict[str, object] = {}
     if base.folder is not None and (base.folder / storage.GENERATION).is_file():
         shutil.copyfile(base.folder / storage.GENERATION, out / storage.GENERATION)
-        return
-    ends, pad = list(workspace.end_ids), workspace.tokenizer.pad_id
-    ids = {"eos_token_id": ends[0] if len(ends) == 1 else ends, "pad_token_id": pad}
-    files.write_json(out / storage.GENERATION, ids)
+        ends = checkpoint.read_end_ids(base.folder)
+        own = tokenization.load_tokenizer(base.folder).eos_id
+        if workspace.tokenizer.eos_id in (*ends, own):
+            return
+        fields = storage.read_json(base.folder / storage.GENERATION)
+    ends, pad = workspace.end_ids, workspace.tokenizer.pad_id
+    ids = {"eos_token_id": ends[0] if len(ends) == 1 else [*ends], "pad_token_id": pad}
+    files.write_json(out / storage.GENERATION, fields | ids)

@@ -34,7 +34,7 @@ from raslik_jax.run.stages import (
     unlearn,
 )
 from raslik_jax.run.units import Plan, Unit
-from raslik_jax.run.workspace import Workspace
+from raslik_jax.run.workspace import Workspace, read_tokenizer
 
 # Seconds that a program takes to compile where none was compiled to know: of small models on a CPU.
 COMPILE_SECONDS = 5.0
@@ -228,12 +228,16 @@ def work_of(run: AbstractRun, unit: Unit) -> Work:
 
 def _find_rows(run: AbstractRun) -> encoding.Encoded | None:
     """Returns the training examples as token ids, if a tokenizer is here."""
-    stored = run.workspace.root / "corpus" / "tokenizer"
-    named = pathlib.Path(run.config.backbone.checkpoint or stored)
-    folders = [folder for folder in (stored, named) if folder.is_dir()]
-    if not folders or not run.corpus:
+    stored, settings = run.workspace.root / "corpus" / "tokenizer", run.config.backbone
+    named = [name for name in (settings.checkpoint, settings.adapter) if name]
+    if not run.corpus:
         return None
-    tokenizer = tokenization.load_tokenizer(folders[0])
+    if stored.is_dir():
+        tokenizer = tokenization.load_tokenizer(stored)
+    elif named and all(pathlib.Path(name).is_dir() for name in named):
+        tokenizer = read_tokenizer(run.config)
+    else:
+        return None
     rows = run.corpus.train
     template = prompts.settle_template(run.config.corpus.template, lambda: rows)
     return encoding.encode(rows, tokenizer, template=template)

@@ -20,6 +20,7 @@ from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.files import read_json
 from raslik_jax.messages import shown, some_of
+from raslik_jax.models import storage
 from raslik_jax.report.incident import EXPORTS
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import checking
@@ -115,6 +116,13 @@ def _is_idle(config: Config, name: str) -> bool:
     return bool(config.backbone.adapter) or not is_shape
 
 
+def _is_of_tokenizer(kind: str, path: pathlib.Path) -> bool:
+    """Returns whether a tokenizer may be read from a file of a checkpoint or an adapter."""
+    if kind == "adapter":  # which trainers also write logs and states of their own to
+        return path.name in storage.TOKENIZER_FILES
+    return path.suffix in _TOKENIZER_SUFFIXES
+
+
 class _Planner:
     """Plans the units of one run, a method for each part of it."""
 
@@ -162,12 +170,17 @@ class _Planner:
     def training(self) -> Iterator[Unit]:
         """Yields corpus, backbone, fine-tuning, and answers to queries that have none."""
         config = self.config
-        values, checkpoint = pick(config, ("backbone.checkpoint", "backbone.revision"))
+        names = ["backbone.checkpoint", "backbone.revision"]
+        names += (
+            ["backbone.adapter", "backbone.adapter_revision"] if config.backbone.adapter else []
+        )
+        values, _ = pick(config, names)
+        places = {"checkpoint": config.backbone.checkpoint, "adapter": config.backbone.adapter}
         tokenizer = {
-            f"checkpoint/{path.name}": path
-            for folder in checkpoint.values()
-            for path in sorted(pathlib.Path(folder).iterdir())
-            if path.is_file() and path.suffix in _TOKENIZER_SUFFIXES
+            f"{kind}/{path.name}": path
+            for kind, name in places.items()
+            for path in (sorted(pathlib.Path(name).iterdir()) if os.path.isdir(name) else ())
+            if path.is_file() and _is_of_tokenizer(kind, path)
         }
         yield self.unit(
             "corpus",

@@ -26,7 +26,7 @@ from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.files import read_json, read_json_lines
 from raslik_jax.messages import shown, some_of
-from raslik_jax.models import adapters, checkpoint, decode, quantize, sharding
+from raslik_jax.models import adapters, checkpoint, decode, quantize, sharding, storage
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.run import live, memory
@@ -571,6 +571,23 @@ def adapter_source(config: Config) -> pathlib.Path:
     """Returns the folder of --backbone.adapter, fetched from the hub if need be."""
     settings = config.backbone
     return adapters.find_adapter(settings.adapter, revision=settings.adapter_revision or None)
+
+
+def tokenizer_folders(config: Config) -> tuple[pathlib.Path, ...]:
+    """Returns the folders that a run's tokenizer and chat template are read from, in order.
+
+    The files that a trainer saved next to --backbone.adapter decide. The checkpoint has the rest.
+    """
+    settings = config.backbone
+    folder = checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
+    adapter = adapter_source(config) if settings.adapter else folder
+    has_own = any((adapter / name).is_file() for name in storage.TOKENIZER_FILES)
+    return (adapter, folder) if has_own and adapter != folder else (folder,)
+
+
+def read_tokenizer(config: Config) -> tokenization.Tokenizer:
+    """Returns the tokenizer of a run's checkpoint and adapter, as their files are now."""
+    return tokenization.load_tokenizer(*tokenizer_folders(config))
 
 
 def load_adopted(

@@ -18,7 +18,7 @@ from absl.testing import absltest, parameterized
 from finished import write_manifest
 from support import all_logits
 
-from raslik_jax.config import config_from_json
+from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.models import adapters, checkpoint, decoder
 from raslik_jax.report import card as card_lib
@@ -398,6 +398,53 @@ class ExportTest(parameterized.TestCase):
         self.assertEqual((out / "chat_template.jinja").read_text(), own.read_text())
         self.assertEqual(tokenization.load_tokenizer(out).chat_template, own.read_text())
         self.assertIn("--apply_chat_template", (out / "README.md").read_text())
+
+    @parameterized.product(merged=[False, True], has_tokenizer=[False, True])
+    def test_the_tokenizer_that_a_trainer_saved_next_to_the_adapter_is_exported(
+        self, merged, has_tokenizer
+    ):
+        base, own = self.folder / "base", self.folder / "own"
+        run = stored_run.write_stored_run(self.folder / "run", base=base)
+        (base / "chat_template.jinja").write_text("base")
+        (base / "vocab.json").write_text("{}")
+        config = run.decoder.config
+        adapters.save_adapter(own, run.adapters[0], run.lora_config, config)
+        (own / "tokenizer_config.json").write_text(
+            '{"chat_template": "own: {{ messages[0].content }}", "eos_token": "a",'
+            ' "pad_token": "<|endoftext|>"}'
+        )
+        if has_tokenizer:
+            shutil.copyfile(base / "tokenizer.json", own / "tokenizer.json")
+        path = run.root / "evaluate" / "metrics.json"
+        metrics = json.loads(path.read_text())
+        metrics["settings"]["backbone"]["adapter"] = str(own)
+        metrics["settings"]["finetune"] = to_json(Config())["finetune"]
+        path.write_text(json.dumps(metrics))
+        tokenizer = tokenization.load_tokenizer(own, base)
+        tokenization.save_tokenizer(run.root / "corpus" / "tokenizer", tokenizer)
+        stored_run.finish(run.root, base=base)
+        (base / "generation_config.json").write_text('{"eos_token_id": 0, "top_k": 5}')
+        stored_run.finish(run.root, base=base)
+        settings = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None, "merged": merged}
+        out = export_model(run.root, self.folder / "out", **settings)
+        read = tokenization.load_tokenizer(out)
+        self.assertEqual(read.chat_template, "own: {{ messages[0].content }}")
+        self.assertEqual(read.eos_id, tokenizer.backend.token_to_id("a"))
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            kept = own if (own / name).is_file() else base
+            self.assertEqual((out / name).read_bytes(), (kept / name).read_bytes(), name)
+        self.assertEqual((out / "vocab.json").exists(), not has_tokenizer)
+        if merged:
+            fields = json.loads((out / "generation_config.json").read_text())
+            self.assertEqual((fields["eos_token_id"], fields["top_k"]), ([0, read.eos_id], 5))
+        # A folder that is gone is made up for by what the run keeps.
+        adapters.save_adapter(
+            run.root / "finetune" / "adapter", run.adapters[0], run.lora_config, config
+        )
+        shutil.rmtree(own)
+        out = export_model(run.root, self.folder / "again", **settings)
+        again = tokenization.load_tokenizer(out)
+        self.assertEqual((again.chat_template, again.eos_id), (read.chat_template, read.eos_id))
 
     @parameterized.parameters(
         ({"strategy": "bm25"}, "must be of .'oracle-ga_gdr'.* got 'bm25' with 'ga_gdr'"),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+import tokenizers
 
 from raslik_jax.config import (
     BackboneConfig,
@@ -19,8 +20,8 @@ from raslik_jax.config import (
     ReferencesConfig,
     SketchConfig,
 )
-from raslik_jax.data.tokens.tokenization import train_bpe
-from raslik_jax.models import decoder
+from raslik_jax.data.tokens.tokenization import Tokenizer, save_tokenizer, train_bpe
+from raslik_jax.models import checkpoint, decoder
 from raslik_jax.run import checking
 from raslik_jax.run.stages import finetune
 from raslik_jax.run.workspace import Workspace
@@ -117,9 +118,9 @@ def test_the_initial_adapter_is_written_where_gradients_are_taken_at_it(tmp_path
     np.testing.assert_array_equal(ours, _logits(*later.backbone))
 
 
-def test_what_no_peft_adapter_is_is_refused_before_the_model_is_loaded(tmp_path):
+def test_what_no_peft_adapter_is_is_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
     _write_base(tmp_path)
-    (tmp_path / "base" / "model.safetensors").unlink()  # nothing of it is read
+    monkeypatch.setattr(checkpoint, "load_model", None)
     folder = _write_adapter(tmp_path)
     weights, config = (folder / name for name in (_WEIGHTS, _CONFIG))
     checking.check_model(_config(tmp_path))
@@ -141,11 +142,35 @@ def test_what_no_peft_adapter_is_is_refused_before_the_model_is_loaded(tmp_path)
     assert_refused("use_dora=True")
     config.write_text(json.dumps({**json.loads(text), "r": 5}))
     assert_refused("of another shape")
+    dead = {key: value * ("lora_A" in key) for key, value in broken.items()}
+    safetensors.numpy.save_file(dead, weights)
+    assert_refused("all factors B .* are zero")
     weights.rename(folder / "adapter_model.bin")
     assert_refused("must have safetensors, got pickled weights")
     (folder / "adapter_model.bin").unlink()
     weights.unlink()
     assert_refused("must hold adapter_config.json and adapter_model.safetensors, .* it lacks adap")
+
+
+def test_a_tokenizer_next_to_the_adapter_is_named_or_refused_at_the_start(tmp_path, capsys):
+    base, adapter = _write_base(tmp_path), _write_adapter(tmp_path)
+    words = tokenizers.models.WordLevel(
+        {f"w{number}": number for number in range(47)}, unk_token="w0"
+    )
+    backend = tokenizers.Tokenizer(words)
+    backend.add_special_tokens(["<|endoftext|>"])
+    tokenizer = Tokenizer(backend, 47, 47, 48)
+    save_tokenizer(base, tokenizer)
+    checking.check_model(_config(tmp_path))
+    assert "next to the adapter" not in capsys.readouterr().err
+    (adapter / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    checking.check_model(_config(tmp_path))
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "theirs" in line]
+    assert line.endswith("chat template")
+    tokenizer.backend.add_special_tokens(["<more>"])
+    save_tokenizer(adapter, tokenizer)
+    with pytest.raises(ValueError, match="48 entries.*got 49 in .*theirs.*merge_and_unload"):
+        checking.check_model(_config(tmp_path))
 
 
 def test_settings_that_an_adapter_of_elsewhere_cannot_have():

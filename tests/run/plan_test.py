@@ -368,6 +368,11 @@ def test_an_adapter_of_elsewhere_counts_by_its_weights_and_not_by_how_one_would_
     assert _changed(before, _decided(config, tmp_path)) == set()
     (folder / "adapter_model.safetensors").write_text("another")
     assert _changed(before, _decided(config, tmp_path)) == _named(before, _MODEL)
+    # Its own tokenizer decides the rows; what follows reads what the corpus keeps of it.
+    for name in ("chat_template.jinja", "tokenizer.json", "added_tokens.json"):
+        before = _decided(config, tmp_path)
+        (folder / name).write_text(name)
+        assert _changed(before, _decided(config, tmp_path)) == _named(before, "corpus")
 
 
 def test_training_reads_rows_and_model_alone_and_queries_answer_for_themselves(tmp_path):

@@ -11,10 +11,17 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from raslik_jax import bounded, files
-from raslik_jax.messages import one_line, shown
+from raslik_jax.messages import one_line, shown, some_of
 
 END_OF_TEXT = "<|endoftext|>"
 _PAD_CANDIDATES = ("<|pad|>", "<|padding|>")
+# Classes of transformers 4 that begin a text with BOS where add_bos_token says so, whatever the
+# post-processor of tokenizer.json does: DeepSeek-R1-Distill is published for one of them.
+_HEEDING = tuple(
+    f"{name}Tokenizer{suffix}"
+    for name in ("Llama", "CodeLlama", "Gemma", "Cohere", "GPTNeoX")
+    for suffix in ("", "Fast")
+)
 
 
 class Tokenizer(NamedTuple):
@@ -126,33 +133,109 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     return _wrap(backend, END_OF_TEXT, END_OF_TEXT, "the new tokenizer")
 
 
-def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+def load_tokenizer(path: str | os.PathLike[str], *others: pathlib.Path) -> Tokenizer:
     """Returns the tokenizer of a tokenizer.json, or of a folder that holds one.
 
-    The special tokens are those of tokenizer_config.json beside it, else "<|endoftext|>" for EOS
-    and "<|pad|>" or "<|padding|>" or EOS for the pad. An add_bos_token there that contradicts the
-    post-processor of tokenizer.json is refused.
+    The special tokens are those of the files next to it, else "<|endoftext|>" for EOS and "<|pad|>"
+    or "<|padding|>" or EOS for the pad. The post-processor of tokenizer.json puts BOS in front. So
+    does add_bos_token with a class of transformers 4 that heeds it; where the two disagree
+    otherwise, the folder is refused.
+
+    Args:
+      path: of the file or its folder.
+      *others: folders that have what the folder lacks, the first first: tokenizer.json, a special
+        token, the chat template.
     """
-    file, backend = read_backend(path)
-    configured = _configured_tokens(file.parent / "tokenizer_config.json")
-    eos = configured.get("eos_token") or END_OF_TEXT
+    own = pathlib.Path(path)
+    folders = (own if own.is_dir() else own.parent, *others)
+    file, backend = read_backend(path, *others)
+    place = folders.index(file.parent)
+    _add_tokens(backend, folders[:place], file)
+    special = _special_tokens(*folders)
+    eos = special.get("eos_token") or END_OF_TEXT
     found = (token for token in _PAD_CANDIDATES if backend.token_to_id(token) is not None)
-    tokenizer = _wrap(backend, eos, configured.get("pad_token") or next(found, eos), str(file))
-    # What the post-processor puts in front of a text; prompts have nothing of what ends one.
-    text, ids = tokenizer.encode("a"), backend.encode("a", add_special_tokens=True).ids
-    starts = [n for n in range(len(ids)) if ids[n : n + len(text)] == text]
-    prefix = tuple(ids[: starts[0]]) if starts else ()
-    if configured.get("add_bos_token", bool(prefix)) != bool(prefix):
-        raise ValueError(
-            f"add_bos_token beside {shown(str(file), 120)} must agree with its post-processor, got "
-            f"{configured['add_bos_token']} where that adds {'one' if prefix else 'none'}: correct "
-            "the file that is not as the model was trained"
-        )
+    pad = special.get("pad_token") or next(found, eos)
+    _begin(backend, _read_beside("tokenizer_config.json", *folders[: place + 1]), special, file)
+    tokenizer = _wrap(backend, eos, pad, str(file))
+    templates = (template for folder in folders if (template := _chat_template(folder)))
     return tokenizer._replace(
-        prompt_prefix=prefix,
-        chat_template=_chat_template(file.parent),
-        special_tokens=_special_tokens(file.parent),
+        prompt_prefix=_prefix_of(tokenizer),
+        chat_template=next(templates, ""),
+        special_tokens=special,
     )
+
+
+def _prefix_of(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns what the post-processor puts in front of a text, nothing of what ends one."""
+    text, ids = tokenizer.encode("a"), tokenizer.backend.encode("a", add_special_tokens=True).ids
+    starts = [n for n in range(len(ids)) if ids[n : n + len(text)] == text]
+    return tuple(ids[: starts[0]]) if starts else ()
+
+
+def _begin(
+    backend: Any, config: Mapping[str, Any], special: Mapping[str, str], file: pathlib.Path
+) -> None:
+    """Lets the post-processor begin a text as add_bos_token says, or refuses a disagreement."""
+    import tokenizers
+
+    is_asked, bos = config.get("add_bos_token"), special.get("bos_token", "")
+    has_prefix = bool(_prefix_of(Tokenizer(backend, 0, 0, 0)))
+    if not isinstance(is_asked, bool) or is_asked == has_prefix:
+        return
+    token = backend.token_to_id(bos)
+    if is_asked and token is not None and config.get("tokenizer_class") in _HEEDING:
+        begun = tokenizers.processors.TemplateProcessing(
+            single=f"{bos}:0 $A:0", pair=f"{bos}:0 $A:0 $B:1", special_tokens=[(bos, token)]
+        )
+        parts = [backend.post_processor] if backend.post_processor else []
+        backend.post_processor = tokenizers.processors.Sequence([*parts, begun])
+        return
+    raise ValueError(
+        f"add_bos_token next to {shown(str(file), 120)} must agree with its post-processor, got "
+        f"{is_asked} where that adds {'one' if has_prefix else 'none'}: correct "
+        "the file that is not as the model was trained"
+    )
+
+
+def _add_tokens(backend: Any, folders: Sequence[pathlib.Path], file: pathlib.Path) -> None:
+    """Adds the tokens that folders without a tokenizer.json add to the one in `file`."""
+    import tokenizers
+
+    added: dict[int, Any] = {}
+    for folder in reversed(folders):
+        listed = _read_beside("added_tokens.json", folder)
+        added |= {token: name for name, token in listed.items() if isinstance(token, int)}
+        known = _read_beside("tokenizer_config.json", folder).get("added_tokens_decoder") or {}
+        added |= {int(token): one for token, one in known.items() if token.isdecimal()}
+    for token, given in sorted(added.items()):
+        fields = given if isinstance(given, dict) else {"content": given, "special": True}
+        content = str(fields.get("content"))
+        if backend.token_to_id(content) is None:
+            names = ("special", "lstrip", "rstrip", "single_word", "normalized")
+            kept = {name: bool(fields[name]) for name in names if name in fields}
+            backend.add_tokens([tokenizers.AddedToken(content, **kept)])
+        if (got := backend.token_to_id(content)) != token:
+            must = f"token {shown(content)} of {shown(str(folders[0]), 120)} must have id {token}"
+            mend = "put the tokenizer.json that the model was trained with next to it"
+            raise ValueError(f"{must}, got {got} by {shown(str(file), 120)}: {mend}")
+
+
+def describe_difference(own: Tokenizer, base: Tokenizer) -> str:
+    """Returns in what the tokenizer of an adapter differs from its base's, "" where in nothing."""
+    ours, theirs = (one.backend.get_vocab(with_added_tokens=True) for one in (own, base))
+    parts = ["chat template"] if own.chat_template != base.chat_template else []
+    for name in ("eos", "pad", "bos"):
+        tokens = [one.special_tokens.get(f"{name}_token", "none") for one in (own, base)]
+        parts += [f"{name.upper()} {tokens[0]}, not {tokens[1]}"] if len({*tokens}) > 1 else []
+    parts += (
+        [f"{len(more)} more tokens ({some_of(more, 3)})"] if (more := ours.keys() - theirs) else []
+    )
+    parts += [f"{len(less)} fewer tokens"] if (less := theirs.keys() - ours) else []
+    if any(ours[name] != theirs[name] for name in ours.keys() & theirs):
+        parts.append("ids of tokens")
+    if not parts and tokenizer_hash(own) != tokenizer_hash(base):
+        parts.append("splitting of text")
+    return "; ".join(parts)
 
 
 def load_sentence_tokenizer(
@@ -212,15 +295,17 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def read_backend(path: str | os.PathLike[str]) -> tuple[pathlib.Path, Any]:
+def read_backend(path: str | os.PathLike[str], *others: pathlib.Path) -> tuple[pathlib.Path, Any]:
     """Returns a tokenizer.json and its `tokenizers.Tokenizer`, with settings of its own.
 
-    Without the place of an image where the model beside it has no row for that.
+    The file is the first that a folder has. The place of an image is left out where the model next
+    to it has no row for that.
     """
     import tokenizers
 
-    file = pathlib.Path(path)
-    file = file / "tokenizer.json" if file.is_dir() else file
+    own = pathlib.Path(path)
+    names = [one / "tokenizer.json" if one.is_dir() else one for one in (own, *others)]
+    file = next((name for name in names if name.is_file()), names[0])
     if not file.is_file():
         raise ValueError(f"no tokenizer at {file}: give a tokenizer.json or the folder of one")
     try:
@@ -237,8 +322,9 @@ def read_backend(path: str | os.PathLike[str]) -> tuple[pathlib.Path, Any]:
         raise ValueError(f"{name} must split any text, got {reason}: fetch it again") from error
     # The text models of Gemma 3 come with the tokenizer of those that read images, whose place of
     # an image is one beyond the text models' embedding. Without it its name is ordinary text.
-    num_rows = _read_beside(file.parent, "config.json").get("vocab_size")
-    name = _special_tokens(file.parent).get("image_token", "")
+    folders = file.parent, *others
+    num_rows = _read_beside("config.json", *folders).get("vocab_size")
+    name = _special_tokens(*folders).get("image_token", "")
     token = backend.token_to_id(name)
     if token is None or not isinstance(num_rows, int) or token < num_rows:
         return file, backend
@@ -263,19 +349,14 @@ def _wrap(backend: Any, eos_token: str, pad_token: str, where: str) -> Tokenizer
     return Tokenizer(backend, ids[eos_token], ids[pad_token], vocab_size)
 
 
-def _configured_tokens(path: pathlib.Path) -> dict[str, Any]:
-    """Returns what a tokenizer_config.json says of EOS, pad and whether BOS is added."""
+def _read_beside(name: str, *folders: pathlib.Path) -> dict[str, Any]:
+    """Returns the fields of a JSON file of this name, of each the first folder's that has it."""
     mend = "fetch the file again, or move it away"
-    config = files.read_json(path, dict, mend=mend) if path.is_file() else {}
-    kinds = {"eos_token": str, "pad_token": str, "add_bos_token": bool}
-    found = {name: config.get(name) for name in kinds}
-    found = {name: v.get("content") if isinstance(v, dict) else v for name, v in found.items()}
-    return {name: value for name, value in found.items() if isinstance(value, kinds[name])}
-
-
-def _read_beside(folder: pathlib.Path, name: str) -> dict[str, Any]:
-    mend = "fetch the file again, or move it away"
-    return files.read_json(folder / name, dict, mend=mend) if (folder / name).is_file() else {}
+    found: dict[str, Any] = {}
+    for path in (folder / name for folder in reversed(folders)):
+        fields = files.read_json(path, dict, mend=mend) if path.is_file() else {}
+        found |= {field: value for field, value in fields.items() if value is not None}
+    return found
 
 
 def _chat_template(folder: pathlib.Path) -> str:
@@ -286,21 +367,22 @@ def _chat_template(folder: pathlib.Path) -> str:
     file = folder / "chat_template.jinja"
     if file.is_file():
         return files.read_text(file)
-    found = _read_beside(folder, "tokenizer_config.json").get("chat_template")
-    found = found or _read_beside(folder, "chat_template.json").get("chat_template")
+    found = _read_beside("tokenizer_config.json", folder).get("chat_template")
+    found = found or _read_beside("chat_template.json", folder).get("chat_template")
     if isinstance(found, list):
         named = [one for one in found if isinstance(one, dict) and one.get("name") == "default"]
         found = named[0].get("template") if named else None
     return found if isinstance(found, str) else ""
 
 
-def _special_tokens(folder: pathlib.Path) -> dict[str, str]:
-    """Returns the names of special tokens that the files beside a tokenizer.json give."""
+def _special_tokens(*folders: pathlib.Path) -> dict[str, str]:
+    """Returns the names of special tokens, of each the first folder's that has it."""
     names = ("special_tokens_map.json", "tokenizer_config.json")
-    given = [_read_beside(folder, name) for name in names]
     found: dict[str, str] = {}
-    for key, value in itertools.chain.from_iterable(one.items() for one in given):
-        value = value.get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(value, str):
-            found[key] = value
+    for folder in reversed(folders):
+        given = [_read_beside(name, folder) for name in names]
+        for key, value in itertools.chain.from_iterable(one.items() for one in given):
+            value = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(value, str):
+                found[key] = value
     return found

@@ -6,8 +6,7 @@ import numpy as np
 
 from raslik_jax.data import examples
 from raslik_jax.data.tokens import encoding, masking, prompts, tokenization
-from raslik_jax.models import checkpoint
-from raslik_jax.run.workspace import Workspace, queries_to_answer
+from raslik_jax.run.workspace import Workspace, queries_to_answer, read_tokenizer
 
 # 2: one rendering for all rows, one day in templates that ask for it, no pads in rows of ids.
 # 3: queries to texts are texts, and ids that are all learned have no prompt.
@@ -23,9 +22,7 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
     template = prompts.settle_template(settings.template, lambda: corpus.train)
     queries_to_answer(corpus.queries["retrieval"], config.sketch.query_output)  # refuses early
     if config.backbone.checkpoint:
-        revision = config.backbone.revision or None
-        base = checkpoint.resolve_folder(config.backbone.checkpoint, revision=revision)
-        tokenizer = tokenization.load_tokenizer(base)
+        tokenizer = read_tokenizer(config)
     else:
         read = (*corpus.backbone, *corpus.train)
         form = prompts.TEMPLATES.get(template, prompts.Template())

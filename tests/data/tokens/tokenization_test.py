@@ -43,6 +43,80 @@ class BpeTest(parameterized.TestCase):
         self.assertEqual(_TOKENIZER.encode_batch(texts), [_TOKENIZER.encode(t) for t in texts])
 
 
+class LayersTest(parameterized.TestCase):
+    """Files next to an adapter decide, what they lack is the base's."""
+
+    def setUp(self):
+        super().setUp()
+        self.base, self.own = self.folder / "base", self.folder / "adapter"
+        self.own.mkdir()
+        backend = tokenizers.Tokenizer.from_str(_TOKENIZER.backend.to_str())
+        backend.add_special_tokens(["<bos>"])
+        self.tokenizer = _TOKENIZER._replace(
+            backend=backend, chat_template="base", special_tokens={"bos_token": "<bos>"}
+        )
+        tk.save_tokenizer(self.base, self.tokenizer)
+
+    def read(self):
+        own, base = tk.load_tokenizer(self.own, self.base), tk.load_tokenizer(self.base)
+        return own, base, tk.describe_difference(own, base)
+
+    def write(self, name, content):
+        text = content if isinstance(content, str) else json.dumps(content)
+        (self.own / name).write_text(text)
+
+    def test_nothing_of_its_own_is_the_base(self):
+        own, base, differs = self.read()
+        self.assertEqual(own[1:], base[1:])
+        self.assertEqual(differs, "")
+
+    @parameterized.parameters("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
+    def test_a_template_alone_takes_the_place_of_the_bases(self, name):
+        self.write(name, "own" if name.endswith("jinja") else {"chat_template": "own"})
+        (self.base / "chat_template.jinja").write_text("base")
+        own, base, differs = self.read()
+        self.assertEqual((own.chat_template, base.chat_template), ("own", "base"))
+        self.assertEqual(own.special_tokens["bos_token"], "<bos>")
+        self.assertEqual(own.eos_id, base.eos_id)
+        self.assertEqual(differs, "chat template")
+
+    @parameterized.parameters("special_tokens_map.json", "tokenizer_config.json")
+    def test_special_tokens_alone_take_the_place_of_the_bases(self, name):
+        self.write(name, {"eos_token": {"content": "a"}, "pad_token": "c", "unk_token": None})
+        own, base, differs = self.read()
+        ids = own.backend.token_to_id
+        self.assertEqual((own.eos_id, own.pad_id), (ids("a"), ids("c")))
+        self.assertEqual((own.chat_template, base.eos_id), ("base", _TOKENIZER.eos_id))
+        self.assertEqual(differs, "EOS a, not <|endoftext|>; PAD c, not <|endoftext|>")
+
+    def test_a_whole_tokenizer_with_more_tokens_is_taken(self):
+        backend = tokenizers.Tokenizer.from_str(self.tokenizer.backend.to_str())
+        backend.add_special_tokens(["<|im_end|>"])
+        tk.save_tokenizer(self.own, self.tokenizer._replace(backend=backend, chat_template=""))
+        self.write("tokenizer_config.json", {"eos_token": "<|im_end|>"})
+        own, base, differs = self.read()
+        self.assertEqual(own.vocab_size, base.vocab_size + 1)
+        self.assertEqual(own.eos_id, base.vocab_size)
+        self.assertEqual(own.chat_template, "base")
+        self.assertIn("1 more tokens ('<|im_end|>')", differs)
+
+    @parameterized.parameters("added_tokens.json", "tokenizer_config.json")
+    def test_tokens_that_are_added_without_a_tokenizer_json_are_known(self, name):
+        first = tk.load_tokenizer(self.base).vocab_size
+        names = {"<x>": first, "<y>": first + 1}
+        kinds = {str(token): {"content": one, "special": True} for one, token in names.items()}
+        is_map = name == "added_tokens.json"
+        self.write(name, names if is_map else {"added_tokens_decoder": kinds})
+        own, _, _ = self.read()
+        self.assertEqual(own.encode_marked(["<y><x>"])[0].ids, [first + 1, first])
+        self.assertNotIn(first, own.encode("<x>"))
+        self.write(
+            name, {"<z>": 7} if is_map else {"added_tokens_decoder": {"7": kinds[str(first)]}}
+        )
+        with self.assertRaisesRegex(ValueError, "must have id 7, got .*tokenizer.json"):
+            tk.load_tokenizer(self.own, self.base)
+
+
 class FilesTest(parameterized.TestCase):
     def test_a_saved_tokenizer_comes_back(self):
         tk.save_tokenizer(self.folder / "new", _TOKENIZER)
@@ -105,6 +179,34 @@ class FilesTest(parameterized.TestCase):
         self.assertEqual(encoded.tokens[0][: len(prompt)].tolist(), prompt)
         self.assertEqual(prompt[0] == bos, has_bos)
         self.assertEqual(encoded.start_N.tolist(), [len(prompt)])
+
+    @parameterized.parameters(
+        ("LlamaTokenizerFast", True, True),
+        ("LlamaTokenizer", True, True),
+        ("LlamaTokenizerFast", False, False),
+        ("Qwen2Tokenizer", False, False),
+    )
+    def test_a_class_that_heeds_add_bos_token_begins_with_bos(self, kind, is_asked, has_bos):
+        """As DeepSeek-R1-Distill is published: its post-processor adds nothing."""
+        backend = tokenizers.Tokenizer.from_str(_TOKENIZER.backend.to_str())
+        backend.add_special_tokens(["<bos>"])
+        backend.post_processor = tokenizers.processors.ByteLevel(trim_offsets=True)
+        tk.save_tokenizer(self.folder, _TOKENIZER._replace(backend=backend))
+        plain = tk.load_tokenizer(self.folder)
+        config = {"eos_token": "<|endoftext|>", "bos_token": {"content": "<bos>"}}
+        config |= {"add_bos_token": is_asked, "tokenizer_class": kind}
+        (self.folder / "tokenizer_config.json").write_text(json.dumps(config))
+        read = tk.load_tokenizer(self.folder)
+        expected = (backend.token_to_id("<bos>"),) if has_bos else ()
+        self.assertEqual(read.prompt_prefix, expected)
+        tk.save_tokenizer(self.folder / "again", read)
+        again = tk.load_tokenizer(self.folder / "again")
+        self.assertEqual(again.prompt_prefix, expected)
+        self.assertEqual(tk.tokenizer_hash(again), tk.tokenizer_hash(read))
+        for one in (read, again):
+            self.assertEqual(one.encode("the cat"), plain.encode("the cat"))
+            (marked,), (own,) = one.encode_marked(["the cat"]), plain.encode_marked(["the cat"])
+            self.assertEqual((marked.ids, marked.offsets), (own.ids, own.offsets))
 
     @parameterized.parameters((0, True), (1, False))
     def test_a_place_of_an_image_that_the_model_has_no_row_for_is_ordinary_text(self, more, is_out):
