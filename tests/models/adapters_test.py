@@ -185,7 +185,7 @@ class PlainAdapterTest(FolderTest):
         second = write_adapter(root / "snapshots" / ("b" * 40), "gpt_neox")
         self.assertEqual(adapters.find_adapter("owner/adapter", revision="v2"), second)
         self.assert_refused("hub", adapters.find_adapter, "owner/another")
-        self.assert_refused("an adapter must be a directory", adapters.find_adapter, "no/such/one")
+        self.assert_refused("an adapter .*no/such/one", adapters.find_adapter, "no/such/one")
 
     def test_longer_names_of_targets_are_read(self):
         names = ["attention.query_key_value", "attention.dense", "mlp.dense_4h_to_h"]
