@@ -75,6 +75,10 @@ def find_adapter(name: str | os.PathLike[str], *, revision: str | None = None) -
     folder = storage.resolve_folder(name, revision=revision, weights=WEIGHTS)
     lacking = [file for file in (CONFIG, WEIGHTS) if not (folder / file).is_file()]
     if not lacking:
+        is_local = pathlib.Path(name).is_dir()
+        has_tokenizer = any((folder / file).is_file() for file in storage.TOKENIZER_FILES)
+        if not (is_local or has_tokenizer):  # PEFT downloads an adapter without it
+            storage.fetch_tokenizer(str(name), folder)
         return folder
     origin = shown(str(folder), 160)
     if lacking == [WEIGHTS] and (folder / "adapter_model.bin").is_file():

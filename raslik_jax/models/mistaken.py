@@ -1,13 +1,16 @@
 """Says what a folder holds that is not the checkpoint or the adapter it was given as."""
 
+import itertools
+import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from raslik_jax.messages import shown, some_of
 from raslik_jax.models import storage
 
-_DEPTH = 3
+# How deep is looked for what was meant, and in how many folders of a level.
+_DEPTH, _MOST = 3, 1000
 
 
 def base_name(folder: pathlib.Path) -> str:
@@ -45,9 +48,12 @@ def no_adapter(folder: pathlib.Path, lacking: Sequence[str]) -> ValueError:
 
 def _below(folder: pathlib.Path, name: str, flag: str) -> str:
     """Returns which folder below holds the file; of checkpoint-N the newest comes first."""
-    patterns = ["/".join(["*"] * depth + [name]) for depth in range(1, _DEPTH + 1)]
-    found = {path.parent for pattern in patterns for path in folder.glob(pattern)}
-    found = {path for path in found if not path.name.startswith(".")}
+    found, level = set[pathlib.Path](), [folder]
+    for _ in range(_DEPTH):
+        level = list(
+            itertools.islice(itertools.chain.from_iterable(map(_folders_in, level)), _MOST)
+        )
+        found |= {path for path in level if (path / name).is_file()}
     if not found:
         return "name another folder"
 
@@ -59,3 +65,13 @@ def _below(folder: pathlib.Path, name: str, flag: str) -> str:
     is_newest = len(found) > 1 and rank(first)[0] < -1
     named = f"give {flag}={first}" + (", the newest" if is_newest else "")
     return named + (f", or {some_of(others, 2, quoted=False)}" if others else "")
+
+
+def _folders_in(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the folders in a folder but hidden ones; none where it may not be read."""
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(one.name for one in entries if one.is_dir(follow_symlinks=False))
+    except OSError:
+        return
+    yield from (folder / name for name in names if not name.startswith("."))

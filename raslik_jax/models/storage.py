@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pathlib
+import sys
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -71,10 +72,10 @@ def resolve_folder(
         return folder
     if not HUB_NAME.fullmatch(name):
         what = "an adapter" if weights else "a checkpoint"
-        is_there = "is a file" if folder.exists() else "is not there"
-        raise ValueError(
-            f"{what} must be a folder, {shown(name, 160)} {is_there}: correct the path"
-        )
+        got = "is not there: correct the path"
+        if folder.exists():
+            got = "is a file: give the folder that holds it"
+        raise ValueError(f"{what} must be a folder, {shown(name, 160)} {got}")
     import huggingface_hub
     import huggingface_hub.errors
 
@@ -109,6 +110,31 @@ def resolve_folder(
         f"model {name!r}{at} is neither a directory nor whole in the local hub cache, and the "
         f"hub did not give it ({said}); name a directory, or fetch it where there is a network"
     ) from reason
+
+
+@functools.cache
+def fetch_tokenizer(name: str, folder: pathlib.Path) -> None:
+    """Fetches the tokenizer files that an earlier download of a hub's folder left out.
+
+    Prints a line where the hub does not say whether there are any.
+
+    Args:
+      name: "owner/model" on the hub.
+      folder: Its copy in the local cache, which is called as its commit.
+    """
+    import huggingface_hub
+
+    try:
+        hub, commit = huggingface_hub.HfApi(), folder.name
+        info = hub.model_info(name, revision=commit, timeout=_HUB_SECONDS)
+        wanted = {file.rfilename for file in info.siblings or ()} & {*TOKENIZER_FILES}
+        if wanted:
+            huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=sorted(wanted))
+    except Exception as error:  # as in resolve_folder
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = f"the hub did not answer ({one_line(said, 80)})"
+        line = f"{name} may have a tokenizer of its own that is not in the local cache: {reason}"
+        print(f"    {line}", file=sys.stderr)
 
 
 def _is_pickled(names: Collection[str]) -> bool:

@@ -125,7 +125,17 @@ def check_model(config: Config) -> None:
         if config.references.base:
             _check_references_base(config, model_config)
     if config.backbone.checkpoint:
+        _doubt_checkpoint(config)
         checkpoint.check_weights(_folder_of(config))
+
+
+def _doubt_checkpoint(config: Config) -> None:
+    """Prints a line where a checkpoint's folder has an adapter too, which is not applied."""
+    folder = _folder_of(config)
+    if not config.backbone.adapter and (folder / storage.ADAPTER_CONFIG).is_file():
+        where = shown(str(folder), 120)
+        line = f"{where} has an adapter too, which is not applied: give it as --adapter to apply it"
+        print(f"    {line}", file=sys.stderr)
 
 
 def _check_own_tokenizer(config: Config, shapes: decoder.ModelConfig) -> str:

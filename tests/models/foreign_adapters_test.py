@@ -1,9 +1,12 @@
 """Adapters as trainers save them: key shapes, saved base weights, mistaken folders, patterns."""
 
 import builtins
+import contextlib
+import io
 import json
 import re
 import time
+from unittest import mock
 
 import jax
 import ml_dtypes
@@ -14,7 +17,7 @@ from checkpoint_cases import GOLDEN, tensors_of, write_adapter, write_model
 from folders import FolderTest
 
 from raslik_jax import bounded
-from raslik_jax.models import adapters, checkpoint
+from raslik_jax.models import adapters, checkpoint, storage
 
 _PREFIX = "base_model.model."
 _EMBED, _HEAD = "gpt_neox.embed_in.weight", "embed_out.weight"
@@ -201,6 +204,47 @@ class FolderNameTest(_Test):
             ["adapter_model.safetensors", "Permission denied"], self.load, folder
         )
         self.assertNotIn("corrupt", message)
+
+    def test_a_file_is_not_the_folder_that_holds_it(self):
+        path = self.write() / "adapter_model.safetensors"
+        self.assert_refused(["is a file", "folder"], adapters.find_adapter, path)
+
+    def test_tokenizer_files_that_peft_left_on_the_hub_are_fetched(self):
+        import huggingface_hub.constants
+
+        cache, commit = self.folder / "cache", "a" * 40
+        self.monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+        root = cache / "models--owner--mine"
+        folder = write_adapter(root / "snapshots" / commit, "gpt_neox")
+        (root / "refs").mkdir()
+        (root / "refs" / "main").write_text(commit)
+        names = ("adapter_config.json", "chat_template.jinja", "tokenizer.json", "training.log")
+        siblings = [mock.Mock(rfilename=name) for name in names]
+        download, asked = huggingface_hub.snapshot_download, []
+
+        def fetch(name, **options):
+            if options.get("local_files_only"):
+                return download(name, **options)
+            asked.append((name, options["revision"], options["allow_patterns"]))
+            return str(folder)
+
+        storage.fetch_tokenizer.cache_clear()
+        with (
+            mock.patch("huggingface_hub.snapshot_download", fetch),
+            mock.patch("huggingface_hub.HfApi") as api,
+        ):
+            api.return_value.model_info.return_value = mock.Mock(siblings=siblings)
+            for _ in range(2):  # asked once
+                self.assertEqual(adapters.find_adapter("owner/mine"), folder)
+            self.assertEqual(
+                asked, [("owner/mine", commit, ["chat_template.jinja", "tokenizer.json"])]
+            )
+            storage.fetch_tokenizer.cache_clear()
+            api.return_value.model_info.side_effect = OSError("no network")
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                self.assertEqual(adapters.find_adapter("owner/mine"), folder)
+            self.assertIn("owner/mine", said.getvalue())
+            self.assertIn("no network", said.getvalue())
 
 
 class KindTest(_Test):

@@ -173,6 +173,14 @@ def test_a_tokenizer_next_to_the_adapter_is_named_or_refused_at_the_start(tmp_pa
         checking.check_model(_config(tmp_path))
 
 
+def test_an_adapter_in_the_checkpoints_folder_that_is_not_given_is_named(tmp_path, capsys):
+    base = _write_base(tmp_path)
+    checkpoint_cases.write_adapter(base, "llama")
+    whole = dataclasses.replace(_config(tmp_path).backbone, adapter="")
+    checking.check_model(Config(backbone=whole, finetune=FinetuneConfig(epochs=0)))
+    assert "--adapter" in capsys.readouterr().err
+
+
 def test_settings_that_an_adapter_of_elsewhere_cannot_have():
     whole, adapted = BackboneConfig(checkpoint="base"), FinetuneConfig(epochs=0)
     both = BackboneConfig(checkpoint="base", adapter="theirs")
