@@ -318,7 +318,8 @@ def write_bytes(path: AnyPath, content: bytes) -> None:
 
 def write_text(path: AnyPath, text: str) -> None:
     """Writes a UTF-8 file whole or not at all; refuses as `replacing` does."""
-    write_bytes(path, text.encode())
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_json(path: AnyPath, value: Any) -> None:

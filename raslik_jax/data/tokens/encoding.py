@@ -1,5 +1,6 @@
 """Examples as rows of token ids: what is tokenized once and read by every stage."""
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Sequence
@@ -13,9 +14,12 @@ from raslik_jax.data.tokens import masking
 from raslik_jax.data.tokens.prompts import fill_form, find_template
 from raslik_jax.data.tokens.tokenization import Tokenizer
 from raslik_jax.messages import some_of
+from raslik_jax.progress import progress
 
 Targets = Literal["response", "all"]
 _NO_LIMIT = 2**30
+_PART_ROWS = 2048
+_LONG_TEXT = 1_000_000
 
 
 class Encoded(NamedTuple):
@@ -179,6 +183,13 @@ def describe_cuts(whole: Encoded, what: str, *, max_len: int) -> str:
     return line if len(cut) else ""
 
 
+def describe_long(rows: Sequence[Example], what: str) -> str:
+    """Returns a sentence about examples, called `what`, that take seconds each to tokenize."""
+    long = [row.example_id for row in rows if sum(map(len, row[1:4])) > _LONG_TEXT]
+    names = f"{len(long):,} of {len(rows):,} {what} have over {_LONG_TEXT:,} characters"
+    return f"{names} ({some_of(long, 3)}): to tokenize each takes seconds" if long else ""
+
+
 def encode(
     examples: Sequence[Example], tokenizer: Tokenizer, *, template: str, only_last: bool = False
 ) -> Encoded:
@@ -188,7 +199,25 @@ def encode(
     training sees exactly the prompt ids that decoding starts from. Other rows become what their
     format and the chat template make of them, see `masking`; with `only_last` the last answer of a
     conversation is all that counts, as for a query.
+
+    A tokenizer takes many times the memory of the ids, so that rows are encoded in parts.
     """
+    starts, parts = range(0, max(len(examples), 1), _PART_ROWS), list[Encoded]()
+    with contextlib.closing(progress(None, "tokens", total=len(examples), unit="example")) as bar:
+        for start in starts:
+            rows = examples[start : start + _PART_ROWS]
+            part = _encode_part(rows, tokenizer, template=template, only_last=only_last)
+            flat = np.concatenate([np.zeros(0, np.int32), *part.tokens])
+            tokens = np.split(flat, np.cumsum(part.lengths_N))[:-1]
+            parts.append(part._replace(tokens=tuple(tokens)))
+            bar.update(len(rows))
+    return join(parts) if len(parts) > 1 else parts[0]
+
+
+def _encode_part(
+    examples: Sequence[Example], tokenizer: Tokenizer, *, template: str, only_last: bool
+) -> Encoded:
+    """Returns what `encode` does, of all rows at once."""
     chosen = find_template(template, tokenizer)
     formed = [row for row in examples if chosen.has_form(row)]
     prompts = tokenizer.encode_prompts([fill_form(row, chosen) for row in formed])

@@ -38,9 +38,10 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
     trained = {"backbone": corpus.backbone, "train": corpus.train}
     for name, rows in (trained | queries).items():
         rows = masking.with_texts(rows, tokenizer)
-        labels = [{"is_target": row.is_target, "source": row.source} for row in rows]
+        labels = ({"is_target": row.is_target, "source": row.source} for row in rows)
         examples.write_examples(folder / f"{name}.jsonl", rows, extra=labels)
         only_last = name not in trained
+        workspace.tell(encoding.describe_long(rows, "rows"))
         encoded = encoding.encode(rows, tokenizer, template=template, only_last=only_last)
         if name in trained:
             encoded.save(folder / f"{name}.npz")

@@ -2,6 +2,7 @@
 
 import pathlib
 import tempfile
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -40,6 +41,22 @@ class EncodeTest(parameterized.TestCase):
         self.assertEqual(encoded.start_N.tolist(), [len(prompt) for prompt in prompts])
         self.assertEqual(encoded.num_targets_N[1], 1)  # an empty answer still ends
         self.assertEqual(encoding.describe_cuts(encoded, "rows", max_len=1000), "")
+
+    def test_rows_that_are_encoded_in_parts_are_the_same(self):
+        whole, rows = _encode(), [*_EXAMPLES] * 3
+        with mock.patch.object(encoding, "_PART_ROWS", 2):
+            found = encoding.encode(rows, _TOKENIZER, template="brief")
+            empty = encoding.encode([], _TOKENIZER, template="brief")
+        self.assertEqual(found.ids, whole.ids * 3)
+        self.assertEqual([*map(list, found.tokens)], [*map(list, whole.tokens)] * 3)
+        self.assertEqual(found.start_N.tolist(), whole.start_N.tolist() * 3)
+        self.assertEqual((found.masks, len(empty.ids)), (None, 0))
+
+    def test_rows_of_a_million_characters_are_named(self):
+        rows = [*_EXAMPLES, make_example("Copy.", "", "a " * 600_000)]
+        said = encoding.describe_long(rows, "rows")
+        self.assertIn(f"1 of 4 rows have over 1,000,000 characters ({rows[-1].example_id!r})", said)
+        self.assertEqual(encoding.describe_long(_EXAMPLES, "rows"), "")
 
     def test_long_rows_lose_their_right_end_and_are_counted(self):
         whole = _encode()
