@@ -127,9 +127,9 @@ def fetch_tokenizer(name: str, folder: pathlib.Path) -> None:
     try:
         hub, commit = huggingface_hub.HfApi(), folder.name
         info = hub.model_info(name, revision=commit, timeout=_HUB_SECONDS)
-        wanted = {file.rfilename for file in info.siblings or ()} & {*TOKENIZER_FILES}
-        if wanted:
-            huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=sorted(wanted))
+        absent = {file.rfilename for file in info.siblings or ()} & {*TOKENIZER_FILES}
+        if absent:
+            huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=sorted(absent))
     except Exception as error:  # as in resolve_folder
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         reason = f"the hub did not answer ({one_line(said, 80)})"
