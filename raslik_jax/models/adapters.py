@@ -26,10 +26,13 @@ from raslik_jax.models.adapter_targets import MERGE
 from raslik_jax.models.lora import LoRAConfig
 
 WEIGHTS, CONFIG = storage.ADAPTER_WEIGHTS, storage.ADAPTER_CONFIG
+_AGAIN = "save the adapter with peft again, or fetch it again"
 # In the header of an adapter of ours: the identity of its base.
 _BASE = "base identity"
 _PREFIX = "base_model.model."
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+# In keys of what an adapter computes beyond plain LoRA.
+_MORE = re.compile(r"lora_(embedding|magnitude)|lora_[AB]\.bias|modules_to_save|trainable_tokens")
 _FACTORS = frozenset(
     "lora_A lora_B lora_embedding_A lora_embedding_B lora_magnitude_vector".split()
 )
@@ -94,11 +97,11 @@ def read_adapter_config(folder: str | os.PathLike[str], config: decoders.ModelCo
     biases, modules saved whole, targets outside of the layers, ...
     """
     path = pathlib.Path(folder) / CONFIG
-    kind = storage.read_json(path, {"peft_type": str})["peft_type"]
+    kind = files.read_json(path, {"peft_type": str}, mend=_AGAIN)["peft_type"]
     if kind != "LORA":
         mend = "train a LoRA in its place" if kind in _PROMPTS else MERGE
         raise ValueError(f"peft_type in {path} must be 'LORA', got {shown(kind)}: {mend}")
-    fields = storage.read_json(path, _SHAPE)
+    fields = files.read_json(path, _SHAPE, mend=_AGAIN)
     _refuse_others(path, fields)
     sizes = adapter_targets.find_sizes(path, fields, config)
     targets = tuple(name for name, layers in sizes.items() if any(rank for rank, _ in layers))
@@ -219,7 +222,9 @@ def _unchanged_weights(
             continue  # named with all others that do not fit
         shapes = tensors.header(key)[0], base.header(own)[0]
         if not tensors.is_same(key, own, other=base):
-            got = "the values differ" if shapes[0] == shapes[1] else f"{shapes[0]}, not {shapes[1]}"
+            got = "its values differ"
+            if shapes[0] != shapes[1]:
+                got = f"it has {shapes[0][0]} rows, not {shapes[1][0]}"
             must = f"must be the base's or left out, {got}"
             raise ValueError(f"{tensors.label(key)} {must}: {MERGE}")
     return [key for key in keys if key.removeprefix(_PREFIX) in {*base.files, head}]
@@ -271,7 +276,8 @@ def load_adapter(
         kept = _unchanged_weights(tensors, config, base_folder)
         inert = "|".join(map(re.escape, kept))
     what = f"the adapter of {path} on this {config.model_type}"
-    mend = "give the base that it was trained on"
+    is_more = any(key not in own_slots and _MORE.search(key) for key in tensors.files)
+    mend = MERGE if is_more else "give the base that it was trained on"
     key_map.check_fit(own_slots, tensors, what, inert, mend=mend)
     trained_on = tensors.metadata.get(_BASE, base)
     if base and trained_on != base:

@@ -128,6 +128,16 @@ class SavedBaseTest(_Test):
                 folder,
             )
 
+    @parameterized.parameters(
+        "gpt_neox.embed_in.lora_embedding_A",
+        "gpt_neox.layers.0.attention.dense.lora_magnitude_vector.weight",
+        "gpt_neox.layers.0.attention.dense.lora_B.bias",
+        "embed_out.modules_to_save.default.weight",
+    )
+    def test_tensors_of_more_than_plain_lora_say_how_to_merge(self, key):
+        folder = self.write({_PREFIX + key: np.ones((3, 3), np.float32)})
+        self.assert_refused(["unexpected", "merge_and_unload"], self.load, folder)
+
     def test_a_tensor_that_neither_has_is_named(self):
         folder = self.write({_PREFIX + "gpt_neox.other.weight": np.ones(3, np.float32)})
         self.assert_refused("unexpected .*gpt_neox.other.weight", self.load, folder)
