@@ -198,7 +198,8 @@ def _check_file(path: pathlib.Path) -> None:
         mend = "save the adapter again with the weights gathered"
         raise ValueError(f"the tensors of {origin} must have values, {got}: {mend}")
     split = [key.split(".") for key in tensors.files]
-    found = {(one[-2] if one[-3] in _FACTORS else "") for one in split if {*one[-3:-1]} & _FACTORS}
+    factors = [one for one in split if {*one[-3:-1]} & _FACTORS]
+    found = {one[-2] if {*one[-3:-2]} & _FACTORS else "" for one in factors}
     if len(found) > 1:
         got = f"got {some_of(sorted(found))}"
         mend = "save one alone with peft's save_pretrained(selected_adapters=[NAME])"
@@ -220,11 +221,11 @@ def _unchanged_weights(
         own = embed if own == head and own not in base.files else own
         if own not in base.files:
             continue  # named with all others that do not fit
-        shapes = tensors.header(key)[0], base.header(own)[0]
         if not tensors.is_same(key, own, other=base):
-            got = "its values differ"
-            if shapes[0] != shapes[1]:
-                got = f"it has {shapes[0][0]} rows, not {shapes[1][0]}"
+            shape, its = (
+                list(part.header(name)[0]) for part, name in ((tensors, key), (base, own))
+            )
+            got = "its values differ" if shape == its else f"it is {shape}, not {its}"
             must = f"must be the base's or left out, {got}"
             raise ValueError(f"{tensors.label(key)} {must}: {MERGE}")
     return [key for key in keys if key.removeprefix(_PREFIX) in {*base.files, head}]

@@ -143,11 +143,12 @@ def _check_own_tokenizer(config: Config, shapes: decoder.ModelConfig) -> str:
     folders = tokenizer_folders(config)
     if len(folders) == 1:
         return ""
-    own, base = (tokenization.load_tokenizer(*folders[place:]) for place in (0, 1))
-    where = shown(str(folders[0]), 120)
+    own, where = tokenization.load_tokenizer(*folders), shown(str(folders[0]), 120)
     mend = f"its embedding was resized in training; {MERGE}"
     checkpoint.check_vocabulary(shapes, own.vocab_size, origin=where, mend=mend)
-    differs = tokenization.describe_difference(own, base)
+    if not (folders[1] / "tokenizer.json").is_file():
+        return ""
+    differs = tokenization.describe_difference(own, tokenization.load_tokenizer(folders[1]))
     decides = f"the tokenizer files next to the adapter {where} decide"
     return f"{decides}; they differ from the checkpoint's in {differs}" if differs else ""
 

@@ -233,13 +233,12 @@ def _copy_tokenizer(out: pathlib.Path, tokenizer: tokenization.Tokenizer, config
     if tokenization.tokenizer_hash(own) != kept or own.chat_template != tokenizer.chat_template:
         must = "must be the one that the run used, it has changed: restore it, or run again"
         raise ValueError(f"the tokenizer in {shown(str(folders[0]), 160)} {must}")
-    for folder in reversed(folders):
-        if folder != folders[-1] and (folder / "tokenizer.json").is_file():
-            for path in out.iterdir():  # a whole tokenizer takes no part of the base's
-                path.unlink() if path.name in storage.TOKENIZER_FILES else None
-        for one in storage.TOKENIZER_FILES:
-            if (folder / one).is_file():
-                shutil.copyfile(folder / one, out / one)
+    # A whole tokenizer takes no part of the base's.
+    place = next(n for n, one in enumerate(folders) if (one / "tokenizer.json").is_file())
+    for folder in reversed(folders[: place + 1]):
+        for name in storage.TOKENIZER_FILES:
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, out / name)
     written = tokenization.load_tokenizer(out)
     return tokenization.tokenizer_hash(written) == kept
 
@@ -247,14 +246,13 @@ def _copy_tokenizer(out: pathlib.Path, tokenizer: tokenization.Tokenizer, config
 def _write_generation(out: pathlib.Path, base: _Base, workspace: Workspace) -> None:
     """Copies the checkpoint's generation_config.json, or writes what ends an answer.
 
-    It is written too where the checkpoint does not know the EOS of an adapter's own tokenizer.
+    With an adapter it is written too where it does not name the EOS of the run's tokenizer.
     """
     fields: dict[str, object] = {}
     if base.folder is not None and (base.folder / storage.GENERATION).is_file():
         shutil.copyfile(base.folder / storage.GENERATION, out / storage.GENERATION)
-        ends = checkpoint.read_end_ids(base.folder)
-        own = tokenization.load_tokenizer(base.folder).eos_id
-        if workspace.tokenizer.eos_id in (*ends, own):
+        is_known = workspace.tokenizer.eos_id in checkpoint.read_end_ids(base.folder)
+        if is_known or not workspace.config.backbone.adapter:
             return
         fields = storage.read_json(base.folder / storage.GENERATION)
     ends, pad = workspace.end_ids, workspace.tokenizer.pad_id

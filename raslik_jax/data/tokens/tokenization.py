@@ -205,8 +205,9 @@ def _add_tokens(backend: Any, folders: Sequence[pathlib.Path], file: pathlib.Pat
     for folder in reversed(folders):
         listed = _read_beside("added_tokens.json", folder)
         added |= {token: name for name, token in listed.items() if isinstance(token, int)}
-        known = _read_beside("tokenizer_config.json", folder).get("added_tokens_decoder") or {}
-        added |= {int(token): one for token, one in known.items() if token.isdecimal()}
+        known = _read_beside("tokenizer_config.json", folder).get("added_tokens_decoder")
+        if isinstance(known, dict):
+            added |= {int(token): one for token, one in known.items() if token.isdecimal()}
     for token, given in sorted(added.items()):
         fields = given if isinstance(given, dict) else {"content": given, "special": True}
         content = str(fields.get("content"))
