@@ -22,6 +22,7 @@ RECORD = "written.json"
 _RESERVED = (*STAGES, "rows", "given")
 # Of each file its hash, of each folder below "": all that a place has. A file is the one named "".
 Content = Mapping[str, str]
+_ABSENT: Content = {}
 
 
 def check_folder(root: pathlib.Path, folder: pathlib.Path) -> None:
@@ -100,7 +101,8 @@ def replacing(root: pathlib.Path, place: pathlib.Path) -> Iterator[pathlib.Path]
             check_folder(root, place)
         else:
             check_file(root, place, "the command")
-        note(root, place, content_of(made))
+        content = content_of(made)
+        note(root, place, content)
         with _explained(place):
             parts = [made, *(made.rglob("*") if made.is_dir() else ())]
             files.sync(*(part for part in parts if part.is_file()))
@@ -108,6 +110,7 @@ def replacing(root: pathlib.Path, place: pathlib.Path) -> Iterator[pathlib.Path]
                 os.replace(place, scratch / "replaced")
             os.replace(made, place)
             files.sync(place.parent)
+        note(root, place, content)
 
 
 @contextlib.contextmanager
@@ -120,8 +123,10 @@ def _explained(place: pathlib.Path) -> Iterator[None]:
 
 def write_bytes(root: pathlib.Path, path: pathlib.Path, content: bytes) -> None:
     """Writes a file of the work directory, whatever is there, and records it."""
-    note(root, path, {"": hashlib.sha256(content).hexdigest()})
+    found = {"": hashlib.sha256(content).hexdigest()}
+    note(root, path, found)
     files.write_bytes(path, content)
+    note(root, path, found)
 
 
 def write_json(root: pathlib.Path, path: pathlib.Path, value: Any) -> None:
@@ -130,9 +135,9 @@ def write_json(root: pathlib.Path, path: pathlib.Path, value: Any) -> None:
 
 
 def note(root: pathlib.Path, place: pathlib.Path, content: Content) -> None:
-    """Records what is about to be in a place.
+    """Records what is about to be in a place, and again when it is there.
 
-    The content that is there and was recorded counts still, until the new one is in its place. A
+    Before, the content that is there and was recorded counts too, and so does an absent place. A
     work directory that cannot be written records nothing.
     """
     if not os.access(root, os.W_OK):
@@ -140,8 +145,8 @@ def note(root: pathlib.Path, place: pathlib.Path, content: Content) -> None:
     with _locked(root):
         recorded, name = _read(root), _name(root, place)
         versions = recorded.get(name, [])
-        there = content_of(place) if versions and os.path.lexists(place) else None
-        kept = [one for one in versions if one == there and one != content]
+        there = content_of(place) if os.path.lexists(place) else _ABSENT
+        kept = [there] if there != content and there in (*versions, _ABSENT) else []
         files.write_json(root / RECORD, recorded | {name: [*kept, content]})
 
 
@@ -171,7 +176,7 @@ def verify(root: pathlib.Path) -> list[str]:
     for name, versions in _read(root).items():
         place = root / name
         if not os.path.lexists(place):
-            found.append(f"{name}: missing")
+            found += [] if _ABSENT in versions else [f"{name}: missing"]
         elif (there := content_of(place)) not in versions:
             # Those of an earlier version that is there were not replaced.
             differing = min((_differing(there, one) for one in versions), key=len)

@@ -5,6 +5,7 @@ import errno
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -162,6 +163,48 @@ def test_what_dead_processes_left_is_cleared_and_nothing_else(tmp_path):
     files.write_text(tmp_path / "other", "whole")
     kept[2] = "other"
     assert sorted(_files_of(tmp_path)) == sorted(kept)
+
+
+_KILLED = """
+import os, pathlib, signal, sys
+from raslik_jax import files
+from raslik_jax.models import storage
+from raslik_jax.run import written
+root, place, step = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
+def kill(*args): os.kill(os.getpid(), signal.SIGKILL)
+with written.replacing(root, place) as made:
+    with storage.new_folder(made) as partial:
+        (partial / "weights").write_text("new")
+        if step == "within": kill()
+    if step == "before": kill()
+    if step == "record": files.write_json = kill
+    real = os.replace
+    if step == "replace": os.replace = lambda a, b: kill() if b == place else real(a, b)
+files.sync = kill
+"""
+
+
+@pytest.mark.parametrize("step", ["within", "before", "record", "replace"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_kill_of_an_export_leaves_the_old_one_and_nothing_after_the_next(
+    root, tmp_path, step, is_there
+):
+    place = tmp_path / "clean"
+    if is_there:
+        _write(root, place, "old")
+    arguments = [sys.executable, "-c", _KILLED, str(root), str(place), step]
+    assert subprocess.run(arguments).returncode == -signal.SIGKILL
+    # Between two renames neither is in the place.
+    is_between = is_there and step == "replace"
+    assert written.verify(root) == ([f"{place}: missing"] if is_between else [])
+    left = {path.name for path in tmp_path.iterdir()} - {"run", "clean"}
+    assert len(left) == 1
+    if is_there and not is_between:
+        assert (place / "weights").read_text() == "old"
+    written.check_folder(root, place)
+    _write(root, place, "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "clean"}
+    assert written.verify(root) == []
 
 
 def test_verify_names_every_file_that_is_not_as_it_was_written(root, tmp_path):

@@ -15,6 +15,7 @@ import pytest
 import tiny
 from absl.testing import absltest, parameterized
 
+from raslik_jax import files
 from raslik_jax.evaluate import judgment
 
 _SCRIPT = "experiments/run.py"
@@ -298,8 +299,11 @@ class TinyRunTest(absltest.TestCase):
         resumed = tiny.run_script(*arguments)
         self.assertEqual(resumed.returncode, 0, resumed.stderr)
         ours, theirs = _files(root), _files(self.root)
-        ours.pop("run.flags"), theirs.pop("run.flags")
+        for name in ("run.flags", "written.json"):  # which have the place of the run
+            ours.pop(name), theirs.pop(name)
         self.assertEqual(ours, theirs)
+        self.assertEmpty([path for path in root.rglob("*") if files.is_temporary(path.name)])
+        self.assertEqual(_run("--verify", f"--workdir={root}").returncode, 0)
 
 
 class WrongInputTest(parameterized.TestCase):
