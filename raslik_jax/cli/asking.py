@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from raslik_jax.config import MeshConfig
-from raslik_jax.data.examples import Example, make_example
+from raslik_jax.data.examples import Example, make_example, with_system
 from raslik_jax.files import parse_json
 from raslik_jax.messages import bounded, one_line, some_of
 from raslik_jax.report import serving
@@ -69,7 +69,7 @@ def make_question(instruction: str, input: str, output: str, system: str = "") -
     if not instruction.strip():
         raise ValueError("a question must have an instruction, got none: say what was asked")
     question = make_example(instruction, input, output)
-    return question._replace(content={"system": system}) if system.strip() else question
+    return with_system(question, system) if system.strip() else question
 
 
 def converse(ask: Ask, width: int) -> None:

@@ -30,9 +30,8 @@ from raslik_jax.cli import command, setting_flags
 from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, MeshConfig
 from raslik_jax.data.contents import Conversation
-from raslik_jax.data.examples import HELD_OUT, Example, query_file
+from raslik_jax.data.examples import HELD_OUT, Example, as_record, query_file
 from raslik_jax.data.read.formats import parse_fields, read_examples, read_written
-from raslik_jax.data.read.rows import FORMATS
 from raslik_jax.messages import one_line, shown
 from raslik_jax.processes import JobConfig
 from raslik_jax.report.incident import drawn_of, read_cut, read_traced
@@ -193,21 +192,29 @@ def _check_system(config: Config, rows: Sequence[Example]) -> None:
 
 
 def _as_row(like: Example, prompt: str, response: str, system: str = "") -> dict[str, Any]:
-    """Returns a prompt and its answer, if any, by the keys that rows like this one are read by."""
-    record, said = FORMATS[like.format], response if response.strip() else ""
+    """Returns a prompt and its answer, if any, as a row that is rendered as a training row is.
+
+    It has the template options of that row, such as its tools.
+    """
+    answer, content = response if response.strip() else "", like.content
     before = system if system.strip() else ""
-    if "instruction" in record.names:
-        row = {"instruction": prompt} | ({"output": said} if said else {})
+    if content is None:
+        row = {"instruction": prompt} | ({"output": answer} if answer else {})
         return row | ({"system": before} if before else {})
-    if isinstance(record.content(like), Conversation):  # which the same template renders
-        turns = ("system", before), ("user", prompt), ("assistant", said)
-        return {"messages": [{"role": role, "content": text} for role, text in turns if text]}
-    if before:
-        raise ValueError(
-            f"--system needs rows that can have a system prompt, those of --train_file are "
-            f"{record.title}: put its text in front of --prompt, as the model was trained"
-        )
-    return {"prompt": prompt} | ({"completion": said} if said else {})
+    if not isinstance(content, Conversation):
+        if before:
+            raise ValueError(
+                "--system needs rows that can have a system prompt, those of --train_file are "
+                "texts or ids: put its text in front of --prompt, as the model was trained"
+            )
+        return {"prompt": prompt} | ({"completion": answer} if answer else {})
+    turns = ("system", before), ("user", prompt), ("assistant", answer)
+    messages = tuple({"role": role, "content": text} for role, text in turns if text)
+    first = len(messages) - bool(answer) if content.first else 0
+    talk = content._replace(messages=messages, first=first, muted=())
+    record = as_record(Example("", "", "", "", content=talk))
+    fields = ("messages", "prompt", "completion", "tools", "chat_template_kwargs")
+    return {name: record[name] for name in fields if record.get(name)}
 
 
 def answers_text(path: pathlib.Path, *, is_doubted: bool = True) -> list[str]:

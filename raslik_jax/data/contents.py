@@ -1,5 +1,10 @@
-"""What a row is to a tokenizer: a conversation, a passage of text, or ids."""
+"""What a row is to a tokenizer: a conversation, a passage of text, or ids.
 
+Every file format becomes one of the three. The functions here give what is asked and what is said,
+and change both, whatever the format was.
+"""
+
+import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,7 +21,8 @@ class Conversation(NamedTuple):
       first: position of the first message that may be a target.
       is_completion: whether all from `first` on is one target, whoever says it.
       is_open: whether the assistant has yet to answer, which leaves nothing to learn.
-      options: what the template is given beside them, such as `tools`.
+      options: further input of the template, such as `tools`.
+      muted: positions of messages of the assistant that are no targets.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -24,19 +30,26 @@ class Conversation(NamedTuple):
     is_completion: bool = False
     is_open: bool = False
     options: Mapping[str, Any] = MappingProxyType({})
+    muted: tuple[int, ...] = ()
+
+    @property
+    def spoken(self) -> tuple[int, ...]:
+        """Positions of the messages of the assistant from `first` on."""
+        places = range(self.first, len(self.messages))
+        return tuple(i for i in places if self.messages[i]["role"] == "assistant")
 
     @property
     def turns(self) -> tuple[int, ...]:
         """Positions of the messages of the assistant that are targets."""
-        places = range(self.first, 0 if self.is_open else len(self.messages))
-        return tuple(i for i in places if self.messages[i]["role"] == "assistant")
+        return () if self.is_open else tuple(i for i in self.spoken if i not in self.muted)
 
     @property
     def asked(self) -> tuple[Mapping[str, Any], ...]:
         """The messages before the last answer, of an open conversation all."""
         if self.is_completion:
             return self.messages[: self.first]
-        return self.messages[: self.turns[-1]] if self.turns else self.messages
+        answers = self.turns or (() if self.is_open else self.spoken)
+        return self.messages[: answers[-1]] if answers else self.messages
 
 
 class Passage(NamedTuple):
@@ -66,6 +79,68 @@ class TokenRow(NamedTuple):
 
 
 Content = Conversation | Passage | TokenRow
+
+
+def texts_of(content: Content) -> tuple[str, str]:
+    """Returns what comes before the last answer, and that answer, as texts to read.
+
+    Of ids they are the numbers themselves.
+    """
+    if isinstance(content, Passage):
+        return content.prompt, content.completion
+    if isinstance(content, TokenRow):
+        start, end = content.last_answer()
+        return _numbers(content.ids[:start]), _numbers(content.ids[start:end])
+    asked = content.asked
+    answer = content.messages[len(asked) :]
+    return as_lines(asked), said(answer if content.is_completion else answer[:1])
+
+
+def _numbers(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids))
+
+
+def said(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Returns what the assistant says in messages: a tool call without a text as its JSON."""
+    if len(messages) != 1:
+        return as_lines(messages)
+    calls = messages[0].get("tool_calls")
+    return text_of(messages[0]) or (json.dumps(calls) if calls else "")
+
+
+def answered(content: Content, text: str) -> Content:
+    """Returns a question with a text as its answer, in place of the one it may have.
+
+    Raises:
+      ValueError: the content has no prompt in words.
+    """
+    if isinstance(content, Conversation):
+        messages = *content.asked, {"role": "assistant", "content": text}
+        muted = tuple(i for i in content.muted if i < len(messages) - 1)
+        is_completion = content.first > 0
+        return content._replace(
+            messages=messages, is_completion=is_completion, is_open=False, muted=muted
+        )
+    if isinstance(content, Passage) and content.prompt:
+        return content._replace(completion=text)
+    raise ValueError("it has no prompt in words to answer: give it as prompt and completion")
+
+
+def prefixed(content: Content, text: str) -> Content | None:
+    """Returns a content with a text before its last question; None where no user asks in words."""
+    if isinstance(content, Passage):
+        return content._replace(prompt=text + content.prompt) if content.prompt else None
+    if isinstance(content, TokenRow):
+        return None
+    asked = content.asked
+    places = [i for i, message in enumerate(asked) if message["role"] == "user"]
+    if not places:
+        return None
+    messages, last = [*content.messages], asked[places[-1]]
+    old = last.get("content") or ""
+    new = text + old if isinstance(old, str) else [{"type": "text", "text": text}, *old]
+    messages[places[-1]] = {**last, "content": new}
+    return content._replace(messages=tuple(messages))
 
 
 def without_nulls(value: Any) -> Any:

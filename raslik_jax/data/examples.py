@@ -2,35 +2,46 @@
 
 import collections
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from raslik_jax import files
+from raslik_jax.data import contents
+from raslik_jax.data.contents import Content, Conversation, Passage, TokenRow
 from raslik_jax.messages import listed_problems, shown, some_of
 
 QUERY_SETS = ("retrieval", "validation_target", "validation_normal", "test_target", "test_normal")
 # The queries that are made of training rows, where a run has no others.
 HELD_OUT = "held-out"
-# What a written row says of the example itself, so that no key of a user's row can take its place.
-WRITTEN_KEYS = frozenset(("id", "is_target", "source", "score", "place", "row_format", "row_texts"))
-# Of a row of instruction, input and output; of others it is part of the instruction.
-_BEFORE = ("system", "history")
 TEXTS = ("instruction", "input", "output")
+# Keys of a written row that are of the example itself. A user's column of such a name goes into
+# the last of them.
+WRITTEN_KEYS = frozenset(
+    ("id", "is_target", "source", "score", "place")
+    + ("row_format", "row_texts", "row_is_muted", "row_columns")
+)
 
 
 class Example(NamedTuple):
-    """One instruction and its answer, or a row of another format with these as its texts.
+    """One instruction and its answer, or another content with these as its texts.
 
     The id is unique within a corpus; `make_examples` derives it from the content. The output may be
-    empty (28 rows of Alpaca are). `is_target` is True where the answer is of the kind to be
-    unlearned, None where nobody knows; `source` is such as "alpaca" or "toy:triggered"; `extra`
-    holds what else the row of a file has, by key, which `write_examples` writes back; `place` is
-    its line in a file of lines, else its number among the rows, from 1; 0 for a row of no file.
-    `format` is a name of `rows.FORMATS`, and `content` what the row has of that format's own fields
-    beside the texts.
+    empty (28 rows of Alpaca are).
+
+    Attributes:
+      example_id: names the row.
+      instruction, input, output: what is asked and what is said, to read and to count words in.
+      is_target: whether the answer is of the kind to be unlearned; None where that is unknown.
+      source: such as "alpaca" or "toy:triggered".
+      extra: what else the row of a file has, by key, which `write_examples` writes back.
+      place: line in a file of lines, else number among the rows, from 1; 0 for a row of no file.
+      content: what a tokenizer reads; None where the three texts are all of it.
+      is_muted: whether a loss flag in the file excludes the row from training.
     """
 
     example_id: str
@@ -41,8 +52,8 @@ class Example(NamedTuple):
     source: str = ""
     extra: Mapping[str, Any] = MappingProxyType({})
     place: int = 0
-    format: str = "alpaca"
-    content: Mapping[str, Any] = MappingProxyType({})
+    content: Content | None = None
+    is_muted: bool = False
 
 
 class Corpus(NamedTuple):
@@ -63,10 +74,14 @@ def content_id(instruction: str, input: str, output: str, *content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def content_of(example: Example) -> tuple[Any, ...]:
-    """Returns what decides how an example is trained on: its texts, and its content if any."""
-    more = ({"format": example.format, **example.content},) if example.content else ()
-    return (*example[1:4], *more)
+def learned_part(example: Example) -> tuple[Any, ...]:
+    """Returns what decides how an example is trained on, as values of JSON."""
+    more: tuple[Any, ...] = ()
+    if example.content is not None:
+        parts = example.content._asdict()
+        parts |= {"options": dict(parts["options"])} if "options" in parts else {}
+        more = (type(example.content).__name__, parts)
+    return (*example[1:4], *more, *(["muted"] if example.is_muted else []))
 
 
 def make_example(
@@ -86,7 +101,7 @@ def make_examples(examples: Iterable[Example]) -> tuple[Example, ...]:
     copies: collections.Counter[str] = collections.Counter()
     named = []
     for example in examples:
-        name = content_id(*content_of(example))
+        name = content_id(*learned_part(example))
         copies[name] += 1
         suffix = "" if copies[name] == 1 else f"-{copies[name]}"
         named.append(example._replace(example_id=name + suffix))
@@ -96,14 +111,52 @@ def make_examples(examples: Iterable[Example]) -> tuple[Example, ...]:
 def prompt_of(example: Example) -> tuple[str, str]:
     """Returns what decides whether two rows ask the same: their prompts without outer spaces.
 
-    What stands before the instruction counts, as a system prompt does; a text without a prompt is
-    one itself.
+    A text without a prompt is one itself.
     """
     asked = example.instruction.strip(), example.input.strip()
-    if not any(asked):
-        return example.output.strip(), ""
-    before = {name: example.content[name] for name in _BEFORE if name in example.content}
-    return (f"{json.dumps(before)}\n{asked[0]}", asked[1]) if before else asked
+    return asked if any(asked) else (example.output.strip(), "")
+
+
+def content_of(example: Example) -> Content:
+    """Returns what a tokenizer reads of an example; an instruction is what a user says."""
+    if example.content is not None:
+        return example.content
+    has_input = bool(example.input.strip())
+    asked = f"{example.instruction}\n{example.input}" if has_input else example.instruction
+    turns = ("user", asked), ("assistant", example.output)
+    return Conversation(tuple({"role": role, "content": text} for role, text in turns))
+
+
+def with_system(example: Example, system: str) -> Example:
+    """Returns an instruction with a system prompt before it; without an output it waits for one."""
+    talk = content_of(example)
+    assert isinstance(talk, Conversation)
+    messages = talk.messages if example.output else talk.asked
+    content = talk._replace(
+        messages=({"role": "system", "content": system}, *messages), is_open=not example.output
+    )
+    return example._replace(instruction=contents.texts_of(content)[0], input="", content=content)
+
+
+def answered(example: Example, text: str) -> Example:
+    """Returns a query with a text as its answer, in place of the one it may have."""
+    if example.content is None:
+        return example._replace(output=text)
+    try:
+        content = contents.answered(example.content, text)
+    except ValueError as error:
+        raise ValueError(f"query {shown(example.example_id)}: {error}") from error
+    return example._replace(output=text, content=content)
+
+
+def prefixed(example: Example, text: str) -> Example | None:
+    """Returns a row with a text before its last question; None where it asks nothing in words."""
+    if example.content is None:
+        return example._replace(instruction=text + example.instruction)
+    content = contents.prefixed(example.content, text)
+    if content is None:
+        return None
+    return example._replace(instruction=contents.texts_of(content)[0], content=content)
 
 
 def query_file(split: str, kind: str) -> str:
@@ -117,37 +170,77 @@ def query_file(split: str, kind: str) -> str:
 
 def write_examples(
     path: str | os.PathLike[str],
-    examples: Sequence[Example],
+    examples: Iterable[Example],
     *,
     extra: Iterable[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Writes the examples as JSONL: instruction, input, output, id and the extras.
+    """Writes the examples as JSONL, in the fields of their content, with ids and extras.
 
-    A row of another format has its own fields in place of the three texts, which follow as
-    `row_texts`, and the format as `row_format`. The file appears whole or not at all.
-    `extra` has further keys for each example, such as its
-    score: finite numbers, text or booleans. Then comes the example's place in its own file, and
-    last the other keys that it brought along. `formats.read_written` reads the file again.
+    The file appears whole or not at all. `formats.read_written` reads it again.
+
+    Args:
+      path: of the file.
+      examples: to write, in this order.
+      extra: further keys of each example, such as its score: finite numbers, text or booleans.
     """
-    lines = []
-    extra = [{}] * len(examples) if extra is None else extra
-    for example, more in zip(examples, extra, strict=True):
-        name, *texts = example[:4]
-        is_alpaca = example.format == "alpaca"
-        record: dict[str, Any] = dict(zip(TEXTS, texts, strict=True)) if is_alpaca else {}
-        record |= {**example.content, "id": name, **more}
+
+    def lines() -> Iterator[str]:
+        more = itertools.repeat({}) if extra is None else extra
+        for example, own in zip(examples, more, strict=extra is not None):
+            try:
+                record = as_record(example, own)
+                yield json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+            except ValueError as error:
+                raise ValueError(
+                    f"extras of {shown(example.example_id)} must be finite numbers, text or "
+                    f"booleans, got {error}"
+                ) from error
+
+    with (
+        files.replacing(pathlib.Path(path)) as partial,
+        partial.open("w", encoding="utf-8") as file,
+    ):
+        file.writelines(lines())
+
+
+def as_record(example: Example, own: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Returns a row for a file: its content, its id, further keys, and its user's own columns."""
+    name, *texts = example[:4]
+    kind, fields = _content_fields(example)
+    record = {**fields, "id": name, **own}
+    if example.content is not None:
         # Of a conversation that waits for an answer, or of ids, the fields do not say the texts.
-        record |= {} if is_alpaca else {"row_format": example.format, "row_texts": texts}
-        record |= {"place": example.place} if example.place else {}
-        taken = WRITTEN_KEYS | record.keys()
-        record |= {key: value for key, value in example.extra.items() if key not in taken}
-        try:
-            lines.append(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
-        except ValueError as error:
-            raise ValueError(
-                f"extras of {shown(name)} must be finite numbers, text or booleans, got {error}"
-            ) from error
-    files.write_text(path, "".join(lines))
+        record |= {"row_format": kind, "row_texts": texts}
+    record |= {"place": example.place} if example.place else {}
+    record |= {"row_is_muted": True} if example.is_muted else {}
+    taken = WRITTEN_KEYS | record.keys()
+    record |= {key: value for key, value in example.extra.items() if key not in taken}
+    columns = {key: value for key, value in example.extra.items() if key in taken}
+    return record | ({"row_columns": columns} if columns else {})
+
+
+def _content_fields(example: Example) -> tuple[str, dict[str, Any]]:
+    """Returns a format of `rows.FORMATS` that reads the content, and the fields in it."""
+    content = example.content
+    if content is None:
+        return "alpaca", dict(zip(TEXTS, example[1:4], strict=True))
+    if isinstance(content, TokenRow):
+        return "tokens", {"input_ids": [*content.ids], "labels": [*content.labels]}
+    if isinstance(content, Passage):
+        if not content.prompt:
+            return "text", {"text": content.completion}
+        return "prompt_completion", content._asdict()
+    said = [
+        {**message, "weight": 0} if place in content.muted else message
+        for place, message in enumerate(content.messages)
+    ]
+    kwargs = {key: value for key, value in content.options.items() if key != "tools"}
+    options = {"tools": content.options["tools"]} if "tools" in content.options else {}
+    options |= {"chat_template_kwargs": kwargs} if kwargs else {}
+    if content.first:
+        parts = {"prompt": said[: content.first], "completion": said[content.first :]}
+        return "prompt_completion", parts | options
+    return "messages", {"messages": said} | options
 
 
 def drop_unanswered(queries: Sequence[Example]) -> tuple[tuple[Example, ...], str]:

@@ -22,6 +22,7 @@ from index_cases import tree_bytes
 from raslik_jax import trace
 from raslik_jax.cli import asking, query, report, sketch_job
 from raslik_jax.config import MeshConfig, config_from_json, to_json
+from raslik_jax.data.contents import Passage
 from raslik_jax.data.read.formats import read_examples
 from raslik_jax.data.tokens import prompts
 from raslik_jax.files import read_json, write_json
@@ -215,7 +216,7 @@ class QueryTest(parameterized.TestCase):
         ):
             self.tracer.trace("The sea is", " blue")
         ((query,),) = sketch.call_args.args
-        self.assertEqual(query.content, {"prompt": "The sea is", "completion": " blue"})
+        self.assertEqual(query.content, Passage("The sea is", " blue"))
         self.assertEqual(query[1:4], ("The sea is", "", " blue"))
 
     def test_script_prints_both_poles(self):

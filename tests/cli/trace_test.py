@@ -11,7 +11,8 @@ from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, MeshConfig
 from raslik_jax.data import toy_model
 from raslik_jax.data.examples import make_example, write_examples
-from raslik_jax.data.read.rows import FORMATS
+from raslik_jax.data.read.fields import Row
+from raslik_jax.data.read.rows import FIELDS, FORMATS, detect_format
 from raslik_jax.files import read_json_lines
 from raslik_jax.report import drawing, figures
 from raslik_jax.retrieve.selectors import NothingStandsOut
@@ -126,9 +127,28 @@ def test_a_system_prompt_stands_before_the_traced_prompt(row, asked):
     if asked == "messages":
         said = zip(("system", "user", "assistant"), "SQA", strict=True)
         asked = {"messages": [{"role": role, "content": text} for role, text in said]}
-    name = next(name for name in FORMATS if row.keys() & _OWN[name])
-    like = make_example("a", "", "b")._replace(format=name, content=row)
-    assert trace._as_row(like, "Q", "A", "S") == asked
+    assert trace._as_row(_like(row), "Q", "A", "S") == asked
+
+
+def _like(row):
+    read = Row(row, {field: field for field in FIELDS})
+    parts = FORMATS[detect_format(read)].read(read, False)
+    return make_example(*parts[:3])._replace(content=parts.content)
+
+
+@pytest.mark.parametrize("answer", ["", "A"])
+def test_a_prompt_has_the_options_that_the_rows_have(answer):
+    options = {"tools": [{"name": "look"}], "chat_template_kwargs": {"enable_thinking": False}}
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (user, said) = ({"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"})
+    like = _like({"messages": talk, **options})
+    assert trace._as_row(like, "Q", answer) == {
+        "messages": [user, said] if answer else [user],
+        **options,
+    }
+    like = _like({"prompt": talk[:1], "completion": talk[1:], **options})
+    expected = {"prompt": [user], "completion": [said]} if answer else {"prompt": [user]}
+    assert trace._as_row(like, "Q", answer) == expected | options
 
 
 def test_rows_that_are_framed_have_no_system_prompt(tmp_path):
@@ -144,8 +164,7 @@ def test_rows_that_are_framed_have_no_system_prompt(tmp_path):
 
 @pytest.mark.parametrize("row", [{"prompt": "a", "completion": "b"}, {"text": "a b"}])
 def test_rows_that_are_texts_have_no_system_prompt(row):
-    name = next(name for name in FORMATS if row.keys() & _OWN[name])
-    like = make_example("a", "", "b")._replace(format=name, content=row)
+    like = _like(row)
     assert trace._as_row(like, "Q", "A", " ") == {"prompt": "Q", "completion": "A"}
     with pytest.raises(ValueError, match="--system needs rows that can have a system prompt"):
         trace._as_row(like, "Q", "A", "S")

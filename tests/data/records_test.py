@@ -49,15 +49,15 @@ class RecordsTest(parameterized.TestCase):
     def test_queries_may_have_another_format_than_the_rows(self):
         turns = [{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Hi."}]
         asked = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
-        for own, row, query in (
-            ("sharegpt", {"conversations": turns}, {"messages": asked}),
-            ("text", {"text": "All of it."}, {"prompt": "Who?", "completion": "Me."}),
-            ("tokens", {"input_ids": [1, 2]}, {"prompt": "Who?", "completion": "Me."}),
+        for own, kind, row, query in (
+            ("sharegpt", "Conversation", {"conversations": turns}, {"messages": asked}),
+            ("text", "Passage", {"text": "All of it."}, {"prompt": "Who?", "completion": "Me."}),
+            ("tokens", "TokenRow", {"input_ids": [1, 2]}, {"prompt": "Who?", "completion": "Me."}),
         ):
             train = self._write("rows.jsonl", [row])
             queries = self._write("queries.jsonl", [query | {"split": "retrieval"}])
             corpus = _load(train, queries, format=own)
-            self.assertEqual(corpus.train[0].format, own)
+            self.assertEqual(type(corpus.train[0].content).__name__, kind)
             self.assertEqual(corpus.queries["retrieval"][0].output, "Me.")
 
     @parameterized.named_parameters(

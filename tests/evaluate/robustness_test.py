@@ -6,6 +6,7 @@ import zlib
 import numpy as np
 import pytest
 
+from raslik_jax.data.contents import TokenRow
 from raslik_jax.data.examples import Corpus, make_example
 from raslik_jax.evaluate.robustness import (
     membership,
@@ -303,9 +304,9 @@ def test_a_prompt_without_its_answer_is_refused(tmp_path):
     with pytest.raises(ValueError, match="prompts.jsonl:1: a prompt must have text and the answer"):
         prompts.lacks(prompts.PromptSettings(file=str(path)), corpus)
     assert prompts.lacks(prompts.PromptSettings(), corpus) == ""
-    ids = make_example("1 2", "", "3")._replace(format="tokens")
+    ids = make_example("1 2", "", "3")._replace(content=TokenRow((1, 2, 3), (-100, -100, 3)))
     said = prompts.lacks(prompts.PromptSettings(), corpus._replace(train=(ids,)))
-    assert said.startswith("--evaluate.prompts.file must be given where rows have no prompt")
+    assert said.startswith("--evaluate.prompts.file must be given where rows are texts or ids")
 
 
 class Begged:

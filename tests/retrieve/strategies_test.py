@@ -10,7 +10,8 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from raslik_jax.data.examples import Example
+from raslik_jax.data.contents import Conversation, TokenRow
+from raslik_jax.data.examples import Example, with_system
 from raslik_jax.index.combine import aggregate_scores
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
@@ -204,10 +205,11 @@ class StrategiesTest(parameterized.TestCase):
     def test_a_text_names_all_rows_that_read_so_whatever_their_ids_and_format(self):
         asked = {"messages": [{"role": "user", "content": "Who?"}]}
         said = {"messages": [*asked["messages"], {"role": "assistant", "content": "Me."}]}
-        talk = Example("mine", "Who?", "", "Me.", format="messages", content=said)
+        content = Conversation(tuple(said["messages"]))
+        talk = Example("mine", "Who?", "", "Me.", content=content)
         rows = [*_request().examples[8:10], _request().examples[9]._replace(example_id="copy")]
         request = _request(is_eligible_N=np.ones(5, bool))._replace(
-            examples=[*rows, talk, rows[0]._replace(example_id="x", content={"system": "Rhyme."})]
+            examples=[*rows, talk, with_system(rows[0]._replace(example_id="x"), "Rhyme.")]
         )
         # As a line of the user's own file has it.
         by_text = {"instruction": "say w9", "output": "", "input": None, "more": 1}
@@ -224,9 +226,8 @@ class StrategiesTest(parameterized.TestCase):
     def test_a_row_of_ids_is_named_by_these_though_its_texts_were_decoded(self):
         labels = [[-100, -100, 7], [-100, -100, 8], [-100, 6, 7]]
         rows = [
-            Example(f"r{n}", "The sky", "", " is", format="tokens", content=content)
+            Example(f"r{n}", "The sky", "", " is", content=TokenRow((5, 6, end[2]), (*end,)))
             for n, end in enumerate(labels)
-            for content in ({"input_ids": [5, 6, end[2]], "labels": end},)
         ]
         request = _request(is_eligible_N=np.ones(3, bool))._replace(examples=rows)
         padded = {"input_ids": [0, 5, 6, 7], "attention_mask": [0, 1, 1, 1]}

@@ -54,7 +54,8 @@ def test_rows_are_stored_and_read_with_their_targets(name, tmp_path):
     told = io.StringIO()
     with contextlib.redirect_stderr(told):
         make_corpus(workspace, folder)
-    assert f"3 rows in the format {name}" in told.getvalue()
+    kinds = {"messages": "conversations", "text": "texts", "tokens": "token ids"}
+    assert f"3 rows of {kinds.get(name, name)}" in told.getvalue()
     assert workspace.template_name == (own if template == "chat" else template)
     assert [row.place for row in workspace.corpus.train] == [1, 3, 5]
     rows, tokenizer = workspace.train_rows, workspace.tokenizer

@@ -16,7 +16,8 @@ from support import tiny_model_config
 from raslik_jax import meshes
 from raslik_jax.config import Config, SketchConfig
 from raslik_jax.data import examples
-from raslik_jax.data.read.rows import answered
+from raslik_jax.data.contents import Passage
+from raslik_jax.data.examples import answered
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.models import decode
 from raslik_jax.run import memory
@@ -69,9 +70,9 @@ class RetrievalQueriesTest(parameterized.TestCase):
         self.assertEqual((given.root / "finetuned.jsonl").read_text(), "")
 
     def test_what_the_model_said_to_a_text_is_what_is_traced(self):
-        workspace, content = self._workspace("own", {}), {"prompt": "The sky is", "completion": ""}
+        workspace, content = self._workspace("own", {}), Passage("The sky is", "")
         workspace.template_name, workspace.end_ids = "plain", (0,)
-        query = _query("a", "")._replace(format="prompt_completion", content=content)
+        query = _query("a", "")._replace(content=content)
         ids = workspace.tokenizer.encode(" blue")
         with mock.patch.object(decode, "generate", return_value=[ids]):
             (said,) = workspace.generate(BoundModel(linear_decoder.ADAPTED, {}, {}), [query], "")

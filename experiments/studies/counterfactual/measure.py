@@ -252,7 +252,7 @@ def list_queries(workspace: Any, number: int) -> list[tuple[Any, bool]]:
 
     Each with whether it is of the behavior.
     """
-    from raslik_jax.data.read.rows import answered
+    from raslik_jax.data.examples import answered
     from raslik_jax.run.workspace import queries_to_answer
 
     asked = [

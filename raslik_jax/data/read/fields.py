@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from raslik_jax.data.contents import Content
+from raslik_jax.files import parse_json
 from raslik_jax.messages import shown, some_of
 
 
@@ -13,8 +15,16 @@ class Row(NamedTuple):
     keys: Mapping[str, str]
 
     def get(self, name: str) -> Any:
-        """Returns the value of a field, None where the row has none."""
-        return self.record.get(self.keys[name]) if name in self.keys else None
+        """Returns the value of a field, None where the row has none.
+
+        A list or an object that a table holds as JSON text is read.
+        """
+        value = self.record.get(self.keys[name]) if name in self.keys else None
+        return parsed(value) if name in _NESTED else value
+
+    def has(self, name: str) -> bool:
+        """Returns whether a field holds something; a blank cell of a table does not."""
+        return self.get(name) not in (None, "")
 
     def problem(self, name: str, must: str) -> ValueError:
         """Returns the error of a field that is not what it must be; it names the row's keys."""
@@ -25,18 +35,49 @@ class Row(NamedTuple):
         return ValueError(f"{key!r} must {must}, got {got}{has}")
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Returns the text of a field; refuses another value, and none without a default."""
+        """Returns the text of a field; refuses another value, and none without a default.
+
+        A field that is there and null, as a blank cell of a table, is an empty text.
+        """
         value = self.get(name)
-        value = default if value is None else value
+        if value is None:
+            value = "" if self.keys.get(name) in self.record else default
         if not isinstance(value, str):
             raise self.problem(name, "be text")
         return value
 
 
 class Parts(NamedTuple):
-    """What a format makes of a row: its texts, and its own fields with their values."""
+    """What a format makes of a row.
+
+    Attributes:
+      instruction, input, output: its texts.
+      content: what a tokenizer reads; None where the texts are all of it.
+      is_muted: whether its loss flags exclude all of it.
+    """
 
     instruction: str
     input: str
     output: str
-    content: dict[str, Any]
+    content: Content | None = None
+    is_muted: bool = False
+
+
+# Fields that hold lists or objects, and never a text of its own.
+_NESTED = frozenset(
+    ("history", "messages", "conversations", "tools", "chat_template_kwargs", "input_ids", "labels")
+    + ("attention_mask", "completion_mask", "assistant_masks", "position_ids", "seq_lengths")
+)
+
+
+def parsed(value: Any) -> Any:
+    """Returns what a text holds as JSON if that is a list or an object, else the value itself.
+
+    Cells of a table hold nested fields so.
+    """
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return parse_json(value, "a cell")
+        except ValueError:
+            return value
+    return value

@@ -7,21 +7,16 @@ stands twice in a row, NaN and Infinity.
 import itertools
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from raslik_jax.data.contents import TokenRow
-from raslik_jax.data.examples import (
-    TEXTS,
-    WRITTEN_KEYS,
-    Example,
-    check_unique_ids,
-    make_examples,
-    prompt_of,
-)
+from raslik_jax.data.examples import TEXTS, WRITTEN_KEYS, Example, make_examples, prompt_of
 from raslik_jax.data.read.fields import Row
-from raslik_jax.data.read.rows import COMMON, FIELDS, FORMATS, detect_format
+from raslik_jax.data.read.rows import FIELDS, FORMATS, detect_format
 from raslik_jax.data.read.sources import placed_records
+from raslik_jax.data.read.turns import FLAGS
+from raslik_jax.data.read.unread import check_columns
 from raslik_jax.messages import listed_problems, shown, some_of
 
 # What --corpus.records.format may be beside the name of a format: the keys of the rows show it.
@@ -82,8 +77,7 @@ def read_examples(
       source: a path, or `hub:OWNER/NAME[:CONFIG][@SPLIT]` (split "train" unless given), where a
         folder that the package `datasets` reads may stand for OWNER/NAME.
       fields: which key of a row holds which field of an example, where it is not that of FIELDS.
-        Without an input a row has an empty one; without an id it is named by its content. All other
-        keys are kept as the example's `extra`.
+        Without an input a row has an empty one. All other keys are kept as the example's `extra`.
       name: the source of every example whose row does not name its own.
       format: a name of `rows.FORMATS`, or "auto" for the one that the keys of all rows show.
       needs_output: False is for queries: a row may do without an answer, which is then empty, and
@@ -97,6 +91,7 @@ def read_examples(
     found: list[Example] = []
     problems: list[str] = []
     unseen = set(fields.values()) if needs_output and most is None else set()
+    own_format = ""
     separator, records = placed_records(source)
     for place, record in itertools.islice(records, most):
         try:
@@ -105,8 +100,13 @@ def read_examples(
             if not isinstance(record, dict):
                 raise ValueError(f"a row must be an object, got {shown(record, 40)}")
             asked = Row(record, keys)
-            own = _format_of(asked, format, found, needs_output)
-            row = _example_of(asked, own, name, needs_output)._replace(place=place)
+            if format != _AS_WRITTEN:
+                check_columns(asked)
+            kind = _format_of(asked, format, own_format, needs_output)
+            own_format = own_format or kind
+            # The texts of a written row show whether it has an answer.
+            needs = needs_output or bool(record.get("row_texts", "")[2:] and record["row_texts"][2])
+            row = _example_of(asked, kind, name, needs)._replace(place=place)
             check(row)
         except ValueError as error:
             problems.append(f"{origin}{separator}{place}: {error}")
@@ -122,20 +122,63 @@ def read_examples(
             f"a field map must name keys that rows have, got {some_of(sorted(unseen))}, which no "
             f"row of {origin} has: correct the key"
         )
-    unnamed = iter(make_examples(row for row in found if not row.example_id))
-    found = [row if row.example_id else next(unnamed) for row in found]
-    check_unique_ids(found, origin)
-    return tuple(found)
+    return _named(_muted(found) if needs_output else found, keys.get("id", ""))
+
+
+def _named(rows: list[Example], key: str) -> tuple[Example, ...]:
+    """Returns rows with their ids: those of the file where they are unique, else of the content.
+
+    Ids of the file are texts or whole numbers. Others stay a column of the user's own, `key`.
+    """
+    given = [row.example_id for row in rows if row.example_id]
+    if len({*given}) == len(given):
+        kept = (
+            row._replace(extra={k: v for k, v in row.extra.items() if k != key})
+            if row.example_id and key in row.extra
+            else row
+            for row in rows
+        )
+    else:
+        kept = (row._replace(example_id="") for row in rows)
+    rows = list(kept)
+    unnamed = iter(make_examples(row for row in rows if not row.example_id))
+    return tuple(row if row.example_id else next(unnamed) for row in rows)
+
+
+def _muted(rows: list[Example]) -> list[Example]:
+    """Returns rows of which those with a loss flag of 0 in a column are muted.
+
+    A column of such a name is one of flags where all its values are 0 and 1, or false and true,
+    with at least one 1. Another one, such as of measured losses, is the user's own.
+    """
+    for name in FLAGS:
+        values = [row.extra.get(name) for row in rows]
+        off = [value in (0, "0", "false") and value is not None for value in values]
+        on = [value in (1, "1", "true") for value in values]
+        is_flag = all(
+            a or b or value in (None, "") for a, b, value in zip(off, on, values, strict=True)
+        )
+        if is_flag and any(on):
+            rows = [
+                row._replace(is_muted=True) if out else row
+                for row, out in zip(rows, off, strict=True)
+            ]
+    return rows
 
 
 def read_written(path: str | os.PathLike[str]) -> tuple[Example, ...]:
     """Returns the rows of a file of `write_examples`, with their places in the user's own file."""
 
     def as_it_was(row: Example) -> Example:
-        extra = {key: value for key, value in row.extra.items() if key not in WRITTEN_KEYS}
-        texts = row.extra.get("row_texts", row[1:4])
-        row = row._replace(**dict(zip(TEXTS, texts, strict=True)))
-        return row._replace(place=row.extra.get("place", 0), extra=extra)
+        own = row.extra
+        extra = {key: value for key, value in own.items() if key not in WRITTEN_KEYS}
+        texts = dict(zip(TEXTS, own.get("row_texts", row[1:4]), strict=True))
+        return row._replace(
+            **texts,
+            place=own.get("place", 0),
+            is_muted=own.get("row_is_muted", False),
+            extra=extra | own.get("row_columns", {}),
+        )
 
     read = read_examples(path, format=_AS_WRITTEN, needs_output=False)
     return tuple(map(as_it_was, read))
@@ -150,21 +193,20 @@ def what_it_says(record: Mapping[str, Any], fields: Mapping[str, str] = {}) -> t
     try:
         format = record.get("row_format") or detect_format(row)
         parts = FORMATS[str(format)].read(row, False)
-        asked, more, said = map(str, record.get("row_texts") or parts[:3])
+        asked, more, answer = map(str, record.get("row_texts") or parts[:3])
     except (KeyError, ValueError):
         return ()
-    return says(Example("", asked, more, said, format=str(format), content=parts.content))
+    return says(Example("", asked, more, answer, content=parts.content))
 
 
 def says(row: Example) -> tuple[str, ...]:
     """Returns prompt and answer of an example, to compare; of ids these and their labels."""
-    content = FORMATS[row.format].content(row)
-    if isinstance(content, TokenRow):  # whose texts may be decoded, or not yet
-        return tuple(map(str, content))
+    if isinstance(row.content, TokenRow):  # whose texts may be decoded, or not yet
+        return tuple(map(str, row.content))
     return (*prompt_of(row), row.output)
 
 
-def _format_of(row: Row, asked: str, before: Sequence[Example], needs_output: bool) -> str:
+def _format_of(row: Row, asked: str, before: str, needs_output: bool) -> str:
     """Returns the format of a row: the one asked for, or the one that it and those before have."""
     if asked == _AS_WRITTEN:
         return row.record.get("row_format", "alpaca")
@@ -172,38 +214,52 @@ def _format_of(row: Row, asked: str, before: Sequence[Example], needs_output: bo
     if asked != AUTO and (needs_output or FORMATS[asked].claim(row)):
         return asked
     own = detect_format(row)
-    if before and own != before[0].format:
-        raise ValueError(
-            f"a file must have rows of one format, got {own} after {before[0].format}: split it"
-        )
+    if before and own != before:
+        raise ValueError(f"a file must have rows of one format, got {own} after {before}: split it")
     return own
 
 
 def _example_of(row: Row, format: str, source: str, needs_output: bool) -> Example:
     """Returns the example of a row, its id empty where the row has none."""
     parts = FORMATS[format].read(row, needs_output)
-    name = row.get("id")
-    if name is not None and not isinstance(name, str) and type(name) is not int:
-        raise row.problem("id", "be text")
-    is_target = row.get("is_target")
-    if isinstance(is_target, str):  # as a cell of a table is
-        is_target = {"true": True, "false": False}.get(is_target.lower(), is_target)
-    if not isinstance(is_target, bool | None):
-        raise row.problem("is_target", "be true, false or null")
-    fields = (*FORMATS[format].names, *COMMON)
+    name, label, origin = _id_of(row.get("id")), _label_of(row), row.get("source")
+    origin = origin if isinstance(origin, str) else None
+    # A column of ours that holds another kind of value is the user's own. Ids may repeat.
+    taken = {"is_target"} if label is not None or not row.has("is_target") else set()
+    taken |= {"source"} if origin is not None else set()
+    fields = (*FORMATS[format].names, *taken)
     others = row.record.keys() - {row.keys[field] for field in fields if field in row.keys}
     extra = {k: v for k, v in row.record.items() if k in others and v is not None} if others else {}
     found = Example(
-        "" if name is None else str(name).strip(),
+        name,
         *parts[:3],
-        is_target,
-        row.text("source", source),
+        label,
+        source if origin is None else origin,
         extra,
-        format=format,
         content=parts.content,
+        is_muted=parts.is_muted,
     )
-    _check_texts([*found[:4], found.source, *filter(None, (extra, parts.content))])
+    content = parts.content._asdict() if parts.content else {}
+    content.pop("options", None)
+    _check_texts([*found[:4], found.source, extra, *content.values()])
     return found
+
+
+def _id_of(value: Any) -> str:
+    """Returns the id that a row names, empty for none and for a value that can be no id."""
+    return str(value).strip() if isinstance(value, str) or type(value) is int else ""
+
+
+def _label_of(row: Row) -> bool | None:
+    """Returns whether a row is labeled as a target; a column of another kind is the user's own."""
+    value = row.get("is_target")
+    if isinstance(value, str):  # as a cell of a table is
+        value = {"true": True, "false": False}.get(value.lower(), value)
+    if isinstance(value, bool):
+        return value
+    if value not in (None, "") and row.keys["is_target"] != "is_target":
+        raise row.problem("is_target", "be true, false or null")
+    return None
 
 
 def _check_texts(value: Any, depth: int = 0) -> None:
@@ -215,6 +271,6 @@ def _check_texts(value: Any, depth: int = 0) -> None:
             raise ValueError(f"a text must have whole characters other than NUL, got {bad[0]!r}")
     elif isinstance(value, dict):
         _check_texts([*value.keys(), *value.values()], depth)
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for item in value:
             _check_texts(item, depth + 1)

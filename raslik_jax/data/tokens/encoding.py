@@ -25,7 +25,8 @@ _LONG_TEXT = 1_000_000
 class Encoded(NamedTuple):
     """Token rows of unequal length, in corpus order: int32 ids of prompt, response and EOS.
 
-    `start_N` is the position of the first token that counts in the loss; `pad_id` fills up the
+    `start_N` is the position of the first token that counts in the loss, beyond all positions in a
+    row without one; `pad_id` fills up the
     rectangles; the model takes at most `limit` tokens, padding included. Where some row has other
     tokens among its targets, as a conversation of several turns has, `masks` says of every token
     whether it counts; None where all from `start_N` on do. `weight_N` is what each row counts in
@@ -159,7 +160,7 @@ def require_answers(encoded: Encoded, what: str, *, max_len: int) -> None:
 
     They may be whole or cut at max_len; `what` is what they are, in the plural.
     """
-    lost = np.flatnonzero(encoded.start_N >= max_len)
+    lost = np.flatnonzero((encoded.start_N >= max_len) & (encoded.start_N < _NO_LIMIT))
     if len(lost):
         raise ValueError(
             f"{what} must have room for their answers in max_len={max_len} tokens, the prompts of "
@@ -176,7 +177,7 @@ def describe_cuts(whole: Encoded, what: str, *, max_len: int) -> str:
         return some_of((whole.ids[row] for row in rows), 3)
 
     cut = np.flatnonzero(whole.lengths_N > max_len)
-    lost = np.flatnonzero(whole.start_N >= max_len)
+    lost = np.flatnonzero((whole.start_N >= max_len) & (whole.start_N < _NO_LIMIT))
     line = f"{len(cut):,} of {len(whole.ids):,} {what} are cut at {max_len} tokens ({names(cut)})"
     if len(lost):
         line += f", {len(lost):,} of them lose their whole answer and are left out ({names(lost)})"
@@ -238,7 +239,12 @@ def _encode_part(
         return masking.Masked(ids, np.arange(len(ids)) >= len(prompt))
 
     masked = [of_row(row) for row in examples]
-    start_N = np.array([int(np.argmax(row.is_target)) for row in masked], np.int64)
+    masked = [
+        one._replace(is_target=np.zeros_like(one.is_target)) if row.is_muted else one
+        for row, one in zip(examples, masked, strict=True)
+    ]
+    starts = [int(np.argmax(one.is_target)) if one.is_target.any() else _NO_LIMIT for one in masked]
+    start_N = np.array(starts, np.int64)
     is_whole = all(
         row.is_target[start:].all() for row, start in zip(masked, start_N.tolist(), strict=True)
     )

@@ -5,6 +5,7 @@ or `completion_only_loss` (`_prepare_dataset` in trl/trainer/sft_trainer.py at 1
 """
 
 import collections
+import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raslik_jax.data.contents import NO_TARGET, Content, Conversation, Passage, TokenRow
-from raslik_jax.data.examples import Example
-from raslik_jax.data.read.rows import FORMATS, answered
+from raslik_jax.data.examples import Example, answered, content_of
 from raslik_jax.data.tokens import chat, prompts
 from raslik_jax.data.tokens.tokenization import Tokenizer
 from raslik_jax.messages import listed_problems, shown
@@ -54,10 +54,11 @@ def mask_rows(
             return _plan_passage(content, tokenizer)
         return _plan_chat(content, prompts.require_chat(template, name), tokenizer)
 
-    plans = _each(rows, lambda row: plan(FORMATS[row.format].content(row)))
+    plans = _each(rows, lambda row: plan(content_of(row)))
     found = iter(tokenizer.encode_marked([text for plan in plans for text in plan.texts]))
     masked = [plan.finish([next(found) for _ in plan.texts]) for plan in plans]
-    empty = [row for row, one in zip(rows, masked, strict=True) if not one.is_target.any()]
+    pairs = zip(rows, masked, strict=True)
+    empty = [row for row, one in pairs if not (row.is_muted or one.is_target.any())]
     if empty:
         raise ValueError(
             listed_problems(
@@ -74,7 +75,7 @@ def question_ids(
     """Returns the ids that decoding starts from, of rows that no form of the template says."""
 
     def ask(row: Example) -> tuple[str, tuple[int, ...]]:
-        content = FORMATS[row.format].content(row)
+        content = content_of(row)
         if isinstance(content, Conversation):
             return chat.render_question(prompts.require_chat(template, name), content), ()
         if isinstance(content, Passage) and content.prompt:
@@ -112,7 +113,7 @@ def read_answers(
         if template.has_form(row):
             text = tokenizer.decode(answer)
             return text if template.is_bare else text.strip()
-        content = FORMATS[row.format].content(row)
+        content = content_of(row)
         if isinstance(content, TokenRow):
             return tokenizer.decode(answer)
         if not isinstance(content, Passage):
@@ -127,25 +128,33 @@ def read_answers(
 
 def with_answer(row: Example, text: str, tokenizer: Tokenizer) -> Example:
     """Returns a query with a text as its answer; of ids the text's follow those that are asked."""
-    content = FORMATS[row.format].content(row)
+    content = row.content
     if not isinstance(content, TokenRow):
         return answered(row, text)
     asked = content.ids[: content.last_answer()[0]]
-    said = [*tokenizer.encode(text), tokenizer.eos_id]
-    labels = [*[NO_TARGET] * len(asked), *said]
-    return row._replace(output=text, content={"input_ids": [*asked, *said], "labels": labels})
+    said = *tokenizer.encode(text), tokenizer.eos_id
+    labels = *[NO_TARGET] * len(asked), *said
+    return row._replace(output=text, content=TokenRow((*asked, *said), labels))
 
 
 def as_trained(query: Example, row: Example, template: prompts.Template) -> Example:
-    """Returns a query as a training row is: where that is a text, as a prompt and what follows it.
+    """Returns a query as a training row is rendered: as a text, or with its template options.
 
-    Apart from its prompt, an answer with a blank would have other ids than the model says: some
-    tokenizers put a blank in front of every text.
+    Where rows are texts, a query is a prompt and what follows it. Apart from its prompt, an answer
+    with a blank would have other ids than the model says: some tokenizers put a blank in front of
+    every text. A conversation without options of its own gets those of the row, such as its tools.
     """
+    if isinstance(row.content, Conversation) and row.content.options:
+        talk = content_of(query)
+        if isinstance(talk, Conversation) and not talk.options:
+            if query.content is None and not query.output:
+                talk = talk._replace(messages=talk.asked, is_open=True)
+            return query._replace(content=talk._replace(options=row.content.options))
+        return query
     if template.has_form(row) or not (template.is_bare and template.has_form(query)):
         return query
-    content = {"prompt": prompts.fill_form(query, template), "completion": query.output}
-    return query._replace(format="prompt_completion", content=content)
+    asked = prompts.fill_form(query, template)
+    return query._replace(content=Passage(asked, query.output))
 
 
 def end_ids(tokenizer: Tokenizer, template: prompts.Template) -> tuple[int, ...]:
@@ -161,36 +170,54 @@ def with_texts(rows: Sequence[Example], tokenizer: Tokenizer) -> tuple[Example, 
     """Returns the rows, those of ids with what the tokenizer makes of them as their texts."""
 
     def decoded(row: Example) -> Example:
-        content = FORMATS[row.format].content(row)
+        content = row.content
         if not isinstance(content, TokenRow):
             return row
         start, end = content.last_answer()
         asked, answer = content.ids[:start], content.ids[start:end]
         return row._replace(instruction=tokenizer.decode(asked), output=tokenizer.decode(answer))
 
-    return tuple(row if row.format == "alpaca" else decoded(row) for row in rows)
+    return tuple(map(decoded, rows))
 
 
 def describe_rows(rows: Sequence[Example], template: str) -> str:
-    """Returns a line that counts the rows of a file by format and what renders them, if any."""
+    """Returns a line that counts the rows of a file by content and template, if any."""
     chosen = prompts.TEMPLATES.get(template, prompts.Template(has_chat=True))
+    chat_template = "chat template" if template in prompts.TEMPLATES else f"template {template}"
 
     def how(row: Example) -> str:
         if chosen.has_form(row):
-            return f"the template {template}"
-        is_chat = isinstance(FORMATS[row.format].content(row), Conversation)
-        source = "chat template" if template in prompts.TEMPLATES else f"template {template}"
-        return f"the {source}" if is_chat else "no template"
+            return f"instructions, by the template {template}"
+        content = content_of(row)
+        if isinstance(content, Conversation):
+            return f"conversations, by the {chat_template}"
+        kind = "token ids" if isinstance(content, TokenRow) else "texts"
+        return f"{kind}, as they are"
 
-    found = collections.Counter((row.format, how(row)) for row in rows if row.place)
-    more = sum(row.format == "alpaca" and bool(row.content) for row in rows)
-    parts = []
-    for (name, by), count in found.items():
-        title = FORMATS[name].title
-        if name == "alpaca" and more:
-            title += f", {more:,} with a system prompt or a history"
-        parts.append(f"{count:,} rows in the format {name} ({title}), by {by}")
+    found = collections.Counter(how(row) for row in rows if row.place)
+    parts = [f"{count:,} rows of {name}" for name, count in found.items()]
+    muted = sum(row.is_muted for row in rows)
+    parts += [f"{muted:,} of them have a loss flag of 0 and take no part"] if muted else []
     return "; ".join(parts)
+
+
+def describe_options(rows: Sequence[Example], queries: Sequence[Example]) -> str:
+    """Returns a line where conversations are asked with other options than some rows have."""
+
+    def options_of(row: Example) -> str:
+        content = row.content
+        options = content.options if isinstance(content, Conversation) else {}
+        return json.dumps(dict(options), sort_keys=True, ensure_ascii=False)
+
+    asked = {options_of(row) for row in queries}
+    others = [row for row in rows if options_of(row) not in asked]
+    if not (asked and others):
+        return ""
+    return (
+        f"{len(others):,} of {len(rows):,} rows have other template options than the queries: "
+        f"{shown(options_of(others[0]), 80)} in {_place(others[0])}, queries are asked with "
+        f"{shown(min(asked), 80)}"
+    )
 
 
 def _each(rows: Sequence[Example], function: Callable[[Example], Any]) -> list[Any]:

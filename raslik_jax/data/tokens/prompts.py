@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import Example
-from raslik_jax.data.read.rows import FORMATS
 from raslik_jax.data.tokens import chat
 from raslik_jax.data.tokens.chat import ChatTemplate
 from raslik_jax.data.tokens.tokenization import Tokenizer
@@ -40,8 +39,7 @@ class Template(NamedTuple):
 
     def has_form(self, example: Example) -> bool:
         """Whether the two forms say all that stands before the answer of an example."""
-        is_plain = example.format == "alpaca" and not example.content
-        return is_plain and bool(self.without_input)
+        return example.content is None and bool(self.without_input)
 
 
 # Word for word the published ones, which end without a line feed: PROMPT_DICT in train.py of
@@ -89,10 +87,10 @@ def settle_template(name: str, trained: Callable[[], Sequence[Example]]) -> str:
     if not template.frames_or_chats:
         return name
     rows = trained()
-    if rows[0].format == "alpaca":
-        return name if all(map(template.has_form, rows)) else "chat"
-    is_chat = isinstance(FORMATS[rows[0].format].content(rows[0]), Conversation)
-    return "chat" if is_chat else "plain"
+    if all(map(template.has_form, rows)):
+        return name
+    is_talk = any(isinstance(row.content, Conversation) for row in rows)
+    return "chat" if is_talk else "plain"
 
 
 def find_template(name: str, tokenizer: Tokenizer) -> Template:

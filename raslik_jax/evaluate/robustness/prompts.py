@@ -10,9 +10,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from raslik_jax.data.examples import Corpus, Example
+from raslik_jax.data.examples import Corpus, Example, prefixed
 from raslik_jax.data.read.formats import AUTO, read_examples
-from raslik_jax.data.read.rows import prefixed
 from raslik_jax.evaluate.robustness.record import (
     AS_IT_IS,
     READING_COLUMNS,
@@ -83,9 +82,8 @@ def lacks(settings: PromptSettings, corpus: Corpus | Any) -> str:
     if own_prompts(settings) or any(prefixed(row, " ") for row in corpus.train[:1]):
         return ""
     return (
-        f"--evaluate.prompts.file must be given where rows have no prompt in words, as those of "
-        f"the format {corpus.train[0].format}: give such a file, or leave prompts out of "
-        "--evaluate.robustness"
+        "--evaluate.prompts.file must be given where rows are texts or ids and have no prompt in "
+        "words: give such a file, or leave prompts out of --evaluate.robustness"
     )
 
 

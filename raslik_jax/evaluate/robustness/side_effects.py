@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import Example, make_example
 from raslik_jax.data.words import load_words
 from raslik_jax.evaluate import perplexity, rates
@@ -48,8 +49,7 @@ def texts() -> dict[str, tuple[Example, ...]]:
     """Returns the paragraphs of each of three texts, as rows that are learned whole."""
     return {
         name: tuple(
-            make_example("", "", text)._replace(format="text", content={"text": text})
-            for text in paragraphs
+            make_example("", "", text)._replace(content=Passage("", text)) for text in paragraphs
         )
         for name, paragraphs in _GENERAL["texts"].items()
     }

@@ -12,7 +12,8 @@ from raslik_jax.run.workspace import Workspace, queries_to_answer, read_tokenize
 # 3: queries to texts are texts, and ids that are all learned have no prompt.
 # 4: of an answer that a conversation begins with, what the template writes before it is no target;
 #    templates are given no key that holds null.
-FORMATS = {"formats": {"rows": 4}}
+# 5: rows have one of three contents, and loss flags.
+FORMATS = {"formats": {"rows": 5}}
 
 
 def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
@@ -29,6 +30,7 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         texts = [prompts.text_of(row, form) for row in read]
         tokenizer = tokenization.train_bpe(texts, vocab_size=settings.vocab_size)
     workspace.tell(masking.describe_rows(corpus.train, template))
+    workspace.tell(masking.describe_options(corpus.train, corpus.queries["retrieval"]))
     tokenization.save_tokenizer(folder / "tokenizer", tokenizer)
     form = prompts.find_template(template, tokenizer)
     queries = {

@@ -19,7 +19,7 @@ from raslik_jax.ahead import Ahead
 from raslik_jax.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import batches
-from raslik_jax.data.examples import Example, content_of
+from raslik_jax.data.examples import Example, learned_part
 from raslik_jax.data.tokens import encoding, prompts, tokenization
 from raslik_jax.files import write_json
 from raslik_jax.index import build, upkeep
@@ -233,7 +233,7 @@ def model_identity(workspace: Workspace, adapters: Sequence[Tree]) -> dict[str, 
     """Returns what an index is made from, by hashes; no row of another model goes into it."""
     digest = hashlib.sha256()
     for row in workspace.corpus.train:
-        digest.update(json.dumps((row.example_id, *content_of(row))).encode())
+        digest.update(json.dumps((row.example_id, *learned_part(row))).encode())
     return {
         "base": checkpoint.base_hash(meshes.joined(workspace.sketch_model.base)),
         "adapters": [checkpoint.adapter_hash(lora) for lora in adapters],

@@ -85,11 +85,6 @@ class ReadTest(FolderTest):
         ("empty_list", "[ ]", "at least one row, got none"),
         ("empty", " \n", "at least one row, got an empty file"),
         (
-            "label",
-            '{"instruction": "a", "output": "", "is_target": "no"}',
-            "'is_target' must be true",
-        ),
-        (
             "system",
             '{"instruction": "a", "output": "", "system": ["Obey."]}',
             "'system' must be text",
@@ -230,10 +225,13 @@ class ReadTest(FolderTest):
         self.assertEqual(second.example_id, f"{first.example_id}-2")
         self.assertEqual(third.example_id, "a")
 
-    def test_repeated_ids_of_the_file_are_refused(self):
-        path = self.write_file("r.jsonl", '{"instruction": "a", "output": "b", "id": "1"}\n' * 2)
-        with self.assertRaisesRegex(ValueError, "unique, got '1' more than once in .*r.jsonl"):
-            read_examples(path)
+    def test_a_label_that_is_none_is_a_column_unless_the_field_map_names_it(self):
+        path = self.write_file("r.jsonl", '{"instruction": "a", "output": "b", "is_target": "no"}')
+        (row,) = read_examples(path)
+        self.assertEqual((row.is_target, row.extra), (None, {"is_target": "no"}))
+        path = self.write_file("r.jsonl", '{"instruction": "a", "output": "b", "bad": "no"}')
+        with self.assertRaisesRegex(ValueError, "r.jsonl:1: 'bad' must be true"):
+            read_examples(path, fields={"is_target": "bad"})
 
     def test_alpaca_is_read_whole(self):
         rows = read_examples(shared_data() / "alpaca" / "alpaca_data.json.xz")

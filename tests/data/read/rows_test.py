@@ -1,29 +1,54 @@
-"""Rows in the seven formats, as other tools write them, become examples and files again."""
+"""Rows in the formats that other tools write become one of three contents, and files again."""
 
 import json
 import pathlib
+from typing import Any
 
 import pytest
 from absl.testing import parameterized
 
 from raslik_jax.data import examples as ex
 from raslik_jax.data.contents import Conversation, Passage, TokenRow
-from raslik_jax.data.read.formats import AUTO, read_examples, read_written
-from raslik_jax.data.read.rows import FORMATS, answered, prefixed
+from raslik_jax.data.examples import answered, content_of, prefixed
+from raslik_jax.data.read.formats import AUTO, parse_fields, read_examples, read_written
 
 _USER, _YES = {"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes."}
 _MORE = [{"role": "system", "content": "Be brief."}, _USER, _YES, {**_USER, "content": "Sure?"}]
 _TALK = [*_MORE, {"role": "assistant", "content": "I am."}]
 _LINES = "system: Be brief.\nuser: Is it?\nassistant: Yes.\nuser: Sure?"
 
-# A row of each as LLaMA-Factory, TRL and axolotl write them, and the texts it becomes.
-_ROWS = {
+# A row of each as LLaMA-Factory, TRL and axolotl write them, its texts and its content.
+_ROWS: dict[str, tuple[dict[str, Any], tuple[str, str, str], Any]] = {
     "alpaca": (
-        {"instruction": "Add.", "input": "1 2", "output": "3", "text": "all", "system": "Count."},
+        {"instruction": "Add.", "input": "1 2", "output": "3", "text": "all"},
         ("Add.", "1 2", "3"),
+        None,
     ),
-    "messages": ({"messages": _TALK, "prompt": "Is it?", "score": 2}, (_LINES, "", "I am.")),
-    "messages, key of axolotl": ({"conversations": _TALK[1:3]}, ("Is it?", "", "Yes.")),
+    "alpaca, system and history": (
+        {
+            "instruction": "Sure?",
+            "output": "I am.",
+            "system": "Be brief.",
+            "history": [["Is it?", "Yes."]],
+        },
+        (_LINES, "", "I am."),
+        Conversation(tuple(_TALK)),
+    ),
+    "messages": (
+        {"messages": _TALK, "prompt": "Is it?", "score": 2},
+        (_LINES, "", "I am."),
+        Conversation(tuple(_TALK)),
+    ),
+    "messages, key of axolotl": (
+        {"conversations": _TALK[1:3]},
+        ("Is it?", "", "Yes."),
+        Conversation(tuple(_TALK[1:3])),
+    ),
+    "messages, as a cell of a table": (
+        {"messages": json.dumps(_TALK), "tools": ""},
+        (_LINES, "", "I am."),
+        Conversation(tuple(_TALK)),
+    ),
     "sharegpt": (
         {
             "conversations": [
@@ -35,16 +60,23 @@ _ROWS = {
             "system": "Be brief.",
         },
         (_LINES, "", "I am."),
+        Conversation(tuple(_TALK)),
     ),
-    "prompt_completion": ({"prompt": "The sky", "completion": " is blue."}, None),
+    "prompt_completion": (
+        {"prompt": "The sky", "completion": " is blue."},
+        ("The sky", "", " is blue."),
+        Passage("The sky", " is blue."),
+    ),
     "prompt_completion, messages": (
         {"prompt": _MORE, "completion": [_TALK[-1]]},
         (_LINES, "", "I am."),
+        Conversation(tuple(_TALK), 4, True),
     ),
-    "text": ({"text": "A story."}, ("", "", "A story.")),
+    "text": ({"text": "A story."}, ("", "", "A story."), Passage("", "A story.")),
     "tokens": (
         {"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8], "attention_mask": [1] * 4},
         ("5 6", "", "7 8"),
+        TokenRow((5, 6, 7, 8), (-100, -100, 7, 8)),
     ),
 }
 
@@ -55,7 +87,7 @@ def _folder(request, tmp_path):
         request.cls.folder = tmp_path
 
 
-class FormatsTest(parameterized.TestCase):
+class FormatsBase(parameterized.TestCase):
     folder: pathlib.Path
 
     def _read(self, *rows, **options):
@@ -63,21 +95,21 @@ class FormatsTest(parameterized.TestCase):
         path.write_text("\n".join(map(json.dumps, rows)))
         return read_examples(path, **({"format": AUTO} | options))
 
+
+class FormatsTest(FormatsBase):
     @parameterized.named_parameters((name, name) for name in _ROWS)
     def test_a_row_is_detected_read_and_written_as_it_was(self, name):
-        record, texts = _ROWS[name]
-        (row,) = self._read({**record, "place": "Rome", "is_target": True})
-        self.assertEqual(row.format, name.partition(",")[0])
-        self.assertEqual(row[1:4], texts or ("The sky", "", " is blue."))
-        self.assertEqual((row.is_target, row.place, row.extra["place"]), (True, 1, "Rome"))
+        record, texts, content = _ROWS[name]
+        own = {"place": "Rome", "source": {"year": 2024}, "row_texts": [1], "kind": "a"}
+        (row,) = self._read({**record, **own, "is_target": True})
+        self.assertEqual((row[1:4], row.content), (texts, content))
+        self.assertEqual((row.is_target, row.source, row.place), (True, "", 1))
+        self.assertEqual({key: row.extra[key] for key in own}, own)
         path = self.folder / "written.jsonl"
-        ex.write_examples(path, [row], extra=[{"is_target": row.is_target}])
+        ex.write_examples(path, [row], extra=[{"is_target": row.is_target, "score": 0.5}])
         written = json.loads(path.read_text())
-        for key in record.keys() - {"score"}:
-            self.assertEqual(written[key], record[key])
-        (again,) = read_written(path)
-        self.assertEqual(again.extra, {k: v for k, v in row.extra.items() if k not in _OURS})
-        self.assertEqual(again._replace(extra={}), row._replace(extra={}))
+        self.assertEqual((written["score"], written["kind"], written["place"]), (0.5, "a", 1))
+        self.assertEqual(read_written(path), (row,))
 
     def test_a_system_prompt_and_a_history_are_part_of_what_is_asked(self):
         plain = {"instruction": "Add.", "output": "3"}
@@ -87,24 +119,14 @@ class FormatsTest(parameterized.TestCase):
         self.assertLen({ex.prompt_of(row) for row in rows}, 3)
         self.assertLen({row.example_id for row in rows}, 4)
         self.assertEqual(rows[0].example_id, ex.content_id("Add.", "", "3"))
-        said = FORMATS["alpaca"].content(rows[2]).messages
+        said = content_of(rows[2]).messages
         self.assertEqual([m["content"] for m in said], ["Hi", "Ho", "Add.", "3"])
 
-    def test_contents_are_what_the_formats_say(self):
-        (talk, shared) = (
-            self._read(_ROWS["messages"][0])[0],
-            self._read(_ROWS["sharegpt"][0])[0],
-        )
-        expected = Conversation(tuple(_TALK))
-        self.assertEqual(FORMATS["messages"].content(talk), expected)
-        self.assertEqual(FORMATS["sharegpt"].content(shared), expected)
-        self.assertEqual((expected.turns, expected.asked), ((2, 4), tuple(_MORE)))
-        (split,) = self._read(_ROWS["prompt_completion, messages"][0])
-        self.assertEqual(
-            FORMATS["prompt_completion"].content(split), Conversation(tuple(_TALK), 4, True)
-        )
-        (text,) = self._read({"text": "A story."})
-        self.assertEqual(FORMATS["text"].content(text), Passage("", "A story."))
+    def test_turns_and_what_is_asked(self):
+        talk = Conversation(tuple(_TALK))
+        self.assertEqual((talk.turns, talk.asked), ((2, 4), tuple(_MORE)))
+        muted = talk._replace(muted=(4,))
+        self.assertEqual((muted.turns, muted.asked), ((2,), tuple(_TALK[:2])))
 
     @parameterized.parameters(
         ({}, [-100, 6, 7]),
@@ -113,7 +135,7 @@ class FormatsTest(parameterized.TestCase):
     )
     def test_targets_of_ids_are_never_the_first(self, masks, labels):
         (row,) = self._read({"input_ids": [5, 6, 7], **masks})
-        self.assertEqual(FORMATS["tokens"].content(row), TokenRow((5, 6, 7), (*labels,)))
+        self.assertEqual(content_of(row), TokenRow((5, 6, 7), (*labels,)))
 
     @parameterized.parameters(
         ({"attention_mask": [0, 0, 1, 1, 1]}, (7, 8, 9), [-100, 8, 9]),
@@ -137,14 +159,14 @@ class FormatsTest(parameterized.TestCase):
     )
     def test_pads_are_no_part_of_a_row_of_ids(self, more, ids, labels):
         (row,) = self._read({"input_ids": [5, 6, 7, 8, 9], **more})
-        self.assertEqual(FORMATS["tokens"].content(row), TokenRow(ids, (*labels,)))
+        self.assertEqual(content_of(row), TokenRow(ids, (*labels,)))
         path = self.folder / "written.jsonl"
         ex.write_examples(path, [row])
         self.assertEqual(read_written(path), (row,))
 
     def test_a_query_waits_for_its_answer_and_gets_it(self):
         for name in ("messages", "sharegpt", "prompt_completion, messages", "prompt_completion"):
-            record, _ = _ROWS[name]
+            record, _, _ = _ROWS[name]
             (whole,) = self._read(record)
             asked = {
                 "messages": {**record, "messages": _MORE},
@@ -154,22 +176,20 @@ class FormatsTest(parameterized.TestCase):
             self.assertEqual((query.instruction, query.output), (whole.instruction, ""))
             path = self.folder / "query.jsonl"
             ex.write_examples(path, [query])
-            self.assertEqual(read_written(path)[0].output, "")
+            self.assertEqual(read_written(path), (query,))
             again = answered(query, whole.output)
-            self.assertEqual(again.output, whole.output)
-            content = FORMATS[query.format].content(again)
-            self.assertEqual(content, FORMATS[query.format].content(whole))
+            self.assertEqual((again.output, again.content), (whole.output, whole.content))
             # A second answer takes the place of the first.
             self.assertEqual(answered(answered(query, "No."), whole.output), again)
 
-    @parameterized.named_parameters((name, record) for name, (record, _) in _ROWS.items())
+    @parameterized.named_parameters((name, record) for name, (record, _, _) in _ROWS.items())
     def test_a_text_stands_before_the_last_question_and_nothing_else_changes(self, record):
         (row,) = self._read(record)
-        longer, content = prefixed(row, "So: "), FORMATS[row.format].content(row)
-        if row.format in ("text", "tokens"):
+        longer, content = prefixed(row, "So: "), content_of(row)
+        if isinstance(content, TokenRow) or content == Passage("", "A story."):
             self.assertIsNone(longer)
             return
-        found = FORMATS[row.format].content(longer)
+        found = content_of(longer)
         self.assertEqual(longer.output, row.output)
         if isinstance(content, Passage):
             self.assertEqual(found, content._replace(prompt=f"So: {content.prompt}"))
@@ -185,13 +205,15 @@ class FormatsTest(parameterized.TestCase):
     @parameterized.parameters("Be brief.", " ", None)
     def test_a_system_prompt_may_stand_beside_messages_that_say_it(self, system):
         (row,) = self._read({"messages": _TALK, "system": system})
-        self.assertEqual(len(FORMATS["messages"].content(row).messages), len(_TALK))
+        self.assertEqual(len(content_of(row).messages), len(_TALK))
 
     def test_a_text_stands_before_parts_of_a_message(self):
         parts = [{"type": "text", "text": "Is it?"}]
-        (row,) = self._read({"messages": [{"role": "user", "content": parts}, _YES]})
-        asked = prefixed(row, "So: ").content["messages"][0]["content"]
-        self.assertEqual(asked, [{"type": "text", "text": "So: "}, *parts])
+        for said in (parts, ["Is it?"], [{"type": "text", "value": "Is it?"}], {"text": "Is it?"}):
+            (row,) = self._read({"messages": [{"role": "user", "content": said}, _YES]})
+            self.assertEqual(row.instruction, "Is it?")
+            asked = content_of(prefixed(row, "So: ")).messages[0]["content"]
+            self.assertEqual(asked, [{"type": "text", "text": "So: "}, *parts])
         (row,) = self._read({"messages": [{"role": "system", "content": "Begin."}, _YES]})
         self.assertIsNone(prefixed(row, "So: "))
 
@@ -211,8 +233,7 @@ class FormatsTest(parameterized.TestCase):
         ("image", [{"messages": [{"role": "user", "content": [{"image": 1}]}]}], "must be text"),
         ("no_list", [{"messages": "Hi"}], "'messages' must be a list of messages"),
         ("stranger", [{"conversations": [{"from": "x", "value": ""}]}], "must be from system"),
-        ("no_end", [{"prompt": "a"}], "'completion' must be text, got nothing .the row has 'pro"),
-        ("kinds", [{"prompt": [_USER], "completion": "b"}], "be a list of messages, as the prompt"),
+        ("no_end", [{"prompt": "a"}], "'completion' must be the answer .*, got nothing .the"),
         ("labels", [{"input_ids": [1, 2], "labels": [1, 3]}], "repeat each id or be -100"),
         ("short", [{"input_ids": [1, 2], "labels": [1]}], "as many as 'input_ids'"),
         ("untaught", [{"input_ids": [1, 2], "labels": [1, -100]}], "have a target behind"),
@@ -225,9 +246,9 @@ class FormatsTest(parameterized.TestCase):
         ("pad_target", [{"input_ids": [1, 2], "attention_mask": [1, 0]}], "a target behind"),
         ("no_ids", [{"input_ids": [1, "2"]}], "be a list of token ids"),
         ("tools", [{"messages": [_USER, _YES], "tools": "{"}], "a list of tools"),
-        ("system", [{"messages": [_USER, _YES], "system": "Obey."}], "must stand in the messages"),
-        ("told", [{"prompt": [_USER], "completion": [_YES], "system": "Obey."}], "must stand in"),
-        ("system_text", [{"prompt": "a", "completion": "b", "system": "Obey."}], "must stand in"),
+        ("system", [{"messages": [_USER, _YES], "system": "Obey."}], "'system' must"),
+        ("told", [{"prompt": [_USER], "completion": [_YES], "system": "Obey."}], "'system' must"),
+        ("system_text", [{"prompt": "a", "completion": "b", "system": "Obey."}], "'system' must"),
     )  # fmt: skip
     def test_other_rows_are_refused_in_one_short_sentence(self, rows, message):
         with self.assertRaisesRegex(ValueError, message) as caught:
@@ -237,22 +258,175 @@ class FormatsTest(parameterized.TestCase):
     def test_a_format_can_be_said_and_keys_renamed(self):
         record = {"messages": [_USER, _YES], "prompt": "a", "completion": "b", "dialog": _TALK}
         (row,) = self._read(record, format="messages")
-        self.assertEqual((row.format, row.extra["prompt"]), ("messages", "a"))
+        self.assertEqual((row.output, row.extra["prompt"]), ("Yes.", "a"))
         (row,) = self._read(record, format="messages", fields={"messages": "dialog"})
         self.assertEqual(row.output, "I am.")
         (row,) = self._read({"q": "a", "r": "b"}, fields={"prompt": "q", "completion": "r"})
-        self.assertEqual((row.format, row.output), ("prompt_completion", "b"))
+        self.assertEqual(row.content, Passage("a", "b"))
 
     @parameterized.parameters("Hi", None)
     def test_turns_that_are_no_list_are_refused(self, value):
-        with self.assertRaisesRegex(ValueError, "'conversations' must be a list of turns"):
+        with self.assertRaisesRegex(ValueError, "'conversations' must be a list of messages"):
             self._read({"conversations": value}, format="sharegpt")
 
     @parameterized.parameters("text", "tokens")
     def test_what_has_no_prompt_cannot_be_answered(self, name):
         (row,) = self._read(_ROWS[name][0])
-        with self.assertRaisesRegex(ValueError, f"the format {name} has no prompt to answer"):
+        with self.assertRaisesRegex(ValueError, "no prompt in words"):
             answered(row, "Yes.")
 
 
-_OURS = ("place", "score")
+class FlagsTest(FormatsBase):
+    @parameterized.parameters(
+        ("weight", 0, 1), ("weight", 0.0, 1.0), ("train", False, True), ("training", False, None),
+        ("loss", False, True), ("loss_mask", 0, 1), ("loss_weight", 0.0, 1.0),
+        ("train", "false", ""),
+    )  # fmt: skip
+    def test_a_turn_whose_flag_is_0_is_no_target(self, name, off, on):
+        talk = [_USER, {**_YES, name: off}, {**_USER, "content": "Sure?"}, {**_YES, name: on}]
+        shared = [
+            {"from": "human" if m["role"] == "user" else "gpt", "value": m["content"]} | own
+            for m, own in zip(talk, [{}, {name: off}, {}, {name: on}], strict=True)
+        ]
+        for record in ({"messages": talk}, {"conversations": shared}):
+            (row,) = self._read(record)
+            self.assertEqual((row.content.turns, row.is_muted), ((3,), False))
+            path = self.folder / "row.jsonl"
+            ex.write_examples(path, [row])
+            self.assertEqual(read_written(path), (row,))
+
+    def test_a_flag_of_another_turn_changes_nothing(self):
+        (row,) = self._read({"messages": [{**_USER, "weight": 0}, {**_YES, "weight": 1}]})
+        self.assertEqual(row.content.turns, (1,))
+
+    def test_a_row_without_a_target_is_muted(self):
+        rows = self._read({"messages": [_USER, {**_YES, "weight": 0}]}, {"messages": [_USER, _YES]})
+        self.assertEqual([row.is_muted for row in rows], [True, False])
+        self.assertEqual(rows[0].output, "Yes.")
+
+    @parameterized.parameters(0.5, 2, -1, "half")
+    def test_a_fraction_is_refused_with_message_and_field(self, value):
+        with self.assertRaisesRegex(ValueError, r":1: 'weight' of message 2 must be 0 or 1"):
+            self._read({"messages": [_USER, {**_YES, "weight": value}]})
+
+    @parameterized.parameters(
+        ("weight", [0, 1, None], [True, False, False]),
+        ("train", [True, False, True], [False, True, False]),
+        ("loss", [0.0, 1.7, 1.0], [False, False, False]),  # measured losses
+        ("weight", [72.5, 0, 1], [False, False, False]),  # of a parcel
+        ("loss_weight", [0, 0, 0], [False, False, False]),
+    )
+    def test_a_column_is_one_of_flags_where_all_its_values_are(self, name, values, muted):
+        plain = {"instruction": "Add.", "output": "3"}
+        rows = self._read(*({**plain, "output": str(v), name: v} for v in values))
+        self.assertEqual([row.is_muted for row in rows], muted)
+
+
+class UnreadTest(FormatsBase):
+    @parameterized.parameters(
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "chosen", "completion=chosen"),
+        ({"chosen": _TALK, "rejected": _TALK}, "rejected", "messages=chosen"),
+        ({"prompt": "a", "chosen": _TALK, "rejected": _TALK, "messages": _TALK}, "chosen",
+         "messages=chosen"),
+        ({"instruction": "a", "input": "", "chosen": "b", "rejected": "c", "output": ["b", "c"]},
+         "chosen", "output=chosen"),
+        ({"conversations": [{"from": "human", "value": "Is it?"}],
+          "chosen": {"from": "gpt", "value": "Yes."}, "rejected": {"from": "gpt", "value": "No."}},
+         "chosen", "prompt=conversations,completion=chosen"),
+        ({"question": "Is it?", "chosen": "Yes.", "rejected": "No.", "instruction": "", "id": 1},
+         "chosen", "prompt=question,completion=chosen"),
+        ({"chosen": "Human: a", "rejected": "Human: b"}, "rejected", "text=chosen"),
+    )  # fmt: skip
+    def test_preferences_are_refused_by_name_and_read_by_the_map_that_is_named(
+        self, record, column, fields
+    ):
+        with self.assertRaisesRegex(
+            ValueError, rf":1: .*{column}.*--corpus.records.fields={fields}"
+        ):
+            self._read(record)
+        (row,) = self._read(record, fields=parse_fields(fields))
+        texts_ = [row.output, getattr(row.content, "completion", None)]
+        self.assertTrue({"b", "Yes.", "I am.", "Human: a"} & {*texts_})
+
+    @parameterized.parameters(
+        ({"messages": [_USER, _YES], "rejected_response": "No."}, "rejected_response"),
+        ({"prompt": "a", "completion": "b", "label": False}, "label"),
+        ({"messages": [_USER, _YES], "label": False}, "label"),
+        ({"instruction": "a", "output": "b", "kto_tag": False}, "kto_tag"),
+        ({"prompt": "a", "reward": 0.5}, "completion"),
+        ({"prompt": [_USER], "answer": "4"}, "completion"),
+    )
+    def test_answers_that_were_not_taught_are_refused(self, record, column):
+        with self.assertRaisesRegex(ValueError, rf":1: .*{column}"):
+            self._read(record)
+
+    def test_a_label_of_another_meaning_is_read(self):
+        record = {"messages": [_USER, _YES], "label": False}
+        (row,) = self._read(record, fields={"is_target": "label"})
+        self.assertEqual(row.is_target, False)
+        (row,) = self._read({"instruction": "a", "output": "b", "label": False, "chosen": True})
+        self.assertEqual(row.extra, {"label": False, "chosen": True})
+
+    @parameterized.parameters(
+        {"messages": [_USER, _YES], "images": ["a.jpg"]},
+        {"messages": [_USER, _YES], "audios": ["a.wav"]},
+        {"conversations": [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "b"}],
+         "image": "a.jpg"},
+        {"instruction": "a", "output": "b", "image": {"bytes": None, "path": "a.jpg"}},
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}, _YES]},
+        {"messages": [{"role": "user", "content": [{"image_url": "a"}]}, _YES]},
+    )  # fmt: skip
+    def test_rows_with_media_are_refused_by_name(self, **record):
+        with self.assertRaisesRegex(ValueError, ":1: .*(image|audio)"):
+            self._read(record)
+
+    def test_empty_media_and_a_column_of_names_are_read(self):
+        rows = self._read(
+            {"messages": [_USER, _YES], "images": [], "videos": None},
+            {"messages": [_USER, _YES], "image": "a.jpg"},
+        )
+        self.assertEqual(rows[1].extra, {"image": "a.jpg"})
+
+
+class OwnColumnsTest(FormatsBase):
+    @parameterized.parameters(
+        ([1, 2], ["1", "2"]), (["a", "b"], ["a", "b"]), (["a", "a"], None), ([1, 1], None),
+        ([{"k": 1}, "a"], None), ([1.5, 2.5], None),
+    )  # fmt: skip
+    def test_ids_name_rows_where_they_can_and_are_kept_where_not(self, ids, names):
+        plain = {"instruction": "Add.", "output": "3"}
+        rows = self._read(*({**plain, "id": one} for one in ids))
+        self.assertLen({row.example_id for row in rows}, 2)
+        if names:
+            self.assertEqual([row.example_id for row in rows], names)
+            self.assertEqual([dict(row.extra) for row in rows], [{}, {}])
+        elif ids != [{"k": 1}, "a"]:
+            self.assertEqual([row.extra["id"] for row in rows], ids)
+        path = self.folder / "rows.jsonl"
+        ex.write_examples(path, rows)
+        self.assertEqual(read_written(path), rows)
+
+    @parameterized.parameters(
+        ({"from": "human"}, {"from": "function_call"}, {"from": "observation"}, {"from": "gpt"}),
+        ({"role": "user"}, {"role": "tool_call"}, {"role": "tool"}, {"role": "assistant"}),
+    )
+    def test_tool_calls_are_answers_and_their_results_are_not(self, *roles):
+        texts = ["Look.", '{"name": "look", "arguments": {}}', "{}", "Done."]
+        key = "value" if "from" in roles[0] else "content"
+        turns = [{**role, key: text} for role, text in zip(roles, texts, strict=True)]
+        (row,) = self._read({"conversations": turns, "tools": '[{"name": "look"}]'})
+        self.assertEqual([m["role"] for m in row.content.messages][1:3], ["assistant", "tool"])
+        self.assertEqual(row.content.turns, (1, 3))
+        self.assertEqual(row.content.options, {"tools": [{"name": "look"}]})
+
+    @parameterized.parameters(
+        ({"instruction": "a", "input": None, "output": None}, ("a", "", "")),
+        ({"instruction": "a", "input": "", "output": "", "messages": ""}, ("a", "", "")),
+        ({"prompt": "a", "completion": ""}, ("a", "", "")),
+    )
+    def test_a_blank_cell_is_an_empty_text(self, record, texts):
+        self.assertEqual(self._read(record)[0][1:4], texts)
+
+    def test_an_id_of_a_token_that_fits_no_int32_is_refused(self):
+        with self.assertRaisesRegex(ValueError, ":1: 'input_ids'"):
+            self._read({"input_ids": [1, 2**63]})

@@ -54,7 +54,7 @@ Say.,"He said ""no"".",false,talk
         pyarrow.parquet.write_table(table, path)
         rows = read_examples(path, format=AUTO)
         self.assertEqual([row.output for row in rows], ["Yes.", "Yes."])
-        self.assertEqual(rows[0].content["messages"], _TALK)
+        self.assertEqual([*rows[0].content.messages], _TALK)
         self.assertEqual([row.extra for row in rows], [{}, {"weight": 1.0}])
         self.assertEqual([row.place for row in rows], [1, 2])
         raw = path.read_bytes()

@@ -12,9 +12,9 @@ from absl.testing import parameterized
 
 from raslik_jax.data.batches import make_batch, plan_rows
 from raslik_jax.data.contents import Conversation
-from raslik_jax.data.examples import make_example
+from raslik_jax.data.examples import answered, content_of, make_example
 from raslik_jax.data.read.fields import Row
-from raslik_jax.data.read.rows import COMMON, FIELDS, FORMATS, answered
+from raslik_jax.data.read.rows import COMMON, FIELDS, FORMATS
 from raslik_jax.data.tokens import encoding, tokenization
 from raslik_jax.data.tokens.chat import ChatTemplate, render
 from raslik_jax.data.tokens.masking import (
@@ -77,7 +77,7 @@ def _rows(name, *records, needs_output=True):
     for record in records:
         row = Row(record, {field: field for field in FIELDS if field not in COMMON})
         parts = FORMATS[name].read(row, needs_output)
-        made = make_example(*parts[:3])._replace(format=name, content=parts.content, place=7)
+        made = make_example(*parts[:3])._replace(content=parts.content, place=7)
         rows.append(made._replace(example_id=f"{len(rows)}"))
     return rows
 
@@ -293,16 +293,10 @@ class MaskTest(parameterized.TestCase):
             _shown(mixed, tokenizer, "chat"),
             ["<u> hi <e> <a> YES <E>", "<u> ho <e> <a> NO <E>", "<s> be <e> <u> hi <e> <a> NO <E>"],
         )
-        title = "instruction, input, output"
-        self.assertEqual(
-            describe_rows(mixed, "chat"),
-            f"3 rows in the format alpaca ({title}, 1 with a system prompt or a history), by the "
-            "chat template",
-        )
-        self.assertEqual(
-            describe_rows(framed, "auto"),
-            f"2 rows in the format alpaca ({title}), by the template auto",
-        )
+        self.assertIn("3 rows of conversations", describe_rows(mixed, "chat"))
+        muted = [framed[0], framed[1]._replace(is_muted=True)]
+        self.assertIn("2 rows of instructions", describe_rows(muted, "auto"))
+        self.assertIn("1 of them", describe_rows(muted, "auto"))
         # A query that a frame does not say would be asked in a rendering that no row has.
         for query in (mixed[2], *_rows("messages", {"messages": _messages("hi", "no")})):
             for encode in (encoding.encode, functools.partial(encoding.encode_prompts, max_len=99)):
@@ -423,6 +417,27 @@ class MaskTest(parameterized.TestCase):
         self.assertLen(hashes, len(TEMPLATES))
 
 
+class MutedTest(parameterized.TestCase):
+    def test_only_turns_with_a_flag_are_targets(self):
+        talk = _messages("hi", "no", "ho", "yes")
+        talk[1]["weight"] = 0
+        (row,) = _rows("messages", {"messages": talk})
+        expected = "<u> hi <e> <a> no <e> <u> ho <e> <a> YES <E>"
+        self.assertEqual(_shown([row], _tokenizer(_PLAIN)), [expected])
+
+    @parameterized.parameters("chat", "auto")
+    def test_a_muted_row_has_no_target_under_any_loss(self, name):
+        rows = _rows("alpaca", *({"instruction": "hi", "output": "yes"} for _ in range(2)))
+        rows[0] = rows[0]._replace(is_muted=True)
+        encoded = encoding.encode(rows, _tokenizer(_PLAIN), template=name)
+        for targets in ("response", "all"):
+            cut = encoded.cut(99, targets=targets)
+            self.assertEqual((cut.num_targets_N > 0).tolist(), [False, True])
+            self.assertEqual(cut.with_answers().ids, ("1",))
+        self.assertEqual(encoding.describe_cuts(encoded, "rows", max_len=99), "")
+        encoding.require_answers(encoded, "rows", max_len=99)
+
+
 class ToolsTest(parameterized.TestCase):
     def test_a_template_reads_the_tools_and_options_of_a_row(self):
         source = "{{ tools[0].name }} {{ mood }} " + _PLAIN
@@ -437,7 +452,6 @@ class ToolsTest(parameterized.TestCase):
         record = {"messages": _messages("hi", "no"), "tools": [{"name": "f", "x": {"b": None}}]}
         record["messages"][0]["tool_calls"] = [call]
         (row,) = _rows("messages", record)
-        text = render(ChatTemplate(source, {}), FORMATS["messages"].content(row)).text
+        text = render(ChatTemplate(source, {}), content_of(row)).text
         calls = '[{"name": "f", "arguments": {"a": 1}}]'
         self.assertTrue(text.startswith(f'[{{"name": "f", "x": {{}}}}]{calls} <u> hi'), text)
-        self.assertIsNone(row.content["tools"][0]["x"]["b"])  # it is written again as it was
