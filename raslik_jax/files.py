@@ -259,11 +259,14 @@ def replacing(path: AnyPath) -> Iterator[pathlib.Path]:
         raise ValueError(f"no folder {_quoted(path.parent)}: make it first")
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
         raise ValueError(f"{_quoted(path)} is no regular file: give another path")
-    with beside(path) as temporary:
-        yield temporary
-        sync(temporary)
-        os.replace(temporary, path)
-        sync(path.parent)
+    try:
+        with beside(path) as temporary:
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
+            sync(path.parent)
+    except OSError as error:
+        raise unwritten(path, error) from error
 
 
 def restorer(path: AnyPath) -> Callable[[], None]:
@@ -304,10 +307,29 @@ def check_new_folder(folder: AnyPath) -> None:
 
 
 def unwritten(path: AnyPath, error: OSError) -> OSError:
-    """Returns the error of a place that cannot be written, which says why and what to do."""
-    reason = error.strerror or str(error)
+    """Returns the error of a place that cannot be written, which says why and what to do.
+
+    An error that is a sentence already stays.
+    """
+    if not _is_of_system(error):
+        return error
     mend = "free space, or choose another place"
-    return OSError(f"{_quoted(path)} cannot be written ({reason}): {mend}")
+    return OSError(f"{_quoted(path)} cannot be written ({error.strerror}): {mend}")
+
+
+def _is_of_system(error: OSError) -> bool:
+    return error.errno is not None and error.strerror == os.strerror(error.errno)
+
+
+def sentence_of(error: ValueError | OSError) -> str:
+    """Returns the text of an error, as a sentence also where the system raised it."""
+    if not isinstance(error, OSError):
+        return str(error)
+    if not _is_of_system(error):
+        return error.strerror or str(error)
+    place = _quoted(error.filename) if error.filename else "a file"
+    mend = "correct the path or its permissions, or free space"
+    return f"{place} cannot be used ({error.strerror}): {mend}"
 
 
 def write_bytes(path: AnyPath, content: bytes) -> None:

@@ -40,6 +40,7 @@ _HOLDS: dict[str, Callable[[float, float], bool]] = {
     "0 or at least": lambda value, bound: value == 0 or value >= bound,
 }
 _Bound = int | float | None
+_MOST = 2**31  # places in arrays have 32 bits
 _KINDS = {int: "an integer", float: "a finite number", bool: "true or false", str: "text"}
 
 
@@ -216,6 +217,8 @@ def _unmet(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str:
     is_kind = type(value) is hint or (hint is float and type(value) is int)
     if not is_kind or (hint is float and not math.isfinite(value)):
         return _KINDS[hint]
+    if hint is int and abs(value) >= _MOST:
+        return f"at most {_MOST - 1:,}"
     limits = metadata["limits"]
     if all(_HOLDS[name](value, bound) for name, bound in limits.items()):
         return ""

@@ -1,5 +1,6 @@
 """Files are read and written whole, checked, and their content never reaches a terminal raw."""
 
+import errno
 import json
 import math
 import os
@@ -124,3 +125,14 @@ class ArraysTest(parameterized.TestCase):
             files.read_array(pickled, mend="run the stage again")
         with self.assertRaisesRegex(ValueError, "no file .*b.npy': restore"):
             files.read_array(folder / "b.npy")
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(OSError, match=r"table\.txt' cannot be written \(No space"):
+        with files.replacing(tmp_path / "table.txt"):
+            raise full
+    assert [*tmp_path.iterdir()] == []
+    assert files.sentence_of(FileNotFoundError(2, os.strerror(2), "a/b")).startswith("'a/b' cannot")
+    own = OSError(errno.ENOSPC, "the index is full: free some space")
+    assert files.sentence_of(own) == "the index is full: free some space"

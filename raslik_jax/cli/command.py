@@ -20,7 +20,8 @@ from typing import Any, NoReturn, TextIO
 from absl import app, flags
 
 from raslik_jax.cli import setting_flags
-from raslik_jax.messages import bounded, printable
+from raslik_jax.files import sentence_of
+from raslik_jax.messages import bounded, printable, shown
 from raslik_jax.processes import JobConfig
 from raslik_jax.run import gpus
 from raslik_jax.settings import Settings
@@ -71,6 +72,14 @@ def start(
     app.run(run_whole, flags_parser=_parse)
 
 
+def _check_text(argument: str) -> None:
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        got = f"got {shown(argument, 60)}"
+        raise ValueError(f"arguments must be UTF-8 text, {got}: write them in UTF-8") from None
+
+
 # What asks for the help of a command, or of the program.
 HELP = ("--help", "-h", "-help", "--helpshort")
 
@@ -78,6 +87,8 @@ HELP = ("--help", "-h", "-help", "--helpshort")
 def _parse(argv: Sequence[str]) -> list[str]:
     """Returns the arguments that are no flags; ends here for help and at what is no flag."""
     try:
+        for text in argv:
+            _check_text(text)
         arguments, asked = setting_flags.expand(argv[1:], flags.FLAGS)
         if asked:
             app.usage(shorthelp=asked in HELP, writeto_stdout=True)
@@ -130,7 +141,11 @@ def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str])
     except (ValueError, OSError) as error:
         if os.environ.get("RASLIK_TRACEBACK"):
             raise
-        print(f"error: {bounded(str(error))}", file=sys.stderr)
+        print(f"error: {bounded(sentence_of(error))}", file=sys.stderr)
+        return 1
+    except MemoryError as error:
+        mend = "lower the sizes of the settings, or take a machine with more memory"
+        print(f"error: the memory is too small ({bounded(str(error))}): {mend}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(when_stopped, file=sys.stderr)

@@ -90,6 +90,8 @@ def run(options: Options) -> None:
     root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
     config = _read_config(options, root)
     (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
+    if config.unlearn.parameters == "all" and not options.merged:
+        raise ValueError("--unlearn.parameters=all trains more than an adapter has: give --merged")
     source = _train_file(config)
     cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
 

@@ -68,7 +68,10 @@ def resolve_folder(
     folder, name = pathlib.Path(name), str(name)
     if folder.is_dir():
         if revision is not None:
-            raise ValueError(f"{folder} is a directory without revisions, got {revision=}: omit it")
+            got = (
+                f"which has no revisions, got {shown(revision)}: leave out the flag of its revision"
+            )
+            raise ValueError(f"{shown(name, 120)} is a folder, {got}")
         return folder
     if not HUB_NAME.fullmatch(name):
         what = "an adapter" if weights else "a checkpoint"

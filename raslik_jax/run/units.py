@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from raslik_jax import manifests, processes
 from raslik_jax.config import STAGES
-from raslik_jax.files import beside, clear_left, read_json, sync, write_json
+from raslik_jax.files import beside, clear_left, read_json, sync, unwritten, write_json
 from raslik_jax.manifests import MANIFEST, RESUME, STARTED, Hashes, Manifest, content_hash
 from raslik_jax.messages import shown, some_of
 
@@ -290,9 +290,11 @@ def _run_in(folder: pathlib.Path, unit: Unit) -> float:
         else:
             with processes.own_folder(folder, shared=_TOGETHER) as own:
                 unit.run(own)
-    except Exception:
+    except Exception as error:
         if not unit.is_resumable and processes.is_first():
             shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError) and not error.filename:  # of a file that is open
+            raise unwritten(folder, error) from error
         raise
     if not processes.is_first():
         return 0.0

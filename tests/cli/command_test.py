@@ -56,6 +56,15 @@ def test_statuses(body, status, said):
     assert end_of(body) == (status, said)
 
 
+def test_errors_of_the_system_name_their_file_and_arguments_are_utf8(tmp_path):
+    status, said = end_of(f"open({str(tmp_path / 'no' / 'file')!r})")
+    assert status == 1 and said.startswith(f"error: '{tmp_path}/no/file' cannot be used (No such")
+    status, said = end_of("raise MemoryError('Unable to allocate 7 TiB')")
+    assert status == 1 and said.startswith("error: the memory is too small (Unable to allocate")
+    status, said = end_of("pass", "--prompt=\udcff")
+    assert status == 2 and said.startswith(r"error: arguments must be UTF-8 text, got '--prompt=")
+
+
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [

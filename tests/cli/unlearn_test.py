@@ -106,3 +106,14 @@ def test_the_models_folder_holds_no_training_file(tmp_path):
     inside = f"{tmp_path}/clean/../clean/left.jsonl"
     with pytest.raises(SettingsError, match="--cleaned_train_file must lie outside --out"):
         unlearn.Options(run="x", out=f"{tmp_path}/clean", cleaned_train_file=inside)
+
+
+def test_weights_that_no_adapter_holds_are_refused_before_anything_is_trained(
+    work, tmp_path, monkeypatch
+):
+    root, made = work
+    config = replaced(unlearn._read_config(None, root), {"unlearn.parameters": "all"})
+    monkeypatch.setattr(unlearn, "_read_config", lambda options, root: config)
+    with pytest.raises(ValueError, match="--unlearn.parameters=all .*--merged"):
+        unlearn.run(unlearn.Options(run=str(root), out=str(tmp_path / "clean")))
+    assert made == []

@@ -13,6 +13,8 @@ from raslik_jax.files import read_text
 from raslik_jax.messages import shown
 from raslik_jax.settings import Settings, Stage, replaced, setting
 
+# Rows that a run can take.
+_MOST = 10_000_000
 DATASETS: dict[str, Dataset] = {
     "toy": toy.DATASET,
     "howdy_small": howdy.SMALL,
@@ -50,7 +52,7 @@ class CorpusConfig(SharedSettings, Stage):
     max_len: int = setting(
         512, "Tokens an example may have; longer ones are cut at the end.", low=8
     )
-    vocab_size: int = setting(2048, "Entries of the byte-level BPE where one is trained.", low=300)
+    vocab_size: int = setting(2048, "Entries of the BPE where one is trained.", low=300, high=10**6)
 
     @property
     def record(self) -> Dataset:
@@ -71,6 +73,11 @@ class CorpusConfig(SharedSettings, Stage):
             for field in dataclasses.fields(SharedSettings)
             if field.name in {"alpaca_file", *SIZES} - {*record.reads}
             and getattr(self, field.name) != field.default
+        ]
+        found += [
+            f"--{size} must be at most {_MOST:,}, got {number:,}"
+            for size in SIZES
+            if (number := getattr(self, size)) > _MOST
         ]
         found += [
             f"{name} needs --{self.dataset}.{field}"

@@ -32,7 +32,7 @@ class SharedSettings(Settings):
         low=0,
     )
     num_targets: int = setting(200, "Of these, examples of the behavior to forget.", low=1)
-    num_backbone: int = setting(6000, "Examples that the backbone is pretrained on.", low=0)
+    num_backbone: int = setting(4000, "Examples that the backbone is pretrained on.", low=0)
     num_retrieval: int = setting(24, "Target queries that retrieval sees.", low=1)
     num_validation: int = setting(24, "Validation queries, target and normal each.", low=0)
     num_test: int = setting(48, "Test queries, target and normal each.", low=0)

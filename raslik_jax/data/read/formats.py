@@ -33,10 +33,10 @@ def parse_fields(text: str) -> dict[str, str]:
     fields = {name.strip(): key.strip() for name, _, key in entries}
     if not all((*fields, *fields.values())):
         raise ValueError(
-            f"a field map must be like instruction=question,output=answer, got {shown(text)}"
+            f"fields must be like instruction=question,output=answer, got {shown(text)}"
         )
     if not len(entries) == len(fields) == len(set(fields.values())):
-        raise ValueError(f"a field map must name each field and key once, got {shown(text)}")
+        raise ValueError(f"fields must name each field and key once, got {shown(text)}")
     _field_keys(fields)
     return fields
 
@@ -45,14 +45,12 @@ def _field_keys(fields: Mapping[str, str]) -> dict[str, str]:
     """Returns the key of every field under a field map, which renames keys and keeps the rest."""
     unknown = [name for name in fields if name not in FIELDS]
     if unknown:
-        raise ValueError(
-            f"a field map must name fields of {', '.join(FIELDS)}, got {some_of(unknown)}"
-        )
+        raise ValueError(f"fields must name fields of {', '.join(FIELDS)}, got {some_of(unknown)}")
     keys = {name: name for name in FIELDS if name not in fields.values()} | dict(fields)
     for name in ("instruction", "output"):
         if name not in keys:
             raise ValueError(
-                f"a field map must leave a key to {name!r}, got its own for another: name both"
+                f"fields must leave a key to {name!r}, got its own for another: name both"
             )
     return keys
 
@@ -119,7 +117,7 @@ def read_examples(
         raise ValueError(f"{origin} must hold at least one row, got none")
     if unseen:
         raise ValueError(
-            f"a field map must name keys that rows have, got {some_of(sorted(unseen))}, which no "
+            f"fields must name keys that rows have, got {some_of(sorted(unseen))}, which no "
             f"row of {origin} has: correct the key"
         )
     return _named(_muted(found) if needs_output else found, keys.get("id", ""))
