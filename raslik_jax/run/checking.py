@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ from raslik_jax.run.workspace import (
 from raslik_jax.settings import leaves
 from raslik_jax.sketch import weights
 
+_PACKED = re.compile(r"(-unsloth)?(-bnb-[48]bit|-(gptq|awq|fp8)\b.*)$")
 # Those that retrieve, and those that need what was retrieved.
 _RETRIEVING = frozenset({"retrieve", "unlearn", "generate", "evaluate", "report"})
 
@@ -213,20 +215,24 @@ def _check_references_base(config: Config, model_config: decoder.ModelConfig) ->
 def _doubt_base(config: Config, adapter: pathlib.Path, checkpoint_folder: pathlib.Path) -> str:
     """Returns a line where an adapter calls its base otherwise than the checkpoint is called.
 
-    Names are compared by their last part. They prove nothing, a folder or a mirror may be called
-    anything, so that a difference is told and not refused.
+    Names are compared by their last part, without the name of a quantization. They prove nothing,
+    because a folder or a mirror may be called anything, so a line says the difference.
     """
     named = mistaken.base_name(adapter)
     shape = {"_name_or_path?": (str, None)}
     own = storage.read_json(checkpoint_folder / "config.json", shape).get("_name_or_path")
     name = config.backbone.checkpoint
-    known = {pathlib.PurePath(one).name.lower() for one in (name, own) if one}
-    if not named or pathlib.PurePath(named).name.lower() in known:
+    if not named or _bare_name(named) in {_bare_name(one) for one in (name, own) if one}:
         return ""
     return (
         f"the adapter says that it was trained on {shown(named, 80)}, --backbone.checkpoint is "
         f"{shown(name, 80)}: the shapes fit, but on other weights it is another model"
     )
+
+
+def _bare_name(name: str) -> str:
+    """Returns the last part of a model's name without what says how its weights are packed."""
+    return _PACKED.sub("", pathlib.PurePath(name).name.lower())
 
 
 def is_measurable(config: Config, corpus: Corpus | StoredCorpus) -> bool:

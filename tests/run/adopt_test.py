@@ -173,6 +173,17 @@ def test_a_tokenizer_next_to_the_adapter_is_named_or_refused_at_the_start(tmp_pa
         checking.check_model(_config(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("named", "is_doubted"),
+    [("o/Base", 0), ("o/base-bnb-4bit", 0), ("o/base-unsloth-bnb-4bit", 0), ("o/base-instruct", 1)],
+)
+def test_the_packed_form_of_a_base_is_not_another_model(named, is_doubted, tmp_path, capsys):
+    _write_base(tmp_path)
+    _write_adapter(tmp_path, base_model_name_or_path=named)
+    checking.check_model(_config(tmp_path))
+    assert (named in capsys.readouterr().err) == is_doubted
+
+
 def test_an_adapter_in_the_checkpoints_folder_that_is_not_given_is_named(tmp_path, capsys):
     base = _write_base(tmp_path)
     checkpoint_cases.write_adapter(base, "llama")
