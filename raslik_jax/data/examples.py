@@ -270,8 +270,13 @@ def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Cor
             f"query sets must be {', '.join(QUERY_SETS)}, got {some_of(corpus.queries)}"
         )
     check_unique_ids(corpus.train, "the training rows")
-    trained_on = {prompt_of(example): "backbone" for example in corpus.backbone}
-    trained_on |= {prompt_of(example): "train" for example in corpus.train}
+    prompts = {prompt_of(query) for queries in corpus.queries.values() for query in queries}
+    trained_on = {
+        prompt: where
+        for where, rows in (("backbone", corpus.backbone), ("train", corpus.train))
+        for row in rows
+        if (prompt := prompt_of(row)) in prompts
+    }
     asked: dict[tuple[str, str], str] = {}
     problems = []
     for name in QUERY_SETS:
@@ -292,6 +297,8 @@ def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Cor
 
 def check_unique_ids(examples: Sequence[Example], where: str) -> None:
     """Raises a ValueError that names ids which occur more than once; `where` says in what."""
+    if len({example.example_id for example in examples}) == len(examples):
+        return
     counts = collections.Counter(example.example_id for example in examples)
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:

@@ -64,6 +64,7 @@ def read_examples(
     needs_output: bool = True,
     most: int | None = None,
     check: Callable[[Example], object] = lambda row: None,
+    change: Callable[[Example], Example] = lambda row: row,
 ) -> tuple[Example, ...]:
     """Returns the rows of a file, a folder of a saved dataset or a hub dataset as examples.
 
@@ -82,6 +83,7 @@ def read_examples(
         one that has not the keys of the format is of the format that its keys show.
       most: reads so many rows of the beginning alone.
       check: raises ValueError for a row that the caller cannot use.
+      change: from a row, what is returned of it.
     """
     fields = fields or {}
     keys = _field_keys(fields)
@@ -110,7 +112,7 @@ def read_examples(
             problems.append(f"{origin}{separator}{place}: {error}")
             continue
         unseen.difference_update(record)
-        found.append(row)
+        found.append(change(row))
     if problems:
         raise ValueError(listed_problems(problems, "correct or remove these rows"))
     if not found:
@@ -120,6 +122,8 @@ def read_examples(
             f"fields must name keys that rows have, got {some_of(sorted(unseen))}, which no "
             f"row of {origin} has: correct the key"
         )
+    if format == _AS_WRITTEN:
+        return tuple(found)
     return _named(_muted(found) if needs_output else found, keys.get("id", ""))
 
 
@@ -178,8 +182,7 @@ def read_written(path: str | os.PathLike[str]) -> tuple[Example, ...]:
             extra=extra | own.get("row_columns", {}),
         )
 
-    read = read_examples(path, format=_AS_WRITTEN, needs_output=False)
-    return tuple(map(as_it_was, read))
+    return read_examples(path, format=_AS_WRITTEN, needs_output=False, change=as_it_was)
 
 
 def what_it_says(record: Mapping[str, Any], fields: Mapping[str, str] = {}) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import pathlib
+import zipfile
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -96,18 +97,29 @@ class Encoded(NamedTuple):
 
     def save(self, path: pathlib.Path) -> None:
         """Writes the examples as an .npz file of few arrays."""
-        masks: dict[str, Any] = {}
+        arrays = {
+            "ids": [np.frombuffer(json.dumps(self.ids).encode(), np.uint8)],
+            "tokens": [np.zeros(0, np.int32), *self.tokens],
+            "ends": [np.cumsum(self.lengths_N)],
+            "start": [self.start_N],
+            "pad_id": [np.array(self.pad_id)],
+        }
         if self.masks is not None:
-            masks["masks"] = np.concatenate([np.zeros(0, np.bool_), *self.masks])
-        np.savez(
-            path,
-            ids=np.frombuffer(json.dumps(self.ids).encode(), np.uint8),
-            tokens=np.concatenate([np.zeros(0, np.int32), *self.tokens]),
-            ends=np.cumsum(self.lengths_N),
-            start=self.start_N,
-            pad_id=np.array(self.pad_id),
-            **masks,
-        )
+            arrays["masks"] = [np.zeros(0, np.bool_), *self.masks]
+        # As np.savez does, which needs all rows as one array in memory once more.
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, parts in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    _write_array(file, parts)
+
+
+def _write_array(file: Any, parts: Sequence[np.ndarray]) -> None:
+    """Writes the parts of a 1-D array, or one array, as a .npy file."""
+    shape = parts[0].shape and (sum(map(len, parts)),)
+    header = {"descr": parts[0].dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    for start in range(0, len(parts), _PART_ROWS):
+        file.write(b"".join(part.tobytes() for part in parts[start : start + _PART_ROWS]))
 
 
 def load_encoded(path: pathlib.Path) -> Encoded:
