@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from raslik_jax import bounded
 from raslik_jax.data.contents import Conversation, text_of, without_nulls
+from raslik_jax.data.tokens import marks
 from raslik_jax.messages import one_line, shown
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -33,23 +34,27 @@ _MOST_ADDED, _MOST_TIMES = 100_000, 20
 
 
 class Target(NamedTuple):
-    """A part of a rendered conversation that is a target.
+    """A part of a rendered conversation that is a target: the characters from `start` to `end`.
 
-    Where the template marks it: the characters from `start` to `end`. Else it is what the whole
-    has beyond the text `before` it, up to the end of the text `through` it.
+    With a text `before` it begins instead with the first token in which the whole differs from
+    that text.
     """
 
-    start: int = 0
-    end: int = 0
+    start: int
+    end: int
     before: str = ""
-    through: str = ""
 
 
 class Rendered(NamedTuple):
-    """A whole conversation as text, and its targets in order."""
+    """A whole conversation as text, its targets in order, and what the template left out.
+
+    `dropped` has those of "thought", "text" and "tool call" that an answer of the row has and the
+    template does not write.
+    """
 
     text: str
     targets: tuple[Target, ...]
+    dropped: tuple[str, ...] = ()
 
 
 class ChatTemplate(NamedTuple):
@@ -67,43 +72,41 @@ class ChatTemplate(NamedTuple):
 def render(template: ChatTemplate, conversation: Conversation) -> Rendered:
     """Returns a conversation as text with its targets, one for each answer.
 
-    With `{% generation %}` in the template they are what stands in it, else what the template adds
-    to the conversation before an answer, with the beginning of one, up to the end of its turn. A
-    completion is always found in the second way, as TRL does it.
+    The text is one rendering of all messages. An answer reaches from behind the header after which
+    the model writes to the end of its turn. `{% generation %}` in the template shows where that is.
+    Otherwise marks in the messages show it, see `marks`. A completion is all behind its prompt.
     """
-    messages, write = conversation.messages, _writer(template, conversation.options)
-    if conversation.is_completion:
-        text, _ = write(messages)
-        before, _ = write(conversation.asked, begins_answer=True)
-        return Rendered(text, (Target(before=before, through=text),))
-    text, marked = write(messages, marks=template.marks_targets)
-    for place in conversation.turns:
-        # Of an answer with a thought the template may leave out the beginning.
-        if (end := text_of(messages[place]).strip()[-20:]) not in text:
-            raise ValueError(
-                f"the chat template does not write the answer that ends with {shown(end, 30)}: "
-                "correct the content of the message, or give another template"
-            )
-    if template.marks_targets:
-        return Rendered(text, tuple(Target(*span) for span in marked if span[0] < span[1]))
+    messages, turns = conversation.messages, conversation.turns
+    writer = _writer(template, conversation)
+    by_template = template.marks_targets and not conversation.is_completion
+    begins = [conversation.first] if conversation.is_completion else [*turns]
+    chosen = {*turns, *(place - 1 for place in begins)}
+    if by_template:
+        chosen |= {place for place, one in enumerate(messages) if one["role"] == "assistant"}
+    ((text, spans),) = writer.write([(messages, False)], tells_spans=by_template)
+    for way in marks.WAYS:
+        said = marks.mark(messages, chosen, writer.salt, way)
+        whole = writer.read(said)
+        if whole.text == text:
+            dropped = _dropped(conversation, whole)
+            break
+    else:  # no mark leaves the text as it is: only texts that begin alike show answers then
+        said, whole, dropped = [*messages], marks.Marked(text, {}), ()
+    if by_template:
+        return Rendered(text, _targets_of(spans, conversation, whole), dropped)
     targets = []
-    for place in conversation.turns:
-        if place:
-            before, _ = write(messages[:place], begins_answer=True)
-        else:
-            before = _before_first(messages[0], write)
-        through = text if place == len(messages) - 1 else write(messages[: place + 1])[0]
-        if not text.startswith(through):  # Phi-3 ends the whole conversation with EOS
-            through = through.removesuffix(template.special_tokens.get("eos_token", ""))
-        if not text.startswith(through):
-            through = _through_turn(text, before, through, text_of(messages[place]))
-        targets.append(Target(before=before, through=through))
-    return Rendered(text, tuple(targets))
+    is_completion = conversation.is_completion
+    for place in begins:
+        start, before = _begin(writer, said, place, whole, is_completion=is_completion)
+        is_last = is_completion or place == len(messages) - 1
+        end = len(text) if is_last else _end(writer, said, place, whole)
+        targets.append(Target(start, end, before))
+    return Rendered(text, tuple(targets), dropped)
 
 
 def render_question(template: ChatTemplate, conversation: Conversation) -> str:
     """Returns the text after which the model writes its answer."""
-    return _writer(template, conversation.options)(conversation.asked, begins_answer=True)[0]
+    return _ask(_writer(template, conversation), conversation.asked).text
 
 
 def require_system(template: ChatTemplate) -> None:
@@ -124,62 +127,43 @@ def require_system(template: ChatTemplate) -> None:
 
 
 def end_of_turn(template: ChatTemplate) -> str:
-    """Returns what the template writes behind an answer; empty where that cannot be told."""
-    answer = "answer"
-    messages = ({"role": "user", "content": "a"}, {"role": "assistant", "content": answer})
+    """Returns what the template writes behind an answer; empty where that is unknown."""
+    messages = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+    writer = _writer(template, Conversation(messages))
     try:
-        text = render(template, Conversation(messages)).text
+        marked = writer.read(marks.mark(messages, [1], writer.salt, "end"))
     except ValueError:
         return ""
-    return text.rpartition(answer)[2].strip() if answer in text else ""
+    return marked.text[marked.places[1, 1] :].strip() if marked.places else ""
 
 
-Write = Callable[..., tuple[str, Sequence[tuple[int, int]]]]
+_Said = Sequence[Mapping[str, Any]]
+_Texts = list[tuple[str, Sequence[tuple[int, int]]]]
 
 
-def _before_first(message: Mapping[str, Any], write: Write) -> str:
-    """Returns what a template writes before the answer that a conversation begins with.
+class _Writer(NamedTuple):
+    """A template with the options of a conversation.
 
-    Of no message at all it may write nothing, or raise: what it puts in front of any conversation,
-    such as a system prompt of its own, comes with the first one.
+    Attributes:
+      source: of the template.
+      given: what it reads next to the messages.
+      salt: of the marks in messages.
     """
-    return os.path.commonprefix([write(({**message, "content": text},))[0] for text in "ab"])
 
+    source: str
+    given: Mapping[str, Any]
+    salt: int
 
-def _through_turn(text: str, before: str, alone: str, answer: str) -> str:
-    """Returns the text through a turn that the template renders otherwise once others follow.
+    def write(self, parts: Sequence[tuple[_Said, bool]], *, tells_spans: bool = False) -> _Texts:
+        """Returns messages as texts, with the spans of characters that the template marks.
 
-    Such a template leaves out the thoughts of earlier answers; what it writes behind the answer
-    is the same.
-    """
-    answer = answer.strip()
-    head = len(os.path.commonprefix([text, before]))
-    at, tail = text.find(answer, head), alone.rpartition(answer)[2]
-    end = at + len(answer) + len(tail)
-    if not answer or at < 0 or text[at + len(answer) : end] != tail:
-        raise ValueError(
-            "the chat template renders an answer otherwise once others follow, so that nothing "
-            "tells where it ends: mark answers in it with {% generation %}"
-        )
-    return text[:end]
-
-
-def _writer(template: ChatTemplate, options: Mapping[str, Any]) -> Write:
-    """Returns the function from messages to text and the marked spans of characters."""
-    if importlib.util.find_spec("transformers") is None:
-        need = "a chat template needs the package transformers: install raslik-jax[data]"
-        raise ValueError(need)
-    source = _CLOCK + template.source if "strftime_now" in template.source else template.source
-    given = {**template.special_tokens, **_FIXED, **options}
-
-    def write(
-        messages: Sequence[Mapping[str, Any]], *, begins_answer: bool = False, marks: bool = False
-    ) -> tuple[str, Sequence[tuple[int, int]]]:
+        Each part has messages, and whether the header of an answer follows.
+        """
         # Templates write None where a key is there.
-        said = without_nulls([*messages])
+        said = [(without_nulls([*messages]), begins_answer) for messages, begins_answer in parts]
         try:
             return bounded.call(
-                _render, source, said, begins_answer, marks, given, what="the chat template"
+                _render, self.source, said, tells_spans, self.given, what="the chat template"
             )
         except bounded.OverLimit:
             raise
@@ -189,28 +173,151 @@ def _writer(template: ChatTemplate, options: Mapping[str, Any]) -> Write:
                 "correct the row, or give another template"
             ) from error
 
-    return write
+    def read(self, messages: _Said) -> marks.Marked:
+        """Returns the text of marked messages without the marks."""
+        return marks.read(self.write([(messages, False)])[0][0], self.salt)
+
+    def without_eos(self, text: str) -> str:
+        """Returns a text without the EOS with which some templates end a whole conversation."""
+        return text.removesuffix(self.given.get("eos_token", ""))
+
+
+def _writer(template: ChatTemplate, conversation: Conversation) -> _Writer:
+    if importlib.util.find_spec("transformers") is None:
+        need = "a chat template needs the package transformers: install raslik-jax[data]"
+        raise ValueError(need)
+    source = _CLOCK + template.source if "strftime_now" in template.source else template.source
+    given = {**template.special_tokens, **_FIXED, **conversation.options}
+    return _Writer(source, given, marks.find_salt(conversation.messages))
+
+
+def _ask(writer: _Writer, asked: _Said) -> marks.Marked:
+    """Returns the text after which the model writes, with the marks of the messages.
+
+    Where `add_generation_prompt` changes nothing the header is what the template writes in front of
+    an answer. Blanks at its end belong to the answer, whose first token has them.
+    """
+    (begun, _), (plain, _) = writer.write([(asked, True), (asked, False)])
+    if begun != plain:
+        return marks.read(begun, writer.salt)
+    place = len(asked)
+    answer = {"role": "assistant", "content": "a"}
+    found = writer.read(marks.mark([*asked, answer], [place], writer.salt, "ends"))
+    known = marks.read(plain, writer.salt)
+    through = writer.without_eos(known.text).rstrip()
+    if (place, 0) not in found.places or not found.text.startswith(through):
+        raise ValueError(
+            "the chat template does not read add_generation_prompt, and nothing shows what it "
+            "writes in front of an answer: end it with {% if add_generation_prompt %}, the header "
+            "of the assistant and {% endif %}"
+        )
+    head = found.text[: found.places[place, 0]].rstrip(" ")
+    return known if head.rstrip() == known.text.rstrip() else found._replace(text=head)
+
+
+def _begin(
+    writer: _Writer, said: _Said, place: int, whole: marks.Marked, *, is_completion: bool
+) -> tuple[int, str]:
+    """Returns where an answer begins, and the text before it where tokens show that.
+
+    A completion begins with the first token in which whole and prompt differ, as in TRL.
+    """
+    own = [at for (message, _), at in whole.places.items() if message == place]
+    if not place:
+        if (0, 0) not in whole.places:
+            raise ValueError(_unclear("begins"))
+        return min(own), ""
+    at, head = whole.after(_ask(writer, said[:place]))
+    if is_completion:
+        return at, whole.text[:at] + head
+    if whole.text.startswith(head, at):
+        return at + len(head), ""
+    # The model is asked with more than the template writes, as with the opening of a thought.
+    common = at + len(os.path.commonprefix([head, whole.text[at:]]))
+    if not own or whole.text[common : min(own)].strip():
+        raise ValueError(_unclear("begins"))
+    return common, whole.text[:at] + head
+
+
+def _end(writer: _Writer, said: _Said, place: int, whole: marks.Marked) -> int:
+    """Returns where the turn of an answer ends that others follow.
+
+    That is what the template writes behind it if none does, but for the EOS of the whole.
+    """
+    at, tail = whole.after(writer.read(said[: place + 1]))
+    if not whole.text.startswith(tail, at):  # Phi-3 ends the whole conversation with EOS
+        tail = writer.without_eos(tail)
+    if not whole.text.startswith(tail, at):
+        raise ValueError(_unclear("ends"))
+    return at + len(tail)
+
+
+def _unclear(what: str) -> str:
+    return (
+        f"nothing shows where an answer {what}, because the chat template writes it differently "
+        "in other places: mark answers in the template with {% generation %}"
+    )
+
+
+def _dropped(conversation: Conversation, whole: marks.Marked) -> tuple[str, ...]:
+    """Returns the kinds of text that answers have and the template does not write.
+
+    Refuses an answer of which nothing is written.
+    """
+    dropped: set[str] = set()
+    for place in conversation.turns:
+        message = conversation.messages[place]
+        lost, is_written = marks.lost(message, place, whole)
+        if not is_written:
+            end = text_of(message).strip()[-20:]
+            raise ValueError(
+                f"the chat template does not write the answer that ends with {shown(end, 30)}: "
+                "correct the content of the message, or give another template"
+            )
+        dropped |= lost
+    return tuple(sorted(dropped))
+
+
+def _targets_of(
+    spans: Sequence[tuple[int, int]], conversation: Conversation, whole: marks.Marked
+) -> tuple[Target, ...]:
+    """Returns the spans that a template marks, without those of answers that are no targets."""
+    others = {
+        place
+        for place, message in enumerate(conversation.messages)
+        if message["role"] == "assistant" and place not in conversation.turns
+    }
+    if others and not whole.places:
+        raise ValueError(_unclear("begins"))
+
+    def is_other(start: int, end: int) -> bool:
+        owners = {message for (message, _), at in whole.places.items() if start <= at <= end}
+        return bool(owners & others)
+
+    return tuple(Target(*span) for span in spans if span[0] < span[1] and not is_other(*span))
 
 
 def _render(
     source: str,
-    messages: Sequence[Mapping[str, Any]],
-    begins_answer: bool,
-    marks: bool,
+    parts: Sequence[tuple[_Said, bool]],
+    tells_spans: bool,
     given: Mapping[str, Any],
-) -> tuple[str, Sequence[tuple[int, int]]]:
-    """Returns what `Write` returns, in the child process of `bounded`."""
+) -> _Texts:
+    """Returns what `_Writer.write` returns, in the child process of `bounded`."""
     from transformers.utils import chat_template_utils
 
     render_template: Callable[..., Any] = chat_template_utils.render_jinja_template
-    texts, spans = render_template(
-        [messages],
-        chat_template=source,
-        add_generation_prompt=begins_answer,
-        return_assistant_tokens_mask=marks,
-        **given,
-    )
-    most = _MOST_ADDED + _MOST_TIMES * (len(str(messages)) + len(str(given)))
-    if len(texts[0]) > most:
-        raise ValueError(f"it writes {len(texts[0]):,} characters, more than {most:,}")
-    return texts[0], spans[0] if marks else ()
+    rendered: _Texts = []
+    for messages, begins_answer in parts:
+        texts, spans = render_template(
+            [messages],
+            chat_template=source,
+            add_generation_prompt=begins_answer,
+            return_assistant_tokens_mask=tells_spans,
+            **given,
+        )
+        most = _MOST_ADDED + _MOST_TIMES * (len(str(messages)) + len(str(given)))
+        if len(texts[0]) > most:
+            raise ValueError(f"it writes {len(texts[0]):,} characters, more than {most:,}")
+        rendered.append((texts[0], spans[0] if tells_spans else ()))
+    return rendered

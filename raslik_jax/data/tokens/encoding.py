@@ -4,7 +4,8 @@ import contextlib
 import json
 import pathlib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -31,7 +32,8 @@ class Encoded(NamedTuple):
     rectangles; the model takes at most `limit` tokens, padding included. Where some row has other
     tokens among its targets, as a conversation of several turns has, `masks` says of every token
     whether it counts; None where all from `start_N` on do. `weight_N` is what each row counts in
-    the mean of a step, 1 in the mean over rows; None where all count alike.
+    the mean of a step, 1 in the mean over rows; None where all count alike. `dropped` has what the
+    chat template left out of answers, and the ids of their rows, see `describe_dropped`.
     """
 
     ids: tuple[str, ...]
@@ -41,6 +43,7 @@ class Encoded(NamedTuple):
     limit: int = _NO_LIMIT
     masks: tuple[np.ndarray, ...] | None = None
     weight_N: np.ndarray | None = None
+    dropped: Mapping[str, Sequence[str]] = MappingProxyType({})
 
     @property
     def lengths_N(self) -> Int[np.ndarray, " N"]:
@@ -203,6 +206,16 @@ def describe_long(rows: Sequence[Example], what: str) -> str:
     return f"{names} ({some_of(long, 3)}): to tokenize each takes seconds" if long else ""
 
 
+def describe_dropped(encoded: Encoded, what: str) -> str:
+    """Returns a sentence about examples, called `what`, that are encoded without parts, if any."""
+    return "; ".join(
+        f"the chat template leaves out the {kind} of answers in {len(ids):,} of "
+        f"{len(encoded.ids):,} {what} ({some_of(ids, 3)}), so no token of it is a target: give the "
+        "template that the model was trained with if that one writes it"
+        for kind, ids in encoded.dropped.items()
+    )
+
+
 def encode(
     examples: Sequence[Example], tokenizer: Tokenizer, *, template: str, only_last: bool = False
 ) -> Encoded:
@@ -260,12 +273,17 @@ def _encode_part(
     is_whole = all(
         row.is_target[start:].all() for row, start in zip(masked, start_N.tolist(), strict=True)
     )
+    dropped: dict[str, list[str]] = {}
+    for row, example in zip(masked, examples, strict=True):
+        for kind in row.dropped:
+            dropped.setdefault(kind, []).append(example.example_id)
     return Encoded(
         ids=tuple(row.example_id for row in examples),
         tokens=tuple(row.ids for row in masked),
         start_N=start_N,
         pad_id=tokenizer.pad_id,
         masks=None if is_whole else tuple(row.is_target for row in masked),
+        dropped=dropped,
     )
 
 

@@ -20,10 +20,14 @@ from raslik_jax.messages import listed_problems, shown
 
 
 class Masked(NamedTuple):
-    """The ids of a row, and which of them count in the loss, never the first."""
+    """The ids of a row, which of them count in the loss (never the first), and what is left out.
+
+    `dropped` has the kinds of text that the chat template leaves out, see `chat.Rendered`.
+    """
 
     ids: np.ndarray
     is_target: np.ndarray
+    dropped: tuple[str, ...] = ()
 
 
 class _Plan(NamedTuple):
@@ -289,21 +293,20 @@ def _plan_chat(
 
         return _Plan((question,), wait)
     rendered = chat.render(template, conversation)
-    parts = [text for target in rendered.targets for text in (target.before, target.through)]
+    begins = [target.before for target in rendered.targets if target.before]
 
     def finish(found: Sequence[Any]) -> Masked:
         whole, *others = found
+        before = iter(others)
         spans = []
-        for number, target in enumerate(rendered.targets):
-            if target.end:
-                spans.append(_tokens_of(whole, target.start, target.end))
-                continue
-            before, through = others[2 * number : 2 * number + 2]
-            end = _num_equal(through.ids, whole.ids)
-            spans.append((_num_equal(before.ids, whole.ids), end))
-        return _masked(whole.ids, spans)
+        for target in rendered.targets:
+            start, end = _tokens_of(whole, target.start, target.end)
+            if target.before:
+                start = _num_equal(next(before).ids, whole.ids)
+            spans.append((start, end))
+        return _masked(whole.ids, spans)._replace(dropped=rendered.dropped)
 
-    return _Plan((rendered.text, *parts), finish)
+    return _Plan((rendered.text, *begins), finish)
 
 
 def _num_equal(some: Sequence[int], others: Sequence[int]) -> int:

@@ -45,6 +45,11 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         only_last = name not in trained
         workspace.tell(encoding.describe_long(rows, "rows"))
         encoded = encoding.encode(rows, tokenizer, template=template, only_last=only_last)
+        workspace.tell(
+            encoding.describe_dropped(
+                encoded, "training examples" if name in trained else f"queries of {name}"
+            )
+        )
         if name in trained:
             encoded.save(folder / f"{name}.npz")
             encoded = encoded.take(np.flatnonzero([row.is_target is True for row in rows]))
