@@ -6,7 +6,6 @@ is needed.
 
 import datetime
 import importlib.util
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -191,6 +190,10 @@ def _writer(template: ChatTemplate, conversation: Conversation) -> _Writer:
     return _Writer(source, given, marks.find_salt(conversation.messages))
 
 
+_QUESTION = {"role": "user", "content": "a"}
+_ANSWER = {"role": "assistant", "content": "a"}
+
+
 def _ask(writer: _Writer, asked: _Said) -> marks.Marked:
     """Returns the text after which the model writes, with the marks of the messages.
 
@@ -200,19 +203,34 @@ def _ask(writer: _Writer, asked: _Said) -> marks.Marked:
     (begun, _), (plain, _) = writer.write([(asked, True), (asked, False)])
     if begun != plain:
         return marks.read(begun, writer.salt)
-    place = len(asked)
-    answer = {"role": "assistant", "content": "a"}
-    found = writer.read(marks.mark([*asked, answer], [place], writer.salt, "ends"))
-    known = marks.read(plain, writer.salt)
-    through = writer.without_eos(known.text).rstrip()
-    if (place, 0) not in found.places or not found.text.startswith(through):
+    known, head = marks.read(plain, writer.salt), _before_answer(writer, asked)
+    if not head.text.startswith(writer.without_eos(known.text).rstrip()):
         raise ValueError(
             "the chat template does not read add_generation_prompt, and nothing shows what it "
             "writes in front of an answer: end it with {% if add_generation_prompt %}, the header "
             "of the assistant and {% endif %}"
         )
-    head = found.text[: found.places[place, 0]].rstrip(" ")
-    return known if head.rstrip() == known.text.rstrip() else found._replace(text=head)
+    if head.text.rstrip() == known.text.rstrip():
+        return known
+    return head._replace(text=head.text.rstrip(" "))
+
+
+def _before_answer(writer: _Writer, asked: _Said) -> marks.Marked:
+    """Returns what the template writes before a short answer; empty where it writes none."""
+    place = len(asked)
+    found = writer.read(marks.mark([*asked, _ANSWER], [place], writer.salt, "ends"))
+    end = found.places.get((place, 0), 0)
+    places = {name: at for name, at in found.places.items() if name[0] < place and at <= end}
+    return marks.Marked(found.text[:end], places)
+
+
+def _header(writer: _Writer, asked: _Said) -> str:
+    """Returns what `add_generation_prompt` appends; empty where it does not append."""
+    try:
+        (begun, _), (plain, _) = writer.write([(asked, True), (asked, False)])
+    except ValueError:
+        return ""
+    return begun.removeprefix(plain) if begun.startswith(plain) else ""
 
 
 def _begin(
@@ -222,21 +240,29 @@ def _begin(
 
     A completion begins with the first token in which whole and prompt differ, as in TRL.
     """
-    own = [at for (message, _), at in whole.places.items() if message == place]
     if not place:
         if (0, 0) not in whole.places:
             raise ValueError(_unclear("begins"))
-        return min(own), ""
+        gap, header = whole.text[: whole.places[0, 0]], _header(writer, [_QUESTION])
+        if header and header in gap:
+            return gap.rindex(header) + len(header), ""
+        return len(gap.rstrip(" ")), ""
     at, head = whole.after(_ask(writer, said[:place]))
     if is_completion:
         return at, whole.text[:at] + head
     if whole.text.startswith(head, at):
         return at + len(head), ""
-    # The model is asked with more than the template writes, as with the opening of a thought.
-    common = at + len(os.path.commonprefix([head, whole.text[at:]]))
-    if not own or whole.text[common : min(own)].strip():
+    # The template writes the question differently when an answer follows it, or it asks with more
+    # than it writes, as with the opening of a thought.
+    place_of_gap, gap = whole.after(_before_answer(writer, said[:place]))
+    header = _header(writer, said[:place])
+    if header and header in gap:
+        gap = gap[: gap.index(header) + len(header)]
+    elif not head.startswith(gap):
         raise ValueError(_unclear("begins"))
-    return common, whole.text[:at] + head
+    if place_of_gap != at or not whole.text.startswith(gap, at):
+        raise ValueError(_unclear("begins"))
+    return at + len(gap), ""
 
 
 def _end(writer: _Writer, said: _Said, place: int, whole: marks.Marked) -> int:
@@ -268,7 +294,7 @@ def _dropped(conversation: Conversation, whole: marks.Marked) -> tuple[str, ...]
     for place in conversation.turns:
         message = conversation.messages[place]
         lost, is_written = marks.lost(message, place, whole)
-        if not is_written:
+        if "text" in lost and not is_written:
             end = text_of(message).strip()[-20:]
             raise ValueError(
                 f"the chat template does not write the answer that ends with {shown(end, 30)}: "

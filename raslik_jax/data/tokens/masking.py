@@ -300,10 +300,10 @@ def _plan_chat(
         before = iter(others)
         spans = []
         for target in rendered.targets:
-            start, end = _tokens_of(whole, target.start, target.end)
             if target.before:
-                start = _num_equal(next(before).ids, whole.ids)
-            spans.append((start, end))
+                spans.append((_num_equal(next(before).ids, whole.ids), len(whole.ids)))
+            else:
+                spans.append(_tokens_of(whole, target.start, target.end))
         return _masked(whole.ids, spans)._replace(dropped=rendered.dropped)
 
     return _Plan((rendered.text, *begins), finish)
