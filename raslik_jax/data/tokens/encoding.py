@@ -147,12 +147,16 @@ def join(parts: Sequence[Encoded]) -> Encoded:
     if any(part.weight_N is not None for part in parts):
         weights = (np.ones(len(part.ids)) if (w := part.weight_N) is None else w for part in parts)
         weight_N = np.concatenate([*weights])
+    dropped: dict[str, list[str]] = {}
+    for kind, ids in ((kind, ids) for part in parts for kind, ids in part.dropped.items()):
+        dropped.setdefault(kind, []).extend(ids)
     return parts[0]._replace(
         ids=tuple(name for part in parts for name in part.ids),
         tokens=tuple(row for part in parts for row in part.tokens),
         start_N=np.concatenate([part.start_N for part in parts]),
         masks=masks,
         weight_N=weight_N,
+        dropped=dropped,
     )
 
 
