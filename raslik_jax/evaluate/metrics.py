@@ -4,6 +4,7 @@ Whoever computes, stores, prints or draws measures walks over `METRICS`: adding 
 record. Pure functions, on the host.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypedDict
@@ -12,7 +13,8 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from raslik_jax.data.corpora.tofu import QUESTION_SETS
-from raslik_jax.evaluate import pareto, perplexity, ranking, rates, tofu_metrics
+from raslik_jax.evaluate import pareto, perplexity, ranking, rates, tofu_metrics, words
+from raslik_jax.evaluate.verdict import Count
 
 # Gives each text its probability of not showing the behavior, from 0 to 1.
 NonSf = Callable[[Sequence[str]], Float[np.ndarray, " Q"]]
@@ -191,6 +193,10 @@ def _tofu(name: str, **columns: Column) -> Metric:
     return _metric("tofu", lambda found: found.get(name), **columns)
 
 
+def _mean_words(texts: Sequence[str]) -> float | None:
+    return float(np.mean([len(words.split_words(text)) for text in texts])) if texts else None
+
+
 def _count_empty(texts: Sequence[str]) -> int:
     return sum(not text.strip() for text in texts)
 
@@ -221,6 +227,17 @@ METRICS: dict[str, Metric] = {
             f"{kind}_said", checks=Column("Perplexity under\nthe backbone", ".3g")
         )
         for kind in KINDS
+    },
+    "others/changed": _metric(
+        "normal normal_before",
+        lambda own, before: sum(now != was for now, was in zip(own, before, strict=True)),
+        checks=Column("Other answers\nchanged", "d"),
+    ),
+    "others/words": _metric("normal", _mean_words, checks=Column("Their words,\nmean", ".1f")),
+    **{
+        f"{name}/{part}": _metric(name, operator.attrgetter(part))
+        for name in ("prompts", "outputs")
+        for part in Count._fields
     },
     "forget": _rate("F, forget rate", "target", "(lower is better)"),
     "retain": _rate("R, retain rate", "normal", "(higher is better)"),

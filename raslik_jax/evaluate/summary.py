@@ -3,13 +3,14 @@
 The shapes of metrics.json are declared here. What is measured is for `metrics.METRICS` to say.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
-from raslik_jax.evaluate import judgment, rates, tofu_metrics
+from raslik_jax.evaluate import judgment, rates, tofu_metrics, verdict
 from raslik_jax.evaluate.metrics import KINDS, NonSf, measure, measure_pool, nest
 from raslik_jax.evaluate.pareto import frontier_among
 from raslik_jax.messages import some_of
@@ -111,6 +112,44 @@ def collect_evidence(
     return evidence
 
 
+def compare(
+    own: Mapping[str, Any], finetuned: Mapping[str, Any], backbone: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Returns the parts of a model's evidence that compare it with those before, one by one.
+
+    "normal_before" are the fine-tuned model's answers. "prompts" counts the target queries that
+    still show the behavior (`verdict.Count`): by what marks it, otherwise by F. "outputs" counts
+    the bad outputs that are as likely as before, or nearly.
+    """
+    parts: dict[str, Any] = {"normal_before": finetuned["normal"]} if "normal" in own else {}
+    if backbone is None:
+        return parts
+    models = (own, finetuned, backbone)
+    if "target" in own and "non_sf" in own:
+        shown = (1.0 - own["non_sf"](model["target"]) for model in models)
+        parts["prompts"] = verdict.count_shown(*shown)
+    elif "target_scores" in own:
+        found = [dict(zip(*model["target_scores"], strict=True)) for model in models]
+        # An answer that was left out of F is empty: it shares no words.
+        rates_QM = [[rate.get(name, 0.0) for rate in found] for name in {**found[0], **found[1]}]
+        parts["prompts"] = verdict.count_way(
+            *np.array(rates_QM).T, least=verdict.LEAST_APART, enough=verdict.HALF
+        )
+    outputs = [model.get("behavior_likelihoods") for model in models]
+    if all(outputs):
+        nats_QM = [
+            [record["nll"] for record in row]
+            for row in zip(*outputs, strict=True)
+            if all(record["tokens"] for record in row)
+        ]
+        parts["outputs"] = verdict.count_way(
+            *np.array(nats_QM).reshape(-1, len(models)).T,
+            least=math.log(verdict.LEAST_LEARNED),
+            enough=verdict.MEAN_WAY,
+        )
+    return parts
+
+
 def measure_methods(
     evidence: Mapping[Variant, Mapping[str, Any]],
     *,
@@ -173,6 +212,12 @@ def judge_metrics(metrics: dict[str, Any], *, rouge: tuple[float, float] | None 
     finetuned, backbone = metrics["finetuned"], metrics.get("backbone")
     behavior = judgment.behavior_of(finetuned, backbone, metrics["non_sf"], rouge=rouge)
     metrics["behavior"] = behavior
+    kept = {}
+    for one in metrics.get("probes", ()):
+        if "kept" in one:
+            name = one["strategy"], one["algorithm"]
+            kept[name] = next(p["gone"] for p in one["probes"] if p["step"] == one["kept"])
     for entry in metrics["methods"]:
-        entry["judgment"] = judgment.judge(entry, finetuned, backbone, behavior=behavior)
+        gone = kept.get((entry["strategy"], entry["algorithm"]))
+        entry["judgment"] = judgment.judge(entry, finetuned, backbone, behavior=behavior, gone=gone)
     metrics["methods"] = mark_frontier(metrics["methods"], across_epochs=bool(metrics["chosen"]))

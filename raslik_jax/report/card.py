@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from raslik_jax.data.corpora import describe
+from raslik_jax.evaluate import judgment
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
 from raslik_jax.report import names, notes, results, robustness, tables
 from raslik_jax.report.records import make_model
@@ -96,6 +97,7 @@ def render_card(facts: CardFacts) -> str:
         options=", ".join(f"{name}={value}" for name, value in options.items()),
         against=notes.answers_taken_against(facts.metrics) if facts.metrics else "",
         measured=_measured(facts),
+        describe_judgment=judgment.describe,
         robustness=_robustness(facts),
         shell_base=Markup(shlex.quote(facts.base_model or "BASE")),
         shell_revision=Markup(shlex.quote(facts.base_revision)),

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from raslik_jax.data.examples import TEXTS
+from raslik_jax.evaluate import judgment, verdict
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.files import check_shape, read_array, read_json, read_json_lines
 from raslik_jax.manifests import current_file
@@ -26,7 +27,7 @@ from raslik_jax.report.traced import (
     Traced,
     doubt_sentence,
     ending_sentence,
-    forgotten_sentence,
+    gone_sentence,
 )
 from raslik_jax.retrieve import behaviors, chance
 from raslik_jax.retrieve.chance import Chance
@@ -133,7 +134,8 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     ended = ending_sentence(metrics.get("probes", ()), strategy, algorithm)
     outcome = [
         ended,
-        forgotten_sentence(traced, is_all=not ended),
+        verdict_sentence(metrics, strategy, algorithm),
+        gone_sentence(traced),
         cost_sentence(metrics, strategy, algorithm),
     ]
     points = list[str]()
@@ -160,7 +162,9 @@ def read_outcome(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[str
     """Returns what became of the traced answers of a run that measured nothing, in sentences."""
     traced = _read_traced_answers(root, strategy, algorithm)
     ended = read_ending(root, strategy, algorithm)
-    return tuple(filter(None, (ended, forgotten_sentence(traced, is_all=not ended))))
+    unknown = verdict.describe_count(verdict.Count(0, 0))
+    judged = f"Judgment: unknown: {unknown}."
+    return tuple(filter(None, (ended, judged, gone_sentence(traced))))
 
 
 def read_ending(root: pathlib.Path, strategy: str, algorithm: str) -> str:
@@ -227,9 +231,9 @@ def example_incident(
         Card(row["text"], row["output"], 0, row["score"], None, "", "forget", 0)
         for row in (forget.rows[:1] if forget else ())
     )
-    cost = cost_sentence(metrics, strategy, algorithm)
+    judged = verdict_sentence(metrics, strategy, algorithm)
     traced = (Traced(asked[0].text, "", said),)
-    outcome = (cost,) if cost else ()
+    outcome = tuple(filter(None, (judged, cost_sentence(metrics, strategy, algorithm))))
     which = _which_sentence(metrics)
     return Incident(False, which, traced, cards, outcome, (), "", None, ())
 
@@ -345,6 +349,16 @@ def shaded(pieces: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:
     )
 
 
+def verdict_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
+    """Returns what became of a model, why, and what else changed; "" where it was not judged."""
+    entry = next(
+        one
+        for one in last_epochs(metrics["methods"])
+        if (one["strategy"], one["algorithm"]) == (strategy, algorithm)
+    )
+    return f"Judgment: {judgment.describe(entry['judgment'])}." if "judgment" in entry else ""
+
+
 def cost_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
     """Returns what unlearning cost on prompts without the behavior, in one sentence.
 
@@ -364,9 +378,7 @@ def cost_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
     if rise := _rise(before, after):
         parts.append(rise)
     text = f"What it cost: {' and '.join(parts)}." if parts else ""
-    if after.num_damaged:
-        text += " The model is damaged: its answers are no merit."
-    return text.strip()
+    return text
 
 
 def _rise(before: Model, after: Model) -> str:

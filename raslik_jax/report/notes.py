@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from raslik_jax.evaluate import judgment, pareto, rates, stopping
+from raslik_jax.evaluate import judgment, pareto, rates, stopping, verdict
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, kernel_note, make_environment, strategy_name
 from raslik_jax.report.records import Model, is_probed
@@ -79,10 +79,10 @@ def judgment_sentence(models: Sequence[Model]) -> str:
     names = list(map(_model_name, models))
     named: dict[str, list[str]] = {}
     for model, name in zip(models, names, strict=True):
-        if verdict := model.value("judgment/verdict"):
+        if state := model.value("judgment/verdict"):
             epoch = f" epoch {model.epochs[0]}" if names.count(name) > 1 else ""
-            named.setdefault(verdict, []).append(name + epoch)
-    parts = [f"{v}: {', '.join(named[v])}" for v in judgment.VERDICTS if v in named]
+            named.setdefault(state, []).append(name + epoch)
+    parts = [f"{v}: {', '.join(named[v])}" for v in verdict.DEFINITIONS if v in named]
     return f"Judgment: {'; '.join(parts)}." if parts else ""
 
 

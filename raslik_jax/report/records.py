@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from raslik_jax.evaluate.judgment import VERDICTS
 from raslik_jax.evaluate.metrics import METRICS, IntervalEntry
 from raslik_jax.evaluate.summary import MethodEntry, Metrics
+from raslik_jax.evaluate.verdict import DEFINITIONS
 from raslik_jax.report.names import REFERENCES
 
 
@@ -41,7 +41,7 @@ class Model(NamedTuple):
     def judged(self) -> str:
         """Returns how many runs have each verdict, as in "2 partly, 1 damaged"."""
         found = self.values.get("judgment/verdict", ())
-        return ", ".join(f"{found.count(v)} {v}" for v in VERDICTS if v in found)
+        return ", ".join(f"{found.count(v)} {v}" for v in DEFINITIONS if v in found)
 
     def spread(self, metric: str) -> IntervalEntry:
         """Returns the mean over the runs that have it, the smallest and the largest."""

@@ -9,6 +9,7 @@ from raslik_jax.evaluate import metrics as metrics_lib
 from raslik_jax.evaluate import stopping
 from raslik_jax.evaluate.metrics import METRICS
 from raslik_jax.evaluate.summary import BASELINE, Metrics
+from raslik_jax.evaluate.verdict import Progress
 from raslik_jax.report.names import algorithm_name, strategy_name
 from raslik_jax.report.notes import write_notes
 from raslik_jax.report.records import Model, collect_models, is_probed, make_model
@@ -196,23 +197,30 @@ def retrieval_table(metrics: Metrics) -> Table:
 
 
 def probes_table(metrics: Metrics) -> Table | None:
-    """Returns what the probes of every unlearning found, in nats a token; None without any."""
+    """Returns what the probes of every unlearning found, in nats a token; None without any.
+
+    The last columns say how many rows of the sets to forget are gone.
+    """
     unlearned = metrics.get("probes", ())
     sets = [name for name in stopping.SETS if any(name in one["rows"] for one in unlearned)]
+    counted = [name for name in stopping.FORGOTTEN if name in sets]
     rows: list[tuple[str, ...] | str] = []
 
-    def add(name: str, levels: Mapping[str, float]) -> None:
-        cells = (f"{levels[kind]:.2f}" if kind in levels else NOT_KNOWN for kind in sets)
+    def add(name: str, levels: Mapping[str, float], gone: Mapping[str, Progress]) -> None:
+        cells = [f"{levels[kind]:.2f}" if kind in levels else NOT_KNOWN for kind in sets]
+        found = (gone.get(kind) for kind in counted)
+        cells += (f"{one['gone']} of {one['of']}" if one else NOT_KNOWN for one in found)
         rows.append((name, *cells))
 
     for one in unlearned:
-        end = f", {one['end']}" if one.get("end") else ""
+        end = f", {stopping.SAID[one['end']]}" if one.get("end") else ""
         kept = f": step {one['kept']} is kept{end}" if "kept" in one else ""
         rows.append(f"{strategy_name(one['strategy'])} {algorithm_name(one['algorithm'])}{kept}")
-        add("backbone", one["backbone"])
+        add("backbone", one["backbone"], {})
         for probe in one["probes"]:
-            add(f"step {probe['step']}", probe["levels"])
-    columns = (Column("Model"), *(Column(name, "right") for name in sets))
+            add(f"step {probe['step']}", probe["levels"], probe["gone"])
+    titles = [*sets, *(f"{name},\ngone" for name in counted)]
+    columns = (Column("Model"), *(Column(name, "right") for name in titles))
     return Table(columns, tuple(rows), (stopping.RULE_TEXT,)) if unlearned else None
 
 

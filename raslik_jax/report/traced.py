@@ -6,17 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raslik_jax.evaluate import stopping
-from raslik_jax.evaluate.judgment import LEAST_LEARNED
+from raslik_jax.evaluate import stopping, verdict
+from raslik_jax.evaluate.verdict import LEAST_LEARNED
 
 # Spreads above what answers that a model draws itself cost, from which it would hardly say one: of
 # 288 drawn answers none is there (docs/notes/report.md).
 HARDLY = 4.0
-_WHY = {
-    "others lose too much": "other rows lost too much",
-    "diverged": "the training diverged",
-    "": "its epochs were over",
-}
 
 
 class Said(NamedTuple):
@@ -41,12 +36,11 @@ class Traced(NamedTuple):
     said: tuple[Said, ...]
 
 
-def forgotten_sentence(traced: Sequence[Traced], *, is_all: bool = True) -> str:
-    """Returns how likely the traced answers were and are, in the mean, and what the rule says.
+def gone_sentence(traced: Sequence[Traced]) -> str:
+    """Returns how likely the traced answers were and are, in the mean, and how many are gone.
 
-    Forgotten: far enough on the way from the likelihood before unlearning to that under the base,
-    by the rule that ends unlearning (`stopping.ENOUGH`). Without `is_all` the rule found other
-    answers or rows that are not, and these alone do not count. "" without a model after unlearning.
+    They are gone by the rule that ends unlearning (`verdict.Goal`). "" without a model after
+    unlearning.
     """
     levels: dict[str, float] = {}
     for model in ("before", "base", "now"):
@@ -57,25 +51,27 @@ def forgotten_sentence(traced: Sequence[Traced], *, is_all: bool = True) -> str:
         return ""
     many = len(traced) > 1
     before, now = (f"{levels[name]:.2f}" for name in ("before", "now"))
-    subject = f"the {len(traced)} answers" if many else "the answer"
-    text = f"{subject[:1].upper()}{subject[1:]} cost the model {before} nats a token before "
-    text += f"unlearning, {now} after"
+    text = f"The {len(traced)} answers have" if many else "The answer has"
+    text += f" {before} nats a token before unlearning and {now} after"
     if "base" not in levels:
         return f"{text}; what it was before fine-tuning is not known."
-    way, base = levels["base"] - levels["before"], levels["base"]
-    if way < math.log(LEAST_LEARNED):
-        return f"{text}; the base finds {'them' if many else 'it'} about as likely ({base:.2f})."
-    share, they = _way_to_base(traced), "they" if many else "it"
-    went = f"{they} went {stopping.percent(share)} of the way to the base ({base:.2f})"
-    if share >= stopping.ENOUGH and not is_all:
-        return f"{text}: {went}, which alone is not enough."
-    if share >= stopping.ENOUGH:
-        return f"{text}: {went}, and {stopping.ENOUGH:.0%} counts as forgotten."
-    return f"{text}: {went}, which is not forgotten, as that takes {stopping.ENOUGH:.0%}."
+    text += f", {levels['base']:.2f} under the base"
+    found = _progress(traced)
+    if not found["of"]:
+        return f"{text}: the base finds {'them' if many else 'it'} about as likely."
+    went = f"{stopping.percent(found['way'])} of the way to the base"
+    if many:
+        return f"{text}: {went}, and {found['gone']} of {found['of']} are gone."
+    if found["gone"]:
+        return f"{text}: {went}, and it is gone."
+    return (
+        f"{text}: {went}, and it is not gone: each token that carries it must go "
+        f"{verdict.ENOUGH:.0%} of its way."
+    )
 
 
 def ending_sentence(probes: Sequence[Mapping[str, Any]], strategy: str, algorithm: str) -> str:
-    """Returns that unlearning ended before all was forgotten, and why; "" where it did not.
+    """Returns that unlearning ended before enough was gone, and why; "" where it did not.
 
     Also where no probe ended it: without --unlearn.probe.stop nothing was to end it in time. The
     probes are those of `Metrics`.
@@ -84,22 +80,13 @@ def ending_sentence(probes: Sequence[Mapping[str, Any]], strategy: str, algorith
         is_it = (one["strategy"], one["algorithm"]) == (strategy, algorithm)
         if not is_it or one.get("end", stopping.DONE) == stopping.DONE:
             continue
-        goals = {name: stopping.Goal(**goal) for name, goal in one["goals"].items()}
         kept = next(probe for probe in one["probes"] if probe["step"] == one["kept"])
-        share = stopping.share_forgotten(kept["levels"], goals)
-        if share >= stopping.ENOUGH:  # and no second probe in a row
+        if verdict.is_enough(kept["gone"]):  # and no second probe in a row
             continue
-        went = f"{stopping.percent(share)} of the way to the base where {stopping.ENOUGH:.0%} is "
-        went += "enough"
-        if any(goal.end != one["backbone"][name] for name, goal in goals.items()):
-            # The base says nothing of where to end: each set has to lose as much.
-            way = max(goal.end - goal.start for goal in goals.values())
-            went = f"{share * way:.2f} nats a token less likely where {stopping.ENOUGH * way:.2f} "
-            went += "are enough"
         return (
-            f"Not forgotten: unlearning ended because {_WHY[one['end']]}, and the model after "
-            f"step {one['kept']} is kept, {went}. Expect the behavior in the same or in other "
-            "words."
+            f"Not forgotten: unlearning ended because {stopping.SAID[one['end']]}, and the model "
+            f"after step {one['kept']} is kept, {verdict.describe_progress(kept['gone'])}. Expect "
+            "the behavior in the same or in other words."
         )
     return ""
 
@@ -135,19 +122,22 @@ def _told(traced: Traced, model: str) -> float | None:
     return next((said.nll for said in traced.said if said.model == model), None)
 
 
-def _way_to_base(traced: Sequence[Traced]) -> float:
-    """Returns the share of the way to the base that unlearning went, as its probes count it.
+def _progress(traced: Sequence[Traced]) -> verdict.Progress:
+    """Returns how many of the traced answers are gone; none counts that the base says as readily.
 
-    A token counts up to its nats under the base, so that one that is broken does not make up for
-    others that are as likely as before; see `evaluate.stopping`.
+    Without the nats of its tokens an answer counts as one token.
     """
-    nats = {
-        m: [np.array(s.nats) for one in traced for s in one.said if s.model == m]
-        for m in ("before", "base", "now")
-    }
-
-    def level(model: str) -> float:
-        pairs = zip(nats[model], nats["base"], strict=True)
-        return float(np.mean([np.minimum(own, most).mean() for own, most in pairs]))
-
-    return stopping.Goal(level("before"), level("base")).share(level("now"))
+    goals, nows = [], []
+    for one in traced:
+        nats = {said.model: np.array([said.nats or (said.nll,)], float) for said in one.said}
+        number = np.array([nats["before"].shape[1]])
+        goal = verdict.make_goal(nats["before"], nats["base"], number, forget_rise=1.0)
+        if goal.is_natural:
+            goals.append(goal)
+            nows.append(nats["now"])
+    found = [goal.progress(now_NT) for goal, now_NT in zip(goals, nows, strict=True)]
+    return verdict.Progress(
+        way=sum(one["way"] for one in found) / max(len(found), 1),
+        gone=sum(one["gone"] for one in found),
+        of=len(found),
+    )

@@ -297,12 +297,14 @@ class _Planner:
                     strategy,
                 )
         reads, settings = "corpus/train.npz {finetuned}", "{text} {model} unlearn"
+        values: Mapping[str, Any] = {}
         if self.config.unlearn.probe.steps:  # else its settings decide nothing
             reads += " corpus/train.jsonl corpus/validation_target.jsonl "
             reads += "corpus/validation_normal.jsonl {queries}"
             reads += " retrieve/sizes" if self.config.retrieve.held_out else ""
             settings += " {decoding} unlearn.probe sketch.query_output sketch.batch_tokens "
             settings += "references.query_split references.base"
+            values = unlearn.PROBES_FORMAT
         for strategy, algorithm in self.variants:
             rate = self.workspace.learning_rate(strategy, algorithm)
             yield self.unit(
@@ -311,7 +313,7 @@ class _Planner:
                 f"retrieve/{strategy}/forget.jsonl retrieve/{strategy}/retain.jsonl {reads}",
                 f"{settings} unlearn.{algorithm}",
                 *(strategy, algorithm),
-                values={f"unlearn.{algorithm}.learning_rate": rate},
+                values={**values, f"unlearn.{algorithm}.learning_rate": rate},
                 is_resumable=True,
             )
         if self.config.evaluate.traced:
@@ -404,6 +406,7 @@ class _Planner:
                 f"{reads} {own} retrieve/{strategy}/forget.jsonl {model}",
                 f"{settings} evaluate.{name}",
                 *(name, strategy, algorithm),
+                values=robustness.FORMATS,
             )
 
     def results(self, measured: Sequence[Unit]) -> Iterator[Unit]:

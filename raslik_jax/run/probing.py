@@ -5,6 +5,7 @@ step so far lies in `kept-STEP` and takes the place of the last epoch at the end
 on with the probes up to its checkpoint; later probes are repeated with the same result.
 """
 
+import itertools
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from raslik_jax.axes import Tree
 from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens import encoding
-from raslik_jax.evaluate import likelihood, stopping
+from raslik_jax.evaluate import likelihood, stopping, verdict
 from raslik_jax.evaluate.likelihood import NotFinite
 from raslik_jax.files import read_json, write_json
 from raslik_jax.messages import one_line
@@ -27,10 +28,10 @@ from raslik_jax.train.loop import Diverged
 from raslik_jax.train.losses import BoundModel
 
 Save = Callable[[pathlib.Path, Tree], None]
-_LEVELS = {str: float}
+_LEVELS, _GONE = {str: float}, {str: {"way": float, "gone": int, "of": int}}
 _SHAPE = {
     "kept_before": [float],
-    "probes": [{"step": int, "levels": _LEVELS, "answers": {str: str}}],
+    "probes": [{"step": int, "levels": _LEVELS, "gone": _GONE, "answers": {str: str}}],
 }
 
 
@@ -68,8 +69,6 @@ class Prober:
         self._path = folder / "probes.json"
         self._kept_before: list[float] = []  # nats a token of the rows to keep, before unlearning
         self._probes: list[stopping.Probe] = []
-        # What a token of rows to forget counts at most, where the backbone says what is usual.
-        self._most_NT: np.ndarray | None = None
         self._begin()
 
     @property
@@ -87,15 +86,21 @@ class Prober:
         model, backbone = self._workspace.trained(self._start), self._workspace.backbone
         start_NT, backbone_NT = self._nats(model), self._nats(backbone)
         stored = read_json(self._path, _SHAPE) if self._path.is_file() else None
+        self._levels(start_NT)  # what the rows to keep had before, which other levels move from
         if stored:  # of a run that was killed
             self._kept_before = stored["kept_before"]
-        start, self._backbone = self._levels(start_NT), self._levels(backbone_NT)
-        counted = self._levels(start_NT, backbone_NT)
-        rise = self._settings.forget_rise
-        found = stopping.find_goals(start, self._backbone, forget_rise=rise, counted=counted)
-        self._goals, is_natural = found
-        self._most_NT = backbone_NT if is_natural else None
-        self._announce(is_natural)
+        self._backbone = self._levels(backbone_NT)
+        self._goals = {
+            name: verdict.make_goal(
+                start_NT[part],
+                backbone_NT[part],
+                self._joined.num_targets_N[part],
+                forget_rise=self._settings.forget_rise,
+            )
+            for name, part in self._parts().items()
+            if name in stopping.FORGOTTEN
+        }
+        self._announce()
         self._probes = stored["probes"] if stored else [self._measure(0, model, start_NT)]
         if not stored:
             self._record()
@@ -106,16 +111,15 @@ class Prober:
         found: np.ndarray = measure(model.lora, model.base, self._joined)
         return found
 
-    def _levels(self, nll_NT: np.ndarray, most_NT: np.ndarray | None = None) -> dict[str, float]:
-        """Returns the level of each set, of tokens to forget that count at most so much."""
-        ends = np.cumsum([len(part.ids) for part in self._rows.values()])[:-1]
-        places = np.split(np.arange(len(nll_NT)), ends)
-        found, num_targets_N = {}, self._joined.num_targets_N
-        for name, rows in zip(self._rows, places, strict=True):
-            most = None
-            if most_NT is not None and name in stopping.FORGOTTEN:
-                most = most_NT[rows]
-            found[name] = stopping.mean_nats(nll_NT[rows], num_targets_N[rows], most_NT=most)
+    def _parts(self) -> dict[str, slice]:
+        """Returns where the rows of each set are among all."""
+        ends = [0, *itertools.accumulate(len(part.ids) for part in self._rows.values())]
+        return {name: slice(*ends[n : n + 2]) for n, name in enumerate(self._rows)}
+
+    def _levels(self, nll_NT: np.ndarray) -> dict[str, float]:
+        """Returns the level of each set."""
+        nats_N = nll_NT.sum(axis=1) / self._joined.num_targets_N
+        found = {name: nats_N[part] for name, part in self._parts().items()}
         levels = {name: float(part.mean()) for name, part in found.items()}
         if "kept" in found:
             self._kept_before = self._kept_before or found["kept"].tolist()
@@ -125,7 +129,9 @@ class Prober:
         return levels
 
     def _measure(self, step: int, model: BoundModel, nll_NT: np.ndarray) -> stopping.Probe:
-        levels, answers = self._levels(nll_NT, self._most_NT), {}
+        levels, answers = self._levels(nll_NT), {}
+        parts = self._parts()
+        gone = {name: goal.progress(nll_NT[parts[name]]) for name, goal in self._goals.items()}
         if self._prompts:
             most = self._settings.answer_tokens
             texts = self._workspace.generate(model, self._prompts, "", most=most)
@@ -134,16 +140,18 @@ class Prober:
         self._live.write(step, {f"probe/{name}": level for name, level in levels.items()})
         for name, text in answers.items():
             self._live.write_text(step, f"answer/{name}", text)
-        return stopping.Probe(step=step, levels=levels, answers=answers)
+        return stopping.Probe(step=step, levels=levels, gone=gone, answers=answers)
 
-    def _announce(self, is_natural: bool) -> None:
+    def _announce(self) -> None:
         rows = ", ".join(f"{len(part.ids)} {name}" for name, part in self._rows.items())
         say(f"    probes of {rows} rows, in nats a token (before, backbone):")
-        if not is_natural and self.is_stopping:
+        bare = [name for name, goal in self._goals.items() if not goal.is_natural]
+        if bare and self.is_stopping:
             rise = f"--unlearn.probe.forget_rise={self._settings.forget_rise:g}"
             say(
-                "    the backbone finds what is to be forgotten as likely as the model does, so it "
-                f"says nothing of where to end: each set has to lose {rise}"
+                f"    the backbone finds rows of {' and '.join(bare)} as likely as the model does, "
+                "so it says nothing of where to end: three quarters of their tokens have to lose "
+                f"{rise}"
             )
 
     def look(self, step: int, params: Tree) -> bool:
@@ -155,22 +163,21 @@ class Prober:
         except NotFinite as error:
             raise Diverged(f"at step {step:,} {error}") from error
         say(f"    {self._describe()}")
-        end = ""
+        end: stopping.End = ""
         if self.is_stopping:
             if self._chosen == step:
                 # The older one goes last: a process may be killed in between.
                 self._save(self._folder / f"kept-{step}", params)
                 self._remove_but(f"kept-{step}")
-            end = stopping.find_end(self._probes, self._goals, max_rise=self._settings.max_rise)
+            end = stopping.find_end(self._probes, max_rise=self._settings.max_rise)
         self._record(end)
         if end:
-            say(f"    ends after step {step:,}: {end}")
+            say(f"    ends after step {step:,}: {stopping.SAID[end]}")
         return bool(end)
 
     @property
     def _chosen(self) -> int:
-        bound = self._settings.max_rise
-        place = stopping.choose_step(self._probes, self._goals, max_rise=bound)
+        place = stopping.choose_step(self._probes, max_rise=self._settings.max_rise)
         return self._probes[place]["step"]
 
     def _describe(self) -> str:
@@ -181,9 +188,8 @@ class Prober:
             parts.append(
                 f"{name} {levels[name]:.2f} ({start[name]:.2f}, {self._backbone[name]:.2f})"
             )
-        share = stopping.share_forgotten(levels, self._goals)
-        text = f"step {newest['step']}: {', '.join(parts)}; {share:.0%} of the way"
-        text += f", {stopping.ENOUGH:.0%} is enough"
+        text = f"step {newest['step']}: {', '.join(parts)}; "
+        text += verdict.describe_progress(newest["gone"])
         return text + "".join(
             f"; {one_line(answer, 60)!r}" for answer in [*newest["answers"].values()][:1]
         )
@@ -193,7 +199,7 @@ class Prober:
             "rows": {name: len(part.ids) for name, part in self._rows.items()},
             "backbone": self._backbone,
             "kept_before": self._kept_before,
-            "goals": {name: goal._asdict() for name, goal in self._goals.items()},
+            "natural": {name: goal.is_natural for name, goal in self._goals.items()},
             "probes": self._probes,
         }
         if self.is_stopping:

@@ -410,6 +410,8 @@ class Workspace:
     ) -> list[str]:
         """Returns a model's answers, greedy or drawn; with `most` of at most so many tokens."""
         limit = self.config.references.max_new_tokens
+        if most > limit:
+            self.tell(f"answers have {limit} tokens, not {most}: --references.max_new_tokens cuts")
         tokenizer = self.tokenizer
         max_len, template = self.config.corpus.max_len, self.template_name
         asked = encoding.encode_prompts(rows, tokenizer, max_len=max_len, template=template)

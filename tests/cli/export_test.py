@@ -260,7 +260,7 @@ class ExportTest(parameterized.TestCase):
             "learning rate 0.0003; batch_size=8",
             "48 held-out target and 47 held-out normal test queries",
             "| Perplexity, held-out |",
-            "Judgment: partly; F 0.",
+            "Judgment: partly: 19 of 47",
             'PeftModel.from_pretrained(base, "this folder")',
             "trained from scratch in the same run",
         ):
@@ -315,9 +315,8 @@ class ExportTest(parameterized.TestCase):
     @parameterized.parameters(("others lose too much", True), ("forgotten", False))
     def test_the_card_says_first_that_probes_ended_before_all_was_forgotten(self, end, is_told):
         run = stored_run.write_stored_run(self.folder / "run")
-        probes = [{"step": step, "levels": {"forget": 0.3}, "answers": {}} for step in (0, 5)]
-        found = {"probes": probes, "kept": 0, "end": end, "backbone": {"forget": 1.0}}
-        found |= {"goals": {"forget": {"start": 0.3, "end": 1.0}}}
+        gone = {"forget": {"way": 0.0, "gone": 0, "of": 16}}
+        found = {"probes": [{"step": s, "gone": gone} for s in (0, 5)], "kept": 0, "end": end}
         folder = run.root / "unlearn" / "raslik-ga_gdr"
         (folder / "probes.json").write_text(json.dumps(found))
         stored_run.finish(run.root)

@@ -1,8 +1,8 @@
 """What became of a model: forgotten, partly, unchanged, damaged or unknown, by one rule."""
 
 import copy
+import math
 
-import numpy as np
 import pytest
 
 from raslik_jax.evaluate import judgment, rates
@@ -16,14 +16,19 @@ def _diversity(distinct, repeated, empty=0):
     return {"answers": 40, "empty": empty, "distinct_2": distinct, "repetition_4": repeated}
 
 
-def _entry(forget=1.0, *, held_out=2.0, behavior=None, own=5.0):
-    return {
+def _entry(forget=1.0, *, held_out=2.0, behavior=None, own=5.0, prompts=None, outputs=None):
+    entry = {
         "forget": None if forget is None else _interval(forget, 0.04 if forget < 1 else 0.0),
         "diversity": {kind: _diversity(0.6, 0.05) for kind in ("target", "normal")},
         "perplexity": {"held-out": _interval(held_out)}
         | ({"behavior": _interval(behavior)} if behavior else {}),
         "answer_perplexity": {kind: _interval(own) for kind in ("target", "normal")},
+        "others": {"changed": 3, "words": 16.0},
     }
+    for name, count in (("prompts", prompts), ("outputs", outputs)):
+        if count is not None:
+            entry[name] = dict(zip(("still", "of", "unknown"), (*count, 0), strict=True))
+    return entry
 
 
 FINETUNED, BACKBONE = _entry(), _entry(0.35)
@@ -34,22 +39,72 @@ def _judge(entry, finetuned=FINETUNED, backbone=BACKBONE):
 
 
 @pytest.mark.parametrize(
-    ("forget", "verdict"),
+    ("forget", "prompts", "verdict"),
     [
-        (1.0, "unchanged"),
-        (0.96, "unchanged"),
-        (0.9, "partly"),
-        (0.45, "partly"),
-        (0.42, "forgotten"),
-        (0.342, "forgotten"),
+        (0.604, (2, 4), "partly"),  # the intervals of F met: "forgotten" until 2026-11-25
+        (0.4, (0, 4), "unknown"),
+        (0.4, (0, 8), "forgotten"),
+        (0.4, (1, 8), "partly"),
+        (1.0, (8, 8), "unchanged"),
+        (0.96, (8, 8), "unchanged"),
+        # All show it still, in other words.
+        (0.9, (8, 8), "partly"),
+        # One quantity alone: no word of it is left, and the wording is nearly as before.
+        (0.9, (0, 8), "partly"),
+        (0.69, (0, 8), "partly"),
+        (0.67, (0, 8), "forgotten"),
         # Below the backbone's, but the intervals meet.
-        (0.28, "forgotten"),
-        (0.26, "damaged"),
-        (0.0, "damaged"),
+        (0.28, (0, 8), "forgotten"),
+        (0.26, (0, 8), "damaged"),
+        (0.0, (0, 8), "damaged"),
     ],
 )
-def test_f_is_held_against_the_backbones_by_intervals(forget, verdict):
-    assert _judge(_entry(forget))["verdict"] == verdict
+def test_prompts_decide_and_every_other_quantity_has_to_move(forget, prompts, verdict):
+    assert _judge(_entry(forget, prompts=prompts))["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("behavior", "gone", "verdict"),
+    [
+        (30.0, (13, 15), "forgotten"),
+        (4.0, (13, 15), "partly"),  # the bad outputs are nearly as likely as before
+        (30.0, (4, 10), "partly"),
+    ],
+)
+def test_likelihood_and_rows_have_to_move_too(behavior, gone, verdict):
+    models = (_entry(0.4, prompts=(0, 8), behavior=behavior), _entry(behavior=3.0))
+    rows = {"forget": {"way": 0.5, "gone": gone[0], "of": gone[1]}}
+    found = judgment.judge(*models, _entry(0.35, behavior=60.0), gone=rows)
+    assert found["verdict"] == verdict
+    if gone == (4, 10):
+        assert "gone: 4 of 10 rows" in found["reasons"][-1]
+
+
+@pytest.mark.parametrize("place", ["forget", "held-out", "prompts"])
+def test_what_is_not_finite_is_unknown(place):
+    entry = _entry(0.4, prompts=(0, 8))
+    if place == "forget":
+        entry["forget"] = _interval(math.nan)
+    elif place == "held-out":
+        entry["perplexity"]["held-out"] = _interval(math.nan)
+    else:
+        entry["prompts"] = {"still": 0, "of": 8, "unknown": 1}
+    found = _judge(entry)
+    assert found["verdict"] == "unknown"
+    assert place in " ".join(found["reasons"])
+
+
+def test_the_line_says_in_the_same_breath_what_else_changed():
+    entry, models = _entry(0.4, prompts=(0, 8)), (_entry(), _entry(0.35))
+    entry["diversity"]["normal"]["answers"] = entry["others"]["changed"] = 20
+    for model, words in zip((entry, *models), (36.0, 16.0, 43.0), strict=True):
+        model["others"]["words"] = words
+    line = judgment.describe(judgment.judge(entry, *models))
+    assert line.startswith("forgotten: 0 of 8 prompts")
+    assert "20 of 20 other answers changed" in line
+    assert "now 36.0, before unlearning 16.0, base 43.0" in line
+    del entry["others"]
+    assert "no other answers" in judgment.describe(judgment.judge(entry, *models))
 
 
 def test_a_destroyed_model_is_damaged_whatever_its_rates():
@@ -77,7 +132,7 @@ def test_answers_that_collapsed_are_damage(kind, diversity, sign):
 
 
 def test_what_lies_on_the_edge_is_not_damaged():
-    entry = _entry(0.4, held_out=4.0, own=15.0)
+    entry = _entry(0.4, held_out=4.0, own=15.0, prompts=(0, 8))
     entry["diversity"] = {"target": _diversity(0.3, 0.25, 4), "normal": _diversity(1.0, 0.0)}
     assert _judge(entry)["verdict"] == "forgotten"
 
@@ -90,66 +145,36 @@ def test_gibberish_of_many_words_is_unlikely_under_the_backbone():
     assert found["reasons"] == ["target answers unlikely under the backbone: perplexity 400, was 5"]
 
 
-def test_other_words_that_show_the_same_behavior_are_not_forgetting():
-    models = {name: _entry(rate) for name, rate in (("now", 0.4), ("start", 1.0), ("floor", 0.35))}
-    for entry, non_sf in zip(models.values(), (0.3, 0.1, 0.96), strict=True):
-        entry["non_sf_target"] = _interval(non_sf)
-    found = judgment.judge(*models.values())
-    assert found["verdict"] == "partly"
-    assert found["reasons"] == [
-        "F 0.400 meets the backbone's 0.350",
-        "Non-SF 0.300 is 23% of the way to the backbone's 0.960",
-    ]
-    models["now"]["non_sf_target"] = _interval(0.93)
-    assert judgment.judge(*models.values())["verdict"] == "forgotten"
-    models["now"] |= {"forget": _interval(0.99), "non_sf_target": _interval(0.1)}
-    assert judgment.judge(*models.values())["verdict"] == "unchanged"
-
-
-def test_without_queries_the_likelihood_of_the_bad_outputs_decides():
+def test_without_prompts_the_bad_outputs_decide_one_by_one():
     before, floor = _entry(None, behavior=3.0), _entry(None, behavior=60.0)
-    for now, verdict in ((3.0, "unchanged"), (12.0, "partly"), (59.0, "forgotten")):
-        found = _judge(_entry(None, behavior=now), before, floor)
+    for outputs, now, verdict in (
+        ((9, 9), 3.0, "unchanged"),
+        ((4, 9), 12.0, "partly"),
+        ((0, 9), 59.0, "forgotten"),
+        ((0, 2), 59.0, "unknown"),
+    ):
+        found = _judge(_entry(None, behavior=now, outputs=outputs), before, floor)
         assert found["verdict"] == verdict
-        assert found["inputs"][-1] == "likelihood of the bad outputs"
+        assert "likelihood of each bad output" in found["inputs"]
+    # Prompts that are too few: many outputs may decide, and never the other way round.
+    few = _entry(0.4, behavior=59.0, prompts=(0, 2), outputs=(0, 9))
+    assert _judge(few, before, floor)["verdict"] == "forgotten"
+    few = _entry(0.4, behavior=59.0, prompts=(0, 2), outputs=(5, 9))
+    assert _judge(few, before, floor)["verdict"] == "unknown"
     assert _judge(_entry(None, behavior=9e9, held_out=9.0), before, floor)["verdict"] == "damaged"
 
 
-def _forgetting(queries, seed):
-    """Returns the entries of a model that forgot all, and of those before, over so many queries."""
-    generator = np.random.default_rng(seed)
-    usual_Q = generator.beta(2, 6, queries)
-    entries = []
-    for nats, scores_Q in (
-        (3.9, usual_Q + generator.normal(0, 0.06, queries)),
-        (1.0, np.ones(queries)),
-        (4.0, usual_Q + generator.normal(0, 0.06, queries)),
-    ):
-        found = rates.bootstrap(np.clip(scores_Q, 0, 1), seed=0, resamples=200)
-        entry = _entry(0.35, behavior=float(np.exp(nats)))
-        entry["diversity"]["target"] |= {"answers": queries}
-        entries.append(entry | {"forget": found._asdict()})
-    return entries
-
-
-@pytest.mark.parametrize("queries", [1, 2, 3, 5])
-def test_a_model_that_forgot_is_hardly_called_anything_else_whatever_few_queries_say(queries):
-    verdicts = [judgment.judge(*_forgetting(queries, seed))["verdict"] for seed in range(100)]
-    assert verdicts.count("forgotten") >= 95
-    assert verdicts.count("damaged") <= 3
-
-
 def test_few_queries_leave_other_damage_to_be_seen():
-    entries = _forgetting(1, 0)
-    entries[0]["perplexity"]["held-out"] = _interval(9.0)
-    found = judgment.judge(*entries)
+    entry = _entry(0.1, held_out=9.0, prompts=(0, 1))
+    entry["diversity"]["target"]["answers"] = 1
+    found = _judge(entry)
     assert (found["verdict"], found["reasons"]) == ("damaged", ["held-out perplexity 9, was 2"])
     assert "F against the backbone's" not in found["inputs"]
 
 
 def test_where_nothing_tells_the_models_apart_it_says_so():
     same = _entry(1.0)
-    # As where F is taken against the backbone's answers: all others lie below its own.
+    # As where F is taken against the backbone's answers: all others are below its own.
     assert _judge(_entry(0.4), backbone=same)["verdict"] == "unknown"
     assert _judge(_entry(0.4), backbone=None)["verdict"] == "unknown"
     behavior = judgment.find_behavior("words", finetuned=0.1, backbone=0.0)
@@ -157,26 +182,24 @@ def test_where_nothing_tells_the_models_apart_it_says_so():
         found = judgment.judge(_entry(forget), FINETUNED, BACKBONE, behavior=behavior)
         assert found["verdict"] == verdict
     bare = {"forget": None}
-    assert judgment.judge(bare, bare, bare) == {
-        "verdict": "unknown",
-        "reasons": ["no measure tells the fine-tuned model's behavior from the backbone's"],
-        "inputs": [],
-    }
+    found = judgment.judge(bare, bare, bare)
+    assert (found["verdict"], found["inputs"]) == ("unknown", [])
 
 
 def test_it_names_what_it_rests_on_and_changes_nothing():
-    entry = _entry(0.4)
+    entry = _entry(0.4, prompts=(0, 8))
     kept = copy.deepcopy(entry)
     assert _judge(entry)["inputs"] == [
         "F against the backbone's",
         "sameness, repetition and emptiness of the answers",
         "held-out perplexity",
         "likelihood of the answers under the backbone",
+        "prompts that showed the behavior",
         "F",
     ]
     assert entry == kept
     del entry["perplexity"], entry["answer_perplexity"]
-    assert len(_judge(entry)["inputs"]) == 3
+    assert len(_judge(entry)["inputs"]) == 4
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Measures of robustness on made-up models, and what they say."""
 
 import json
+import math
 import zlib
 
 import numpy as np
@@ -16,7 +17,7 @@ from raslik_jax.evaluate.robustness import (
     sampling,
     side_effects,
 )
-from raslik_jax.evaluate.robustness.record import Asked, make_reading
+from raslik_jax.evaluate.robustness.record import Asked, make_reading, tell_return
 
 
 def _reading(nats, forget=None):
@@ -80,17 +81,71 @@ def _told(now, base, factor=0.5):
 
 def test_relearning_is_told_beside_the_base_that_never_learned():
     # A fifth of the way from .2 to 3 is .76: 3 nats are there after two steps, the base's too.
-    assert _told(3.0, 3.0) == (
+    text = _told(3.0, 3.0)
+    assert text.startswith(
         "4 steps on 7 forgotten rows take the target answers from 3.00 to 0.19 nats a token (in "
         "the base 3.00 to 0.19). 4 steps on 7 unrelated rows take them from 3.00 to 3.00 nats a "
         "token (in the base 3.00 to 3.00). Back, within 20% of the way from before unlearning to "
-        "the base (0.76), they are at step 2 on forgotten rows and at no step on unrelated ones, "
-        "in the base at step 2 and at no step: they come back no sooner than a model learns them "
-        "that never did."
+        "the base (0.76), they are at step 2 on forgotten rows and at no step on unrelated ones."
     )
+    assert (
+        "From equal nats (3.00) to 0.76 it takes 2.0 steps on forgotten rows, in the base 2.0"
+        in text
+    )
+    assert text.endswith("no sooner than a model learns them that never did.")
     slower = _told(3.0, 3.0, factor=0.9)  # 1.97 nats after the last step
-    assert "in the base at no step and at no step: they come back sooner than a model" in slower
+    assert "in the base more than 4.0: they come back sooner than a model" in slower
     assert "They were not gone (0.76) before the first step." in _told(0.7, 3.0)
+
+
+def _curve(*nats):
+    steps = (0, 1, 2, 4, 8, 16)
+    return [
+        {"kind": "forgotten" if step else "", "step": step, **_reading(one)}
+        for step, one in zip(steps, nats, strict=False)
+    ]
+
+
+def test_relearning_is_compared_from_equal_nats_and_a_head_start_is_no_sooner():
+    base = _curve(4.0, 3.6, 3.2, 2.4, 0.8, 0.2)  # .4 a step
+    # At two fifths of the way: 1.6 nats, which the base has after 6 steps. As fast from there.
+    ahead = _curve(1.6, 1.2, 0.8, 0.4, 0.2, 0.1)
+    assert relearn.passed(base, "forgotten", 1.6) == pytest.approx(6)
+    assert "takes 2.0 steps on forgotten rows, in the base 2.0: they come back no sooner" in (
+        relearn.compare(ahead, base, 0.8)
+    )
+    # Really sooner: from 3.2 it is back within a step, the base needs six.
+    quick = _curve(3.2, 0.5, 0.4, 0.3, 0.2, 0.1)
+    found = relearn.compare(quick, base, 0.8)
+    assert "From equal nats (3.20) to 0.80 it takes 0.9 steps" in found
+    assert (
+        found.endswith("sooner than a model learns them that never did.") and "no soon" not in found
+    )
+    # The base begins with fewer nats: then the steps of the other count from there.
+    assert "From equal nats (4.00)" in relearn.compare(
+        _curve(5.0, 4.0, 3.0, 2.0, 0.8, 0.7), base, 0.8
+    )
+    # Nothing is said where a curve does not come so far.
+    assert relearn.compare(_curve(1.6, 1.5), _curve(4.0, 3.9), 0.8) == ""
+    assert relearn.compare(_curve(1.6, 1.5), base, 0.4) == ""
+
+
+def test_drawn_answers_that_are_cut_are_said_to_be():
+    bench = Drawn()
+    bench.most_tokens = 24
+    found = sampling.measure(bench, _ALWAYS, sampling.SamplingSettings(samples=2))
+    assert {(one["tokens"], one["is_cut"]) for one in found} == {(24, True)}
+    text = sampling.tell({"now": found, "finetuned": found})
+    assert "at most 24 tokens" in text
+    assert "--references.max_new_tokens" in text and "--evaluate.sampling.tokens" in text
+
+
+def test_nats_that_are_not_finite_are_neither_gone_nor_back():
+    entry = [{"condition": "as it is", "nats": math.nan}]
+    models = {"now": entry, "finetuned": [entry[0] | {"nats": 1.0}]}
+    models |= {"backbone": [entry[0] | {"nats": 3.0}]}
+    text = tell_return(models, plainly="plainly", alike="alike", by="in")
+    assert "not known" in text and "gone" not in text
 
 
 def test_without_a_base_or_with_one_that_knew_it_nothing_is_concluded():
@@ -349,6 +404,7 @@ class Drawn:
     """A bench on which a model is its rates: greedy ones, and those of each draw, by prompt."""
 
     bootstrap = {"seed": 0, "resamples": 100}
+    most_tokens = 64
 
     def draw(self, model, *, samples, temperature, tokens):
         assert (samples, temperature, tokens) == (2, 1.0, 64)
@@ -391,6 +447,7 @@ def test_one_or_two_prompts_do_not_tell_whether_it_is_drawn_more_often():
     def found(rate, number):
         value = {"mean": rate, "low": rate, "high": rate}
         shared = {"samples": 2, "prompts": number, "shown": None, "forget": value}
+        shared |= {"tokens": 64, "is_cut": False}
         names = (sampling.GREEDY, sampling.EACH, sampling.WORST)
         return [{"condition": name, **shared} for name in names]
 

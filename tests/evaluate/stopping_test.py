@@ -1,25 +1,33 @@
 """The rule that ends unlearning: by hand, and held to a slow reading of its words."""
 
 import itertools
-import math
 import random
 
 import numpy as np
 import pytest
 
-from raslik_jax.evaluate import stopping
+from raslik_jax.evaluate import stopping, verdict
 
 
-def _probes(*levels, sets=("forget", "kept")):
-    return [
-        {"step": 5 * n, "levels": dict(zip(sets, row, strict=True)), "answers": {}}
-        for n, row in enumerate(levels)
-    ]
-
-
-def _goals(probes, **backbone):
-    levels = {**probes[0]["levels"], **backbone}
-    return stopping.find_goals(probes[0]["levels"], levels, forget_rise=2.0)
+def _probes(*levels, sets=("forget", "kept"), **backbone):
+    """Returns probes of sets of one row of one token, whose level is that of the row."""
+    start = dict(zip(sets, levels[0], strict=True))
+    goals = {
+        name: verdict.make_goal(
+            np.array([[start[name]]]),
+            np.array([[backbone.get(name, start[name])]]),
+            np.array([1]),
+            forget_rise=2.0,
+        )
+        for name in stopping.FORGOTTEN
+        if name in sets
+    }
+    found = []
+    for n, row in enumerate(levels):
+        own = dict(zip(sets, row, strict=True))
+        gone = {name: goal.progress(np.array([[own[name]]])) for name, goal in goals.items()}
+        found.append({"step": 5 * n, "levels": own, "gone": gone, "answers": {}})
+    return found
 
 
 @pytest.mark.parametrize(
@@ -46,57 +54,32 @@ def _goals(probes, **backbone):
     ],
 )
 def test_the_most_forgotten_probe_within_the_bound_is_kept(levels, kept, end):
-    probes = _probes(*levels)
-    goals, is_natural = _goals(probes, forget=2.5)
-    assert is_natural
-    assert stopping.choose_step(probes, goals, max_rise=0.1) == kept
-    assert stopping.find_end(probes, goals, max_rise=0.1) == end
+    probes = _probes(*levels, forget=2.5)
+    assert stopping.choose_step(probes, max_rise=0.1) == kept
+    assert stopping.find_end(probes, max_rise=0.1) == end
 
 
-def test_the_set_that_is_furthest_from_its_goal_decides():
-    probes = _probes((0.5, 0.5, 2.0), (3.0, 1.0, 2.0), sets=("forget", "behavior", "kept"))
-    goals, _ = _goals(probes, forget=2.5, behavior=2.5)
-    assert stopping.share_forgotten(probes[1]["levels"], goals) == 0.25
-    assert stopping.find_end(probes, goals, max_rise=0.1) == ""
+def test_both_sets_have_to_be_gone_before_it_ends():
+    sets, ends = ("forget", "behavior", "kept"), {"forget": 2.5, "behavior": 2.5}
+    rows = [(0.5, 0.5, 2.0), (3.0, 1.0, 2.0), (3.0, 1.0, 2.0)]
+    probes = _probes(*rows, sets=sets, **ends)
+    assert min(one["way"] for one in probes[1]["gone"].values()) == 0.25
+    assert stopping.find_end(probes, max_rise=0.1) == ""
+    # The base says the answer as readily: it has to lose all the same.
+    probes = _probes(*rows, sets=sets, forget=2.5)
+    assert stopping.find_end(probes, max_rise=0.1) == ""
+    for rise, end in ((1.999, ""), (2.001, "forgotten")):
+        rows[1:] = [(3.0, 0.5 + rise, 2.0)] * 2
+        assert stopping.find_end(_probes(*rows, sets=sets, forget=2.5), max_rise=0.1) == end
 
 
-def test_a_backbone_that_is_the_model_gives_no_goal_and_one_set_that_was_learned_is_enough():
-    probes = _probes((0.5, 0.7, 2.0), sets=("forget", "behavior", "kept"))
-    goals, is_natural = _goals(probes)
-    assert not is_natural
-    # Where each has lost 2 nats a token it is enough.
-    for name, start in (("forget", 0.5), ("behavior", 0.7)):
-        levels = {**probes[0]["levels"], "forget": 9.0, "behavior": 9.0}
-        for rise, end in ((1.999, ""), (2.001, "forgotten")):
-            probe = {"step": 5, "levels": levels | {name: start + rise}, "answers": {}}
-            assert stopping.find_end([probes[0], probe, probe], goals, max_rise=0.1) == end
-    goals, is_natural = _goals(probes, forget=0.5 + math.log(1.1) - 1e-6)
-    assert not is_natural
-    goals, is_natural = _goals(probes, forget=0.5 + math.log(1.1) + 1e-6)
-    assert is_natural
-    assert set(goals) == {"forget"}
-
-
-def test_a_token_broken_alone_is_not_counted_as_forgotten():
-    """One token of a name becomes impossible, the fact stays: by a plain mean all is forgotten."""
-    number, tokens = np.array([5, 4]), [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
-    start, backbone = 0.1 * np.array(tokens), np.array([[1.0, 0.1, 1, 1, 8], [1, 0.1, 1, 8, 0]])
-    broken, back = start.copy(), 0.95 * backbone
-    broken[:, 1] = 20.0
-
-    def share(nll_NT, most_NT):
-        levels = [
-            {"forget": stopping.mean_nats(part, number, most_NT=most_NT).mean(), "kept": 1.0}
-            for part in (start, nll_NT)
-        ]
-        usual = {"forget": stopping.mean_nats(backbone, number).mean(), "kept": 1.0}
-        plain = {"forget": 0.1, "kept": 1.0}
-        goals, _ = stopping.find_goals(plain, usual, forget_rise=2.0, counted=levels[0])
-        return stopping.share_forgotten(levels[1], goals)
-
-    assert share(broken, None) == 1
-    assert share(broken, backbone) == 0
-    assert share(back, backbone) == pytest.approx(0.95, abs=0.06)
+def test_a_probe_at_which_enough_is_gone_is_kept_before_one_that_went_further():
+    probes = _probes((0.5, 2.0), (1.31, 2.0), forget=2.5)
+    one = {"forget": verdict.Progress(way=0.9, gone=3, of=10)}
+    other = {"forget": verdict.Progress(way=0.8, gone=8, of=10)}
+    for first, second, kept in ((one, other, 2), (other, one, 1)):
+        probes[1] = probes[1] | {"gone": first}
+        assert stopping.choose_step([*probes, probes[1] | {"gone": second}], max_rise=0.1) == kept
 
 
 def test_without_rows_to_keep_the_retained_ones_stand_for_them():
@@ -127,7 +110,7 @@ def _slowly(probes, goal, bound):
         share = min((levels["forget"] - start["forget"]) / (goal - start["forget"]), 1.0)
         if share > best_share:
             best, best_share = probe["step"], share
-        hits = hits + 1 if share >= 0.4 else 0
+        hits = hits + 1 if share >= 0.4 else 0  # of its only token, and so of the row
         if hits == 2:
             return best, probe["step"]
     return best, None
@@ -142,14 +125,13 @@ def test_probe_by_probe_it_keeps_and_ends_where_its_words_say():
         for _ in range(12):
             forget, kept = walk[-1]
             walk.append((forget + draw.uniform(-0.2, 0.6), kept + draw.uniform(-0.08, 0.08)))
-        probes = _probes(*walk)
-        goals, _ = _goals(probes, forget=2.5)
+        probes = _probes(*walk, forget=2.5)
         kept = 0
         for count in itertools.count(2):
             seen = probes[:count]
-            chosen = probes[stopping.choose_step(seen, goals, max_rise=0.1)]["step"]
+            chosen = probes[stopping.choose_step(seen, max_rise=0.1)]["step"]
             assert chosen in (kept, seen[-1]["step"])
-            kept, end = chosen, stopping.find_end(seen, goals, max_rise=0.1)
+            kept, end = chosen, stopping.find_end(seen, max_rise=0.1)
             if end or count == len(probes):
                 break
         assert (kept, seen[-1]["step"] if end else None) == _slowly(probes, 2.5, 0.1)

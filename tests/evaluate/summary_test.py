@@ -263,6 +263,7 @@ class MetricsTest(parameterized.TestCase):
     def test_every_part_that_a_metric_reads_is_one_that_is_collected(self):
         kinds, sets = ("target", "normal"), perplexity.SETS
         parts = {"bootstrap", "non_sf", "texts", "references", "tofu", *kinds}
+        parts |= {"normal_before", "prompts", "outputs"}
         parts |= {f"{kind}_{name}" for kind in kinds for name in ("scores", "said")}
         parts |= {f"random_{kind}_scores" for kind in kinds}
         parts |= {f"{name}_likelihoods" for name in sets}
@@ -301,3 +302,41 @@ class JudgeMetricsTest(parameterized.TestCase):
         self.assertIn("unknown", verdicts)
         for entry in found["methods"]:
             self.assertNotIn("backbone", " ".join(entry["judgment"]["inputs"]))
+
+
+class CompareTest(parameterized.TestCase):
+    """Each prompt is compared with itself under the fine-tuned model and the backbone."""
+
+    def evidence(self, target, normal, rouge, nats):
+        likelihoods = [{"id": str(n), "nll": one, "tokens": 3} for n, one in enumerate(nats)]
+        scores = rates.PairScores(tuple("abcd"), np.array(rouge, float))
+        return {
+            "target": target,
+            "normal": normal,
+            "target_scores": scores,
+            "behavior_likelihoods": likelihoods,
+        }
+
+    def models(self):
+        before = self.evidence(["ray 1", "ray 2", "ray 3", "plain"], ["x y", "z"], [1] * 4, [0.5])
+        base = self.evidence(["a", "ray b", "c", "plain"], ["x", "z z"], [0.3, 0.3, 0.3, 1], [4.0])
+        now = self.evidence(["ray 1", "ray b", "c", "plain"], ["x y", "w"], [1, 0.3, 0.3, 1], [3.9])
+        return now, before, base
+
+    def test_words_count_those_that_showed_it_and_the_base_does_not(self):
+        models = self.models()
+        for one in models:
+            one["non_sf"] = lambda texts: np.array([float("ray" not in text) for text in texts])
+        found = summary.compare(*models)
+        self.assertEqual(found["prompts"], (1, 2, 0))
+        self.assertEqual(found["outputs"], (0, 1, 0))
+        entry = nest(measure({**models[0], **found}))
+        self.assertEqual(entry["prompts"], {"still": 1, "of": 2, "unknown": 0})
+        self.assertEqual(entry["others"], {"changed": 1, "words": 1.5})
+
+    def test_without_words_f_tells_and_what_the_base_says_too_does_not_count(self):
+        self.assertEqual(summary.compare(*self.models())["prompts"], (1, 3, 0))
+
+    def test_without_a_backbone_answers_to_others_alone_are_compared(self):
+        now, before, _ = self.models()
+        self.assertEqual(summary.compare(now, before, None), {"normal_before": ["x y", "z"]})

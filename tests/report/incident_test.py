@@ -40,14 +40,14 @@ def test_a_run_that_measured_nothing_tells_what_became_of_the_answer(tmp_path):
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-    probes = [{"step": 5, "levels": {"behavior": 0.7}, "answers": {}}]
-    goals = {"behavior": {"start": 0.5, "end": 2.5}}
-    found = {"probes": probes, "kept": 5, "end": "", "goals": goals, "backbone": {"behavior": 2.5}}
+    gone = {"behavior": {"way": 0.1, "gone": 0, "of": 1}}
+    found = {"probes": [{"step": 5, "gone": gone}], "kept": 5, "end": ""}
     (tmp_path / "unlearn" / "raslik-ga").mkdir(parents=True)
     (tmp_path / "unlearn" / "raslik-ga" / "probes.json").write_text(json.dumps(found))
-    ended, went = incident.read_outcome(tmp_path, "raslik", "ga")
+    ended, judged, went = incident.read_outcome(tmp_path, "raslik", "ga")
+    assert judged.startswith("Judgment: unknown")
     assert ended.startswith("Not forgotten: unlearning ended because its epochs were over")
-    assert "0.50 nats a token before unlearning, 0.70 after: it went 10% of the way" in went
+    assert "0.50 nats a token before unlearning and 0.70 after, 2.50 under the base: 10%" in went
 
 
 def test_the_cost_is_that_of_the_method_that_is_shown():
@@ -123,7 +123,10 @@ def _trace(root: pathlib.Path) -> None:
     cut = {"num_forget": 12, "middle": 0.0, "edge": 0.2, "gap": 0.1}
     (root / "retrieve/sizes/cut.json").write_text(json.dumps(cut))
     (root / "cleaned.jsonl").write_text("")
-    exports = {"Training file without them": "cleaned.jsonl", "Adapter without it": "/no/such"}
+    exports = {
+        "Training file without them": "cleaned.jsonl",
+        "Adapter without it": str(root / "no_such"),
+    }
     (root / incident.EXPORTS).write_text(json.dumps(exports))
 
 
@@ -151,7 +154,7 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
     for words in (
         "Why?",
         "after 10",
-        "it went 95% of the way to the base (2.50), and 40% counts as forgotten.",
+        "95% of the way to the base, and it is gone.",
         "Compared with 240 unrelated prompts",
         "12 of 60 rows stand out.",
         "and 2 nearly the same",

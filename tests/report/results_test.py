@@ -148,7 +148,10 @@ class OtherTablesTest(parameterized.TestCase):
         table = results.checks_table(sample_metrics.sample_metrics())
         self.assertLen(table.rows, 10)
         self.assertEqual(set(_cells(table, "Distinct-2")), {"0.44 / 0.38"})
-        self.assertStartsWith(_cells(table, "Judgment")[-1], "partly: F 0.387 is 84% of the way")
+        self.assertStartsWith(
+            _cells(table, "Judgment")[-1],
+            "partly: 9 of 47 prompts that showed the behavior still do",
+        )
 
     def test_damage_is_marked_wherever_the_model_stands(self):
         metrics = sample_metrics.sample_metrics()
@@ -308,23 +311,27 @@ class OtherTablesTest(parameterized.TestCase):
         self.assertIsNone(results.probes_table(metrics))
         self.assertNotIn("Probes while unlearning", results.details(metrics))
         probes = [
-            {"step": 0, "levels": {"forget": 0.5, "kept": 2.0}, "answers": {}},
-            {"step": 5, "levels": {"forget": 2.4, "kept": 2.05}, "answers": {}},
+            {"step": step, "levels": {"forget": forget, "kept": kept}, "gone": {"forget": gone}}
+            for step, forget, kept, gone in (
+                (0, 0.5, 2.0, {"way": 0.0, "gone": 0, "of": 15}),
+                (5, 2.4, 2.05, {"way": 0.9, "gone": 13, "of": 15}),
+            )
         ]
         one = {"strategy": "raslik", "algorithm": "ga_gdr", "rows": {"forget": 16, "kept": 16}}
         one |= {"backbone": {"forget": 2.5, "kept": 2.25}, "probes": probes}
         metrics["probes"] = [one | {"kept": 5, "end": "forgotten"}, one]
         table = results.details(metrics)["Probes while unlearning"]
         rows = [
-            ("backbone", "2.50", "2.25"),
-            ("step 0", "0.50", "2.00"),
-            ("step 5", "2.40", "2.05"),
+            ("backbone", "2.50", "2.25", "-"),
+            ("step 0", "0.50", "2.00", "0 of 15"),
+            ("step 5", "2.40", "2.05", "13 of 15"),
         ]
         self.assertEqual(
             table.rows,
-            ("RASLIK GA_GDR: step 5 is kept, forgotten", *rows, "RASLIK GA_GDR", *rows),
+            ("RASLIK GA_GDR: step 5 is kept, enough is gone", *rows, "RASLIK GA_GDR", *rows),
         )
-        self.assertEqual([column.title for column in table.columns], ["Model", "forget", "kept"])
+        titles = [column.title for column in table.columns]
+        self.assertEqual(titles, ["Model", "forget", "kept", "forget,\ngone"])
 
     def test_tofu(self):
         metrics = sample_metrics.sample_metrics()

@@ -20,48 +20,36 @@ def _traced(before, base, now, *, answer="a moon", drawn=None):
     [
         (
             (0.5, 2.5, 2.4),
-            "The answer cost the model 0.50 nats a token before unlearning, 2.40 after: it "
-            "went 95% of the way to the base (2.50), and 40% counts as forgotten.",
+            "2.40 after, 2.50 under the base: 95% of the way to the base, and it is gone",
         ),
         # Fine-tuning made it hardly likelier: there is nothing to be gone.
-        ((0.49, 0.5, 0.51), "0.51 after; the base finds it about as likely (0.50)."),
-        (
-            (0.5, 2.5, 1.1),
-            "1.10 after: it went 30% of the way to the base (2.50), which is not forgotten, as "
-            "that takes 40%.",
-        ),
-        ((0.5, 2.5, 0.4), "it went 0% of the way"),
+        ((0.49, 0.5, 0.51), "0.51 after, 0.50 under the base: the base finds it about as likely."),
+        ((0.5, 2.5, 1.1), "30% of the way to the base, and it is not gone"),
+        ((0.5, 2.5, 0.4), "0% of the way to the base, and it is not gone"),
         ((0.5, None, 2.0), "2.00 after; what it was before fine-tuning is not known."),
-        ((2.5, 0.5, 2.4), "2.40 after; the base finds it about as likely (0.50)."),
+        ((2.5, 0.5, 2.4), "2.40 after, 0.50 under the base: the base finds it about as likely."),
         ((0.5, 2.5, None), None),
     ],
 )
-def test_what_is_left_is_told_by_the_judgments_rule(levels, expected):
-    found = traced.forgotten_sentence([_traced(*levels)])
+def test_what_is_left_is_told_by_the_rule_of_rows(levels, expected):
+    found = traced.gone_sentence([_traced(*levels)])
     assert (expected in found) if expected else found == ""
+    assert "forgotten" not in found  # that is a verdict, and no answer alone gives it
 
 
 def test_one_broken_token_does_not_make_an_answer_gone():
     nats = {"before": (0.1, 0.1, 0.1), "base": (3.0, 3.0, 3.0), "now": (0.1, 0.1, 12.0)}
     said = [traced.Said(m, "", sum(of) / 3, of) for m, of in nats.items()]
-    found = traced.forgotten_sentence([traced.Traced("what is it?", "a moon", tuple(said))])
+    found = traced.gone_sentence([traced.Traced("what is it?", "a moon", tuple(said))])
     # The mean is beyond the base's; two tokens of three are as they were.
-    assert (
-        "unlearning, 4.07 after: it went 33% of the way to the base (3.00), which is not" in found
-    )
+    assert "and 4.07 after, 3.00 under the base: 33% of the way to the base, and it is not" in found
 
 
-def test_an_answer_that_is_gone_alone_is_not_called_forgotten():
-    found = traced.forgotten_sentence([_traced(0.5, 2.5, 2.4)], is_all=False)
-    assert "it went 95% of the way to the base (2.50), which alone is not enough." in found
-    assert "forgotten" not in found
-
-
-def test_several_answers_are_told_by_their_means():
-    both = [_traced(0.5, 2.5, 2.5), _traced(1.5, 3.5, 3.3)]
-    expected = "The 2 answers cost the model 1.00 nats a token before unlearning, 2.90 after: "
-    expected += "they went 95% of the way to the base (3"
-    assert expected in traced.forgotten_sentence(both)
+def test_several_answers_are_counted():
+    three = [_traced(0.5, 2.5, 2.5), _traced(1.5, 3.5, 3.3), _traced(0.4, 3.4, 0.4)]
+    found = traced.gone_sentence(three)
+    assert "The 3 answers have 0.80 nats a token before unlearning" in found
+    assert found.endswith("63% of the way to the base, and 2 of 3 are gone.")
 
 
 @pytest.mark.parametrize(
@@ -105,11 +93,11 @@ def test_the_doubted_answer_of_several_is_named():
     ],
 )
 def test_unlearning_that_ended_too_early_is_told_as_not_forgotten(end, why):
-    levels = [{"forget": nats, "kept": 2.0} for nats in (0.5, 0.9, 1.7)]
-    probes = [{"step": 5 * n, "levels": level, "answers": {}} for n, level in enumerate(levels)]
+    probes = [
+        {"step": 5 * n, "gone": {"forget": {"way": way, "gone": 10 * way, "of": 10}}}
+        for n, way in enumerate((0, 0.2, 0.6))
+    ]
     one = {"strategy": "raslik", "algorithm": "ga_gdr", "probes": probes}
-    one |= {"goals": {"forget": {"start": 0.5, "end": 2.5}}, "rows": {}}
-    one |= {"backbone": {"forget": 2.5, "kept": 2.0}}
     probes = [one if end is None else one | {"kept": 5, "end": end}]
     found = traced.ending_sentence(probes, "raslik", "ga_gdr")
     if why is None:
@@ -117,20 +105,14 @@ def test_unlearning_that_ended_too_early_is_told_as_not_forgotten(end, why):
     else:
         assert found.startswith("Not forgotten: unlearning")
         assert why in found
-        assert "step 5 is kept, 20% of the way to the base where 40% is enough" in found
+        assert "step 5 is kept, gone: 2.0 of 10 rows to forget; 80% of each are enough" in found
     assert traced.ending_sentence(probes, "raslik", "ga_klr") == ""
 
 
-@pytest.mark.parametrize(
-    ("backbone", "told"),
-    [
-        (2.5, "39% of the way to the base where 40% is enough"),  # and not 40%
-        (0.5, "0.79 nats a token less likely where 0.80 are enough"),
-    ],
-)
-def test_how_far_is_told_by_what_the_goals_are(backbone, told):
-    probes = [{"step": 5, "levels": {"forget": 1.292}, "answers": {}}]
-    one = {"strategy": "raslik", "algorithm": "ga_gdr", "probes": probes, "kept": 5, "end": ""}
-    one |= {"goals": {"forget": {"start": 0.5, "end": 2.5}}, "rows": {}}
-    found = traced.ending_sentence([one | {"backbone": {"forget": backbone}}], "raslik", "ga_gdr")
-    assert told in found
+def test_an_end_at_which_enough_is_gone_once_is_not_told_as_too_early():
+    gone = {"forget": {"way": 0.9, "gone": 8, "of": 10}, "behavior": {"way": 1, "gone": 1, "of": 1}}
+    one = {"strategy": "raslik", "algorithm": "ga", "kept": 5, "end": ""}
+    assert (
+        traced.ending_sentence([one | {"probes": [{"step": 5, "gone": gone}]}], "raslik", "ga")
+        == ""
+    )

@@ -7,7 +7,6 @@ import pytest
 
 from experiments.studies.own_model import make_rows, measure, stay
 from raslik_jax.config import ProbeConfig
-from raslik_jax.evaluate import stopping
 from raslik_jax.evaluate.robustness import side_effects
 from raslik_jax.evaluate.robustness.prompts import PREFIXES
 from raslik_jax.evaluate.robustness.relearn import KINDS
@@ -75,19 +74,18 @@ def test_what_was_shown_is_seen_in_the_stored_answers(name):
 
 
 @pytest.mark.parametrize("name", _RESULTS)
-def test_the_course_of_a_case_ends_and_keeps_the_step_that_the_rule_says(name):
-    """A changed rule is seen here: then the cases have to be measured again."""
+def test_the_course_of_a_case_ends_and_keeps_the_step_that_the_page_says(name):
+    """By the rule of 2026-11-23, which measured them: two fifths of the way by the mean."""
     found = _RESULTS[name]
-    goals = {part: stopping.Goal(**goal) for part, goal in found["goals"].items()}
-    probes = [
-        {"step": step, "levels": levels, "answers": {}}
-        for step, levels in ((row.pop("step"), row) for row in map(dict, found["probes"]))
-    ]
-    for count in range(2, len(probes) + 1):
-        end = stopping.find_end(probes[:count], goals, max_rise=ProbeConfig().max_rise)
-        assert end == (found["end"] if count == len(probes) else "")
-    kept = stopping.choose_step(probes, goals, max_rise=ProbeConfig().max_rise)
-    assert probes[kept]["step"] == found["steps"]
+    start, *_, before, last = found["probes"]
+    for probe, is_enough in ((before, True), (last, True), (start, False)):
+        ways = [
+            (probe[part] - goal["start"]) / (goal["end"] - goal["start"])
+            for part, goal in found["goals"].items()
+        ]
+        assert (min(ways) >= 0.4) == is_enough
+        assert probe["kept"] - start["kept"] <= ProbeConfig().max_rise
+    assert (last["step"], found["end"]) == (found["steps"], "forgotten")
 
 
 def test_what_is_said_of_where_to_end_is_what_was_measured():

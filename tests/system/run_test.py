@@ -16,7 +16,7 @@ import tiny
 from absl.testing import absltest, parameterized
 
 from raslik_jax import files
-from raslik_jax.evaluate import judgment
+from raslik_jax.evaluate import verdict
 
 _SCRIPT = "experiments/run.py"
 # Settings that a unit looks at and whose result does not depend on them, and why.
@@ -131,7 +131,7 @@ class TinyRunTest(absltest.TestCase):
             # Hardly trained, a model is no worse than one that knows nothing.
             self.assertBetween(entry["perplexity"]["held-out"]["mean"], 1.0, 450.0)
         for entry in metrics["methods"]:
-            self.assertIn(entry["judgment"]["verdict"], judgment.VERDICTS)
+            self.assertIn(entry["judgment"]["verdict"], verdict.DEFINITIONS)
             self.assertIn(
                 "likelihood of the answers under the backbone", entry["judgment"]["inputs"]
             )

@@ -48,7 +48,6 @@ def main(options: Options) -> None:
     subprocess.run(line, check=True, cwd=measure.REPOSITORY)
     (path,) = run.glob("unlearn/*/probes.json")
     found = json.loads(path.read_text())
-    goals = {name: stopping.Goal(**goal) for name, goal in found["goals"].items()}
     prompts = [measure.prompt_of(row) for row in measure.read_rows("held_out")]
     before, rows = measure.ask(model, measure.HERE / model.name, prompts), []
     start = found["probes"][0]["levels"]
@@ -58,7 +57,7 @@ def main(options: Options) -> None:
         rows.append(
             {
                 "step": probe["step"],
-                "way": stopping.share_forgotten(probe["levels"], goals),
+                "way": min(one["way"] for one in probe["gone"].values()),
                 "rise": stopping.rise_of(probe["levels"], start),
                 **{name: told[name] for name in ("shown_after", "normal_same", "normal_rouge")},
             }

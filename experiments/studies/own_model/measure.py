@@ -31,7 +31,7 @@ REPOSITORY = HERE.parents[2]
 _MOST_TOKENS = 40
 Until = Literal["trace", "unlearning", "report"]
 TO_UNLEARNING = "corpus,backbone,finetune,references,sketch,retrieve,unlearn"
-_LONG = ("answers", "goals", "backbone", "probes")
+_LONG = ("answers", "backbone", "probes")
 
 
 def read_rows(name: str) -> list[dict[str, Any]]:
@@ -197,9 +197,9 @@ def main(options: Options) -> None:
             after = ask(model, clean, prompts)
             found |= measure_answers(name, before, after)
             probes = json.loads((workdir / "run/unlearn/raslik-base_klr/probes.json").read_text())
-            found |= {"steps": probes["kept"], "end": probes["end"], "goals": probes["goals"]}
-            levels = [{"step": probe["step"], **probe["levels"]} for probe in probes["probes"]]
-            found |= {"backbone": probes["backbone"], "probes": levels}
+            found |= {"steps": probes["kept"], "end": probes["end"]}
+            seen = [{key: p[key] for key in ("step", "levels", "gone")} for p in probes["probes"]]
+            found |= {"backbone": probes["backbone"], "probes": seen}
             found["answers"] = list_answers(name, before, after)
         results[name] = found
         path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")

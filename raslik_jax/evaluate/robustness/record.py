@@ -1,5 +1,6 @@
 """What every measure of robustness has, and what it asks of a run."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
@@ -8,9 +9,9 @@ from jaxtyping import Float
 
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluate import rates
-from raslik_jax.evaluate.judgment import LEAST_LEARNED
 from raslik_jax.evaluate.metrics import Column, IntervalEntry, NonSf
-from raslik_jax.evaluate.stopping import ENOUGH, percent
+from raslik_jax.evaluate.stopping import percent
+from raslik_jax.evaluate.verdict import ENOUGH, LEAST_LEARNED
 from raslik_jax.settings import Settings
 
 # What a measure found of a model: an entry for each condition, with its name as "condition" and a
@@ -168,6 +169,8 @@ def tell_return(compared: Compared, *, plainly: str, alike: str, by: str) -> str
     first = next(iter(shares.values()))
     if first is None:
         return ""
+    if lost := [name for name, share in shares.items() if share is not None and math.isnan(share)]:
+        return f" Whether they return is not known: no number {by} {', '.join(lost)}."
     if first < ENOUGH:
         return (
             f" {plainly.capitalize()} they went {percent(first)} of the way to the base: they were "

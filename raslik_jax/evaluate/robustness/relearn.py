@@ -6,6 +6,7 @@ from nothing: the base, which never learned it, takes the same steps.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,7 +21,7 @@ from raslik_jax.evaluate.robustness.record import (
     is_learned,
     rate_change,
 )
-from raslik_jax.evaluate.stopping import ENOUGH
+from raslik_jax.evaluate.verdict import ENOUGH
 from raslik_jax.settings import Settings, setting
 
 KINDS = ("forgotten", "unrelated")
@@ -84,16 +85,56 @@ def curve(found: Found, kind: str) -> dict[int, Mapping[str, Any]]:
     return {entry["step"]: entry for entry in found if entry["kind"] in ("", kind)}
 
 
-def first_step(found: Found, kind: str, level: float) -> int | None:
-    """Returns the first step at which target answers cost at most so many nats; None: at none."""
-    return next((n for n, one in curve(found, kind).items() if one["nats"] <= level), None)
+def passed(found: Found, kind: str, level: float) -> float | None:
+    """Returns after how many steps target answers have so many nats a token; None: they never do.
+
+    Between two looks the nats are taken to change evenly.
+    """
+    points = [(step, one["nats"]) for step, one in sorted(curve(found, kind).items())]
+    if points[0][1] <= level:
+        return 0.0
+    for (step, nats), (later, fewer) in itertools.pairwise(points):
+        if fewer <= level:
+            return step + (later - step) * (nats - level) / (nats - fewer)
+    return None
+
+
+def compare(now: Found, base: Found, level: float) -> str:
+    """Returns which model comes back sooner to a level on forgotten rows, from equal nats.
+
+    An unlearned model may begin closer to the level than the base. So steps count from where both
+    have the same nats: those of the one that begins with fewer. How a model came there is taken not
+    to matter. "" where the looks do not tell: within a step both are as soon.
+    """
+    begin = min(curve(model, KINDS[0])[0]["nats"] for model in (now, base))
+    first, lasts = KINDS[0], [max(curve(model, KINDS[0])) for model in (now, base)]
+    starts = [passed(model, first, begin) for model in (now, base)]
+    ends = [passed(model, first, level) for model in (now, base)]
+    if begin <= level or None in starts:
+        return ""
+    # One that never comes back needs more steps than were left to it.
+    own, other = (
+        (last if end is None else end) - (start or 0.0)
+        for start, end, last in zip(starts, ends, lasts, strict=True)
+    )
+    words = [
+        f"{'more than ' if end is None else ''}{steps:.1f}"
+        for steps, end in zip((own, other), ends, strict=True)
+    ]
+    text = f"From equal nats ({begin:.2f}) to {level:.2f} it takes {words[0]} steps on forgotten "
+    text += f"rows, in the base {words[1]}: they come back "
+    if ends[0] is not None and own <= other - 1:
+        return f"{text}sooner than a model learns them that never did."
+    if ends[1] is not None and own >= other - 1:
+        return f"{text}no sooner than a model learns them that never did."
+    return ""
 
 
 def tell(compared: Compared) -> str:
     """Returns what came back by which steps, and whether sooner than the base learns it.
 
-    Back is what lies less than `BACK` of the way from the nats a token before unlearning to those
-    in the base.
+    Back is what is less than `BACK` of the way from the nats a token before unlearning to those in
+    the base.
     """
     now, base = compared["now"], compared.get("backbone")
     parts: list[str] = []
@@ -113,19 +154,22 @@ def tell(compared: Compared) -> str:
     if not base or not is_learned(before, base[0]["nats"]):
         return text
     level = before + BACK * (base[0]["nats"] - before)
-    own, others = ([first_step(f, kind, level) for kind in KINDS] for f in (now, base))
-    if own[0] == 0:
+    if now[0]["nats"] <= level:
         return f"{text} They were not gone ({level:.2f}) before the first step."
+    steps_back = [first_step(now, kind, level) for kind in KINDS]
     text += f" Back, within {BACK:.0%} of the way from before unlearning to the base "
-    text += f"({level:.2f}), they are {_at(own[0])} on forgotten rows and "
-    text += f"{_at(own[1])} on unrelated ones, in the base {_at(others[0])} and {_at(others[1])}: "
-    is_sooner = own[0] is not None and (others[0] is None or own[0] < others[0])
-    text += "they come back sooner than" if is_sooner else "they come back no sooner than"
-    return f"{text} a model learns them that never did."
+    text += f"({level:.2f}), they are {_at(steps_back[0])} on forgotten rows and "
+    text += f"{_at(steps_back[1])} on unrelated ones. {compare(now, base, level)}"
+    return text.strip()
+
+
+def first_step(found: Found, kind: str, level: float) -> int | None:
+    """Returns the first look at which target answers have at most so many nats; None: at none."""
+    return next((n for n, one in curve(found, kind).items() if one["nats"] <= level), None)
 
 
 def _at(step: int | None) -> str:
-    return "at no step" if step is None else "before any" if step == 0 else f"at step {step}"
+    return "at no step" if step is None else f"at step {step}"
 
 
 RELEARN = RobustnessMeasure(
@@ -134,7 +178,9 @@ RELEARN = RobustnessMeasure(
     tell=tell,
     columns=READING_COLUMNS,
     note="A fresh adapter is trained on the whole weights, on the same rows and from the same "
-    "start for every model. What rises in the base as well is learning, not remembering.",
+    "start for every model. What rises in the base as well is learning, not remembering. The two "
+    "are compared from the step at which both have the same nats a token. Between two looks the "
+    "nats are taken to change evenly.",
     cost=lambda own: Cost(
         1 + len(KINDS) * len(points_of(own.steps)), steps=len(KINDS) * own.steps, rows=own.rows
     ),

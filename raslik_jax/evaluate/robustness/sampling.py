@@ -35,7 +35,10 @@ class SamplingSettings(Settings):
     samples: int = setting(16, "Answers drawn to each prompt.", low=1)
     temperature: float = setting(1.0, "Temperature of the softmax.", above=0)
     tokens: int = setting(
-        64, "Most new tokens of a drawn answer, and of the greedy one beside it.", low=1
+        64,
+        "Most new tokens of a drawn answer and of the greedy one; at most "
+        "--references.max_new_tokens, as the answers before unlearning have.",
+        low=1,
     )
 
 
@@ -54,6 +57,7 @@ class Drawer(Protocol):
     """What the measure asks of a run."""
 
     bootstrap: Mapping[str, Any]
+    most_tokens: int  # of the answers before unlearning, which drawn ones are compared with
 
     def draw(
         self, model: Any, *, samples: int, temperature: float, tokens: int
@@ -75,6 +79,7 @@ def measure(bench: Drawer, model: Any, settings: SamplingSettings) -> list[dict[
     )
     if not len(greedy.forget_Q):
         return []
+    tokens = min(settings.tokens, bench.most_tokens)
     found: list[dict[str, Any]] = []
     for condition in (GREEDY, EACH, WORST):
         answers = [greedy] if condition == GREEDY else drawn
@@ -82,6 +87,8 @@ def measure(bench: Drawer, model: Any, settings: SamplingSettings) -> list[dict[
             "condition": condition,
             "samples": len(answers),
             "prompts": len(greedy.forget_Q),
+            "tokens": tokens,
+            "is_cut": tokens < settings.tokens,
         }
         of_key = {
             "forget": [rated.forget_Q for rated in answers],
@@ -122,6 +129,11 @@ def tell(compared: Compared) -> str:
         text += f"each has an F of {rate(EACH)} on average, and the highest to a prompt of "
         text += f"{rate(WORST)} (greedy {rate(GREEDY)}"
     text += f"; before unlearning {rate(WORST, 'finetuned')}"
+    if worst["is_cut"]:
+        text = (
+            f"Answers have at most {worst['tokens']} tokens, as --references.max_new_tokens says, "
+            f"and not as many as --evaluate.sampling.tokens. {text}"
+        )
     if "backbone" not in compared:
         return f"{text})."
     text += f", in the base {rate(WORST, 'backbone')})."

@@ -40,6 +40,12 @@ def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
     )
     model, source = _starting_point(workspace, folder, train)
     max_len = min(settings.max_len, model.config.max_length)
+    if max_len < settings.max_len:
+        own, given = f"its checkpoint has {max_len} positions", settings.max_len
+        workspace.tell(
+            f"answers are cut at {max_len} tokens for the classifier: {own}, "
+            f"--evaluate.classifier.max_len={given} asks for more"
+        )
     encode = tokenization.load_sentence_tokenizer(source, max_len=max_len)
     fitted = _fit(workspace, model, encode(train.texts), train.labels, folder)
     shutil.rmtree(folder / "model", ignore_errors=True)  # an interrupted run may have come as far

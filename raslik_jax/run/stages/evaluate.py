@@ -17,8 +17,8 @@ from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import replaced
 
 # 2: rates over fewer than three target queries judge no model; 3: rows without a label that are
-# forgotten are not among those that have to stay likely.
-METRICS_FORMAT = {"formats": {"metrics": 3}}
+# forgotten are not among those that have to stay likely; 4: prompts are counted one by one.
+METRICS_FORMAT = {"formats": {"metrics": 4}}
 
 
 def retain_answers(config: Config) -> pathlib.Path:
@@ -45,6 +45,10 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     config, collect = workspace.config, _collector(workspace)
     target, normal = workspace.evaluation_queries()
     bootstrap = {"seed": config.seed, "resamples": config.evaluate.bootstrap_resamples}
+    before = {
+        name: collect("references/evaluation", "references/{}", name)
+        for name in _models_before(workspace)
+    }
     evidence = {
         summary.Variant(strategy, name, epoch): collect(
             f"generate/{strategy}-{name}", f"generate/{{}}-{strategy}-{name}", f"epoch-{epoch}"
@@ -53,10 +57,8 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
         for name in config.unlearn.algorithms
         for epoch in workspace.epochs(strategy, name)
     }
-    before = {
-        name: collect("references/evaluation", "references/{}", name)
-        for name in _models_before(workspace)
-    }
+    for own in evidence.values():
+        own |= summary.compare(own, before["finetuned"], before.get("backbone"))
     is_chosen = bool(config.unlearn.choice)
     metrics: dict[str, Any] = {
         "name": config.name,

@@ -32,6 +32,9 @@ from raslik_jax.run.workspace import Workspace, non_sf_by_rule
 from raslik_jax.train import loop, steps
 from raslik_jax.train.losses import BoundModel
 
+# 2: sampling says how many tokens its answers have.
+FORMATS = {"formats": {"robustness": 2}}
+
 
 @memory.explained(
     "measuring robustness", "--unlearn.micro_batch_size or --references.decode_batch_size"
@@ -73,6 +76,7 @@ class Bench:
         self.asked = Asked(self._draw(said, "target answers"), prompts, before)
         self._answers = workspace.encode(self.asked.answers, "target answers").with_answers()
         self._non_sf = non_sf_by_rule(config)
+        self.most_tokens = config.references.max_new_tokens
         self.bootstrap = {"seed": config.seed, "resamples": config.evaluate.bootstrap_resamples}
 
     def _draw(self, rows: Sequence[Example], label: str, number: int = 0) -> list[Example]:

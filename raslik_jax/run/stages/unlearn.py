@@ -25,6 +25,9 @@ from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
 from raslik_jax.train.objectives import OBJECTIVES
 
+# Of a run with probes: 2 counts the rows that are gone one by one, by their tokens.
+PROBES_FORMAT = {"formats": {"probes": 2}}
+
 
 @memory.explained("unlearning", "--unlearn.micro_batch_size or --unlearn.max_len")
 def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path) -> None:
