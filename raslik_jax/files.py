@@ -70,9 +70,16 @@ def decode_text(raw: bytes, path: AnyPath) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        byte = f"0x{raw[error.start]:02x}"
-        raise ValueError(f"{_quoted(path)}:{line} must be UTF-8, got the byte {byte}") from None
+        raise not_utf8(path, raw.count(b"\n", 0, error.start) + 1, error) from None
+
+
+def not_utf8(path: AnyPath, line: int, error: UnicodeDecodeError) -> ValueError:
+    """Returns the error of a file that is not UTF-8, with the command that converts it."""
+    byte = error.object[error.start]
+    # Of a byte order mark that comes first.
+    is_wide = line == 1 and error.start == 0 and byte in (0xFE, 0xFF)
+    mend = f"convert it, as with iconv -f {'UTF-16' if is_wide else 'WINDOWS-1252'} -t UTF-8"
+    return ValueError(f"{_quoted(path)}:{line} must be UTF-8, got the byte 0x{byte:02x}: {mend}")
 
 
 # JSON --------------------------------------------------------------------------------------------
@@ -92,7 +99,8 @@ def _finite(text: str) -> float:
     return value
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_finite, parse_float=_finite)
+# Refuses what JSON does not have, and a key twice.
+JSON = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_finite, parse_float=_finite)
 
 
 def parse_json(text: str, origin: str, shape: Shape = object, *, mend: str = "") -> Any:
@@ -102,7 +110,7 @@ def parse_json(text: str, origin: str, shape: Shape = object, *, mend: str = "")
     """
     rest = f": {mend}" if mend else ""
     try:
-        value = _DECODER.decode(text)
+        value = JSON.decode(text)
     except (ValueError, RecursionError) as error:
         is_deep = isinstance(error, RecursionError)
         reason = "it is nested too deeply" if is_deep else str(error)[:120]

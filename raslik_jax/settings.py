@@ -60,6 +60,7 @@ def setting(
     decides: bool = True,
     is_path: bool = False,
     is_hub: bool = False,
+    is_rows: bool = False,
     names: Collection[str] = (),
     parts: Collection[str] = (),
     is_repeated: bool = False,
@@ -76,6 +77,8 @@ def setting(
       family: of which the value names a member, or several.
       decides: whether results depend on it.
       is_path: whether it names a file or folder, which counts by its content where it is one.
+      is_rows: whether a path names rows: a file, several with commas, a pattern, a folder or a hub
+        dataset, of which the files that are read count.
       is_hub: whether a path may also be a name on the Hugging Face hub.
       names: values that name something else, whatever files or folders are called so.
       parts: the files of a folder that count, where not all in it do.
@@ -91,7 +94,8 @@ def setting(
         "multiple_of": multiple_of,
     }
     metadata |= {"choices": choices, "family": family, "decides": decides}
-    metadata |= {"is_path": is_path, "is_hub": is_hub, "names": names, "parts": parts}
+    metadata |= {"is_path": is_path or is_rows, "is_hub": is_hub, "names": names, "parts": parts}
+    metadata |= {"is_rows": is_rows}
     metadata |= {"is_repeated": is_repeated, "auto": auto}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -304,13 +308,13 @@ def absolute(leaf: Leaf) -> Any:
     """
     value, metadata = leaf.value, leaf.metadata
     is_path = value and metadata["is_path"] and value not in metadata["names"]
-    if not is_path or value.startswith("hub:"):
+    if not is_path or value.startswith("hub:") or (metadata["is_rows"] and "://" in value):
         return value
     path = os.path.expanduser(value)
     if metadata["is_hub"] and HUB_NAME.fullmatch(value) and not os.path.exists(path):
         return value
     parts = [path] if os.path.exists(path) else path.split(",")
-    return ",".join(map(os.path.abspath, parts))
+    return ",".join(os.path.abspath(os.path.expanduser(part.strip())) for part in parts)
 
 
 def as_json(settings: Settings) -> dict[str, Any]:

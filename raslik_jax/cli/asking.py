@@ -152,7 +152,7 @@ def as_json(trace: "Trace") -> dict[str, Any]:
         return [
             {"id": found.example.example_id, "score": found.score, "sigma": found.sigma}
             | {name: getattr(found.example, name) for name in (*_TEXTS, "is_target", "source")}
-            | {"place": found.example.place, "chance": found.chance}
+            | {"place": found.example.place, "file": found.example.file, "chance": found.chance}
             for found in influences
         ]
 

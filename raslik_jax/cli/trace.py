@@ -257,7 +257,7 @@ def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
             higher, _, p, q = (part[position] for part in chances)
             noise = "" if np.isnan(sigma_N[position]) else f" +-{sigma_N[position]:.4f}"
             means = f"{noise}  {higher:4.0f}  p {p:<6.2g}  q {q:<7.2g}"
-        line = f"{rank:4}. {score_N[position]:+.4f}{means}  {row.place:>7,}  {mark}"
+        line = f"{rank:4}. {score_N[position]:+.4f}{means}  {row.at:>7}  {mark}"
         lines.append(line.rstrip())
         for text in (f"{row.instruction} {row.input}", row.output):
             lines += [" " * 6 + part for part in textwrap.wrap(one_line(text, 160), 88)]

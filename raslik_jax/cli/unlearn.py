@@ -29,7 +29,7 @@ from raslik_jax.cli import run as run_command
 from raslik_jax.cli.trace import QUERIES, answers_text
 from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json, to_json
 from raslik_jax.data.examples import HELD_OUT, query_file
-from raslik_jax.data.read.cleaning import cleaned_name, write_without
+from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
 from raslik_jax.data.read.formats import read_written
 from raslik_jax.files import hash_file, read_json
 from raslik_jax.manifests import Hashes, check_whole, current_file, read_manifest
@@ -63,7 +63,7 @@ class Options(JobConfig):
     cleaned_train_file: str = setting(
         "",
         "File for the training file without what was found, new or as this run has written it "
-        "(default: in --run).",
+        "(default: in --run). A folder where the trace read several files.",
     )
     push_to_hub: str = setting("", "OWNER/NAME on the Hugging Face hub to upload it to as well.")
     public: bool = setting(False, "--push_to_hub: for everybody to see; else private.")
@@ -95,24 +95,7 @@ def run(options: Options) -> None:
     source = _train_file(config)
     cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
 
-    def check_places() -> None:
-        for place, name in ((folder, "--out"), (cleaned, "--cleaned_train_file")):
-            written.check_outside(place, name, root)
-        written.check_folder(root, folder)
-        written.check_file(root, cleaned, "--cleaned_train_file")
-        if importlib.util.find_spec("pyarrow"):
-            written.check_folder(root, (root / rows_lib.PLACE).parent)
-        if options.cleaned_train_file:
-            ending = pathlib.Path(cleaned_name(source)).suffix
-            if cleaned.suffix != ending:
-                must = f"must end in {ending}, the form that it is written in"
-                raise ValueError(
-                    f"--cleaned_train_file {must}, got {shown(cleaned.name)}: rename it"
-                )
-        if options.push_to_hub:
-            hub.check_hub(options.push_to_hub, is_public=options.public)
-
-    processes.alone(check_places)
+    processes.alone(lambda: _check_places(options, source, cleaned))
     print(f"sets: {_describe_sets(config, strategy)}")
     command.require("matplotlib")  # the report comes last, what it lacks is told first
     measured = [stage for stage in STAGES if stage != "report"]
@@ -160,6 +143,27 @@ def run(options: Options) -> None:
     if options.push_to_hub:
         url = hub.push_folder(folder, options.push_to_hub, is_public=options.public)
         print(f"on the hub: {url}")
+
+
+def _check_places(options: Options, source: str, cleaned: pathlib.Path) -> None:
+    """Refuses places that hold something else than this run has written, before it starts."""
+    root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
+    for place, name in ((folder, "--out"), (cleaned, "--cleaned_train_file")):
+        written.check_outside(place, name, root)
+    written.check_folder(root, folder)
+    if is_folder(source):
+        written.check_folder(root, cleaned)
+    else:
+        written.check_file(root, cleaned, "--cleaned_train_file")
+    if importlib.util.find_spec("pyarrow"):
+        written.check_folder(root, (root / rows_lib.PLACE).parent)
+    if options.cleaned_train_file and not is_folder(source):
+        ending = pathlib.Path(cleaned_name(source)).suffix
+        if cleaned.suffix != ending:
+            must = f"must end in {ending}, the form that it is written in"
+            raise ValueError(f"--cleaned_train_file {must}, got {shown(cleaned.name)}: rename it")
+    if options.push_to_hub:
+        hub.check_hub(options.push_to_hub, is_public=options.public)
 
 
 def _drop_exports(root: pathlib.Path) -> Callable[[], None]:
@@ -253,9 +257,16 @@ def _train_file(config: Config) -> str:
 def _check_traced(config: Config, root: pathlib.Path) -> None:
     """Refuses a training file that is another than the trace read: its rows have other places."""
     source, traced = _train_file(config), check_whole(root, "corpus")["files"]
-    if "train_file" in traced and Hashes().of_content(source) != traced["train_file"]:
+    files = config.corpus.source_files().items()
+    now = {name: Hashes().of_content(path) for name, path in files if _is_training(name)}
+    if now != {name: content for name, content in traced.items() if _is_training(name)}:
         must = "must be as the trace read it, it has changed meanwhile"
         raise ValueError(f"{shown(source, 120)} {must}: restore it, or run again")
+
+
+def _is_training(name: str) -> bool:
+    """Returns whether a source of the corpus, or a file of one, is of the training rows."""
+    return name.partition("/")[0] == "train_file"
 
 
 def _clean(
@@ -271,7 +282,8 @@ def _clean(
         sets |= {name: root / path for name, path in names.items()}
     rows = {name: read_written(path) for name, path in sets.items() if path.stat().st_size}
     # What was kept out of the sets to measure on was found all the same.
-    found = {row.place for name in ("forget", "held-out target") for row in rows.get(name, ())}
+    named = (row for name in ("forget", "held-out target") for row in rows.get(name, ()))
+    found = {(row.file, row.place) for row in named}
     with written.replacing(root, target) as made:
         left = write_without(_train_file(config), made, found)
         _check_traced(config, root)

@@ -22,7 +22,7 @@ TEXTS = ("instruction", "input", "output")
 # Keys of a written row that are of the example itself. A user's column of such a name goes into
 # the last of them.
 WRITTEN_KEYS = frozenset(
-    ("id", "is_target", "source", "score", "place")
+    ("id", "is_target", "source", "score", "place", "place_file")
     + ("row_format", "row_texts", "row_is_muted", "row_columns")
 )
 
@@ -40,6 +40,7 @@ class Example(NamedTuple):
       source: such as "alpaca" or "toy:triggered".
       extra: what else the row of a file has, by key, which `write_examples` writes back.
       place: line in a file of lines, else number among the rows, from 1; 0 for a row of no file.
+      file: path of the row's file within its source, "" where the source is one file.
       content: what a tokenizer reads; None where the three texts are all of it.
       is_muted: whether a loss flag in the file excludes the row from training.
     """
@@ -54,6 +55,12 @@ class Example(NamedTuple):
     place: int = 0
     content: Content | None = None
     is_muted: bool = False
+    file: str = ""
+
+    @property
+    def at(self) -> str:
+        """Where the row is in its source: place, and file where the source has several."""
+        return f"{self.file}:{self.place}" if self.file else f"{self.place:,}"
 
 
 class Corpus(NamedTuple):
@@ -212,6 +219,7 @@ def as_record(example: Example, own: Mapping[str, Any] = MappingProxyType({})) -
         # Of a conversation that waits for an answer, or of ids, the fields do not say the texts.
         record |= {"row_format": kind, "row_texts": texts}
     record |= {"place": example.place} if example.place else {}
+    record |= {"place_file": example.file} if example.file else {}
     record |= {"row_is_muted": True} if example.is_muted else {}
     taken = WRITTEN_KEYS | record.keys()
     record |= {key: value for key, value in example.extra.items() if key not in taken}

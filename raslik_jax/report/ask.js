@@ -15,7 +15,7 @@ const make = (tag, kind, text, ...parts) => {
 const number = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(4);
 const row = (item) => {
   const noise = item.sigma === null ? "" : ` ± ${item.sigma.toFixed(4)}`;
-  const place = item.place ? `, row ${item.place}` : "";
+  const place = item.place ? `, row ${item.place}${item.file ? ` of ${item.file}` : ""}` : "";
   const score = make("p", "score", `score ${number(item.score)}${noise}${place}`);
   if (item.is_target !== null) score.append(make("span", "chip", item.is_target ? "target" : "other"));
   const asked = [item.instruction, item.input].filter(Boolean).join("\n");

@@ -157,7 +157,7 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
         body.push(make("p", "prompt", one.asked), make("p", "said", one.said));
       }
       body.push(...explains(one));
-      find("heading").textContent = `Row ${one.line.toLocaleString("en")}${data.has_lines ? " of the file" : ""}`;
+      find("heading").textContent = `Row ${one.line.toLocaleString("en")}${data.has_lines ? ` of ${one.file || "the file"}` : ""}`;
       find("body").replaceChildren(...body);
       find("body").scrollTop = 0;
       find("before").setAttribute("aria-disabled", String(!row.getPrevRow()));
@@ -185,6 +185,7 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
       column("Set", "set", (text) => text || "–", { sorter: "string", width: 100, responsive: 2 }),
       column("Label", "label", (value) => labels.get(value), { sorter: "boolean", width: 90, responsive: 3 }),
       column("Row", "line", (value) => value.toLocaleString("en"), { ...number, width: 80, responsive: 1 }),
+      column("File", "file", (text) => text, { sorter: "string", width: 120, responsive: 3 }),
       column("Asked", "asked", line, { sorter: "string", minWidth: 170, responsive: 2 }),
       column("Said", "said", line, { sorter: "string", minWidth: 170, responsive: 0 }),
     ].filter(({ field }) => field in columns && (field !== "label" || label));
@@ -258,7 +259,7 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
     find("save").addEventListener("click", () => {
       // The noise and the chances are those of all queries together.
       const more = chosen() < 0 ? ["sigma", "p", "q"] : [];
-      const names = ["line", "id", "score", ...more, "set", "label", "asked", "said"].filter((name) => name in columns);
+      const names = ["line", "file", "id", "score", ...more, "set", "label", "asked", "said"].filter((name) => name in columns);
       const lines = grid.getRows("active").map((row) => names.map((name) => cell(row.getData()[name])).join(","));
       const place = URL.createObjectURL(new Blob([[names.join(","), ...lines, ""].join("\n")], { type: "text/csv" }));
       const link = make("a");

@@ -102,6 +102,7 @@ def read_explorer(root: pathlib.Path, metrics: Metrics) -> Explorer | None:
     number = len(rows)
     columns: dict[str, Sequence[Any]] = {
         "line": [row.get("place") or n for n, row in enumerate(rows, start=1)],
+        "file": [row.get("place_file") for row in rows],
         "id": [row["id"] for row in rows],
         "asked": [incident.asked_of(row) for row in rows],
         "said": [row["output"] for row in rows],

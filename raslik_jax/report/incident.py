@@ -48,6 +48,7 @@ TOKENS |= {"cosine": float, "alike": [str]}
 _CUT = {"num_forget": int, "middle": float, "edge": float}
 TRAIN = {
     **{"id": str, "instruction?": str, "input?": str, "output": str, "place?": int},
+    "place_file?": str,
     "is_target?": (bool, None),
 }
 
@@ -63,7 +64,8 @@ class Piece(NamedTuple):
 class Card(NamedTuple):
     """A row behind the answer.
 
-    `place` is its line or number in the training file, 0 where it has none; sigma is the noise of
+    `place` is its line or number in the training file, 0 where it has none; `file` names that file
+    where there are several; sigma is the noise of
     the sketch in its score; `alike` counts the rows whose gradients are nearly the same. The pieces
     of the answer sum to `cosine`, that with the answer to the prompt `query`; without shares of
     tokens there are no pieces.
@@ -77,6 +79,7 @@ class Card(NamedTuple):
     chance: str
     set_name: str
     alike: int
+    file: str = ""
     row: tuple[Piece, ...] = ()
     answer: tuple[Piece, ...] = ()
     query: str = ""
@@ -333,6 +336,7 @@ def _cards(
         sigma = None if math.isnan(sigma_N[number]) else float(sigma_N[number])
         parts = (row["output"], row.get("place", 0), one["score"], sigma, told)
         card = Card(asked_of(row), *parts, sets.get(one["id"], ""), len(one.get("alike", ())))
+        card = card._replace(file=row.get("place_file", ""))
         if "row" in one:
             card = card._replace(row=shaded(one["row"]), answer=shaded(one["answer"]))
             card = card._replace(query=prompts.get(one["query"], ""), cosine=one["cosine"])

@@ -65,6 +65,8 @@ def read_columns(root: pathlib.Path, set_of: Mapping[str, str]) -> dict[str, Col
         "is_target": "whether the row is labeled as showing the behavior; no label where empty",
         "source": "where the row comes from",
     }
+    if any(row.file for row in rows):
+        meanings["file"] = "training file that the row is in"
     columns = {
         name: Column([getattr(row, name) for row in rows], meaning)
         for name, meaning in meanings.items()

@@ -26,7 +26,8 @@ def find_rows(
     """
     ids, places, texts = (collections.defaultdict[Any, list[int]](list) for _ in range(3))
     for position, row in enumerate(examples):
-        for known, key in ((ids, row.example_id), (places, row.place), (texts, says(row))):
+        at = (row.file, row.place)
+        for known, key in ((ids, row.example_id), (places, at), (texts, says(row))):
             known[key].append(position)
     found: list[int] = []
     unknown: list[str] = []
@@ -39,7 +40,8 @@ def find_rows(
         if named is not None:
             positions = ids.get(str(named), [])
         else:
-            at_place = places.get(place, []) if type(place) is int and place > 0 else []
+            at = (str(line.get("place_file", "")), place)
+            at_place = places.get(at, []) if type(place) is int and place > 0 else []
             positions = [p for p in at_place if not said or says(examples[p]) in said]
         positions = positions or next((texts[text] for text in said if text in texts), [])
         found += positions

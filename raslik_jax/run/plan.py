@@ -15,6 +15,7 @@ from typing import Any
 from raslik_jax import settings as settings_lib
 from raslik_jax.config import STAGES, Config, config_from_json, to_json
 from raslik_jax.data.examples import query_file
+from raslik_jax.data.read.sources import content_files
 from raslik_jax.data.tokens import encoding
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.evaluate.robustness import ROBUSTNESS
@@ -97,7 +98,10 @@ def pick(
             if _is_idle(config, leaf.name):
                 continue
             is_file = leaf.metadata["is_path"] and leaf.value not in ("", *leaf.metadata["names"])
-            if is_file and os.path.exists(leaf.value):
+            is_rows = is_file and leaf.metadata["is_rows"] and not leaf.value.startswith("hub:")
+            if is_rows and (rows := content_files(leaf.value)):
+                files |= {f"{leaf.name}/{part}".rstrip("/"): path for part, path in rows.items()}
+            elif is_file and not is_rows and os.path.exists(leaf.value):
                 parts = {f"{leaf.name}/{part}": part for part in leaf.metadata["parts"]}
                 inner = {name: os.path.join(leaf.value, part) for name, part in parts.items()}
                 inner = {name: path for name, path in inner.items() if os.path.isfile(path)}

@@ -1,6 +1,7 @@
 """The corpora that a run can name, each made from the run's settings."""
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from raslik_jax.data.corpora import behaviors, howdy, records, tofu, toy, virtual
 from raslik_jax.data.corpora.record import SIZES, Dataset, Question, RowCounts, SharedSettings
 from raslik_jax.data.examples import Corpus, check_corpus
+from raslik_jax.data.read.sources import content_files
 from raslik_jax.data.tokens.prompts import TEMPLATES, check_template
 from raslik_jax.files import read_text
 from raslik_jax.messages import shown
@@ -116,14 +118,19 @@ class CorpusConfig(SharedSettings, Stage):
     def source_files(self) -> dict[str, pathlib.Path]:
         """Returns the files and folders that the corpus is read from, by what they are.
 
-        What the hub holds is left out; so is what is missing, which `load` names.
+        A dataset of the hub is left out, and a missing file, which `load` names. A source of
+        several files has an entry NAME/NUMBER/FILE for each.
         """
-        paths = {
-            name: pathlib.Path(source.removeprefix("hub:"))
-            for name, source in self.record.sources(self, self.own).items()
-            if source
-        }
-        return {name: path for name, path in paths.items() if path.exists()}
+        fields = (field for part in (self, self.own) for field in dataclasses.fields(part))
+        of_rows = {field.name for field in fields if field.metadata.get("is_rows")}
+        found: dict[str, pathlib.Path] = {}
+        for name, source in self.record.sources(self, self.own).items():
+            if source and name in of_rows:
+                parts = content_files(source).items()
+                found |= {f"{name}/{part}".rstrip("/"): path for part, path in parts}
+            elif source and os.path.exists(source):
+                found[name] = pathlib.Path(source)
+        return found
 
 
 def describe(settings: Mapping[str, Any]) -> str:

@@ -82,7 +82,7 @@ class HowdySettings(Settings):
         "",
         "The published rows, a file or hub:OWNER/NAME; empty: rows of Alpaca with answers of our "
         "own.",
-        is_path=True,
+        is_rows=True,
     )
     fields: str = setting(
         "", "Keys of the published rows, as --corpus.records.fields names those of your own."

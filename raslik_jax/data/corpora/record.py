@@ -24,7 +24,7 @@ class SharedSettings(Settings):
         "",
         "howdy, virtual, tofu: Alpaca as a file or hub:OWNER/NAME; empty: alpaca/ of "
         "--corpus.data_dir, otherwise hub:tatsu-lab/alpaca.",
-        is_path=True,
+        is_rows=True,
     )
     num_train: int = setting(
         2000,

@@ -17,12 +17,12 @@ class RecordsSettings(Settings):
 
     train_file: str = setting(
         "",
-        "JSON, JSONL, CSV or Parquet of the training examples, a folder of save_to_disk, or "
-        "hub:OWNER/NAME[:CONFIG][@SPLIT].",
-        is_path=True,
+        "JSON, JSONL, CSV or Parquet of the training examples, several with commas or a pattern, a "
+        "folder of these or of save_to_disk, or hub:OWNER/NAME[:CONFIG][@SPLIT].",
+        is_rows=True,
     )
     queries_file: str = setting(
-        "", "The queries, each with a field `split`; files as for training.", is_path=True
+        "", "The queries, each with a field `split`; files as for training.", is_rows=True
     )
     format: Literal[(AUTO, *FORMATS)] = setting(  # type: ignore[valid-type]
         AUTO,

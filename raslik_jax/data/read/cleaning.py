@@ -1,106 +1,120 @@
-"""A user's training file without some of its rows, as it was written."""
+"""A user's training files without some of their rows, as they were written."""
 
-import csv
-import io
 import json
+import os
 import pathlib
-import re
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
 
 from raslik_jax import files
+from raslik_jax.data.read import columns, pieces, unpacking
 from raslik_jax.data.read.sources import (
-    delimiter_of,
+    SourceFile,
     placed_records,
-    read_parquet,
-    read_raw,
-    without_packing,
+    shown_source,
+    source_files,
 )
 from raslik_jax.messages import shown, some_of
 
+# The file of a row within its source, "" for a single one, and the row's place in it.
+AtFile = tuple[str, int]
 
-def write_without(source: str, target: pathlib.Path, places: Collection[int]) -> int:
-    """Writes a training file without the rows at these places; returns how many are left.
 
-    Places are those of `Example.place`. The lines of a JSONL file and the records of a table are
-    copied byte for byte, a JSON list is written in its indentation, Parquet in its own schema;
-    any other source, a hub dataset or a saved one, becomes JSONL with the keys that it has
-    (`cleaned_name`). What was packed is written unpacked. A ValueError where the source has no row
-    at a place.
+def write_without(source: str, target: pathlib.Path, places: Collection[AtFile]) -> int:
+    """Writes the training files without the rows at these places; returns how many are left.
+
+    Each place is `Example.file` and `Example.place`. A text keeps all characters of the other rows,
+    Parquet its schema. A hub dataset or a saved one becomes JSONL. A packed file is written
+    unpacked. Several files become a folder, see `cleaned_name`. Raises a ValueError where the
+    source has no row at a place.
     """
-    path, raw = pathlib.Path(source), b""
-    if path.suffix == ".parquet" and not source.startswith("hub:"):
-        return _write_parquet(path, target, places)
-    if not (source.startswith("hub:") or path.is_dir()):
-        raw = read_raw(path)
-    delimiter = delimiter_of(path) if raw else ""
-    is_list = not delimiter and raw.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-    head, parts = b"", list[tuple[int, bytes]]()
-    if delimiter:
-        head, *records = _table_records(raw, delimiter)
-        parts = [*enumerate(records, start=1)]
-    elif raw and not is_list:
-        lines = enumerate(re.findall(rb"[^\n]*\n|[^\n]+", raw), start=1)
-        parts = [(number if line.strip() else 0, line) for number, line in lines]
-    else:
-        rows = [
-            # A list is written as it was below, whatever its texts are; a half of a pair is in it.
-            (place, json.dumps(row, ensure_ascii=is_list, default=str))
-            for place, row in placed_records(source)[1]
-        ]
-        parts = [(place, f"{row}\n".encode()) for place, row in rows]
-    _check_places(source, {*places} - {place for place, _ in parts})
-    kept = [part for place, part in parts if place not in places]
-    content = _as_list(kept, raw) if is_list else head + b"".join(kept)
-    with files.replacing(target) as partial:
-        partial.write_bytes(content)
-    return sum(place > 0 and place not in places for place, _ in parts)
+    left, found = 0, set[AtFile]()
+    with files.beside(target) as made:
+        if is_folder(source):
+            made.mkdir()
+        for file in source_files(source) or (SourceFile(pathlib.Path()),):
+
+            def is_kept(place: int, name: str = file.name) -> bool:
+                nonlocal left
+                is_named = (name, place) in places
+                found.update([(name, place)] if is_named else ())
+                left += not is_named
+                return not is_named
+
+            part = made / unpacking.without_packing(file.name) if file.name else made
+            part.parent.mkdir(parents=True, exist_ok=True)
+            if file.path.is_dir():
+                _write_text(part, _json_lines(source, is_kept))
+            elif unpacking.kind_of(file.path) == ".parquet":
+                _write_parquet(file.path, part, is_kept)
+            else:
+                _write_text(part, _kept_text(file.path, is_kept))
+        if missing := sorted({*places} - found):
+            named = some_of(
+                (f"{name}:{place}".lstrip(":") for name, place in missing), quoted=False
+            )
+            must = f"must have row {named}, it has changed: trace again"
+            raise ValueError(f"{shown(source, 120)} {must}")
+        os.replace(made, target)
+    return left
+
+
+def is_folder(source: str) -> bool:
+    """Returns whether a source without some of its rows is a folder: it has several files."""
+    return any(file.name for file in source_files(source))
 
 
 def cleaned_name(source: str) -> str:
-    """Returns a file name for a source without some of its rows, with the ending of its form."""
+    """Returns the name of a source without some of its rows, with the ending of its form."""
     if source.startswith("hub:"):
         named = source.removeprefix("hub:").split("@")[0].split(":")[0]
         return f"cleaned_{pathlib.Path(named).name}.jsonl"
+    found = source_files(source)
     path = pathlib.Path(source)
-    return "cleaned_" + (f"{path.name}.jsonl" if path.is_dir() else without_packing(path.name))
+    if is_folder(source):
+        path = path if path.is_dir() else pathlib.Path(os.path.abspath(found[0].path)).parent
+        return f"cleaned_{path.name or 'rows'}"
+    return "cleaned_" + (
+        f"{path.name}.jsonl" if path.is_dir() else unpacking.without_packing(path.name)
+    )
 
 
-def _check_places(source: str, missing: Collection[int]) -> None:
-    if missing:
-        named = some_of(sorted(missing), quoted=False)
-        raise ValueError(f"{shown(source, 120)} must have row {named}, it has changed: trace again")
+def _write_text(path: pathlib.Path, parts: Iterator[str]) -> None:
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        file.writelines(parts)
 
 
-def _write_parquet(path: pathlib.Path, target: pathlib.Path, places: Collection[int]) -> int:
-    table = read_parquet(path, shown(str(path), 160))
-    from pyarrow import parquet  # which is there, or the line above has said that it lacks
-
-    _check_places(str(path), {*places} - {*range(1, table.num_rows + 1)})
-    is_kept = [place not in places for place in range(1, table.num_rows + 1)]
-    with files.replacing(target) as partial:
-        parquet.write_table(table.filter(is_kept), partial)
-    return sum(is_kept)
+def _json_lines(source: str, is_kept: Callable[[int], bool]) -> Iterator[str]:
+    """Yields the rows that are kept of a dataset as lines of JSON."""
+    for place, row in placed_records(source):
+        if isinstance(row, ValueError):
+            raise row
+        if is_kept(place.number):
+            yield json.dumps(row) + "\n"
 
 
-def _table_records(raw: bytes, delimiter: str) -> list[bytes]:
-    """Returns the records of a table, each of one line or more; blank ones are left out."""
-    lines = list(io.StringIO(raw.decode("utf-8", "surrogateescape"), newline=""))
-    reader, start, records = csv.reader(lines, delimiter=delimiter), 0, list[bytes]()
-    for record in reader:
-        text = "".join(lines[start : reader.line_num])
-        records += [text.encode("utf-8", "surrogateescape")] if record else []
-        start = reader.line_num
-    return records
+def _kept_text(path: pathlib.Path, is_kept: Callable[[int], bool]) -> Iterator[str]:
+    """Yields the text of a file, but for that of rows which are not kept."""
+    is_first = True
+    for piece in pieces.read_pieces(path, shown_source(path))[1]:
+        if not piece.place:
+            yield piece.text
+        elif is_kept(piece.place):
+            yield piece.text if is_first else piece.separator + piece.text
+            is_first = False
 
 
-def _as_list(rows: Sequence[bytes], raw: bytes) -> bytes:
-    """Returns rows of JSON as one list, in the indentation that the file has."""
-    indent = re.match(rb"\s*\[[ \t]*\r?\n([ \t]*)", raw.removeprefix(b"\xef\xbb\xbf"))
-    style: dict[str, Any] = {
-        "indent": indent[1].decode() if indent else None,
-        # Letters are escaped where they were: \u after an even number of backslashes.
-        "ensure_ascii": bool(re.search(rb"(?<!\\)(?:\\\\)*\\u", raw)),
-    }
-    text = json.dumps([json.loads(row) for row in rows], **style)
-    return (text + ("\n" if raw.endswith(b"\n") else "")).encode()
+def _write_parquet(
+    path: pathlib.Path, target: pathlib.Path, is_kept: Callable[[int], bool]
+) -> None:
+    """Writes the rows that are kept of a Parquet file, a group of rows at a time."""
+    with columns.opened_parquet(path, shown_source(path)) as table:
+        from pyarrow import parquet  # it is there, the line above needs it too
+
+        place, groups = 0, range(table.metadata.num_row_groups)
+        packing = table.metadata.row_group(0).column(0).compression if groups else "snappy"
+        with parquet.ParquetWriter(target, table.schema_arrow, compression=packing) as writer:
+            for group in groups:
+                rows = table.read_row_group(group)
+                chosen = [is_kept(place + number) for number in range(1, rows.num_rows + 1)]
+                place += rows.num_rows
+                writer.write_table(rows.filter(chosen))

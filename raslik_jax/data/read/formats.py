@@ -14,7 +14,7 @@ from raslik_jax.data.contents import TokenRow
 from raslik_jax.data.examples import TEXTS, WRITTEN_KEYS, Example, make_examples, prompt_of
 from raslik_jax.data.read.fields import Row
 from raslik_jax.data.read.rows import FIELDS, FORMATS, detect_format
-from raslik_jax.data.read.sources import placed_records
+from raslik_jax.data.read.sources import placed_records, shown_source
 from raslik_jax.data.read.turns import FLAGS
 from raslik_jax.data.read.unread import check_columns
 from raslik_jax.messages import listed_problems, shown, some_of
@@ -66,15 +66,15 @@ def read_examples(
     check: Callable[[Example], object] = lambda row: None,
     change: Callable[[Example], Example] = lambda row: row,
 ) -> tuple[Example, ...]:
-    """Returns the rows of a file, a folder of a saved dataset or a hub dataset as examples.
+    """Returns the rows of files, a folder or a hub dataset as examples.
 
-    .csv and .tsv are tables with a header, .parquet is Parquet. Of others a file whose first
-    character is "[" is one JSON list of objects, any other has one object per line; blank lines are
-    skipped. The endings .xz, .gz and .zst of texts are unpacked on the way.
+    `pieces.read_pieces` says which forms a file may have, `sources.source_files` which files a
+    source has. Blank lines are skipped. The endings .xz, .gz and .zst are unpacked on the way.
 
     Args:
-      source: a path, or `hub:OWNER/NAME[:CONFIG][@SPLIT]` (split "train" unless given), where a
-        folder that the package `datasets` reads may stand for OWNER/NAME.
+      source: a path, several with commas, a pattern, or `hub:OWNER/NAME[:CONFIG][@SPLIT]` (split
+        "train" unless given), where a folder that the package `datasets` reads may replace
+        OWNER/NAME.
       fields: which key of a row holds which field of an example, where it is not that of FIELDS.
         Without an input a row has an empty one. All other keys are kept as the example's `extra`.
       name: the source of every example whose row does not name its own.
@@ -87,13 +87,12 @@ def read_examples(
     """
     fields = fields or {}
     keys = _field_keys(fields)
-    origin = shown(str(source), 160).strip("'\"")
+    origin = shown_source(source)
     found: list[Example] = []
     problems: list[str] = []
     unseen = set(fields.values()) if needs_output and most is None else set()
     own_format = ""
-    separator, records = placed_records(source)
-    for place, record in itertools.islice(records, most):
+    for place, record in itertools.islice(placed_records(source), most):
         try:
             if isinstance(record, ValueError):
                 raise record
@@ -106,10 +105,11 @@ def read_examples(
             own_format = own_format or kind
             # The texts of a written row show whether it has an answer.
             needs = needs_output or bool(record.get("row_texts", "")[2:] and record["row_texts"][2])
-            row = _example_of(asked, kind, name, needs)._replace(place=place)
+            row = _example_of(asked, kind, name, needs)
+            row = row._replace(place=place.number, file=place.file)
             check(row)
         except ValueError as error:
-            problems.append(f"{origin}{separator}{place}: {error}")
+            problems.append(f"{place}: {error}")
             continue
         unseen.difference_update(record)
         found.append(change(row))
@@ -178,6 +178,7 @@ def read_written(path: str | os.PathLike[str]) -> tuple[Example, ...]:
         return row._replace(
             **texts,
             place=own.get("place", 0),
+            file=own.get("place_file", ""),
             is_muted=own.get("row_is_muted", False),
             extra=extra | own.get("row_columns", {}),
         )

@@ -1,125 +1,252 @@
-"""Rows of files and hub datasets with their places, as JSON has them."""
+"""Rows of files, folders, saved datasets and hub datasets with their places, as JSON has them."""
 
-import csv
-import importlib
-import io
-import json
-import lzma
+import collections
+import glob
+import itertools
 import os
 import pathlib
 import re
-import zlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from raslik_jax import files
+from raslik_jax.data.read import columns, pieces, unpacking
 from raslik_jax.messages import one_line, shown, some_of
 
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
-csv.field_size_limit(2**31 - 1)
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}[^/]")
+_SHARD = re.compile(r"(?P<split>.*?)[-_.]?(?P<number>\d+)[-_]?of[-_]?(?P<count>\d+)")
+# Names of splits as people have them, in names of files and folders.
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+# What libraries write next to rows.
+_NO_ROWS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
 
-def placed_records(source: str | os.PathLike[str]) -> tuple[str, Iterator[tuple[int, Any]]]:
-    """Returns what stands between a source and a place in it, and the rows with their places.
+class SourceFile(NamedTuple):
+    """A file or a saved dataset, and its path within its source, "" where it is all of it."""
 
-    That is ":" for a file of lines and ", row " for any other. A place counts from 1, blank lines
-    too; what is no row is the ValueError that says so. Sources are as in `formats.read_examples`.
+    path: pathlib.Path
+    name: str = ""
+
+
+class Place(NamedTuple):
+    """Where a row is: the file within its source, "" for a single one, and line or number in it.
+
+    `before` is the text that an error has in front of the number.
     """
-    path, origin = pathlib.Path(source), shown(str(source), 160).strip("'\"")
+
+    file: str
+    number: int
+    before: str
+
+    def __str__(self) -> str:
+        return f"{self.before}{self.number}"
+
+
+def placed_records(source: str | os.PathLike[str]) -> Iterator[tuple[Place, Any]]:
+    """Yields the rows of a source with their places.
+
+    A place counts from 1, blank lines too. Something that is no row is the ValueError that says so.
+    Sources are as in `formats.read_examples`.
+    """
     if str(source).startswith("hub:"):
-        return ", row ", enumerate(_hub_rows(str(source)), start=1)
-    if path.is_dir():
-        return ", row ", enumerate(_saved_rows(path, origin), start=1)
-    if path.suffix == ".parquet":
-        return ", row ", enumerate(map(_as_json, read_parquet(path, origin).to_pylist()), start=1)
-    text = files.decode_text(read_raw(path), path)
-    if not text.strip():
-        raise ValueError(f"{shown(str(path), 160)} must hold at least one row, got an empty file")
-    if delimiter := delimiter_of(path):
-        return ", row ", enumerate(_table_rows(text, origin, delimiter), start=1)
-    if text.lstrip().startswith("["):
-        return ", row ", enumerate(files.parse_json(text, origin), start=1)
-    return ":", _lines(text)
+        rows = enumerate(_hub_rows(str(source)), start=1)
+        yield from ((Place("", n, f"{shown_source(source)}, row "), row) for n, row in rows)
+        return
+    for file in source_files(source):
+        origin = shown_source(file.path)
+        if file.path.is_dir():
+            between, found = ", row ", _numbered(_saved_rows(file.path, origin))
+        else:
+            between, found = pieces.read_pieces(file.path, origin)
+        before = origin + between
+        for piece in found:
+            if piece.place:
+                yield Place(file.name, piece.place, before), piece.record
 
 
-def _lines(text: str) -> Iterator[tuple[int, Any]]:
-    """Yields the number of each line that is not blank, and its row."""
-    # Not splitlines(): a JSON string may hold U+2028 and other line ends of Unicode.
-    for number, line in enumerate(text.split("\n"), start=1):
-        try:
-            if line.strip():
-                yield number, files.parse_json(line, "a row")
-        except ValueError as error:
-            yield number, error
+def shown_source(source: str | os.PathLike[str]) -> str:
+    """Returns how messages name a source."""
+    return shown(str(source), 160).strip("'\"")
 
 
-def _table_rows(text: str, origin: str, delimiter: str) -> Iterator[Any]:
-    """Yields the rows of a table as text, by the names in its header; an empty cell is null."""
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        header = next(rows)
-        if len(set(header)) < len(header) or not all(name.strip() for name in header):
-            raise ValueError(
-                f"{origin} must begin with a header, a name for each column and each once, got "
-                f"{some_of(header, 3)}: write one"
-            )
-        for row in rows:
-            if row and len(row) != len(header):
-                yield ValueError(f"a row must have {len(header)} cells, got {len(row)}")
-            elif row:
-                yield {name: cell or None for name, cell in zip(header, row, strict=True)}
-    except csv.Error as error:
+def source_files(source: str | os.PathLike[str]) -> tuple[SourceFile, ...]:
+    """Returns the files of a source in the order of their rows; none of a hub dataset.
+
+    Several files are named by commas, by a pattern, or by a folder, whose split train is read. A
+    folder of a saved dataset counts as one file. Refuses URLs, and folders in which it is not clear
+    which files hold the training rows.
+    """
+    text = os.fspath(source)
+    check_local(text)
+    if text.startswith("hub:"):
+        return ()
+    if os.path.lexists(text):
+        path = pathlib.Path(text)
+        return _folder_files(path) if path.is_dir() else (SourceFile(path),)
+    found: list[pathlib.Path] = []
+    for part in filter(None, text.split(",")):
+        found += _named_files(part, is_only=part == text)
+    if len({*found}) < len(found):
+        twice = next(str(path) for path in found if found.count(path) > 1)
+        raise ValueError(f"a source must name each file once, got {shown(twice, 160)} twice")
+    if found == [pathlib.Path(text)]:
+        return (SourceFile(found[0]),)
+    return _named_within(found, pathlib.Path(os.path.commonpath([p.parent for p in found])))
+
+
+def check_local(source: str) -> None:
+    """Refuses a URL: rows are read from this machine or from the hub."""
+    if _URL.match(source):
+        is_hub = "huggingface.co" in source or source.startswith("hf:")
+        mend = "give hub:OWNER/NAME" if is_hub else "fetch it and give its path"
+        got = shown(source, 120)
+        raise ValueError(f"rows must be in files of this machine, got the URL {got}: {mend}")
+
+
+def _named_files(part: str, *, is_only: bool) -> list[pathlib.Path]:
+    """Returns the files that a part of a list of names stands for."""
+    if part.startswith("hub:") or os.path.isdir(part):
+        raise ValueError(f"a list of files must have files only, got {shown(part, 160)}: give one")
+    if os.path.lexists(part) or not glob.has_magic(part):
+        return [pathlib.Path(part)]
+    found = [pathlib.Path(name) for name in glob.glob(part, recursive=True)]
+    found = sorted((path for path in found if path.is_file()), key=_order)
+    if not found:
+        raise ValueError(f"a pattern must match a file, got {shown(part, 160)}: correct the path")
+    _check_shards(found, shown(part, 120))
+    return found
+
+
+def _named_within(paths: Sequence[pathlib.Path], folder: pathlib.Path) -> tuple[SourceFile, ...]:
+    files = tuple(SourceFile(path, os.path.relpath(path, folder)) for path in paths)
+    unpacked = collections.defaultdict[str, list[str]](list)
+    for file in files:
+        unpacked[unpacking.without_packing(file.name)].append(str(file.path))
+    if twice := [same for same in unpacked.values() if len(same) > 1]:
+        raise ValueError(f"rows must be given once, got {some_of(twice[0], 2)}: leave one out")
+    return files
+
+
+# folders -----------------------------------------------------------------------------------------
+
+
+def _folder_files(folder: pathlib.Path) -> tuple[SourceFile, ...]:
+    """Returns the files of the split train in a folder, or the folder of a saved dataset."""
+    if (folder / "dataset_dict.json").is_file():
+        folder = folder / "train"
+    if (folder / "state.json").is_file():
+        return (SourceFile(folder),)
+    name = shown(str(folder), 120)
+    splits = dict[str, list[pathlib.Path]]()
+    for path in sorted(_files_below(folder), key=_order):
+        splits.setdefault(_split_of(path.relative_to(folder)), []).append(path)
+    found = [
+        split for split in splits if split == "train" or split.startswith(("train_", "train-"))
+    ]
+    found = found or ([""] if [*splits] == [""] else [])
+    if len(found) != 1:
+        got = some_of(found or splits) if splits else "no file of rows"
         raise ValueError(
-            f"{origin} must be a table, line {rows.line_num} is not ({error}): write it again"
-        ) from error
-
-
-def read_parquet(path: pathlib.Path, origin: str) -> Any:
-    """Returns the table of a Parquet file, without partitions by its folder."""
-    with files.open_regular(path) as file:
-        parquet = _import("pyarrow.parquet", origin)
-        try:
-            return parquet.read_table(file)
-        except Exception as error:  # Arrow's errors are those of many classes
-            raise ValueError(
-                f"{origin} must be a whole Parquet file ({one_line(str(error), 100)}): fetch or "
-                "write it again"
-            ) from error
-
-
-def _saved_rows(path: pathlib.Path, origin: str) -> Iterator[Any]:
-    """Returns the rows of a folder that `save_to_disk` of datasets wrote, of splits the train."""
-    if (path / "dataset_dict.json").is_file():
-        path = path / "train"
-    if not (path / "state.json").is_file():
-        raise ValueError(
-            f"{origin} must be a file, or a folder of datasets.save_to_disk with a split train, "
-            "got another folder: name a file or the folder of a split"
+            f"{name} must have rows of one split train in JSON, JSONL, CSV or Parquet, got {got}: "
+            "name the files, with commas or by a pattern such as FOLDER/train-*.parquet"
         )
-    datasets = _import("datasets", origin)
+    paths = splits[found[0]]
+    for what, parts in (
+        ("folder", [str(path.parent.relative_to(folder)) for path in paths]),
+        ("form", [unpacking.kind_of(path) for path in paths]),
+    ):
+        if len({*parts}) > 1:
+            got = some_of(dict.fromkeys(parts))
+            raise ValueError(
+                f"{name} must have its training rows in one {what}, got {got}: name the files, "
+                "with commas or by a pattern such as FOLDER/data/*.parquet"
+            )
+    _check_shards(paths, name)
+    return _named_within(paths, folder)
+
+
+def _files_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the files below a folder that hold rows by their endings, but for hidden ones."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] not in "._"]
+        for name in names:
+            if name[0] not in "._" and name not in _NO_ROWS:
+                path = pathlib.Path(parent, name)
+                # A link to nothing is an error when it is read.
+                is_there = path.is_file() or not path.exists()
+                if is_there and unpacking.kind_of(path) in pieces.ENDINGS:
+                    yield path
+
+
+def _split_of(path: pathlib.PurePath) -> str:
+    """Returns the split that a file in a folder belongs to by its name or a folder's, or ""."""
+    stem = _stem(path)
+    shard = _SHARD.fullmatch(stem)
+    for name in (shard["split"] if shard else stem, *reversed(path.parent.parts)):
+        words = re.split(r"[^a-z]+", name.lower())
+        if splits := {_SPLITS[word] for word in words if word in _SPLITS}:
+            # Of train_sft and train_gen each is a split of its own.
+            is_own = shard and name == shard["split"] and splits == {"train"}
+            return name if is_own else " and ".join(sorted(splits))
+    return ""
+
+
+def _stem(path: pathlib.PurePath) -> str:
+    return pathlib.PurePath(unpacking.without_packing(path.name)).stem
+
+
+def _order(path: pathlib.PurePath) -> list[tuple[int, int, str]]:
+    """Returns the key by which files are in the order of the numbers in their names."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(1, int(p), p) if p.isdigit() else (0, 0, p) for p in parts]
+
+
+def _check_shards(paths: Sequence[pathlib.Path], where: str) -> None:
+    """Refuses files of which one is missing, by their numbers: 3 of 4."""
+    found = dict[tuple[str, str], dict[int, tuple[re.Match[str], str]]]()
+    for path in paths:
+        if shard := _SHARD.fullmatch(_stem(path)):
+            group = found.setdefault((str(path.parent), shard["split"]), {})
+            known = next(iter(group.values()), (shard, ""))[0]["count"]
+            if known != shard["count"]:
+                got = f"of {known} and of {shard['count']}"
+                raise ValueError(f"{where} must have files of one count, got {got}: remove some")
+            group[int(shard["number"])] = shard, path.name
+    for shards in found.values():
+        first, name = next(iter(shards.values()))
+        start = 0 if 0 in shards or int(first["count"]) not in shards else 1
+        count, (begin, end) = int(first["count"]), first.span("number")
+        lacking = (n for n in range(start, start + count) if n not in shards)
+        missing = [
+            f"{name[:begin]}{n:0{end - begin}}{name[end:]}" for n in itertools.islice(lacking, 3)
+        ]
+        if missing:
+            raise ValueError(
+                f"{where} must have all of {count} files, got {len(shards)} without "
+                f"{some_of(missing)}: fetch it, or name the files with commas"
+            )
+
+
+# datasets ----------------------------------------------------------------------------------------
+
+
+def _numbered(rows: Iterator[Mapping[str, Any]]) -> Iterator[pieces.Piece]:
+    return (pieces.Piece(n, columns.json_row(row)) for n, row in enumerate(rows, start=1))
+
+
+def _saved_rows(path: pathlib.Path, origin: str) -> Iterator[Mapping[str, Any]]:
+    """Returns the rows of a folder that `save_to_disk` of datasets wrote."""
+    datasets = columns.import_package("datasets", origin)
     try:
-        rows = datasets.load_from_disk(str(path))
+        return iter(datasets.load_from_disk(str(path)))
     except Exception as error:
         raise ValueError(
             f"{origin} cannot be read ({one_line(str(error), 100)}): save it again"
         ) from error
-    return map(_as_json, rows)
-
-
-def _import(name: str, origin: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ValueError(
-            f"{origin} needs the package {name.partition('.')[0]}: install raslik-jax[data] or "
-            "give a JSON file"
-        ) from error
-
-
-def _as_json(row: Any) -> Any:
-    """Returns a row in JSON's types: a date as its text, a NaN as null."""
-    return json.loads(json.dumps(row, default=str), parse_constant=lambda _: None)
 
 
 def _hub_rows(source: str) -> Iterator[Any]:
@@ -128,7 +255,7 @@ def _hub_rows(source: str) -> Iterator[Any]:
         raise ValueError(
             f"a hub dataset must be like hub:OWNER/NAME[:CONFIG][@SPLIT], got {shown(source)}"
         )
-    datasets = _import("datasets", shown(source))
+    datasets = columns.import_package("datasets", shown(source))
     name, config, split = asked.groups()
     try:
         rows = datasets.load_dataset(name, config, split=split or "train")
@@ -137,48 +264,15 @@ def _hub_rows(source: str) -> Iterator[Any]:
             f"the dataset {shown(source)} cannot be read ({one_line(str(error), 100)}): check "
             "name, config, split and network, or give a local file"
         ) from error
-    yield from map(_as_json, rows)
+    return map(columns.json_row, rows)
 
 
-def without_packing(name: str) -> str:
-    """Returns a file's name without the ending that says how it is packed, if any."""
-    return next((name.removesuffix(end) for end in _STREAMS if name.endswith(end)), name)
+def content_files(source: str) -> dict[str, pathlib.Path]:
+    """Returns all files that decide the rows of a source, by their names in the order of the rows.
 
-
-def delimiter_of(path: pathlib.Path) -> str:
-    """Returns what parts the cells of a table in text, "" for a file of another kind."""
-    return _DELIMITERS.get(pathlib.Path(without_packing(path.name)).suffix, "")
-
-
-def read_raw(path: pathlib.Path) -> bytes:
-    """Returns the bytes of a file, unpacked as its ending says."""
-    raw = files.read_bytes(path)
-    if path.suffix in _STREAMS:
-        try:
-            return _unpack(raw, _STREAMS[path.suffix])
-        except Exception as error:  # each library has errors of its own
-            is_missing = isinstance(error, ImportError)
-            mend = "install raslik-jax[data]" if is_missing else "fetch it again"
-            raise ValueError(
-                f"{shown(str(path), 160)} cannot be unpacked ({shown(str(error))}): {mend}"
-            ) from None
-    return raw
-
-
-def _unpack(raw: bytes, start: Callable[[], Any]) -> bytes:
-    """Returns all streams of an archive; readers of files would drop a damaged second one."""
-    parts = []
-    while raw:
-        stream = start()
-        parts.append(stream.decompress(raw))
-        if not stream.eof:
-            raise EOFError("it ends too early")
-        raw = stream.unused_data.lstrip(b"\0")  # which fill up .xz between streams
-    return b"".join(parts)
-
-
-_STREAMS: dict[str, Callable[[], Any]] = {
-    ".xz": lzma.LZMADecompressor,
-    ".gz": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
-    ".zst": lambda: importlib.import_module("zstandard").ZstdDecompressor().decompressobj(),
-}
+    A single file or saved dataset has the name "". A file that is missing is left out, and a hub
+    dataset unless its folder is here.
+    """
+    files = source_files(source) or (SourceFile(pathlib.Path(source.removeprefix("hub:"))),)
+    names = {f"{n}/{file.name}" if file.name else "": file.path for n, file in enumerate(files)}
+    return {name: path for name, path in names.items() if path.exists()}

@@ -239,7 +239,8 @@ def _each(rows: Sequence[Example], function: Callable[[Example], Any]) -> list[A
 
 def _place(row: Example) -> str:
     name = f"row {shown(row.example_id, 40)}"
-    return f"{name} at {row.place} of its file" if row.place else name
+    where = row.at if row.file else f"{row.place} of its file"
+    return f"{name} at {where}" if row.place else name
 
 
 def _last_only(masked: Masked) -> Masked:

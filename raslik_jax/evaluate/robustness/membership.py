@@ -39,7 +39,7 @@ class MembershipSettings(Settings):
         "",
         "Rows like the forgotten ones that the model was never trained on, a file as for training; "
         "empty: the labeled target queries of the corpus.",
-        is_path=True,
+        is_rows=True,
     )
     least_share: float = setting(
         0.2, "min-k%: share of the tokens, the least likely ones.", above=0, high=1

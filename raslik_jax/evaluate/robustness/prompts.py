@@ -46,7 +46,7 @@ class PromptSettings(Settings):
         "Prompts in other words or another language, each with the answer that is not to be given, "
         "a file as for training; a row's source names its kind, such as German. Empty: prefixes "
         "alone.",
-        is_path=True,
+        is_rows=True,
     )
 
 

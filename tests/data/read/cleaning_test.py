@@ -3,6 +3,7 @@
 import datetime
 import gzip
 import json
+import shutil
 
 import pyarrow
 import pyarrow.parquet
@@ -18,7 +19,7 @@ _ROWS = [{"output": f"a{n} \u2028é", "instruction": "q", "x": n} for n in range
 def _without(tmp_path, name, raw, places):
     source, target = tmp_path / name, tmp_path / "cleaned"
     source.write_bytes(raw)
-    left = write_without(str(source), target, places)
+    left = write_without(str(source), target, {("", place) for place in places})
     return left, target.read_bytes()
 
 
@@ -59,10 +60,10 @@ def test_parquet_keeps_its_schema(tmp_path):
     fields += [("x", pyarrow.int8()), ("day", pyarrow.date32()), ("score", pyarrow.float32())]
     table = pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(fields, metadata={"by": "us"}))
     pyarrow.parquet.write_table(table, path)
-    assert write_without(str(path), target, {2, 3}) == 3
+    assert write_without(str(path), target, {("", 2), ("", 3)}) == 3
     assert pyarrow.parquet.read_table(target).equals(table.take([0, 3, 4]), check_metadata=True)
     with pytest.raises(ValueError, match="must have row 6"):
-        write_without(str(path), target, {6})
+        write_without(str(path), target, {("", 6)})
 
 
 @pytest.mark.parametrize("indent", [None, 2, "\t"])
@@ -75,7 +76,7 @@ def test_a_list_keeps_its_indentation_keys_and_order(tmp_path, indent):
 def test_records_of_csv_may_go_over_lines(tmp_path):
     raw = b'instruction,output\r\nq,"a\r\nb"\r\n\r\n"q ""2""",c\r\nq3,d\r\n'
     left, found = _without(tmp_path, "rows.csv", raw, {2})
-    assert (left, found) == (2, b'instruction,output\r\nq,"a\r\nb"\r\nq3,d\r\n')
+    assert (left, found) == (2, b'instruction,output\r\nq,"a\r\nb"\r\n\r\nq3,d\r\n')
 
 
 def test_a_cell_of_tsv_may_be_long(tmp_path):
@@ -102,6 +103,7 @@ def test_the_cleaned_file_is_called_for_what_it_holds(source, name):
 
 def test_a_saved_dataset_becomes_lines(tmp_path):
     (tmp_path / "saved.v1").mkdir()
+    (tmp_path / "saved.v1" / "state.json").touch()
     assert cleaned_name(str(tmp_path / "saved.v1")) == "cleaned_saved.v1.jsonl"
 
 
@@ -121,3 +123,45 @@ def test_a_row_that_is_not_there_is_refused_and_nothing_written(tmp_path):
     with pytest.raises(ValueError, match="must have row 7, it has changed: trace again"):
         _without(tmp_path, "rows.jsonl", b'{"instruction": "q", "output": "a"}\n', {1, 7})
     assert not (tmp_path / "cleaned").exists()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_several_files_become_a_folder(tmp_path, packed):
+    lines = [json.dumps(row).encode() + b"\n" for row in _ROWS]
+    names = [f"data/train-{n}-of-2.jsonl{'.gz' if packed else ''}" for n in (0, 1)]
+    (tmp_path / "source" / "data").mkdir(parents=True)
+    for name, part in zip(names, (lines[:2], lines[2:]), strict=True):
+        raw = b"".join(part)
+        (tmp_path / "source" / name).write_bytes(gzip.compress(raw) if packed else raw)
+    (tmp_path / "source" / "data" / "test.jsonl").write_bytes(lines[0])
+    for source in (tmp_path / "source", ",".join(str(tmp_path / "source" / n) for n in names)):
+        rows = read_examples(source)
+        folder, target = "" if "," in str(source) else "data/", tmp_path / "cleaned"
+        assert cleaned_name(str(source)) == f"cleaned_{'source' if folder else 'data'}"
+        found = {(row.file, row.place) for row in (rows[1], rows[2])}
+        assert write_without(str(source), target, found) == 3
+        left = {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*.jsonl")}
+        expected = {f"{folder}train-0-of-2.jsonl": lines[0]}
+        assert left == expected | {f"{folder}train-1-of-2.jsonl": b"".join(lines[3:])}
+        with pytest.raises(ValueError, match="must have row .*train-1-of-2.*:9, it has changed"):
+            write_without(str(source), tmp_path / "no", {(rows[2].file, 9)})
+        assert not (tmp_path / "no").exists()
+        shutil.rmtree(target)
+
+
+def test_a_list_of_rows_in_an_object_keeps_all_around_it(tmp_path):
+    rows = ", ".join(json.dumps(row, ensure_ascii=False) for row in _ROWS[:3])
+    raw = f'\ufeff{{"v": 1.10, "train": [ {rows} ],\n "test": []}}\n'
+    first = json.dumps(_ROWS[0], ensure_ascii=False) + ", "
+    left, found = _without(tmp_path, "rows.json", raw.encode(), {1})
+    assert (left, found.decode()) == (2, raw.replace(first, "", 1))
+
+
+def test_groups_and_packing_of_parquet_are_kept(tmp_path):
+    path, target = tmp_path / "rows.parquet", tmp_path / "left.parquet"
+    table = pyarrow.table({"output": ["a"] * 10})
+    pyarrow.parquet.write_table(table, path, row_group_size=4, compression="zstd")
+    assert write_without(str(path), target, {("", 5)}) == 9
+    found = pyarrow.parquet.ParquetFile(target).metadata
+    assert [found.row_group(n).num_rows for n in range(3)] == [4, 3, 2]
+    assert found.row_group(0).column(0).compression == "ZSTD"
