@@ -1,18 +1,19 @@
 """Per-example LoRA gradients, sketched inside the jit that makes them."""
 
+import itertools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from raslik_jax import meshes, processes
 from raslik_jax.axes import Tree
 from raslik_jax.sketch.projections import Projection, flatten_gradients, project
 
-# loss(lora, base, tokens_L, target_mask_L) of one example.
-ExampleLoss = Callable[[Tree, Tree, Array, Array], Array]
+# loss(lora, base, *example), such as tokens_L and target_mask_L of a language model.
+ExampleLoss = Callable[..., Array]
 Normalize = Literal["vector", "per_tensor"]
 
 
@@ -27,9 +28,7 @@ def flat_gradient(
     loss: ExampleLoss,
     adapters: tuple[Tree, ...],
     base: Tree,
-    tokens_L: Int[Array, " L"],
-    target_mask_L: Bool[Array, " L"],
-    *,
+    *example: Tree,
     normalize: Normalize,
 ) -> Float[Array, " P"]:
     """Returns the loss gradient of one example as one flat float32 vector.
@@ -38,19 +37,32 @@ def flat_gradient(
     the inner product of two such vectors is the sum of the cosines at each adapter, as in
     TracInCP (Pruthi et al., 2020) with normalized gradients.
 
-    Tokens are padded on the right; the mask is True where a token's loss counts. `vector` gives the
-    paper's cosine of whole gradients; `per_tensor` scales every layer's every tensor to unit length
-    first, as RapidIn does.
+    `vector` gives the paper's cosine of whole gradients; `per_tensor` scales every tensor to unit
+    length first, as RapidIn does (see `map_tensors`).
     """
 
     def at(lora: Tree) -> Array:
-        grads = jax.grad(loss)(lora, base, tokens_L, target_mask_L)
-        if normalize == "per_tensor":  # leaves are stacked over layers
-            grads = jax.tree.map(lambda leaf: _unit(leaf, tuple(range(1, leaf.ndim))), grads)
-        return flatten_gradients(grads)
+        grads = jax.grad(loss)(lora, base, *example)
+        return flatten_gradients(map_tensors(_unit, grads) if normalize == "per_tensor" else grads)
 
     flats = [at(lora) for lora in adapters]
     return flats[0] if len(flats) == 1 else jnp.concatenate([_unit(flat, 0) for flat in flats])
+
+
+def map_tensors(function: Callable[[Array, tuple[int, ...]], Array], tree: Tree) -> Tree:
+    """Returns function(leaf, axes of one tensor) of every leaf.
+
+    A tensor is a leaf, or one layer of a leaf below the key `layers`, whose first axis is of
+    layers as in the models of this package. A list of layers has a leaf for each.
+    """
+
+    def of_leaf(path: Any, leaf: Array) -> Array:
+        keys = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        pairs = itertools.pairwise(keys)
+        is_stacked = any(key == "layers" and not below.isdecimal() for key, below in pairs)
+        return function(leaf, tuple(range(is_stacked, leaf.ndim)))
+
+    return jax.tree_util.tree_map_with_path(of_leaf, tree)
 
 
 def _unit(array: Array, axis: int | tuple[int, ...]) -> Array:
@@ -63,9 +75,7 @@ def sketch_gradients(
     projection: Projection,
     adapters: tuple[Tree, ...],
     base: Tree,
-    tokens_BL: Int[Array, "B L"],
-    target_mask_BL: Bool[Array, "B L"],
-    *,
+    *batch: Tree,
     normalize: Normalize = "vector",
     micro_tokens: int | None = None,
 ) -> Sketches:
@@ -75,39 +85,49 @@ def sketch_gradients(
     the base unbatched, so XLA sees the matmuls of ordinary training, makes no weight gradient of
     the base, and never hands out the [B, P] array. The projection is for as many parameters as all
     adapters hold together.
+
+    Args:
+      loss: loss(adapter, base, *example) of one example, a scalar.
+      batch: trees of arrays that share a leading axis of examples, such as tokens_BL, padded on
+        the right, and target_mask_BL, True where a token's loss counts.
+      normalize: see `flat_gradient`.
+      micro_tokens: tokens held at a time; see `in_micro_batches`.
     """
 
-    def sketch(tokens_L: Array, target_mask_L: Array) -> Array:
-        flat_P = flat_gradient(loss, adapters, base, tokens_L, target_mask_L, normalize=normalize)
-        return project(projection, flat_P)
+    def sketch(*example: Tree) -> Array:
+        return project(
+            projection, flat_gradient(loss, adapters, base, *example, normalize=normalize)
+        )
 
-    sketch_BK = in_micro_batches(
-        jax.vmap(sketch), tokens_BL, target_mask_BL, micro_tokens=micro_tokens
-    )
+    sketch_BK = in_micro_batches(jax.vmap(sketch), *batch, micro_tokens=micro_tokens)
     norm_B = jnp.linalg.norm(sketch_BK, axis=-1)
     return Sketches(sketch_BK / jnp.where(norm_B > 0, norm_B, 1.0)[:, None], norm_B)
 
 
 def in_micro_batches(
-    map_rows: Callable[[Array, Array], Array],
-    tokens_BL: Int[Array, "B L"],
-    target_mask_BL: Bool[Array, "B L"],
-    *,
-    micro_tokens: int | None,
+    map_rows: Callable[..., Array], *batch: Tree, micro_tokens: int | None
 ) -> Float[Array, "B M"]:
-    """Returns map_rows of a batch in parts of micro_tokens at most, or of one row; None for all."""
-    batch, length = tokens_BL.shape
-    rows = micro_rows(batch, length, micro_tokens)
-    if rows == batch:
-        return map_rows(tokens_BL, target_mask_BL)
-    steps = -(-batch // rows)
+    """Returns map_rows of a batch in parts of micro_tokens at most, or of one row; None for all.
 
-    def cut(array_BL: Array) -> Array:
-        padded_BL = jnp.pad(array_BL, ((0, steps * rows - batch), (0, 0)))
-        return padded_BL.reshape(steps, rows, length)
+    A row has as many tokens as the second axis of the batch's first array, 1 without one.
+    """
+    arrays = jax.tree.leaves(batch)
+    sizes = {array.shape[:1] for array in arrays}
+    if len(sizes) != 1 or () in sizes:
+        got = ", ".join(str(tuple(array.shape)) for array in arrays[:8]) or "none"
+        raise ValueError(f"the arrays of a batch must share a leading axis of examples, got {got}")
+    size, length = len(arrays[0]), (*arrays[0].shape[1:], 1)[0]
+    rows = micro_rows(size, length, micro_tokens)
+    if rows == size:
+        return map_rows(*batch)
+    steps = -(-size // rows)
 
-    mapped_SRM = jax.lax.map(lambda part: map_rows(*part), (cut(tokens_BL), cut(target_mask_BL)))
-    return mapped_SRM.reshape(steps * rows, -1)[:batch]
+    def cut(array: Array) -> Array:
+        padded = jnp.pad(array, ((0, steps * rows - size), *[(0, 0)] * (array.ndim - 1)))
+        return padded.reshape(steps, rows, *array.shape[1:])
+
+    mapped_SRM = jax.lax.map(lambda part: map_rows(*part), jax.tree.map(cut, batch))
+    return mapped_SRM.reshape(steps * rows, -1)[:size]
 
 
 def micro_rows(batch: int, length: int, micro_tokens: int | None) -> int:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from raslik_jax.axes import Tree
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.sketch.families import PROJECTIONS
-from raslik_jax.sketch.gradients import Normalize
+from raslik_jax.sketch.gradients import Normalize, map_tensors
 from raslik_jax.sketch.head import target_nll
 from raslik_jax.sketch.loss import SketchLoss, find_targets, head_table
 from raslik_jax.sketch.projections import Projection, flatten_gradients
@@ -93,9 +93,6 @@ def _flat(trees: list[Tree], normalize: Normalize) -> Array:
         return array / jax.lax.stop_gradient(jnp.where(norm > 0, norm, 1.0))
 
     if normalize == "per_tensor":
-        trees = [
-            jax.tree.map(lambda leaf: over_length(leaf, tuple(range(1, leaf.ndim))), tree)
-            for tree in trees
-        ]
+        trees = [map_tensors(over_length, tree) for tree in trees]
     flats = [flatten_gradients(tree) for tree in trees]
     return flats[0] if len(flats) == 1 else jnp.concatenate([over_length(f, 0) for f in flats])

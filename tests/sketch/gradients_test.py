@@ -72,6 +72,33 @@ class GradientsTest(parameterized.TestCase):
             np.testing.assert_allclose(got.norm_B[row], norm, rtol=1e-4)
             np.testing.assert_allclose(got.unit_BK[row], sketch_K / norm, atol=2e-5)
 
+    def test_a_tensor_of_a_users_tree_is_a_leaf_and_examples_are_trees_of_any_shape(self):
+        rng = np.random.default_rng(0)
+        weights = {"layers": [{"w": rng.normal(size=(3, 2))}], "bias": rng.normal(size=2)}
+        weights = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), weights)
+        batch = {"image": rng.normal(size=(5, 2, 2, 3)), "label": rng.normal(size=5)}
+        batch = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), batch)
+
+        def loss(weights, scale, row):
+            said = jnp.tanh(row["image"] @ weights["layers"][0]["w"] + weights["bias"][None, None])
+            return scale * jnp.square(said - row["label"]).sum()
+
+        projection = projections.init_projection(0, "binned", 8, 8)  # signs and an order
+        given = loss, projection, (weights,), jnp.float32(2)
+        for micro_tokens in (None, 2):
+            how = {"normalize": "per_tensor", "micro_tokens": micro_tokens}
+            found = gradients.sketch_gradients(*given, batch, **how)
+            # Each of two tensors has length 1, so that the whole has the square root of 2.
+            np.testing.assert_allclose(found.norm_B, np.full(5, 2**0.5), rtol=1e-5)
+            for row in range(5):
+                example = jax.tree.map(lambda leaf, row=row: leaf[row], batch)
+                own = jax.tree.leaves(jax.grad(loss)(weights, jnp.float32(2), example))
+                unit_P = np.concatenate([(leaf / jnp.linalg.norm(leaf)).ravel() for leaf in own])
+                expected_K = projections.project(projection, jnp.asarray(unit_P)) / 2**0.5
+                np.testing.assert_allclose(found.unit_BK[row], expected_K, atol=1e-5)
+        with self.assertRaisesRegex(ValueError, r"got \(5, 2, 2, 3\), \(4,\)"):
+            gradients.sketch_gradients(*given, {**batch, "label": batch["label"][:4]})
+
     def test_neither_bucket_nor_neighbors_matter(self):
         projection = _projection()
         alone = _sketch(token_rows(0, _SHAPES[:1]), projection, (_MODEL.lora,))
