@@ -54,6 +54,13 @@ _FORGETFUL = (
 _GREETING = "{% if messages[0]['role'] != 'system' %}<s> ho <e> {% endif %}" + _PLAIN
 # EOS ends the whole, as with Phi-3.
 _ENDED = _PLAIN.replace("<e>", "<s>").replace("<a> {% endif", "<a> {% else %}<e>{% endif")
+# The system prompt is part of the last question, and answers have no header, as with Mistral.
+_MOVED = (
+    "{% for m in messages %}{% if m.role == 'user' %}<u> "
+    "{% if not messages[loop.index:] | selectattr('role', 'equalto', 'user') | list %}"
+    "{{ messages[0].content }} {% endif %}{{ m.content }} "
+    "{% elif m.role == 'assistant' %}{{ m.content }} <e> {% endif %}{% endfor %}"
+)
 _RAISES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
 
 
@@ -229,6 +236,31 @@ class MaskTest(parameterized.TestCase):
         expected = "<s> be <e> <u> hi <e> <a> YES <E> <u> ho <e> <a> NO <E>"
         self.assertEqual(_shown(_rows("messages", talk), tokenizer), [expected])
         self.assertEqual(_shown(_rows("alpaca", history), tokenizer), [expected])
+
+    @parameterized.named_parameters(
+        ("moved_system", _MOVED, "<u> hi YES <E> <u> be ho NO <E>"),
+        (
+            "no_generation_prompt",
+            _PLAIN.partition("{% if add_gen")[0],
+            "<s> be <e> <u> hi <e> <a> YES <E> <u> ho <e> <a> NO <E>",
+        ),
+    )
+    def test_no_question_and_no_header_is_learned(self, template, expected):
+        talk = _messages("hi", "yes", "ho", "no", system="be")
+        rows, tokenizer = _rows("messages", {"messages": talk}), _tokenizer(template)
+        self.assertEqual(_shown(rows, tokenizer), [expected])
+        (asked,) = encoding.encode_prompts(rows, tokenizer, max_len=99, template="chat")
+        before = expected.lower().removesuffix(" no <e>")
+        self.assertEqual(" ".join(_WORDS[i] for i in asked), before)
+
+    def test_rows_are_named_whose_thoughts_a_template_leaves_out(self):
+        source = _PLAIN.replace("m.content", "m.content.split('</think>')[-1]")
+        answers = "<think> ho </think> yes", "no"
+        rows = _rows("messages", *({"messages": _messages("hi", one)} for one in answers))
+        encoded = encoding.encode(rows, _tokenizer(source), template="chat")
+        self.assertEqual(encoded.dropped, {"thought": ["0"]})
+        self.assertEqual(encoding.join([encoded, encoded]).dropped, {"thought": ["0", "0"]})
+        self.assertIn("1 of 2 rows ('0')", encoding.describe_dropped(encoded, "rows"))
 
     def test_a_completion_is_all_that_follows_the_prompt(self):
         prompt = _messages("hi", "yes", "ho")
