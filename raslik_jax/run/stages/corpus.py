@@ -13,7 +13,8 @@ from raslik_jax.run.workspace import Workspace, queries_to_answer, read_tokenize
 # 4: of an answer that a conversation begins with, what the template writes before it is no target;
 #    templates are given no key that holds null.
 # 5: rows have one of three contents, and loss flags.
-FORMATS = {"formats": {"rows": 5}}
+# 6: answers are found by marks in one rendering.
+FORMATS = {"formats": {"rows": 6}}
 
 
 def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
