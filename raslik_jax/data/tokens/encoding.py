@@ -213,9 +213,9 @@ def describe_long(rows: Sequence[Example], what: str) -> str:
 def describe_dropped(encoded: Encoded, what: str) -> str:
     """Returns a sentence about examples, called `what`, that are encoded without parts, if any."""
     return "; ".join(
-        f"the chat template leaves out the {kind} of answers in {len(ids):,} of "
-        f"{len(encoded.ids):,} {what} ({some_of(ids, 3)}), so no token of it is a target: give the "
-        "template that the model was trained with if that one writes it"
+        f"the chat template leaves out the {kind} in {len(ids):,} of {len(encoded.ids):,} {what} "
+        f"({some_of(ids, 3)}), so no token of it is read: give the template that the model was "
+        "trained with if that one writes it"
         for kind, ids in encoded.dropped.items()
     )
 

@@ -449,6 +449,31 @@ class MaskTest(parameterized.TestCase):
         self.assertLen(hashes, len(TEMPLATES))
 
 
+class MovedSystemTest(parameterized.TestCase):
+    def test_a_system_prompt_that_only_a_question_has_is_in_no_row_and_not_asked(self):
+        # As the published templates of Mistral 7B v0.3 and Nemo do.
+        source = (
+            "{% for m in messages %}{% if m.role == 'user' %}<u> "
+            "{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }} "
+            "{% endif %}{{ m.content }} <a> {% elif m.role == 'assistant' %}{{ m.content }} <e> "
+            "{% endif %}{% endfor %}"
+        )
+        tokenizer = _tokenizer(source)
+        for talk, expected in (
+            (_messages("hi", "no", system="be"), "<u> hi <a> NO <E>"),
+            (
+                _messages("hi", "no", "ho", "yes", system="be"),
+                "<u> hi <a> NO <E> <u> ho <a> YES <E>",
+            ),
+        ):
+            rows = _rows("messages", {"messages": talk})
+            self.assertEqual(_shown(rows, tokenizer), [expected])
+            encoded = encoding.encode(rows, tokenizer, template="chat", only_last=True)
+            (asked,) = encoding.encode_prompts(rows, tokenizer, max_len=99, template="chat")
+            self.assertEqual(encoded.tokens[0][: encoded.start_N[0]].tolist(), asked)
+            self.assertEqual([*encoded.dropped], ["system prompt"])
+
+
 class MutedTest(parameterized.TestCase):
     def test_only_turns_with_a_flag_are_targets(self):
         talk = _messages("hi", "no", "ho", "yes")
