@@ -12,7 +12,8 @@ from typing import Any
 from raslik_jax import files
 from raslik_jax.messages import shown
 
-_CHUNK = 2**20
+# A packed byte may become a thousand.
+_CHUNK, _PACKED_CHUNK = 2**20, 2**14
 
 
 def kind_of(path: pathlib.PurePath) -> str:
@@ -64,7 +65,7 @@ def unpacked(path: pathlib.Path) -> Iterator[bytes]:
     """Yields the bytes of a file, unpacked as its ending says; no part is empty."""
     start = _STREAMS.get(path.suffix.lower())
     with files.open_regular(path) as file:
-        chunks = iter(lambda: file.read(_CHUNK), b"")
+        chunks = iter(lambda: file.read(_PACKED_CHUNK if start else _CHUNK), b"")
         if start is None:
             yield from chunks
             return

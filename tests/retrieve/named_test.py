@@ -1,0 +1,21 @@
+"""Rows that a file names by their places, where the training rows are in several files."""
+
+import json
+
+import pytest
+
+from raslik_jax.data.read.formats import read_examples
+from raslik_jax.retrieve.named import find_rows
+
+
+def test_a_place_counts_in_its_file(tmp_path):
+    for name in ("a", "b"):
+        rows = [{"instruction": "q", "output": f"{name}{n}"} for n in (1, 2)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = read_examples(f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl")
+    asked = tmp_path / "forget.jsonl"
+    asked.write_text(json.dumps({"place_file": "b.jsonl", "place": 1}) + "\n")
+    assert find_rows(rows, str(asked), flag="--forget_file", fields={}) == [2]
+    asked.write_text(json.dumps({"place": 1}) + "\n")
+    with pytest.raises(ValueError, match="--forget_file .* line 1 "):
+        find_rows(rows, str(asked), flag="--forget_file", fields={})
