@@ -263,12 +263,6 @@ class RetrieveConfig(Stage):
         "token of the answer; 0: none.",
         low=0,
     )
-    step_rows: int = setting(
-        0,
-        "Rows to forget that one small step is taken away from, to see what the traced answers "
-        "lose; 0: no step.",
-        low=0,
-    )
     retain_from: Literal["non_target", "anywhere"] = setting(
         "non_target",
         "Where Random, Oracle and RASLIK-F draw the retain set; the paper: labeled non-targets.",

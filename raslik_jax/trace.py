@@ -20,17 +20,15 @@ from raslik_jax.data.examples import Example, drop_unanswered, make_example
 from raslik_jax.data.tokens import masking
 from raslik_jax.files import check_shape, read_json
 from raslik_jax.index import search
-from raslik_jax.index.combine import Aggregate, best_positions, check_agreement
+from raslik_jax.index.combine import Aggregate, check_agreement
 from raslik_jax.index.format import refuse_differences
 from raslik_jax.index.store import SketchStore
 from raslik_jax.messages import shown, some_of
-from raslik_jax.report.removal import Removal
 from raslik_jax.retrieve import behaviors, noise, sets
 from raslik_jax.retrieve.chance import Chance
 from raslik_jax.retrieve.selectors import Selection
 from raslik_jax.run import checking
 from raslik_jax.run.stages import chance as chance_stage
-from raslik_jax.run.stages import removal
 from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.settings import replaced
@@ -82,8 +80,7 @@ class Trace(NamedTuple):
     `toward` has the examples of the highest scores, `against` those of the lowest, most extreme
     first. The queries have the model's own answers where none were given; `score_N` is s_F of every
     example, of `search.score_store`, for unit sketches of the queries. Where the queries are of
-    several behaviors, these are `behaviors`, and `told_apart` says so. `removal` is of a small step
-    away from the rows of the highest scores, first, and from draws of others.
+    several behaviors, these are `behaviors`, and `told_apart` says so.
     """
 
     queries: tuple[Example, ...]
@@ -95,7 +92,6 @@ class Trace(NamedTuple):
     aggregate: Aggregate
     behaviors: tuple[Behavior, ...] = ()
     told_apart: str = ""
-    removal: tuple[Removal, ...] = ()
 
 
 def run_of(index: str | os.PathLike[str]) -> pathlib.Path:
@@ -190,7 +186,6 @@ class Tracer:
         center: bool | None = None,
         aggregate: Aggregate | None = None,
         finer: SketchStore | None = None,
-        step_rows: int = 0,
     ) -> Trace:
         """Returns what pulls toward several generations and what pulls against them.
 
@@ -200,7 +195,6 @@ class Tracer:
           top, bottom: examples to show that pull toward them, and that pull against.
           center, aggregate: how to score; None as the run has it.
           finer: a finer index of the same rows from which the candidates are scored again.
-          step_rows: rows of the highest scores that a small step is taken away from; 0: no step.
         """
         if not queries:
             raise ValueError("queries must be at least one, got none")
@@ -224,9 +218,8 @@ class Tracer:
             Behavior(group, self._tails(query_QK[[*group]], top, 0, **how)[1])
             for group in (apart.groups if len(apart.groups) > 1 else ())
         ]
-        step = self._step_away(queries, score_N, step_rows) if step_rows else ()
         of_all = queries, toward, against, score_N, query_QK, center, aggregate
-        return Trace(*of_all, tuple(found), behaviors.sentence(apart), step)
+        return Trace(*of_all, tuple(found), behaviors.sentence(apart))
 
     def _tails(
         self,
@@ -270,20 +263,6 @@ class Tracer:
         toward = influences(tails.forget_ids, tails.forget_scores)
         against = influences(tails.retain_ids, -tails.retain_scores)
         return score_N, toward, against
-
-    def _step_away(
-        self, queries: Sequence[Example], score_N: Float32[np.ndarray, " N"], number: int
-    ) -> tuple[Removal, ...]:
-        """Returns what a step away from the rows of the highest scores does to the queries."""
-        rows = {row.example_id: place for place, row in enumerate(self.workspace.corpus.train)}
-        place_N = np.array([rows[name] for name in self.store.ids])
-        score_M = np.full(len(rows), -np.inf, np.float32)
-        score_M[place_N] = score_N
-        best = best_positions(score_N, self.store.ids, number, "--step_rows")
-        found = removal.compare(
-            self.workspace, queries, place_N[best].tolist(), score_M, number=number
-        )
-        return tuple(found)
 
     def select_sets(self, trace: Trace, **changes: Any) -> Selection:
         """Returns the forget and the retain set that the run's rule chooses for a trace.

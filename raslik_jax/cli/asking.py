@@ -15,7 +15,6 @@ from raslik_jax.data.examples import Example, make_example, with_system
 from raslik_jax.files import parse_json
 from raslik_jax.messages import bounded, one_line, some_of
 from raslik_jax.report import serving
-from raslik_jax.report.removal import removal_sentence
 from raslik_jax.retrieve import chance
 
 # They are listed as flags of the command that asks for them.
@@ -164,7 +163,6 @@ def as_json(trace: "Trace") -> dict[str, Any]:
             {"queries": [n + 1 for n in one.queries], "toward": rows(one.toward)}
             for one in trace.behaviors
         ],
-        "removal": [step._asdict() for step in trace.removal],
     }
 
 
@@ -198,5 +196,3 @@ def _lines(trace: "Trace", width: int) -> Iterator[str]:
             for text in (prompt, row.output):
                 wrapped = textwrap.wrap(one_line(text, width), 88)
                 yield from (" " * 6 + part for part in wrapped)
-    if told := removal_sentence(trace.removal, "rows of the highest scores"):
-        yield from ("", *textwrap.wrap(told, 96))

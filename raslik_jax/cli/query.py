@@ -60,9 +60,6 @@ class Options(JobConfig):
     top: int = setting(10, "Examples shown that pull toward the output.", low=0)
     bottom: int = setting(10, "Examples shown that pull against it.", low=0)
     finer: str = setting("", "A finer index, to score an int8 or sign one's best again.")
-    step_rows: int = setting(
-        0, "Best rows that a small step is taken away from: does removing them help? 0: no.", low=0
-    )
     json: bool = setting(False, "Print a JSON object for each question.")
     serve: bool = setting(False, "Serve a page with a box for questions, to this machine alone.")
     port: int = setting(0, "--serve: port; 0: a free one.", low=0, high=65535)
@@ -127,7 +124,6 @@ def _ask(
     if options.system.strip():
         prompts.require_system(tracer.workspace.template, tracer.workspace.template_name)
     how: dict[str, Any] = {**given, "top": options.top, "bottom": options.bottom}
-    how["step_rows"] = options.step_rows
     how["finer"] = SketchStore.open(options.finer) if options.finer else None
     if options.finer:
         search.check_finer(tracer.store, how["finer"])  # and not at the first question
@@ -170,6 +166,8 @@ def _export(
 ) -> list[str]:
     """Writes the sets that are asked for; a line for each."""
     chosen, lines = tracer.select_sets(trace, **rule), []
+    if not len(chosen.forget):
+        return ["no row stands out of the unrelated ones: no set is written"]
     for name, path in paths.items():
         positions, sign = getattr(chosen, name), 1 if name == "forget" else -1
         rows = [tracer.examples[tracer.store.ids[position]] for position in positions]

@@ -39,7 +39,6 @@ PRESET: dict[str, Any] = {
     "corpus.max_len": toy_model.MAX_LEN,
     "references.max_new_tokens": 32,
     "references.decode_batch_size": 64,
-    "retrieve.step_rows": 16,
     "sketch.size": 4096,
     "sketch.num_buckets": 1,
     "unlearn.fixed_padding": True,

@@ -27,6 +27,7 @@ from raslik_jax.cli import asking
 from raslik_jax.config import MeshConfig
 from raslik_jax.messages import shown
 from raslik_jax.report import blocks, page, published, results, runs, tables
+from raslik_jax.retrieve.finding import read_finding
 from raslik_jax.run import written
 from raslik_jax.settings import Settings, setting
 
@@ -68,11 +69,17 @@ def run(options: Options) -> None:
     if not (named or options.published):
         raise ValueError("--run or --runs must name work directories, got none: give --run=DIR")
     paper = published.read_blocks()
-    stored = [runs.read_run(pathlib.Path(run), num_rows=options.examples) for run in named]
+    findings = {run: why for run in named if (why := read_finding(pathlib.Path(run)))}
+    if options.serve and findings:
+        raise ValueError(
+            f"--serve needs a run with a page, {options.run} found no row: ask with raslik query"
+        )
+    measured = [pathlib.Path(run) for run in named if run not in findings]
+    stored = [runs.read_run(run, num_rows=options.examples) for run in measured]
     experiments = runs.group_runs(stored)
     found = [block for e in experiments for block in blocks.make_blocks(e, paper)]
     found += blocks.published_only(paper) if options.published else ()
-    how: Any = {"paper": paper, "show_paper": options.published}
+    how: Any = {"paper": paper, "show_paper": options.published, "findings": findings}
     if options.serve:
         _serve(options, page.render(experiments, **how, is_served=True))
         return
@@ -83,7 +90,10 @@ def run(options: Options) -> None:
         texts |= {name: _render(form, experiments, found) + "\n" for name, form in _FILES.items()}
         root = pathlib.Path(named[0]) if len(named) == 1 else None
         _write(pathlib.Path(options.out), texts, root)
-    print(_render(options.format, experiments, found))
+    for name, text in findings.items():
+        print(f"{name} found no row: {text}")
+    if stored or options.published:
+        print(_render(options.format, experiments, found))
 
 
 def _serve(options: Options, html: str) -> None:

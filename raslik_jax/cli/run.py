@@ -83,7 +83,8 @@ def run(options: Options) -> int:
     shared = pathlib.Path(options.shared_units) if options.shared_units else None
     how: Any = {"stages": options.stages, "shared": shared, "writers": options.log_to}
     how |= {"mesh": options.mesh, "update": options.update}
-    make(config, workdir, is_measured=options.measure, **how)
+    if why := make(config, workdir, is_measured=options.measure, **how):
+        print(f"finding: {why}")
     return 0
 
 
@@ -98,9 +99,10 @@ def make(
     writers: Sequence[str] = (),
     prepare: Callable[[], Callable[[], None]] | None = None,
     **how: Any,
-) -> None:
+) -> str:
     """Runs the stages of the settings that the flags have, and leaves the flags that repeat it.
 
+    Returns the finding that ends the run where no row taught what is traced; "" without.
     `prepare` is called when the work directory is ours, and what it returns where the run is then
     refused, to undo it; `how` is of `plan.run`.
     """
@@ -136,7 +138,7 @@ def make(
         how |= {"stages": stages, "is_measured": is_measured, "writers": writers}
         with meshes.use(devices), estimate.watching(config, workdir) as around:
             how |= {"layout": mesh.layout(config.sketch), "around": around}
-            plan.run(config, workdir, on_start=on_start, **how)
+            return plan.run(config, workdir, on_start=on_start, **how)
 
 
 def repeating(

@@ -41,6 +41,7 @@ from raslik_jax.evaluate import choice
 from raslik_jax.files import write_json, write_text
 from raslik_jax.messages import shown, some_of
 from raslik_jax.report import page, published, results, runs, tables
+from raslik_jax.retrieve.finding import read_finding
 from raslik_jax.run.workdir import locked
 from raslik_jax.settings import Settings, setting
 
@@ -211,8 +212,16 @@ class Suite:
 
     def measured(self, cells: Sequence[Cell]) -> list[pathlib.Path]:
         """Returns the work directories of the cells that are done and have metrics."""
-        roots = [self.workdir(cell) for cell in cells if self.is_done(cell)]
+        findings = self.findings(cells)
+        done = [cell for cell in cells if self.is_done(cell) and cell.name not in findings]
+        roots = [self.workdir(cell) for cell in done]
         return [root for root in roots if runs.metrics_path(root).is_file()]
+
+    def findings(self, cells: Sequence[Cell]) -> dict[str, str]:
+        """Returns why cells that are done found no row, by their names."""
+        done = [cell for cell in cells if self.is_done(cell)]
+        found = {cell.name: read_finding(self.workdir(cell)) for cell in done}
+        return {name: text for name, text in found.items() if text}
 
     def record(self, cell: Cell, state: str, **details: Any) -> None:
         """Notes what became of a cell, in suite.json too."""
@@ -265,6 +274,11 @@ class Suite:
             members = [*same]
             found = [runs.read_metrics(root) for root in self.measured(members)]
             parts.append(f"## {tables.escape_markdown(group)}")
+            findings = self.findings(members)
+            lines = [f"- {tables.escape_markdown(f'{n}: {t}')}" for n, t in findings.items()]
+            parts += ["No row was found:\n\n" + "\n".join(lines)] if lines else []
+            if not found and lines:
+                continue
             if not found:
                 parts.append("No run has metrics.")
                 continue
@@ -298,7 +312,8 @@ class Suite:
         # Where nothing was chosen, the page shows what the choice was to be made from.
         roots = self.measured(tests) or self.measured(grid)
         experiments = runs.group_runs([*map(runs.read_run, roots)])
-        html = page.render(experiments, paper=published.read_blocks(), title=self.out.name)
+        how: Any = {"title": self.out.name, "findings": self.findings(cells)}
+        html = page.render(experiments, paper=published.read_blocks(), **how)
         write_text(self.out / "report.html", html)
         print(f"\n{text}\nreport: {self.out / 'report.html'} (and report.md beside it)")
         return all(map(self.is_done, cells))

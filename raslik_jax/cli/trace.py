@@ -6,8 +6,9 @@
 The model is a checkpoint with a LoRA adapter that was trained elsewhere, as PEFT stores it; without
 --adapter a checkpoint that was fine-tuned as a whole, to which a fresh adapter is given. Without
 --response the model answers the prompt, and that answer is traced. What stands out of the noise is
-listed with its line in the training file, and stands in WORKDIR/retrieve/raslik/forget.jsonl;
-nothing is trained. `raslik unlearn --run=WORKDIR` goes on from here. Another prompt in the same
+listed with its line in the training file, and written to WORKDIR/retrieve/raslik/forget.jsonl;
+nothing is trained. `raslik unlearn --run=WORKDIR` goes on from here. Where no row taught the
+answer, that is the finding, and no set is written. Another prompt in the same
 folder, with --update, sketches no row again: the index stays.
 
 Every setting of `raslik run` can be given too: --helpfull lists them.
@@ -32,13 +33,13 @@ from raslik_jax.config import Config, MeshConfig
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import HELD_OUT, Example, as_record, query_file
 from raslik_jax.data.read.formats import parse_fields, read_examples, read_written
+from raslik_jax.manifests import current_file
 from raslik_jax.messages import one_line, shown
 from raslik_jax.processes import JobConfig
 from raslik_jax.report.incident import drawn_of, read_cut, read_traced
-from raslik_jax.report.removal import read_removal, removal_sentence
 from raslik_jax.report.traced import doubt
 from raslik_jax.retrieve import chance
-from raslik_jax.retrieve.selectors import NothingStandsOut, noise_band
+from raslik_jax.retrieve.selectors import noise_band
 from raslik_jax.run import written
 from raslik_jax.settings import setting
 
@@ -55,7 +56,6 @@ PRESET: dict[str, Any] = {
     "retrieve.held_out": 0.2,
     "retrieve.null_prompts": 256,
     "retrieve.token_rows": 8,
-    "retrieve.step_rows": 32,
     "unlearn.algorithms": ("base_klr",),
     "unlearn.epochs": 20,
     "unlearn.probe.steps": 5,
@@ -95,39 +95,44 @@ def run(options: Options) -> None:
     workdir = pathlib.Path(options.workdir)
     config = _read_config(options, workdir)
     stages = _STAGES if options.response.strip() else (*_STAGES, "references")
-    stopped: NothingStandsOut | None = None
-    try:
-        run_command.make(
-            config,
-            workdir,
-            mesh=options.mesh,
-            update=options.update,
-            stages=stages,
-            is_measured=False,
-            prepare=lambda: _write_query(options, config),
-        )
-    except NothingStandsOut as error:
-        stopped = error
+    found = run_command.make(
+        config,
+        workdir,
+        mesh=options.mesh,
+        update=options.update,
+        stages=stages,
+        is_measured=False,
+        prepare=lambda: _write_query(options, config),
+    )
     if not processes.is_first():
         return
     if config.evaluate.traced:
         print("", *answers_text(workdir / "retrieve" / "traced" / "finetuned.jsonl"), sep="\n")
+    repeat = f"repeat: {run_command.repeating(workdir, stages, is_measured=False)}"
+    if found:
+        _tell_none(config, workdir, options.top, found)
+        print(repeat)
+        return
     path = workdir / "retrieve" / config.retrieve.strategies[0] / "forget.jsonl"
-    forget = () if stopped else read_written(path)
+    forget = read_written(path)
     print(rows_text(workdir, frozenset(row.example_id for row in forget), options.top))
-    if stopped:
-        print(draw(workdir, stopped.band, 0))
-        raise stopped
     kept = workdir / query_file(HELD_OUT, "target") if config.retrieve.held_out else None
     held_out = read_written(kept) if kept and kept.stat().st_size else ()
     if held_out:
         print(f"kept out of the sets, to measure on: {len(held_out)} rows, in {kept}")
     print(f"to forget: {len(forget)} rows, in {path}")
-    if told := removal_sentence(read_removal(workdir, config.retrieve.strategies[0])):
-        print(textwrap.fill(told, 96))
     print(draw(workdir, _found_band(config, workdir), len(forget) + len(held_out)))
-    print(f"repeat: {run_command.repeating(workdir, stages, is_measured=False)}")
+    print(repeat)
     print(f"go on: {command.line('unlearn', f'--run={workdir}')} --out=DIR")
+
+
+def _tell_none(config: Config, workdir: pathlib.Path, top: int, found: str) -> None:
+    """Prints the rows of the highest scores, where there are scores, and that none is a find."""
+    if current_file(workdir, "retrieve/influence/influence.npy"):
+        print(rows_text(workdir, frozenset(), top))
+        print(draw(workdir, _found_band(config, workdir), 0))
+    print(textwrap.fill(f"finding: {found}.", 96, break_on_hyphens=False))
+    print("no set of rows is written")
 
 
 def _read_config(options: Options, workdir: pathlib.Path) -> Config:

@@ -38,6 +38,7 @@ from raslik_jax.processes import JobConfig
 from raslik_jax.report import rows as rows_lib
 from raslik_jax.report.incident import EXPORTS, read_incident, read_outcome
 from raslik_jax.report.runs import read_metrics
+from raslik_jax.retrieve.finding import read_finding
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import hub, written
 from raslik_jax.settings import setting
@@ -96,17 +97,13 @@ def run(options: Options) -> None:
     cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
 
     processes.alone(lambda: _check_places(options, source, cleaned))
+    recorded = read_json(root / "config.json", dict)["retrieve"]
+    _check_found(root, read_finding(root) if to_json(config)["retrieve"] == recorded else "")
     print(f"sets: {_describe_sets(config, strategy)}")
     command.require("matplotlib")  # the report comes last, what it lacks is told first
+    how: Any = {"mesh": options.mesh, "update": True, "prepare": lambda: _drop_exports(root)}
     measured = [stage for stage in STAGES if stage != "report"]
-    run_command.make(
-        config,
-        root,
-        mesh=options.mesh,
-        update=True,
-        stages=measured,
-        prepare=lambda: _drop_exports(root),
-    )
+    _check_found(root, run_command.make(config, root, stages=measured, **how))
     from raslik_jax.run.exporting import export_model  # they take jax with them
     from raslik_jax.run.workspace import Workspace
 
@@ -164,6 +161,16 @@ def _check_places(options: Options, source: str, cleaned: pathlib.Path) -> None:
             raise ValueError(f"--cleaned_train_file {must}, got {shown(cleaned.name)}: rename it")
     if options.push_to_hub:
         hub.check_hub(options.push_to_hub, is_public=options.public)
+
+
+def _check_found(root: pathlib.Path, finding: str) -> None:
+    """Refuses to unlearn where the trace found no row, which the finding explains."""
+    if finding:
+        must = "must be a trace that found rows"
+        raise ValueError(
+            f"--run {must}, {shown(str(root), 120)} found none ({finding}): give rows of your own "
+            "as --forget_file"
+        )
 
 
 def _drop_exports(root: pathlib.Path) -> Callable[[], None]:

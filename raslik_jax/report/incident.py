@@ -21,13 +21,14 @@ from raslik_jax.messages import shown
 from raslik_jax.report.names import algorithm_name, highlighted, strategy_name
 from raslik_jax.report.notes import answers_taken_against
 from raslik_jax.report.records import Model, collect_models, last_epochs
-from raslik_jax.report.removal import read_removal, removal_sentence
 from raslik_jax.report.traced import (
     Said,
+    Taught,
     Traced,
     doubt_sentence,
     ending_sentence,
     gone_sentence,
+    taught_of,
 )
 from raslik_jax.retrieve import behaviors, chance
 from raslik_jax.retrieve.chance import Chance
@@ -147,7 +148,6 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     asked = [row["id"] for row in read_traced(root / _TRACED_FILE)]
     apart = behaviors.read_behaviors(root, asked)
     points.append(behaviors.sentence(apart) if apart else "")
-    points.append(removal_sentence(read_removal(root, strategy)))
     return Incident(
         is_traced=True,
         which=_which_sentence(metrics),
@@ -296,6 +296,14 @@ def read_traced(path: pathlib.Path) -> list[dict[str, Any]]:
 def drawn_of(row: Mapping[str, Any]) -> tuple[float, float] | None:
     """Returns mean and spread of a row of `read_traced`, None where it has none."""
     return (row["expected"], row["spread"]) if {"expected", "spread"} <= row.keys() else None
+
+
+def read_taught(folder: pathlib.Path) -> Taught:
+    """Returns what the likelihoods of the traced answers of a folder say of fine-tuning."""
+    rows, beside = read_traced(folder / "finetuned.jsonl"), folder / "backbone.jsonl"
+    bases = [row["nll"] for row in read_traced(beside)] if beside.is_file() else [None] * len(rows)
+    pairs = zip(rows, bases, strict=True)
+    return taught_of([(row["nll"], base, drawn_of(row)) for row, base in pairs])
 
 
 def _prompts(root: pathlib.Path) -> dict[str, str]:

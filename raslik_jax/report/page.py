@@ -52,6 +52,7 @@ def render(
     show_paper: bool = False,
     title: str = "",
     is_served: bool = False,
+    findings: Mapping[str, str] = {},
 ) -> str:
     """Returns the page of some experiments, a whole HTML document; equal runs give equal bytes.
 
@@ -62,6 +63,7 @@ def render(
       show_paper: add all of them at the end, each held against its own rates.
       title: the heading; by default the experiments' names.
       is_served: with a box to ask an index; see `serving`. As a file the page asks nobody.
+      findings: by the name of a run, why it found no row (`retrieve.finding`).
     """
     share = _MAX_CHARACTERS // max(1, sum(bool(e.runs[0].answers) for e in experiments))
     room = explorer.MOST_BYTES // max(1, sum(bool(e.runs[0].explorer) for e in experiments))
@@ -73,10 +75,13 @@ def render(
         _environment()
         .get_template("page.html.jinja")
         .render(
-            heading=title or " · ".join(e.name for e in experiments) or "The paper's tables",
+            heading=title
+            or " · ".join([*(e.name for e in experiments), *findings])
+            or "The paper's tables",
             experiments=views,
             paper=paper,
             is_served=is_served,
+            findings=findings,
             num_wrong=sum(row.value("is_wrong") for block in paper for row in block.rows.values()),
             printed=[
                 _block_table(block, block.strategies) for block in blocks_lib.published_only(paper)

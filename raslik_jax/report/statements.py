@@ -1,6 +1,6 @@
 """What the page says of a run's numbers in its summary, above rows and pictures: a function each.
 
-What the incident says is in `incident`, `traced`, `removal`, `retrieve.chance` and
+What the incident says is in `incident`, `traced`, `retrieve.chance` and
 `retrieve.behaviors`, of judgments in `notes`, below tables in notes.jinja.
 """
 

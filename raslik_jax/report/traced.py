@@ -106,6 +106,30 @@ def doubt(nll: float, base: float | None, drawn: tuple[float, float] | None = No
     return ""
 
 
+class Taught(NamedTuple):
+    """Whether fine-tuning taught the traced answers, by their likelihoods.
+
+    `is_taught` says that it taught one of them for certain: the base finds it less likely, and the
+    model would say it. `refuted` says why it taught none; "" where it may have.
+    """
+
+    is_taught: bool
+    refuted: str
+
+
+def taught_of(levels: Sequence[tuple[float, float | None, tuple[float, float] | None]]) -> Taught:
+    """Returns what model, base and drawn answers say of the traced answers, as `doubt` takes them.
+
+    An answer that the base says as readily was not taught. One that the model would hardly say may
+    be taught in other words, where the base finds it less likely still.
+    """
+    doubts = [doubt(*level) for level in levels]
+    refuted = [doubt(nll, base) for nll, base, _ in levels]
+    known = [base is not None for _, base, _ in levels]
+    is_taught = any(base and not why for base, why in zip(known, doubts, strict=True))
+    return Taught(is_taught, refuted[0] if all(refuted) else "")
+
+
 def doubt_sentence(traced: Sequence[Traced]) -> str:
     """Returns a warning where a traced answer is no good evidence, with its numbers; else ""."""
     for number, one in enumerate(traced, start=1):

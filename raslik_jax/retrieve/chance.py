@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from raslik_jax import files
 from raslik_jax.index.combine import Aggregate, query_weights
 from raslik_jax.manifests import current_file
-from raslik_jax.retrieve.selectors import noise_band
+from raslik_jax.retrieve.selectors import find_cut
 
 # Fewer unrelated prompts say nothing of a row.
 FEWEST_PROMPTS = 10
@@ -58,8 +58,8 @@ def related_prompts(
     """
     if int((score_N > -np.inf).sum()) < 10:
         return np.zeros(len(position_M), bool)
-    _, edge = noise_band(score_N)
-    return score_N[position_M] > edge
+    number = find_cut(score_N).num_out
+    return score_N[position_M] >= np.sort(score_N)[::-1][number - 1 : number].min(initial=np.inf)
 
 
 def without_own_share(null_NM: Float[np.ndarray, "N M"], count: int) -> Float[np.ndarray, "N M"]:

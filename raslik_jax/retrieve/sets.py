@@ -141,7 +141,8 @@ def select_sets(
     """Returns the sets that the settings choose (--retrieve.select and the options of its rule).
 
     A score s_F of minus infinity bars an example from both; ties go by id. `sigma` is that of
-    `noise.rule_sigma`, for the rules that need it; the seed is of --retrieve.retain_within.
+    `noise.rule_sigma`, for the rules that need it; the seed is of --retrieve.retain_within. Both
+    sets are empty where the rule is `gap` and no example stands out.
     """
     poles = score_N, opposite(score_N)
     if settings.retain_within:
@@ -151,7 +152,8 @@ def select_sets(
     sizes = set_sizes(settings, num_targets=num_targets, num_eligible=eligible)
     if settings.select == "gap" and not sizes:
         num_forget = find_cut(score_N, sigma=sigma).num_forget
-        sizes = num_forget, settings.num_retain or num_forget
+        others = settings.num_retain or min(num_forget, eligible - num_forget)
+        sizes = num_forget, others if num_forget else 0
     if sizes:
         return select_by_count(*poles, ids, num_forget=sizes[0], num_retain=sizes[1])
     return select_by_threshold(

@@ -26,7 +26,6 @@ from raslik_jax.run.stages import (
     finetune,
     generate,
     references,
-    removal,
     retrieve,
     robustness,
     sketch,
@@ -119,10 +118,6 @@ WORK: dict[Callable[..., None], Callable[..., Work]] = {
     chance.make_chance: lambda run: Work(32.0 * run.sizes.train),
     # A gradient, and the transpose of one, which takes two: for a row and for the answer.
     tokens.make_tokens: lambda run: run.sketching(6 * run.config.retrieve.token_rows),
-    # A gradient of each row, of those to forget and of the draws of others.
-    removal.make_removal: lambda run, strategy: run.sketching(
-        (1 + removal.DRAWS) * run.config.retrieve.step_rows
-    ),
     retrieve.make_embeddings: AbstractRun.embedding,
     retrieve.make_exact_scores: lambda run: run.sketching(
         run.sizes.train, 4.0 * run.sizes.train, is_exact=True

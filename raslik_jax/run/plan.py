@@ -9,6 +9,7 @@ import functools
 import itertools
 import os
 import pathlib
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,6 @@ from raslik_jax.run.stages import (
     finetune,
     generate,
     references,
-    removal,
     report,
     retrieve,
     robustness,
@@ -42,7 +42,7 @@ from raslik_jax.run.stages import (
     tokens,
     unlearn,
 )
-from raslik_jax.run.units import Around, Plan, Unit, announcement, run_units
+from raslik_jax.run.units import Around, Plan, Unit, announcement, check_own, run_units
 from raslik_jax.run.workspace import StoredCorpus, Workspace
 
 # Files of a checkpoint that its tokenizer is read from, and not its weights.
@@ -241,8 +241,9 @@ class _Planner:
         """Yields what the chosen strategies read; without one by gradients, none is taken."""
         if self.config.evaluate.traced:
             reads = "{queries} {finetuned}"
-            settings, values = f"{_TRACED} references.base", generate.TRACED_FORMAT
-            make = retrieve.make_traced
+            make, settings = retrieve.make_traced, f"{_TRACED} references.base"
+            values: dict[str, Any] = {"ends": retrieve.finds_number(self.config)}
+            values |= generate.TRACED_FORMAT
             yield self.unit("retrieve/traced", make, reads, settings, values=values)
         needed = retrieve.needs_of(self.config)
         for need, recipes in retrieve.SCORES.items():
@@ -275,7 +276,8 @@ class _Planner:
         # The sets of every strategy are measured by these scores, where they are known.
         evidence = {retrieve.EVIDENCE} & retrieve.needs_of(self.config)
         made = retrieve.make_sizes
-        yield self.unit("retrieve/sizes", made, *self._of_sizes(), is_alone=True)
+        how: dict[str, Any] = {"values": retrieve.SIZES_FORMAT, "is_alone": True}
+        yield self.unit("retrieve/sizes", made, *self._of_sizes(), **how)
         for strategy in self.config.retrieve.strategies:
             needs = sorted({*STRATEGIES[strategy].needs, *evidence})
             scores = [f"retrieve/{need}" for need in needs]
@@ -290,16 +292,6 @@ class _Planner:
                 values=retrieve.SETS_FORMAT,
                 is_alone=True,
             )
-            if self.config.retrieve.step_rows:
-                yield self.unit(
-                    f"retrieve/removal-{strategy}",
-                    removal.make_removal,
-                    f"{{rows}} {{queries}} {{finetuned}} retrieve/{strategy}/forget.jsonl "
-                    + " ".join(f"retrieve/{need}" for need in evidence),
-                    "{likelihood} retrieve.step_rows sketch.query_output unlearn.remat "
-                    "unlearn.batch_size unlearn.micro_batch_size",
-                    strategy,
-                )
         reads, settings = "corpus/train.npz {finetuned}", "{text} {model} unlearn"
         values: Mapping[str, Any] = {}
         if self.config.unlearn.probe.steps:  # else its settings decide nothing
@@ -331,6 +323,10 @@ class _Planner:
         own = [name for name in chosen.strategies if STRATEGIES[name].brings_sets]
         if len(own) == len(chosen.strategies):  # no rule is asked
             reads, settings = "", ""
+        elif retrieve.finds_number(self.config):  # what a finding is read from
+            reads += " {queries} retrieve/traced" if self.config.evaluate.traced else ""
+            reads += " retrieve/chance" if chosen.null_prompts else ""
+            settings += " evaluate.traced retrieve.null_prompts"
         if chosen.held_out:  # drawn from the sets, by the scores, for the queries
             reads += f" retrieve/{retrieve.EVIDENCE} {{queries}}"
             settings += " seed sketch.query_output " + " ".join(f"retrieve.{n}" for n in own)
@@ -438,7 +434,6 @@ class _Planner:
         )
         parts = retrieve.EVIDENCE, "traced", "chance", "tokens", "sizes"
         shown = [f"retrieve/{name}" for name in parts]
-        shown += [f"retrieve/removal-{name}" for name in config.retrieve.strategies]
         shown += ["references/retrieval"]  # the page tells the traced answers
         drawn = [name for name in shown if name in names]
         trained = ["backbone", "finetune"] if config.finetunes else ["backbone"]
@@ -502,8 +497,10 @@ def run(
     layout: str = "replicated",
     on_start: Callable[[], None] = lambda: None,
     around: Around = lambda units: contextlib.nullcontext(),
-) -> None:
+) -> str:
     """Runs the stages that are not up to date, and shows the table at the end.
+
+    Returns the finding with which the run ends before its sets are chosen; "" without.
 
     The corpus comes first: what it shows of later stages is said before they run. Without queries
     to measure on, or if not `is_measured`, the stages that measure are left out. The numbers of
@@ -534,8 +531,8 @@ def run(
         run_units(workdir, (first, *units[1:]), stages=("corpus",), shared=shared)
         later = [stage for stage in stages if stage != "corpus"]
     if Plan(workdir, units).check(units[0]):
-        found = workspace.corpus, workspace.train_rows
-        checking.check_corpus(config, *found, stages=later, shapes=shapes)
+        rows = workspace.corpus, workspace.train_rows
+        checking.check_corpus(config, *rows, stages=later, shapes=shapes)
         if is_measured and not checking.is_measurable(config, workspace.corpus):
             split, asked = config.references.query_split, units
             lacks = f"the corpus has no {split}_target or {split}_normal"
@@ -544,7 +541,12 @@ def run(
             names = {unit.name for unit in units}
             if any(unit.stage in later and unit.name not in names for unit in asked):
                 print(f"nothing is measured: {lacks}")
-    run_units(workdir, units, stages=later, shared=shared, on_start=on_start, around=around)
-    if "report" in later and units[-1].stage == "report":
+    found = run_units(workdir, units, stages=later, shared=shared, on_start=on_start, around=around)
+    for strategy in config.retrieve.strategies if found else ():
+        with contextlib.suppress(ValueError):  # the user has put something there
+            check_own(workdir / "retrieve" / strategy)  # the set of an earlier answer
+            shutil.rmtree(workdir / "retrieve" / strategy, ignore_errors=True)
+    if not found and "report" in later and units[-1].stage == "report":
         print(f"\n{(workdir / 'report' / 'table.txt').read_text()}")
         print(f"report: {workdir / 'report' / 'report.html'} (and report.md beside it)")
+    return found

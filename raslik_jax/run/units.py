@@ -20,6 +20,7 @@ from raslik_jax.config import STAGES
 from raslik_jax.files import beside, clear_left, read_json, sync, unwritten, write_json
 from raslik_jax.manifests import MANIFEST, RESUME, STARTED, Hashes, Manifest, content_hash
 from raslik_jax.messages import shown, some_of
+from raslik_jax.retrieve.finding import finding_of
 
 _MAKING = ".making"
 # What several processes write together in the folder of a unit.
@@ -126,10 +127,14 @@ class Plan:
         return "" if is_damaged else str(manifest["key"])
 
     def survey(self) -> "Plan":
-        """Checks all units; returns itself."""
-        for unit in self.units.values():
-            self.check(unit)
+        """Checks all units, up to one that ends the run; returns itself."""
+        any(self.check(unit) and self.finding(unit) for unit in self.units.values())
         return self
+
+    def finding(self, unit: Unit) -> str:
+        """Returns the finding of a unit that is up to date, which ends the run; "" without."""
+        folder, is_done = self.root / unit.name, unit.name in self.done
+        return processes.from_first(lambda: finding_of(folder)) if is_done else ""
 
     def make(self, unit: Unit) -> None:
         """Runs a unit, or takes up what an interrupted run left of it, and puts it in its place."""
@@ -409,8 +414,8 @@ def run_units(
     log: Callable[[str], None] = print,
     on_start: Callable[[], None] = lambda: None,
     around: Around = lambda units: contextlib.nullcontext(),
-) -> None:
-    """Runs the units of these stages that are not up to date, in order.
+) -> str:
+    """Runs units of these stages that are not up to date; returns the finding that ends the run.
 
     Args:
       root: work directory.
@@ -431,6 +436,8 @@ def run_units(
     plan = Plan(root, units)
     processes.alone(plan.restore)
     plan.survey()
+    every, last = units, next(filter(plan.finding, units), units[-1])
+    units = units[: units.index(last) + 1]
     asked = [unit for unit in units if unit.stage in stages]
     left = [unit for unit in asked if unit.name not in plan.done]
     for unit in asked:
@@ -442,7 +449,9 @@ def run_units(
     processes.alone(on_start)
     # What is made may change what follows, so that everything is looked at again in turn.
     plan.done.clear()
-    for unit in units:
+    for place, unit in enumerate(units):
+        if place and plan.finding(units[place - 1]):
+            break
         is_done = plan.check(unit)
         if unit.stage not in stages:
             continue
@@ -452,17 +461,18 @@ def run_units(
             log(f"{label}: up to date")
             continue
         refuse(unit, plan.missing(unit))
-        place = shared if unit.is_shared else None
-        if place is not None and plan.take(unit, place):
+        common = shared if unit.is_shared else None
+        if common is not None and plan.take(unit, common):
             log(f"{label}: taken from another run")
             continue
         log(f"{label} ...")
         with around([unit, *(one for one in left if asked.index(one) >= number)]):
             plan.make(unit)
         log(f"{label}: done in {plan.done[unit.name]['seconds']:.1f} s")
-        if place is not None:
-            processes.alone(functools.partial(plan.publish, unit, place))
+        if common is not None:
+            processes.alone(functools.partial(plan.publish, unit, common))
     processes.alone(plan.finish)
+    return next(filter(None, map(plan.finding, every)), "")
 
 
 def announcement(plan: Plan, asked: Sequence[Unit]) -> Iterator[str]:

@@ -31,7 +31,7 @@ _CHAT = (
 _FLAGS = (
     *("--corpus.max_len=64", "--references.max_new_tokens=4", "--sketch.size=512"),
     *("--sketch.num_buckets=1", "--sketch.batch_tokens=512", "--retrieve.num_forget=8"),
-    *("--retrieve.null_prompts=0", "--retrieve.token_rows=0", "--retrieve.step_rows=0"),
+    *("--retrieve.null_prompts=0", "--retrieve.token_rows=0"),
     *("--unlearn.epochs=1", "--unlearn.probe.steps=0", "--unlearn.probe.stop=never"),
     *("--unlearn.fixed_padding", "--unlearn.batch_size=4", "--evaluate.perplexity_examples=0"),
     *("--evaluate.bootstrap_resamples=100", "--unlearn.algorithms=ga"),

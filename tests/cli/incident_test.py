@@ -156,15 +156,6 @@ class ThreeCommandsTest(parameterized.TestCase):
         self.assertBetween(model["nll"], 0, model["expected"] + 4 * model["spread"])
         self.assertNoCommonElements({"expected", "spread"}, clean)
 
-    def test_a_step_away_from_the_rows_is_told_on_terminal_and_page(self):
-        own, *others = json.loads(
-            (self.run_dir / "retrieve/removal-raslik/removal.json").read_text()
-        )
-        self.assertLen(others, 3)
-        said = f"One small step away from {own['rows']} of the rows to forget makes the traced"
-        self.assertIn(said, " ".join(self.traced.stdout.rpartition("to forget: ")[2].split()))
-        self.assertIn(said, (self.run_dir / "report" / "report.html").read_text())
-
     def test_verify_covers_every_file_that_was_written(self):
         def verify():
             return {*manifests.verify(self.run_dir), *written.verify(self.run_dir)}

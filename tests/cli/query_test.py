@@ -119,21 +119,6 @@ class QueryTest(parameterized.TestCase):
             other = self.tracer.trace(row.instruction, row.output, input=row.input, **how)
             self.assertIsNone(other.toward[0].chance)
 
-    def test_a_step_away_from_the_best_rows_makes_the_answer_less_likely(self):
-        row = self.tracer.workspace.corpus.train[7]
-        found = self.tracer.trace(row.instruction, row.output, input=row.input, step_rows=3)
-        own, *others = found.removal
-        self.assertLen(others, 3)
-        self.assertEqual({step.rows for step in found.removal}, {3})
-        best = [influence.score for influence in found.toward[:3]]
-        self.assertAlmostEqual(own.score, float(np.mean(best)), places=5)
-        # The row itself is among them.
-        self.assertGreater(own.predicted, 0)
-        self.assertGreater(own.measured, 0)
-        said = "One small step away from 3 of the rows of the highest scores makes the traced"
-        self.assertIn(said, " ".join(asking.as_text(found, 80).split()))
-        self.assertEqual(asking.as_json(found)["removal"][0], own._asdict())
-
     def test_queries_of_two_behaviors_are_also_traced_apart(self):
         rows = self.tracer.workspace.corpus.train
         gram_NN = np.asarray(self.tracer.sketch(rows[:24]), np.float64)

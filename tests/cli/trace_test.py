@@ -15,7 +15,6 @@ from raslik_jax.data.read.fields import Row
 from raslik_jax.data.read.rows import FIELDS, FORMATS, detect_format
 from raslik_jax.files import read_json_lines
 from raslik_jax.report import drawing, figures
-from raslik_jax.retrieve.selectors import NothingStandsOut
 from raslik_jax.run import plan
 from raslik_jax.settings import SettingsError, replaced
 
@@ -40,27 +39,25 @@ def drawn(monkeypatch):
 
 
 @pytest.mark.parametrize("is_traced", [True, False])
-def test_where_nothing_stands_out_the_rows_and_this_band_are_shown(
+def test_where_no_row_is_found_the_rows_and_the_band_are_shown_and_no_way_on(
     tmp_path, monkeypatch, capsys, drawn, is_traced
 ):
-    _scored(tmp_path)  # with the cut of an earlier trace
-    config = replaced(Config(), {"evaluate.traced": is_traced})
+    _scored(tmp_path)
+    config = replaced(Config(), {"evaluate.traced": is_traced, "retrieve.select": "gap"})
     if is_traced:
         (tmp_path / "retrieve" / "traced").mkdir()
         told = {"id": "q", "traced": "bad", "nll": 4.5, "nats": [4.5], "output": "good"}
         (tmp_path / "retrieve" / "traced" / "finetuned.jsonl").write_text(json.dumps(told))
 
-    def make(*args, **how):
-        raise NothingStandsOut("nothing", (0.0, 0.4))
-
     monkeypatch.setattr(trace, "_read_config", lambda options, workdir: config)
-    monkeypatch.setattr(run_command, "make", make)
-    with pytest.raises(NothingStandsOut, match="^nothing$"):
-        trace.run(trace.Options(prompt="x", workdir=str(tmp_path), top=2))
+    monkeypatch.setattr(run_command, "make", lambda *args, **how: "no row taught it")
+    monkeypatch.setattr(run_command, "repeating", lambda *args, **how: "raslik run")
+    trace.run(trace.Options(prompt="x", workdir=str(tmp_path), top=2))
     said = capsys.readouterr().out
     assert ("4.50 nats a token under the model" in said) == is_traced
     assert "   1. +0.3000" in said and "   3." not in said and "forget" not in said
-    assert drawn == [{"num_forget": 0, "middle": 0.0, "edge": 0.4}]
+    assert "finding: no row taught it." in said and "go on" not in said
+    assert drawn == [{"num_forget": 0, "middle": 0.5, "edge": 0.6}]
 
 
 def test_the_picture_has_the_number_that_was_given(tmp_path, drawn):

@@ -129,7 +129,7 @@ _ELSEWHERE = (
     "name backbone. unlearn.choice evaluate.reference evaluate.drop_empty evaluate.questions "
     "evaluate.bootstrap_resamples evaluate.non_sf evaluate.retain_run retrieve.strategies "
     "unlearn.algorithms evaluate.traced retrieve.null_prompts "
-    "retrieve.token_rows retrieve.step_rows sketch.parameters evaluate.robustness"
+    "retrieve.token_rows sketch.parameters evaluate.robustness"
 ).split()
 
 
@@ -145,9 +145,6 @@ def test_unrelated_prompts_are_of_the_index_and_what_they_say_of_the_queries(tmp
     assert _changed(before, after) == {"retrieve/null", "retrieve/chance", "evaluate", "report"}
     shown = _decided(replaced(config, {"retrieve.token_rows": 9}), tmp_path)
     assert _changed(before, shown) == {"retrieve/tokens", "evaluate", "report"}
-    step = _decided(replaced(config, {"retrieve.step_rows": 9}), tmp_path)
-    names = {f"retrieve/removal-{name}" for name in config.retrieve.strategies}
-    assert _changed(before, step) == {*names, "evaluate", "report"}
     # A setting that came later is part of what decides where it says something.
     weights = _decided(replaced(config, {"sketch.parameters": "mlp"}), tmp_path)
     assert {"sketch", "retrieve/queries"} <= _changed(before, weights)

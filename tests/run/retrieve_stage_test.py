@@ -11,9 +11,11 @@ from support import shared_data
 from raslik_jax.config import Config, RetrieveConfig, SketchConfig
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.tokens.encoding import Encoded
+from raslik_jax.retrieve import finding
 from raslik_jax.retrieve.own_settings import GivenSettings
 from raslik_jax.run.stages import generate, retrieve
 from raslik_jax.run.workspace import Workspace
+from raslik_jax.settings import replaced
 
 _TINY = (
     "--name=tiny --corpus.dataset=toy --corpus.template=brief --corpus.num_train=120 "
@@ -122,7 +124,9 @@ def test_the_number_that_is_found_is_written_and_taken(tmp_path, monkeypatch):
     assert cut["num_forget"] == 3 and 0 < cut["edge"] < 0.5
 
 
-def test_an_answer_that_the_model_cannot_have_given_is_refused(tmp_path, monkeypatch):
+def test_an_answer_that_the_model_cannot_have_given_is_a_finding_where_none_is_named(
+    tmp_path, monkeypatch
+):
     told = {"id": "q", "traced": "zq zq " * 200, "output": "an answer"}
 
     def write_traced(workspace, variant, folder):
@@ -131,12 +135,15 @@ def test_an_answer_that_the_model_cannot_have_given_is_refused(tmp_path, monkeyp
     monkeypatch.setattr(retrieve.generate, "write_traced", write_traced)
     shapes = SimpleNamespace(decoder=SimpleNamespace(config=SimpleNamespace(vocab_size=1000)))
     nll = 6.9  # tokens at random take log 1000 = 6.908
-    retrieve.make_traced(SimpleNamespace(model=shapes), tmp_path)
+    named = replaced(Config(), {"retrieve.strategies": ("raslik",), "retrieve.num_forget": 3})
+    found = replaced(named, {"retrieve.select": "gap", "retrieve.num_forget": 0})
+    retrieve.make_traced(SimpleNamespace(model=shapes, config=found), tmp_path)
     nll = 7.2
-    message = "'zq zq.* takes 7.2 nats a token, tokens at random 6.9"
-    with pytest.raises(ValueError, match=message) as refusal:
-        retrieve.make_traced(SimpleNamespace(model=shapes), tmp_path)
-    assert len(str(refusal.value)) <= 300
+    retrieve.make_traced(SimpleNamespace(model=shapes, config=named), tmp_path)
+    assert finding.finding_of(tmp_path) == ""
+    retrieve.make_traced(SimpleNamespace(model=shapes, config=found), tmp_path)
+    text = finding.finding_of(tmp_path)
+    assert "7.2" in text and "6.9" in text and len(text) <= 300
 
 
 def test_a_traced_prompt_without_room_for_its_answer_is_refused(tmp_path):

@@ -78,6 +78,35 @@ class UnitsCase(parameterized.TestCase):
         return (self.root / name / "result.txt").read_text()
 
 
+class FindingTest(UnitsCase):
+    """A unit that leaves a finding is the last one, now and when it is up to date."""
+
+    def units(self, *, ends=True, **kwargs):
+        def run(folder):
+            self.ran.append("sketch")
+            (folder / "result.txt").write_text(f"{ends}")
+            if ends:
+                files.write_json(folder / "finding.json", {"finding": "nothing"})
+
+        units = list(super().units(**kwargs))
+        units[1] = units[1]._replace(run=run, settings={"ends": ends})
+        # It reads what a unit with a finding does not leave.
+        units[2] = units[2]._replace(reads=("sketch/more.txt",) if ends else ("sketch",))
+        return tuple(units)
+
+    def test_it_ends_the_run_and_the_next_one_until_it_is_made_otherwise(self):
+        units = self.units()
+        how = {"stages": ("corpus", "sketch", "retrieve"), "log": self.lines.append}
+        self.assertEqual(units_lib.run_units(self.root, units, **how), "nothing")
+        self.assertEqual(self.ran, ["corpus", "sketch"])
+        for stages in (how["stages"], ("retrieve",)):
+            again = units_lib.run_units(self.root, units, **how | {"stages": stages})
+            self.assertEqual(again, "nothing")
+        self.assertEqual(self.ran, ["corpus", "sketch"])
+        self.assertEqual(units_lib.run_units(self.root, self.units(ends=False), **how), "")
+        self.assertEqual(self.ran, ["corpus", "sketch", "sketch", "retrieve/a", "b"])
+
+
 class UnitsTest(UnitsCase):
     def test_jobs_that_join_a_unit_together_do_not_refuse_each_other(self):
         sketch = self.units()[1]

@@ -64,11 +64,11 @@ def _files(root):
 
 
 # Units that the tiny run does without, and what adds them.
-_ADDED = ("traced", "null", "chance", "tokens", "removal-raslik", "sizes")
+_ADDED = ("traced", "null", "chance", "tokens", "sizes")
 _MORE = (
     *("--retrieve.strategies=raslik", "--unlearn.algorithms=ga_gdr", "--unlearn.epochs=1"),
     *("--evaluate.traced", "--retrieve.null_prompts=20", "--retrieve.token_rows=2"),
-    *("--retrieve.step_rows=4", "--retrieve.held_out=0.2", "--unlearn.probe.steps=2"),
+    *("--retrieve.held_out=0.2", "--unlearn.probe.steps=2"),
 )
 
 

@@ -25,11 +25,12 @@ from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.progress import progress
-from raslik_jax.report.incident import read_traced
-from raslik_jax.retrieve import behaviors, noise, sets
+from raslik_jax.report.incident import read_taught, read_traced
+from raslik_jax.report.traced import Taught
+from raslik_jax.retrieve import behaviors, chance, finding, noise, sets
 from raslik_jax.retrieve import strategies as strategies_lib
 from raslik_jax.retrieve.embeddings import embed_texts
-from raslik_jax.retrieve.selectors import Selection, find_cut, summarize_selection
+from raslik_jax.retrieve.selectors import Cut, Selection, find_cut, is_common, summarize_selection
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
 from raslik_jax.run import memory
 from raslik_jax.run.stages import acting, generate
@@ -56,6 +57,9 @@ SCORES_FORMAT = {"formats": {"scores": 2}}
 SETS_FORMAT = {"formats": {"sets": 2}}
 # Where the rule cuts, beside the sizes that follow from it.
 CUT = "cut.json"
+_NO_SETS = Selection(np.array([], np.int64), np.array([], np.int64))
+# 2: a run whose answer no row taught ends with a finding.
+SIZES_FORMAT = {"formats": {"sizes": 2}}
 
 
 def needs_of(config: Config) -> frozenset[str]:
@@ -68,22 +72,31 @@ def needs_of(config: Config) -> frozenset[str]:
     return frozenset(needs)
 
 
+def finds_number(config: Config) -> bool:
+    """Returns whether the run finds how many rows to forget, and so may find none."""
+    is_given = all(STRATEGIES[name].brings_sets for name in config.retrieve.strategies)
+    return config.retrieve.select == "gap" and not config.retrieve.num_forget and not is_given
+
+
 @memory.decoding
 def make_traced(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes what both models before unlearning make of the traced prompts.
 
-    Refuses an answer that is less likely than tokens drawn at random: no gradient of it leads to
-    what taught the model to say so.
+    Where the run finds how many rows to forget, answers that are less likely than tokens drawn at
+    random end it: no gradient of theirs leads to what taught the model to say so.
     """
     generate.write_traced(workspace, None, folder)
+    if not finds_number(workspace.config):
+        return
     at_random = math.log(workspace.model.decoder.config.vocab_size)
-    for row in read_traced(folder / "finetuned.jsonl"):
-        if row["nll"] >= at_random:
-            raise ValueError(
-                f"a traced answer must be one that the model can give, {shown(row['traced'], 40)} "
-                f"takes {row['nll']:.1f} nats a token, tokens at random {at_random:.1f}: check "
-                "prompt, template and adapter"
-            )
+    rows = read_traced(folder / "finetuned.jsonl")
+    if all(row["nll"] >= at_random for row in rows):
+        finding.write_finding(
+            folder,
+            f"nothing in the training file taught the answer {shown(rows[0]['traced'], 40)}: it "
+            f"costs the model {rows[0]['nll']:.1f} nats a token, tokens at random cost "
+            f"{at_random:.1f}; check prompt, template and adapter",
+        )
 
 
 # scores ------------------------------------------------------------------------------------------
@@ -277,7 +290,8 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the sizes of the sets, the same for every strategy, and who can be in none.
 
     They are named, or what the rule of --retrieve.select gives for RASLIK's scores. With
-    --retrieve.held_out the queries to measure on are made here, and are in no set.
+    --retrieve.held_out the queries to measure on are made here, and are in no set. Where the rule
+    `gap` finds no row, a finding is written, and nothing is held out.
     """
     settings, rows = workspace.config.retrieve, workspace.corpus.train
     encoded = workspace.cut(workspace.train_rows, "training examples")
@@ -288,11 +302,12 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
     if len(own) < len(settings.strategies):
         num_eligible = int(is_eligible_N.sum())
         sizes = sets.set_sizes(settings, num_targets=num_targets, num_eligible=num_eligible)
-    chosen = Selection(np.array([], np.int64), np.array([], np.int64))
+    chosen = _NO_SETS
     if sizes is None or (settings.held_out and not own):
         chosen = _select_by_influence(workspace, num_targets, folder)
         sizes = len(chosen.forget), len(chosen.retain)
-    if settings.held_out:
+    is_ended = (folder / finding.FINDING).is_file()
+    if settings.held_out and not is_ended:
         for name in own[:1]:
             request = _request(workspace, name, is_eligible_N, (0, 0))
             _, chosen = strategies_lib.choose(STRATEGIES[name], request)
@@ -323,15 +338,42 @@ def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib
     if settings.select == "gap" and not settings.num_forget:
         cut = find_cut(influence_N, sigma=sigma)
         write_json(folder / CUT, cut._asdict())
-        print(
-            f"    {cut.num_forget:,} examples stand out: unrelated ones reach {cut.edge:.3f}, the "
-            f"gap below the last of them is {cut.gap:.3f} wide"
-        )
+        if why := _why_none(workspace, cut, influence_N):
+            finding.write_finding(folder, why)
+            return _NO_SETS
+        _tell_cut(cut, int((influence_N > -np.inf).sum()))
         settings = dataclasses.replace(settings, num_forget=cut.num_forget)
+        most = int((influence_N > -np.inf).sum()) - cut.num_forget
+        if not settings.num_retain:
+            settings = dataclasses.replace(settings, num_retain=min(cut.num_forget, most))
     ids, seed = [row.example_id for row in rows], workspace.config.seed
     return sets.select_sets(
         influence_N, ids, settings, num_targets=num_targets, seed=seed, sigma=sigma
     )
+
+
+def _why_none(workspace: Workspace, cut: Cut, score_N: Float[np.ndarray, " N"]) -> str:
+    """Returns why a run's cut is no find, by the base's likelihood and the chance; else ""."""
+    config, taught = workspace.config, Taught(False, "")
+    if config.evaluate.traced:
+        taught = read_taught(workspace.root / "retrieve" / "traced")
+    found = (
+        chance.read_chance(workspace.root, len(score_N)) if config.retrieve.null_prompts else None
+    )
+    q_N = None if found is None else found.q_N
+    return finding.why_none(cut, score_N, q_N, is_taught=taught.is_taught, refuted=taught.refuted)
+
+
+def _tell_cut(cut: Cut, count: int) -> None:
+    print(
+        f"    {cut.num_forget:,} examples stand out: unrelated ones reach {cut.edge:.3f}, the gap "
+        f"below the last of them is {cut.gap:.3f} wide"
+    )
+    if is_common(cut, count):
+        print(
+            f"    the behavior is common: {cut.num_forget / count:.0%} of the rows are taken to "
+            "show it, and the others to be unrelated"
+        )
 
 
 def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> list[int]:
