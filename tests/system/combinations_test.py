@@ -40,7 +40,7 @@ _VALUES = {
 _TINY = (
     *("--corpus.template=brief", "--corpus.max_len=96", "--references.max_new_tokens=8"),
     *("--sketch.size=256", "--sketch.num_buckets=1", "--retrieve.num_forget=6"),
-    *("--retrieve.step_rows=4", "--retrieve.token_rows=2", "--retrieve.null_prompts=8"),
+    *("--retrieve.token_rows=2", "--retrieve.null_prompts=8"),
     *("--unlearn.fixed_padding", "--unlearn.epochs=1", "--unlearn.batch_size=6"),
     *("--unlearn.probe.steps=0", "--unlearn.probe.stop=never"),
     *("--evaluate.perplexity_examples=2", "--evaluate.bootstrap_resamples=100"),
