@@ -22,8 +22,8 @@ from raslik_jax.data.tokens.encoding import encode
 from raslik_jax.data.tokens.prompts import TEMPLATES, template_hash
 from raslik_jax.data.tokens.tokenization import load_tokenizer, tokenizer_hash
 
-_ALPACA = flags.DEFINE_string("alpaca", None, "Alpaca's JSON, packed or not.", required=True)
-_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Pythia's tokenizer.json.", required=True)
+_ALPACA = flags.DEFINE_string("alpaca", None, "Alpaca's JSON, packed or not.")
+_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Pythia's tokenizer.json.")
 _OUTPUT = flags.DEFINE_string(
     "output", "raslik_jax/data/alpaca_lengths.json", "Where the counts go."
 )
@@ -54,4 +54,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    flags.mark_flags_as_required(["alpaca", "tokenizer"])
     command.start(main)

@@ -5,7 +5,7 @@ import pytest
 from raslik_jax import files, manifests
 from raslik_jax.cli import run as run_command
 from raslik_jax.cli import unlearn
-from raslik_jax.config import Config
+from raslik_jax.config import Config, to_json
 from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.report import rows as rows_lib
 from raslik_jax.run import exporting
@@ -28,6 +28,7 @@ def work(tmp_path, monkeypatch):
     own = {"corpus.dataset": "records", "retrieve.strategies": ("raslik",)}
     own |= {"unlearn.algorithms": ("ga_gdr",), "retrieve.held_out": 0.0, "evaluate.traced": False}
     own |= {"corpus.records.train_file": str(train), "corpus.records.queries_file": str(train)}
+    files.write_json(root / "config.json", to_json(replaced(Config(), own)))
     made = []
 
     def make(*args, stages, **how):

@@ -433,7 +433,7 @@ class BadCheckpointTest(FolderTest):
         self.assert_refused(["config.json", "must be JSON"], load, folder)
         config.unlink()
         self.assert_refused("lacks config.json", load, folder)
-        self.assert_refused("must be a directory", load, self.folder / "absent" / "deeper")
+        self.assert_refused("must be a folder", load, self.folder / "absent" / "deeper")
 
     @parameterized.parameters(
         ("config.json", '{"model_type": ["llama"]}', "model_type in .* must be text"),
@@ -549,7 +549,7 @@ class HubTest(FolderTest):
 
     def test_a_directory_has_no_revision(self):
         folder = write_model(self.folder / "local", "llama")
-        self.assert_refused("revision='main'", load, folder, revision="main")
+        self.assert_refused("'main'", load, folder, revision="main")
 
 
 class MergeTest(FolderTest):

@@ -17,6 +17,7 @@ from absl.testing import absltest, parameterized
 
 from raslik_jax import files
 from raslik_jax.evaluate import verdict
+from raslik_jax.run import written
 
 _SCRIPT = "experiments/run.py"
 # Settings that a unit looks at and whose result does not depend on them, and why.
@@ -107,7 +108,12 @@ class TinyRunTest(absltest.TestCase):
     def copy(self):
         """Returns a copy of the run that a test may change."""
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        return shutil.copytree(self.root, folder / "tiny")
+        root = shutil.copytree(self.root, folder / "tiny")
+        # Other tests have had the shared run write to folders of theirs, which are gone.
+        record = root / written.RECORD
+        kept = {k: v for k, v in json.loads(record.read_text()).items() if not k.startswith("/")}
+        record.write_text(json.dumps(kept))
+        return root
 
     def test_leaves_sets_metrics_report_and_how_to_repeat_it(self):
         self.assertIn("report:", self.stdout)
@@ -361,7 +367,7 @@ class WrongInputTest(parameterized.TestCase):
         )
 
     @parameterized.parameters(
-        ("", "train.jsonl' must hold at least one row"),
+        ("", "train.jsonl must hold at least one row"),
         (
             '{"instruction": "a", "output": "b"}\n{"instruction": 3}\n',
             "train.jsonl:2: 'instruction'",

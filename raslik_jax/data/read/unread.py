@@ -32,14 +32,11 @@ def _preferences(row: Row, filled: list[str], mapped: set[str]) -> Iterator[str]
         return
     if chosen and rejected:
         yield (
-            f"rows of preferences ({chosen[0]}, {rejected[0]}) {must}: to trace the chosen ones "
-            f"give --corpus.records.fields={_map_for(row, chosen[0])}"
+            f"preferences ({chosen[0]}, {rejected[0]}) {must}: to trace the chosen ones give "
+            f"--corpus.records.fields={_map_for(row, chosen[0])}"
         )
     elif {"rejected", "rejected_response", "rejected_messages"} & {*rejected}:
-        yield (
-            f"rows of preferences ({rejected[0]}) {must}: to trace the preferred ones remove the "
-            f"column {rejected[0]}"
-        )
+        yield (f"preferences ({rejected[0]}) {must}: to trace the preferred ones remove the column")
     talks = {"prompt", "messages", "conversations"} & {*filled}
     for name in (_KTO, *([_LABEL] if talks else [])):
         value = row.record.get(name)
