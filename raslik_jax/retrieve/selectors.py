@@ -185,6 +185,9 @@ def count_upper(score_N: Float[np.ndarray, " N"]) -> int:
     right_B = np.maximum.accumulate(density_B[::-1])[::-1]
     above_B = count - np.searchsorted(ranked_N, place_B)
     is_inside_B = np.abs(above_B / count - 0.5) <= 0.5 - _LEAST_GROUP
+    # A slope that goes on to a valley beyond these shares is no valley.
+    around_B = np.pad(density_B, 1, constant_values=np.inf)
+    is_inside_B &= (density_B <= around_B[:-2]) & (density_B <= around_B[2:])
     depth_B = np.where(is_inside_B, density_B / np.minimum(left_B, right_B), np.inf)
     valley = int(depth_B.argmin())
     return int(above_B[valley]) if depth_B[valley] <= _DEPTH else 0

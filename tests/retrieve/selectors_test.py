@@ -303,6 +303,15 @@ class GapTest(parameterized.TestCase):
         self.assertEqual(selectors.count_upper(np.repeat([0.0, 1.0], 19)), 0)
         self.assertEqual(selectors.count_upper(np.zeros(500)), 0)
 
+    @parameterized.parameters(0, 1, 2)
+    def test_the_slope_to_a_smaller_group_is_no_valley(self, seed):
+        draws = np.random.default_rng(seed)
+        score_N = np.r_[draws.normal(0, 0.06, 860), draws.normal(0.6, 0.03, 140)]
+        self.assertEqual(selectors.count_upper(score_N.astype(np.float32)), 0)
+        cut = selectors.find_cut(score_N.astype(np.float32), sigma=0.0)
+        chosen = np.argsort(-score_N)[: cut.num_forget]
+        self.assertGreater((chosen >= 860).mean(), 0.99)
+
     def test_barred_examples_count_for_nothing(self):
         score_N = self._scores(stand_out=20)
         barred_N = np.concatenate([score_N, np.full(500, -np.inf)])
