@@ -22,8 +22,8 @@ from raslik_jax.data.tokens.encoding import encode
 from raslik_jax.data.tokens.prompts import TEMPLATES, template_hash
 from raslik_jax.data.tokens.tokenization import load_tokenizer, tokenizer_hash
 
-_ALPACA = flags.DEFINE_string("alpaca", None, "Alpaca's JSON, packed or not.")
-_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Pythia's tokenizer.json.")
+_ALPACA = flags.DEFINE_string("alpaca", "", "Alpaca's JSON, packed or not.")
+_TOKENIZER = flags.DEFINE_string("tokenizer", "", "Pythia's tokenizer.json.")
 _OUTPUT = flags.DEFINE_string(
     "output", "raslik_jax/data/alpaca_lengths.json", "Where the counts go."
 )
@@ -49,10 +49,11 @@ def count_lengths(alpaca: str, tokenizer_path: str) -> str:
 
 
 def main() -> None:
+    if not (_ALPACA.value and _TOKENIZER.value):
+        raise ValueError("--alpaca and --tokenizer must be given: see --help")
     text = count_lengths(_ALPACA.value, _TOKENIZER.value)
     pathlib.Path(_OUTPUT.value).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["alpaca", "tokenizer"])
     command.start(main)

@@ -80,9 +80,9 @@ def main(options: Options) -> None:
         peft_config=LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=16, target_modules=targets),
     )
     trainer.train()
-    model: Any = trainer.model
-    model.peft_config["default"].base_model_name_or_path = BASE
-    model.save_pretrained(out)
+    tuned: Any = trainer.model
+    tuned.peft_config["default"].base_model_name_or_path = BASE
+    tuned.save_pretrained(out)
     path = out / "adapter_model.safetensors"
     weights = {name: leaf.to(torch.bfloat16) for name, leaf in load_file(path).items()}
     save_file(weights, path, metadata={"format": "pt"})
