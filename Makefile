@@ -77,7 +77,7 @@ tests-alone: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 parity: $(VENV)/.installed-parity
-	$(BIN)/python -m pytest -q -m heavy tests/parity
+	$(BIN)/python -m pytest -q -m "heavy or study" tests/parity
 
 # Cells of studies and benchmarks made again, and held to what is stored, and the quickstart on several
 # devices: 17 processor minutes.

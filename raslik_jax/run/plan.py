@@ -242,8 +242,8 @@ class _Planner:
         if self.config.evaluate.traced:
             reads = "{queries} {finetuned}"
             make, settings = retrieve.make_traced, f"{_TRACED} references.base"
-            values: dict[str, Any] = {"ends": retrieve.finds_number(self.config)}
-            values |= generate.TRACED_FORMAT
+            settings += " retrieve.select retrieve.num_forget"  # whether it may end the run
+            values = generate.TRACED_FORMAT
             yield self.unit("retrieve/traced", make, reads, settings, values=values)
         needed = retrieve.needs_of(self.config)
         for need, recipes in retrieve.SCORES.items():

@@ -46,6 +46,8 @@ _TINY = (
     *("--evaluate.perplexity_examples=2", "--evaluate.bootstrap_resamples=100"),
 )
 _COMMONEST = {"backbone.dtype": "bfloat16", "backbone.format": "nf4", "model": "adapter"}
+# Tests that share the rows: `make check` runs the first, `make studies` all others.
+_PARTS = 6
 # A sentence with one of these is as bad as a traceback.
 _UNCLEAR = ("Traceback", "PyTreeDef", "leaves", "Errno", "codec", "shape", "dtype=")
 
@@ -180,10 +182,13 @@ def test_the_commonest_combination_goes_through_all_commands(given, tmp_path):
     _run_all(_COMMONEST, given, tmp_path)
 
 
-@pytest.mark.heavy
-def test_every_pair_goes_through_all_commands(given, tmp_path):
+@pytest.mark.parametrize(
+    "part",
+    [pytest.param(n, marks=pytest.mark.study if n else pytest.mark.heavy) for n in range(_PARTS)],
+)
+def test_every_pair_goes_through_all_commands(given, tmp_path, part):
     rows, _ = cover()
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows[part::_PARTS]):
         _run_all(dict(row), given, tmp_path / str(number))
 
 
