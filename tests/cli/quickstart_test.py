@@ -105,8 +105,8 @@ class QuickstartTest(absltest.TestCase):
         (before,) = read_json_lines(root / "retrieve" / "traced" / "finetuned.jsonl")
         self.assertEqual(before["traced"], before["output"])
         summary = json.loads((root / "retrieve" / "raslik" / "summary.json").read_text())
-        # 37 of the 44 rows to forget are targets, with 47 of 100 found. The earlier noise band found
-        # 41, at a precision of .89 (docs/notes/run.md, "What is found").
+        # 37 of the 44 rows to forget are targets. The earlier noise band found fewer targets at a
+        # precision of .89 (docs/notes/run.md, "What is found").
         self.assertGreater(summary["precision"], 0.8)
         story = quickstart.read_story(root)
         howdy = [row.example_id for row in story.target if row.is_target]
