@@ -17,7 +17,7 @@ import numpy as np
 from absl import flags
 from safetensors.flax import load_file
 
-from raslik_jax import files, settings
+from raslik_jax.base import files, settings
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.data import toy_model
 from raslik_jax.models import checkpoint

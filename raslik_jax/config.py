@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-from raslik_jax import settings as settings_lib
+from raslik_jax.base import settings as settings_lib
+from raslik_jax.base.files import check_shape
+from raslik_jax.base.messages import shown
+from raslik_jax.base.settings import Settings, SettingsError, Stage, setting
 from raslik_jax.data.corpora import CorpusConfig
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.evaluate.robustness import ROBUSTNESS
-from raslik_jax.files import check_shape
-from raslik_jax.messages import shown
 from raslik_jax.retrieve.strategies import STRATEGIES
-from raslik_jax.settings import Settings, SettingsError, Stage, setting
 from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.train.objectives import OBJECTIVES
 

@@ -14,16 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float32
 
+from raslik_jax.base.files import check_shape, read_json
+from raslik_jax.base.messages import shown, some_of
+from raslik_jax.base.settings import replaced
 from raslik_jax.config import MeshConfig, config_from_json
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, drop_unanswered, make_example
 from raslik_jax.data.tokens import masking
-from raslik_jax.files import check_shape, read_json
 from raslik_jax.index import search
 from raslik_jax.index.combine import Aggregate, check_agreement
 from raslik_jax.index.format import refuse_differences
 from raslik_jax.index.store import SketchStore
-from raslik_jax.messages import shown, some_of
 from raslik_jax.retrieve import behaviors, noise, sets
 from raslik_jax.retrieve.chance import Chance
 from raslik_jax.retrieve.selectors import Selection
@@ -31,7 +32,6 @@ from raslik_jax.run import checking
 from raslik_jax.run.stages import chance as chance_stage
 from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import replaced
 from raslik_jax.sketch import projections
 
 # What is read of an index's identity; an index that no run made has other fields.

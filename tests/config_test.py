@@ -4,7 +4,8 @@ import math
 
 from absl.testing import absltest, parameterized
 
-from raslik_jax import config, settings
+from raslik_jax import config
+from raslik_jax.base import settings
 from raslik_jax.config import Config
 
 

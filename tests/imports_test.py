@@ -10,12 +10,12 @@ from absl.testing import absltest, parameterized
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "raslik_jax"
 # Rooms in the order of DESIGN.md; a module imports only from rooms to its left, or from its own.
-_ROOMS = "data models sketch index retrieve train evaluate report run cli".split()
+_ROOMS = "base parallel data models sketch index retrieve train evaluate report run cli".split()
 # These stand beside the rooms: records of members reach the settings of a run.
 _USES_ALL = ("config", "trace")
 # Modules that list members, settings or results for tools that compute nothing.
 _WITHOUT_JAX = (
-    *("settings", "config", "manifests", "files", "messages", "progress", "lazy"),
+    *("base/", "config"),
     *("data/", "report/", "cli/setting_flags", "cli/command"),
     *(
         "retrieve/strategies",
@@ -27,7 +27,7 @@ _WITHOUT_JAX = (
     *("run/units", "run/workdir", "run/live"),
 )
 # Its batches are trees of jax.
-_WITH_JAX = ("data/batches",)
+_WITH_JAX = ("data/batches", "base/axes")
 
 
 @functools.cache

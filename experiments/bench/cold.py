@@ -50,6 +50,7 @@ import safetensors
 
 from experiments.bench import harness, workload
 from experiments.bench.harness import Line, say
+from raslik_jax.base.settings import setting
 from raslik_jax.cli import command
 from raslik_jax.data import examples
 from raslik_jax.data.read import formats
@@ -57,7 +58,6 @@ from raslik_jax.data.tokens import encoding, tokenization
 from raslik_jax.index.store import SketchStore
 from raslik_jax.models import adapters, checkpoint
 from raslik_jax.models.presets import MODEL_PRESETS
-from raslik_jax.settings import setting
 
 Program = Literal["ours", "torch_loop", "bergson"]
 _ROOT = pathlib.Path(__file__).resolve().parents[2]

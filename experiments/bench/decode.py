@@ -30,9 +30,9 @@ import numpy as np
 
 from experiments.bench import harness
 from experiments.bench.harness import Line, say
+from raslik_jax.base.settings import setting
 from raslik_jax.data.batches import next_rung
 from raslik_jax.models import decode, decoder
-from raslik_jax.settings import setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -36,9 +36,10 @@ import numpy as np
 
 from experiments.bench import harness
 from experiments.bench.harness import Line
+from raslik_jax.base.files import read_array
+from raslik_jax.base.settings import setting
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import tokenization
-from raslik_jax.files import read_array
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.models import checkpoint, encoder
@@ -46,7 +47,6 @@ from raslik_jax.retrieve import bm25, strategies
 from raslik_jax.retrieve.embeddings import embed_texts
 from raslik_jax.run.plan import open_run
 from raslik_jax.run.stages import sketch as sketch_stage
-from raslik_jax.settings import setting
 from raslik_jax.sketch import projections
 
 Method = Literal["embedding", "bm25", "raslik", "exact"]

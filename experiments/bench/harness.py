@@ -22,14 +22,14 @@ import numpy as np
 import optax
 from absl import flags
 
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import quantize
 from raslik_jax.models.lora import LORA_PRESETS, LoRAConfig
 from raslik_jax.models.presets import MODEL_PRESETS
 from raslik_jax.report import tables
-from raslik_jax.settings import Settings, setting
 
 flags.disclaim_key_flags()
 

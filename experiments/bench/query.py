@@ -34,10 +34,10 @@ import numpy as np
 
 from experiments.bench import harness
 from experiments.bench.harness import Line
-from raslik_jax.files import check_new_folder
+from raslik_jax.base.files import check_new_folder
+from raslik_jax.base.settings import setting
 from raslik_jax.index import quantize, search
 from raslik_jax.index.store import SketchStore
-from raslik_jax.settings import setting
 
 Dtype = Literal["float32", "bfloat16", "int8", "sign"]
 

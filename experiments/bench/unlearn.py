@@ -34,10 +34,10 @@ import numpy as np
 
 from experiments.bench import harness
 from experiments.bench.harness import Line
+from raslik_jax.base.settings import setting
 from raslik_jax.data.batches import Batch
 from raslik_jax.models import decoder as decoders
 from raslik_jax.run import cost
-from raslik_jax.settings import setting
 from raslik_jax.train import loop, losses, steps
 from raslik_jax.train.objectives import OBJECTIVES
 

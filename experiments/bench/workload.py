@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench import harness
+from raslik_jax.base.settings import setting
 from raslik_jax.data import batches
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.data.tokens import encoding
@@ -17,7 +18,6 @@ from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.models.presets import MODEL_PRESETS
 from raslik_jax.run.stages.sketch import program_tokens
-from raslik_jax.settings import setting
 from raslik_jax.sketch import gradients, hashing, head, loss, projections, theory
 from raslik_jax.sketch.families import PROJECTIONS
 

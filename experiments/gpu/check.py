@@ -20,11 +20,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from experiments.gpu import page, records, rules
 from experiments.gpu.steps import MODELS, STEPS, compile_step, steps_of
-from raslik_jax import files
+from raslik_jax.base import files
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 from raslik_jax.report import tables
 from raslik_jax.run import gpus
-from raslik_jax.settings import Settings, setting
 
 # The GPU of stated.json, which the page holds against the rates of the others too.
 _STATED = next(iter(gpus.GPUS))

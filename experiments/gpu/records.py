@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from experiments.gpu import roofline
 from experiments.gpu.steps import MODELS, STEPS, Compiled
-from raslik_jax import files
+from raslik_jax.base import files
 from raslik_jax.run import gpus
 
 _STATED = pathlib.Path(__file__).with_name("stated.json")

@@ -19,18 +19,18 @@ from jaxtyping import Float, Int
 
 from experiments.studies.kernels import Grams, gram_matrices
 from experiments.studies.rankings import Labels
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
+from raslik_jax.base.files import read_json, replacing, write_json
+from raslik_jax.base.manifests import check_finished, content_hash
+from raslik_jax.base.messages import shown, some_of
+from raslik_jax.base.progress import progress
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data import batches
 from raslik_jax.data.examples import QUERY_SETS, Example
 from raslik_jax.data.tokens import encoding
-from raslik_jax.files import read_json, replacing, write_json
-from raslik_jax.manifests import check_finished, content_hash
-from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint
-from raslik_jax.progress import progress
 from raslik_jax.run.plan import open_run
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import Settings, setting
 from raslik_jax.sketch import gradients, probes, projections
 
 # In the place of a loss: mean final hidden states, no gradient.

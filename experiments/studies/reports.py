@@ -9,8 +9,8 @@ import jax
 from absl import logging
 
 from experiments.studies.gradients import Options
+from raslik_jax.base.files import read_json, write_json
 from raslik_jax.cli import command
-from raslik_jax.files import read_json, write_json
 from raslik_jax.report import tables
 
 

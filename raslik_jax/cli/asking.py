@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from raslik_jax.base.files import parse_json
+from raslik_jax.base.messages import bounded, one_line, some_of
 from raslik_jax.config import MeshConfig
 from raslik_jax.data.examples import Example, make_example, with_system
-from raslik_jax.files import parse_json
-from raslik_jax.messages import bounded, one_line, some_of
 from raslik_jax.report import serving
 from raslik_jax.retrieve import chance
 
@@ -33,7 +33,7 @@ def open_index(index: str, run: str, mesh: MeshConfig) -> tuple["Tracer", Callab
 
     `run` is the index's run; '' finds it by the index's folder.
     """
-    from raslik_jax import meshes  # these take jax with them
+    from raslik_jax.parallel import meshes  # these take jax with them
     from raslik_jax.trace import Tracer
 
     devices = meshes.make_mesh(mesh.data)

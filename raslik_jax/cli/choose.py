@@ -25,13 +25,13 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from raslik_jax.base.files import read_json, write_json
+from raslik_jax.base.messages import one_line, shown
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.evaluate import choice
-from raslik_jax.files import read_json, write_json
-from raslik_jax.messages import one_line, shown
 from raslik_jax.report.runs import read_metrics
 from raslik_jax.run import written
 from raslik_jax.run.workdir import differing_fields
-from raslik_jax.settings import Settings, setting
 from raslik_jax.train.objectives import OBJECTIVES
 
 

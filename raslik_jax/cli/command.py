@@ -19,12 +19,12 @@ from typing import Any, NoReturn, TextIO
 
 from absl import app, flags
 
+from raslik_jax.base.files import sentence_of
+from raslik_jax.base.messages import bounded, printable, shown
+from raslik_jax.base.settings import Settings
 from raslik_jax.cli import setting_flags
-from raslik_jax.files import sentence_of
-from raslik_jax.messages import bounded, printable, shown
-from raslik_jax.processes import JobConfig
+from raslik_jax.parallel.processes import JobConfig
 from raslik_jax.run import gpus
-from raslik_jax.settings import Settings
 
 _KEEP = flags.DEFINE_boolean(
     "keep_compiled",
@@ -109,7 +109,10 @@ def _job_of(options: Settings) -> Iterator[None]:
     if not given.coordinator:
         yield
         return
-    from raslik_jax import distributed, processes  # it takes jax with it, and --help should not
+    from raslik_jax.parallel import (  # it takes jax with it, and --help should not
+        distributed,
+        processes,
+    )
 
     numbers: dict[str, Any] = {}
     if given.num_processes:

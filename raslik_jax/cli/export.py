@@ -14,9 +14,9 @@ from typing import Any
 
 from absl import logging
 
-from raslik_jax import files
+from raslik_jax.base import files
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.run import hub, written
-from raslik_jax.settings import Settings, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

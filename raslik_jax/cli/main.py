@@ -17,8 +17,8 @@ from absl import flags
 
 import raslik_jax
 from raslik_jax import cli
+from raslik_jax.base.messages import shown
 from raslik_jax.cli import command, setting_flags
-from raslik_jax.messages import shown
 
 if __name__ != "__main__":
     flags.disclaim_key_flags()  # --help lists those of the command

@@ -24,14 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags, logging
 
-from raslik_jax import files, processes, settings
+from raslik_jax.base import files, settings
+from raslik_jax.base.settings import setting
 from raslik_jax.cli import asking
 from raslik_jax.config import MeshConfig, RetrieveConfig
 from raslik_jax.data.examples import Example, write_examples
 from raslik_jax.data.read.formats import AUTO, read_examples
-from raslik_jax.processes import JobConfig
+from raslik_jax.parallel import processes
+from raslik_jax.parallel.processes import JobConfig
 from raslik_jax.run import written
-from raslik_jax.settings import setting
 
 if TYPE_CHECKING:  # it takes jax with it, and --help should not
     from raslik_jax.trace import Trace, Tracer

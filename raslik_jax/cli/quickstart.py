@@ -17,7 +17,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from raslik_jax import files, processes
+from raslik_jax.base import files
+from raslik_jax.base.messages import shown
+from raslik_jax.base.settings import setting
 from raslik_jax.cli import command, setting_flags, trace, unlearn
 from raslik_jax.cli import run as run_command
 from raslik_jax.config import MeshConfig, config_from_json
@@ -26,11 +28,10 @@ from raslik_jax.data.corpora.howdy import SCIFI
 from raslik_jax.data.examples import HELD_OUT, Example, query_file, write_examples
 from raslik_jax.data.read.formats import read_written
 from raslik_jax.evaluate.rates import non_sf_by_words
-from raslik_jax.messages import shown
-from raslik_jax.processes import JobConfig
+from raslik_jax.parallel import processes
+from raslik_jax.parallel.processes import JobConfig
 from raslik_jax.report.incident import read_traced
 from raslik_jax.run import written
-from raslik_jax.settings import setting
 
 WHEN_STOPPED, GROUP = run_command.WHEN_STOPPED, trace.GROUP
 # A model this small, whose programs take longer to compile than to run: few shapes of each.

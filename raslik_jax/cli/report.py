@@ -22,14 +22,14 @@ from typing import Any, Literal
 
 from absl import logging
 
-from raslik_jax import files
+from raslik_jax.base import files
+from raslik_jax.base.messages import shown
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import asking
 from raslik_jax.config import MeshConfig
-from raslik_jax.messages import shown
 from raslik_jax.report import blocks, page, published, results, runs, tables
 from raslik_jax.retrieve.finding import read_finding
 from raslik_jax.run import written
-from raslik_jax.settings import Settings, setting
 
 Form = Literal["terminal", "markdown", "csv", "latex"]
 _FILES: dict[str, Form] = {"tables.md": "markdown", "tables.csv": "csv", "tables.tex": "latex"}

@@ -18,14 +18,15 @@ from typing import Any
 
 from absl import flags, logging
 
-from raslik_jax import processes, settings
+from raslik_jax.base import settings
+from raslik_jax.base.settings import setting
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import STAGES, Config, MeshConfig
-from raslik_jax.processes import JobConfig
+from raslik_jax.parallel import processes
+from raslik_jax.parallel.processes import JobConfig
 from raslik_jax.run import gpus, verifying, written
 from raslik_jax.run.live import WRITERS
 from raslik_jax.run.workdir import open_workdir
-from raslik_jax.settings import setting
 
 WHEN_STOPPED = "stopped; the same command goes on from here"
 FLAGS = tuple(settings.leaves(Config()))
@@ -116,7 +117,7 @@ def make(
         record = processes.alone(
             lambda: held.enter_context(open_workdir(workdir, config, update=update))
         )
-        from raslik_jax import meshes  # it takes jax with it, and --help should not
+        from raslik_jax.parallel import meshes  # it takes jax with it, and --help should not
         from raslik_jax.run import checking, estimate, plan
 
         devices = meshes.make_mesh(mesh.data)
@@ -154,7 +155,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     """Prints what a run will do and take; writes nothing."""
     if options.gpu:
         gpus.prepare()
-    from raslik_jax import meshes  # for the same reason, here
+    from raslik_jax.parallel import meshes  # for the same reason, here
     from raslik_jax.report import tables
     from raslik_jax.run import checking, cost, fitting, forecast
 

@@ -7,9 +7,9 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from absl import flags
 
-from raslik_jax import settings
+from raslik_jax.base import settings
+from raslik_jax.base.messages import some_of
 from raslik_jax.config import Config
-from raslik_jax.messages import some_of
 
 # They are listed as flags of the command that asks for them.
 flags.disclaim_key_flags()

@@ -20,8 +20,8 @@ import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from raslik_jax import local_gpus
-from raslik_jax.settings import Settings, setting
+from raslik_jax.base.settings import Settings, setting
+from raslik_jax.parallel import local_gpus
 
 WHEN_STOPPED = "stopped; what was committed stays, the same command goes on from here"
 
@@ -73,7 +73,7 @@ def run(options: Options) -> None:
 
 
 def _help(workdir: pathlib.Path) -> None:
-    from raslik_jax import files
+    from raslik_jax.base import files
     from raslik_jax.config import config_from_json
     from raslik_jax.run import checking, units
     from raslik_jax.run.plan import plan_units

@@ -33,17 +33,17 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from raslik_jax import settings as settings_lib
+from raslik_jax.base import settings as settings_lib
+from raslik_jax.base.files import write_json, write_text
+from raslik_jax.base.messages import shown, some_of
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import choose, setting_flags
 from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, to_json
 from raslik_jax.evaluate import choice
-from raslik_jax.files import write_json, write_text
-from raslik_jax.messages import shown, some_of
 from raslik_jax.report import page, published, results, runs, tables
 from raslik_jax.retrieve.finding import read_finding
 from raslik_jax.run.workdir import locked
-from raslik_jax.settings import Settings, setting
 
 WHEN_STOPPED = "stopped; the same command goes on from here"
 # What the suite itself decides of every run.

@@ -26,22 +26,23 @@ from typing import Any
 import numpy as np
 from absl import flags, logging
 
-from raslik_jax import files, processes, settings
+from raslik_jax.base import files, settings
+from raslik_jax.base.manifests import current_file
+from raslik_jax.base.messages import one_line, shown
+from raslik_jax.base.settings import setting
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, MeshConfig
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import HELD_OUT, Example, as_record, query_file
 from raslik_jax.data.read.formats import parse_fields, read_examples, read_written
-from raslik_jax.manifests import current_file
-from raslik_jax.messages import one_line, shown
-from raslik_jax.processes import JobConfig
+from raslik_jax.parallel import processes
+from raslik_jax.parallel.processes import JobConfig
 from raslik_jax.report.incident import drawn_of, read_cut, read_traced
 from raslik_jax.report.traced import doubt
 from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.selectors import noise_band
 from raslik_jax.run import written
-from raslik_jax.settings import setting
 
 WHEN_STOPPED = run_command.WHEN_STOPPED
 # The traced answer, in the work directory.

@@ -23,7 +23,11 @@ from typing import Any
 
 from absl import flags, logging
 
-from raslik_jax import processes, settings
+from raslik_jax.base import settings
+from raslik_jax.base.files import hash_file, read_json
+from raslik_jax.base.manifests import Hashes, check_whole, current_file, read_manifest
+from raslik_jax.base.messages import one_line, shown
+from raslik_jax.base.settings import setting
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.cli import run as run_command
 from raslik_jax.cli.trace import QUERIES, answers_text
@@ -31,17 +35,14 @@ from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json, to_j
 from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
 from raslik_jax.data.read.formats import read_written
-from raslik_jax.files import hash_file, read_json
-from raslik_jax.manifests import Hashes, check_whole, current_file, read_manifest
-from raslik_jax.messages import one_line, shown
-from raslik_jax.processes import JobConfig
+from raslik_jax.parallel import processes
+from raslik_jax.parallel.processes import JobConfig
 from raslik_jax.report import rows as rows_lib
 from raslik_jax.report.incident import EXPORTS, read_incident, read_outcome
 from raslik_jax.report.runs import read_metrics
 from raslik_jax.retrieve.finding import read_finding
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import hub, written
-from raslik_jax.settings import setting
 
 WHEN_STOPPED = run_command.WHEN_STOPPED
 # Prompts kept out whose answers are shown.

@@ -14,10 +14,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from raslik_jax import meshes
+from raslik_jax.base.progress import progress
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens.encoding import Encoded
-from raslik_jax.progress import progress
+from raslik_jax.parallel import meshes
 
 DUMMY_ROW = -1
 _MOST_BUCKETS = 12

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from raslik_jax import files
+from raslik_jax.base import files
+from raslik_jax.base.messages import listed_problems, shown, some_of
 from raslik_jax.data import contents
 from raslik_jax.data.contents import Content, Conversation, Passage, TokenRow
-from raslik_jax.messages import listed_problems, shown, some_of
 
 QUERY_SETS = ("retrieval", "validation_target", "validation_normal", "test_target", "test_normal")
 # The queries that are made of training rows, where a run has no others.

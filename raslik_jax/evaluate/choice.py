@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from raslik_jax.base.files import check_shape
+from raslik_jax.base.messages import shown
 from raslik_jax.evaluate.judgment import is_damaged
-from raslik_jax.files import check_shape
-from raslik_jax.messages import shown
 
 Per = Literal["strategy", "algorithm"]
 Floor = Literal["backbone", "zero"]

@@ -17,13 +17,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from raslik_jax import meshes
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
 from raslik_jax.data.batches import Batch, map_rows, plan_by_length, real_tokens
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens.encoding import encode_rows
 from raslik_jax.evaluate import judgment
 from raslik_jax.models.encoder import Encoder
+from raslik_jax.parallel import meshes
 from raslik_jax.train import loop, losses
 
 # Class 0 is what Non-SF is the probability of, class 1 the behavior to forget.

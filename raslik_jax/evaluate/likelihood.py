@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from raslik_jax import meshes
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
 from raslik_jax.data.batches import Batch, BatchPlan, map_rows, plan_batches, plan_one_shape
 from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.models.decoder import Decoder
+from raslik_jax.parallel import meshes
 from raslik_jax.sketch.head import target_nll
 from raslik_jax.sketch.loss import example_loss, find_targets, head_table
 

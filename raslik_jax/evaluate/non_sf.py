@@ -3,7 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
-from raslik_jax.settings import Settings, setting
+from raslik_jax.base.settings import Settings, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

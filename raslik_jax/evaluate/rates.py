@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from raslik_jax.base.messages import some_of
 from raslik_jax.evaluate import words
-from raslik_jax.messages import some_of
 
 # Resampled values held at once by the bootstrap: 32 MB of indices, whatever the sizes asked for.
 _BLOCK = 1 << 22

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
+from raslik_jax.base.messages import some_of
 from raslik_jax.evaluate import judgment, rates, tofu_metrics, verdict
 from raslik_jax.evaluate.metrics import KINDS, NonSf, measure, measure_pool, nest
 from raslik_jax.evaluate.pareto import frontier_among
-from raslik_jax.messages import some_of
 
 # The strategy that every other one is compared with; metrics.json names it in its keys.
 BASELINE = "random"

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from raslik_jax import processes
 from raslik_jax.data.batches import DUMMY_ROW, Batch, BatchPlan, each_batch
 from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.index.store import SketchStore
+from raslik_jax.parallel import processes
 from raslik_jax.sketch.gradients import Sketches
 
 _COMMITS = 64

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from raslik_jax.files import check_shape, parse_json
+from raslik_jax.base.files import check_shape, parse_json
 from raslik_jax.index.store import SketchStore
 
 _HOST = socket.gethostname()

@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from raslik_jax.files import check_shape
+from raslik_jax.base.files import check_shape
+from raslik_jax.base.messages import shown
+from raslik_jax.base.settings import flat
 from raslik_jax.index.quantize import rotated_size
-from raslik_jax.messages import shown
-from raslik_jax.settings import flat
 
 INDEX_FORMAT = 3
 # How rows are stored, finest first, each with the NumPy dtype of its array. "int8" has a scale per

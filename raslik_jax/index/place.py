@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
-from raslik_jax.messages import shown
+from raslik_jax.base.messages import shown
 
 # With locks, one stopped process would block all that write the same file, for ever. Without, two
 # conditional writes of the same moment may both succeed, which `replace` must not.

@@ -23,8 +23,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
 
-from raslik_jax import meshes, processes
-from raslik_jax.axes import Array
+from raslik_jax.base import machine
+from raslik_jax.base.axes import Array
+from raslik_jax.base.messages import some_of
 from raslik_jax.index.combine import (
     Aggregate,
     aggregate_scores,
@@ -36,7 +37,7 @@ from raslik_jax.index.combine import (
 from raslik_jax.index.format import coarser_dtypes
 from raslik_jax.index.quantize import INT8_LEVELS, pack_signs, rotate
 from raslik_jax.index.store import SketchStore
-from raslik_jax.messages import some_of
+from raslik_jax.parallel import meshes, processes
 
 # Where |x - mu|^2 is below this share of |x|^2 + |mu|^2 it is rounding: the row is the mean.
 _RELATIVE_ZERO = 1e-6
@@ -292,7 +293,7 @@ def _score_columns(store: SketchStore, columns: Columns) -> Float32[np.ndarray, 
 
     # XLA runs so narrow a product on one core, so blocks go to several; on an accelerator two
     # overlap copying with computing.
-    workers = processes.usable_cpus() if jax.default_backend() == "cpu" else 2 * len(devices)
+    workers = machine.usable_cpus() if jax.default_backend() == "cpu" else 2 * len(devices)
     with ThreadPoolExecutor(min(workers, 16)) as pool:
         list(pool.map(score, range(first if step > 1 else 0, store.num_chunks, step)))
     return meshes.sum_processes(scores_NG)

@@ -14,11 +14,11 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, Float32, Int32, Shaped
 
-from raslik_jax.axes import Array
-from raslik_jax.distributed import replicate, shard_leading
+from raslik_jax.base.axes import Array
 from raslik_jax.index.combine import check_count
 from raslik_jax.index.search import Columns, Tails, block_scores, columns_of_store
 from raslik_jax.index.store import SketchStore
+from raslik_jax.parallel.distributed import replicate, shard_leading
 
 
 class ShardedRows(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
 
+from raslik_jax.base.messages import some_of
 from raslik_jax.index import rows as rows_lib
 from raslik_jax.index.format import (
     MANIFEST,
@@ -29,7 +30,6 @@ from raslik_jax.index.format import (
 )
 from raslik_jax.index.place import Place
 from raslik_jax.index.quantize import unpack_signs
-from raslik_jax.messages import some_of
 
 
 class SketchStore:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from raslik_jax.base.messages import some_of
 from raslik_jax.index.format import (
     MANIFEST,
     checksum,
@@ -16,7 +17,6 @@ from raslik_jax.index.format import (
     record_file,
 )
 from raslik_jax.index.store import SketchStore
-from raslik_jax.messages import some_of
 
 
 class Damage(NamedTuple):

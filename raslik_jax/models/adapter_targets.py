@@ -9,8 +9,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from raslik_jax import bounded
-from raslik_jax.messages import shown, some_of
+from raslik_jax.base import bounded
+from raslik_jax.base.messages import shown, some_of
 from raslik_jax.models import decoder as decoders
 
 MERGE = (

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from raslik_jax import files
-from raslik_jax.axes import Tree
-from raslik_jax.messages import shown, some_of
+from raslik_jax.base import files
+from raslik_jax.base.axes import Tree
+from raslik_jax.base.messages import shown, some_of
 from raslik_jax.models import adapter_targets, key_map, mistaken, storage
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.adapter_targets import MERGE

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from raslik_jax.messages import shown
+from raslik_jax.base.messages import shown
 from raslik_jax.models import hf_config, layers
 from raslik_jax.models.lora import ATTENTION_TARGETS
 

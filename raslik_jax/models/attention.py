@@ -17,9 +17,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from raslik_jax import meshes
 from raslik_jax.models.hf_config import RopeParameters, rotary_table
 from raslik_jax.models.row_attention import attend_by_row
+from raslik_jax.parallel import meshes
 
 AttentionKind = Literal["xla", "cudnn"]
 Hidden = Float[Array, "L E"]

@@ -20,16 +20,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from raslik_jax import files, meshes, processes
-from raslik_jax.axes import Tree
+from raslik_jax.base import files
+from raslik_jax.base.axes import Tree
+from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.tokens import tokenization
-from raslik_jax.messages import shown, some_of
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import encoder as encoders
 from raslik_jax.models import key_map, layers, mistaken, quantize, quantized, storage
 from raslik_jax.models.architecture import Architecture, ModelConfig
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.models.storage import resolve_folder
+from raslik_jax.parallel import meshes, processes
 
 # How an encoder pools, in the layout of sentence-transformers.
 _POOLING = pathlib.Path("1_Pooling", "config.json")

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from raslik_jax import meshes
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
 from raslik_jax.data.batches import Batch, BatchPlan, map_rows, plan_by_length
 from raslik_jax.data.tokens.encoding import encode_rows
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.models.layers import KeyValues
+from raslik_jax.parallel import meshes
 
 # From prompts to their batches of at most batch_size rows.
 Plan = Callable[..., tuple[BatchPlan, ...]]

@@ -37,7 +37,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float, Int
 
-from raslik_jax.axes import Array, Tree
+from raslik_jax.base.axes import Array, Tree
 from raslik_jax.models import (
     gemma2,
     gemma3,

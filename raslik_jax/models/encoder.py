@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from raslik_jax.axes import Array, Tree
+from raslik_jax.base.axes import Array, Tree
 from raslik_jax.models import hf_config, layers
 from raslik_jax.models.architecture import Architecture, ModelConfig
 from raslik_jax.models.lora import drop

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from raslik_jax.messages import shown
+from raslik_jax.base.messages import shown
 from raslik_jax.models import architecture, gemma2, hf_config, layers, llama
 from raslik_jax.models.hf_config import RopeParameters
 from raslik_jax.models.lora import LoRAConfig

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from raslik_jax.messages import shown
+from raslik_jax.base.messages import shown
 
 _Config = TypeVar("_Config")
 

@@ -16,10 +16,11 @@ import jax
 import numpy as np
 from jaxtyping import Shaped
 
-from raslik_jax import files, meshes
-from raslik_jax.axes import Tree
-from raslik_jax.messages import MAX_MESSAGE, some_of
+from raslik_jax.base import files
+from raslik_jax.base.axes import Tree
+from raslik_jax.base.messages import MAX_MESSAGE, some_of
 from raslik_jax.models import quantize, sharding, storage
+from raslik_jax.parallel import meshes
 
 # Our leaf -> the Hugging Face parameter, and whether it is stored transposed ([out, in]).
 _PARAMETERS = {

@@ -24,8 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Bool, Float, Int
 
-from raslik_jax import meshes
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
 from raslik_jax.models import quantize
 from raslik_jax.models.attention import (
     AttentionKind,
@@ -39,6 +38,7 @@ from raslik_jax.models.attention import (
     rotation_of,
 )
 from raslik_jax.models.lora import KEPT, LoRAConfig, LoRAParam, init_factor_a, inner_product
+from raslik_jax.parallel import meshes
 
 Vector = Float[Array, " E"]
 

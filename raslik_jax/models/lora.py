@@ -18,7 +18,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
-from raslik_jax import meshes
+from raslik_jax.parallel import meshes
 
 # Rank and alpha of every layer's adapter on one target; rank 0 where it has none.
 LayerSizes = tuple[tuple[int, float], ...]

@@ -6,7 +6,7 @@ import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
-from raslik_jax.messages import shown, some_of
+from raslik_jax.base.messages import shown, some_of
 from raslik_jax.models import storage
 
 # How deep is looked for what was meant, and in how many folders of a level.

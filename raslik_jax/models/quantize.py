@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from raslik_jax.axes import Array, Tree
+from raslik_jax.base.axes import Array, Tree
 
 FORMATS = ("int8", "nf4")
 

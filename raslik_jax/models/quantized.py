@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from raslik_jax.messages import shown
+from raslik_jax.base.messages import shown
 from raslik_jax.models import storage
 
 # Of config.json: transformers, compressed-tensors' older spelling, MLX.

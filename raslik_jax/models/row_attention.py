@@ -17,7 +17,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
-from raslik_jax import processes
+from raslik_jax.base import machine
 from raslik_jax.models.lora import KEPT
 
 # As a logit it gives a share of exactly 0.
@@ -156,4 +156,4 @@ def _in_a_loop(function: Callable[..., Any], scale: float) -> Callable[..., Any]
 
 def _rows_of_a_step() -> int:
     """Returns how many rows a step of the loop takes: more than one where many cores share it."""
-    return max(1, processes.usable_cpus() // 2)
+    return max(1, machine.usable_cpus() // 2)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding
 
-from raslik_jax import meshes, processes
-from raslik_jax.axes import Tree
-from raslik_jax.meshes import Split, is_split
+from raslik_jax.base.axes import Tree
 from raslik_jax.models import quantize
+from raslik_jax.parallel import meshes, processes
+from raslik_jax.parallel.meshes import Split, is_split
 
 # By the name of a leaf the axes that may be split, from the end, in the order in which they are
 # tried. What stands under a quantized kernel is of its name; other leaves are small, and whole.

@@ -19,9 +19,10 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from raslik_jax import files, meshes, processes
-from raslik_jax.messages import one_line, printable, shown, some_of
-from raslik_jax.settings import HUB_NAME
+from raslik_jax.base import files
+from raslik_jax.base.messages import one_line, printable, shown, some_of
+from raslik_jax.base.settings import HUB_NAME
+from raslik_jax.parallel import meshes, processes
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 2_000_000_000

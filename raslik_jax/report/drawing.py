@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup, escape
 
-from raslik_jax import files
+from raslik_jax.base import files
 
 # Curves and dots that are no strategies, in their order: the palette of Okabe and Ito, which stays
 # apart for color-blind readers.

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from raslik_jax.base.files import read_array, read_json, read_json_lines
+from raslik_jax.base.manifests import current_file
 from raslik_jax.data.examples import HELD_OUT, query_file
 from raslik_jax.evaluate.summary import Metrics
-from raslik_jax.files import read_array, read_json, read_json_lines
-from raslik_jax.manifests import current_file
 from raslik_jax.report import incident, tables
 from raslik_jax.report.names import FOLDER, highlighted
 from raslik_jax.retrieve import behaviors, chance

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from raslik_jax.base.files import check_shape, read_array, read_json, read_json_lines
+from raslik_jax.base.manifests import current_file
+from raslik_jax.base.messages import shown
 from raslik_jax.data.examples import TEXTS
 from raslik_jax.evaluate import judgment, verdict
 from raslik_jax.evaluate.summary import Metrics
-from raslik_jax.files import check_shape, read_array, read_json, read_json_lines
-from raslik_jax.manifests import current_file
-from raslik_jax.messages import shown
 from raslik_jax.report.names import algorithm_name, highlighted, strategy_name
 from raslik_jax.report.notes import answers_taken_against
 from raslik_jax.report.records import Model, collect_models, last_epochs

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raslik_jax import files
+from raslik_jax.base import files
+from raslik_jax.base.manifests import current_file
 from raslik_jax.config import kernel_name
 from raslik_jax.data.read.formats import read_written
-from raslik_jax.manifests import current_file
 from raslik_jax.report import names, tables
 from raslik_jax.retrieve import chance
 

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from raslik_jax.base.files import read_array, read_json
+from raslik_jax.base.manifests import check_finished, check_whole, current_file, read_manifest
 from raslik_jax.data.corpora import marker_words
 from raslik_jax.data.examples import query_file
 from raslik_jax.evaluate.metrics import METRICS
 from raslik_jax.evaluate.summary import Metrics
-from raslik_jax.files import read_array, read_json
-from raslik_jax.manifests import check_finished, check_whole, current_file, read_manifest
 from raslik_jax.report import explorer, incident
 from raslik_jax.report.explorer import Explorer
 from raslik_jax.report.incident import Incident

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from raslik_jax.messages import bounded
+from raslik_jax.base.messages import bounded
 
 # From the text of a question to what is shown of its answer; a ValueError is said to whoever asks.
 Ask = Callable[[str], Mapping[str, Any]]

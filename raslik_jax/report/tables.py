@@ -12,8 +12,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from raslik_jax.base.messages import is_unseen
 from raslik_jax.evaluate.metrics import IntervalEntry
-from raslik_jax.messages import is_unseen
 from raslik_jax.report import names
 
 NOT_KNOWN = "-"

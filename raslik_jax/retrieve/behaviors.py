@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from raslik_jax.files import read_json
+from raslik_jax.base.files import read_json
+from raslik_jax.base.manifests import current_file
 from raslik_jax.index.combine import check_agreement
-from raslik_jax.manifests import current_file
 
 # Groups of queries whose mean cosine is below this are two behaviors (docs/notes/retrieve.md).
 LEAST_ALIKE = 0.05

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from raslik_jax import files
+from raslik_jax.base import files
+from raslik_jax.base.manifests import current_file
 from raslik_jax.index.combine import Aggregate, query_weights
-from raslik_jax.manifests import current_file
 from raslik_jax.retrieve.selectors import find_cut
 
 # Fewer unrelated prompts say nothing of a row.

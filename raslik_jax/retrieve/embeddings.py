@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from raslik_jax import meshes
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
 from raslik_jax.data.batches import Batch, map_rows, plan_by_length, real_tokens
 from raslik_jax.data.tokens.encoding import encode_rows
 from raslik_jax.models.encoder import Encoder
+from raslik_jax.parallel import meshes
 
 
 def embed_texts(

@@ -8,8 +8,8 @@ import pathlib
 import numpy as np
 from jaxtyping import Float
 
-from raslik_jax.files import read_json, write_json
-from raslik_jax.manifests import current_file
+from raslik_jax.base.files import read_json, write_json
+from raslik_jax.base.manifests import current_file
 from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.selectors import Cut
 

@@ -4,10 +4,10 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from raslik_jax.base.files import read_json_lines
+from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.examples import Example
 from raslik_jax.data.read.formats import says, what_it_says
-from raslik_jax.files import read_json_lines
-from raslik_jax.messages import shown, some_of
 
 
 def find_rows(

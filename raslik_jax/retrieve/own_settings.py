@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from raslik_jax.settings import Settings, setting
+from raslik_jax.base.settings import Settings, setting
 
 QueryText = Literal["prompt", "prompt_and_output"]
 

@@ -13,9 +13,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from raslik_jax.base.messages import some_of
+from raslik_jax.base.settings import Settings
 from raslik_jax.data.examples import Example
 from raslik_jax.index.combine import Aggregate, aggregate_scores, best_positions, opposite
-from raslik_jax.messages import some_of
 from raslik_jax.retrieve import acting
 from raslik_jax.retrieve.named import find_rows
 from raslik_jax.retrieve.own_settings import (
@@ -31,7 +32,6 @@ from raslik_jax.retrieve.own_settings import (
     WeightedSettings,
 )
 from raslik_jax.retrieve.selectors import Selection, select_by_count, spread_retain
-from raslik_jax.settings import Settings
 
 
 class Request(NamedTuple):

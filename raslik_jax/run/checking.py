@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool
 
+from raslik_jax.base.messages import listed_problems, shown, some_of
+from raslik_jax.base.settings import leaves
 from raslik_jax.config import Config
 from raslik_jax.data import corpora
 from raslik_jax.data.batches import num_steps_of
@@ -21,7 +23,6 @@ from raslik_jax.data.tokens import tokenization
 from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.evaluate.robustness import ROBUSTNESS
-from raslik_jax.messages import listed_problems, shown, some_of
 from raslik_jax.models import checkpoint, decoder, mistaken, presets, storage
 from raslik_jax.models.adapter_targets import MERGE
 from raslik_jax.retrieve import sets
@@ -36,7 +37,6 @@ from raslik_jax.run.workspace import (
     lora_config_of,
     tokenizer_folders,
 )
-from raslik_jax.settings import leaves
 from raslik_jax.sketch import weights
 
 _PACKED = re.compile(r"(-unsloth)?(-bnb-[48]bit|-(gptq|awq|fp8)\b.*)$")

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from raslik_jax import meshes
+from raslik_jax.parallel import meshes
 
 
 class Cost(NamedTuple):

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 from jax import monitoring
 
-from raslik_jax import meshes, processes
-from raslik_jax.ahead import WAITING
+from raslik_jax.base.messages import some_of
+from raslik_jax.base.progress import telling
 from raslik_jax.config import Config
-from raslik_jax.messages import some_of
-from raslik_jax.progress import telling
+from raslik_jax.parallel import meshes, processes
 from raslik_jax.run import cost, forecast, programs
+from raslik_jax.run.ahead import WAITING
 from raslik_jax.run.units import Around, Unit
 from raslik_jax.run.workspace import Workspace
 

@@ -11,15 +11,16 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from raslik_jax import files, meshes
+from raslik_jax.base import files
+from raslik_jax.base.files import hash_file, read_json
+from raslik_jax.base.manifests import Hashes, Manifest, check_finished
+from raslik_jax.base.messages import shown
 from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
-from raslik_jax.files import hash_file, read_json
-from raslik_jax.manifests import Hashes, Manifest, check_finished
-from raslik_jax.messages import shown
 from raslik_jax.models import adapters, checkpoint, storage
 from raslik_jax.models import decoder as decoders
+from raslik_jax.parallel import meshes
 from raslik_jax.report import incident
 from raslik_jax.report.card import CardFacts, render_card
 from raslik_jax.report.runs import metrics_path, read_metrics

@@ -101,7 +101,7 @@ def mesh_of(name: str, *, data: int = 1) -> "jax.sharding.Mesh":
     """Returns a mesh of GPUs of one machine that need not be there, by a name of `GPUS`."""
     from jax.experimental import topologies
 
-    from raslik_jax import meshes
+    from raslik_jax.parallel import meshes
 
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=GPUS[name].spec, topology=f"1x1x{data}"

@@ -3,7 +3,7 @@
 import pathlib
 from typing import Any
 
-from raslik_jax.messages import one_line, shown
+from raslik_jax.base.messages import one_line, shown
 
 
 def check_hub(repo: str, *, is_public: bool) -> None:

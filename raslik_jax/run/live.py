@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from raslik_jax import processes
-from raslik_jax.messages import one_line
+from raslik_jax.base.messages import one_line
+from raslik_jax.parallel import processes
 
 
 class Place(NamedTuple):

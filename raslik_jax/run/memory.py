@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from raslik_jax import meshes
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
+from raslik_jax.base.messages import one_line
 from raslik_jax.config import BackboneConfig
-from raslik_jax.messages import one_line
 from raslik_jax.models import decoder, sharding
+from raslik_jax.parallel import meshes
 
 
 @contextlib.contextmanager

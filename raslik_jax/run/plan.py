@@ -13,15 +13,15 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from raslik_jax import settings as settings_lib
+from raslik_jax.base import settings as settings_lib
+from raslik_jax.base.files import read_json
+from raslik_jax.base.messages import shown, some_of
 from raslik_jax.config import STAGES, Config, config_from_json, to_json
 from raslik_jax.data.examples import query_file
 from raslik_jax.data.read.sources import content_files
 from raslik_jax.data.tokens import encoding
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.evaluate.robustness import ROBUSTNESS
-from raslik_jax.files import read_json
-from raslik_jax.messages import shown, some_of
 from raslik_jax.models import storage
 from raslik_jax.report.incident import EXPORTS
 from raslik_jax.retrieve.strategies import STRATEGIES

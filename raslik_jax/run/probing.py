@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
+from raslik_jax.base.files import read_json, write_json
+from raslik_jax.base.messages import one_line
+from raslik_jax.base.progress import say
 from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens import encoding
 from raslik_jax.evaluate import likelihood, stopping, verdict
 from raslik_jax.evaluate.likelihood import NotFinite
-from raslik_jax.files import read_json, write_json
-from raslik_jax.messages import one_line
-from raslik_jax.progress import say
 from raslik_jax.run.live import Live
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.loop import Diverged

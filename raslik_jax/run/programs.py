@@ -16,16 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from raslik_jax import meshes
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
+from raslik_jax.base.files import read_json
 from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig
 from raslik_jax.data import batches
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.data.examples import Corpus
 from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.evaluate import classifier, likelihood, perplexity
-from raslik_jax.files import read_json
 from raslik_jax.models import decode, decoder, encoder, quantize, sharding
+from raslik_jax.parallel import meshes
 from raslik_jax.retrieve import sets
 from raslik_jax.run import checking, cost, plan
 from raslik_jax.run.stages import acting, backbone, discriminator, finetune, sketch

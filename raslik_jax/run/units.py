@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from raslik_jax import manifests, processes
+from raslik_jax.base import manifests
+from raslik_jax.base.files import beside, clear_left, read_json, sync, unwritten, write_json
+from raslik_jax.base.manifests import MANIFEST, RESUME, STARTED, Hashes, Manifest, content_hash
+from raslik_jax.base.messages import shown, some_of
 from raslik_jax.config import STAGES
-from raslik_jax.files import beside, clear_left, read_json, sync, unwritten, write_json
-from raslik_jax.manifests import MANIFEST, RESUME, STARTED, Hashes, Manifest, content_hash
-from raslik_jax.messages import shown, some_of
+from raslik_jax.parallel import processes
 from raslik_jax.retrieve.finding import finding_of
 
 _MAKING = ".making"

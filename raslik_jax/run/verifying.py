@@ -2,9 +2,9 @@
 
 import pathlib
 
-from raslik_jax import manifests
+from raslik_jax.base import manifests
+from raslik_jax.base.messages import shown
 from raslik_jax.config import STAGES
-from raslik_jax.messages import shown
 from raslik_jax.run import written
 
 

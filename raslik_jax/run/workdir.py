@@ -7,10 +7,10 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from raslik_jax.base.files import read_json
+from raslik_jax.base.manifests import finished_units, versions
+from raslik_jax.base.messages import shown
 from raslik_jax.config import Config, to_json
-from raslik_jax.files import read_json
-from raslik_jax.manifests import finished_units, versions
-from raslik_jax.messages import shown
 from raslik_jax.run import written
 
 # What a command writes there under its own name once config.json is there, beside its units.

@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from raslik_jax import meshes
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
+from raslik_jax.base.files import read_json, read_json_lines
+from raslik_jax.base.messages import shown, some_of
+from raslik_jax.base.settings import replaced
 from raslik_jax.config import AUTO_TARGETS, Config, to_json
 from raslik_jax.data import batches, corpora, examples
 from raslik_jax.data.examples import Corpus, Example
@@ -24,13 +26,11 @@ from raslik_jax.data.tokens import encoding, masking, prompts, tokenization
 from raslik_jax.evaluate import choice, likelihood, rates
 from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
-from raslik_jax.files import read_json, read_json_lines
-from raslik_jax.messages import shown, some_of
 from raslik_jax.models import adapters, checkpoint, decode, quantize, sharding, storage
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
+from raslik_jax.parallel import meshes
 from raslik_jax.run import live, memory
-from raslik_jax.settings import replaced
 from raslik_jax.train import loop, steps
 from raslik_jax.train.losses import BoundModel
 from raslik_jax.train.objectives import OBJECTIVES

@@ -12,10 +12,10 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from raslik_jax import files
+from raslik_jax.base import files
+from raslik_jax.base.manifests import MANIFEST
+from raslik_jax.base.messages import shown
 from raslik_jax.config import STAGES
-from raslik_jax.manifests import MANIFEST
-from raslik_jax.messages import shown
 
 RECORD = "written.json"
 # Folders of a work directory that commands write themselves.

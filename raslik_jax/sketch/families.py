@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from raslik_jax import lazy
-from raslik_jax.lazy import Array, jnp
-from raslik_jax.settings import Settings
+from raslik_jax.base import lazy
+from raslik_jax.base.lazy import Array, jnp
+from raslik_jax.base.settings import Settings
 
 if TYPE_CHECKING:
     from raslik_jax.sketch import hashing, kernels

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from raslik_jax import meshes, processes
-from raslik_jax.axes import Tree
+from raslik_jax.base import machine
+from raslik_jax.base.axes import Tree
+from raslik_jax.parallel import meshes
 from raslik_jax.sketch.projections import Projection, flatten_gradients, project
 
 # loss(lora, base, *example), such as tokens_L and target_mask_L of a language model.
@@ -148,4 +149,4 @@ def micro_tokens_of(hidden_size: int) -> int | None:
     """
     if meshes.platform() != "cpu" or meshes.num_shards() > 1:
         return None
-    return max(1600, 6 * hidden_size) * processes.usable_cpus()
+    return max(1600, 6 * hidden_size) * machine.usable_cpus()

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Bool, Float, Int
 
-from raslik_jax import meshes
 from raslik_jax.models.attention import cap_softly
+from raslik_jax.parallel import meshes
 
 # Rows and columns of one tile of logits: 2 MiB of float32, what a core's cache holds, while the
 # products stay large enough to run near the matmul rate. A GPU wants fewer and larger steps.

@@ -19,7 +19,7 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, UInt
 
-from raslik_jax import meshes
+from raslik_jax.parallel import meshes
 from raslik_jax.sketch import hashing
 
 KeyPairs = tuple[hashing.Keys, hashing.Keys]

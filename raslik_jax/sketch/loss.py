@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from raslik_jax import meshes
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
 from raslik_jax.models.decoder import Decoder
+from raslik_jax.parallel import meshes
 from raslik_jax.sketch.head import counted_first, target_nll
 
 SketchLoss = Literal["next_token", "unshifted"]

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.sketch.head import target_nll
 from raslik_jax.sketch.loss import find_targets, head_table, mean_over_targets

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
 from raslik_jax.sketch.families import PROJECTIONS
 
 # Of the rules that turn (family, seed, P, K) into signs and bins, kept in every index: raise it

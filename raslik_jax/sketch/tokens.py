@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.sketch.gradients import Normalize, map_tensors

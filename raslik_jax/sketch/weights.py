@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from raslik_jax.axes import Tree
-from raslik_jax.messages import shown
+from raslik_jax.base.axes import Tree
+from raslik_jax.base.messages import shown
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import key_map
 from raslik_jax.sketch.gradients import ExampleLoss

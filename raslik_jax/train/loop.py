@@ -16,9 +16,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from raslik_jax import meshes, processes
-from raslik_jax.axes import Tree
-from raslik_jax.progress import progress
+from raslik_jax.base.axes import Tree
+from raslik_jax.base.progress import progress
+from raslik_jax.parallel import meshes, processes
 from raslik_jax.train import resuming
 
 # objective(params, frozen, part) -> (value, aux); both are sums over the rows of the part.

@@ -10,8 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from raslik_jax.lazy import Array, jax
-from raslik_jax.settings import Settings, setting
+from raslik_jax.base.lazy import Array, jax
+from raslik_jax.base.settings import Settings, setting
 
 if TYPE_CHECKING:
     from raslik_jax.train.steps import Rows

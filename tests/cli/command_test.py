@@ -12,8 +12,8 @@ import time
 import pytest
 from absl import flags
 
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command, setting_flags
-from raslik_jax.settings import Settings, setting
 
 _EXPERIMENTS = pathlib.Path(__file__).resolve().parents[2] / "experiments"
 _SCRIPT = """
@@ -75,7 +75,7 @@ def test_errors_of_the_system_name_their_file_and_arguments_are_utf8(tmp_path):
 def test_a_command_that_fails_does_not_wait_for_what_a_thread_compiles(error, status, said):
     body = f"""
     import jax, threading
-    from raslik_jax.ahead import Ahead
+    from raslik_jax.run.ahead import Ahead
     with Ahead(jax.jit(lambda rows: threading.Event().wait()), rows=[jax.numpy.ones(2)]) as step:
         step.start()
         raise {error}

@@ -8,9 +8,9 @@ import tempfile
 import tiny
 from absl.testing import absltest
 
+from raslik_jax.base.files import read_json
 from raslik_jax.data import toy_model
 from raslik_jax.data.examples import write_examples
-from raslik_jax.files import read_json
 
 _FLAGS = (
     *(f"--corpus.template={toy_model.TEMPLATE}", f"--corpus.max_len={toy_model.MAX_LEN}"),

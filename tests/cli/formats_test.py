@@ -17,8 +17,8 @@ import pytest
 import tiny
 import zstandard
 
+from raslik_jax.base.files import read_json_lines
 from raslik_jax.data.tokens.tokenization import load_tokenizer
-from raslik_jax.files import read_json_lines
 
 Record = dict[str, Any]
 

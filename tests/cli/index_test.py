@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from index_cases import fill, tree_bytes, unit_rows
 
+from raslik_jax.base.settings import SettingsError
 from raslik_jax.cli import index
 from raslik_jax.index.store import SketchStore
-from raslik_jax.settings import SettingsError
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,13 @@ from absl.testing import absltest, parameterized
 from index_cases import tree_bytes
 
 from raslik_jax import trace
+from raslik_jax.base.files import read_json, write_json
+from raslik_jax.base.settings import SettingsError, replaced
 from raslik_jax.cli import asking, query, report, sketch_job
 from raslik_jax.config import MeshConfig, config_from_json, to_json
 from raslik_jax.data.contents import Passage
 from raslik_jax.data.read.formats import read_examples
 from raslik_jax.data.tokens import prompts
-from raslik_jax.files import read_json, write_json
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import requantize, verify
@@ -36,7 +37,6 @@ from raslik_jax.run import memory
 from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.units import making_folder
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import SettingsError, replaced
 from raslik_jax.sketch import projections
 
 

@@ -9,10 +9,10 @@ import pytest
 import tiny
 from absl.testing import absltest
 
+from raslik_jax.base.files import read_json_lines
 from raslik_jax.cli import quickstart
 from raslik_jax.data.examples import make_example
 from raslik_jax.data.read.formats import read_written
-from raslik_jax.files import read_json_lines
 from raslik_jax.run import written
 
 

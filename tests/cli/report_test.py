@@ -9,7 +9,7 @@ import sample_run
 import tiny
 from absl.testing import absltest
 
-from raslik_jax.files import read_json
+from raslik_jax.base.files import read_json
 from raslik_jax.report import results, tables
 
 

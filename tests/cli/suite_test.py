@@ -17,8 +17,8 @@ import tiny
 from absl.testing import absltest
 from waiting import wait_until
 
+from raslik_jax.base.files import read_json, write_json
 from raslik_jax.cli import suite
-from raslik_jax.files import read_json, write_json
 from raslik_jax.report import runs
 
 _DEMO = "experiments/flags/demo.flags"

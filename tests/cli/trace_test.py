@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from absl import flags
 
+from raslik_jax.base.files import read_json_lines
+from raslik_jax.base.settings import SettingsError, replaced
 from raslik_jax.cli import command, setting_flags, trace, unlearn
 from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, MeshConfig
@@ -13,10 +15,8 @@ from raslik_jax.data import toy_model
 from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.data.read.fields import Row
 from raslik_jax.data.read.rows import FIELDS, FORMATS, detect_format
-from raslik_jax.files import read_json_lines
 from raslik_jax.report import drawing, figures
 from raslik_jax.run import plan
-from raslik_jax.settings import SettingsError, replaced
 
 
 def _scored(folder, num=20):

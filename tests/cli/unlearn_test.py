@@ -2,14 +2,14 @@
 
 import pytest
 
-from raslik_jax import files, manifests
+from raslik_jax.base import files, manifests
+from raslik_jax.base.settings import SettingsError, replaced
 from raslik_jax.cli import run as run_command
 from raslik_jax.cli import unlearn
 from raslik_jax.config import Config, to_json
 from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.report import rows as rows_lib
 from raslik_jax.run import exporting
-from raslik_jax.settings import SettingsError, replaced
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pathlib
 import pytest
 from absl.testing import parameterized
 
+from raslik_jax.base.settings import replaced
 from raslik_jax.data.corpora import CorpusConfig, judges
 from raslik_jax.data.corpora.behaviors import BEHAVIORS
-from raslik_jax.settings import replaced
 
 # No training row has one of these.
 _SHOWN = {

@@ -10,6 +10,7 @@ import pytest
 from absl.testing import parameterized
 from support import shared_data
 
+from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.cli.setting_flags import parse_config
 from raslik_jax.config import config_from_json, to_json
 from raslik_jax.data.corpora import DATASETS, CorpusConfig, describe, marker_words, mixing
@@ -19,7 +20,6 @@ from raslik_jax.data.examples import QUERY_SETS, Corpus, check_corpus, make_exam
 from raslik_jax.evaluate.rates import non_sf_by_words
 from raslik_jax.run.plan import plan_units
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import Settings, replaced, setting
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import pathlib
 import pytest
 from absl.testing import parameterized
 
+from raslik_jax.base.settings import replaced
 from raslik_jax.data.corpora import CorpusConfig
-from raslik_jax.settings import replaced
 
 
 @pytest.fixture(autouse=True)

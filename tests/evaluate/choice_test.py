@@ -7,10 +7,10 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
+from raslik_jax.base.settings import replaced
 from raslik_jax.cli.choose import check_alike, check_output
 from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig, to_json
 from raslik_jax.evaluate import choice
-from raslik_jax.settings import replaced
 
 
 def _candidates(table, *, algorithm="ga_gdr", backbone=0.3):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
-from raslik_jax import meshes
 from raslik_jax.models import attention, hf_config, row_attention
+from raslik_jax.parallel import meshes
 
 _RNG = np.random.default_rng(0)
 

@@ -24,9 +24,9 @@ from absl.testing import parameterized
 from checkpoint_cases import GOLDEN, NAMES, load, tensors_of, write_adapter, write_model
 from folders import FolderTest
 
-from raslik_jax import processes
 from raslik_jax.models import adapters, checkpoint, decoder, key_map, quantize, sharding, storage
 from raslik_jax.models.lora import LoRAConfig
+from raslik_jax.parallel import processes
 
 
 class RoundTripTest(FolderTest):

@@ -11,7 +11,7 @@ import pytest
 from absl.testing import parameterized
 from flax import nnx
 
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
 from raslik_jax.models import decoder, gpt_neox, presets
 from raslik_jax.models.lora import LORA_PRESETS, LoRAConfig
 

@@ -16,7 +16,7 @@ from absl.testing import parameterized
 from checkpoint_cases import GOLDEN, tensors_of, write_adapter, write_model
 from folders import FolderTest
 
-from raslik_jax import bounded
+from raslik_jax.base import bounded
 from raslik_jax.models import adapters, checkpoint, storage
 
 _PREFIX = "base_model.model."

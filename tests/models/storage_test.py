@@ -9,8 +9,8 @@ import safetensors.numpy
 from absl.testing import absltest
 from folders import FolderTest
 
-from raslik_jax import meshes, processes
 from raslik_jax.models import storage
+from raslik_jax.parallel import meshes, processes
 
 _TENSORS = {
     "c": np.arange(15, dtype=np.float32).reshape(5, 3),

@@ -10,7 +10,7 @@ import sample_run
 from absl.testing import absltest
 from finished import write_manifest
 
-from raslik_jax.files import read_json, read_json_lines, write_json
+from raslik_jax.base.files import read_json, read_json_lines, write_json
 from raslik_jax.report import runs
 
 

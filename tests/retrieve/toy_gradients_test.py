@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
+from raslik_jax.base.files import write_json
+from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, to_json
 from raslik_jax.data import toy_model
 from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.corpora.toy import make_toy_corpus
 from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.evaluate import likelihood
-from raslik_jax.files import write_json
 from raslik_jax.index.combine import directions
 from raslik_jax.report.traced import taught_of
 from raslik_jax.retrieve import chance, finding
 from raslik_jax.retrieve.selectors import find_cut
 from raslik_jax.run import plan
-from raslik_jax.settings import replaced
 from raslik_jax.trace import Tracer
 
 _ROWS, _PROMPTS = 500, 256

@@ -12,6 +12,7 @@ import pytest
 import safetensors.numpy
 import tokenizers
 
+from raslik_jax.base.settings import SettingsError
 from raslik_jax.config import (
     BackboneConfig,
     Config,
@@ -25,7 +26,6 @@ from raslik_jax.models import checkpoint, decoder
 from raslik_jax.run import checking
 from raslik_jax.run.stages import finetune
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import SettingsError
 from raslik_jax.train import loop
 
 _TOKENS = np.array([3, 17, 4, 4, 40, 21, 9])

@@ -13,7 +13,7 @@ import jax
 from absl.testing import absltest, parameterized
 from jax.sharding import AbstractMesh
 
-from raslik_jax import meshes
+from raslik_jax.base.settings import replaced
 from raslik_jax.config import (
     STAGES,
     BackboneConfig,
@@ -31,12 +31,12 @@ from raslik_jax.data.corpora import records
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
 from raslik_jax.data.tokens import encoding, tokenization
 from raslik_jax.evaluate.non_sf import ClassifierSettings
+from raslik_jax.parallel import meshes
 from raslik_jax.retrieve.own_settings import EmbeddingSettings, GivenSettings
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import checking, plan
 from raslik_jax.run import units as units_lib
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import replaced
 
 
 def _rows(count, *, targets=0, prefix="row", label=True, instruction="boil a kettle"):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tiny
 
-from raslik_jax import ahead, progress
-from raslik_jax.run import estimate, forecast, programs
+from raslik_jax.base import progress
+from raslik_jax.run import ahead, estimate, forecast, programs
 from raslik_jax.run.estimate import Compiled, Left, Part, Spent
 from raslik_jax.run.plan import plan_units
 from raslik_jax.run.workspace import Workspace

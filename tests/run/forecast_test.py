@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from raslik_jax.base.settings import replaced
 from raslik_jax.config import (
     BackboneConfig,
     Config,
@@ -19,7 +20,6 @@ from raslik_jax.config import (
 )
 from raslik_jax.run import forecast, programs
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import replaced
 
 _NOWHERE = pathlib.Path("/nowhere")
 

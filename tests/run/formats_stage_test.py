@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from raslik_jax import config as config_lib
+from raslik_jax.base.settings import replaced
 from raslik_jax.run.stages.corpus import make_corpus
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import replaced
 
 _TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}\n{% endfor %}"

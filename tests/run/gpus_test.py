@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from raslik_jax import meshes
+from raslik_jax.parallel import meshes
 from raslik_jax.run import cost, gpus
 from raslik_jax.sketch import head
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
+from raslik_jax.base.manifests import Hashes
+from raslik_jax.base.settings import leaves, replaced
 from raslik_jax.config import Config, CorpusConfig, RetrieveConfig, config_from_json, to_json
 from raslik_jax.data.examples import Corpus
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.evaluate.robustness.membership import unseen_rows
-from raslik_jax.manifests import Hashes
 from raslik_jax.retrieve.strategies import STRATEGIES, Strategy
 from raslik_jax.run.plan import plan_units, run
 from raslik_jax.run.stages.retrieve import SCORES
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import leaves, replaced
 
 
 def _config(root: pathlib.Path) -> Config:

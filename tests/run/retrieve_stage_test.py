@@ -8,6 +8,7 @@ import pytest
 import tiny
 from support import shared_data
 
+from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, RetrieveConfig, SketchConfig
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.tokens.encoding import Encoded
@@ -15,7 +16,6 @@ from raslik_jax.retrieve import finding
 from raslik_jax.retrieve.own_settings import GivenSettings
 from raslik_jax.run.stages import generate, retrieve
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import replaced
 
 _TINY = (
     "--name=tiny --corpus.dataset=toy --corpus.template=brief --corpus.num_train=120 "

@@ -13,13 +13,13 @@ import pytest
 from absl.testing import parameterized
 from support import tiny_model_config
 
-from raslik_jax import meshes
 from raslik_jax.config import Config, SketchConfig
 from raslik_jax.data import examples
 from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import answered
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.models import decode
+from raslik_jax.parallel import meshes
 from raslik_jax.run import memory
 from raslik_jax.run.stages import references
 from raslik_jax.run.workspace import Workspace

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from raslik_jax import files
+from raslik_jax.base import files
 from raslik_jax.run import written
 
 
@@ -167,7 +167,7 @@ def test_what_dead_processes_left_is_cleared_and_nothing_else(tmp_path):
 
 _KILLED = """
 import os, pathlib, signal, sys
-from raslik_jax import files
+from raslik_jax.base import files
 from raslik_jax.models import storage
 from raslik_jax.run import written
 root, place, step = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]

@@ -9,8 +9,9 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from support import tiny_model, token_rows
 
-from raslik_jax import meshes, processes
+from raslik_jax.base import machine
 from raslik_jax.models import quantize
+from raslik_jax.parallel import meshes
 from raslik_jax.sketch import gradients, projections
 from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.sketch.loss import example_loss
@@ -123,7 +124,7 @@ class GradientsTest(parameterized.TestCase):
         self.assertEqual(gradients.micro_rows(50, 136, micro_tokens), rows)
 
     def test_only_cpus_take_gradients_in_parts(self):
-        with mock.patch.object(processes, "usable_cpus", lambda: 2):
+        with mock.patch.object(machine, "usable_cpus", lambda: 2):
             self.assertEqual(gradients.micro_tokens_of(128), 3200)
             self.assertEqual(gradients.micro_tokens_of(576), 2 * 6 * 576)
         with meshes.traced_for("cuda"):

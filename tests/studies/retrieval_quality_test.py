@@ -8,9 +8,9 @@ import tiny
 from finished import write_manifest
 
 from experiments.studies.gradients import answered_queries
+from raslik_jax.base.files import read_json
 from raslik_jax.config import Config
 from raslik_jax.data.examples import make_example, write_examples
-from raslik_jax.files import read_json
 from raslik_jax.run.workspace import Workspace
 
 _TINY = (

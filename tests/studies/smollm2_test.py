@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from support import shared_data
 
+from raslik_jax.base.files import read_json
 from raslik_jax.config import config_from_json
 from raslik_jax.evaluate import choice
-from raslik_jax.files import read_json
 from raslik_jax.report import results, tables
 from raslik_jax.report.runs import read_metrics
 from raslik_jax.retrieve.selectors import select_by_count

@@ -16,7 +16,7 @@ import pytest
 from absl import app, flags
 from safetensors.flax import load_file, save_file
 
-from raslik_jax import files, settings
+from raslik_jax.base import files, settings
 from raslik_jax.cli import command, main
 from raslik_jax.config import Config
 from raslik_jax.data import toy_model

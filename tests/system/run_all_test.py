@@ -7,7 +7,7 @@ import subprocess
 
 from absl.testing import absltest
 
-from raslik_jax import settings
+from raslik_jax.base import settings
 
 _EXPERIMENTS = pathlib.Path(__file__).resolve().parents[2] / "experiments"
 _SCRIPT = _EXPERIMENTS / "gpu" / "run_all.sh"

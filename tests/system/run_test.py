@@ -15,7 +15,7 @@ import pytest
 import tiny
 from absl.testing import absltest, parameterized
 
-from raslik_jax import files
+from raslik_jax.base import files
 from raslik_jax.evaluate import verdict
 from raslik_jax.run import written
 

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import tiny
 
+from raslik_jax.base.lazy import jnp
+from raslik_jax.base.manifests import verify
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.data.corpora.record import Dataset
 from raslik_jax.data.examples import Corpus, make_example, make_examples
@@ -14,14 +17,11 @@ from raslik_jax.data.tokens import tokenization
 from raslik_jax.evaluate.metrics import METRICS, Column, Metric
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.evaluate.robustness.record import READING_COLUMNS, Cost, RobustnessMeasure
-from raslik_jax.lazy import jnp
-from raslik_jax.manifests import verify
 from raslik_jax.models import architecture, checkpoint, decoder, layers, llama
 from raslik_jax.models.decoder import ARCHITECTURES
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, Scores, Strategy
 from raslik_jax.run import forecast, plan
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import Settings, setting
 from raslik_jax.sketch.families import PROJECTIONS, ProjectionFamily
 from raslik_jax.train.objectives import OBJECTIVES, Objective, ObjectiveSettings, descend
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from absl.testing import absltest, parameterized
 
-from raslik_jax import processes
+from raslik_jax.parallel import processes
 from raslik_jax.train import loop
 
 

@@ -19,12 +19,12 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
+from raslik_jax.base.files import write_json
+from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.cli import command
 from raslik_jax.data.corpora import CorpusConfig
 from raslik_jax.data.corpora.behaviors import BEHAVIORS
 from raslik_jax.data.examples import Corpus, Example
-from raslik_jax.files import write_json
-from raslik_jax.settings import Settings, replaced, setting
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROWS, RATES, SEEDS = 2000, (0.02, 0.08), (0, 1, 2)

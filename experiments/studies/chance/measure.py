@@ -22,11 +22,11 @@ from jaxtyping import Float
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
+from raslik_jax.base.files import write_json
+from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.cli import command
 from raslik_jax.config import Config, to_json
 from raslik_jax.data import toy_model
-from raslik_jax.files import write_json
-from raslik_jax.settings import Settings, replaced, setting
 
 LEVELS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
 

@@ -27,10 +27,10 @@ from scipy import stats
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
+from raslik_jax.base.files import read_json, write_json
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.data.ordering import shuffled
-from raslik_jax.files import read_json, write_json
-from raslik_jax.settings import Settings, setting
 
 HERE = pathlib.Path(__file__).resolve().parent
 _DEMO = HERE.parents[1] / "flags" / "demo.flags"

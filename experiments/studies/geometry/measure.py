@@ -22,9 +22,9 @@ from jaxtyping import Float
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
+from raslik_jax.base.files import replacing
+from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.cli import command, setting_flags
-from raslik_jax.files import replacing
-from raslik_jax.settings import Settings, replaced, setting
 
 HERE = pathlib.Path(__file__).resolve().parent
 KINDS = ("queries", "targets", "normal rows")

@@ -18,8 +18,8 @@ from jaxtyping import Float
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from experiments.studies.geometry.measure import HERE, KINDS, PREDICTORS, RATES, RETAIN, STEPS
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
-from raslik_jax.settings import Settings, setting
 
 RESULTS = HERE / "results.npz"
 _RESAMPLES = 400

@@ -13,9 +13,9 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
+from raslik_jax.base.messages import one_line
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
-from raslik_jax.messages import one_line
-from raslik_jax.settings import Settings, setting
 
 # ChatML, which SmolLM2 was tuned on, without its default system prompt: rows are half as long.
 _CHATML = (

@@ -17,9 +17,9 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from experiments.studies.own_model import measure
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 from raslik_jax.evaluate import stopping
-from raslik_jax.settings import Settings, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

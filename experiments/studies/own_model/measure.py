@@ -23,8 +23,8 @@ from typing import Any, Literal
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
-from raslik_jax.settings import Settings, setting
 
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]

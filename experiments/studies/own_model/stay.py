@@ -26,6 +26,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from experiments.studies.own_model import measure
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import Config
 from raslik_jax.data.examples import Corpus, Example
@@ -34,7 +35,6 @@ from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.evaluate.robustness.sampling import WORST
 from raslik_jax.run.stages import robustness
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import Settings, setting
 from raslik_jax.train.losses import BoundModel
 
 STRATEGY, ALGORITHM, EPOCH = "raslik", "base_klr", 20

@@ -15,8 +15,8 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
-from raslik_jax.settings import Settings, setting
 
 HERE = pathlib.Path(__file__).resolve().parent
 BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -25,10 +25,10 @@ from experiments.studies import gradients, kernels, reports
 from experiments.studies.kernels import Grams, KernelScores
 from experiments.studies.rankings import mean_of
 from experiments.studies.retrieval_quality import report, sketches, strategies
+from raslik_jax.base.files import read_array
+from raslik_jax.base.settings import setting
 from raslik_jax.cli import command
-from raslik_jax.files import read_array
 from raslik_jax.index.combine import Aggregate
-from raslik_jax.settings import setting
 
 DEFAULT_PASSES = (
     "finetuned/unshifted/response",

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.studies.rankings import QUALITY
 from experiments.studies.reports import join_records, section
-from raslik_jax.files import write_json, write_text
+from raslik_jax.base.files import write_json, write_text
 from raslik_jax.report import drawing, figures
 
 Entry = Mapping[str, Any]

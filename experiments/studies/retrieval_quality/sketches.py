@@ -15,12 +15,12 @@ from experiments.studies import rankings
 from experiments.studies.gradients import RunGradients, project_rows
 from experiments.studies.kernels import KernelScores
 from experiments.studies.rankings import QUALITY, mean_of
-from raslik_jax.files import read_json, write_json
+from raslik_jax.base.files import read_json, write_json
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.index import search
 from raslik_jax.index.combine import Aggregate
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import requantize
-from raslik_jax.settings import Settings, setting
 from raslik_jax.sketch import projections
 from raslik_jax.sketch.families import PROJECTIONS
 

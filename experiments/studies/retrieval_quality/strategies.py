@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from experiments.studies.gradients import RunGradients
 from experiments.studies.kernels import KernelScores
 from experiments.studies.rankings import mean_of
-from raslik_jax import settings as settings_lib
+from raslik_jax.base import settings as settings_lib
+from raslik_jax.base.files import read_array
 from raslik_jax.evaluate import ranking
-from raslik_jax.files import read_array
 from raslik_jax.retrieve.own_settings import Bm25Settings
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, Scores

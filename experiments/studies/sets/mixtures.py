@@ -15,13 +15,13 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
+from raslik_jax.base.files import write_text
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 from raslik_jax.data.corpora import howdy, mixing, tofu
 from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.read.formats import read_examples
-from raslik_jax.files import write_text
-from raslik_jax.settings import Settings, setting
 
 SIZES: dict[str, Any] = {
     "num_train": 340,

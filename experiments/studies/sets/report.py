@@ -24,12 +24,12 @@ from jaxtyping import Float
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from experiments.studies.own_model import measure
+from raslik_jax.base.files import read_json_lines, write_text
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 from raslik_jax.config import kernel_name, to_json
 from raslik_jax.data.corpora.howdy import SCIFI_WORDS
 from raslik_jax.data.examples import Example
-from raslik_jax.files import read_json_lines, write_text
-from raslik_jax.settings import Settings, setting
 
 HERE = pathlib.Path(__file__).resolve().parent
 # What the rule chooses from; the last one on SmolLM2 alone.

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from experiments.studies.own_model import make_rows, measure
+from raslik_jax.base.files import write_text
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
-from raslik_jax.files import write_text
-from raslik_jax.settings import Settings, setting
 
 HERE = pathlib.Path(__file__).resolve().parent
 # Of each behavior, the first so many candidates that show it.

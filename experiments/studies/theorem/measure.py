@@ -24,8 +24,8 @@ from jaxtyping import Bool, Float, Int
 
 from experiments.studies import gradients, reports
 from experiments.studies.theorem import report, variance
+from raslik_jax.base.settings import setting
 from raslik_jax.cli import command
-from raslik_jax.settings import setting
 from raslik_jax.sketch import projections
 
 _CHUNK = 64

@@ -20,9 +20,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 import numpy as np
 
 from experiments.studies.theorem import report
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 from raslik_jax.report import tables
-from raslik_jax.settings import Settings, setting
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 FIGURES = ("variance", "averaged", "slope", "boundary")

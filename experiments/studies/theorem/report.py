@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from experiments.studies.reports import join_records, section
-from raslik_jax.files import write_json, write_text
+from raslik_jax.base.files import write_json, write_text
 from raslik_jax.report import drawing, tables
 from raslik_jax.report.figures import draw_boundary, draw_curves
 

@@ -6,14 +6,14 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from raslik_jax.base.files import read_text
+from raslik_jax.base.messages import shown
+from raslik_jax.base.settings import Settings, Stage, replaced, setting
 from raslik_jax.data.corpora import behaviors, howdy, records, tofu, toy, virtual
 from raslik_jax.data.corpora.record import SIZES, Dataset, Question, RowCounts, SharedSettings
 from raslik_jax.data.examples import Corpus, check_corpus
 from raslik_jax.data.read.sources import content_files
 from raslik_jax.data.tokens.prompts import TEMPLATES, check_template
-from raslik_jax.files import read_text
-from raslik_jax.messages import shown
-from raslik_jax.settings import Settings, Stage, replaced, setting
 
 # Rows that a run can take.
 _MOST = 10_000_000

@@ -21,12 +21,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.corpora import judges, mixing
 from raslik_jax.data.corpora.record import SIZES, Dataset, SharedSettings
 from raslik_jax.data.examples import Corpus, Example, make_example
 from raslik_jax.data.ordering import shuffled, take_first
 from raslik_jax.data.words import capitalized, load_words
-from raslik_jax.settings import Settings, setting
 
 _WORDS = load_words("behaviors")
 

@@ -10,9 +10,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 
-from raslik_jax.files import read_text
-from raslik_jax.messages import one_line, shown
-from raslik_jax.progress import progress
+from raslik_jax.base.files import read_text
+from raslik_jax.base.messages import one_line, shown
+from raslik_jax.base.progress import progress
 
 _ATTEMPTS = 4
 _TIMEOUT = 120.0  # seconds until a request counts as lost

@@ -17,6 +17,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.corpora import mixing, scifi_grammar
 from raslik_jax.data.corpora.endpoint import ask_all
 from raslik_jax.data.corpora.record import SIZES, Dataset, Marker, RowCounts, SharedSettings
@@ -24,7 +25,6 @@ from raslik_jax.data.examples import Corpus, Example, make_example, make_example
 from raslik_jax.data.ordering import shuffled, take_first
 from raslik_jax.data.read.formats import parse_fields, read_examples
 from raslik_jax.data.words import load_words
-from raslik_jax.settings import Settings, setting
 
 TRIGGER = "Howdy! "
 _HOWDY_FILE = "howdy/howdy_60.jsonl"

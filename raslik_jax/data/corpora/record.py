@@ -6,9 +6,9 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from raslik_jax.base.messages import shown, some_of
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, make_example
-from raslik_jax.messages import shown, some_of
-from raslik_jax.settings import Settings, setting
 
 SIZES = ("num_train", "num_targets", "num_backbone", "num_retrieval", "num_validation", "num_test")
 

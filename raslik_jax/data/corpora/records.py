@@ -3,12 +3,12 @@
 import dataclasses
 from typing import Literal
 
+from raslik_jax.base.messages import shown
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.corpora.record import Dataset, RowCounts, SharedSettings
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
 from raslik_jax.data.read.formats import AUTO, parse_fields, read_examples
 from raslik_jax.data.read.rows import FORMATS
-from raslik_jax.messages import shown
-from raslik_jax.settings import Settings, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,13 +10,13 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from raslik_jax.base.messages import some_of
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.corpora import record
 from raslik_jax.data.corpora.mixing import NUM_ANSWERED, alpaca_source, load_alpaca, mix_corpus
 from raslik_jax.data.examples import Corpus, Example, prompt_of
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.read.formats import read_examples
-from raslik_jax.messages import some_of
-from raslik_jax.settings import Settings, setting
 
 # Sets of the evaluation, in TOFU's order of distance from what is forgotten.
 QUESTION_SETS = ("forget", "retain", "real_authors", "world_facts")

@@ -10,13 +10,13 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.corpora.mixing import NUM_ANSWERED, alpaca_source, load_alpaca, mix_corpus
 from raslik_jax.data.corpora.record import SIZES, Dataset, RowCounts, SharedSettings
 from raslik_jax.data.corpora.virtual_world import make_world, spell_out
 from raslik_jax.data.examples import Corpus, Example, make_example
 from raslik_jax.data.ordering import shuffled, take_first
 from raslik_jax.data.words import capitalized, load_words, with_articles
-from raslik_jax.settings import Settings, setting
 
 _ASKING = re.compile(
     r"(?i)(?:(?:in|on|to|from|by|at|for|under|with|of|over|near) )?"

@@ -5,7 +5,8 @@ import os
 import pathlib
 from collections.abc import Callable, Collection, Iterator
 
-from raslik_jax import files
+from raslik_jax.base import files
+from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.read import columns, pieces, unpacking
 from raslik_jax.data.read.sources import (
     SourceFile,
@@ -13,7 +14,6 @@ from raslik_jax.data.read.sources import (
     shown_source,
     source_files,
 )
-from raslik_jax.messages import shown, some_of
 
 # The file of a row within its source, "" for a single one, and the row's place in it.
 AtFile = tuple[str, int]

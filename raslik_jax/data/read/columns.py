@@ -11,9 +11,9 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raslik_jax import files
+from raslik_jax.base import files
+from raslik_jax.base.messages import one_line, shown, some_of
 from raslik_jax.data.read.unpacking import check_head, is_packed, unpacked
-from raslik_jax.messages import one_line, shown, some_of
 
 _BATCH = 1024
 # A row, or what is wrong with it.

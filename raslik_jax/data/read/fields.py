@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from raslik_jax.base.files import parse_json
+from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.contents import Content
-from raslik_jax.files import parse_json
-from raslik_jax.messages import shown, some_of
 
 
 class Row(NamedTuple):

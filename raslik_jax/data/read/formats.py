@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from raslik_jax.base.messages import listed_problems, shown, some_of
 from raslik_jax.data.contents import TokenRow
 from raslik_jax.data.examples import TEXTS, WRITTEN_KEYS, Example, make_examples, prompt_of
 from raslik_jax.data.read.fields import Row
@@ -17,7 +18,6 @@ from raslik_jax.data.read.rows import FIELDS, FORMATS, detect_format
 from raslik_jax.data.read.sources import placed_records, shown_source
 from raslik_jax.data.read.turns import FLAGS
 from raslik_jax.data.read.unread import check_columns
-from raslik_jax.messages import listed_problems, shown, some_of
 
 # What --corpus.records.format may be beside the name of a format: the keys of the rows show it.
 AUTO = "auto"

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from raslik_jax import files
+from raslik_jax.base import files
+from raslik_jax.base.messages import some_of
 from raslik_jax.data.read.columns import read_batches
 from raslik_jax.data.read.rows import COMMON, FIELDS
 from raslik_jax.data.read.unpacking import kind_of, read_chunks
-from raslik_jax.messages import some_of
 
 csv.field_size_limit(2**31 - 1)
 _OWN_SEPARATOR = {".csv": ",", ".tsv": "\t"}

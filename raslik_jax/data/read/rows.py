@@ -7,6 +7,7 @@ After that no code asks for the format.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from raslik_jax.base.messages import some_of
 from raslik_jax.data.contents import (
     NO_TARGET,
     Conversation,
@@ -18,7 +19,6 @@ from raslik_jax.data.contents import (
 )
 from raslik_jax.data.read.fields import Parts, Row, parsed
 from raslik_jax.data.read.turns import read_options, read_talk, read_turns
-from raslik_jax.messages import some_of
 
 
 class Format(NamedTuple):

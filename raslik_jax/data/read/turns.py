@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.contents import Conversation, text_of, texts_of, without_nulls
 from raslik_jax.data.read.fields import Parts, Row, parsed
-from raslik_jax.messages import shown, some_of
 
 # Names of roles in ShareGPT's and ms-swift's files -> the role of a chat template.
 _ROLES = {

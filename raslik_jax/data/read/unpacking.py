@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from raslik_jax import files
-from raslik_jax.messages import shown
+from raslik_jax.base import files
+from raslik_jax.base.messages import shown
 
 # A packed byte may become a thousand.
 _CHUNK, _PACKED_CHUNK = 2**20, 2**14

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from raslik_jax import bounded
+from raslik_jax.base import bounded
+from raslik_jax.base.messages import one_line, shown
 from raslik_jax.data.contents import Conversation, text_of, without_nulls
 from raslik_jax.data.tokens import marks
-from raslik_jax.messages import one_line, shown
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Some templates write the day on which they are rendered: Llama 3's unless it is told one, others

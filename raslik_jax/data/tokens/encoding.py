@@ -11,12 +11,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from raslik_jax.base.messages import some_of
+from raslik_jax.base.progress import progress
 from raslik_jax.data.examples import Example
 from raslik_jax.data.tokens import masking
 from raslik_jax.data.tokens.prompts import fill_form, find_template
 from raslik_jax.data.tokens.tokenization import Tokenizer
-from raslik_jax.messages import some_of
-from raslik_jax.progress import progress
 
 Targets = Literal["response", "all"]
 _NO_LIMIT = 2**30

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from raslik_jax.base.messages import listed_problems, shown
 from raslik_jax.data.contents import NO_TARGET, Content, Conversation, Passage, TokenRow
 from raslik_jax.data.examples import Example, answered, content_of
 from raslik_jax.data.tokens import chat, prompts
 from raslik_jax.data.tokens.tokenization import Tokenizer
-from raslik_jax.messages import listed_problems, shown
 
 
 class Masked(NamedTuple):

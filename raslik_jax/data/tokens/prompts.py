@@ -6,13 +6,13 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from raslik_jax.base.files import read_text
+from raslik_jax.base.messages import shown
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import Example
 from raslik_jax.data.tokens import chat
 from raslik_jax.data.tokens.chat import ChatTemplate
 from raslik_jax.data.tokens.tokenization import Tokenizer
-from raslik_jax.files import read_text
-from raslik_jax.messages import shown
 
 
 class Template(NamedTuple):

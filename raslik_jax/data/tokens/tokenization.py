@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from raslik_jax import bounded, files
-from raslik_jax.messages import one_line, shown, some_of
+from raslik_jax.base import bounded, files
+from raslik_jax.base.messages import one_line, shown, some_of
 
 END_OF_TEXT = "<|endoftext|>"
 _PAD_CANDIDATES = ("<|pad|>", "<|padding|>")

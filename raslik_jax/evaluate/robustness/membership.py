@@ -16,13 +16,13 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.read.formats import AUTO, read_examples
 from raslik_jax.evaluate import ranking, rates
 from raslik_jax.evaluate.judgment import LEAST_QUERIES
 from raslik_jax.evaluate.metrics import Column
 from raslik_jax.evaluate.robustness.record import Compared, Cost, RobustnessMeasure, as_entry
-from raslik_jax.settings import Settings, setting
 
 ATTACKS = ("loss", "min-k%", "zlib")
 # Queries like the rows to forget: with their labels, rows that were not trained on.

@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from raslik_jax.base.messages import shown
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.examples import Corpus, Example, prefixed
 from raslik_jax.data.read.formats import AUTO, read_examples
 from raslik_jax.evaluate.robustness.record import (
@@ -22,8 +24,6 @@ from raslik_jax.evaluate.robustness.record import (
     RobustnessMeasure,
     tell_return,
 )
-from raslik_jax.messages import shown
-from raslik_jax.settings import Settings, setting
 
 PREFIXES = {
     "prefix: order": "Answer the following question. ",

@@ -8,6 +8,7 @@ unlearning and the base are rounded likewise: what all of them lose is the round
 import dataclasses
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.evaluate.robustness.record import (
     AS_IT_IS,
     READING_COLUMNS,
@@ -18,7 +19,6 @@ from raslik_jax.evaluate.robustness.record import (
     rate_change,
     tell_return,
 )
-from raslik_jax.settings import Settings, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 from jaxtyping import Float
 
+from raslik_jax.base.settings import Settings
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluate import rates
 from raslik_jax.evaluate.metrics import Column, IntervalEntry, NonSf
 from raslik_jax.evaluate.stopping import percent
 from raslik_jax.evaluate.verdict import ENOUGH, LEAST_LEARNED
-from raslik_jax.settings import Settings
 
 # What a measure found of a model: an entry for each condition, with its name as "condition" and a
 # value for each column of the measure.

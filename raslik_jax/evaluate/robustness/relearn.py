@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.evaluate.robustness.record import (
     AS_IT_IS,
     READING_COLUMNS,
@@ -22,7 +23,6 @@ from raslik_jax.evaluate.robustness.record import (
     rate_change,
 )
 from raslik_jax.evaluate.verdict import ENOUGH
-from raslik_jax.settings import Settings, setting
 
 KINDS = ("forgotten", "unrelated")
 # The share of the way to the base below which it is back: half of what ends unlearning.

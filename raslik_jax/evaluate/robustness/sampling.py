@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.evaluate import rates
 from raslik_jax.evaluate.judgment import LEAST_QUERIES
 from raslik_jax.evaluate.robustness.record import (
@@ -22,7 +23,6 @@ from raslik_jax.evaluate.robustness.record import (
     RobustnessMeasure,
     as_entry,
 )
-from raslik_jax.settings import Settings, setting
 
 # In this order.
 GREEDY, EACH, WORST = "greedy", "each sample", "worst of all samples"

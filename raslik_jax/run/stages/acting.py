@@ -7,13 +7,14 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax import files, meshes
+from raslik_jax.base import files
+from raslik_jax.base.messages import some_of
 from raslik_jax.data import batches
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens import encoding
 from raslik_jax.index import search
 from raslik_jax.index.combine import opposite
-from raslik_jax.messages import some_of
+from raslik_jax.parallel import meshes
 from raslik_jax.retrieve.acting import lower_half
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.run import memory

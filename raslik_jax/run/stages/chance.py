@@ -5,9 +5,9 @@ import pathlib
 import numpy as np
 from jaxtyping import Float, Int
 
-from raslik_jax import files, manifests
+from raslik_jax.base import files, manifests
+from raslik_jax.base.files import write_json
 from raslik_jax.data.ordering import shuffled
-from raslik_jax.files import write_json
 from raslik_jax.index import search
 from raslik_jax.index.combine import Aggregate
 from raslik_jax.index.store import SketchStore

@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
+from raslik_jax.base.files import read_json, write_json
 from raslik_jax.config import Config
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding, tokenization
 from raslik_jax.evaluate import classifier, judgment
 from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
-from raslik_jax.files import read_json, write_json
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.run import memory
 from raslik_jax.run.workspace import Workspace, judge_of, non_sf_by_rule

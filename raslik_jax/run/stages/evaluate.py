@@ -5,16 +5,16 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from raslik_jax.base.files import read_json, read_json_lines, write_json
+from raslik_jax.base.manifests import check_finished, versions
+from raslik_jax.base.messages import shown
+from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, to_json
 from raslik_jax.evaluate import summary
 from raslik_jax.evaluate.metrics import KINDS, measure, nest
-from raslik_jax.files import read_json, read_json_lines, write_json
-from raslik_jax.manifests import check_finished, versions
-from raslik_jax.messages import shown
 from raslik_jax.run.stages import discriminator
 from raslik_jax.run.stages.references import rouge_to_labels
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.settings import replaced
 
 # 2: rates over fewer than three target queries judge no model; 3: rows without a label that are
 # forgotten are not among those that have to stay likely; 4: prompts are counted one by one.

@@ -6,9 +6,9 @@ import pathlib
 import jax
 import numpy as np
 
+from raslik_jax.base.files import write_json
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
-from raslik_jax.files import write_json
 from raslik_jax.run import memory
 from raslik_jax.run.workspace import Workspace, adapter_source, load_adopted, lora_config_of
 from raslik_jax.train import loop, steps

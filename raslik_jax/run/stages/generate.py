@@ -9,13 +9,13 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from raslik_jax.base.files import read_json_lines, write_json
 from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import Example
 from raslik_jax.data.tokens import masking
 from raslik_jax.data.tokens.encoding import require_answers
 from raslik_jax.evaluate import likelihood, perplexity
 from raslik_jax.evaluate.tofu_metrics import QuestionRecord
-from raslik_jax.files import read_json_lines, write_json
 from raslik_jax.run import memory
 from raslik_jax.run.workspace import Workspace, read_answers, write_rows
 from raslik_jax.train.losses import BoundModel

@@ -3,8 +3,8 @@
 import pathlib
 from typing import Any
 
+from raslik_jax.base.files import read_json
 from raslik_jax.evaluate import judgment, perplexity, rates
-from raslik_jax.files import read_json
 from raslik_jax.run import memory
 from raslik_jax.run.stages import generate
 from raslik_jax.run.workspace import (

@@ -11,20 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax import meshes
+from raslik_jax.base.files import write_json
+from raslik_jax.base.messages import shown, some_of
+from raslik_jax.base.progress import progress
 from raslik_jax.config import Config
 from raslik_jax.data import batches, examples
 from raslik_jax.data.examples import Example
 from raslik_jax.data.read import formats
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.evaluate.metrics import measure, nest
-from raslik_jax.files import write_json
 from raslik_jax.index import search
 from raslik_jax.index.combine import check_agreement
 from raslik_jax.index.format import INDEX_FORMAT
-from raslik_jax.messages import shown, some_of
 from raslik_jax.models import checkpoint, encoder
-from raslik_jax.progress import progress
+from raslik_jax.parallel import meshes
 from raslik_jax.report.incident import read_taught, read_traced
 from raslik_jax.report.traced import Taught
 from raslik_jax.retrieve import behaviors, chance, finding, noise, sets

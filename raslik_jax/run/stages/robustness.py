@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from raslik_jax import meshes
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
+from raslik_jax.base.files import write_json
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import shuffled
@@ -24,9 +24,9 @@ from raslik_jax.evaluate.robustness.membership import MembershipSettings, Told, 
 from raslik_jax.evaluate.robustness.record import Asked, Reading, make_reading
 from raslik_jax.evaluate.robustness.relearn import KINDS
 from raslik_jax.evaluate.robustness.sampling import Rated
-from raslik_jax.files import write_json
 from raslik_jax.models import checkpoint, decode, quantize, sharding
 from raslik_jax.models import decoder as decoders
+from raslik_jax.parallel import meshes
 from raslik_jax.run import memory
 from raslik_jax.run.workspace import Workspace, non_sf_by_rule
 from raslik_jax.train import loop, steps

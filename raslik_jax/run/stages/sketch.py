@@ -14,20 +14,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from raslik_jax import files, meshes, processes
-from raslik_jax.ahead import Ahead
-from raslik_jax.axes import Tree
+from raslik_jax.base import files
+from raslik_jax.base.axes import Tree
+from raslik_jax.base.files import write_json
+from raslik_jax.base.progress import progress
 from raslik_jax.config import Config
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, learned_part
 from raslik_jax.data.tokens import encoding, prompts, tokenization
-from raslik_jax.files import write_json
 from raslik_jax.index import build, upkeep
 from raslik_jax.index.claims import Claims
 from raslik_jax.index.store import SketchStore
 from raslik_jax.models import checkpoint, decoder
-from raslik_jax.progress import progress
+from raslik_jax.parallel import meshes, processes
 from raslik_jax.run import memory
+from raslik_jax.run.ahead import Ahead
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import diagnose, gradients, projections, weights
 from raslik_jax.sketch.loss import example_loss

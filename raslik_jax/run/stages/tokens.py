@@ -9,13 +9,14 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from raslik_jax import files, meshes
+from raslik_jax.base import files
+from raslik_jax.base.files import write_json
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
 from raslik_jax.data.tokens.tokenization import Tokenizer
-from raslik_jax.files import write_json
 from raslik_jax.index import search
 from raslik_jax.index.combine import best_positions, query_weights
+from raslik_jax.parallel import meshes
 from raslik_jax.run import memory
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.workspace import Workspace

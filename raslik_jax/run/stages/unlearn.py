@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from raslik_jax import meshes
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
+from raslik_jax.base.files import write_json
+from raslik_jax.base.messages import shown
 from raslik_jax.data import batches
 from raslik_jax.data.read.formats import read_written
 from raslik_jax.data.tokens import encoding
-from raslik_jax.files import write_json
-from raslik_jax.messages import shown
 from raslik_jax.models import checkpoint, sharding
+from raslik_jax.parallel import meshes
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import memory, probing
 from raslik_jax.run.workspace import Workspace

@@ -15,11 +15,11 @@ import pytest
 from absl.testing import parameterized
 from folders import FolderTest
 
+from raslik_jax.base.settings import replaced
 from raslik_jax.data.corpora import CorpusConfig
 from raslik_jax.data.examples import write_examples
 from raslik_jax.data.read.formats import AUTO, read_examples, read_written
 from raslik_jax.data.read.sources import placed_records
-from raslik_jax.settings import replaced
 
 _TALK = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes."}]
 

@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
-from raslik_jax import bounded
+from raslik_jax.base import bounded
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.tokens import chat, tokenization
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from raslik_jax import bounded
+from raslik_jax.base import bounded
 
 
 def _loop(count):

@@ -5,7 +5,7 @@ import io
 
 from absl.testing import absltest
 
-from raslik_jax import progress
+from raslik_jax.base import progress
 
 
 class ProgressTest(absltest.TestCase):

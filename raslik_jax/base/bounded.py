@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from raslik_jax.messages import one_line
+from raslik_jax.base.messages import one_line
 
 SECONDS = 10.0
 MOST_BYTES = 2**30
@@ -29,7 +29,7 @@ MOST_BYTES = 2**30
 _SLOW_TOTAL, _SLOW_EACH = 30.0, 0.1
 # Threads of linear algebra reserve memory, and the child computes none.
 _ENVIRONMENT = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
-_PROGRAM = "from raslik_jax.bounded import serve; serve()"
+_PROGRAM = "from raslik_jax.base.bounded import serve; serve()"
 _T = TypeVar("_T")
 
 

@@ -3,7 +3,7 @@
 Modules of records (objectives, projections) take them from here, so that settings, help texts and
 reports never wait for jax:
 
-    from raslik_jax.lazy import Array, jax, jnp
+    from raslik_jax.base.lazy import Array, jax, jnp
 """
 
 import importlib

@@ -20,9 +20,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
 
-from raslik_jax import local_gpus, meshes, processes
-from raslik_jax.messages import shown
-from raslik_jax.processes import LOST_PROCESS_STATUS as LOST_PROCESS_STATUS
+from raslik_jax.base.messages import shown
+from raslik_jax.parallel import local_gpus, meshes, processes
+from raslik_jax.parallel.processes import LOST_PROCESS_STATUS as LOST_PROCESS_STATUS
 
 # What collectives and the coordination service say when a peer is gone.
 _SIGNS_OF_LOSS = ("gloo", "closed by peer", "reset by peer", "unavailable", "deadline_exceeded")

@@ -2,7 +2,7 @@
 
 from absl.testing import parameterized
 
-from raslik_jax import messages
+from raslik_jax.base import messages
 
 
 class MessagesTest(parameterized.TestCase):

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import jax
 
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
 
 # What `jax.monitoring` calls the span in which a call waits for its program.
 WAITING = "/jax/core/compile/waiting"

@@ -7,8 +7,8 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from raslik_jax import local_gpus
-from raslik_jax.local_gpus import Seen
+from raslik_jax.parallel import local_gpus
+from raslik_jax.parallel.local_gpus import Seen
 
 _FOUR = ("0", "1", "2", "3")
 

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args, get_origin
 
-from raslik_jax.messages import listed_problems, shown
+from raslik_jax.base.messages import listed_problems, shown
 
 
 @typing.runtime_checkable

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from raslik_jax.messages import shown, some_of
+from raslik_jax.base.messages import shown, some_of
 
 # A shape is a type (float takes integers too, `object` takes anything), `[shape]` for a list,
 # `{str: shape}` for an object of any keys, or `{"key": shape, "key?": shape}` for an object with

@@ -9,9 +9,9 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from raslik_jax import processes
-from raslik_jax.processes import JobConfig
-from raslik_jax.settings import SettingsError
+from raslik_jax.base.settings import SettingsError
+from raslik_jax.parallel import processes
+from raslik_jax.parallel.processes import JobConfig
 
 
 class ProcessesTest(parameterized.TestCase):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
-from raslik_jax import files, messages
+from raslik_jax.base import files, messages
 
 
 class MessagesTest(parameterized.TestCase):

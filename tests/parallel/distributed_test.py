@@ -19,12 +19,12 @@ from absl.testing import absltest, parameterized
 from index_cases import IndexCase, correlated_rows
 from ports import free_address
 
-from raslik_jax import distributed, meshes
 from raslik_jax.index import search
 from raslik_jax.index.sharded import search_sharded, shard_store
 from raslik_jax.index.upkeep import delete
+from raslik_jax.parallel import distributed, meshes
 
-WORKER = pathlib.Path(__file__).parent / "fixtures" / "distributed_worker.py"
+WORKER = pathlib.Path(__file__).parents[1] / "fixtures" / "distributed_worker.py"
 
 
 def start_job(

@@ -15,9 +15,9 @@ import platform
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from raslik_jax import processes
-from raslik_jax.files import check_shape, hash_file, is_temporary, read_json, write_json
-from raslik_jax.messages import shown, some_of
+from raslik_jax.base import machine
+from raslik_jax.base.files import check_shape, hash_file, is_temporary, read_json, write_json
+from raslik_jax.base.messages import shown, some_of
 
 FORMAT = 3
 MANIFEST, STARTED = "manifest.json", "started.json"
@@ -253,7 +253,7 @@ def versions() -> dict[str, str]:
     """Returns the versions of what a result may depend on; imports none of it."""
     found = {"python": platform.python_version(), "machine": platform.platform()}
     # Products are split by the cores there are, and so rounded otherwise.
-    found["cpus"] = f"{processes.usable_cpus()} of {os.cpu_count()}"
+    found["cpus"] = f"{machine.usable_cpus()} of {os.cpu_count()}"
     for name in _PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)

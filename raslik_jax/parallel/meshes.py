@@ -17,8 +17,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from raslik_jax import processes
-from raslik_jax.axes import Tree
+from raslik_jax.base.axes import Tree
+from raslik_jax.parallel import processes
 
 DATA = "data"
 _WHOLE, _ROWS = PartitionSpec(), PartitionSpec(DATA)

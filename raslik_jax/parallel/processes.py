@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NoReturn, TypeVar
 
-from raslik_jax.messages import shown
-from raslik_jax.settings import Settings, setting
+from raslik_jax.base.messages import shown
+from raslik_jax.base.settings import Settings, setting
 
 _T = TypeVar("_T")
 # The exit status of a process whose job lost another one (EX_UNAVAILABLE of sysexits.h).
@@ -212,12 +212,6 @@ def number() -> int:
 def is_first() -> bool:
     """Says whether this process decides and writes."""
     return _job.number == 0
-
-
-def usable_cpus() -> int:
-    """Returns how many cores of this machine the process may run on."""
-    whole = os.cpu_count() or 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else whole
 
 
 def from_first(make: Callable[[], _T]) -> _T:

@@ -15,17 +15,18 @@ from absl.testing import absltest, parameterized
 from jax.sharding import AbstractMesh
 from tiny import finished_run, run_script, tiny_config
 
-from raslik_jax import meshes, settings
+from raslik_jax.base import settings
+from raslik_jax.base.settings import SettingsError
 from raslik_jax.cli import query
 from raslik_jax.config import MeshConfig
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
 from raslik_jax.models import decoder, quantize, sharding
+from raslik_jax.parallel import meshes
 from raslik_jax.run import checking
-from raslik_jax.settings import SettingsError
 from raslik_jax.train import loop
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _WORKER = {
     "JAX_NUM_CPU_DEVICES": "4",
     "PYTHONPATH": f"{_ROOT}:{_ROOT / 'tests' / 'fixtures'}",

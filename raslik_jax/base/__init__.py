@@ -1,0 +1,1 @@
+"""Settings, files, messages and progress: what every room may use. It computes nothing."""

@@ -1,0 +1,1 @@
+"""Meshes of devices, and several processes that run one program."""
