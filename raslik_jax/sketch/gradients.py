@@ -1,4 +1,4 @@
-"""Per-example LoRA gradients, sketched inside the jit that makes them."""
+"""Per-example gradients, sketched inside the jit that makes them."""
 
 import itertools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from raslik_jax.base.axes import Tree
 from raslik_jax.parallel import meshes
 from raslik_jax.sketch.projections import Projection, flatten_gradients, project
 
-# loss(lora, base, *example), such as tokens_L and target_mask_L of a language model.
+# loss(params, frozen, *example): trees of arrays, such as tokens_L and target_mask_L.
 ExampleLoss = Callable[..., Array]
 Normalize = Literal["vector", "per_tensor"]
 
@@ -82,13 +82,18 @@ def sketch_gradients(
 ) -> Sketches:
     """Returns the unit sketches h(g_x) of a batch of examples (Algorithm 1, line 2).
 
-    Call it inside jit: gradients are taken per example by vmap over the LoRA leaves alone, with
-    the base unbatched, so XLA sees the matmuls of ordinary training, makes no weight gradient of
-    the base, and never hands out the [B, P] array. The projection is for as many parameters as all
-    adapters hold together.
+    The loss is any differentiable function `loss(params, frozen, example)`. The three are trees of
+    arrays, of a model of this package or of your own. An example may also be several arguments.
+
+    Call it inside jit: gradients are taken per example by vmap over the trained leaves alone, with
+    the frozen ones unbatched, so XLA sees the matmuls of ordinary training, makes no weight
+    gradient of the base, and never hands out the [B, P] array. The projection is for as many
+    parameters as all adapters hold together.
 
     Args:
-      loss: loss(adapter, base, *example) of one example, a scalar.
+      loss: loss(params, frozen, *example) of one example, a scalar.
+      adapters: the trained parameters, a tree in a tuple; several trees of a trajectory.
+      base: the frozen parameters, which get no gradient; an empty tree where there are none.
       batch: trees of arrays that share a leading axis of examples, such as tokens_BL, padded on
         the right, and target_mask_BL, True where a token's loss counts.
       normalize: see `flat_gradient`.
