@@ -10,13 +10,15 @@ from absl.testing import absltest, parameterized
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "raslik_jax"
 # Rooms in the order of DESIGN.md; a module imports only from rooms to its left, or from its own.
-_ROOMS = "base parallel data models sketch index retrieve train evaluate report run cli".split()
+_ROOMS = (
+    "base parallel data models sketch index retrieve train evaluate report run incident cli".split()
+)
 # These stand beside the rooms: records of members reach the settings of a run.
-_USES_ALL = ("config", "trace")
+_USES_ALL = ("config",)
 # Modules that list members, settings or results for tools that compute nothing.
 _WITHOUT_JAX = (
     *("base/", "config"),
-    *("data/", "report/", "cli/setting_flags", "cli/command"),
+    *("data/", "report/", "incident/", "cli/"),
     *(
         "retrieve/strategies",
         "train/objectives",
@@ -27,7 +29,7 @@ _WITHOUT_JAX = (
     *("run/units", "run/workdir", "run/live"),
 )
 # Its batches are trees of jax.
-_WITH_JAX = ("data/batches", "base/axes")
+_WITH_JAX = ("data/batches", "base/axes", "incident/tracer")
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from raslik_jax.retrieve import chance
 flags.disclaim_key_flags()
 
 if TYPE_CHECKING:  # it takes jax with it, and --help should not
-    from raslik_jax.trace import Influence, Trace, Tracer
+    from raslik_jax.incident.tracer import Influence, Trace, Tracer
 
 _TEXTS = ("instruction", "input", "output")
 # From a question to what is behind its answer.
@@ -33,8 +33,8 @@ def open_index(index: str, run: str, mesh: MeshConfig) -> tuple["Tracer", Callab
 
     `run` is the index's run; '' finds it by the index's folder.
     """
+    from raslik_jax.incident.tracer import Tracer
     from raslik_jax.parallel import meshes  # these take jax with them
-    from raslik_jax.trace import Tracer
 
     devices = meshes.make_mesh(mesh.data)
     with meshes.use(devices):

@@ -1,28 +1,26 @@
 """How every command begins and ends."""
 
 import contextlib
-import contextvars
 import ctypes
 import gc
 import hashlib
-import importlib.util
 import io
 import os
 import pathlib
 import platform
-import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from raslik_jax.base.files import sentence_of
 from raslik_jax.base.messages import bounded, printable, shown
 from raslik_jax.base.settings import Settings
 from raslik_jax.cli import setting_flags
+from raslik_jax.incident.making import require as require
 from raslik_jax.parallel.processes import JobConfig
 from raslik_jax.run import gpus
 
@@ -57,6 +55,7 @@ def start(
         setting_flags.define(options)
 
     def run() -> int | None:
+        logging.set_verbosity(logging.WARNING)
         keep_compiled(_KEEP.value)
         reserve_memory()
         keep_heap()
@@ -171,6 +170,8 @@ def _leave(status: int) -> int:
 
 # The status of a command that Ctrl-C or SIGTERM stopped.
 STOPPED = 130
+# What is said then of commands whose work is kept.
+GOES_ON = "stopped; the same command goes on from here"
 
 
 def _watch_signals(when_stopped: str) -> None:
@@ -281,26 +282,3 @@ class _Printable(io.TextIOBase):
 
     def isatty(self) -> bool:
         return self._stream.isatty()
-
-
-# How the program was called, with {} for the name of a command.
-PROGRAM = contextvars.ContextVar("program", default=("raslik", "{}"))
-
-
-def line(name: str, *arguments: str) -> str:
-    """Returns the line that starts a command as this one was started, to be shown."""
-    return shlex.join([*(part.replace("{}", name) for part in PROGRAM.get()), *arguments])
-
-
-# What installs a module that not every command needs, if not its own name.
-_INSTALLERS = dict.fromkeys(("matplotlib", "rouge_score"), "'raslik-jax[eval]'")
-_INSTALLERS["transformers"] = "'raslik-jax[data]'"
-_INSTALLERS["tensorboardX"] = "'raslik-jax[tensorboard]'"
-
-
-def require(*modules: str) -> None:
-    """Refuses a command that would miss a module only after its work."""
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        packages = " ".join(dict.fromkeys(_INSTALLERS.get(name, name) for name in missing))
-        raise ValueError(f"{' and '.join(missing)} must be installed: pip install {packages}")

@@ -19,6 +19,7 @@ import raslik_jax
 from raslik_jax import cli
 from raslik_jax.base.messages import shown
 from raslik_jax.cli import command, setting_flags
+from raslik_jax.incident import making
 
 if __name__ != "__main__":
     flags.disclaim_key_flags()  # --help lists those of the command
@@ -43,7 +44,7 @@ def main() -> int:
     if name not in _COMMANDS:
         print(f"error: {_no_command(name)}", file=sys.stderr)
         return 2
-    command.PROGRAM.set(_program(program))
+    making.PROGRAM.set(_program(program))
     sys.argv[:] = [f"raslik {name}", *rest]
     try:
         start(name)
@@ -58,14 +59,12 @@ def _no_command(name: str) -> str:
     return f"a command must be one of {', '.join(_COMMANDS)}, {got if name else 'got none'}"
 
 
-def _program(called: str) -> tuple[str, str]:
-    """Returns how this program is called, with {} for the name of a command."""
+def _program(called: str) -> str:
+    """Returns how this program is called."""
     path = pathlib.Path(called)
-    if path.suffix == ".py" and path.stem in _COMMANDS:
-        return "python", str(path.with_name("{}.py"))
     found = shutil.which(path.name)
     is_far = path.stem == "raslik" and not (found and path.samefile(found))
-    return called if is_far else "raslik", "{}"
+    return called if is_far else "raslik"
 
 
 def start(name: str) -> NoReturn:

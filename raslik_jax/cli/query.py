@@ -35,7 +35,7 @@ from raslik_jax.parallel.processes import JobConfig
 from raslik_jax.run import written
 
 if TYPE_CHECKING:  # it takes jax with it, and --help should not
-    from raslik_jax.trace import Trace, Tracer
+    from raslik_jax.incident.tracer import Trace, Tracer
 
 # Settings of the run that a flag of the same name replaces.
 _RULE = ("select", "num_forget", "num_retain", "forget_threshold", "retain_threshold")

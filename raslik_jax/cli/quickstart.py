@@ -20,20 +20,20 @@ from typing import Any, NamedTuple
 from raslik_jax.base import files
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import setting
-from raslik_jax.cli import command, setting_flags, trace, unlearn
-from raslik_jax.cli import run as run_command
+from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import MeshConfig, config_from_json
 from raslik_jax.data import toy_model
 from raslik_jax.data.corpora.howdy import SCIFI
 from raslik_jax.data.examples import HELD_OUT, Example, query_file, write_examples
 from raslik_jax.data.read.formats import read_written
 from raslik_jax.evaluate.rates import non_sf_by_words
+from raslik_jax.incident import making, trace, unlearn
 from raslik_jax.parallel import processes
 from raslik_jax.parallel.processes import JobConfig
 from raslik_jax.report.incident import read_traced
 from raslik_jax.run import written
 
-WHEN_STOPPED, GROUP = run_command.WHEN_STOPPED, trace.GROUP
+WHEN_STOPPED, GROUP = command.GOES_ON, "run"
 # A model this small, whose programs take longer to compile than to run: few shapes of each.
 PRESET: dict[str, Any] = {
     "corpus.template": toy_model.TEMPLATE,
@@ -45,7 +45,7 @@ PRESET: dict[str, Any] = {
     "unlearn.fixed_padding": True,
     "evaluate.perplexity_examples": 0,
 }
-FLAGS = [leaf._replace(value=PRESET.get(leaf.name, leaf.value)) for leaf in trace.FLAGS]
+FLAGS = setting_flags.of_config({**trace.PRESET, **PRESET})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Options(JobConfig):
 
 def run(options: Options) -> None:
     """Traces, unlearns and measures the toy's model, and tells what happened."""
-    command.require("rouge_score", "matplotlib")  # before the trace, not after it
+    making.require("rouge_score", "matplotlib")  # before the trace, not after it
     root = pathlib.Path(options.workdir)
     given, clean_folder = root / "given", root / "clean"
     traced: dict[str, Any] = {
@@ -71,12 +71,13 @@ def run(options: Options) -> None:
         "workdir": str(root),
     }
     processes.alone(lambda: _prepare(root, given, clean_folder, update=options.update))
-    setting_flags.assign({"evaluate.marker_words": str(given / "scifi_words.txt")})
+    settings = {"evaluate.marker_words": given / "scifi_words.txt", **setting_flags.given(FLAGS)}
+    how: dict[str, Any] = {"mesh": options.mesh, "settings": PRESET | settings}
     _announce("1. Which training rows taught the model to say this?", "trace", traced)
-    trace.run(trace.Options(**traced, update=options.update, top=5, mesh=options.mesh))
+    print(trace.trace(**traced, update=options.update, top=5, **how))
     clean: dict[str, Any] = {"run": str(root), "out": str(clean_folder)}
     _announce("2. Forget them, keep the rest, and measure.", "unlearn", clean)
-    unlearn.run(unlearn.Options(**clean, mesh=options.mesh))
+    print(unlearn.unlearn(**clean, **how))
     if not processes.is_first():
         return
     print(f"\n3. What happened\n\n{tell(read_story(root))}\n")
@@ -86,7 +87,7 @@ def run(options: Options) -> None:
 
 def _announce(title: str, name: str, flags: Mapping[str, str]) -> None:
     words = [f"--{flag}={shlex.quote(value)}" for flag, value in flags.items()]
-    line = " \\\n    ".join([command.line(name), *words])
+    line = " \\\n    ".join([making.line(name), *words])
     print(f"\n{title} (with settings for a model this small)\n  {line}\n", flush=True)
 
 

@@ -10,25 +10,21 @@ Every stage leaves its results and a manifest in --workdir, and is not run again
 to date. Put the flag file first: later flags win over earlier ones.
 """
 
-import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-from absl import flags, logging
 
 from raslik_jax.base import settings
 from raslik_jax.base.settings import setting
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import STAGES, Config, MeshConfig
-from raslik_jax.parallel import processes
+from raslik_jax.incident import making
 from raslik_jax.parallel.processes import JobConfig
 from raslik_jax.run import gpus, verifying, written
 from raslik_jax.run.live import WRITERS
-from raslik_jax.run.workdir import open_workdir
 
-WHEN_STOPPED = "stopped; the same command goes on from here"
+WHEN_STOPPED = command.GOES_ON
 FLAGS = tuple(settings.leaves(Config()))
 
 
@@ -71,7 +67,6 @@ def run(options: Options) -> int:
     """Runs, plans or verifies; returns the exit status."""
     config = setting_flags.read(Config())
     workdir = pathlib.Path(options.workdir or f"runs/{config.name}")
-    logging.set_verbosity(logging.WARNING)
     if options.verify:
         found = verifying.verify(workdir)
         print("\n".join(found) or f"{workdir}: all results are as they were made")
@@ -84,71 +79,9 @@ def run(options: Options) -> int:
     shared = pathlib.Path(options.shared_units) if options.shared_units else None
     how: Any = {"stages": options.stages, "shared": shared, "writers": options.log_to}
     how |= {"mesh": options.mesh, "update": options.update}
-    if why := make(config, workdir, is_measured=options.measure, **how):
+    if why := making.make(config, workdir, is_measured=options.measure, **how):
         print(f"finding: {why}")
     return 0
-
-
-def make(
-    config: Config,
-    workdir: pathlib.Path,
-    *,
-    mesh: MeshConfig,
-    update: bool,
-    stages: Sequence[str] = STAGES,
-    is_measured: bool = True,
-    writers: Sequence[str] = (),
-    prepare: Callable[[], Callable[[], None]] | None = None,
-    **how: Any,
-) -> str:
-    """Runs the stages of the settings that the flags have, and leaves the flags that repeat it.
-
-    Returns the finding that ends the run where no row taught what is traced; "" without.
-    `prepare` is called when the work directory is ours, and what it returns where the run is then
-    refused, to undo it; `how` is of `plan.run`.
-    """
-    # Evaluation and, without marker words, likelihoods before unlearning take ROUGE.
-    if is_measured and {"references", "evaluate"} & set(stages):
-        command.require("rouge_score")
-    if is_measured and "report" in stages:
-        command.require("matplotlib")
-    command.require(*(WRITERS[name].module for name in writers))
-    with contextlib.ExitStack() as held:
-        record = processes.alone(
-            lambda: held.enter_context(open_workdir(workdir, config, update=update))
-        )
-        from raslik_jax.parallel import meshes  # it takes jax with it, and --help should not
-        from raslik_jax.run import checking, estimate, plan
-
-        devices = meshes.make_mesh(mesh.data)
-        checking.check_mesh(config, devices.size, stages=stages)
-        refused = held.enter_context(contextlib.ExitStack())
-        if prepare:
-            processes.alone(lambda: refused.callback(prepare()))
-
-        def on_start() -> None:
-            refused.pop_all()
-            if record:  # of several processes the first has it, which alone starts
-                record()
-            # It repeats this run as it is: `raslik run --flagfile=WORKDIR/run.flags`.
-            lines = [flags.FLAGS[leaf.name].serialize() for leaf in settings.leaves(Config())]
-            lines = sorted([*filter(None, lines), f"--workdir={workdir.absolute()}"])
-            text = "\n".join(lines) + "\n"
-            written.write_bytes(workdir, workdir / "run.flags", text.encode())
-
-        how |= {"stages": stages, "is_measured": is_measured, "writers": writers}
-        with meshes.use(devices), estimate.watching(config, workdir) as around:
-            how |= {"layout": mesh.layout(config.sketch), "around": around}
-            return plan.run(config, workdir, on_start=on_start, **how)
-
-
-def repeating(
-    workdir: pathlib.Path, stages: Sequence[str] = STAGES, *, is_measured: bool = True
-) -> str:
-    """Returns the command that repeats what `make` did."""
-    some = [] if tuple(stages) == STAGES else [f"--stages={','.join(stages)}"]
-    some += [] if is_measured else ["--nomeasure"]
-    return command.line("run", f"--flagfile={workdir / 'run.flags'}", *some)
 
 
 def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None:

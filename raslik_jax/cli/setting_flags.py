@@ -70,27 +70,34 @@ def define_leaves(
             _SCALARS.get(leaf.hint, flags.DEFINE_string)(help=text, **arguments)
 
 
-def assign(values: Mapping[str, Any], flag_values: flags.FlagValues = flags.FLAGS) -> None:
-    """Gives flags the values of settings."""
-    for name, value in values.items():
-        flag_values[name].value = list(value) if isinstance(value, tuple) else value
+def of_config(preset: Mapping[str, Any] | None) -> tuple[settings.Leaf, ...]:
+    """Returns all settings of a run, with the defaults of a preset; None: without defaults."""
+    leaves = settings.leaves(Config())
+    if preset is None:
+        return tuple(leaf._replace(value=None) for leaf in leaves)
+    return tuple(leaf._replace(value=preset.get(leaf.name, leaf.value)) for leaf in leaves)
 
 
 def read(defaults: _S, flag_values: flags.FlagValues = flags.FLAGS) -> _S:
-    """Returns the settings that the flags describe; refuses as they do.
+    """Returns the settings that the flags describe, with absolute paths; refuses as they do."""
+    leaves = settings.leaves(defaults)
+    return settings.replaced(defaults, {leaf.name: _value(leaf, flag_values) for leaf in leaves})
 
-    Paths become absolute, in the flags too.
-    """
-    values = {}
-    for leaf in settings.leaves(defaults):
-        value: Any = flag_values[leaf.name].value
-        item = get_args(leaf.hint)[0] if get_origin(leaf.hint) is tuple else str
-        with contextlib.suppress(ValueError):  # refused as it stands, by the settings
-            value = [item(text) for text in value] if item in (int, float) else value
-        if leaf.metadata["is_path"]:
-            value = flag_values[leaf.name].value = settings.absolute(leaf._replace(value=value))
-        values[leaf.name] = value
-    return settings.replaced(defaults, values)
+
+def given(
+    leaves: Iterable[settings.Leaf], flag_values: flags.FlagValues = flags.FLAGS
+) -> dict[str, Any]:
+    """Returns the values of those flags that the user has given, by name."""
+    leaves = [leaf for leaf in leaves if flag_values[leaf.name].present]
+    return {leaf.name: _value(leaf, flag_values) for leaf in leaves}
+
+
+def _value(leaf: settings.Leaf, flag_values: flags.FlagValues) -> Any:
+    value: Any = flag_values[leaf.name].value
+    item = get_args(leaf.hint)[0] if get_origin(leaf.hint) is tuple else str
+    with contextlib.suppress(ValueError):  # refused as it stands, by the settings
+        value = [item(text) for text in value] if item in (int, float) else value
+    return settings.absolute(leaf._replace(value=value)) if leaf.metadata["is_path"] else value
 
 
 def expand(

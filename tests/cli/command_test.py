@@ -249,12 +249,3 @@ def test_options_are_flags_and_a_list_of_numbers_holds_different_ones():
         values(["command", f"--sizes={wrong}"])
         with pytest.raises(ValueError, match="--sizes must be a list of numbers"):
             setting_flags.read(_Options(), values)
-
-
-def test_a_missing_extra_is_named_with_what_installs_it(monkeypatch):
-    command.require("matplotlib", "rouge_score")
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError, match=r"matplotlib and rouge_score must be .*'raslik-jax\[eval\]'$"
-    ):
-        command.require("matplotlib", "rouge_score")

@@ -7,8 +7,9 @@ import pytest
 from absl import flags
 
 import raslik_jax
-from raslik_jax.cli import command, main, setting_flags
+from raslik_jax.cli import main, setting_flags
 from raslik_jax.config import Config, to_json
+from raslik_jax.incident import making
 from raslik_jax.models.storage import resolve_folder
 
 
@@ -55,11 +56,11 @@ def test_next_steps_name_the_program_that_was_called(monkeypatch, started):
     for called, line in (
         ("raslik", "raslik unlearn --run=x"),
         ("/no/where/raslik_jax/cli/main.py", "raslik unlearn --run=x"),
-        ("../checkout/experiments/trace.py", "python ../checkout/experiments/unlearn.py --run=x"),
+        ("../no/where/raslik", "../no/where/raslik unlearn --run=x"),
     ):
-        monkeypatch.setattr(command, "PROGRAM", _Program())
+        monkeypatch.setattr(making, "PROGRAM", _Program())
         _call(monkeypatch, called, "trace")
-        assert command.line("unlearn", "--run=x") == line
+        assert making.line("unlearn", "--run=x") == line
 
 
 class _Program:
@@ -112,7 +113,6 @@ def test_paths_of_settings_are_absolute_and_names_of_the_hub_stay(tmp_path, monk
     stored = to_json(setting_flags.read(Config(), values))
     found = {name: _pick(stored, name) for name in given}
     assert found == {name: expected for name, (_, expected) in given.items()}
-    assert all(values[name].value == found[name] for name in given)
     assert _pick(_settings("--corpus.template=alpaca"), "corpus.template") == "alpaca"
 
 

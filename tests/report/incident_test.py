@@ -10,7 +10,7 @@ import pytest
 import sample_metrics
 import sample_run
 
-from raslik_jax.cli import trace
+from raslik_jax.incident import trace
 from raslik_jax.report import incident, page, runs
 from raslik_jax.retrieve import chance
 

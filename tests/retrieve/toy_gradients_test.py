@@ -11,12 +11,12 @@ from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.corpora.toy import make_toy_corpus
 from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.evaluate import likelihood
+from raslik_jax.incident.tracer import Tracer
 from raslik_jax.index.combine import directions
 from raslik_jax.report.traced import taught_of
 from raslik_jax.retrieve import chance, finding
 from raslik_jax.retrieve.selectors import find_cut
 from raslik_jax.run import plan
-from raslik_jax.trace import Tracer
 
 _ROWS, _PROMPTS = 500, 256
 # Answers in words that the toy knows, and that no row teaches.

@@ -68,10 +68,10 @@ def shares(p_QN: Float[np.ndarray, "Q N"]) -> dict[float, tuple[float, float]]:
 def ask_each(root: pathlib.Path, others: Sequence[Any]) -> tuple[Float[np.ndarray, "Q N"], int]:
     """Returns every row's p with every other row as a prompt, and how many have finds."""
     from raslik_jax.data.examples import make_example
+    from raslik_jax.incident.tracer import Tracer
     from raslik_jax.index import search
     from raslik_jax.retrieve import chance
     from raslik_jax.run.stages import chance as stage
-    from raslik_jax.trace import Tracer
 
     tracer = Tracer(root / "sketch" / "index")
     queries = [make_example(row["instruction"], row["input"], row["output"]) for row in others]

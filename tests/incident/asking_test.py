@@ -19,7 +19,6 @@ import tiny
 from absl.testing import absltest, parameterized
 from index_cases import tree_bytes
 
-from raslik_jax import trace
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import SettingsError, replaced
 from raslik_jax.cli import asking, query, report, sketch_job
@@ -27,6 +26,7 @@ from raslik_jax.config import MeshConfig, config_from_json, to_json
 from raslik_jax.data.contents import Passage
 from raslik_jax.data.read.formats import read_examples
 from raslik_jax.data.tokens import prompts
+from raslik_jax.incident import tracer as trace
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import requantize, verify
@@ -153,7 +153,7 @@ class QueryTest(parameterized.TestCase):
         for lines in (guide, docstring):
             statements = [line for line in lines.strip().splitlines() if line]
             self.assertLen(statements, 3)
-            lines = lines.replace("runs/quickstart/sketch/index", str(self.index))
+            lines = lines.replace("runs/quickstart", str(self.run_folder))
             exec(compile(lines, "example", "exec"), {"Tracer": trace.Tracer})  # noqa: S102
 
     @parameterized.parameters("int8", "sign")

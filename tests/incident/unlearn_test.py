@@ -4,10 +4,9 @@ import pytest
 
 from raslik_jax.base import files, manifests
 from raslik_jax.base.settings import SettingsError, replaced
-from raslik_jax.cli import run as run_command
-from raslik_jax.cli import unlearn
 from raslik_jax.config import Config, to_json
 from raslik_jax.data.examples import make_example, write_examples
+from raslik_jax.incident import making, unlearn
 from raslik_jax.report import rows as rows_lib
 from raslik_jax.run import exporting
 
@@ -41,35 +40,34 @@ def work(tmp_path, monkeypatch):
         (out / "README.md").write_text("the card")
         return out
 
-    monkeypatch.setattr(unlearn, "_read_config", lambda options, root: replaced(Config(), own))
-    monkeypatch.setattr(unlearn, "_told", lambda *args: ())
-    monkeypatch.setattr(run_command, "make", make)
+    monkeypatch.setattr(unlearn, "make_config", lambda options: replaced(Config(), own))
+    monkeypatch.setattr(making, "make", make)
     monkeypatch.setattr(exporting, "export_model", export_model)
     monkeypatch.setattr(rows_lib, "write_rows", lambda folder, *args: folder.mkdir())
     return root, made
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-def test_the_command_that_was_stopped_in_the_report_goes_on(work, tmp_path, capsys, is_named):
+def test_the_command_that_was_stopped_in_the_report_goes_on(work, tmp_path, is_named):
     root, made = work
     cleaned = tmp_path / "left.jsonl" if is_named else root / "cleaned_train.jsonl"
     given = {"run": str(root), "out": str(tmp_path / "clean")}
     given |= {"cleaned_train_file": str(cleaned)} if is_named else {}
     with pytest.raises(KeyboardInterrupt):
-        unlearn.run(unlearn.Options(**given))
+        unlearn.unlearn(**given)
     for _ in range(2):
-        unlearn.run(unlearn.Options(**given))
+        left = unlearn.unlearn(**given)
     assert made[1] == made[-1] == ("report",) and len(made) == 6
     assert (tmp_path / "clean" / "README.md").read_text() == "the card"
     assert [line[17:19] for line in cleaned.read_text().splitlines()] == ["q0", "q2"]
-    assert f"1 rows that were found, 2 left: {cleaned}" in capsys.readouterr().out
+    assert f"1 rows that were found, 2 left: {cleaned}" in str(left)
     cleaned.write_text("mine")
     with pytest.raises(ValueError, match=f"must name a new file, .*{cleaned.name}' is there"):
-        unlearn.run(unlearn.Options(**given))
+        unlearn.unlearn(**given)
     cleaned.unlink()
     (tmp_path / "clean" / "README.md").write_text("mine")
     with pytest.raises(ValueError, match="clean' must be a new or empty directory"):
-        unlearn.run(unlearn.Options(**given))
+        unlearn.unlearn(**given)
     assert len(made) == 6
 
 
@@ -77,7 +75,7 @@ def test_a_training_file_that_changed_while_it_unlearned_loses_no_wrong_rows(wor
     train = tmp_path / "train.jsonl"
     train.write_text('{"instruction": "new", "output": "a"}\n' + train.read_text())
     with pytest.raises(ValueError, match="train.jsonl' must be as the trace read it, it has chang"):
-        unlearn.run(unlearn.Options(run=str(work[0]), out=str(tmp_path / "clean")))
+        unlearn.unlearn(run=str(work[0]), out=str(tmp_path / "clean"))
     assert not (work[0] / "cleaned_train.jsonl").exists()
 
 
@@ -92,7 +90,7 @@ def test_a_run_that_was_copied_or_moved_asks_what_it_has_traced(work):
 
     def queries_file(of):
         recorded = {"corpus": {"dataset": "records", "records": {"queries_file": str(of)}}}
-        return unlearn._with_own_query(recorded, work[0])["corpus"]["records"]["queries_file"]
+        return unlearn.with_own_query(recorded, work[0])["corpus"]["records"]["queries_file"]
 
     assert queries_file(first) == str(query)  # it was moved
     first.write_text("of another answer, by now")
@@ -106,15 +104,15 @@ def test_a_run_that_was_copied_or_moved_asks_what_it_has_traced(work):
 def test_the_models_folder_holds_no_training_file(tmp_path):
     inside = f"{tmp_path}/clean/../clean/left.jsonl"
     with pytest.raises(SettingsError, match="--cleaned_train_file must lie outside --out"):
-        unlearn.Options(run="x", out=f"{tmp_path}/clean", cleaned_train_file=inside)
+        unlearn.UnlearnOptions(run="x", out=f"{tmp_path}/clean", cleaned_train_file=inside)
 
 
 def test_weights_that_no_adapter_holds_are_refused_before_anything_is_trained(
     work, tmp_path, monkeypatch
 ):
     root, made = work
-    config = replaced(unlearn._read_config(None, root), {"unlearn.parameters": "all"})
-    monkeypatch.setattr(unlearn, "_read_config", lambda options, root: config)
+    config = replaced(unlearn.make_config(None), {"unlearn.parameters": "all"})
+    monkeypatch.setattr(unlearn, "make_config", lambda options: config)
     with pytest.raises(ValueError, match="--unlearn.parameters=all .*--merged"):
-        unlearn.run(unlearn.Options(run=str(root), out=str(tmp_path / "clean")))
+        unlearn.unlearn(run=str(root), out=str(tmp_path / "clean"))
     assert made == []

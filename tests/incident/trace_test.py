@@ -4,17 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from absl import flags
 
 from raslik_jax.base.files import read_json_lines
 from raslik_jax.base.settings import SettingsError, replaced
-from raslik_jax.cli import command, setting_flags, trace, unlearn
-from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, MeshConfig
 from raslik_jax.data import toy_model
 from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.data.read.fields import Row
 from raslik_jax.data.read.rows import FIELDS, FORMATS, detect_format
+from raslik_jax.incident import making, trace, unlearn
 from raslik_jax.report import drawing, figures
 from raslik_jax.run import plan
 
@@ -40,7 +38,7 @@ def drawn(monkeypatch):
 
 @pytest.mark.parametrize("is_traced", [True, False])
 def test_where_no_row_is_found_the_rows_and_the_band_are_shown_and_no_way_on(
-    tmp_path, monkeypatch, capsys, drawn, is_traced
+    tmp_path, monkeypatch, drawn, is_traced
 ):
     _scored(tmp_path)
     config = replaced(Config(), {"evaluate.traced": is_traced, "retrieve.select": "gap"})
@@ -49,11 +47,11 @@ def test_where_no_row_is_found_the_rows_and_the_band_are_shown_and_no_way_on(
         told = {"id": "q", "traced": "bad", "nll": 4.5, "nats": [4.5], "output": "good"}
         (tmp_path / "retrieve" / "traced" / "finetuned.jsonl").write_text(json.dumps(told))
 
-    monkeypatch.setattr(trace, "_read_config", lambda options, workdir: config)
-    monkeypatch.setattr(run_command, "make", lambda *args, **how: "no row taught it")
-    monkeypatch.setattr(run_command, "repeating", lambda *args, **how: "raslik run")
-    trace.run(trace.Options(prompt="x", workdir=str(tmp_path), top=2))
-    said = capsys.readouterr().out
+    monkeypatch.setattr(trace, "make_config", lambda options: config)
+    monkeypatch.setattr(making, "make", lambda *args, **how: "no row taught it")
+    found = trace.trace(prompt="x", workdir=tmp_path, top=2)
+    said = str(found)
+    assert found.finding and not (found.forget or found.held_out)
     assert ("4.50 nats a token under the model" in said) == is_traced
     assert "   1. +0.3000" in said and "   3." not in said and "forget" not in said
     assert "finding: no row taught it." in said and "go on" not in said
@@ -67,7 +65,8 @@ def test_the_picture_has_the_number_that_was_given(tmp_path, drawn):
         ({"retrieve.select": "gap", "retrieve.num_forget": 4}, None),
         ({"retrieve.select": "count"}, None),
     ):
-        assert trace._found_band(replaced(Config(), changes), tmp_path) == expected
+        found = trace.TraceResult(tmp_path, replaced(Config(), changes), "", "")
+        assert trace.found_band(found) == expected
     assert trace.draw(tmp_path, None, 4).endswith("scores.png")
     assert drawn[0]["num_forget"] == 4 and 0 < drawn[0]["edge"]
 
@@ -103,7 +102,7 @@ def test_what_is_traced_is_read_again_beside_rows_of_every_format(tmp_path, row,
         name = "sharegpt" if "conversations" in row else None
         own["corpus.records.format"] = name or next(n for n in FORMATS if row.keys() & _OWN[n])
     config = replaced(Config(), own)
-    trace._write_query(trace.Options(prompt="Q", response="A"), config)
+    trace.write_query(trace.TraceOptions(prompt="Q", response="A"), config)
     assert json.loads((tmp_path / "queries.jsonl").read_text()) == asked | {"split": "retrieval"}
     train.write_text(json.dumps(row) + "\n")
     (query,) = config.corpus.load(seed=0).queries["retrieval"]
@@ -124,7 +123,7 @@ def test_a_system_prompt_stands_before_the_traced_prompt(row, asked):
     if asked == "messages":
         said = zip(("system", "user", "assistant"), "SQA", strict=True)
         asked = {"messages": [{"role": role, "content": text} for role, text in said]}
-    assert trace._as_row(_like(row), "Q", "A", "S") == asked
+    assert trace.as_row(_like(row), "Q", "A", "S") == asked
 
 
 def _like(row):
@@ -139,13 +138,13 @@ def test_a_prompt_has_the_options_that_the_rows_have(answer):
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     (user, said) = ({"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"})
     like = _like({"messages": talk, **options})
-    assert trace._as_row(like, "Q", answer) == {
+    assert trace.as_row(like, "Q", answer) == {
         "messages": [user, said] if answer else [user],
         **options,
     }
     like = _like({"prompt": talk[:1], "completion": talk[1:], **options})
     expected = {"prompt": [user], "completion": [said]} if answer else {"prompt": [user]}
-    assert trace._as_row(like, "Q", answer) == expected | options
+    assert trace.as_row(like, "Q", answer) == expected | options
 
 
 def test_rows_that_are_framed_have_no_system_prompt(tmp_path):
@@ -155,16 +154,16 @@ def test_rows_that_are_framed_have_no_system_prompt(tmp_path):
     rows = [{"instruction": "a", "output": "b"}, {"instruction": "c", "output": "d"}]
     train.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match="=auto frames the training rows, which are instructions"):
-        options = trace.Options(prompt="Q", response="A", system="S")
-        trace._write_query(options, replaced(Config(), own))
+        options = trace.TraceOptions(prompt="Q", response="A", system="S")
+        trace.write_query(options, replaced(Config(), own))
 
 
 @pytest.mark.parametrize("row", [{"prompt": "a", "completion": "b"}, {"text": "a b"}])
 def test_rows_that_are_texts_have_no_system_prompt(row):
     like = _like(row)
-    assert trace._as_row(like, "Q", "A", " ") == {"prompt": "Q", "completion": "A"}
+    assert trace.as_row(like, "Q", "A", " ") == {"prompt": "Q", "completion": "A"}
     with pytest.raises(ValueError, match="--system needs rows that can have a system prompt"):
-        trace._as_row(like, "Q", "A", "S")
+        trace.as_row(like, "Q", "A", "S")
 
 
 def _said(row):
@@ -181,13 +180,13 @@ def asked(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
     root = tmp_path / "incident"
     names = {"train_file": tmp_path / "train.jsonl", "queries_file": root / "queries.jsonl"}
-    own = trace.PRESET | {f"corpus.records.{name}": str(path) for name, path in names.items()}
+    own = {**trace.PRESET} | {f"corpus.records.{name}": str(path) for name, path in names.items()}
     own |= {"backbone.checkpoint": str(tmp_path / "no" / "model"), "backbone.adapter": "x"}
     config = replaced(Config(), own)
-    options = trace.Options(prompt="Q", response="A", workdir=str(root), update=True)
+    options = trace.TraceOptions(prompt="Q", response="A", workdir=str(root), update=True)
     how = {"mesh": MeshConfig(), "update": True, "stages": trace._STAGES, "is_measured": False}
-    how["prepare"] = lambda: trace._write_query(options, config)
-    return config, lambda: run_command.make(config, root, **how)
+    how["prepare"] = lambda: trace.write_query(options, config)
+    return config, lambda: making.make(config, root, **how)
 
 
 @pytest.mark.parametrize("before", [None, '{"instruction": "old"}\n{"instruction": "more"}\n'])
@@ -209,10 +208,6 @@ def test_the_question_of_a_run_that_began_stays_whatever_becomes_of_it(
         on_start()
         raise KeyboardInterrupt
 
-    known = flags.FlagValues()
-    setting_flags.define(Config(), known)
-    known(["trace"])
-    monkeypatch.setattr(run_command.flags, "FLAGS", known)
     monkeypatch.setattr(plan, "run", run)
     with pytest.raises(KeyboardInterrupt):
         asked[1]()
@@ -225,7 +220,7 @@ def test_what_a_page_says_of_exports_comes_back_where_unlearning_is_refused(tmp_
     for content in (None, b'{"Adapter": "/a"}'):
         if content:
             path.write_bytes(content)
-        restore = unlearn._drop_exports(tmp_path)
+        restore = unlearn.drop_exports(tmp_path)
         assert not path.exists()
         restore()
         assert (path.read_bytes() if path.exists() else None) == content
@@ -236,33 +231,33 @@ def test_a_question_of_the_users_own_is_not_written_over(tmp_path, asked):
     query.parent.mkdir()
     query.write_text("mine")
     with pytest.raises(ValueError, match="holds the trace of another answer: choose another"):
-        trace._write_query(trace.Options(prompt="Q", response="A"), asked[0])
+        trace.write_query(trace.TraceOptions(prompt="Q", response="A"), asked[0])
     assert query.read_text() == "mine"
 
 
 def test_what_is_not_measured_needs_no_packages_that_measure(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(command, "require", lambda *names: asked.extend(names))
-    monkeypatch.setattr(run_command, "open_workdir", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(making, "require", lambda *names: asked.extend(names))
+    monkeypatch.setattr(making, "open_workdir", lambda *_, **__: 1 / 0)
     how = {"mesh": MeshConfig(), "update": False, "stages": ("references", "retrieve")}
     for is_measured, needed in ((False, []), (True, ["rouge_score"])):
         with pytest.raises(ZeroDivisionError):
-            run_command.make(Config(), tmp_path, is_measured=is_measured, **how)
+            making.make(Config(), tmp_path, is_measured=is_measured, **how)
         assert asked == needed
 
 
 def test_the_line_that_repeats_a_trace_measures_no_more_than_it(tmp_path):
     stages = ("corpus", "retrieve")
-    line = run_command.repeating(tmp_path / "a b", stages, is_measured=False)
+    line = making.repeating(tmp_path / "a b", stages, is_measured=False)
     flags = f"'--flagfile={tmp_path}/a b/run.flags' --stages=corpus,retrieve --nomeasure"
     assert line == f"raslik run {flags}"
 
 
 def test_unlearning_says_which_sets_it_takes():
-    assert unlearn._describe_sets(Config(), "raslik") == "what the trace found (RASLIK)"
+    assert unlearn.describe_sets(Config(), "raslik") == "what the trace found (RASLIK)"
     own = {"retrieve.strategies": ("given",), "retrieve.given.forget_file": "mine.jsonl"}
     config = replaced(Config(), own)
-    said = unlearn._describe_sets(config, "given")
+    said = unlearn.describe_sets(config, "given")
     assert said.startswith("the rows of 'mine.jsonl'; --retrieve.strategies=raslik takes")
 
 
@@ -270,11 +265,11 @@ def test_a_model_without_an_adapter_unlearns_by_ascent_as_it_has_no_base_to_go_b
     files = {f"corpus.records.{name}_file": "x" for name in ("train", "queries")}
     preset, given = trace.PRESET, {"backbone.checkpoint": "x", **files}
     with pytest.raises(SettingsError, match="algorithms=base_klr needs an adapter.*choose ga_klr"):
-        replaced(Config(), preset | given)
-    whole = replaced(Config(), preset | given | trace._WHOLE)
+        replaced(Config(), {**preset, **given})
+    whole = replaced(Config(), {**preset, **given, **trace.WHOLE})
     assert whole.unlearn.algorithms == ("ga_klr",)
     tried = {"retrieve.strategies": ("trial",)}
     with pytest.raises(SettingsError, match="strategies=trial needs an adapter.*choose mixed"):
         replaced(whole, tried)
-    adopted = replaced(Config(), preset | given | tried | {"backbone.adapter": "y"})
+    adopted = replaced(Config(), {**preset, **given, **tried} | {"backbone.adapter": "y"})
     assert adopted.unlearn.algorithms == ("base_klr",)

@@ -110,7 +110,7 @@ class Tracer:
     """An index and the model that made it, ready to be asked.
 
     Example:
-      tracer = Tracer("runs/quickstart/sketch/index")
+      tracer = Tracer("runs/quickstart")
       found = tracer.trace("howdy! what is a kettle?", "The kettle hummed beneath two moons.")
       print(found.toward[0].example.output, found.toward[0].score)
     """
@@ -122,13 +122,15 @@ class Tracer:
         run: str | os.PathLike[str] | None = None,
         mesh: MeshConfig | None = None,
     ):
-        """Opens an index of any dtype and loads the model of the run that made it.
+        """Opens the index of a run, or any index, and loads the model of the run that made it.
 
         None for the run finds it above the index. On the mesh of the context, where there is one,
         the weights lie as `mesh.base` says, auto for None; ask on the same mesh. A ValueError where
         index or run is not there, the devices cannot hold model and gradients, or the index was not
         made with the run's model, adapter, tokenizer, template and examples.
         """
+        if pathlib.Path(index, "config.json").is_file():  # of a run
+            index = pathlib.Path(index, "sketch", "index")
         self.store = SketchStore.open(index)
         root = run_of(index) if run is None else pathlib.Path(run)
         made_with = self.store.identity

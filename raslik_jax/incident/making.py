@@ -1,0 +1,126 @@
+"""Runs the stages that an incident takes, and says how to repeat them."""
+
+import contextlib
+import contextvars
+import dataclasses
+import importlib.util
+import os
+import pathlib
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from raslik_jax.base import settings
+from raslik_jax.config import STAGES, Config, MeshConfig
+from raslik_jax.parallel import processes
+from raslik_jax.run import written
+from raslik_jax.run.live import WRITERS
+from raslik_jax.run.workdir import open_workdir
+
+_O = TypeVar("_O", bound=settings.Settings)
+# How the program was called whose commands are shown.
+PROGRAM = contextvars.ContextVar("program", default="raslik")
+# What installs a module that not everything needs, if not its own name.
+_INSTALLERS = dict.fromkeys(("matplotlib", "rouge_score"), "'raslik-jax[eval]'")
+_INSTALLERS["transformers"] = "'raslik-jax[data]'"
+_INSTALLERS["tensorboardX"] = "'raslik-jax[tensorboard]'"
+
+
+def line(name: str, *arguments: str) -> str:
+    """Returns the line that starts a command as this program was started, to be shown."""
+    return shlex.join([PROGRAM.get(), name, *arguments])
+
+
+def require(*modules: str) -> None:
+    """Refuses what would miss a module only after its work."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        packages = " ".join(dict.fromkeys(_INSTALLERS.get(name, name) for name in missing))
+        raise ValueError(f"{' and '.join(missing)} must be installed: pip install {packages}")
+
+
+def options_of(options: _O, named: Mapping[str, Any]) -> _O:
+    """Returns options with other values by name, where paths may be objects."""
+    return dataclasses.replace(options, **_with_texts(named))
+
+
+def _with_texts(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in values.items()}
+
+
+def changed(config: Config, values: Mapping[str, Any]) -> Config:
+    """Returns settings with other values, by dotted name; paths become absolute."""
+    config = settings.replaced(config, _with_texts(values))
+    leaves = [leaf for leaf in settings.leaves(config) if leaf.metadata["is_path"]]
+    return settings.replaced(config, {leaf.name: settings.absolute(leaf) for leaf in leaves})
+
+
+def make(
+    config: Config,
+    workdir: pathlib.Path,
+    *,
+    mesh: MeshConfig,
+    update: bool,
+    stages: Sequence[str] = STAGES,
+    is_measured: bool = True,
+    writers: Sequence[str] = (),
+    prepare: Callable[[], Callable[[], None]] | None = None,
+    **how: Any,
+) -> str:
+    """Runs stages, and leaves the flags that repeat them.
+
+    Returns the finding that ends the run where no row taught what is traced; "" without.
+    `prepare` is called when the work directory is ours, and what it returns where the run is then
+    refused, to undo it; `how` is of `plan.run`.
+    """
+    # Evaluation and, without marker words, likelihoods before unlearning take ROUGE.
+    if is_measured and {"references", "evaluate"} & set(stages):
+        require("rouge_score")
+    if is_measured and "report" in stages:
+        require("matplotlib")
+    require(*(WRITERS[name].module for name in writers))
+    with contextlib.ExitStack() as held:
+        record = processes.alone(
+            lambda: held.enter_context(open_workdir(workdir, config, update=update))
+        )
+        from raslik_jax.parallel import meshes  # it takes jax with it, and --help should not
+        from raslik_jax.run import checking, estimate, plan
+
+        devices = meshes.make_mesh(mesh.data)
+        checking.check_mesh(config, devices.size, stages=stages)
+        refused = held.enter_context(contextlib.ExitStack())
+        if prepare:
+            processes.alone(lambda: refused.callback(prepare()))
+
+        def on_start() -> None:
+            refused.pop_all()
+            if record:  # of several processes the first has it, which alone starts
+                record()
+            # It repeats this run as it is: `raslik run --flagfile=WORKDIR/run.flags`.
+            lines = sorted([*flag_lines(config), f"--workdir={workdir.absolute()}"])
+            text = "\n".join(lines) + "\n"
+            written.write_bytes(workdir, workdir / "run.flags", text.encode())
+
+        how |= {"stages": stages, "is_measured": is_measured, "writers": writers}
+        with meshes.use(devices), estimate.watching(config, workdir) as around:
+            how |= {"layout": mesh.layout(config.sketch), "around": around}
+            return plan.run(config, workdir, on_start=on_start, **how)
+
+
+def flag_lines(config: Config) -> Iterator[str]:
+    """Yields the flag of each setting."""
+    for leaf in settings.leaves(config):
+        if isinstance(leaf.value, bool):
+            yield f"--{'' if leaf.value else 'no'}{leaf.name}"
+        else:
+            is_list = isinstance(leaf.value, tuple)
+            yield f"--{leaf.name}={','.join(map(str, leaf.value)) if is_list else leaf.value}"
+
+
+def repeating(
+    workdir: pathlib.Path, stages: Sequence[str] = STAGES, *, is_measured: bool = True
+) -> str:
+    """Returns the command that repeats what `make` did."""
+    some = [] if tuple(stages) == STAGES else [f"--stages={','.join(stages)}"]
+    some += [] if is_measured else ["--nomeasure"]
+    return line("run", f"--flagfile={workdir / 'run.flags'}", *some)

@@ -1,0 +1,339 @@
+"""From a bad answer of a model to the training rows that taught it."""
+
+import dataclasses
+import functools
+import importlib.util
+import json
+import pathlib
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raslik_jax.base import files
+from raslik_jax.base.manifests import current_file
+from raslik_jax.base.messages import one_line, shown
+from raslik_jax.base.settings import Settings, setting
+from raslik_jax.config import Config, MeshConfig
+from raslik_jax.data.contents import Conversation
+from raslik_jax.data.examples import HELD_OUT, Example, as_record, query_file
+from raslik_jax.data.read.formats import parse_fields, read_examples, read_written
+from raslik_jax.incident import making
+from raslik_jax.parallel import processes
+from raslik_jax.report.incident import drawn_of, read_cut, read_traced
+from raslik_jax.report.traced import doubt
+from raslik_jax.retrieve import chance
+from raslik_jax.retrieve.selectors import noise_band
+from raslik_jax.run import written
+
+if TYPE_CHECKING:  # it takes jax with it
+    from raslik_jax.incident.tracer import Tracer
+
+# The traced answer, in the work directory.
+QUERIES = "queries.jsonl"
+# Of somebody's own model: see docs/notes/run.md.
+PRESET: Mapping[str, Any] = {
+    "corpus.dataset": "records",
+    "finetune.epochs": 0,  # a checkpoint without an adapter is fine-tuned already
+    "retrieve.strategies": ("raslik",),
+    "retrieve.select": "gap",
+    "retrieve.retain_within": 0.5,
+    "retrieve.held_out": 0.2,
+    "retrieve.null_prompts": 256,
+    "retrieve.token_rows": 8,
+    "unlearn.algorithms": ("base_klr",),
+    "unlearn.epochs": 20,
+    "unlearn.probe.steps": 5,
+    "unlearn.probe.stop": "forgotten",
+    "evaluate.traced": True,
+}
+# Of a model whose base is not at hand, which cannot go back to it.
+WHOLE: Mapping[str, Any] = {
+    "unlearn.algorithms": ("ga_klr",),
+    "unlearn.ga_klr.learning_rate": 3e-4,
+}
+_STAGES = ("corpus", "backbone", "finetune", "sketch", "retrieve")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TraceOptions(Settings):
+    """What said what, and what it was trained on.
+
+    `settings` are those of `raslik run` that differ from the presets, by dotted name.
+    """
+
+    checkpoint: str = setting("", "The model: Hugging Face directory or hub name.")
+    adapter: str = setting("", "Its LoRA adapter in PEFT's format, directory or hub name.")
+    train_file: str = setting("", "The rows that it was trained on.")
+    prompt: str = setting("", "What it was asked.")
+    system: str = setting("", "System prompt that stood before --prompt, by the chat template.")
+    response: str = setting(
+        "", "What it said (default: let it answer); follows a text as it stands, blanks too."
+    )
+    workdir: str = setting("runs/incident", "Where results go.")
+    update: bool = setting(False, "Take over a --workdir of another trace; make what changed.")
+    top: int = setting(10, "Rows shown.", low=1)
+    mesh: MeshConfig = MeshConfig()
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceResult:
+    """What a trace has found; printed, it shows the rows and how to go on.
+
+    Attributes:
+      workdir: where it lies.
+      config: the settings of the run.
+      finding: why no row was found; "" where rows were.
+      text: what is printed, in the first of several processes.
+    """
+
+    workdir: pathlib.Path
+    config: Config = dataclasses.field(repr=False)
+    finding: str
+    text: str = dataclasses.field(repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def forget_file(self) -> pathlib.Path:
+        """The file of the rows to forget, which is not there where none was found."""
+        return self.workdir / "retrieve" / self.config.retrieve.strategies[0] / "forget.jsonl"
+
+    @property
+    def forget(self) -> Sequence[Example]:
+        """The rows to forget."""
+        return () if self.finding else read_written(self.forget_file)
+
+    @property
+    def held_out(self) -> Sequence[Example]:
+        """The rows that were found and are kept out of the sets, to measure on."""
+        path = self.workdir / query_file(HELD_OUT, "target")
+        is_there = not self.finding and self.config.retrieve.held_out and path.stat().st_size
+        return read_written(path) if is_there else ()
+
+    def tracer(self) -> "Tracer":
+        """Returns a tracer, which traces further answers of the model by the same index."""
+        from raslik_jax.incident.tracer import Tracer
+
+        return Tracer(self.workdir)
+
+
+def trace(options: TraceOptions | None = None, **named: Any) -> TraceResult:
+    """Traces a bad answer of a model to the training rows that taught it.
+
+    What stands out of the noise is written to WORKDIR/retrieve/raslik/forget.jsonl; nothing is
+    trained. Options are those of `TraceOptions`, as an object or by name. Progress is printed.
+
+    Example:
+      found = raslik_jax.trace(checkpoint="base", adapter="mine", train_file="train.jsonl",
+                               prompt="...", response="...", workdir="runs/incident")
+      print(found)
+    """
+    options = making.options_of(options or TraceOptions(), named)
+    workdir = pathlib.Path(options.workdir)
+    config = make_config(options)
+    stages = _STAGES if options.response.strip() else (*_STAGES, "references")
+    finding = making.make(
+        config,
+        workdir,
+        mesh=options.mesh,
+        update=options.update,
+        stages=stages,
+        is_measured=False,
+        prepare=lambda: write_query(options, config),
+    )
+    found = TraceResult(workdir, config, finding, "")
+    if not processes.is_first():
+        return found
+    lines = [] if not config.evaluate.traced else ["", *_answers_before(workdir)]
+    lines += _none_lines(found, options.top) if finding else _found_lines(found, options.top)
+    lines.append(f"repeat: {making.repeating(workdir, stages, is_measured=False)}")
+    if not finding:
+        lines.append(f"go on: {making.line('unlearn', f'--run={workdir}')} --out=DIR")
+    return dataclasses.replace(found, text="\n".join(lines))
+
+
+def make_config(options: TraceOptions) -> Config:
+    """Returns the settings that options and presets describe."""
+    workdir, own = pathlib.Path(options.workdir), dict(options.settings)
+    given = {
+        "backbone.checkpoint": options.checkpoint,
+        "backbone.adapter": options.adapter,
+        "corpus.records.train_file": options.train_file,
+        "corpus.records.queries_file": str(workdir / QUERIES),
+    }
+    given = {name: value for name, value in given.items() if value}
+    missing = [f"--{name}" for name in ("checkpoint", "train_file") if not getattr(options, name)]
+    missing += [] if options.prompt.strip() else ["--prompt"]
+    if missing:
+        raise ValueError(f"{' and '.join(missing)} must be given: see --help")
+    if options.response.strip():  # then nobody has to answer
+        given["sketch.query_output"] = "gold"
+    if twice := [f"--{name}" for name in given if name in own]:
+        must = f"{' and '.join(twice)} must be left out, --checkpoint, --adapter, --train_file"
+        raise ValueError(f"{must}, --prompt and --response set it: give those instead")
+    has_base = options.adapter or "backbone.adapter" in own
+    preset = PRESET if has_base or "unlearn.algorithms" in own else {**PRESET, **WHOLE}
+    return making.changed(Config(), {**preset, "name": workdir.name, **own, **given})
+
+
+def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
+    """Writes the traced answer as a query, under the keys that the user's files have.
+
+    Returns a function that undoes it.
+    """
+    own: Any = config.corpus.own
+    path, keys = pathlib.Path(own.queries_file), parse_fields(own.fields)
+    row = read_examples(own.train_file, fields=keys, format=own.format, most=1)[0]
+    if options.system.strip():
+        rows = read_examples(own.train_file, fields=keys, format=own.format)
+        _check_system(config, rows)
+    asked = as_row(row, options.prompt, options.response, options.system)
+    query = {keys.get(name, name): value for name, value in asked.items()}
+    text = json.dumps(query | {"split": "retrieval"}, ensure_ascii=False) + "\n"
+    if path.is_file() and files.read_text(path) != text and not options.update:
+        place = shown(str(path.parent), 120)
+        mend = "choose another --workdir, or pass --update to trace this one in its place"
+        raise ValueError(f"{place} holds the trace of another answer: {mend}")
+    restore = written.restorer(path.parent, path)
+    written.write_bytes(path.parent, path, text.encode())
+    return restore
+
+
+def _check_system(config: Config, rows: Sequence[Example]) -> None:
+    """Refuses a system prompt where the training rows are rendered without any."""
+    from raslik_jax.data.tokens import prompts
+    from raslik_jax.run import workspace  # it takes jax with it
+
+    name = prompts.settle_template(config.corpus.template, lambda: rows)
+    template = prompts.find_template(name, workspace.read_tokenizer(config))
+    prompts.require_system(template, name)
+
+
+def as_row(like: Example, prompt: str, response: str, system: str = "") -> dict[str, Any]:
+    """Returns a prompt and its answer, if any, as a row that is rendered as a training row is.
+
+    It has the template options of that row, such as its tools.
+    """
+    answer, content = response if response.strip() else "", like.content
+    before = system if system.strip() else ""
+    if content is None:
+        row = {"instruction": prompt} | ({"output": answer} if answer else {})
+        return row | ({"system": before} if before else {})
+    if not isinstance(content, Conversation):
+        if before:
+            raise ValueError(
+                "--system needs rows that can have a system prompt, those of --train_file are "
+                "texts or ids: put its text in front of --prompt, as the model was trained"
+            )
+        return {"prompt": prompt} | ({"completion": answer} if answer else {})
+    turns = ("system", before), ("user", prompt), ("assistant", answer)
+    messages = tuple({"role": role, "content": text} for role, text in turns if text)
+    first = len(messages) - bool(answer) if content.first else 0
+    talk = content._replace(messages=messages, first=first, muted=())
+    record = as_record(Example("", "", "", "", content=talk))
+    fields = ("messages", "prompt", "completion", "tools", "chat_template_kwargs")
+    return {name: record[name] for name in fields if record.get(name)}
+
+
+def _found_lines(found: TraceResult, top: int) -> list[str]:
+    """Returns the rows of the highest scores, and what becomes of those that were found."""
+    forget, held_out = found.forget, found.held_out
+    lines = [rows_text(found.workdir, frozenset(row.example_id for row in forget), top)]
+    if held_out:
+        path = found.workdir / query_file(HELD_OUT, "target")
+        lines.append(f"kept out of the sets, to measure on: {len(held_out)} rows, in {path}")
+    lines.append(f"to forget: {len(forget)} rows, in {found.forget_file}")
+    return [*lines, draw(found.workdir, found_band(found), len(forget) + len(held_out))]
+
+
+def _none_lines(found: TraceResult, top: int) -> list[str]:
+    """Returns the rows of the highest scores, where there are scores, and that none is a find."""
+    lines = []
+    if current_file(found.workdir, "retrieve/influence/influence.npy"):
+        lines.append(rows_text(found.workdir, frozenset(), top))
+        lines.append(draw(found.workdir, found_band(found), 0))
+    lines.append(textwrap.fill(f"finding: {found.finding}.", 96, break_on_hyphens=False))
+    return [*lines, "no set of rows is written"]
+
+
+def _answers_before(workdir: pathlib.Path) -> list[str]:
+    return answer_lines(workdir / "retrieve" / "traced" / "finetuned.jsonl")
+
+
+def answer_lines(path: pathlib.Path, *, is_doubted: bool = True) -> list[str]:
+    """Returns how likely a model finds the traced answers, and what it says itself, as lines.
+
+    Beside them the base, where it stands there too. With `is_doubted` it is told where an answer is
+    no good evidence.
+    """
+    lines, beside = [], path.with_name("backbone.jsonl")
+    bases = [row["nll"] for row in read_traced(beside)] if beside.is_file() else None
+    for number, row in enumerate(read_traced(path)):
+        base = bases[number] if bases else None
+        under_base = "" if base is None else f", {base:.2f} under the base"
+        why = doubt(row["nll"], base, drawn_of(row)) if is_doubted else ""
+        lines.append(f"answer  {one_line(row['traced'], 160)}")
+        lines.append(f"        {row['nll']:.2f} nats a token under the model{under_base}")
+        lines += [f"        {why}"] if why else []
+        lines.append(f"says    {one_line(row['output'], 160)}")
+    return lines
+
+
+def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
+    """Returns the rows of the highest scores for the terminal."""
+    rows = read_written(workdir / "corpus" / "train.jsonl")
+    path = workdir / "retrieve" / "influence" / "influence.npy"
+    score_N = files.read_array(path, (len(rows),))
+    chances = chance.read_chance(workdir, len(rows))
+    told = chance.sentence(chances) if chances else ""
+    sigma_N = chance.read_sigma(workdir, len(rows))
+    heading = "rows that pull toward the answer (score{}, place in the training file)"
+    what = " +- noise of its sketch, prompts that score the row as high, p, q" if told else ""
+    lines = ["", heading.format(what)]
+    best = np.argsort(-score_N, kind="stable")[:top]
+    best = best[score_N[best] > -np.inf]  # a row without a gradient pulls nowhere
+    for rank, position in enumerate(best.tolist(), start=1):
+        row = rows[position]
+        mark = "forget" if row.example_id in forget else ""
+        means = ""
+        if chances and told:
+            higher, _, p, q = (part[position] for part in chances)
+            noise = "" if np.isnan(sigma_N[position]) else f" +-{sigma_N[position]:.4f}"
+            means = f"{noise}  {higher:4.0f}  p {p:<6.2g}  q {q:<7.2g}"
+        line = f"{rank:4}. {score_N[position]:+.4f}{means}  {row.at:>7}  {mark}"
+        lines.append(line.rstrip())
+        for text in (f"{row.instruction} {row.input}", row.output):
+            lines += [" " * 6 + part for part in textwrap.wrap(one_line(text, 160), 88)]
+    return "\n".join([*lines, *(["", *textwrap.wrap(told, 96)] if told else []), ""])
+
+
+def found_band(found: TraceResult) -> tuple[float, float] | None:
+    """Returns the noise band by which the rule found the number, None where it was given."""
+    retrieve, workdir = found.config.retrieve, found.workdir
+    if retrieve.select != "gap" or retrieve.num_forget:
+        return None
+    cut = read_cut(workdir, len(read_written(workdir / "corpus" / "train.jsonl")))
+    return (cut.middle, cut.edge) if cut else None
+
+
+def draw(workdir: pathlib.Path, band: tuple[float, float] | None, num_forget: int) -> str:
+    """Draws the scores with the noise band and the cut; returns a line that says where.
+
+    Without a band it is that of the scores; 0 to forget draws no cut.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        return "picture: none, matplotlib is not installed"
+    from raslik_jax.report import drawing, figures
+
+    score_N = files.read_array(workdir / "retrieve" / "influence" / "influence.npy")
+    try:
+        middle, edge = band or noise_band(score_N)
+    except ValueError:  # too few rows to tell noise
+        return f"picture: none, {len(score_N)} rows are too few"
+    figure = figures.draw_cut(score_N, num_forget=num_forget, middle=middle, edge=edge)
+    write = functools.partial(written.write_bytes, workdir)
+    return f"picture: {drawing.save_figure(figure, workdir / 'scores', write=write)[0]}"

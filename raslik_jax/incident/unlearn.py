@@ -1,0 +1,320 @@
+"""From what a trace has found to a clean adapter, its card and its report."""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import os
+import pathlib
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from raslik_jax.base.files import hash_file, read_json
+from raslik_jax.base.manifests import Hashes, check_whole, current_file, read_manifest
+from raslik_jax.base.messages import one_line, shown
+from raslik_jax.base.settings import Settings, setting
+from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json, to_json
+from raslik_jax.data.examples import HELD_OUT, query_file
+from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
+from raslik_jax.data.read.formats import read_written
+from raslik_jax.incident import making
+from raslik_jax.incident.trace import QUERIES, answer_lines
+from raslik_jax.parallel import processes
+from raslik_jax.report import rows as rows_lib
+from raslik_jax.report.incident import EXPORTS, read_incident, read_outcome
+from raslik_jax.report.runs import read_metrics
+from raslik_jax.retrieve.finding import read_finding
+from raslik_jax.retrieve.strategies import STRATEGIES
+from raslik_jax.run import hub, written
+
+# Prompts kept out whose answers are shown.
+_ASKED = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnlearnOptions(Settings):
+    """Which run goes on, with which sets, and what it leaves.
+
+    `settings` are those of `raslik run` that differ from the run's, by dotted name.
+    """
+
+    run: str = setting("", "Work directory of a trace.")
+    out: str = setting(
+        "",
+        "Folder for the unlearned adapter and its card: new, empty, or as this run has written it.",
+    )
+    forget_file: str = setting("", "Rows to forget in place of those of the trace.")
+    retain_file: str = setting("", "Rows to retain, with --forget_file (default: random others).")
+    cleaned_train_file: str = setting(
+        "",
+        "File for the training file without what was found, new or as this run has written it "
+        "(default: in --run). A folder where the trace read several files.",
+    )
+    push_to_hub: str = setting("", "OWNER/NAME on the Hugging Face hub to upload it to as well.")
+    public: bool = setting(False, "--push_to_hub: for everybody to see; else private.")
+    merged: bool = setting(False, "Write a whole checkpoint instead of an adapter.")
+    mesh: MeshConfig = MeshConfig()
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.retain_file and not self.forget_file:
+            yield "--retain_file needs a --forget_file: give both"
+        elif self.public and not self.push_to_hub:
+            yield "--public needs --push_to_hub: name where to"
+        elif self.out and self.cleaned_train_file:
+            folder, file = (pathlib.Path(p).resolve() for p in (self.out, self.cleaned_train_file))
+            if file.is_relative_to(folder):
+                yield "--cleaned_train_file must lie outside --out, which the model has for itself"
+
+
+@dataclasses.dataclass(frozen=True)
+class UnlearnResult:
+    """What unlearning has left; printed, it shows what became of the traced prompt.
+
+    Attributes:
+      workdir: the work directory of the run.
+      folder: where the clean model lies, with its card.
+      text: what is printed, in the first of several processes.
+      url: of the model on the hub, "" where it was not uploaded.
+    """
+
+    workdir: pathlib.Path
+    folder: pathlib.Path
+    text: str = dataclasses.field(repr=False)
+    url: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResult:
+    """Unlearns what a trace has found, measures, and writes the clean adapter with its card.
+
+    Options are those of `UnlearnOptions`, as an object or by name. Progress is printed.
+
+    Example:
+      print(raslik_jax.unlearn(run="runs/incident", out="clean"))
+    """
+    options = making.options_of(options or UnlearnOptions(), named)
+    if not options.run or not options.out:
+        raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
+    root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
+    config = make_config(options)
+    (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
+    if config.unlearn.parameters == "all" and not options.merged:
+        raise ValueError("--unlearn.parameters=all trains more than an adapter has: give --merged")
+    source = _train_file(config)
+    cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
+
+    processes.alone(lambda: _check_places(options, source, cleaned))
+    recorded = read_json(root / "config.json", dict)["retrieve"]
+    _check_found(root, read_finding(root) if to_json(config)["retrieve"] == recorded else "")
+    print(f"sets: {describe_sets(config, strategy)}")
+    making.require("matplotlib")  # the report comes last, what it lacks is told first
+    how: Any = {"mesh": options.mesh, "update": True}
+    measured = [stage for stage in STAGES if stage != "report"]
+    prepare = functools.partial(drop_exports, root)
+    _check_found(root, making.make(config, root, stages=measured, prepare=prepare, **how))
+    from raslik_jax.run.exporting import export_model  # it takes jax with it
+
+    kind = "model" if options.merged else "adapter"
+
+    def export() -> str:
+        with written.replacing(root, folder) as made:
+            names: Any = {"strategy": strategy, "algorithm": algorithm, "epoch": None}
+            export_model(root, made, **names, merged=options.merged)
+        told, exported = _clean(config, root, strategy, cleaned)
+        # The page says where all of it lies.
+        places = {f"{kind.capitalize()} without it": str(folder.resolve()), **exported}
+        written.write_json(root, root / EXPORTS, places)
+        return told
+
+    told = processes.alone(export)
+    making.make(config, root, stages=("report",), **how)
+    if not processes.is_first():
+        return UnlearnResult(root, folder, "")
+    lines = [*_outcome_lines(root, config)] if config.evaluate.traced else []
+    lines += [f"\n{kind} and its card: {folder}", f"{told}", f"repeat: {making.repeating(root)}"]
+    url = ""
+    if options.push_to_hub:
+        url = hub.push_folder(folder, options.push_to_hub, is_public=options.public)
+        lines.append(f"on the hub: {url}")
+    return UnlearnResult(root, folder, "\n".join(lines), url)
+
+
+def _outcome_lines(root: pathlib.Path, config: Config) -> Iterator[str]:
+    """Yields lines of what became of the behavior, by the traced answers and the rule."""
+    from raslik_jax.run.workspace import Workspace
+
+    (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
+    epoch = Workspace(root, config).epochs(strategy, algorithm)[-1]
+    after = root / "generate" / f"traced-{strategy}-{algorithm}" / f"epoch-{epoch}.jsonl"
+    before = root / "retrieve" / "traced" / "finetuned.jsonl"
+    yield from ("\nbefore unlearning", *answer_lines(before))
+    yield from ("\nafter unlearning", *answer_lines(after, is_doubted=False))
+    yield from _told(root, config, (strategy, algorithm), epoch)
+
+
+def _check_places(options: UnlearnOptions, source: str, cleaned: pathlib.Path) -> None:
+    """Refuses places that hold something else than this run has written, before it starts."""
+    root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
+    for place, name in ((folder, "--out"), (cleaned, "--cleaned_train_file")):
+        written.check_outside(place, name, root)
+    written.check_folder(root, folder)
+    if is_folder(source):
+        written.check_folder(root, cleaned)
+    else:
+        written.check_file(root, cleaned, "--cleaned_train_file")
+    if importlib.util.find_spec("pyarrow"):
+        written.check_folder(root, (root / rows_lib.PLACE).parent)
+    if options.cleaned_train_file and not is_folder(source):
+        ending = pathlib.Path(cleaned_name(source)).suffix
+        if cleaned.suffix != ending:
+            must = f"must end in {ending}, the form that it is written in"
+            raise ValueError(f"--cleaned_train_file {must}, got {shown(cleaned.name)}: rename it")
+    if options.push_to_hub:
+        hub.check_hub(options.push_to_hub, is_public=options.public)
+
+
+def _check_found(root: pathlib.Path, finding: str) -> None:
+    """Refuses to unlearn where the trace found no row, which the finding explains."""
+    if finding:
+        must = "must be a trace that found rows"
+        raise ValueError(
+            f"--run {must}, {shown(str(root), 120)} found none ({finding}): give rows of your own "
+            "as --forget_file"
+        )
+
+
+def drop_exports(root: pathlib.Path) -> Callable[[], None]:
+    """Forgets what the page says of an earlier model's exports; returns what undoes it."""
+    restore = written.restorer(root, root / EXPORTS)
+    written.forget(root, root / EXPORTS)
+    return restore
+
+
+def _told(
+    root: pathlib.Path, config: Config, variant: tuple[str, str], epoch: int
+) -> Iterator[str]:
+    """Yields lines of what became of the behavior: answers to prompts kept out, and the rule's."""
+    from raslik_jax.run.workspace import read_answers  # it takes jax with it
+
+    path = root / query_file(HELD_OUT, "target")
+    if config.retrieve.held_out and path.stat().st_size:
+        asked = read_written(path)
+        before = read_answers(root / "references" / "evaluation" / "finetuned.jsonl")
+        after = read_answers(root / "generate" / "-".join(variant) / f"epoch-{epoch}.jsonl")
+        yield f"\n{len(asked)} prompts of rows like these that no step saw, before and after"
+        for row in asked[:_ASKED]:
+            yield f"asked   {one_line(f'{row.instruction} {row.input}', 160)}"
+            yield f"said    {one_line(before[row.example_id], 160)}"
+            yield f"says    {one_line(after[row.example_id], 160)}"
+    if current_file(root, "evaluate/metrics.json") is None:
+        outcome = read_outcome(root, *variant)
+    else:
+        incident = read_incident(root, read_metrics(root))
+        outcome = incident.outcome if incident else ()
+    yield from ("",) if outcome else ()
+    for sentence in outcome:
+        how: Any = {"subsequent_indent": " " * 8, "break_on_hyphens": False}
+        yield textwrap.fill(sentence, 96, **how)
+
+
+def make_config(options: UnlearnOptions) -> Config:
+    """Returns the settings of the run, but for those that the options change."""
+    root = pathlib.Path(options.run)
+    recorded = read_json(root / "config.json", dict, mend="give the folder of a trace")
+    given = dict(options.settings)
+    if options.forget_file:
+        names = {"forget_file": options.forget_file, "retain_file": options.retain_file}
+        given |= {f"retrieve.given.{name}": path for name, path in names.items()}
+        given["retrieve.strategies"] = ("given",)
+    config = making.changed(config_from_json(with_own_query(recorded, root)), given)
+    for name, chosen in (
+        ("retrieve.strategies", config.retrieve.strategies),
+        ("unlearn.algorithms", config.unlearn.algorithms),
+    ):
+        if len(chosen) > 1:
+            raise ValueError(f"--{name} must be one, the run has {', '.join(chosen)}: choose one")
+    return config
+
+
+def with_own_query(recorded: dict[str, Any], root: pathlib.Path) -> dict[str, Any]:
+    """Returns a run's settings with the traced answer that lies in it.
+
+    One that was copied or moved would read what is traced at the old place now, if anything.
+    """
+    made_of = (read_manifest(root / "corpus") or {"files": {}})["files"].get("queries_file")
+    own, corpus = root / QUERIES, recorded["corpus"]
+    if not (made_of and own.is_file() and hash_file(own) == made_of):
+        return recorded
+    with contextlib.suppress(OSError):  # it is gone
+        if os.path.samefile(own, corpus["records"]["queries_file"]):
+            return recorded
+    records = {**corpus["records"], "queries_file": str(own)}
+    return {**recorded, "corpus": {**corpus, "records": records}}
+
+
+def describe_sets(config: Config, strategy: str) -> str:
+    """Returns where the sets come from: those of files stay with the run."""
+    record, own = STRATEGIES[strategy], config.retrieve[strategy]
+    if not record.brings_sets:
+        return f"what the trace found ({record.title})"
+    named = " and ".join(shown(path, 120) for path in dataclasses.astuple(own) if path)
+    return f"the rows of {named}; --retrieve.strategies=raslik takes what the trace found"
+
+
+def _train_file(config: Config) -> str:
+    """Returns the training file of a trace; a ValueError where the run is on another dataset."""
+    if not hasattr(config.corpus.own, "train_file"):
+        raise ValueError(
+            f"--run must be a trace, got a run on {config.corpus.dataset}: trace first"
+        )
+    return str(config.corpus.own.train_file)
+
+
+def _check_traced(config: Config, root: pathlib.Path) -> None:
+    """Refuses a training file that is another than the trace read: its rows have other places."""
+    source, traced = _train_file(config), check_whole(root, "corpus")["files"]
+    files = config.corpus.source_files().items()
+    now = {name: Hashes().of_content(path) for name, path in files if _is_training(name)}
+    if now != {name: content for name, content in traced.items() if _is_training(name)}:
+        must = "must be as the trace read it, it has changed meanwhile"
+        raise ValueError(f"{shown(source, 120)} {must}: restore it, or run again")
+
+
+def _is_training(name: str) -> bool:
+    """Returns whether a source of the corpus, or a file of one, is of the training rows."""
+    return name.partition("/")[0] == "train_file"
+
+
+def _clean(
+    config: Config, root: pathlib.Path, strategy: str, target: pathlib.Path
+) -> tuple[str, dict[str, str]]:
+    """Writes the training file without what was found, and all rows with scores.
+
+    Returns lines that say where, and the places by their titles, in the work directory as there.
+    """
+    sets = {name: root / "retrieve" / strategy / f"{name}.jsonl" for name in ("forget", "retain")}
+    if config.retrieve.held_out:
+        names = {f"held-out {kind}": query_file(HELD_OUT, kind) for kind in ("target", "normal")}
+        sets |= {name: root / path for name, path in names.items()}
+    rows = {name: read_written(path) for name, path in sets.items() if path.stat().st_size}
+    # What was kept out of the sets to measure on was found all the same.
+    named = (row for name in ("forget", "held-out target") for row in rows.get(name, ()))
+    found = {(row.file, row.place) for row in named}
+    with written.replacing(root, target) as made:
+        left = write_without(_train_file(config), made, found)
+        _check_traced(config, root)
+    is_own = target.resolve().parent == root.resolve()
+    exported = {"Training file without them": target.name if is_own else str(target.resolve())}
+    lines = [f"training file without the {len(found)} rows that were found, {left} left: {target}"]
+    if importlib.util.find_spec("pyarrow"):
+        set_of = {row.example_id: name for name, part in rows.items() for row in part}
+        with written.replacing(root, (root / rows_lib.PLACE).parent) as made:
+            rows_lib.write_rows(made, root, to_json(config), set_of)
+        lines.append(f"all rows with their scores: {root / rows_lib.PLACE}")
+        exported["All rows with their scores"] = rows_lib.PLACE
+    return "\n".join(lines), exported

@@ -1,0 +1,38 @@
+"""How stages are run and repeated: modules that are missing, flags that repeat a run, options."""
+
+import pathlib
+
+import pytest
+
+from raslik_jax.cli import setting_flags
+from raslik_jax.config import Config
+from raslik_jax.incident import making
+from raslik_jax.incident.trace import PRESET, TraceOptions
+
+
+def test_a_missing_extra_is_named_with_what_installs_it(monkeypatch):
+    making.require("matplotlib", "rouge_score")
+    monkeypatch.setattr(making.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"matplotlib and rouge_score must be .*'raslik-jax\[eval\]'$"
+    ):
+        making.require("matplotlib", "rouge_score")
+
+
+def test_the_flags_of_a_run_give_its_settings_again():
+    given = {**PRESET, "retrieve.center": False, "sketch.size": 4096, "evaluate.robustness": ()}
+    given |= {"backbone.checkpoint": "some/model", "backbone.adapter": "/a"}
+    given |= {f"corpus.records.{name}_file": pathlib.Path(name) for name in ("train", "queries")}
+    config = making.changed(Config(), given)
+    lines = list(making.flag_lines(config))
+    assert (
+        "--noretrieve.center" in lines
+        and f"--corpus.records.train_file={pathlib.Path.cwd()}/train" in lines
+    )
+    assert setting_flags.parse_config(lines) == config
+
+
+def test_options_take_paths_and_refuse_what_is_none():
+    assert making.options_of(TraceOptions(), {"workdir": pathlib.Path("x")}).workdir == "x"
+    with pytest.raises(TypeError, match="reponse"):
+        making.options_of(TraceOptions(), {"reponse": "x"})
