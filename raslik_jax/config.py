@@ -500,10 +500,6 @@ class Config(Settings):
         if back and not is_known:
             needs = "needs an adapter, as the base without it is what it goes back to"
             yield f"--unlearn.algorithms={back[0]} {needs}, got {given}: choose ga_klr"
-        tried = [s for s in self.retrieve.strategies if "damage" in STRATEGIES[s].needs]
-        if tried and not is_known:
-            needs = "needs an adapter, as its trial run goes back to the base without it"
-            yield f"--retrieve.strategies={tried[0]} {needs}, got {given}: choose mixed"
         form = self.sketch.base_format
         form = self.backbone.format if form == "same" else form
         if self.sketch.parameters != "lora" and form != "plain":

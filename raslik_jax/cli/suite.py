@@ -45,6 +45,8 @@ from raslik_jax.report import page, published, results, runs, tables
 from raslik_jax.retrieve.finding import read_finding
 from raslik_jax.run.workdir import locked
 
+# The program that runs a cell; one with members of its own puts itself here.
+PROGRAM = ["-m", "raslik_jax.cli.main"]
 WHEN_STOPPED = "stopped; the same command goes on from here"
 # What the suite itself decides of every run.
 _OWN_FLAGS = {"seed": "give --seeds", "update": "give --update", "dry_run": "give --dry_run"}
@@ -232,7 +234,7 @@ class Suite:
         """Runs a cell; what fails is recorded with the last lines of its log."""
         log = self.out / "logs" / f"{cell.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        arguments = [sys.executable, "-m", "raslik_jax.cli.main", "run", *cell.arguments]
+        arguments = [sys.executable, *PROGRAM, "run", *cell.arguments]
         arguments.append(f"--workdir={self.workdir(cell).resolve()}")
         arguments.append(f"--shared_units={(self.out / 'units').resolve()}")
         arguments += ["--update"] if self.options.update else []

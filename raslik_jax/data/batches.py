@@ -31,14 +31,12 @@ class Batch:
     `target_mask_BL` is True where the prediction of a token counts in the loss: the response and
     EOS, never a prompt or pads. `num_targets` is T, at least the target tokens of any row;
     `row_B` the position of each row in the corpus, or DUMMY_ROW. A dummy row has no targets.
-    `weight_B` is what each row counts in a mean; None where all count alike.
     """
 
     tokens_BL: Any
     target_mask_BL: Any
     num_targets: int = dataclasses.field(metadata={"static": True})
     row_B: Any = None
-    weight_B: Any = None
 
 
 def real_tokens(batch: Batch) -> Bool[Array, "B L"]:
@@ -229,10 +227,7 @@ def make_batch(encoded: Encoded, plan: BatchPlan, *, left: bool = False) -> Batc
         start = encoded.start_N[row]
         is_target = True if encoded.masks is None else encoded.masks[row][start:]
         target_mask_BL[slot, first + start : first + len(tokens)] = is_target
-    weight_B = None
-    if encoded.weight_N is not None:
-        weight_B = np.where(row_B == DUMMY_ROW, 0, encoded.weight_N[row_B]).astype(np.float32)
-    return Batch(tokens_BL, target_mask_BL, plan.num_targets, row_B, weight_B)
+    return Batch(tokens_BL, target_mask_BL, plan.num_targets, row_B)
 
 
 def each_batch(

@@ -6,7 +6,6 @@ about it. Nothing here loads jax.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -16,20 +15,14 @@ from jaxtyping import Bool, Float
 from raslik_jax.base.messages import some_of
 from raslik_jax.base.settings import Settings
 from raslik_jax.data.examples import Example
-from raslik_jax.index.combine import Aggregate, aggregate_scores, best_positions, opposite
-from raslik_jax.retrieve import acting
+from raslik_jax.index.combine import Aggregate, aggregate_scores, opposite
 from raslik_jax.retrieve.named import find_rows
 from raslik_jax.retrieve.own_settings import (
     Bm25Settings,
-    CoverageSettings,
     EmbeddingSettings,
     GivenSettings,
-    MixedSettings,
     MixtureSettings,
     QueryText,
-    TrialSettings,
-    TwoStageSettings,
-    WeightedSettings,
 )
 from raslik_jax.retrieve.selectors import Selection, select_by_count, spread_retain
 
@@ -76,8 +69,6 @@ class Strategy(NamedTuple):
     that files name, by the flag of each, of a strategy whose sets are those: all that are not
     barred are in a set, whatever the sizes of others. An empty color or marker is the next one that
     no strategy has; `is_subject` marks the one that reports speak of where it was run.
-    `is_weighted` says that its scores are what its rows count in a step; its sets may be smaller
-    than asked for.
     """
 
     title: str
@@ -90,7 +81,6 @@ class Strategy(NamedTuple):
     color: str = ""
     marker: str = ""
     is_subject: bool = False
-    is_weighted: bool = False
 
     @property
     def brings_sets(self) -> bool:
@@ -114,20 +104,17 @@ def choose(record: Strategy, request: Request) -> tuple[Scores, Selection]:
     scores, sizes = record.score(request), (request.num_forget, request.num_retain)
     if record.brings_sets:
         sizes = int((scores[0] > -np.inf).sum()), int((scores[1] > -np.inf).sum())
-    if record.is_weighted:
-        counts = [int((score_N > -np.inf).sum()) for score_N in scores]
-        sizes = min(sizes[0], counts[0]), min(sizes[1], counts[1])
-    ranked = _drawn(request, scores) if record.retains_opposite else scores
-    ids = _ids(request)
+    ranked = draw_retain(request, scores) if record.retains_opposite else scores
+    ids = ids_of(request)
     return scores, select_by_count(*ranked, ids, num_forget=sizes[0], num_retain=sizes[1])
 
 
-def _drawn(request: Request, poles: Scores) -> Scores:
+def draw_retain(request: Request, poles: Scores) -> Scores:
     """Returns poles whose retain scores go by a random draw, with `retain_within`."""
     if not request.retain_within:
         return poles
     share, seed = request.retain_within, request.seed
-    retain_N = spread_retain(poles.retain_N, _ids(request), share=share, seed=seed)
+    retain_N = spread_retain(poles.retain_N, ids_of(request), share=share, seed=seed)
     return poles._replace(retain_N=retain_N)
 
 
@@ -159,7 +146,7 @@ def _random_retain(request: Request) -> np.ndarray:
     return score_N if is_anywhere else _where_label(request, False, score_N)
 
 
-def _poles(request: Request, score_N: Float[np.ndarray, " N"]) -> Scores:
+def take_poles(request: Request, score_N: Float[np.ndarray, " N"]) -> Scores:
     """Returns s_F and s_R = -s_F, minus infinity in both where barred."""
     forget_N = np.where(request.is_eligible_N, score_N, -np.inf)
     return Scores(forget_N, opposite(forget_N))
@@ -180,7 +167,9 @@ def oracle(request: Request) -> Scores:
 
 def raslik_f(request: Request) -> Scores:
     """Returns the aligned pole of RASLIK, with a random retain set."""
-    return Scores(_poles(request, request.scores["influence"]).forget_N, _random_retain(request))
+    return Scores(
+        take_poles(request, request.scores["influence"]).forget_N, _random_retain(request)
+    )
 
 
 def bm25(request: Request) -> Scores:
@@ -205,7 +194,7 @@ def bm25(request: Request) -> Scores:
             "BM25 must find a word of the queries in the rows, got none in common, as where no "
             "blanks part words: leave out bm25"
         )
-    return _poles(request, aggregate_scores(score_QN, request.aggregate))
+    return take_poles(request, aggregate_scores(score_QN, request.aggregate))
 
 
 def given(request: Request) -> Scores:
@@ -283,116 +272,9 @@ def mixture(request: Request) -> Scores:
     return Scores(forget_N=forget_N, retain_N=retain_N)
 
 
-def _ids(request: Request) -> list[str]:
+def ids_of(request: Request) -> list[str]:
+    """Returns the names of the examples."""
     return [row.example_id for row in request.examples]
-
-
-def two_stage(request: Request) -> Scores:
-    """Returns what RASLIK finds, ranked by what a step on it does to the loss that is trained.
-
-    The score is <g_x, g_q> - collateral <g_x, g_n>, with g the gradients of the trained loss, not
-    normalized, q the mean over queries and n over normal rows; its negative is the retain set's.
-    Each set is chosen from `candidates` times its size, those nearest to its pole or, of rows to
-    retain, drawn with `retain_within`.
-    """
-    found = _drawn(request, _poles(request, request.scores["influence"]))
-    action_NM = _columns(request, "step_effects")
-    act_N = action_NM[:, 0] - request.settings.collateral * action_NM[:, -1]
-    times, parts = request.settings.candidates, []
-    sizes = request.num_forget, request.num_retain
-    for pole_N, sign, size in zip(found, (1, -1), sizes, strict=True):
-        count = math.ceil(times * size) if times else len(pole_N)
-        parts.append(acting.narrow(pole_N, sign * act_N, _ids(request), count=count))
-    return Scores(*parts)
-
-
-def weighted(request: Request) -> Scores:
-    """Returns the weights of `acting.weigh_sets`, of the rows nearest to RASLIK's poles.
-
-    There are `candidates` times the size of each set, those to retain drawn with `retain_within`;
-    those of the largest weights are weighed again without the others. Rows of weight 0 are barred;
-    a ValueError where a set has no other.
-    """
-    found = _drawn(request, _poles(request, request.scores["influence"]))
-    effect_NM = _columns(request, "row_effects")
-    settings, sizes = request.settings, (request.num_forget, request.num_retain)
-    parts = []
-    for pole_N, size in zip(found, sizes, strict=True):
-        most = math.ceil(settings.candidates * size) if settings.candidates else len(pole_N)
-        count = min(most, int((pole_N > -np.inf).sum()))
-        parts.append(best_positions(pole_N, _ids(request), count))
-    first = _weigh(request, effect_NM, parts)
-    counts = [int((weight_N > 0).sum()) for weight_N in first]
-    best = [
-        best_positions(weight_N, _ids(request), min(count, size))
-        for weight_N, count, size in zip(first, counts, sizes, strict=True)
-    ]
-    return _weigh(request, effect_NM, best)
-
-
-def _weigh(
-    request: Request, effect_NM: Float[np.ndarray, "N M"], parts: Sequence[np.ndarray]
-) -> Scores:
-    """Returns the weights above 0 of the candidates of both sets; all others are barred."""
-    weights = acting.weigh_sets(
-        *(effect_NM[part] for part in parts),
-        num_queries=len(request.queries),
-        collateral=request.settings.collateral,
-        ridge=request.settings.ridge,
-    )
-    scores = []
-    for kind, part, weight_C in zip(("forget", "retain"), parts, weights, strict=True):
-        if not (weight_C > 0).any():
-            raise ValueError(
-                f"the {kind} set must have a row of positive weight, none of {len(part):,} "
-                "candidates helps to raise the loss of the queries: raise "
-                "--retrieve.weighted.candidates, or take another strategy"
-            )
-        scores.append(np.full(len(effect_NM), -np.inf))
-        scores[-1][part] = np.where(weight_C > 0, weight_C, -np.inf)
-    return Scores(*scores)
-
-
-def coverage(request: Request) -> Scores:
-    """Returns a forget set that all queries have a share in, with RASLIK's retain set."""
-    found, each_NQ = _poles(request, request.scores["influence"]), _columns(request, "each_query")
-    count = math.ceil(request.settings.candidates * request.num_forget)
-    count = min(count, int((found.forget_N > -np.inf).sum()))
-    candidates = best_positions(found.forget_N, _ids(request), count)
-    chosen = candidates[acting.cover_queries(each_NQ[candidates], request.num_forget)]
-    forget_N = np.full(len(each_NQ), -np.inf)
-    forget_N[chosen] = np.linspace(1, 0, len(chosen))
-    return Scores(forget_N, found.retain_N)
-
-
-def mixed(request: Request) -> Scores:
-    """Returns RASLIK's forget set, and normal rows that it damages beside rows that oppose it.
-
-    A step on the queries' gradient costs a normal row y most where <g_y, g_q> is largest.
-    """
-    return _protecting(request, _columns(request, "step_effects")[:, 0])
-
-
-def trial(request: Request) -> Scores:
-    """Returns the same where the damage was measured: in a trial run, over the whole corpus."""
-    return _protecting(request, _columns(request, "damage")[:, 0])
-
-
-def _columns(request: Request, need: str) -> Float[np.ndarray, "N M"]:
-    return np.asarray(request.scores[need]).reshape(len(request.examples), -1)
-
-
-def _protecting(request: Request, damage_N: Float[np.ndarray, " N"]) -> Scores:
-    """Returns both poles, a share of the retain set being the normal rows of the most damage.
-
-    The others are the best of their pole, or drawn from it with `retain_within`.
-    """
-    found = _drawn(request, _poles(request, request.scores["influence"]))
-    normal_N = np.where(acting.lower_half(found.forget_N), damage_N, -np.inf)
-    count = round(request.settings.protect_share * request.num_retain)
-    return found._replace(
-        retain_N=acting.put_first(found.retain_N, normal_N, _ids(request), count=count)
-    )
 
 
 def variant(strategy: Strategy, title: str, **bound: Any) -> Strategy:
@@ -411,7 +293,7 @@ def by_score(title: str, need: str, **more: Any) -> Strategy:
     """Returns a strategy that takes both poles of one of a request's scores."""
     return Strategy(
         title,
-        lambda request: _poles(request, request.scores[need]),
+        lambda request: take_poles(request, request.scores[need]),
         needs=(need,),
         ranks_all=True,
         retains_opposite=True,
@@ -419,10 +301,6 @@ def by_score(title: str, need: str, **more: Any) -> Strategy:
     )
 
 
-_TWO_STAGE = Strategy(
-    "Two-stage", two_stage, needs=("influence", "step_effects"), settings=TwoStageSettings()
-)
-_MIXED = Strategy("Mixed", mixed, needs=("influence", "step_effects"), settings=MixedSettings())
 _RANDOM = Strategy("Random", random, color="#7A7A7A", marker="o")
 _ORACLE = Strategy("Oracle", oracle, color="#009E73", marker="D")
 _MIXTURE = Strategy("CR", mixture, settings=MixtureSettings())
@@ -455,26 +333,6 @@ STRATEGIES: dict[str, Strategy] = {
     },
     "raslik_f": _RASLIK_F,
     "raslik": by_score("RASLIK", "influence", color="#D55E00", marker="^", is_subject=True),
-    # Sets that are chosen by what a step does (docs/studies/sets.md).
-    "two_stage": _TWO_STAGE,
-    "weighted": Strategy(
-        "Weighted",
-        weighted,
-        needs=("influence", "row_effects"),
-        settings=WeightedSettings(),
-        is_weighted=True,
-    ),
-    "action": variant(_TWO_STAGE, "Action", candidates=0.0, collateral=0.0),
-    "coverage": Strategy(
-        "Coverage",
-        coverage,
-        needs=("influence", "each_query"),
-        retains_opposite=True,
-        settings=CoverageSettings(),
-    ),
-    "mixed": _MIXED,
-    "protect": variant(_MIXED, "Protect", protect_share=1.0),
-    "trial": Strategy("Trial", trial, needs=("influence", "damage"), settings=TrialSettings()),
     # What somebody chose, by hand or with another tool.
     "given": Strategy(
         "Given", given, named=named_rows, settings=GivenSettings(), color="#000000", marker="h"

@@ -18,7 +18,6 @@ from raslik_jax.report.tables import Column, Table
 from raslik_jax.run import checking, cost, plan, programs
 from raslik_jax.run.programs import AbstractRun, Program, Work
 from raslik_jax.run.stages import (
-    acting,
     backbone,
     chance,
     corpus,
@@ -122,15 +121,6 @@ WORK: dict[Callable[..., None], Callable[..., Work]] = {
     retrieve.make_exact_scores: lambda run: run.sketching(
         run.sizes.train, 4.0 * run.sizes.train, is_exact=True
     ),
-    acting.make_each_query: lambda run: run.scoring(
-        run.queries["retrieval"], run.queries["retrieval"]
-    ),
-    # Also of the queries, and of some normal rows.
-    acting.make_step_effects: lambda run: run.sketching(run.sizes.train, 8.0 * run.sizes.train),
-    acting.make_row_effects: lambda run: run.sketching(
-        run.sizes.train, 4.0 * run.sizes.train * (run.queries["retrieval"] + acting.NORMAL_ROWS)
-    ),
-    acting.make_damage: AbstractRun.trial,
     retrieve.make_sizes: lambda run: Work(100.0),
     retrieve.make_sets: lambda run, strategy: Work(500.0 * (run.sizes.forget + run.sizes.retain)),
     unlearn.unlearn: AbstractRun.unlearning,

@@ -28,7 +28,7 @@ from raslik_jax.models import decode, decoder, encoder, quantize, sharding
 from raslik_jax.parallel import meshes
 from raslik_jax.retrieve import sets
 from raslik_jax.run import checking, cost, plan
-from raslik_jax.run.stages import acting, backbone, discriminator, finetune, sketch
+from raslik_jax.run.stages import backbone, discriminator, finetune, sketch
 from raslik_jax.run.units import Plan
 from raslik_jax.run.workspace import (
     StoredCorpus,
@@ -424,14 +424,6 @@ class AbstractRun:
             + forwards,
         )
         return Work(settings.epochs * kept, [program])
-
-    def trial(self) -> Work:
-        """A trial run of unlearning, and the likelihood of every row before and after it."""
-        own, rows = self.config.unlearn, self.sizes.train
-        length: Any = {"max_len": own.max_len, "is_fixed": own.fixed_padding}
-        shapes = self.drawn(own.batch_size, self.config.retrieve["trial"].steps, **length)
-        work = self.unlearning("trial", acting.TRIAL, shapes)
-        return Work(4.0 * rows, [*work.programs, *[self.likelihoods(rows)] * 2])
 
     def answering(self, prompts: int, models: int) -> Work:
         """Greedy answers of some models to prompts as long as Alpaca's."""

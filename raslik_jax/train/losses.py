@@ -20,10 +20,7 @@ from raslik_jax.train.objectives import Direction, Mean
 
 
 def row_weights(batch: Batch, mean: Mean) -> Float[Array, " B"]:
-    """Returns what each row counts in a mean: 1, or its number of targets; a dummy row 0.
-
-    Before the batch's own weights, if it has some.
-    """
+    """Returns what each row counts in a mean: 1, or its number of targets; a dummy row 0."""
     count = jnp.sum if mean == "tokens" else jnp.any
     return count(batch.target_mask_BL, axis=-1).astype(jnp.float32)
 
@@ -39,15 +36,10 @@ def weighted_mean(
 
     `total` is the sum of the `row_weights` of a larger batch that these rows are a part of; the
     results of all parts then add up to its mean.
-
-    Weights of a batch's own multiply the values and not what they are divided by, so that the mean
-    over the batches of a set, whose mean weight is 1, is the weighted mean of the set.
     """
     weight_B = row_weights(batch, mean)
     if total is None:
         total = jnp.sum(weight_B)
-    if batch.weight_B is not None:
-        weight_B = weight_B * batch.weight_B
     return jnp.sum(jnp.where(weight_B > 0, weight_B * value_B, 0.0)) / jnp.maximum(total, 1.0)
 
 

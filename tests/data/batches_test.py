@@ -41,15 +41,6 @@ class MakeBatchTest(parameterized.TestCase):
         self.assertTrue((batch.tokens_BL[1] == encoded.pad_id).all())
         self.assertEqual((batch.tokens_BL.dtype, batch.row_B.dtype), (np.int32, np.int32))
 
-    def test_weights_follow_their_rows_and_a_dummy_row_has_none(self):
-        encoded = _encode()
-        plan = bt.plan_rows(encoded, np.array([2, -1, 0]))
-        self.assertIsNone(bt.make_batch(encoded, plan).weight_B)
-        weighted = encoded._replace(weight_N=np.array([0.5, 2.0, 1.5]))
-        self.assertEqual(bt.make_batch(weighted, plan).weight_B.tolist(), [1.5, 0.0, 0.5])
-        self.assertEqual(weighted.take(np.array([2, 1])).weight_N.tolist(), [1.5, 2.0])
-        self.assertIsNone(encoded.take(np.array([2, 1])).weight_N)
-
     def test_pads_may_stand_on_the_left(self):
         encoded = _encode()
         batch = bt.make_batch(encoded, bt.plan_rows(encoded, np.array([1, -1])), left=True)

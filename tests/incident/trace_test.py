@@ -268,8 +268,5 @@ def test_a_model_without_an_adapter_unlearns_by_ascent_as_it_has_no_base_to_go_b
         replaced(Config(), {**preset, **given})
     whole = replaced(Config(), {**preset, **given, **trace.WHOLE})
     assert whole.unlearn.algorithms == ("ga_klr",)
-    tried = {"retrieve.strategies": ("trial",)}
-    with pytest.raises(SettingsError, match="strategies=trial needs an adapter.*choose mixed"):
-        replaced(whole, tried)
-    adopted = replaced(Config(), {**preset, **given, **tried} | {"backbone.adapter": "y"})
+    adopted = replaced(Config(), {**preset, **given} | {"backbone.adapter": "y"})
     assert adopted.unlearn.algorithms == ("base_klr",)

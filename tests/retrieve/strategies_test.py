@@ -30,13 +30,6 @@ def _request(*, retain_from="non_target", seed=0, order=None, **changes):
             "influence": influence_N,
             "exact_kernel": influence_N**3,
             "embeddings": np.cos(np.linspace(0.1, 2.0, 20))[order],
-            "each_query": np.random.default_rng(5).normal(size=(20, 2))[order],
-            "step_effects": np.random.default_rng(6).normal(size=(20, 2))[order],
-            # Random, but that the first rows act on the queries and the last against them.
-            "row_effects": (
-                np.random.default_rng(8).normal(size=(20, 5)) + np.linspace(2, -2, 20)[:, None]
-            )[order],
-            "damage": np.random.default_rng(7).normal(size=20)[order],
         },
         "num_forget": 6,
         "num_retain": 8,

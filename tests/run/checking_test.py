@@ -83,8 +83,6 @@ class CheckCorpusTest(parameterized.TestCase):
         names = tuple(name for name, record in STRATEGIES.items() if not record.brings_sets)
         for size in (1, 4, 8):
             self.check(retrieve=RetrieveConfig(strategies=names, num_forget=size))
-        unlabeled = _CORPUS._replace(train=_rows(40, label=False))
-        self.check(unlabeled, retrieve=RetrieveConfig(strategies=("weighted",), num_forget=20))
 
     def test_rows_longer_than_the_models_positions(self):
         base = str(toy_model.model_folder() / "base")  # of 192 positions

@@ -116,10 +116,6 @@ _DECIDES = {
 }
 _NEEDS = (
     "influence",
-    "each_query",
-    "step_effects",
-    "row_effects",
-    "damage",
     "embeddings",
     "exact_kernel",
 )
@@ -256,12 +252,6 @@ def _is_chosen(config: Config, name: str) -> bool:
         (("random", "embedding"), "count", "retrieve/embeddings"),
         (("exact",), "count", "retrieve/exact_kernel"),
         (("raslik_f",), "count", "sketch retrieve/queries retrieve/influence"),
-        (
-            ("action", "trial", "coverage"),
-            "count",
-            "sketch retrieve/queries retrieve/influence retrieve/each_query retrieve/step_effects "
-            "retrieve/damage",
-        ),
     ],
 )
 def test_what_the_chosen_strategies_need_is_computed_and_no_more(strategies, select, made):
@@ -271,14 +261,6 @@ def test_what_the_chosen_strategies_need_is_computed_and_no_more(strategies, sel
     assert [name for name in units if name in scores] == made.split()
     for unit in plan_units(config, Workspace(pathlib.Path("/none"), config)):
         assert all(read.startswith(tuple(units)) for read in unit.reads)
-
-
-def test_effects_of_rows_are_made_again_where_steps_cut_rows_elsewhere(tmp_path):
-    config = replaced(_config(tmp_path), {"retrieve.strategies": ["mixed", "weighted", "trial"]})
-    before = _decided(config, tmp_path)
-    after = _decided(replaced(config, {"unlearn.max_len": 64}), tmp_path)
-    effects = {f"retrieve/{need}" for need in ("step_effects", "row_effects", "damage")}
-    assert _changed(before, after) == {*effects, *_named(before, "unlearn/"), "evaluate"}
 
 
 def test_a_strategy_is_not_called_as_scores_are_whose_folder_its_sets_would_replace():

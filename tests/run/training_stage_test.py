@@ -14,7 +14,6 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from raslik_jax import config as config_lib
-from raslik_jax.data.batches import make_batch, plan_rows
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, write_examples
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens.encoding import encode
@@ -22,7 +21,6 @@ from raslik_jax.data.tokens.tokenization import train_bpe
 from raslik_jax.evaluate import verdict
 from raslik_jax.models import checkpoint, decoder, gpt_neox, quantize
 from raslik_jax.models.lora import LoRAConfig
-from raslik_jax.run import probing
 from raslik_jax.run.stages import finetune as finetune_stage
 from raslik_jax.run.stages import unlearn as unlearn_stage
 from raslik_jax.run.workspace import Model, Workspace
@@ -170,62 +168,8 @@ class TrainingStageTest(parameterized.TestCase):
         self.assertLen(log, 9)
         self.assertGreater(log[-1]["forget_nll"], log[0]["forget_nll"])
 
-    def unlearned_with(self, *, last=_ROWS[5], **weights):
-        """Returns the leaves of the adapter after weighted sets; `last` is the last to forget."""
-        folder = self.root / "retrieve" / "weighted"
-        folder.mkdir(exist_ok=True)
-        for kind, rows in (("forget", (*_ROWS[:5], last)), ("retain", _ROWS[6:17])):
-            labels = [{"weight": weight} for weight in weights.get(kind, [1.0] * len(rows))]
-            write_examples(folder / f"{kind}.jsonl", rows, extra=labels)
-        folder = self.root / "after"
-        folder.mkdir(exist_ok=True)
-        unlearn_stage.unlearn(self.workspace, "weighted", "ga_gdr", folder)
-        return jax.tree.leaves(self.workspace.adapter("after", "epoch-1"))
-
-    def test_weights_of_rows_reach_the_step(self):
-        settings = dataclasses.replace(_UNLEARN, epochs=1)
-        self.workspace = _workspace(self.root, unlearn=settings)
-        plain = self.root / "plain"
-        plain.mkdir()
-        unlearn_stage.unlearn(self.workspace, "raslik", "ga_gdr", plain)
-        expected = jax.tree.leaves(self.workspace.adapter("plain", "epoch-1"))
-        # Equal weights are none, whatever their size.
-        found = self.unlearned_with(forget=[7.0] * 6, retain=[0.5] * 11)
-        for got, want in zip(found, expected, strict=True):
-            np.testing.assert_allclose(got, want, atol=1e-6)
-        # What is in the place of a row of weight 0 is the same to all others.
-        heavy = [2.0, 0.5, 1.0, 1.5, 1.0, 0.0]
-        one, two = (self.unlearned_with(forget=heavy, last=_ROWS[n]) for n in (5, 18))
-        jax.tree.map(np.testing.assert_array_equal, one, two)
-        shift = max(float(np.abs(a - b).max()) for a, b in zip(one, expected, strict=True))
-        self.assertGreater(shift, 1e-3)
-
-    def test_weights_that_are_none_are_refused_in_one_sentence(self):
-        workspace, folder = _workspace(self.root), self.root / "retrieve" / "weighted"
-        folder.mkdir()
-        path = folder / "forget.jsonl"
-        write_examples(path, _ROWS[:2], extra=[{"weight": 1.0}, {"weight": 2.0}])
-        whole = path.read_text()
-        for text, said in (
-            ("-0.5", "numbers of 0 or more, '001' has -0.5"),
-            ('"1"', "numbers of 0 or more, '001' has '1'"),
-            ("null", "numbers of 0 or more, '001' has None"),
-        ):
-            path.write_text(whole.replace(": 2.0", f": {text}"))
-            must = (
-                f"^weights of retrieve/weighted/forget.jsonl must be {said}: correct it, or [^.]*$"
-            )
-            with self.assertRaisesRegex(ValueError, must):
-                unlearn_stage.read_set(workspace, "weighted", "forget")
-        path.write_text(whole.replace(": 2.0", ": 1e400"))
-        with self.assertRaisesRegex(ValueError, "got something else .the number 1e400"):
-            unlearn_stage.read_set(workspace, "weighted", "forget")
-        path.write_text(whole.replace(": 1.0", ": 0").replace(": 2.0", ": 0.0"))
-        with self.assertRaisesRegex(ValueError, "must be above 0, all 2 are 0: correct it"):
-            unlearn_stage.read_set(workspace, "weighted", "forget")
-
-    @parameterized.parameters(("raslik", 0), ("raslik", 48), ("weighted", 48))
-    def test_a_retain_set_that_loses_all_its_answers_is_refused_in_one_sentence(self, name, own):
+    @parameterized.parameters(0, 48)
+    def test_a_retain_set_that_loses_all_its_answers_is_refused_in_one_sentence(self, own):
         # The prompts to retain are longer than the rows to forget.
         unlearn = dataclasses.replace(_UNLEARN, max_len=own)
         workspace = _workspace(self.root, unlearn=unlearn)
@@ -238,17 +182,16 @@ class TrainingStageTest(parameterized.TestCase):
         self.assertGreaterEqual(rows.start_N[6:].min(), length)
         self.assertLess(rows.lengths_N[:6].max(), length)
         workspace.train_rows = rows
-        folder = self.root / "retrieve" / name
-        folder.mkdir(exist_ok=True)
+        folder = self.root / "retrieve" / "raslik"
         for kind, part in (("forget", _ROWS[:6]), ("retain", long)):
-            write_examples(folder / f"{kind}.jsonl", part, extra=[{"weight": 1.0}] * len(part))
+            write_examples(folder / f"{kind}.jsonl", part)
         flag = "unlearn" if own else "corpus"
         with self.assertRaisesRegex(
             ValueError,
             f"^examples to retain .* in {length} tokens, none .*: raise --{flag}.max_len$",
         ):
-            unlearn_stage.unlearn(workspace, name, "ga_gdr", self.root)
-        sets = [unlearn_stage.read_set(workspace, name, kind) for kind in ("forget", "retain")]
+            unlearn_stage.unlearn(workspace, "raslik", "ga_gdr", self.root)
+        sets = [unlearn_stage.read_set(workspace, "raslik", kind) for kind in ("forget", "retain")]
         unlearn_stage.require_rows(workspace, "ga", sets)  # has no retain term
 
     def probed(self, **probe):
@@ -309,28 +252,6 @@ class TrainingStageTest(parameterized.TestCase):
         for line, probe in zip(live, found["probes"], strict=True):
             levels = {name: line[f"probe/{name}"] for name in probe["levels"]}
             self.assertEqual((line["step"], levels), (probe["step"], probe["levels"]))
-
-    def test_weights_of_rows_change_no_probe(self):
-        probe = config_lib.ProbeConfig(steps=2, rows=4, answers=0)
-        workspace = _workspace(self.root, unlearn=dataclasses.replace(_UNLEARN, probe=probe))
-        plain = {"forget": workspace.train_rows.take(np.arange(6))}
-        plain |= {"retain": workspace.train_rows.take(np.arange(6, 17))}
-        weighted = {"forget": plain["forget"]._replace(weight_N=np.arange(6) / 2.5)}
-        found = []
-
-        def token_nats(lora, base, encoded):
-            batch = make_batch(encoded, plan_rows(encoded, np.arange(len(encoded.ids))))
-            return np.where(batch.target_mask_BL, batch.tokens_BL, 0)[:, ::-1] / 100
-
-        workspace.measure = lambda make, decoder: token_nats
-        for sets in (plain, plain | weighted):
-            folder = self.root / f"probed-{len(found)}"
-            folder.mkdir()
-            probing.Prober(
-                workspace, sets, folder, mock.Mock(), save=mock.Mock(), start=workspace.finetuned
-            )
-            found.append(json.loads((folder / "probes.json").read_text()))
-        self.assertEqual(*found)
 
     def test_a_killed_run_keeps_the_step_that_an_undisturbed_one_keeps(self):
         # Nothing ends it: the bound is wide, the goal is far.

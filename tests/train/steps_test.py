@@ -65,34 +65,6 @@ class StepsTest(parameterized.TestCase):
         for got, expected in zip(jax.tree.leaves(moved), jax.tree.leaves(delta), strict=True):
             np.testing.assert_allclose(got, expected, atol=2e-5)
 
-    def test_a_weighted_step_is_along_the_weighted_mean_of_gradients(self):
-        weights = {"forget": (0.0, 2.5, 0.5), "retain": (0.25, 0.75, 2.0)}
-
-        def loss(lora, one):
-            return losses.nll_by_example(_MODEL.decoder, lora, _MODEL.base, one)[0]
-
-        gradient = jax.jit(jax.grad(loss))
-        expected = jax.tree.map(jnp.zeros_like, _MODEL.lora)
-        for batch, kind, sign in ((_FORGET, "forget", 1), (_RETAIN, "retain", -1)):
-            counts = np.asarray(batch.target_mask_BL).sum(axis=1)
-            for row, weight in enumerate(weights[kind]):
-                factor = sign * weight * counts[row] / counts.sum()
-                expected = jax.tree.map(
-                    lambda total, leaf, factor=factor: total + np.float32(factor) * leaf,
-                    expected,
-                    gradient(_MODEL.lora, jax.tree.map(lambda leaf, i=row: leaf[i : i + 1], batch)),
-                )
-        options = steps.Options(mean="tokens", micro_batch=1)
-        algorithm = _algorithm("ga_gdr", optax.sgd(1.0), options)
-        pair = tuple(
-            dataclasses.replace(batch, weight_B=jnp.array(weights[kind]))
-            for batch, kind in ((_FORGET, "forget"), (_RETAIN, "retain"))
-        )
-        state, _ = jax.jit(algorithm.step)(algorithm.init(_MODEL.lora), _FROZEN, pair)
-        moved = jax.tree.map(jnp.subtract, state.params, _MODEL.lora)
-        for got, want in zip(jax.tree.leaves(moved), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(got, want, atol=2e-5)
-
     @parameterized.parameters(("ga_gdr", None), ("ga_klr", None), ("ga_klr", _FORWARD))
     def test_forgets_the_one_set_and_not_the_other(self, name, settings):
         options = steps.Options(retain_weight=4.0)

@@ -31,8 +31,7 @@ class Encoded(NamedTuple):
     row without one; `pad_id` fills up the
     rectangles; the model takes at most `limit` tokens, padding included. Where some row has other
     tokens among its targets, as a conversation of several turns has, `masks` says of every token
-    whether it counts; None where all from `start_N` on do. `weight_N` is what each row counts in
-    the mean of a step, 1 in the mean over rows; None where all count alike. `dropped` has what the
+    whether it counts; None where all from `start_N` on do. `dropped` has what the
     chat template left out of answers, and the ids of their rows, see `describe_dropped`.
     """
 
@@ -42,7 +41,6 @@ class Encoded(NamedTuple):
     pad_id: int
     limit: int = _NO_LIMIT
     masks: tuple[np.ndarray, ...] | None = None
-    weight_N: np.ndarray | None = None
     dropped: Mapping[str, Sequence[str]] = MappingProxyType({})
 
     @property
@@ -71,7 +69,6 @@ class Encoded(NamedTuple):
             tokens=tuple(self.tokens[row] for row in rows.tolist()),
             start_N=self.start_N[rows],
             masks=self.masks and tuple(self.masks[row] for row in rows.tolist()),
-            weight_N=None if self.weight_N is None else self.weight_N[rows],
         )
 
     def named(self, ids: Sequence[str]) -> "Encoded":
@@ -137,16 +134,10 @@ def load_encoded(path: pathlib.Path) -> Encoded:
 
 
 def join(parts: Sequence[Encoded]) -> Encoded:
-    """Returns the examples of one or more parts as one, in their order.
-
-    Where a part has weights, the rows of those without count 1.
-    """
-    masks = weight_N = None
+    """Returns the examples of one or more parts as one, in their order."""
+    masks = None
     if any(part.masks is not None for part in parts):
         masks = tuple(mask for part in parts for mask in part.target_masks())
-    if any(part.weight_N is not None for part in parts):
-        weights = (np.ones(len(part.ids)) if (w := part.weight_N) is None else w for part in parts)
-        weight_N = np.concatenate([*weights])
     dropped: dict[str, list[str]] = {}
     for kind, ids in ((kind, ids) for part in parts for kind, ids in part.dropped.items()):
         dropped.setdefault(kind, []).extend(ids)
@@ -155,7 +146,6 @@ def join(parts: Sequence[Encoded]) -> Encoded:
         tokens=tuple(row for part in parts for row in part.tokens),
         start_N=np.concatenate([part.start_N for part in parts]),
         masks=masks,
-        weight_N=weight_N,
         dropped=dropped,
     )
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax.base.files import write_json
+from raslik_jax.base.files import read_array, write_json
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.progress import progress
 from raslik_jax.config import Config
@@ -33,7 +33,7 @@ from raslik_jax.retrieve.embeddings import embed_texts
 from raslik_jax.retrieve.selectors import Cut, Selection, find_cut, is_common, summarize_selection
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
 from raslik_jax.run import memory
-from raslik_jax.run.stages import acting, generate
+from raslik_jax.run.stages import generate
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.workspace import SET_SIZES, Workspace
 from raslik_jax.sketch import projections
@@ -102,6 +102,31 @@ def make_traced(workspace: Workspace, folder: pathlib.Path) -> None:
 # scores ------------------------------------------------------------------------------------------
 
 
+def read_scores(workspace: Workspace, need: str) -> Float[np.ndarray, "N ..."]:
+    """Returns what a unit of `SCORES` left: a number for each row, or several."""
+    path, count = workspace.root / "retrieve" / need / "influence.npy", len(workspace.corpus.train)
+    scores = read_array(path)
+    return read_array(path, (count, *[None] * (scores.ndim - 1)))
+
+
+def is_scored(score: Float[np.ndarray, "N ..."]) -> Bool[np.ndarray, " N"]:
+    """Returns which rows have a score above minus infinity."""
+    return np.asarray(~np.isneginf(score.reshape(len(score), -1)).any(axis=1))
+
+
+def write_scores(
+    workspace: Workspace, folder: pathlib.Path, score: Float[np.ndarray, "N ..."]
+) -> None:
+    """Writes the scores of every training example; says which have none."""
+    np.save(folder / "influence.npy", score, allow_pickle=False)
+    barred = [workspace.corpus.train[row].example_id for row in np.flatnonzero(~is_scored(score))]
+    if barred:
+        print(
+            f"    {len(barred):,} examples have no gradient (such as no token of an answer) and "
+            f"enter no set: {some_of(barred)}"
+        )
+
+
 def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the influence of the queries on every training example; of several also of each."""
     settings = workspace.config.retrieve
@@ -113,7 +138,7 @@ def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     score_N = search.score_store(
         store, query_QK, center=settings.center, aggregate=settings.aggregate
     )
-    acting.write_scores(workspace, folder, score_N[row_N])
+    write_scores(workspace, folder, score_N[row_N])
     if len(query_QK) > 1:
         found = behaviors.split_queries(queries.gram_QQ, ids)
         groups = [[ids[n] for n in group] for group in found.groups]
@@ -133,7 +158,7 @@ def make_embeddings(workspace: Workspace, folder: pathlib.Path) -> None:
     columns = search.to_columns(search.center_queries(query_QE), aggregate=aggregate)
     score_NG = np.asarray(search.row_cosines(example_NE, columns))
     all_N = np.ones(len(score_NG), bool)
-    acting.write_scores(workspace, folder, search.join_columns(score_NG, all_N, aggregate))
+    write_scores(workspace, folder, search.join_columns(score_NG, all_N, aggregate))
 
 
 def sentence_vectors(
@@ -191,7 +216,7 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
 
     score_NG, norm_N = batches.map_rows(scores, encoded, plans, bar="exact kernel")
     found_N = search.join_columns(score_NG, norm_N > 0, settings.aggregate)
-    acting.write_scores(workspace, folder, found_N)
+    write_scores(workspace, folder, found_N)
 
 
 def _ids_where(rows: Sequence[Example], is_so_N: Bool[np.ndarray, " N"]) -> list[str]:
@@ -224,43 +249,6 @@ SCORES: dict[str, tuple[dict[str, Any], ...]] = {
             "reads": "corpus/train.jsonl {queries} sketch/index retrieve/queries",
             "settings": "{kernel}",
             "values": SCORES_FORMAT,
-        },
-    ),
-    "each_query": (
-        {
-            "name": "retrieve/each_query",
-            "make": acting.make_each_query,
-            "reads": "corpus/train.jsonl {queries} sketch/index retrieve/queries",
-            "settings": "{kernel}",
-            "values": SCORES_FORMAT,
-        },
-    ),
-    "step_effects": (
-        {
-            "name": "retrieve/step_effects",
-            "make": acting.make_step_effects,
-            "reads": "{rows} {queries} {finetuned} retrieve/influence",
-            "settings": "{likelihood} sketch.base_format sketch.num_buckets sketch.projection "
-            "sketch.size sketch.query_output unlearn.max_len",
-            "values": acting.FORMATS,
-        },
-    ),
-    "row_effects": (
-        {
-            "name": "retrieve/row_effects",
-            "make": acting.make_row_effects,
-            "reads": "{rows} {queries} {finetuned} retrieve/influence",
-            "settings": "{likelihood} sketch.base_format sketch.num_buckets sketch.projection "
-            "sketch.size sketch.query_output unlearn.max_len",
-            "values": acting.FORMATS,
-        },
-    ),
-    "damage": (
-        {
-            "name": "retrieve/damage",
-            "make": acting.make_damage,
-            "reads": "{rows} {finetuned} retrieve/influence",
-            "settings": "{likelihood} unlearn unlearn.base_klr.kl_direction retrieve.trial",
         },
     ),
     "embeddings": (
@@ -325,7 +313,7 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
 def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib.Path) -> Selection:
     """Returns the sets that the rule chooses by RASLIK's scores; writes where it cuts, if so."""
     settings, rows = workspace.config.retrieve, workspace.corpus.train
-    influence_N, sigma = acting.read_scores(workspace, EVIDENCE), 0.0
+    influence_N, sigma = read_scores(workspace, EVIDENCE), 0.0
     if settings.select in noise.CUTS:
         store, row_N = sketch_lib.open_index(workspace)
         query_QK = sketch_lib.read_queries(workspace, store)
@@ -382,7 +370,7 @@ def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> 
     held_out = sets.hold_out(
         rows,
         chosen.forget.tolist(),
-        acting.read_scores(workspace, EVIDENCE),
+        read_scores(workspace, EVIDENCE),
         share=config.retrieve.held_out,
         seed=config.seed,
         traced=workspace.retrieval_queries(),
@@ -405,11 +393,11 @@ def _request(
 ) -> Request:
     """Returns what a strategy may look at."""
     config = workspace.config
-    found = {need: acting.read_scores(workspace, need) for need in STRATEGIES[strategy].needs}
+    found = {need: read_scores(workspace, need) for need in STRATEGIES[strategy].needs}
     return Request(
         examples=workspace.corpus.train,
         is_eligible_N=np.logical_and.reduce(
-            [is_eligible_N, *(acting.is_scored(score_N) for score_N in found.values())]
+            [is_eligible_N, *(is_scored(score_N) for score_N in found.values())]
         ),
         seed=config.seed,
         retain_from=config.retrieve.retain_from,
@@ -441,15 +429,12 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
             {"is_target": rows[i].is_target, "source": rows[i].source, "score": float(score_N[i])}
             for i in chosen
         ]
-        if record.is_weighted:
-            mean = float(score_N[chosen].mean())
-            extra = [row | {"weight": row["score"] / mean} for row in extra]
         examples.write_examples(folder / f"{name}.jsonl", [rows[i] for i in chosen], extra=extra)
     without = _ids_where(rows, ~is_eligible_N)
     labels = [row.is_target for row in rows]
     evidence: dict[str, Any] = {"forget_set": selection.forget, "retain_set": selection.retain}
     if EVIDENCE in needs_of(config):
-        evidence["influence_N"] = acting.read_scores(workspace, EVIDENCE)
+        evidence["influence_N"] = read_scores(workspace, EVIDENCE)
     if None not in labels and any(labels):
         evidence["labels_N"] = np.asarray(labels, bool)
         # With labels of one kind alone there is nothing to tell apart.

@@ -9,17 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from raslik_jax.base.axes import Tree
 from raslik_jax.base.files import write_json
-from raslik_jax.base.messages import shown
 from raslik_jax.data import batches
 from raslik_jax.data.read.formats import read_written
 from raslik_jax.data.tokens import encoding
 from raslik_jax.models import checkpoint, sharding
 from raslik_jax.parallel import meshes
-from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import memory, probing
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
@@ -88,27 +85,9 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
 
 
 def read_set(workspace: Workspace, strategy: str, kind: str) -> encoding.Encoded:
-    """Returns the rows of a set that something is left of at --unlearn.max_len.
-
-    Where the strategy weighs its rows, with their weights, whose mean over these rows is 1.
-    """
-    path = workspace.root / "retrieve" / strategy / f"{kind}.jsonl"
-    rows = read_written(path)
-    encoded = cut_rows(workspace, [row.example_id for row in rows], kind)
-    if not STRATEGIES[strategy].is_weighted or not encoded.ids:
-        return encoded
-    weights: dict[str, Any] = {row.example_id: row.extra.get("weight") for row in rows}
-    file, todo = f"retrieve/{strategy}/{kind}.jsonl", "correct it, or retrieve again"
-    for name, weight in weights.items():
-        if not (type(weight) in (int, float) and weight >= 0):
-            raise ValueError(
-                f"weights of {file} must be numbers of 0 or more, {shown(name)} has "
-                f"{shown(weight)}: {todo}"
-            )
-    weight_N = np.array([weights[name] for name in encoded.ids], np.float64)
-    if not weight_N.any():
-        raise ValueError(f"a weight of {file} must be above 0, all {len(weight_N):,} are 0: {todo}")
-    return encoded._replace(weight_N=weight_N / weight_N.mean())
+    """Returns the rows of a set that something is left of at --unlearn.max_len."""
+    rows = read_written(workspace.root / "retrieve" / strategy / f"{kind}.jsonl")
+    return cut_rows(workspace, [row.example_id for row in rows], kind)
 
 
 def cut_rows(workspace: Workspace, ids: Sequence[str], kind: str) -> encoding.Encoded:

@@ -110,24 +110,16 @@ class EncodeTest(parameterized.TestCase):
         np.testing.assert_array_equal(picked.tokens[0], encoded.tokens[2])
         np.testing.assert_array_equal(picked.start_N, encoded.start_N[[2, 0]])
 
-    def test_parts_are_joined_with_their_masks_and_weights(self):
+    def test_parts_are_joined_with_their_masks(self):
         whole = _encode()
         first, last = whole.take(np.array([0])), whole.take(np.array([2, 1]))
-        for parts in ((first, last), (last, first)):
-            joined = encoding.join(parts)
-            self.assertEqual(joined.ids, parts[0].ids + parts[1].ids)
-            self.assertIsNone(joined.masks)
-            self.assertIsNone(joined.weight_N)
         is_target = np.zeros(len(first.tokens[0]), np.bool_)
         is_target[-1] = True
         marked = first._replace(masks=(is_target,))
-        weighted = last._replace(weight_N=np.array([0.5, 1.5]))
-        for parts, weights in (
-            ((marked, weighted), [1.0, 0.5, 1.5]),
-            ((weighted, marked), [0.5, 1.5, 1.0]),
-        ):
+        for parts in ((first, last), (last, first), (marked, last), (last, marked)):
             joined = encoding.join(parts)
-            self.assertEqual(joined.weight_N.tolist(), weights)
+            self.assertEqual(joined.ids, parts[0].ids + parts[1].ids)
+            self.assertEqual(joined.masks is None, all(part.masks is None for part in parts))
             counts = [*parts[0].num_targets_N, *parts[1].num_targets_N]
             self.assertEqual(joined.num_targets_N.tolist(), counts)
 

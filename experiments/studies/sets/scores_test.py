@@ -1,6 +1,5 @@
 """What single rows do to others, and sets that are chosen by it, on the tiny run."""
 
-import json
 import shutil
 import types
 
@@ -10,16 +9,15 @@ import numpy as np
 import pytest
 import tiny
 
-from raslik_jax.data.batches import make_batch, plan_rows
-from raslik_jax.data.ordering import shuffled
-from raslik_jax.data.tokens.encoding import join
+from experiments.studies.sets import strategies
 from raslik_jax.evaluate.likelihood import Likelihood
 from raslik_jax.models import checkpoint
-from raslik_jax.run.stages import acting, retrieve, unlearn
+from raslik_jax.run.stages import retrieve
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import gradients
-from raslik_jax.sketch.loss import example_loss
 from raslik_jax.train import loop
+
+pytestmark = [pytest.mark.study, pytest.mark.usefixtures("members")]
 
 
 @pytest.fixture(autouse=True)
@@ -60,65 +58,7 @@ def _make(workspace, name, make):
     """Returns what a unit of scores writes."""
     (workspace.root / "retrieve" / name).mkdir()
     make(workspace, workspace.root / "retrieve" / name)
-    return acting.read_scores(workspace, name)
-
-
-def test_weights_go_from_the_gradients_of_rows_into_the_step(tmp_path, loaded):
-    # As many coordinates as parameters: the sketch is the gradient.
-    flags = "--retrieve.strategies=weighted", "--sketch.size=100000"
-    workspace = _workspace(tmp_path, *flags)
-    root = workspace.root
-    effect_NM = _make(workspace, "row_effects", acting.make_row_effects)
-    queries = workspace.encode(workspace.retrieval_queries())
-    influence_N = acting.read_scores(workspace, "influence")
-    normal = np.flatnonzero(influence_N <= np.median(influence_N)).tolist()
-    assert effect_NM.shape == (len(influence_N), len(queries.ids) + len(normal))
-
-    # Gradients of the loss that is trained, not normalized: of a few rows, the queries and all that
-    # counts of the normal rows.
-    normal = np.array(shuffled(normal, seed=0, label="normal rows"))
-    parts = workspace.train_rows.take(np.arange(4)), queries, workspace.train_rows.take(normal)
-    encoded = join([part.cut(96) for part in parts])
-    rows = encoded.ids
-    batch = make_batch(encoded, plan_rows(encoded, np.arange(len(rows))))
-
-    model, finetuned = workspace.model, workspace.finetuned
-
-    @jax.jit
-    @jax.vmap
-    def gradient(tokens_L, is_target_L):
-        def loss(lora):
-            options = {"num_targets": batch.num_targets}
-            return example_loss(model.decoder, lora, model.base, tokens_L, is_target_L, **options)
-
-        leaves = jax.tree.leaves(jax.grad(loss)(finetuned))
-        return jnp.concatenate([leaf.ravel() for leaf in leaves])
-
-    found = np.float64(gradient(jnp.asarray(batch.tokens_BL), jnp.asarray(batch.target_mask_BL)))
-    found = found[: len(rows)]
-    expected = found[:4] @ found[4:].T
-    np.testing.assert_allclose(effect_NM[:4], expected, atol=1e-5 * np.abs(expected).max())
-    workspace.sketch_model  # noqa: B018  loads no other
-    assert loaded == [None]
-
-    (root / "retrieve" / "weighted").mkdir()
-    retrieve.make_sets(workspace, "weighted", root / "retrieve" / "weighted")
-    for kind in ("forget", "retain"):
-        lines = (root / "retrieve" / "weighted" / f"{kind}.jsonl").read_text().splitlines()
-        written = [json.loads(line) for line in lines]
-        weights = [row["weight"] for row in written]
-        assert 1 < len(weights) <= 12 and min(weights) > 0
-        np.testing.assert_allclose(np.mean(weights), 1.0)
-        ratios = np.array(weights) / [row["score"] for row in written]
-        np.testing.assert_allclose(ratios, ratios[0])
-        encoded = unlearn.read_set(workspace, "weighted", kind)
-        assert encoded.ids == tuple(row["id"] for row in written)
-        np.testing.assert_allclose(encoded.weight_N, weights)
-    folder = root / "unlearn" / "weighted-ga_gdr"
-    folder.mkdir()
-    unlearn.unlearn(workspace, "weighted", "ga_gdr", folder)
-    log = json.loads((folder / "steps.json").read_text())
-    assert all(np.isfinite(step["loss"]) for step in log)
+    return retrieve.read_scores(workspace, name)
 
 
 def _counts(tokens, is_target):
@@ -137,8 +77,8 @@ def test_mean_effects_are_of_all_that_a_step_trains(tmp_path, monkeypatch, max_l
         unit_BV = counts_BV / np.maximum(norm_B, 1)[:, None]
         return gradients.Sketches(jnp.asarray(unit_BV), jnp.asarray(norm_B))
 
-    monkeypatch.setattr(acting, "_acting", lambda run: (run, sketch))
-    effect_N2 = _make(workspace, "step_effects", acting.make_step_effects)
+    monkeypatch.setattr(strategies, "sketch_steps", lambda run: (run, sketch))
+    effect_N2 = _make(workspace, "step_effects", strategies.make_step_effects)
     queries, rows = workspace.encode(workspace.retrieval_queries()), workspace.train_rows
     trained = rows.cut(max_len or 96)
     assert (trained.lengths_N < rows.lengths_N).any() == bool(max_len)
@@ -146,7 +86,7 @@ def test_mean_effects_are_of_all_that_a_step_trains(tmp_path, monkeypatch, max_l
         np.stack([*map(_counts, part.tokens, part.target_masks())])
         for part in (queries, rows, trained)
     )
-    influence_N = acting.read_scores(workspace, "influence")
+    influence_N = retrieve.read_scores(workspace, "influence")
     normal_V = row_NV[influence_N <= np.median(influence_N)].mean(0)
     expected_N2 = trained_NV @ np.stack([query_QV.mean(0), normal_V], axis=1)
     np.testing.assert_allclose(effect_N2, expected_N2, rtol=1e-5)
@@ -161,9 +101,9 @@ def test_damage_is_what_answers_lose_in_the_trial(tmp_path, loaded, monkeypatch)
     def fit(algorithm, params, frozen, draw, *, num_steps, **options):
         assert frozen.base is workspace.model.base and num_steps == 2
         _, name, sets = draw.args
-        order = np.argsort(acting.read_scores(workspace, "influence"))
+        order = np.argsort(retrieve.read_scores(workspace, "influence"))
         ids = [{workspace.corpus.train[row].example_id for row in order[part]} for part in ends]
-        assert (name, [set(part.ids) for part in sets]) == (acting.TRIAL, ids)
+        assert (name, [set(part.ids) for part in sets]) == (strategies.TRIAL, ids)
         after = jax.tree.map(lambda leaf: leaf + 1.0, params)
         return types.SimpleNamespace(state=algorithm.init(after))
 
@@ -173,7 +113,7 @@ def test_damage_is_what_answers_lose_in_the_trial(tmp_path, loaded, monkeypatch)
 
     monkeypatch.setattr(loop, "fit", fit)
     workspace.likelihood_of = likelihood_of
-    damage_N = _make(workspace, "damage", acting.make_damage)
+    damage_N = _make(workspace, "damage", strategies.make_damage)
     assert loaded == [None]
     grown = sum(leaf.size for leaf in jax.tree.leaves(workspace.finetuned))
     np.testing.assert_allclose(damage_N, grown * np.arange(len(damage_N)), rtol=1e-5)

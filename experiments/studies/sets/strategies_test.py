@@ -5,14 +5,14 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy import optimize
 
+from experiments.studies.sets import strategies
 from raslik_jax.data.examples import Example
-from raslik_jax.retrieve import acting
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
 
 _N, _FORGET, _RETAIN = 30, 5, 6
+pytestmark = [pytest.mark.study, pytest.mark.usefixtures("members")]
 _IDS = [f"id{i:02d}" for i in range(_N)]
 
 
@@ -23,7 +23,6 @@ def _request(**changes):
         "step_effects": generator.normal(size=(_N, 2)),
         "each_query": generator.normal(size=(_N, 4)),
         "damage": generator.normal(size=_N),
-        "row_effects": generator.normal(size=(_N, 5)),
     }
     options = {"num_forget": _FORGET, "num_retain": _RETAIN, "scores": scores | changes}
     rows = [Example(name, "a", "", "b") for name in _IDS]
@@ -54,8 +53,8 @@ def _best(rows, value, count):
 
 def test_the_lower_half_has_the_rows_up_to_the_median():
     score_N = np.array([3.0, -np.inf, 1.0, 2.0, 5.0, 4.0])
-    assert acting.lower_half(score_N).tolist() == [True, False, True, True, False, False]
-    assert not acting.lower_half(np.full(3, -np.inf)).any()
+    assert strategies.lower_half(score_N).tolist() == [True, False, True, True, False, False]
+    assert not strategies.lower_half(np.full(3, -np.inf)).any()
 
 
 @pytest.mark.parametrize("times", [0.0, 1.5, 3.0])
@@ -98,13 +97,13 @@ def test_the_greedy_choice_is_near_the_best_of_all_choices():
         return np.sqrt(np.maximum(score_CQ[list(rows)], 0).sum(axis=0)).sum()
 
     best = max(map(worth, itertools.combinations(range(9), 4)))
-    assert worth(acting.cover_queries(score_CQ, 4)) >= (1 - 1 / np.e) * best
+    assert worth(strategies.cover_queries(score_CQ, 4)) >= (1 - 1 / np.e) * best
     # A query that is served already counts for less: the second row is of the other one.
-    assert acting.cover_queries(np.array([[1.0, 0.0], [0.9, 0.0], [0.0, 0.5]]), 2).tolist() == [
+    assert strategies.cover_queries(np.array([[1.0, 0.0], [0.9, 0.0], [0.0, 0.5]]), 2).tolist() == [
         0,
         2,
     ]
-    assert sorted(acting.cover_queries(score_CQ, 20).tolist()) == list(range(9))
+    assert sorted(strategies.cover_queries(score_CQ, 20).tolist()) == list(range(9))
 
 
 @pytest.mark.parametrize("name", ["mixed", "trial"])
@@ -138,7 +137,6 @@ def test_every_strategy_draws_the_rows_that_oppose_alike():
         # The nearest to the other pole are what is chosen from, where as many are asked for.
         assert _retained("coverage", request, candidates=1.0) == expected
         assert {*_retained("two_stage", request, candidates=1.0)} == {*expected}
-        assert {*_retained("weighted", request, candidates=1.0)} <= {*expected}
         for name in ("mixed", "trial"):
             assert _retained(name, request, protect_share=0.0) == expected
             half = _retained(name, request, protect_share=0.5)
@@ -153,96 +151,3 @@ def test_more_rows_to_protect_than_are_normal_are_refused_in_one_sentence():
     record = STRATEGIES["protect"]
     with pytest.raises(ValueError, match="protect normal ones must be 0 to the 15 .* got 16"):
         record.score(_request()._replace(num_retain=16, settings=record.settings))
-
-
-def _stacked(effect_MC, target_M, ridge):
-    """The same problem without a ridge: its price is the square of more rows."""
-    num_rows = effect_MC.shape[1]
-    rows = np.concatenate([effect_MC, np.sqrt(ridge) * np.eye(num_rows)])
-    return rows, np.concatenate([target_M, np.zeros(num_rows)])
-
-
-@pytest.mark.parametrize("shape", [(3, 40), (12, 5), (20, 90), (1, 1)])
-@pytest.mark.parametrize("ridge", [1e-4, 0.1, 30.0])
-def test_weights_meet_the_conditions_of_the_minimum(shape, ridge):
-    generator = np.random.default_rng(shape[1])
-    effect_MC, target_M = generator.normal(size=shape), np.abs(generator.normal(size=shape[0]))
-    weight_C = acting.weigh_rows(effect_MC, target_M, ridge=ridge)
-    slope_C = effect_MC.T @ (effect_MC @ weight_C - target_M) + ridge * weight_C
-    assert (weight_C >= 0).all()
-    assert (slope_C >= -1e-7).all()  # no row is to be raised
-    np.testing.assert_allclose(slope_C[weight_C > 0], 0, atol=1e-7)  # nor lowered
-    expected_C, _ = optimize.nnls(*_stacked(effect_MC, target_M, ridge))
-    np.testing.assert_allclose(weight_C, expected_C, atol=1e-6)
-
-
-def test_weights_are_the_best_over_all_supports():
-    generator = np.random.default_rng(4)
-    effect_MC, target_M = generator.normal(size=(4, 6)), np.array([1.0, 1.0, 0.0, 0.0])
-    rows, target = _stacked(effect_MC, target_M, 0.2)
-    best_C, least = np.zeros(6), target @ target
-    for size in range(1, 7):
-        for support in map(list, itertools.combinations(range(6), size)):
-            weight = np.linalg.lstsq(rows[:, support], target, rcond=None)[0]
-            left = ((rows[:, support] @ weight - target) ** 2).sum()
-            if (weight >= 0).all() and left < least:
-                best_C, least = np.zeros(6), left
-                best_C[support] = weight
-    assert 0 < (best_C > 0).sum() < 6
-    np.testing.assert_allclose(acting.weigh_rows(effect_MC, target_M, ridge=0.2), best_C, atol=1e-9)
-
-
-def test_nothing_has_a_weight_where_no_row_acts():
-    assert not acting.weigh_rows(-np.ones((2, 3)), np.ones(2), ridge=1.0).any()
-    assert not acting.weigh_rows(np.zeros((2, 3)), np.ones(2), ridge=1.0).any()
-
-
-def test_too_small_a_ridge_is_refused_in_one_sentence(monkeypatch):
-    monkeypatch.setattr(acting, "_MOST_STEPS", 1)
-    with pytest.raises(ValueError, match=r"in 1 steps, .* ridge of 0.1: raise --retrieve.weigh"):
-        acting.weigh_rows(np.ones((2, 3)), np.ones(2), ridge=0.1)
-
-
-@pytest.mark.parametrize("collateral", [0.0, 0.7])
-@pytest.mark.parametrize("times", [0.0, 2.0])
-def test_weights_are_of_a_step_that_raises_all_queries_alike(times, collateral):
-    request = _request()
-    influence, effect = request.scores["influence"], request.scores["row_effects"]
-    sizes = [int(times * size) if times else _N for size in (_FORGET, _RETAIN)]
-    parts = [_best(range(_N), influence, sizes[0]), _best(range(_N), -influence, sizes[1])]
-
-    # Three queries, two normal rows.
-    def acts(sign, row, place):
-        share = 1 / 3 if place < 3 else collateral / 2
-        return sign * effect[row, place] * np.sqrt(share)
-
-    target = np.array([np.sqrt(1 / 3)] * 3 + [0, 0])
-    for _ in range(2):  # the best of all candidates, then of the rows that are chosen
-        rows = [(+1, row) for row in parts[0]] + [(-1, row) for row in parts[1]]
-        matrix = np.array([[acts(*one, place) for one in rows] for place in range(5)])
-        ridge = 0.3 * np.mean([sum(acts(*one, place) ** 2 for place in range(5)) for one in rows])
-        weights = optimize.nnls(*_stacked(matrix, target, ridge))[0]
-        pairs = [*zip(rows, weights, strict=True)]
-        expected = [{row: w for (s, row), w in pairs if s == one and w > 1e-9} for one in (1, -1)]
-        parts = [
-            sorted(weight, key=lambda row, weight=weight: -weight[row])[:most]
-            for weight, most in zip(expected, (_FORGET, _RETAIN), strict=True)
-        ]
-    record = STRATEGIES["weighted"]
-    own = {"candidates": times, "collateral": collateral, "ridge": 0.3}
-    settings = dataclasses.replace(record.settings, **own)
-    scores, chosen = choose(record, request._replace(settings=settings))
-    for score_N, found, weight, part in zip(scores, chosen, expected, parts, strict=True):
-        assert found.tolist() == part
-        np.testing.assert_allclose(score_N[found], [weight[row] for row in part], rtol=1e-6)
-    assert not {*expected[0]} & {*expected[1]}
-
-
-def test_weights_that_are_infeasible_are_refused_in_one_sentence():
-    record, effect = STRATEGIES["weighted"], np.random.default_rng(0).normal(size=(_N, 5))
-    for sign, kind in ((-1, "forget"), (1, "retain")):
-        effect[:, :3] = sign * np.abs(effect[:, :1])  # alike with every query
-        settings = dataclasses.replace(record.settings, collateral=0.0, candidates=2.0)
-        request = _request(row_effects=effect)._replace(settings=settings)
-        with pytest.raises(ValueError, match=f"^the {kind} set must have a row of pos.* none of 1"):
-            record.score(request)

@@ -1,0 +1,24 @@
+"""The program `raslik` with the members of the studies, from a checkout.
+
+python experiments/studies/raslik.py run --flagfile=experiments/studies/sets/flags/toy.flags
+"""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from experiments.studies.sets import strategies
+
+
+def register() -> None:
+    """Adds the members of all studies to the package's families."""
+    strategies.register()
+
+
+if __name__ == "__main__":
+    register()
+    from raslik_jax.cli import main, suite  # whose flags are those of the members there are
+
+    suite.PROGRAM[:] = [__file__]
+    sys.exit(main.main())
