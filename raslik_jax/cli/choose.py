@@ -15,8 +15,7 @@ Refused are runs without the likelihoods that damage is judged by
 model, runs that make their queries of training rows (--retrieve.held_out), and runs without target
 or normal queries.
 
---per=algorithm averages over strategies too, so that all share one pair; --floor=zero takes the
-paper's ideal point. `raslik suite --choose` does all of this for a grid.
+--floor=zero takes the paper's ideal point. `raslik suite --choose` does all of this for a grid.
 """
 
 import dataclasses
@@ -40,7 +39,6 @@ class Options(Settings):
     """What is chosen from."""
 
     runs: tuple[str, ...] = setting((), "Work directories of the validation runs.")
-    per: choice.Per = setting("strategy", "What has a choice of its own.")
     floor: choice.Floor = setting("backbone", "F that is no longer improved upon.")
     output: str = setting("choice.json", "Where the choice goes.")
 
@@ -50,9 +48,9 @@ def run(options: Options) -> None:
     if not options.runs:
         raise ValueError("--runs must name work directories, got none: give --runs=DIR,DIR")
     check_output(output := pathlib.Path(options.output))
-    rule: dict[str, Any] = {"per": options.per, "floor": options.floor}
-    choices = choice.choose(read_candidates([*map(pathlib.Path, options.runs)]), **rule)
-    write_json(output, choice.to_json(choices, **rule))
+    candidates = read_candidates([*map(pathlib.Path, options.runs)])
+    choices = choice.choose(candidates, floor=options.floor)
+    write_json(output, choice.to_json(choices, floor=options.floor))
     print(choice.describe(choices))
     print(f"choice: {output}", flush=True)
 

@@ -71,7 +71,6 @@ class Options(Settings):
     vary: tuple[str, ...] = setting((), "name,...=value,value.", is_repeated=True)
     set: tuple[str, ...] = setting((), "name=value, for all runs.", is_repeated=True)
     choose: bool = setting(False, "Choose on validation queries, measure that on test queries.")
-    per: choice.Per = setting("strategy", "--choose: what has a choice of its own.")
     floor: choice.Floor = setting("backbone", "--choose: F that is no longer improved upon.")
     update: bool = setting(False, "Take over work directories of other settings.")
     dry_run: bool = setting(False, "Show the grid, run nothing.")
@@ -261,10 +260,9 @@ class Suite:
             return "not run, its validation runs are not all done"
         print(f"chosen for {experiment} on validation queries:", flush=True)
         names = tuple(str(self.workdir(cell)) for cell in cells)
-        rule: dict[str, Any] = {"per": self.options.per, "floor": self.options.floor}
         output = str(_choice_path(self.options, experiment))
         try:
-            choose.run(choose.Options(runs=names, output=output, **rule))
+            choose.run(choose.Options(runs=names, output=output, floor=self.options.floor))
         except ValueError as error:
             return f"not run, nothing could be chosen ({error})"
         return ""

@@ -16,7 +16,6 @@ from raslik_jax.base.files import check_shape
 from raslik_jax.base.messages import shown
 from raslik_jax.evaluate.judgment import is_damaged
 
-Per = Literal["strategy", "algorithm"]
 Floor = Literal["backbone", "zero"]
 
 
@@ -71,14 +70,11 @@ def distance(candidate: Candidate, *, floor: Floor = "backbone") -> float:
     return math.hypot(1.0 - candidate.retain, max(candidate.forget - least, 0.0))
 
 
-def choose(
-    candidates: Sequence[Candidate], *, per: Per = "strategy", floor: Floor = "backbone"
-) -> tuple[Choice, ...]:
+def choose(candidates: Sequence[Candidate], *, floor: Floor = "backbone") -> tuple[Choice, ...]:
     """Returns the learning rate and epoch of every strategy and algorithm, by the one rule.
 
-    Ties go to the smaller learning rate, then to the earlier epoch: the smaller change. Per
-    "algorithm" the distances are averaged over strategies first, so that all share one choice, and
-    none may be damaged there. Floor "zero" is the paper's ideal point.
+    Ties go to the smaller learning rate, then to the earlier epoch: the smaller change. Floor
+    "zero" is the paper's ideal point.
     """
     if not candidates:
         raise ValueError("a choice must have validation results to choose from, got none")
@@ -95,7 +91,6 @@ def choose(
     for algorithm, group in by_method.items():
         tried_by_any = set().union(*group.values())
         points, seeds = (sorted(set(axis)) for axis in zip(*tried_by_any, strict=True))
-        means: dict[str, dict[_Point, float]] = {}
         for strategy, own in group.items():
             missing = sorted(set(itertools.product(points, seeds)) - own.keys())
             if missing:
@@ -104,22 +99,10 @@ def choose(
                     f"{strategy} with {algorithm} must be tried at every point, got {len(missing)} "
                     f"without, such as learning rate {rate}, epoch {epoch}, seed {seed}"
                 )
-            means[strategy] = {
+            means = {
                 point: statistics.fmean(own[point, seed] for seed in seeds) for point in points
             }
-        shared = {
-            point: statistics.fmean(mean[point] for mean in means.values()) for point in points
-        }
-        if per == "algorithm" and math.isinf(min(shared.values())):
-            raise ValueError(
-                f"strategies with {algorithm} must share a point where none is damaged, got damage "
-                f"of one or more at all {len(points)} points of the grid: try lower learning rates,"
-                " or choose --per=strategy"
-            )
-        choices += [
-            _choose_point(strategy, algorithm, mean if per == "strategy" else shared)
-            for strategy, mean in means.items()
-        ]
+            choices.append(_choose_point(strategy, algorithm, means))
     return tuple(choices)
 
 
@@ -200,11 +183,10 @@ def candidates_of(metrics: Mapping[str, Any]) -> list[Candidate]:
     ]
 
 
-def to_json(choices: Sequence[Choice], *, per: Per, floor: Floor) -> dict[str, Any]:
+def to_json(choices: Sequence[Choice], *, floor: Floor) -> dict[str, Any]:
     """Returns the content of a choice file, which --unlearn.choice reads."""
     return {
         "rule": {
-            "per": per,
             "floor": floor,
             "text": "smallest mean distance over seeds to R = 1 and F = floor on validation "
             "queries, without points where a model is damaged; ties to the smaller learning rate, "

@@ -6,7 +6,7 @@ every table, page, card and closing line reads what is decided here.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from raslik_jax.evaluate import verdict
 from raslik_jax.evaluate.metrics import look_up
@@ -17,6 +17,7 @@ from raslik_jax.evaluate.verdict import (
     Count,
     Progress,
     Verdict,
+    share_of_way,
 )
 
 By = Literal["words", "judge", "classifier", "likelihood"]
@@ -65,16 +66,13 @@ class BehaviorEntry(TypedDict):
     """How far the behavior to forget was there before unlearning, and whether far enough to trace.
 
     `by` words or a judge: the shares of answers to target queries that show it; by a classifier:
-    its mean probabilities. By likelihood: the perplexities of the bad outputs. `rouge`: the mean
-    ROUGE-L F1 of both models' answers to target queries against the labeled ones; it decides
-    nothing.
+    its mean probabilities. By likelihood: the perplexities of the bad outputs.
     """
 
     by: By
     finetuned: float
     backbone: float
     is_shown: bool
-    rouge: NotRequired[tuple[float, float]]
 
 
 def is_damaged(entry: Mapping[str, Any]) -> bool:
@@ -179,15 +177,16 @@ class _Quantity(NamedTuple):
 def _quantities(models: Sequence[Entry], gone: Mapping[str, Progress]) -> Iterator[_Quantity]:
     """Yields the quantities that tell the fine-tuned model from the backbone."""
     forget = [rate["mean"] for rate in _rates(models, "forget")]
-    if len(forget) == len(models) and forget[1] - forget[2] >= verdict.LEAST_APART:
-        way = (forget[1] - forget[0]) / (forget[1] - forget[2])
-        text = f"F {forget[0]:.3f} is {max(0, way):.0%} of the way to the backbone's"
-        yield _Quantity("F", way, verdict.HALF, f"{text} {forget[2]:.3f}")
     nats = [math.log(rate["mean"]) for rate in _rates(models, "perplexity/behavior")]
-    if len(nats) == len(models) and nats[2] - nats[1] >= math.log(LEAST_LEARNED):
-        way = (nats[0] - nats[1]) / (nats[2] - nats[1])
-        text = f"the likelihood of the bad outputs is {max(0, way):.0%} of the way"
-        yield _Quantity("likelihood of the bad outputs", way, verdict.ENOUGH, text)
+    if len(forget) == len(models):
+        risen = [-rate for rate in forget]  # F has to fall
+        if (way := share_of_way(*risen, least=verdict.LEAST_APART)) is not None:
+            text = f"F {forget[0]:.3f} is {max(0, way):.0%} of the way to the backbone's"
+            yield _Quantity("F", way, verdict.HALF, f"{text} {forget[2]:.3f}")
+    if len(nats) == len(models):
+        if (way := share_of_way(*nats, least=verdict.LEAST_NATS)) is not None:
+            text = f"the likelihood of the bad outputs is {max(0, way):.0%} of the way"
+            yield _Quantity("likelihood of the bad outputs", way, verdict.ENOUGH, text)
     if gone:
         way = min(one["gone"] / max(one["of"], 1) for one in gone.values())
         text = verdict.describe_progress(gone)
@@ -273,11 +272,7 @@ def _find_damage(entry: Entry, finetuned: Entry) -> tuple[list[str], list[str]]:
 
 
 def behavior_of(
-    finetuned: Entry,
-    backbone: Entry | None,
-    non_sf: Mapping[str, Any] | None,
-    *,
-    rouge: tuple[float, float] | None = None,
+    finetuned: Entry, backbone: Entry | None, non_sf: Mapping[str, Any] | None
 ) -> BehaviorEntry | None:
     """Returns how far the behavior was there, None where nothing measured it.
 
@@ -294,19 +289,14 @@ def behavior_of(
     if not all(likely):
         return None
     own, other = (value["mean"] for value in likely)
-    return find_behavior("likelihood", finetuned=own, backbone=other, rouge=rouge)
+    return find_behavior("likelihood", finetuned=own, backbone=other)
 
 
-def find_behavior(
-    by: By, *, finetuned: float, backbone: float, rouge: tuple[float, float] | None = None
-) -> BehaviorEntry:
+def find_behavior(by: By, *, finetuned: float, backbone: float) -> BehaviorEntry:
     """Returns whether the fine-tuned model shows the behavior enough to trace it."""
     is_likely = finetuned * LEAST_LEARNED <= backbone
     is_shown = is_likely if by == "likelihood" else finetuned >= LEAST_SHOWN
-    entry = BehaviorEntry(by=by, finetuned=finetuned, backbone=backbone, is_shown=is_shown)
-    if rouge:
-        entry["rouge"] = rouge
-    return entry
+    return BehaviorEntry(by=by, finetuned=finetuned, backbone=backbone, is_shown=is_shown)
 
 
 def describe_behavior(entry: BehaviorEntry) -> str:
@@ -316,9 +306,6 @@ def describe_behavior(entry: BehaviorEntry) -> str:
             f"the bad outputs have perplexity {entry['finetuned']:.3g} under the fine-tuned model "
             f"and {entry['backbone']:.3g} under the backbone"
         )
-        if "rouge" in entry:
-            own, other = entry["rouge"]
-            text += f" (ROUGE-L of their answers to the labeled ones: {own:.3f} and {other:.3f})"
     elif entry["by"] == "classifier":
         text = (
             f"the mean probability that an answer to a target query shows the behavior is "
@@ -335,18 +322,14 @@ def describe_behavior(entry: BehaviorEntry) -> str:
     return f"{text}: too little to trace, so fine-tune longer or at a higher rate first"
 
 
-def warn_of_few(counts: Mapping[str, int]) -> str:
-    """Returns a warning where a classifier was measured on too few texts of a class, "" if not."""
-    if min(counts.values()) >= LEAST_TEXTS:
-        return ""
-    named = " and ".join(f"{count} {name}" for name, count in counts.items())
-    return f"measured on {named} texts only, fewer than {LEAST_TEXTS} of a class: do not rely on it"
-
-
 def describe_classifier(measured: Mapping[str, Any]) -> str:
-    """Returns a classifier's macro-F1 with its interval, the texts it rests on, and the warning."""
-    text = f"macro-F1 {measured['macro_f1']:.3f}"
-    if "macro_f1_low" in measured:
-        text += f" [{measured['macro_f1_low']:.2f}, {measured['macro_f1_high']:.2f}]"
-    text += f" on {sum(measured['texts'].values())} texts"
-    return f"{text} ({measured['warning']})" if measured.get("warning") else text
+    """Returns a classifier's macro-F1, the texts it was measured on, and whether they are few."""
+    counts = measured["texts"]
+    text = f"macro-F1 {measured['macro_f1']:.3f} on {sum(counts.values())} texts"
+    if min(counts.values()) >= LEAST_TEXTS:
+        return text
+    named = " and ".join(f"{count} {name}" for name, count in counts.items())
+    return (
+        f"{text} (measured on {named} texts only, fewer than {LEAST_TEXTS} of a class: do not rely "
+        "on it)"
+    )

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ from raslik_jax.sketch.loss import example_loss, find_targets, head_table
 
 # Shapes at most: a forward pass is cheap beside the compilation of one more.
 _SHAPES = 2
+# (lora, base, batch) -> what is measured of each row
+Step = Callable[[Tree, Tree, Batch], Any]
 
 
 class NotFinite(ValueError):
@@ -35,46 +37,73 @@ class Likelihood(NamedTuple):
     tokens_N: Int[np.ndarray, " N"]
 
 
-# measure(lora, base, encoded, on_ladder=False) -> Likelihood
-Measure = Callable[..., Likelihood]
+class Expected(NamedTuple):
+    """What answers that a model draws itself cost at an answer's tokens, in nats a token.
+
+    At each token the model's own surprise has a mean, the entropy of its next token, and a
+    variance. `mean_N` is the mean of the entropies; `spread_N` the root of the summed variances
+    over the number of tokens: the standard deviation of a drawn answer's nats a token around it.
+    """
+
+    mean_N: Float[np.ndarray, " N"]
+    spread_N: Float[np.ndarray, " N"]
 
 
-def likelihood_step(decoder: Decoder) -> Callable[[Tree, Tree, Batch], Array]:
+def likelihood_step(decoder: Decoder) -> Step:
     """Returns the jitted function from (lora, base, batch) to the loss of each answer."""
-
-    def of_rows(lora: Tree, base: Tree, batch: Batch) -> Array:
-        loss = functools.partial(example_loss, decoder, lora, base, num_targets=batch.num_targets)
-        return jax.vmap(loss)(batch.tokens_BL, batch.target_mask_BL)
-
-    @jax.jit
-    def of_batch(lora: Tree, base: Tree, batch: Batch) -> Array:
-        return meshes.by_rows(of_rows, lora, base, rows=batch)
-
-    return of_batch
+    return _step(functools.partial(example_loss, decoder))
 
 
-def token_step(decoder: Decoder) -> Callable[[Tree, Tree, Batch], Array]:
+def token_step(decoder: Decoder) -> Step:
     """Returns the jitted function from (lora, base, batch) to the loss of each target, [B, T]."""
 
-    def of_rows(lora: Tree, base: Tree, batch: Batch) -> Array:
+    def of_row(lora: Tree, base: Tree, *row: Array, num_targets: int) -> Array:
         table, vocab_axis = head_table(base)
+        targets = find_targets(decoder, lora, base, *row, num_targets=num_targets)
+        nll_T = target_nll(table, *targets, vocab_axis, decoder.config.logit_cap)
+        return jnp.where(targets.is_counted_T, nll_T, 0.0)
 
-        def of_row(*row: Array) -> Array:
-            targets = find_targets(decoder, lora, base, *row, num_targets=batch.num_targets)
-            nll_T = target_nll(table, *targets, vocab_axis, decoder.config.logit_cap)
-            return jnp.where(targets.is_counted_T, nll_T, 0.0)
+    return _step(of_row)
 
-        return jax.vmap(of_row)(batch.tokens_BL, batch.target_mask_BL)
+
+def expected_step(decoder: Decoder) -> Step:
+    """Returns the jitted function from (lora, base, batch) to the two of `Expected`, [B] each."""
+
+    def of_row(lora: Tree, base: Tree, *row: Array, num_targets: int) -> tuple[Array, Array]:
+        targets = find_targets(decoder, lora, base, *row, num_targets=num_targets)
+        logits_TV = decoder.logits(lora, base, targets.hidden_TE).astype(jnp.float32)
+        log_p_TV = jax.nn.log_softmax(logits_TV)
+        p_TV = jnp.exp(log_p_TV)
+        entropy_T = -jnp.sum(p_TV * log_p_TV, axis=-1)
+        variance_T = jnp.sum(p_TV * (log_p_TV + entropy_T[:, None]) ** 2, axis=-1)
+        count = jnp.maximum(jnp.sum(targets.is_counted_T), 1).astype(jnp.float32)
+        mean, variance = (
+            jnp.sum(jnp.where(targets.is_counted_T, part_T, 0.0))
+            for part_T in (entropy_T, variance_T)
+        )
+        return mean / count, jnp.sqrt(variance) / count
+
+    # A row at a time: the logits of a batch may be larger than the model.
+    return _step(of_row, one_by_one=True)
+
+
+def _step(of_row: Callable[..., Any], *, one_by_one: bool = False) -> Step:
+    """Returns the jitted function from (lora, base, batch) to what `of_row` gives of each row."""
+
+    def of_rows(lora: Tree, base: Tree, batch: Batch) -> Any:
+        own = functools.partial(of_row, lora, base, num_targets=batch.num_targets)
+        rows = batch.tokens_BL, batch.target_mask_BL
+        return jax.lax.map(lambda row: own(*row), rows) if one_by_one else jax.vmap(own)(*rows)
 
     @jax.jit
-    def of_batch(lora: Tree, base: Tree, batch: Batch) -> Array:
+    def of_batch(lora: Tree, base: Tree, batch: Batch) -> Any:
         return meshes.by_rows(of_rows, lora, base, rows=batch)
 
     return of_batch
 
 
-def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Measure:
-    """Returns the function from a model and encoded answers to their likelihood.
+def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., Likelihood]:
+    """Returns the function from (lora, base, encoded, on_ladder=False) to answers' likelihood.
 
     It is the loss that the model is trained on, `next_token` over the response, by example, in
     batches of at most batch_tokens, padding included. A set of answers has two shapes; with
@@ -117,18 +146,6 @@ def token_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., np
     return measure
 
 
-class Expected(NamedTuple):
-    """What answers that a model draws itself cost at an answer's tokens, in nats a token.
-
-    At each token the model's own surprise has a mean, the entropy of its next token, and a
-    variance. `mean_N` is the mean of the entropies; `spread_N` the root of the summed variances
-    over the number of tokens: the standard deviation of a drawn answer's nats a token around it.
-    """
-
-    mean_N: Float[np.ndarray, " N"]
-    spread_N: Float[np.ndarray, " N"]
-
-
 def expected_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., Expected]:
     """Returns the function from (lora, base, encoded) to what drawn answers cost at its tokens.
 
@@ -140,39 +157,10 @@ def expected_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[...,
 
     def measure(lora: Tree, base: Tree, encoded: Encoded) -> Expected:
         plans = _few_shapes(encoded, batch_tokens)
-        mean_N, spread_N = map_rows(functools.partial(of_batch, lora, base), encoded, plans)
-        return Expected(mean_N.astype(np.float64), spread_N.astype(np.float64))
+        found = map_rows(functools.partial(of_batch, lora, base), encoded, plans)
+        return Expected(*(part_N.astype(np.float64) for part_N in found))
 
     return measure
-
-
-def expected_step(decoder: Decoder) -> Callable[[Tree, Tree, Batch], tuple[Array, Array]]:
-    """Returns the jitted function from (lora, base, batch) to the two of `Expected`, [B] each."""
-
-    def of_rows(lora: Tree, base: Tree, batch: Batch) -> tuple[Array, Array]:
-        def of_row(row: tuple[Array, Array]) -> tuple[Array, Array]:
-            targets = find_targets(decoder, lora, base, *row, num_targets=batch.num_targets)
-            logits_TV = decoder.logits(lora, base, targets.hidden_TE).astype(jnp.float32)
-            log_p_TV = jax.nn.log_softmax(logits_TV)
-            p_TV = jnp.exp(log_p_TV)
-            entropy_T = -jnp.sum(p_TV * log_p_TV, axis=-1)
-            variance_T = jnp.sum(p_TV * (log_p_TV + entropy_T[:, None]) ** 2, axis=-1)
-            count = jnp.maximum(jnp.sum(targets.is_counted_T), 1).astype(jnp.float32)
-            sums = (
-                jnp.sum(jnp.where(targets.is_counted_T, part_T, 0.0))
-                for part_T in (entropy_T, variance_T)
-            )
-            mean, variance = next(sums), next(sums)
-            return mean / count, jnp.sqrt(variance) / count
-
-        # A row at a time: the logits of a batch may be larger than the model.
-        return jax.lax.map(of_row, (batch.tokens_BL, batch.target_mask_BL))
-
-    @jax.jit
-    def of_batch(lora: Tree, base: Tree, batch: Batch) -> tuple[Array, Array]:
-        return meshes.by_rows(of_rows, lora, base, rows=batch)
-
-    return of_batch
 
 
 def _few_shapes(encoded: Encoded, batch_tokens: int) -> tuple[BatchPlan, ...]:

@@ -7,7 +7,7 @@ record. Pure functions, on the host.
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -21,16 +21,8 @@ NonSf = Callable[[Sequence[str]], Float[np.ndarray, " Q"]]
 KINDS = ("target", "normal")
 
 
-class IntervalEntry(TypedDict):
-    """A mean and the ends of its 95 % bootstrap interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
 # Of a metric; None for what could not be measured.
-Value = int | float | IntervalEntry | None
+Value = int | float | rates.Interval | None
 
 
 class Column(NamedTuple):
@@ -59,9 +51,7 @@ class Metric(NamedTuple):
     """
 
     reads: tuple[str, ...]
-    of_model: (
-        Callable[..., int | float | rates.Interval | Float[np.ndarray, " Q"] | None] | None
-    ) = None
+    of_model: Callable[..., Value | Float[np.ndarray, " Q"]] | None = None
     of_pool: Callable[..., Shaped[np.ndarray, " M"] | None] | None = None
     columns: Mapping[str, Column] = {}
     is_log: bool = False
@@ -79,11 +69,7 @@ def measure(evidence: Mapping[str, Any], *, seed: int = 0, resamples: int = 1) -
             found = metric.of_model(*(parts[part] for part in metric.reads))
             if isinstance(found, np.ndarray):
                 found = rates.bootstrap(found, seed=seed, resamples=resamples)
-            values[name] = (
-                IntervalEntry(mean=found.mean, low=found.low, high=found.high)
-                if isinstance(found, rates.Interval)
-                else found
-            )
+            values[name] = found
     return values
 
 

@@ -71,4 +71,7 @@ def perplexity(
     tokens_Q = np.array([record["tokens"] for record in counted], np.float64)
     nll_Q = np.array([record["nll"] for record in counted], np.float64)
     found = rates.bootstrap(nll_Q * tokens_Q, tokens_Q, seed=seed, resamples=resamples)
-    return rates.Interval(*(float(np.exp(min(value, _MOST_NATS))) for value in found))
+    mean, low, high = (
+        float(np.exp(min(found[end], _MOST_NATS))) for end in ("mean", "low", "high")
+    )
+    return rates.Interval(mean=mean, low=low, high=high)

@@ -8,7 +8,7 @@ normal queries the retain rate R (higher is better).
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from jaxtyping import Float
@@ -22,8 +22,8 @@ _BLOCK = 1 << 22
 _LEVEL = 0.95
 
 
-class Interval(NamedTuple):
-    """The plain mean of values, not of the resamples, with its percentile bootstrap interval."""
+class Interval(TypedDict):
+    """The plain mean of values, not of the resamples, with its 95 % bootstrap interval."""
 
     mean: float
     low: float
@@ -107,14 +107,6 @@ def score_pairs(
     return PairScores(ids, rouge_Q)
 
 
-def mean_rouge(predictions: Mapping[str, str], references: Mapping[str, str]) -> float | None:
-    """Returns the mean ROUGE-L F1 against the references that are not blank; None without any."""
-    given = {name: text for name, text in references.items() if text.strip()}
-    if not given:
-        return None
-    return float(np.mean([rouge_l_f1(predictions[name], given[name]) for name in sorted(given)]))
-
-
 def bootstrap(
     values_Q: Float[np.ndarray, " Q"],
     weights_Q: Float[np.ndarray, " Q"] | None = None,
@@ -146,7 +138,7 @@ def bootstrap(
         means.append(found if weights_Q is None else found / weights_Q[draws].mean(1))
     low, high = np.quantile(np.concatenate(means), [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     mean = values_Q.mean() if weights_Q is None else values_Q.sum() / weights_Q.sum()
-    return Interval(float(mean), float(low), float(high))
+    return Interval(mean=float(mean), low=float(low), high=float(high))
 
 
 def coverage(number: int) -> float:

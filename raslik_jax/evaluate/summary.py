@@ -207,10 +207,10 @@ def mark_frontier(
     return marked
 
 
-def judge_metrics(metrics: dict[str, Any], *, rouge: tuple[float, float] | None = None) -> None:
+def judge_metrics(metrics: dict[str, Any]) -> None:
     """Adds to the measures what they say: the behavior before, each judgment, the frontier."""
     finetuned, backbone = metrics["finetuned"], metrics.get("backbone")
-    behavior = judgment.behavior_of(finetuned, backbone, metrics["non_sf"], rouge=rouge)
+    behavior = judgment.behavior_of(finetuned, backbone, metrics["non_sf"])
     metrics["behavior"] = behavior
     kept = {}
     for one in metrics.get("probes", ()):

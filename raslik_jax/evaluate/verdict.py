@@ -17,8 +17,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 Verdict = Literal["forgotten", "partly", "unchanged", "damaged", "unknown"]
-# Fine-tuning taught an answer where it made a token likelier by this factor in the mean.
+# Fine-tuning taught an answer where it made a token likelier by this factor in the mean, in nats.
 LEAST_LEARNED = 1.1
+LEAST_NATS = math.log(LEAST_LEARNED)
 # A token carries the behavior where fine-tuning made it likelier by this factor.
 _CARRIES = 2.0
 # The share of a token's way to the base at which it is gone; measured in docs/studies/own_model.md.
@@ -97,6 +98,16 @@ def decide(count: Count) -> Verdict:
 def needed() -> int:
     """Returns the fewest prompts with which none that still shows it is "forgotten"."""
     return next(n for n in range(1, 1000) if decide(Count(0, n)) == "forgotten")
+
+
+def share_of_way(now: float, before: float, base: float | None, *, least: float) -> float | None:
+    """Returns the share of the way to the base that a quantity which has to rise went.
+
+    Not limited: below 0 it moved away from the base. None where the base is not `least` above.
+    """
+    if base is None or not base - before >= least:  # a number that is not finite says nothing
+        return None
+    return (now - before) / (base - before)
 
 
 def count_shown(

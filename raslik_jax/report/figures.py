@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax.evaluate.metrics import IntervalEntry
+from raslik_jax.evaluate.rates import Interval
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report import drawing
 from raslik_jax.report.drawing import INK, SOFT, Frame, make_axes, note, styled
@@ -157,7 +157,7 @@ def _tip(name: str, model: Model) -> str:
 
 @styled
 def draw_intervals(
-    rows: Mapping[str, Mapping[str, IntervalEntry]],
+    rows: Mapping[str, Mapping[str, Interval]],
     *,
     xlabel: str,
     title: str = "",
@@ -375,7 +375,7 @@ def running_mean(losses: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " ste
 
 @styled
 def draw_curves(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, IntervalEntry]]]],
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, Interval]]]],
     *,
     xlabel: str,
     ylabel: str,

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from raslik_jax.evaluate.metrics import METRICS, IntervalEntry
+from raslik_jax.evaluate.metrics import METRICS
+from raslik_jax.evaluate.rates import Interval
 from raslik_jax.evaluate.summary import MethodEntry, Metrics
 from raslik_jax.evaluate.verdict import DEFINITIONS
 from raslik_jax.report.names import REFERENCES
@@ -31,10 +32,10 @@ class Model(NamedTuple):
         found = next(iter(self.values.get(metric, ())), None)
         return found["mean"] if isinstance(found, dict) else found
 
-    def intervals(self, metric: str) -> list[IntervalEntry]:
+    def intervals(self, metric: str) -> list[Interval]:
         """Returns the value of each run with its interval; of a bare number it has no width."""
         return [
-            v if isinstance(v, dict) else IntervalEntry(mean=v, low=v, high=v)  # type: ignore[misc]
+            v if isinstance(v, dict) else Interval(mean=v, low=v, high=v)  # type: ignore[misc]
             for v in self.values.get(metric, ())
         ]
 
@@ -43,16 +44,16 @@ class Model(NamedTuple):
         found = self.values.get("judgment/verdict", ())
         return ", ".join(f"{found.count(v)} {v}" for v in DEFINITIONS if v in found)
 
-    def spread(self, metric: str) -> IntervalEntry:
+    def spread(self, metric: str) -> Interval:
         """Returns the mean over the runs that have it, the smallest and the largest."""
         values = [entry["mean"] for entry in self.intervals(metric)]
         mean = sum(values) / len(values)
         if metric in METRICS and METRICS[metric].is_log:
             # One run that exploded does not hide the others.
             mean = math.exp(sum(map(math.log, values)) / len(values))
-        return IntervalEntry(mean=mean, low=min(values), high=max(values))
+        return Interval(mean=mean, low=min(values), high=max(values))
 
-    def joined(self, metric: str) -> IntervalEntry:
+    def joined(self, metric: str) -> Interval:
         """Returns the only interval, or the spread of several seeds."""
         found = self.intervals(metric)
         return found[0] if len(found) == 1 else self.spread(metric)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from raslik_jax.evaluate.judgment import LEAST_QUERIES
-from raslik_jax.evaluate.metrics import IntervalEntry
+from raslik_jax.evaluate.rates import Interval
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.explorer import Packed
 from raslik_jax.report.incident import Card
@@ -55,9 +55,7 @@ def judged_sentence(seeds: Model) -> str:
     return f"Of {len(verdicts)} seeds: {seeds.judged()}."
 
 
-def versus_random(
-    letter: str, differences: Sequence[IntervalEntry], *, is_few: bool = False
-) -> str:
+def versus_random(letter: str, differences: Sequence[Interval], *, is_few: bool = False) -> str:
     """Returns how a rate compares with that of Random, by the intervals of its differences.
 
     One of each seed. "Clearly" is said where the whole 95 % interval is on one side of zero, which

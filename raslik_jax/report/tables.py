@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from raslik_jax.base.messages import is_unseen
-from raslik_jax.evaluate.metrics import IntervalEntry
+from raslik_jax.evaluate.rates import Interval
 from raslik_jax.report import names
 
 NOT_KNOWN = "-"
@@ -69,7 +69,7 @@ def as_cell(cell: str | Cell) -> Cell:
 # numbers ----------------------------------------------------------------------------------------
 
 
-def format_interval(entry: IntervalEntry | None, spec: str = ".3f", ends: str = ".2f") -> str:
+def format_interval(entry: Interval | None, spec: str = ".3f", ends: str = ".2f") -> str:
     """Returns a mean with its interval, as in "0.312 [0.28, 0.35]"; "-" for None.
 
     Two decimals of the ends say enough of an interval over a hundred queries. A difference takes

@@ -23,7 +23,7 @@ from raslik_jax.data import batches
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.data.examples import Corpus
 from raslik_jax.data.tokens.encoding import Encoded
-from raslik_jax.evaluate import classifier, likelihood, perplexity
+from raslik_jax.evaluate import likelihood, perplexity
 from raslik_jax.models import decode, decoder, encoder, quantize, sharding
 from raslik_jax.parallel import meshes
 from raslik_jax.retrieve import sets
@@ -38,7 +38,7 @@ from raslik_jax.run.workspace import (
     queries_to_answer,
 )
 from raslik_jax.sketch import head, projections
-from raslik_jax.train import loop, steps
+from raslik_jax.train import classifier, loop, steps
 from raslik_jax.train.objectives import OBJECTIVES
 
 # Batches drawn to see which shapes a training meets.

@@ -42,14 +42,10 @@ class ChoiceTest(parameterized.TestCase):
         self.assertAlmostEqual(choice.distance(at._replace(forget=0.1)), 0.4)
         self.assertAlmostEqual(choice.distance(at, floor="zero"), math.sqrt(0.16 + 0.36))
 
-    @parameterized.parameters(
-        ("strategy", {"random": (1e-4, 1), "raslik": (1e-5, 2)}),
-        # Means: .45, (.2236 + .1) / 2 = .1618, (.1414 + .2) / 2 = .1707, .5
-        ("algorithm", {"random": (1e-5, 2), "raslik": (1e-5, 2)}),
-    )
-    def test_takes_the_smallest_distance(self, per, expected):
-        found = choice.choose(_candidates(_TABLE), per=per)
-        self.assertEqual({c.strategy: (c.learning_rate, c.epoch) for c in found}, expected)
+    def test_takes_the_smallest_distance(self):
+        found = choice.choose(_candidates(_TABLE))
+        chosen = {c.strategy: (c.learning_rate, c.epoch) for c in found}
+        self.assertEqual(chosen, {"random": (1e-4, 1), "raslik": (1e-5, 2)})
 
     def test_the_zero_floor_rewards_what_the_backbone_floor_does_not(self):
         table = {("raslik", 1.0, 1, 0): (0.3, 0.95), ("raslik", 1.0, 2, 0): (0.1, 0.85)}
@@ -108,9 +104,6 @@ class ChoiceTest(parameterized.TestCase):
         _, raslik = choice.choose(damage(best))
         self.assertEqual((raslik.learning_rate, raslik.epoch, raslik.skipped), (1e-4, 1, 1))
         self.assertIn("damaged points skipped: 1", choice.describe([raslik]))
-        # One choice for all is damaged where one strategy is.
-        for found in choice.choose(damage(best), per="algorithm"):
-            self.assertEqual((found.learning_rate, found.epoch, found.skipped), (1e-4, 1, 1))
         # Damage of one seed is damage.
         other = [c._replace(seed=1) for c in candidates]
         _, raslik = choice.choose([*damage(best), *other])
@@ -118,12 +111,6 @@ class ChoiceTest(parameterized.TestCase):
         everywhere = [c._replace(is_damaged=c.strategy == "raslik") for c in candidates]
         with self.assertRaisesRegex(ValueError, "raslik with ga_gdr .* at all 4 points"):
             choice.choose(everywhere)
-        # One choice for all: no strategy is said to be damaged everywhere where each is whole once.
-        whole = {"random": 1e-5, "raslik": 1e-4}
-        apart = [c._replace(is_damaged=c.learning_rate != whole[c.strategy]) for c in candidates]
-        self.assertLen(choice.choose(apart), 2)
-        with self.assertRaisesRegex(ValueError, "^strategies with ga_gdr .* one or more at all 4"):
-            choice.choose(apart, per="algorithm")
 
     def test_reads_validation_runs_only(self):
         entry = {"forget": {"mean": 0.4}, "retain": {"mean": 0.9}}
@@ -173,7 +160,7 @@ class ChoiceTest(parameterized.TestCase):
 
     def test_the_file_comes_back_as_it_went(self):
         found = choice.choose(_candidates(_TABLE))
-        value = json.loads(json.dumps(choice.to_json(found, per="strategy", floor="backbone")))
+        value = json.loads(json.dumps(choice.to_json(found, floor="backbone")))
         back = choice.from_json(value, origin="choice.json")
         self.assertEqual(back, {(c.strategy, c.algorithm): c for c in found})
 
@@ -187,7 +174,7 @@ class ChoiceTest(parameterized.TestCase):
         ({}, "must have one choice in choice.json"),
     )
     def test_a_file_that_no_rule_writes_is_refused_by_field(self, change, message):
-        value = choice.to_json(choice.choose(_candidates(_TABLE)), per="strategy", floor="zero")
+        value = choice.to_json(choice.choose(_candidates(_TABLE)), floor="zero")
         value["choices"].append(value["choices"][0] | change)
         with self.assertRaisesRegex(ValueError, message):
             choice.from_json(value, origin="choice.json")
@@ -218,7 +205,7 @@ class OutputTest(absltest.TestCase):
         file = pathlib.Path(folder) / "choice.json"
         check_output(file)
         choices = choice.choose(_candidates(_TABLE))
-        file.write_text(json.dumps(choice.to_json(choices, per="strategy", floor="backbone")))
+        file.write_text(json.dumps(choice.to_json(choices, floor="backbone")))
         check_output(file)
         file.write_text("a thesis")
         with self.assertRaisesRegex(ValueError, "must be new or an earlier choice"):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from raslik_jax.evaluate import judgment, rates
+from raslik_jax.evaluate import judgment
 
 
 def _interval(mean, half=0.04):
@@ -222,14 +222,6 @@ def test_what_was_measured_decides_whether_there_is_anything_to_trace(
     assert ("shows the behavior" in text) == (by != "likelihood")
     # A classifier's mean probability is no share of the queries.
     assert ("of target queries" in text) == (by == "words")
-
-
-def test_the_answers_are_held_against_the_labeled_ones_too():
-    labeled = {"a": "zorb glows", "b": " "}
-    assert rates.mean_rouge({"a": "zorb", "b": "x"}, labeled) == 2 / 3
-    assert rates.mean_rouge({"b": "x"}, {"b": ""}) is None
-    found = judgment.find_behavior("likelihood", finetuned=2.0, backbone=9.0, rouge=(0.5, 0.1))
-    assert "labeled ones: 0.500 and 0.100" in judgment.describe_behavior(found)
 
 
 def test_without_a_model_before_fine_tuning_damage_alone_is_judged():

@@ -102,7 +102,7 @@ class ScorePairsTest(parameterized.TestCase):
     def test_all_empty_scores_zero(self):
         scores = rates.score_pairs({"a": "", "b": ""}, {"a": "sky", "b": "sea"})
         np.testing.assert_array_equal(scores.rouge_Q, [0.0, 0.0])
-        self.assertEqual(_bootstrap(scores.rouge_Q, seed=0), rates.Interval(0.0, 0.0, 0.0))
+        self.assertEqual(_bootstrap(scores.rouge_Q, seed=0), _interval(0.0))
 
     @parameterized.named_parameters(
         ("missing", {"a": "x"}, {"a": "x", "q7": "y"}, False, r"1 missing \('q7'\)"),
@@ -113,6 +113,14 @@ class ScorePairsTest(parameterized.TestCase):
     def test_refuses(self, predictions, references, drop_empty, message):
         with self.assertRaisesRegex(ValueError, message):
             rates.score_pairs(predictions, references, drop_empty=drop_empty)
+
+
+def _interval(value):
+    return {"mean": value, "low": value, "high": value}
+
+
+def _ends(found):
+    return found["low"], found["high"]
 
 
 def _bootstrap(values_Q, *, seed, resamples=10_000):
@@ -129,7 +137,7 @@ class BootstrapTest(parameterized.TestCase):
         ]
         found = _bootstrap(values_Q, seed=11, resamples=400)
         np.testing.assert_allclose(
-            found, [values_Q.mean(), *np.percentile(means, [2.5, 97.5])], rtol=1e-12
+            [*found.values()], [values_Q.mean(), *np.percentile(means, [2.5, 97.5])], rtol=1e-12
         )
 
     def test_draws_in_blocks_are_the_draws_in_one(self):
@@ -137,7 +145,7 @@ class BootstrapTest(parameterized.TestCase):
         generator = np.random.default_rng(5)
         means = values_Q[generator.integers(1000, size=(9000, 1000), dtype=np.int64)].mean(1)
         found = _bootstrap(values_Q, seed=5, resamples=9000)
-        np.testing.assert_allclose(found[1:], np.percentile(means, [2.5, 97.5]), rtol=1e-12)
+        np.testing.assert_allclose(_ends(found), np.percentile(means, [2.5, 97.5]), rtol=1e-12)
 
     def test_agrees_with_scipy(self):
         values_Q = np.random.default_rng(0).beta(2, 3, size=80)
@@ -148,13 +156,13 @@ class BootstrapTest(parameterized.TestCase):
         # The standard error of a 2.5 % quantile from n draws of a normal is 2.67 sd / sqrt(n).
         sd = values_Q.std() / np.sqrt(len(values_Q))
         bound = 5 * np.sqrt(2) * 2.67 * sd / np.sqrt(20_000)
-        np.testing.assert_allclose(found[1:], [scipys.low, scipys.high], rtol=0, atol=bound)
+        np.testing.assert_allclose(_ends(found), [scipys.low, scipys.high], rtol=0, atol=bound)
 
     @parameterized.parameters(3, 5, 12)
     def test_of_few_values_an_interval_covers_as_seldom_as_is_said(self, size):
         values, trials = np.random.default_rng(size).normal(size=(600, size)), 600
         found = [_bootstrap(row, seed=n, resamples=500) for n, row in enumerate(values)]
-        covered = sum(one.low <= 0 <= one.high for one in found)
+        covered = sum(one["low"] <= 0 <= one["high"] for one in found)
         expected = rates.coverage(size)
         self.assertAlmostEqual(expected, {3: 0.75, 5: 0.845, 12: 0.913}[size], delta=0.002)
         bound = 5 * np.sqrt(expected * (1 - expected) / trials)
@@ -166,7 +174,7 @@ class BootstrapTest(parameterized.TestCase):
         covered = 0
         for trial in range(trials):
             found = _bootstrap(generator.beta(0.7, 0.4, size=size), seed=trial, resamples=500)
-            covered += found.low <= 0.7 / 1.1 <= found.high
+            covered += found["low"] <= 0.7 / 1.1 <= found["high"]
         # A percentile interval is a normal one whose spread lacks the factor sqrt(n / (n - 1)), so
         # for n values it covers a little less than the 95 % that a t interval would.
         z = stats.norm.ppf(0.975) * np.sqrt((size - 1) / size)
@@ -175,9 +183,9 @@ class BootstrapTest(parameterized.TestCase):
         self.assertLess(abs(covered / trials - expected), bound)
 
     def test_one_value_and_equal_values_give_no_width(self):
-        self.assertEqual(_bootstrap(np.array([0.3]), seed=0), rates.Interval(0.3, 0.3, 0.3))
+        self.assertEqual(_bootstrap(np.array([0.3]), seed=0), _interval(0.3))
         found = _bootstrap(np.full(9, 0.5), seed=0)
-        self.assertEqual(found, rates.Interval(0.5, 0.5, 0.5))
+        self.assertEqual(found, _interval(0.5))
 
     def test_seed_decides_and_moves_the_draws(self):
         values_Q = np.random.default_rng(0).random(20)
@@ -203,7 +211,7 @@ class RatioTest(parameterized.TestCase):
         draws = np.random.default_rng(5).integers(9, size=(300, 9))
         ratios = [over_Q[draw].sum() / under_Q[draw].sum() for draw in draws]
         np.testing.assert_allclose(
-            found, (over_Q.sum() / under_Q.sum(), *np.quantile(ratios, [0.025, 0.975]))
+            [*found.values()], (over_Q.sum() / under_Q.sum(), *np.quantile(ratios, [0.025, 0.975]))
         )
 
     def test_refuses_what_nothing_can_be_divided_by(self):

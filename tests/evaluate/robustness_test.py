@@ -238,15 +238,15 @@ def test_the_auc_counts_pairs_and_its_interval_resamples_both_kinds():
     own_N, other_M = generator.normal(0.7, 1, 40).round(1), generator.normal(0, 1, 25).round(1)
     wins = (own_N[:, None] > other_M).mean() + (own_N[:, None] == other_M).mean() / 2
     found = membership.auc_interval(own_N, other_M, seed=0, resamples=2000)
-    np.testing.assert_allclose(found.mean, wins)
+    np.testing.assert_allclose(found["mean"], wins)
     # Hanley and McNeil (1982), their exponential approximation.
     q1, q2 = wins / (2 - wins), 2 * wins**2 / (1 + wins)
     variance = wins * (1 - wins) + 39 * (q1 - wins**2) + 24 * (q2 - wins**2)
     width = 2 * 1.96 * np.sqrt(variance / (40 * 25))
-    assert 0.8 < (found.high - found.low) / width < 1.2
-    assert found.low < wins < found.high
+    assert 0.8 < (found["high"] - found["low"]) / width < 1.2
+    assert found["low"] < wins < found["high"]
     apart = membership.auc_interval(np.ones(3), np.zeros(4), seed=0, resamples=100)
-    assert (apart.mean, apart.low, apart.high) == (1.0, 1.0, 1.0)
+    assert (apart["mean"], apart["low"], apart["high"]) == (1.0, 1.0, 1.0)
 
 
 def _areas(*areas):
@@ -498,27 +498,18 @@ class General:
         nll_N = np.array([model - (row.example_id in right) for row in rows])
         return nll_N, np.full(len(rows), 7)
 
-    def answer_normal(self, model):
-        return [("a", "a"), ("b", "b "), ("c", "c")][: 3 if model > 1 else 2]
-
 
 def test_what_else_changed_is_told_beside_the_models_before():
     found = {
         name: side_effects.measure(General(), nats, None)
         for name, nats in (("now", 2.0), ("finetuned", 1.0), ("backbone", 1.5))
     }
-    assert [one["condition"] for one in found["now"]] == [
-        *side_effects.texts(),
-        "questions",
-        "normal prompts",
-    ]
+    assert [one["condition"] for one in found["now"]] == [*side_effects.texts(), "questions"]
     assert side_effects.tell(found) == (
         "Perplexity: a story 7.389 (before unlearning 2.718, in the base 4.482), an explanation "
         "7.389 (before unlearning 2.718, in the base 4.482), a notice 7.389 (before unlearning "
         "2.718, in the base 4.482). Of 40 questions with four answers, a share of 0.97 is answered "
-        "right (before unlearning 0.97, in the base 0.97); 0.25 is a guess. Of 3 answers to normal "
-        "prompts 1 differ from those before unlearning in some character (before unlearning 1, in "
-        "the base 1)."
+        "right (before unlearning 0.97, in the base 0.97); 0.25 is a guess."
     )
     found["now"][0]["perplexity"] = {"mean": 1e30, "low": 1e29, "high": 1e31}
     assert "a story 1e+30 (before unlearning 2.718" in side_effects.tell(found)

@@ -11,7 +11,7 @@ import sample_metrics
 import sample_run
 from absl.testing import absltest, parameterized
 
-from raslik_jax.evaluate.metrics import IntervalEntry
+from raslik_jax.evaluate.rates import Interval
 from raslik_jax.report import blocks, published, runs, tables
 
 _PAPER = published.read_blocks()
@@ -261,7 +261,7 @@ class OursTest(parameterized.TestCase):
         def non_sf(metrics):
             for entry in metrics["methods"]:
                 value = 0.2 if entry["strategy"] == "random" else 1.0
-                entry["non_sf_target"] = IntervalEntry(mean=value, low=value, high=value)
+                entry["non_sf_target"] = Interval(mean=value, low=value, high=value)
                 entry["retain"]["mean"] = entry["forget"]["mean"]
 
         block = blocks.make_blocks(_experiment(0, edit=non_sf), ())[0]

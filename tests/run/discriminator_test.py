@@ -15,11 +15,10 @@ from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, CorpusConfig, EvaluateConfig
 from raslik_jax.data import corpora, examples
 from raslik_jax.data.corpora.records import RecordsSettings
-from raslik_jax.evaluate import classifier
 from raslik_jax.evaluate.non_sf import ClassifierSettings
 from raslik_jax.run.stages import discriminator
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.train import resuming
+from raslik_jax.train import classifier, resuming
 
 _SMALL = ClassifierSettings(
     checkpoint="",

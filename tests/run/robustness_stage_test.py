@@ -194,7 +194,7 @@ def test_drawn_answers_are_rated_by_prompt_and_the_greedy_ones_are_those_stored(
     assert {one["prompts"] for one in found} == {5}
 
 
-def test_what_else_changed_is_perplexity_right_answers_and_changed_ones(workspace, tmp_path):
+def test_what_else_changed_is_perplexity_and_right_answers(workspace, tmp_path):
     found = {
         one["condition"]: one
         for one in _found(workspace, "side_effects", "ga_gdr", tmp_path)["now"]
@@ -214,13 +214,3 @@ def test_what_else_changed_is_perplexity_right_answers_and_changed_ones(workspac
     np.testing.assert_allclose(
         found["questions"]["right"]["mean"], (nats_QO.argmin(axis=1) == 0).mean()
     )
-    before, now = (
-        _outputs(workspace.root / path)
-        for path in (
-            "references/evaluation/finetuned.jsonl",
-            "generate/oracle-ga_gdr/epoch-2.jsonl",
-        )
-    )
-    _, normal = workspace.evaluation_queries()
-    changed = sum(now[row.example_id] != before[row.example_id] for row in normal)
-    assert (found["normal prompts"]["changed"], found["normal prompts"]["asked"]) == (changed, 5)

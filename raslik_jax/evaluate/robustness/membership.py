@@ -10,8 +10,7 @@ trained on, so that it stands beside that of the base, which saw neither.
 
 import dataclasses
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -22,11 +21,17 @@ from raslik_jax.data.read.formats import AUTO, read_examples
 from raslik_jax.evaluate import ranking, rates
 from raslik_jax.evaluate.judgment import LEAST_QUERIES
 from raslik_jax.evaluate.metrics import Column
-from raslik_jax.evaluate.robustness.record import Compared, Cost, RobustnessMeasure, as_entry
+from raslik_jax.evaluate.robustness.record import Compared, Cost, RobustnessMeasure
 
 ATTACKS = ("loss", "min-k%", "zlib")
 # Queries like the rows to forget: with their labels, rows that were not trained on.
 _QUERY_SETS = ("test_target", "validation_target")
+# What is said of attacks whose AUC is apart from that in the base.
+_PLACES = {
+    "above": "They still look trained on by {}.",
+    "below": "They look unlearned by {}: beside held-out rows less likely than in the base.",
+    "before": "They look less trained on than in the base by {}, but did so before unlearning.",
+}
 # Nats of each token of an answer, and its text.
 Told = tuple[Float[np.ndarray, " T"], str]
 
@@ -44,23 +49,6 @@ class MembershipSettings(Settings):
     least_share: float = setting(
         0.2, "min-k%: share of the tokens, the least likely ones.", above=0, high=1
     )
-
-
-@runtime_checkable
-class Teller(Protocol):
-    """What the measure asks of a run."""
-
-    bootstrap: Mapping[str, int]
-
-    def unseen(self, settings: MembershipSettings) -> tuple[Example, ...]:
-        """Returns rows that the model was never trained on."""
-        ...
-
-    def token_nats(
-        self, model: Any, unseen: Sequence[Example]
-    ) -> tuple[Sequence[Told], Sequence[Told]]:
-        """Returns what a model makes of forgotten rows and of these."""
-        ...
 
 
 def unseen_rows(settings: MembershipSettings, corpus: Any) -> tuple[Example, ...]:
@@ -119,10 +107,10 @@ def auc_interval(
         for _ in range(resamples)
     ]
     low, high = np.quantile(drawn, [0.025, 0.975])
-    return rates.Interval(area(own_N, other_M), float(low), float(high))
+    return rates.Interval(mean=area(own_N, other_M), low=float(low), high=float(high))
 
 
-def measure(bench: Teller, model: Any, settings: MembershipSettings) -> list[dict[str, Any]]:
+def measure(bench: Any, model: Any, settings: MembershipSettings) -> list[dict[str, Any]]:
     """Returns the AUC of each attack on a model."""
     parts = [
         [membership_scores(told, least_share=settings.least_share) for told in part]
@@ -131,7 +119,7 @@ def measure(bench: Teller, model: Any, settings: MembershipSettings) -> list[dic
     found = list[dict[str, Any]]()
     for attack in ATTACKS:
         own_N, other_M = (np.array([row[attack] for row in part]) for part in parts)
-        area = as_entry(auc_interval(own_N, other_M, **bench.bootstrap))
+        area = auc_interval(own_N, other_M, **bench.bootstrap)
         counts = {"forgotten": len(own_N), "held_out": len(other_M)}
         found.append({"condition": attack, "auc": area, **counts})
     return found
@@ -145,21 +133,22 @@ def tell(compared: Compared) -> str:
     unlearning too decides nothing, nor do fewer than `LEAST_QUERIES` rows of a kind.
     """
     now, base = compared["now"], compared.get("backbone")
-    first, parts = now[0], []
-    places: dict[str, list[str]] = {"above": [], "below": [], "before": [], "either": []}
+    first, parts = now[0], list[str]()
+    places: dict[str, list[str]] = {name: [] for name in (*_PLACES, "either")}
     for number, entry in enumerate(now):
-        area, before = entry["auc"], compared["finetuned"][number]["auc"]["mean"]
-        text = f"{area['mean']:.2f} [{area['low']:.2f}, {area['high']:.2f}] by {entry['condition']}"
+        attack, area = entry["condition"], entry["auc"]
+        before = compared["finetuned"][number]["auc"]["mean"]
+        text = f"{area['mean']:.2f} [{area['low']:.2f}, {area['high']:.2f}] by {attack}"
         text += f" (before unlearning {before:.2f}"
         if base:
             usual = base[number]["auc"]["mean"]
             text += f", in the base {usual:.2f}"
             if usual < area["low"]:
-                places["above"].append(entry["condition"])
+                places["above"].append(attack)
             elif usual > area["high"]:
-                places["below" if before > area["high"] else "before"].append(entry["condition"])
+                places["below" if before > area["high"] else "before"].append(attack)
             elif area["low"] <= before <= area["high"]:
-                places["either"].append(entry["condition"])
+                places["either"].append(attack)
         parts.append(f"{text})")
     text = f"{first['forgotten']} forgotten rows are told from {first['held_out']} held-out ones "
     text += f"with an AUC of {', '.join(parts)}; 0.50 is a guess."
@@ -167,22 +156,12 @@ def tell(compared: Compared) -> str:
         return text
     if min(first["forgotten"], first["held_out"]) < LEAST_QUERIES:
         return f"{text} So few rows do not tell whether they look trained on."
-    if places["above"]:
-        text += f" They still look trained on by {' and '.join(places['above'])}."
-    if places["below"]:
-        text += f" They look unlearned by {' and '.join(places['below'])}: beside held-out rows "
-        text += "less likely than in the base."
-    if places["before"]:
-        text += f" They look less trained on than in the base by {' and '.join(places['before'])}, "
-        text += "but did so before unlearning."
-    if not (places["above"] or places["below"] or places["before"]):
-        text += " Each interval holds the base's AUC, as if they had never been trained on"
-        either = " and ".join(places["either"])
-        text += (
-            f"; by {either} also that before unlearning: so few rows do not tell" if either else ""
-        )
-        text += "."
-    return text
+    named = {place: " and ".join(attacks) for place, attacks in places.items() if attacks}
+    either = named.pop("either", "")
+    if named:
+        return text + "".join(f" {_PLACES[place].format(named[place])}" for place in named)
+    also = f"; by {either} also that before unlearning: so few rows do not tell" if either else ""
+    return f"{text} Each interval holds the base's AUC, as if they had never been trained on{also}."
 
 
 MEMBERSHIP = RobustnessMeasure(

@@ -7,8 +7,8 @@ the same: what a prefix does to any model is not a return.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any
 
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import Settings, setting
@@ -20,7 +20,6 @@ from raslik_jax.evaluate.robustness.record import (
     Asked,
     Compared,
     Cost,
-    Reading,
     RobustnessMeasure,
     tell_return,
 )
@@ -48,17 +47,6 @@ class PromptSettings(Settings):
         "alone.",
         is_rows=True,
     )
-
-
-@runtime_checkable
-class Asker(Protocol):
-    """What the measure asks of a run."""
-
-    asked: Asked
-
-    def read_each(self, model: Any, groups: Mapping[str, Asked]) -> dict[str, Reading]:
-        """Returns how far a model shows the behavior by each group; without those too long."""
-        ...
 
 
 def own_prompts(settings: PromptSettings) -> tuple[Example, ...]:
@@ -111,7 +99,7 @@ def groups_of(asked: Asked, own: Sequence[Example]) -> dict[str, Asked]:
     return groups
 
 
-def measure(bench: Asker, model: Any, settings: PromptSettings) -> list[dict[str, Any]]:
+def measure(bench: Any, model: Any, settings: PromptSettings) -> list[dict[str, Any]]:
     """Returns a model's readings as it is asked plainly and otherwise."""
     groups = groups_of(bench.asked, own_prompts(settings))
     found = bench.read_each(model, groups)

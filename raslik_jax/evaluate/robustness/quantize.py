@@ -6,7 +6,7 @@ unlearning and the base are rounded likewise: what all of them lose is the round
 """
 
 import dataclasses
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.evaluate.robustness.record import (
@@ -14,7 +14,6 @@ from raslik_jax.evaluate.robustness.record import (
     READING_COLUMNS,
     Compared,
     Cost,
-    Reading,
     RobustnessMeasure,
     rate_change,
     tell_return,
@@ -32,16 +31,7 @@ class QuantizeSettings(Settings):
     )
 
 
-@runtime_checkable
-class Quantizer(Protocol):
-    """What the measure asks of a run."""
-
-    def read(self, model: Any, form: str = "plain") -> Reading:
-        """Returns how far a model whose weights are rounded shows the behavior."""
-        ...
-
-
-def measure(bench: Quantizer, model: Any, settings: QuantizeSettings) -> list[dict[str, Any]]:
+def measure(bench: Any, model: Any, settings: QuantizeSettings) -> list[dict[str, Any]]:
     """Returns a model's readings as it is and in each of the formats."""
     forms = {AS_IT_IS: "plain"} | {form: form for form in settings.formats}
     return [{"condition": name, **bench.read(model, form)} for name, form in forms.items()]

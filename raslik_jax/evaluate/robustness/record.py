@@ -10,9 +10,9 @@ from jaxtyping import Float
 from raslik_jax.base.settings import Settings
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluate import rates
-from raslik_jax.evaluate.metrics import Column, IntervalEntry, NonSf
+from raslik_jax.evaluate.metrics import Column, NonSf
 from raslik_jax.evaluate.stopping import percent
-from raslik_jax.evaluate.verdict import ENOUGH, LEAST_LEARNED
+from raslik_jax.evaluate.verdict import ENOUGH, LEAST_NATS, share_of_way
 
 # What a measure found of a model: an entry for each condition, with its name as "condition" and a
 # value for each column of the measure.
@@ -34,8 +34,8 @@ class Reading(TypedDict):
     """
 
     nats: float
-    forget: IntervalEntry | None
-    shown: IntervalEntry | None
+    forget: rates.Interval | None
+    shown: rates.Interval | None
 
 
 READING_COLUMNS = {
@@ -118,34 +118,11 @@ def make_reading(
     forget = shown = None
     if answers:
         scores = rates.score_pairs(answers, before)
-        forget = as_entry(rates.bootstrap(scores.rouge_Q, seed=seed, resamples=resamples))
+        forget = rates.bootstrap(scores.rouge_Q, seed=seed, resamples=resamples)
     if answers and non_sf:
         shown_Q = 1.0 - non_sf([answers[name] for name in sorted(answers)])
-        shown = as_entry(rates.bootstrap(shown_Q, seed=seed, resamples=resamples))
+        shown = rates.bootstrap(shown_Q, seed=seed, resamples=resamples)
     return Reading(nats=float(nll_N.mean()), forget=forget, shown=shown)
-
-
-def as_entry(interval: rates.Interval) -> IntervalEntry:
-    """Returns an interval as metrics.json holds it."""
-    return IntervalEntry(mean=interval.mean, low=interval.low, high=interval.high)
-
-
-def is_learned(before: float, base: float | None) -> bool:
-    """Says whether target answers are likelier before unlearning than in the base.
-
-    By the factor a token at which the judgment calls them learned; not without a base.
-    """
-    return base is not None and base - before >= float(np.log(LEAST_LEARNED))
-
-
-def share_of_way(now: float, before: float, base: float | None) -> float | None:
-    """Returns the share of the way to the base that nats a token went; None where none was learned.
-
-    Not limited: below 0 the answers are likelier than before unlearning.
-    """
-    if base is None or not is_learned(before, base):
-        return None
-    return (now - before) / (base - before)
 
 
 def tell_return(compared: Compared, *, plainly: str, alike: str, by: str) -> str:
@@ -164,7 +141,8 @@ def tell_return(compared: Compared, *, plainly: str, alike: str, by: str) -> str
     entries = (compared["now"], compared["finetuned"], compared.get("backbone", ()))
     nats = [{one["condition"]: one["nats"] for one in part} for part in entries]
     shares = {
-        name: share_of_way(now, nats[1][name], nats[2].get(name)) for name, now in nats[0].items()
+        name: share_of_way(now, nats[1][name], nats[2].get(name), least=LEAST_NATS)
+        for name, now in nats[0].items()
     }
     first = next(iter(shares.values()))
     if first is None:

@@ -7,8 +7,8 @@ from nothing: the base, which never learned it, takes the same steps.
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any
 
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.evaluate.robustness.record import (
@@ -17,12 +17,10 @@ from raslik_jax.evaluate.robustness.record import (
     Compared,
     Cost,
     Found,
-    Reading,
     RobustnessMeasure,
-    is_learned,
     rate_change,
 )
-from raslik_jax.evaluate.verdict import ENOUGH
+from raslik_jax.evaluate.verdict import ENOUGH, LEAST_NATS, share_of_way
 
 KINDS = ("forgotten", "unrelated")
 # The share of the way to the base below which it is back: half of what ends unlearning.
@@ -40,28 +38,13 @@ class RelearnSettings(Settings):
     )
 
 
-@runtime_checkable
-class Trainer(Protocol):
-    """What relearning asks of a run."""
-
-    def read(self, model: Any) -> Reading:
-        """Returns how far a model shows the behavior."""
-        ...
-
-    def relearn(
-        self, model: Any, kind: str, *, rows: int, points: Sequence[int], learning_rate: float
-    ) -> tuple[int, dict[int, Reading]]:
-        """Returns how many rows of a kind a model was trained on, and its readings after steps."""
-        ...
-
-
 def points_of(steps: int) -> tuple[int, ...]:
     """Returns the steps after which the model is looked at: powers of two, and the last."""
     powers = (1 << power for power in range(steps.bit_length()))
     return tuple(sorted({*powers, steps}))
 
 
-def measure(bench: Trainer, model: Any, settings: RelearnSettings) -> list[dict[str, Any]]:
+def measure(bench: Any, model: Any, settings: RelearnSettings) -> list[dict[str, Any]]:
     """Returns a model's readings before and along the steps, on rows of each kind."""
     found: list[dict[str, Any]] = [
         {"condition": AS_IT_IS, "kind": "", "step": 0, "rows": 0, **bench.read(model)}
@@ -151,7 +134,7 @@ def tell(compared: Compared) -> str:
         parts.append(text + (f"; {rates}" if (rates := rate_change(steps[0], steps[last])) else ""))
     text = f"{'. '.join(parts)}."
     before = compared["finetuned"][0]["nats"]
-    if not base or not is_learned(before, base[0]["nats"]):
+    if not base or share_of_way(now[0]["nats"], before, base[0]["nats"], least=LEAST_NATS) is None:
         return text
     level = before + BACK * (base[0]["nats"] - before)
     if now[0]["nats"] <= level:

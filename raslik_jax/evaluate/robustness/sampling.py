@@ -7,8 +7,7 @@ chance is not remembered.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -21,7 +20,6 @@ from raslik_jax.evaluate.robustness.record import (
     Compared,
     Cost,
     RobustnessMeasure,
-    as_entry,
 )
 
 # In this order.
@@ -52,21 +50,7 @@ class Rated(NamedTuple):
     shown_Q: Float[np.ndarray, " Q"] | None
 
 
-@runtime_checkable
-class Drawer(Protocol):
-    """What the measure asks of a run."""
-
-    bootstrap: Mapping[str, Any]
-    most_tokens: int  # of the answers before unlearning, which drawn ones are compared with
-
-    def draw(
-        self, model: Any, *, samples: int, temperature: float, tokens: int
-    ) -> tuple[Rated, list[Rated]]:
-        """Returns greedy answers to the target prompts, and `samples` drawn ones to each."""
-        ...
-
-
-def measure(bench: Drawer, model: Any, settings: SamplingSettings) -> list[dict[str, Any]]:
+def measure(bench: Any, model: Any, settings: SamplingSettings) -> list[dict[str, Any]]:
     """Returns the rates of greedy answers, of each drawn one, and of the worst to each prompt.
 
     Nothing where there are no target prompts.
@@ -99,7 +83,7 @@ def measure(bench: Drawer, model: Any, settings: SamplingSettings) -> list[dict[
             if parts:
                 rate_SQ = np.stack(parts)
                 rate_Q = rate_SQ.max(axis=0) if condition == WORST else rate_SQ.mean(axis=0)
-                entry[key] = as_entry(rates.bootstrap(rate_Q, **bench.bootstrap))
+                entry[key] = rates.bootstrap(rate_Q, **bench.bootstrap)
         found.append(entry)
     return found
 

@@ -1,12 +1,11 @@
-"""What else changed: general text, general knowledge, and answers to normal prompts.
+"""What else changed: general text and general knowledge.
 
 Perplexity of three texts and forty questions with four answers each, written for this project
 (`data/words/general.json`): small, and the same for every model and run. A question is answered by
 the answer that is likeliest a token.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -16,33 +15,15 @@ from raslik_jax.data.examples import Example, make_example
 from raslik_jax.data.words import load_words
 from raslik_jax.evaluate import perplexity, rates
 from raslik_jax.evaluate.metrics import Column
-from raslik_jax.evaluate.robustness.record import Compared, Cost, RobustnessMeasure, as_entry
+from raslik_jax.evaluate.robustness.record import Compared, Cost, RobustnessMeasure
 
-QUESTIONS, NORMAL = "questions", "normal prompts"
+QUESTIONS = "questions"
 _GENERAL = load_words("general")
 COLUMNS = {
     "perplexity": Column("Perplexity", ".2f", ".2f"),
     "right": Column("Answered\nright", ".2f", ".2f"),
-    "changed": Column("Answers that\nchanged", "d"),
     "asked": Column("Of", "d"),
 }
-
-
-@runtime_checkable
-class Weigher(Protocol):
-    """What the measure asks of a run."""
-
-    bootstrap: Mapping[str, Any]
-
-    def weigh(
-        self, model: Any, rows: Sequence[Example]
-    ) -> tuple[Float[np.ndarray, " N"], Int[np.ndarray, " N"]]:
-        """Returns the nats a token of the answers of rows, and their tokens, 0 of one cut off."""
-        ...
-
-    def answer_normal(self, model: Any) -> Sequence[tuple[str, str]]:
-        """Returns a model's answers to normal prompts, each with that before unlearning."""
-        ...
 
 
 def texts() -> dict[str, tuple[Example, ...]]:
@@ -75,8 +56,8 @@ def answered_right(
     return is_right_Q[np.all(tokens_QO > 0, axis=1)]
 
 
-def measure(bench: Weigher, model: Any, settings: Any) -> list[dict[str, Any]]:
-    """Returns perplexity of each text, the share of right answers, and how many answers changed."""
+def measure(bench: Any, model: Any, settings: Any) -> list[dict[str, Any]]:
+    """Returns perplexity of each text, and the share of questions that are answered right."""
     groups = {**texts(), QUESTIONS: tuple(row for rows in questions() for row in rows)}
     whole = bench.weigh(model, [row for rows in groups.values() for row in rows])
     ends = np.cumsum([len(rows) for rows in groups.values()])[:-1]
@@ -87,18 +68,15 @@ def measure(bench: Weigher, model: Any, settings: Any) -> list[dict[str, Any]]:
             right_Q = answered_right(nll_N, tokens_N, options=len(questions()[0]))
             right = None
             if len(right_Q):
-                right = as_entry(rates.bootstrap(right_Q.astype(np.float64), **bench.bootstrap))
+                right = rates.bootstrap(right_Q.astype(np.float64), **bench.bootstrap)
             found.append(_entry(name, right=right, asked=len(right_Q)))
             continue
         records = [
             perplexity.AnswerRecord(id="", nll=float(nll), tokens=int(tokens))
             for nll, tokens in zip(nll_N, tokens_N, strict=True)
         ]
-        interval = perplexity.perplexity(records, **bench.bootstrap)
-        found.append(_entry(name, perplexity=interval and as_entry(interval)))
-    pairs = bench.answer_normal(model)
-    changed = sum(own != before for own, before in pairs)
-    return [*found, _entry(NORMAL, changed=changed, asked=len(pairs))]
+        found.append(_entry(name, perplexity=perplexity.perplexity(records, **bench.bootstrap)))
+    return found
 
 
 def _entry(condition: str, **values: Any) -> dict[str, Any]:
@@ -106,7 +84,7 @@ def _entry(condition: str, **values: Any) -> dict[str, Any]:
 
 
 def tell(compared: Compared) -> str:
-    """Returns perplexities, right answers and changed ones, beside those of the models before."""
+    """Returns perplexities and right answers, beside those of the models before."""
     by_name = {
         name: {entry["condition"]: entry for entry in part} for name, part in compared.items()
     }
@@ -119,8 +97,8 @@ def tell(compared: Compared) -> str:
             for name, title in titles.items()
             if name in by_name
         }
-        means = {t: v["mean"] if isinstance(v, Mapping) else v for t, v in values.items()}
-        return " (" + ", ".join(f"{title} {mean:{spec}}" for title, mean in means.items()) + ")"
+        parts = (f"{title} {value['mean']:{spec}}" for title, value in values.items())
+        return f" ({', '.join(parts)})"
 
     parts = [
         f"{name} {entry['perplexity']['mean']:.4g}{beside(name, 'perplexity', '.4g')}"
@@ -132,10 +110,6 @@ def tell(compared: Compared) -> str:
         text += f" Of {asked} questions with four answers, a share of "
         text += f"{now[QUESTIONS]['right']['mean']:.2f} is answered right"
         text += f"{beside(QUESTIONS, 'right', '.2f')}; 0.25 is a guess."
-    normal = now[NORMAL]
-    if normal["asked"]:
-        text += f" Of {normal['asked']} answers to normal prompts {normal['changed']} differ from "
-        text += f"those before unlearning in some character{beside(NORMAL, 'changed', 'd')}."
     return text
 
 
@@ -145,11 +119,9 @@ SIDE_EFFECTS = RobustnessMeasure(
     tell=tell,
     columns=COLUMNS,
     note="Three short texts and forty easy questions written for this: they show damage, not "
-    "ability. Folding an adapter into the weights rounds, which alone can change an answer: see "
-    "the model before unlearning.",
+    "ability.",
     cost=lambda own: Cost(
         0,
-        answers=1,
         texts=sum(map(len, texts().values())) + sum(map(len, questions())),
     ),
 )

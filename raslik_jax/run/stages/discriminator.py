@@ -15,13 +15,13 @@ from raslik_jax.base.files import read_json, write_json
 from raslik_jax.config import Config
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding, tokenization
-from raslik_jax.evaluate import classifier, judgment
+from raslik_jax.evaluate import judgment
 from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.run import memory
 from raslik_jax.run.workspace import Workspace, judge_of, non_sf_by_rule
-from raslik_jax.train import loop
+from raslik_jax.train import classifier, loop
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 

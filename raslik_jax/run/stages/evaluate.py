@@ -13,7 +13,6 @@ from raslik_jax.config import Config, to_json
 from raslik_jax.evaluate import summary
 from raslik_jax.evaluate.metrics import KINDS, measure, nest
 from raslik_jax.run.stages import discriminator
-from raslik_jax.run.stages.references import rouge_to_labels
 from raslik_jax.run.workspace import Workspace
 
 # 2: rates over fewer than three target queries judge no model; 3: rows without a label that are
@@ -93,7 +92,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
         ]
     if config.evaluate.robustness:
         metrics["robustness"] = [*_robustness(workspace)]
-    summary.judge_metrics(metrics, rouge=rouge_to_labels(workspace))
+    summary.judge_metrics(metrics)
     write_json(folder / "metrics.json", metrics)
 
 

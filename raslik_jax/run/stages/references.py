@@ -4,7 +4,7 @@ import pathlib
 from typing import Any
 
 from raslik_jax.base.files import read_json
-from raslik_jax.evaluate import judgment, perplexity, rates
+from raslik_jax.evaluate import judgment, perplexity
 from raslik_jax.run import memory
 from raslik_jax.run.stages import generate
 from raslik_jax.run.workspace import (
@@ -64,26 +64,10 @@ def make_perplexities(workspace: Workspace, folder: pathlib.Path) -> None:
         )
         for name in ("finetuned", "backbone")
     }
-    means: dict[str, Any] = {name: interval.mean for name, interval in found.items() if interval}
+    means: dict[str, Any] = {name: interval["mean"] for name, interval in found.items() if interval}
     if len(means) == 2:
-        behavior = judgment.find_behavior("likelihood", **means, rouge=rouge_to_labels(workspace))
+        behavior = judgment.find_behavior("likelihood", **means)
         print(f"    {judgment.describe_behavior(behavior)}")
-
-
-def rouge_to_labels(workspace: Workspace) -> tuple[float, float] | None:
-    """Returns ROUGE-L of the fine-tuned model's and the backbone's answers to labeled answers.
-
-    On the target queries that have one; None where none has, or there is no backbone.
-    """
-    if not (workspace.root / "references" / "evaluation" / "backbone.jsonl").is_file():
-        return None
-    target, _ = workspace.evaluation_queries()
-    labeled = {row.example_id: row.output for row in target}
-    own, other = (
-        rates.mean_rouge(workspace.answers("references", "evaluation", f"{name}.jsonl"), labeled)
-        for name in ("finetuned", "backbone")
-    )
-    return None if own is None or other is None else (own, other)
 
 
 def make_questions(workspace: Workspace, folder: pathlib.Path) -> None:

@@ -32,8 +32,8 @@ from raslik_jax.run.workspace import Workspace, non_sf_by_rule
 from raslik_jax.train import loop, steps
 from raslik_jax.train.losses import BoundModel
 
-# 2: sampling says how many tokens its answers have.
-FORMATS = {"formats": {"robustness": 2}}
+# 3: side effects are those on texts and questions.
+FORMATS = {"formats": {"robustness": 3}}
 
 
 @memory.explained(
@@ -160,17 +160,6 @@ class Bench:
         """Returns how likely a model finds the answers of rows, 0 tokens where none is left."""
         encoded = self._workspace.encode(rows, "general texts and questions")
         return self._workspace.likelihood_of(self._fresh(model), encoded)
-
-    def answer_normal(self, model: BoundModel) -> Sequence[tuple[str, str]]:
-        """Returns a model's answers to normal prompts, each with that before unlearning."""
-        _, normal = self._workspace.evaluation_queries()
-        prompts = self._draw(normal, "normal prompts")
-        if not prompts:
-            return []
-        outputs = self._workspace.generate(self._fresh(model), prompts, "normal prompts")
-        return [
-            (text, self._before[row.example_id]) for row, text in zip(prompts, outputs, strict=True)
-        ]
 
     def relearn(
         self,

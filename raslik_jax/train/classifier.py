@@ -21,7 +21,6 @@ from raslik_jax.base.axes import Tree
 from raslik_jax.data.batches import Batch, map_rows, plan_by_length, real_tokens
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens.encoding import encode_rows
-from raslik_jax.evaluate import judgment
 from raslik_jax.models.encoder import Encoder
 from raslik_jax.parallel import meshes
 from raslik_jax.train import loop, losses
@@ -128,55 +127,31 @@ def make_predictor(
     return predict
 
 
-def macro_f1(hits: Sequence[Any], counts: Sequence[int]) -> Any:
+def macro_f1(hits: Sequence[int], counts: Sequence[int]) -> float:
     """Returns the mean over both classes of F1 = 2 TP / (2 TP + FP + FN).
 
-    `hits` of the `counts` texts of a class, one at least, were named rightly: a number or an array
-    of such for each class.
+    `hits` of the `counts` texts of a class, one at least, were named rightly.
     """
     scores = [
         2 * hit / (count + hit + other - other_hit)
         for hit, count, other_hit, other in zip(hits, counts, hits[::-1], counts[::-1], strict=True)
     ]
-    return np.mean(scores, axis=0)
-
-
-def macro_f1_interval(hits: Sequence[int], counts: Sequence[int]) -> tuple[float, float]:
-    """Returns a 95 % interval of `macro_f1`.
-
-    The share of a class that is named rightly has the posterior Beta(hits + 1/2, misses + 1/2),
-    Jeffreys' for a binomial (Brown, Cai and DasGupta, 2001); macro-F1 follows from the two shares.
-    """
-    generator = np.random.default_rng(0)
-    right = [
-        generator.beta(hit + 0.5, count - hit + 0.5, 10_000) * count
-        for hit, count in zip(hits, counts, strict=True)
-    ]
-    low, high = np.quantile(macro_f1(right, counts), [0.025, 0.975])
-    return float(low), float(high)
+    return float(np.mean(scores))
 
 
 def measure(predict: Predictor, encode: Callable[..., Any], texts: Texts) -> Mapping[str, Any]:
     """Returns how well a classifier tells texts of both classes apart, as metrics.json holds it.
 
-    Counts, macro-F1 with its interval, accuracy, Non-SF by class, and a warning where a class has
-    too few texts to say much. `encode` goes from texts to token ids.
+    Counts, macro-F1 and Non-SF by class. `encode` goes from texts to token ids.
     """
     probability_NC, label_N = predict(encode(texts.texts)), np.asarray(texts.labels)
     is_right_N = probability_NC.argmax(1) == label_N
     own_CN = [label_N == label for label in range(len(CLASSES))]
     counts = [int(own_N.sum()) for own_N in own_CN]
     hits = [int(is_right_N[own_N].sum()) for own_N in own_CN]
-    low, high = macro_f1_interval(hits, counts)
-    named = dict(zip(CLASSES, counts, strict=True))
-    warning = judgment.warn_of_few(named)
     return {
-        "texts": named,
-        "macro_f1": float(macro_f1(hits, counts)),
-        "macro_f1_low": low,
-        "macro_f1_high": high,
-        **({"warning": warning} if warning else {}),
-        "accuracy": float(is_right_N.mean()),
+        "texts": dict(zip(CLASSES, counts, strict=True)),
+        "macro_f1": macro_f1(hits, counts),
         "non_sf": {
             name: float(probability_NC[own_N, NON_SF].mean())
             for name, own_N in zip(CLASSES, own_CN, strict=True)
