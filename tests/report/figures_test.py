@@ -26,19 +26,8 @@ def _draw(name: str):
         return figures.draw_frontier(sample_metrics.sample_metrics())
     if name == "scores":
         return figures.draw_scores(*_scores(), forget=(0.4, 0.6), retain=(-0.3, -0.1))
-    if name == "boundary":
-        return figures.draw_boundary(
-            _scores()[0], forget_threshold=0.4, retain_threshold=-0.1, gamma=0.02, xlabel="score"
-        )
     if name == "cut":
         return figures.draw_cut(_scores()[0], num_forget=20, middle=0.0, edge=0.3)
-    if name == "curves":
-        return figures.draw_curves(
-            {"one": {"a": [(1.0, _entry(0.2)), (8.0, _entry(0.4))]}, "two": {"b": []}},
-            xlabel="K",
-            ylabel="share",
-            log_x=True,
-        )
     if name == "dots":
         return figures.draw_intervals(
             {"x": {"a": _entry(0.1)}, "y": {"b": _entry(0.3)}}, xlabel="v"
@@ -47,37 +36,12 @@ def _draw(name: str):
 
 
 class PlainTest(parameterized.TestCase):
-    @parameterized.parameters((0.6, 3.0), (0.3, 430.0))
-    def test_a_logarithmic_axis_is_labeled_with_plain_numbers(self, low, high):
-        points = [(1.0, _entry(low)), (8.0, _entry(high))]
-        labels = {"xlabel": "K", "ylabel": "ratio"}
-        figure = figures.draw_curves({"one": {"a": points}}, **labels, log_x=True, log_y=True)
-        figure.canvas.draw()
-        (axes,) = figure.axes
-        shown = [label.get_text() for label in axes.get_yticklabels(which="both")]
-        self.assertIn("1", shown)
-        for text in filter(None, shown):
-            self.assertGreater(float(text), 0)
-
-    def test_boundary_counts_what_lies_near_each_threshold(self):
-        scores_N, _ = _scores()
-        _, forget, retain = _draw("boundary").axes
-        for axes, threshold in ((forget, 0.4), (retain, -0.1)):
-            near = sum(abs(score - threshold) <= 0.02 for score in scores_N)
-            self.assertStartsWith(axes.get_title(loc="left"), f"{near} near")
-
     def test_what_stands_out_is_drawn_above_the_cut_and_the_noise_band(self):
         (axes,) = _draw("cut").axes
         above = axes.lines[1].get_xydata()
         np.testing.assert_array_equal(above[:, 0], np.arange(1, 21))
         self.assertGreater(above[-1, 1], axes.lines[2].get_ydata()[0])
         self.assertIn("20 stand out", [text.get_text() for text in axes.texts])
-
-    def test_curves_hold_their_points_in_their_panel(self):
-        one, two = _draw("curves").axes
-        (line,) = one.lines
-        np.testing.assert_allclose(line.get_xydata(), [[1, 0.2], [8, 0.4]])
-        self.assertEqual(len(two.lines[0].get_xdata()), 0)
 
     def test_dots_stand_in_the_row_of_their_name(self):
         (axes,) = _draw("dots").axes

@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.studies.curves import draw_curves
 from experiments.studies.rankings import QUALITY
 from experiments.studies.reports import join_records, section
 from raslik_jax.base.files import write_json, write_text
@@ -149,7 +150,7 @@ def write_figures(joined: Joined, out: pathlib.Path) -> None:
         if is_shown and entry["combine"] in ("mean", "common") and entry["kernel"] in names:
             points = panels.setdefault(entry["kernel"], {}).setdefault(entry["combine"], [])
             points.append((float(entry["num_queries"]), entry["auprc"]))
-    figure = figures.draw_curves(panels, xlabel="queries", ylabel="auPRC, centered", log_x=True)
+    figure = draw_curves(panels, xlabel="queries", ylabel="auPRC, centered", log_x=True)
     drawing.save_figure(figure, out / "queries")
 
 

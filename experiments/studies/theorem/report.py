@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from experiments.studies.curves import draw_boundary, draw_curves
 from experiments.studies.reports import join_records, section
 from raslik_jax.base.files import write_json, write_text
 from raslik_jax.report import drawing, tables
-from raslik_jax.report.figures import draw_boundary, draw_curves
 
 # Half the width of the thresholds' neighborhoods, as in the paper.
 GAMMA = 0.01
