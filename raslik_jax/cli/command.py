@@ -21,6 +21,7 @@ from raslik_jax.base.messages import bounded, printable, shown
 from raslik_jax.base.settings import Settings
 from raslik_jax.cli import setting_flags
 from raslik_jax.incident.making import require as require
+from raslik_jax.parallel import processes
 from raslik_jax.parallel.processes import JobConfig
 from raslik_jax.run import gpus
 
@@ -108,16 +109,11 @@ def _job_of(options: Settings) -> Iterator[None]:
     if not given.coordinator:
         yield
         return
-    from raslik_jax.parallel import (  # it takes jax with it, and --help should not
-        distributed,
-        processes,
-    )
-
     numbers: dict[str, Any] = {}
     if given.num_processes:
         numbers = {"num_processes": given.num_processes, "process_id": given.process_id}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(distributed.job(given.coordinator, **numbers))
+        stack.enter_context(processes.job(given.coordinator, **numbers))
         if not processes.is_first():
             silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(silence))

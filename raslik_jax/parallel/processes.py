@@ -1,39 +1,43 @@
-"""Several processes that run one program: the first one decides and writes, all compute.
+"""Several processes as one job: the first one decides and writes, all compute.
 
-All come to the same calls in the same order. What the first has decided goes to the others over the
-connections that also tell when one is lost (`distributed.job` opens them). Without a job there is
-one process, and every function here is a plain call.
+Every process runs the same program and comes to the same calls in the same order. Arrays are
+global: each process holds the shards of its own devices. What the first process decides goes to the
+others through the key-value store of JAX's coordination service. Without a job there is one
+process, and every function here is a plain call.
 """
 
+import atexit
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
-import queue
 import shutil
 import signal
-import socket
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from raslik_jax.base.lazy import jax
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import Settings, setting
+from raslik_jax.parallel import local_gpus
 
 _T = TypeVar("_T")
-# The exit status of a process whose job lost another one (EX_UNAVAILABLE of sysexits.h).
+AUTO = "auto"  # for a coordinator that the launcher names
+# The exit status of a process that sees the loss of another one (EX_UNAVAILABLE of sysexits.h).
 LOST_PROCESS_STATUS = 69
-_FAREWELL = b"\n"
+# What collectives and the coordination service say when a peer is gone.
+_SIGNS_OF_LOSS = ("gloo", "closed by peer", "reset by peer", "unavailable", "deadline_exceeded")
 # For how long a disk of the network may hide from others what the first process has written.
 _VISIBLE_SECONDS = 90
-# For how long a process that fails waits to hear whether the first one fails alike.
-_ALIKE_SECONDS = 10.0
-# An idle connection is asked whether a machine is there: after seconds, how far apart, how often.
-_PROBES = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+# For how long processes wait for all to be there, and a failed one for others that fail alike.
+_START_MS, _MEET_MS, _ALIKE_MS = 300_000, 3_600_000, 5_000
+# Python sees Ctrl-C between two of these waits only.
+_STEP_MS = 1_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,111 +86,66 @@ def status_of(error: BaseException) -> int:
 
 
 class Job:
-    """This process's place in a job, and its connections: of the first to all others, else one.
+    """This process's place in a job, and JAX's client of its coordination service."""
 
-    `apart` gives the context in which the first process computes without the others.
-    """
-
-    def __init__(
-        self,
-        number: int = 0,
-        count: int = 1,
-        connections: Collection[socket.socket] = (),
-        apart: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-    ):
-        self.number, self.count, self.apart = number, count, apart
+    def __init__(self, number: int = 0, count: int = 1, client: Any = None):
+        self.number, self.count, self._client = number, count, client
         self.is_apart = False
-        self._connections, self._messages = connections, queue.SimpleQueue[Any]()
-        self._has_failed, self._first_failed = threading.Event(), threading.Event()
-        self._failure: dict[str, Any] = {}  # the first one's, as `tell_failure` tells it
-        self._watchers = [
-            threading.Thread(target=self._watch, args=(connection,), daemon=True)
-            for connection in connections
-        ]
-        for connection, watcher in zip(connections, self._watchers, strict=True):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _PROBES.items():
-                if hasattr(socket, name) and connection.family != socket.AF_UNIX:
-                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-            watcher.start()
-
-    def _watch(self, connection: socket.socket) -> None:
-        """Takes messages until the farewell; where a connection ends without one, so do we."""
-        line = b""
-        with contextlib.suppress(OSError), connection.makefile("rb") as lines:
-            for line in lines:
-                if line == _FAREWELL:
-                    return
-                message = json.loads(line)
-                self._messages.put(message)
-                if "failed" in message:
-                    self._failure = message
-                    self._first_failed.set()
-        if self._failure and not self._has_failed.is_set():  # the first one has said why
-            os._exit(self._failure["status"])
-        elif not self._has_failed.is_set():
-            self.end("its connection closed")
+        # Of messages and meetings, the same in all processes.
+        self._told, self._met = itertools.count(), itertools.count()
 
     def tell(self, message: Any) -> None:
-        """Sends a message: the first process to all others, another to the first."""
-        line = json.dumps(message).encode() + b"\n"
-        for connection in self._connections:
-            with contextlib.suppress(OSError):  # the watcher sees that it is lost
-                connection.sendall(line)
+        """Sends a message of the first process to all others."""
+        self._client.key_value_set(f"raslik/told/{next(self._told)}", json.dumps(message))
 
     def hear(self) -> Any:
-        """Returns the next message of the first process."""
-        message = self._messages.get()
+        """Returns the next message of the first process; FirstFailed where it has failed."""
+        message = self._get(f"raslik/told/{next(self._told)}")
         if "failed" in message:
-            raise FirstFailed(message["status"])
+            raise FirstFailed(message["failed"])
         return message["value"]
+
+    def gather(self, name: str, value: Any) -> list[Any]:
+        """Returns the values of all processes, in their order."""
+        self._client.key_value_set(f"raslik/{name}/{self.number}", json.dumps(value))
+        names = [f"raslik/{name}/{number}" for number in range(self.count)]
+        return [self._get(name, _START_MS) for name in names]
 
     def meet(self) -> None:
         """Waits until all processes have come here."""
-        if self.number:
-            self.tell({})
-            self.hear()
-        else:
-            for _ in range(self.count - 1):
-                self._messages.get()
-            self.tell({"value": None})
+        if self.count > 1:
+            self._client.wait_at_barrier(f"raslik/met/{next(self._met)}", _MEET_MS)
 
-    def leave(self) -> None:
-        """Says farewell: this process has come to its end."""
-        for connection in self._connections:
-            with contextlib.suppress(OSError):
-                connection.sendall(_FAREWELL)
+    def _get(self, name: str, most_ms: float = float("inf")) -> Any:
+        until = time.monotonic() + most_ms / 1000
+        while True:
+            try:
+                return json.loads(self._client.blocking_key_value_get(name, _STEP_MS))
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error) or time.monotonic() > until:
+                    raise
 
-    def tell_failure(self, error: BaseException) -> None:
-        """Tells the others that the first process fails, which says why."""
-        self.tell({"failed": repr(error), "status": status_of(error)})
-
-    def fail(self, error: BaseException) -> bool:
-        """Notes that this process fails by itself, so that it does not say that one is lost.
-
-        Returns whether the first process fails alike: it alone says why, and has done so by then.
-        """
-        self._has_failed.set()
-        if not self.number:
-            self.tell_failure(error)
-            return False
-        if not isinstance(error, FirstFailed):
-            self._first_failed.wait(_ALIKE_SECONDS)
-            if self._failure.get("failed") != repr(error):
-                return False
-        for watcher in self._watchers:  # until the first one has ended
-            watcher.join(60)
-        return True
+    def fail(self, error: BaseException) -> tuple[bool, bool]:
+        """Returns whether all processes fail, and whether the first one says why for this one."""
+        is_said = isinstance(error, FirstFailed)
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            if not self.number:
+                self._client.key_value_set("raslik/failed", json.dumps(repr(error)))
+            elif not is_said:
+                is_said = self._get("raslik/failed", _ALIKE_MS) == repr(error)
+            self._client.wait_at_barrier("raslik/failed", _ALIKE_MS)
+            return True, is_said
+        return False, is_said
 
     def end(self, reason: str) -> NoReturn:
-        """Ends this process, whatever it does, because another one is lost."""
+        """Ends this process because another one is lost."""
         print(
             f"error: process {self.number} of {self.count} lost another process of its job and "
             f"ends; what was stored is whole, start all processes again ({reason})",
             file=sys.__stderr__,
             flush=True,
         )
-        os._exit(LOST_PROCESS_STATUS)  # the main thread may hold the output
+        os._exit(LOST_PROCESS_STATUS)  # the shutdown of JAX would wait for the lost process
 
 
 _ALONE = Job()
@@ -197,6 +156,106 @@ def join(job: Job | None) -> None:
     """Makes this process one of a job; None: it stands alone again."""
     global _job
     _job = job or _ALONE
+
+
+@contextlib.contextmanager
+def job(
+    coordinator: str,
+    *,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    num_cpu_devices: int | None = None,
+    heartbeat_s: int = 10,
+) -> Iterator[None]:
+    """Joins this process to a job, and ends it when the job loses another process.
+
+    To be entered before anything else of JAX. A process whose collective fails because another
+    process is lost ends with one sentence and status 69. JAX aborts any other with a message of its
+    own: at once where process 0 is lost, else when heartbeats have been missing. A process that
+    raises ends the others when it exits. An error that all processes raise alike is said by the
+    first one alone; the others end in silence, with its status.
+
+    Args:
+      coordinator: host:port of process 0; "auto" where Slurm, Kubernetes or Open MPI has started
+        the processes, which JAX then asks.
+      num_processes, process_id: of the job, and this one's number from 0.
+      num_cpu_devices: run on so many CPU devices, for trying things out without accelerators.
+      heartbeat_s: seconds without a heartbeat after which JAX counts a process as lost.
+
+    Example:
+      with processes.job("host0:1234", num_processes=2, process_id=rank):
+        mesh = meshes.make_mesh()
+    """
+    if num_cpu_devices is not None:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", num_cpu_devices)
+    is_auto = coordinator == AUTO
+    try:
+        jax.distributed.initialize(
+            None if is_auto else coordinator,
+            num_processes=num_processes,
+            process_id=process_id,
+            heartbeat_timeout_seconds=heartbeat_s,
+        )
+        state: Any = jax._src.distributed.global_state  # of jax's own surface nothing gives these
+        own = Job(state.process_id, state.num_processes, state.client)
+        seen = own.gather("gpus", _look())
+    except (ValueError, RuntimeError) as error:
+        mend = "check that all processes are started with the same --coordinator"
+        if is_auto:
+            mend = "start them by srun, mpirun or a Job of Kubernetes, or give --coordinator"
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise ValueError(f"the processes of the job must find each other ({reason}): {mend}") from (
+            error
+        )
+    join(own)
+    try:
+        _take_gpus(own, [local_gpus.Seen(name, tuple(gpus)) for name, gpus in seen])
+        jax.devices()  # opens those of all processes, each of which waits here for the others
+        yield
+    except BaseException as error:
+        is_loss = any(sign in str(error).lower() for sign in _SIGNS_OF_LOSS)
+        if is_loss and own.count > 1 and isinstance(error, jax.errors.JaxRuntimeError):
+            own.end(str(error).splitlines()[0][:200])
+        do_all_fail, is_said = own.fail(error)
+        if do_all_fail:
+            jax.distributed.shutdown()
+        else:
+            # The others end when this process exits. The error has to be seen first.
+            atexit.register(_leave, status_of(error))
+        if is_said:
+            raise FirstFailed(status_of(error)) from error
+        raise
+    finally:
+        join(None)
+    jax.distributed.shutdown()
+
+
+def _look() -> local_gpus.Seen:
+    """Returns the GPUs that this process may open; JAX has opened none yet."""
+    own, platforms = local_gpus.look(), getattr(jax.config, "jax_platforms", None) or "cuda"
+    if "JAX_LOCAL_DEVICE_IDS" in os.environ or not {"cuda", "gpu"} & {*platforms.split(",")}:
+        own = own._replace(gpus=())  # divided already, or not to be opened
+    return own
+
+
+def _take_gpus(own: Job, seen: Sequence[local_gpus.Seen]) -> None:
+    """Divides the GPUs of each machine; a ValueError, of all processes, where that cannot be.
+
+    It replaces what JAX takes of a launcher: one for each process, by its number there.
+    """
+    taken = local_gpus.divide(seen)
+    if seen[own.number].gpus:
+        jax.config.update("jax_cuda_visible_devices", ",".join(map(str, taken[own.number])))
+
+
+def _leave(status: int) -> NoReturn:
+    """Ends a failed process at its exit, and so the others."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)  # the shutdown of JAX would wait for the others
 
 
 def count() -> int:
@@ -224,7 +283,7 @@ def from_first(make: Callable[[], _T]) -> _T:
     try:
         value = make()
     except Exception as error:
-        _job.tell_failure(error)
+        _job.tell({"failed": status_of(error)})
         raise
     _job.tell({"value": value})
     return value
@@ -240,7 +299,9 @@ def alone(make: Callable[[], _T]) -> _T | None:
     made: list[_T] = []
 
     def apart() -> None:
-        with _job.apart():
+        from raslik_jax.parallel import meshes  # it takes jax with it
+
+        with jax.set_mesh(meshes.mesh_of(jax.local_devices()[:1])):
             _job.is_apart = True
             try:
                 made.append(make())
